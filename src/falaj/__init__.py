@@ -1,0 +1,21 @@
+"""Falaj: one program that schedules, trains, versions, serves and proves. Names here load on first use."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from falaj.core.errors import FalajError
+    from falaj.core.ref import Ref
+    from falaj.platform import connect
+
+__version__ = "0.1.0"
+__all__ = ["FalajError", "Ref", "connect"]
+
+_HOMES = {"connect": "falaj.platform", "Ref": "falaj.core.ref", "FalajError": "falaj.core.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'falaj' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

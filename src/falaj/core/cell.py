@@ -1,0 +1,50 @@
+"""Cell: everything about a thing that policy may look at. Things in one cell always get one answer.
+
+A record carries its cell as an indexed column. A list is filtered by asking policy about each distinct cell and putting
+the allowed ones into the query, so a list never shows more than a direct question would.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+from falaj.core.label import Label
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The facts of a thing that a policy may name."""
+
+    kind: str
+    project: str
+    zone: str
+    classification: int = 0
+    regimes: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    restricted: bool = False
+
+    def encode(self) -> str:
+        """One text, equal exactly when the cells are equal."""
+        return _encode(self)
+
+    @staticmethod
+    def decode(text: str) -> "Cell":
+        """The cell whose `encode` gave this text."""
+        return _decode(text)
+
+    @staticmethod
+    def of(kind: str, project: str, zone: str, label: Label, restricted: bool = False) -> "Cell":
+        """The cell of a thing with this label standing in this zone."""
+        return Cell(kind, project, zone, label.classification, tuple(sorted(label.regimes)), tuple(sorted(label.categories)), restricted)
+
+
+@lru_cache(maxsize=8192)
+def _encode(cell: Cell) -> str:
+    parts = [cell.kind, cell.project, cell.zone, cell.classification, cell.regimes, cell.categories, int(cell.restricted)]
+    return json.dumps(parts, separators=(",", ":"))
+
+
+@lru_cache(maxsize=8192)
+def _decode(text: str) -> Cell:
+    kind, project, zone, classification, regimes, categories, restricted = json.loads(text)
+    return Cell(kind, project, zone, classification, tuple(regimes), tuple(categories), bool(restricted))

@@ -1,0 +1,79 @@
+"""Context: who asks, from where, for what purpose, and what the guard decided. Rooms get one with every call."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from falaj.core.errors import Denied
+from falaj.core.event import new_id
+from falaj.core.label import ANY, Label
+from falaj.core.permit import Permit
+
+HOUSE = "house"
+"""The tenant and project of the platform's own things: zones, tenants, replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A person, a service account or a workload, as identity has proven it."""
+
+    id: str
+    tenant: str
+    kind: str = "person"
+    roles: frozenset[str] = frozenset()
+    projects: frozenset[str] = ANY
+    subject: str = ""
+    """What the identity provider calls this person; two accounts of one subject are one person."""
+    behalf: str = ""
+    jurisdiction: str = ""
+    """Where the actor looks from; empty is unknown, and unknown sees nothing above the open class."""
+    strong: bool = False
+    """True when more than one factor proved the identity, recently."""
+    run: str = ""
+    expires: float = 0.0
+
+    @property
+    def person(self) -> str:
+        """The human (or machine) behind the account, for four-eyes."""
+        return self.subject or f"{self.tenant}/{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the guard found: the answer, the rules that gave it, and what they were evaluated over."""
+
+    allowed: bool
+    rules: tuple[str, ...] = ()
+    policy: str = ""
+    reason: str = ""
+    hint: str = ""
+    obligations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything a verb may know of its caller; never global, never thread-local."""
+
+    actor: Actor
+    zone: str
+    tenant: str = ""
+    request: str = field(default_factory=new_id)
+    keyed: bool = False
+    """True when the caller named the request, so that a repeat must find the first outcome."""
+    purpose: str = ""
+    now: Callable[[], float] = time.time
+    decision: Decision | None = None
+    label: Label | None = None
+    """What the thing being written must carry: the join of its inputs' labels and the one declared."""
+    permits: tuple[Permit, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tenant:
+            object.__setattr__(self, "tenant", self.actor.tenant)
+
+    def permit(self, op: str, thing: str, zone: str) -> Permit:
+        """The guard's permit to do `op` on `thing` in `zone`, or Denied: nobody asked, so nobody may."""
+        for permit in self.permits:
+            if permit.op == op and permit.thing == thing and permit.dst == zone:
+                return permit
+        raise Denied(f"there is no permit to {op} {thing} in zone {zone}", "this is a path that did not pass the guard", thing)

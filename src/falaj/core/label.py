@@ -1,0 +1,131 @@
+"""Label: what the law says of a thing. Labels join along lineage; only an approved declassification lowers one."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from falaj.core.errors import Invalid
+
+OPEN, CONFIDENTIAL, SENSITIVE, SECRET = range(4)
+CLASS_NAMES = ("open", "confidential", "sensitive", "secret")
+ANY = frozenset({"*"})
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The join of two labels is at least as strict as either in every dimension."""
+
+    regimes: frozenset[str] = _NONE
+    classification: int = OPEN
+    categories: frozenset[str] = _NONE
+    purposes: frozenset[str] = ANY
+    origin: frozenset[str] = _NONE
+    holds: frozenset[str] = _NONE
+    min_retain_s: int = 0
+    max_retain_s: int | None = None
+
+    def __post_init__(self) -> None:
+        if not OPEN <= self.classification <= SECRET:
+            raise Invalid(f"class {self.classification} does not exist", f"0 to 3: {', '.join(CLASS_NAMES)}")
+        for name in ("regimes", "categories", "purposes", "origin", "holds"):
+            value = frozenset(getattr(self, name))
+            object.__setattr__(self, name, ANY if "*" in value else value)
+
+    def join(self, other: "Label") -> "Label":
+        """Union, maximum, union, INTERSECTION of purposes; retention: the stricter of both ends."""
+        return Label(
+            regimes=self.regimes | other.regimes,
+            classification=max(self.classification, other.classification),
+            categories=self.categories | other.categories,
+            purposes=_meet(self.purposes, other.purposes),
+            origin=self.origin | other.origin,
+            holds=self.holds | other.holds,
+            min_retain_s=max(self.min_retain_s, other.min_retain_s),
+            max_retain_s=_least(self.max_retain_s, other.max_retain_s),
+        )
+
+    def covers(self, other: "Label") -> bool:
+        """True when this label is at least as strict as `other` in every dimension."""
+        return self.join(other) == self
+
+    def allows(self, purpose: str) -> bool:
+        """True when the thing may be used for `purpose`."""
+        return self.purposes == ANY or purpose in self.purposes
+
+    @property
+    def digest(self) -> str:
+        """A short stable hash, bound into permits and approvals."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:32]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return {
+            "regimes": sorted(self.regimes),
+            "classification": self.classification,
+            "categories": sorted(self.categories),
+            "purposes": sorted(self.purposes),
+            "origin": sorted(self.origin),
+            "holds": sorted(self.holds),
+            "min_retain_s": self.min_retain_s,
+            "max_retain_s": self.max_retain_s,
+        }
+
+    @staticmethod
+    def parse(text: "str | Label | dict[str, object]") -> "Label":
+        """Read a label as people write it: `AE-PDPL,sensitive,purpose=fraud,category=health`, or its JSON fields."""
+        if isinstance(text, Label):
+            return text
+        if isinstance(text, dict):
+            return _from_dict(text)
+        return _from_words(word.strip() for word in text.split(",") if word.strip())
+
+
+def join_all(labels: Iterable[Label]) -> Label:
+    """The join of any number of labels; of none: the open label."""
+    result = Label()
+    for label in labels:
+        result = result.join(label)
+    return result
+
+
+def _meet(a: frozenset[str], b: frozenset[str]) -> frozenset[str]:
+    if a == ANY:
+        return b
+    return a if b == ANY else a & b
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
+
+
+def _from_dict(fields: dict[str, object]) -> Label:
+    unknown = set(fields) - set(Label.__slots__)
+    if unknown:
+        raise Invalid(f"a label has no {', '.join(sorted(map(str, unknown)))}", f"fields are {', '.join(Label.__slots__)}")
+    try:
+        sets = {k: frozenset(v) for k, v in fields.items() if isinstance(v, (list, tuple, set, frozenset))}
+        return Label(**{**fields, **sets})  # type: ignore[arg-type]
+    except TypeError as error:
+        raise Invalid("a label's fields have the wrong types", "sets of words, a class from 0 to 3, seconds") from error
+
+
+def _from_words(words: Iterable[str]) -> Label:
+    many: dict[str, set[str]] = {"regimes": set(), "categories": set(), "purposes": set(), "origin": set(), "holds": set()}
+    keys = {"category": "categories", "purpose": "purposes", "origin": "origin", "hold": "holds"}
+    level = OPEN
+    for word in words:
+        key, equals, value = word.partition("=")
+        if word.lower() in CLASS_NAMES:
+            level = CLASS_NAMES.index(word.lower())
+        elif equals and key in keys and value:
+            many[keys[key]].add(value)
+        elif not equals and word == word.upper():
+            many["regimes"].add(word)
+        else:
+            raise Invalid(f"{word!r} is no part of a label", "for example AE-PDPL,sensitive,purpose=fraud,category=health")
+    purposes = frozenset(many.pop("purposes")) or ANY
+    return Label(classification=level, purposes=purposes, **{k: frozenset(v) for k, v in many.items()})

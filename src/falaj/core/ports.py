@@ -1,0 +1,187 @@
+"""The ports: what Falaj asks of a technology. Backends implement them; everything clever is written once, above."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from falaj.core.context import Actor
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The primary key of a record. A version of "" is the one mutable record of that name."""
+
+    tenant: str
+    kind: str
+    project: str
+    name: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record as stores keep it: the body is ciphertext, `cell` and `terms` are what queries may name."""
+
+    key: Key
+    rev: int
+    cell: str
+    body: bytes
+    at: float
+    terms: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event as stores keep it. `pos` is an opaque cursor given by the store; texts sort as the log is read."""
+
+    id: str
+    tenant: str
+    zone: str
+    verb: str
+    actor: str
+    subject: Key
+    at: float
+    request: str
+    leaf: bytes
+    data: bytes
+    inputs: tuple[str, ...] = ()
+    pos: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What `find` may ask; every field is an index. `cells` None means no scope (only the house itself asks so)."""
+
+    tenant: str
+    kind: str
+    project: str = ""
+    name: str = ""
+    prefix: str = ""
+    terms: Mapping[str, str] = field(default_factory=dict)
+    cells: frozenset[str] | None = None
+    newest: bool = False
+    """Newest first by write time instead of by name."""
+    after: str = ""
+    """The cursor (`Found.next`) where the previous page ended."""
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A page of rows and the cursor of the next page, empty at the end."""
+
+    rows: tuple[Row, ...]
+    next: str = ""
+
+
+class Txn(Protocol):
+    """One transaction. Reads see one snapshot; writes are all or nothing, durable when `commit` returns."""
+
+    def get(self, key: Key) -> Row | None: ...
+    def find(self, query: Query) -> Found: ...
+    def cells(self, tenant: str, kind: str) -> frozenset[str]:
+        """The distinct cells of a tenant's records of one kind."""
+        ...
+
+    def put(self, row: Row, rev: int) -> None:
+        """Write `row` over revision `rev` (0: it must not exist), or Stale."""
+        ...
+
+    def delete(self, key: Key, rev: int) -> None: ...
+    def append(self, events: Sequence[EventRow]) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+
+
+class Store(Protocol):
+    """Small facts, transactional."""
+
+    def begin(self, write: bool) -> Txn: ...
+    def events(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str) -> list[EventRow]:
+        """The log after a cursor, never skipping what commits late. `where`: id, verb, actor, request, kind, project, name, version."""
+        ...
+
+    def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
+        """Take or extend a lease: a fencing token that only grows, or None while another holds it."""
+        ...
+
+    def release(self, name: str, owner: str) -> None: ...
+    def logs(self) -> list[tuple[str, str]]:
+        """Every (tenant, zone) that has events."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class CanGroup(Protocol):
+    """A store that can make many transactions durable at once."""
+
+    def group(self) -> "Group": ...
+
+
+class Group(Protocol):
+    """While entered, commits on this thread wait; leaving makes them all durable, or raises for all of them."""
+
+    def __enter__(self) -> "Group": ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What a blob store knows of one object."""
+
+    key: str
+    size: int
+
+
+class Blobs(Protocol):
+    """Large immutable bytes by key (letters, digits, `-`, `_` and `/` only, made by us, never by a client)."""
+
+    def put(self, key: str, chunks: Iterable[bytes]) -> int:
+        """Write all or nothing, durable on return; gives the size. The same key again is the same bytes."""
+        ...
+
+    def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]: ...
+    def stat(self, keys: Iterable[str]) -> dict[str, Stat]: ...
+    def list(self, prefix: str = "") -> Iterator[Stat]: ...
+    def delete(self, key: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Identity(Protocol):
+    """Who a bearer token is."""
+
+    def whois(self, token: str, now: float) -> Actor | None:
+        """The actor, None when the token is not of this provider's making, or Unauthenticated when it is and is bad."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Secrets(Protocol):
+    """The holder of root keys. Root key material never leaves it; zone keys are wrapped under it."""
+
+    def wrap(self, name: str, key: bytes, context: bytes) -> bytes:
+        """Wrap under the newest version of root key `name`, made on first use; `context` must be given again to unwrap."""
+        ...
+
+    def unwrap(self, name: str, wrapped: bytes, context: bytes) -> bytes: ...
+    def rotate(self, name: str) -> int:
+        """Make a new version of the root key; what older versions wrapped still unwraps."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Cipher(Protocol):
+    """What the ledger needs of key keeping."""
+
+    def seal(self, tenant: str, zone: str, data: bytes, aad: bytes) -> bytes: ...
+    def unseal(self, tenant: str, zone: str, sealed: bytes, aad: bytes) -> bytes: ...
+
+
+def open_url(url: str) -> tuple[str, str]:
+    """Split a backend address into scheme and rest."""
+    scheme, _, rest = url.partition(":")
+    return scheme, rest

@@ -1,0 +1,163 @@
+"""Settings: one frozen tree, read once at a door from falaj.toml, then FALAJ_*, then keyword arguments."""
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from falaj.core.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates. Needed on any address but loopback."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    """Who signs the certificates of replicas and workers; with it set, `mutual` may be on."""
+    mutual: bool = False
+    """Ask every caller for a certificate of that authority as well as a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Oidc:
+    """The enterprise's identity provider."""
+
+    issuer: str = ""
+    client: str = ""
+    audience: str = "falaj"
+    algorithms: tuple[str, ...] = ("EdDSA", "ES256", "RS256", "PS256")
+    tenant: str = ""
+    """The tenant of its people, or a claim written as `claim:name`."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Group claim to role, for example { "ml-team" = "data-scientist" }."""
+    jurisdiction: str = ""
+    """Where its people sit, or a claim written as `claim:name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one caller may take."""
+
+    body_bytes: int = 4_194_304
+    stream_bytes: int = 1_099_511_627_776
+    body_depth: int = 32
+    timeout_s: float = 60.0
+    requests_per_s: float = 200.0
+    burst: int = 400
+    denials_per_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the house needs to know before it stands. At scale it is a handful of URLs."""
+
+    home: str = "~/.falaj"
+    """The folder of everything embedded."""
+    zone: str = "home"
+    """The legal place this process stands in."""
+    jurisdiction: str = "AE"
+    """The jurisdiction of the first zone, made at first start; more zones are declared with `falaj zones add`."""
+    store: str = "sqlite:{home}/ledger.db"
+    blobs: str = "dir:{home}/blobs"
+    identity: str = "local:"
+    """Providers, separated by commas, asked in order."""
+    secrets: str = "file:{home}/keys"
+    listen: str = "127.0.0.1:8470"
+    hosts: tuple[str, ...] = ()
+    """Host names callers may use, beside the listening address itself."""
+    seal_s: float = 1.0
+    """At most so long after an event is it under a signed checkpoint."""
+    tls: Tls = field(default_factory=Tls)
+    oidc: Oidc = field(default_factory=Oidc)
+    limits: Limits = field(default_factory=Limits)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each value that is not the default came from."""
+
+    def at(self, url: str) -> str:
+        """The address with {home} filled in."""
+        return url.replace("{home}", self.home)
+
+
+def read_settings(file: Mapping[str, Any], env: Mapping[str, str], overrides: Mapping[str, Any], file_name: str = "falaj.toml") -> Settings:
+    """Lay the three sources over the defaults, the later one winning, and remember where each value came from."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    known = dict(_paths(Settings))
+    layers: list[tuple[str, dict[str, Any]]] = [
+        (file_name, _flatten(file, known)),
+        ("environment", {k: env[e] for k in known if (e := "FALAJ_" + k.upper().replace(".", "_")) in env}),
+        ("argument", {k: v for k, v in overrides.items() if v is not None}),
+    ]
+    for source, layer in layers:
+        for path, value in layer.items():
+            if path not in known:
+                raise Invalid(f"{source} sets {path}, which is no setting", "run: falaj settings, for the list")
+            values[path] = _coerce(path, known[path], value, source)
+            sources[path] = source
+    return _build(Settings, "", values, sources)
+
+
+def listing(settings: Settings) -> list[tuple[str, Any, str]]:
+    """Each setting with its value and where it came from."""
+    rows = []
+    for path, _ in _paths(Settings):
+        value: Any = settings
+        for part in path.split("."):
+            value = getattr(value, part)
+        rows.append((path, value, settings.sources.get(path, "default")))
+    return rows
+
+
+def _paths(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
+    hints = typing.get_type_hints(cls)
+    found: list[tuple[str, Any]] = []
+    for item in fields(cls):
+        if item.name == "sources":
+            continue
+        if is_dataclass(hints[item.name]):
+            found += _paths(typing.cast(type, hints[item.name]), f"{prefix}{item.name}.")
+        else:
+            found.append((prefix + item.name, hints[item.name]))
+    return found
+
+
+def _flatten(tree: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = prefix + name
+        if isinstance(value, Mapping) and path not in known:
+            flat.update(_flatten(value, known, path + "."))
+        else:
+            flat[path] = value
+    return flat
+
+
+def _coerce(path: str, kind: Any, value: Any, source: str) -> Any:
+    origin = typing.get_origin(kind) or kind
+    try:
+        if origin is bool and isinstance(value, str):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
+        if origin is tuple:
+            return tuple(v.strip() for v in value.split(",") if v.strip()) if isinstance(value, str) else tuple(map(str, value))
+        if origin is Mapping or issubclass(origin, Mapping):
+            pairs = (p.split("=", 1) for p in value.split(",")) if isinstance(value, str) else value.items()
+            return {str(k).strip(): str(v).strip() for k, v in pairs}
+        if origin is bool and not isinstance(value, bool):
+            raise ValueError(value)
+        return origin(value)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise Invalid(f"{source} sets {path} to {value!r}", f"it must be a {getattr(origin, '__name__', origin)}") from error
+
+
+def _build(cls: type, prefix: str, values: Mapping[str, Any], sources: Mapping[str, str]) -> Any:
+    hints = typing.get_type_hints(cls)
+    chosen: dict[str, Any] = {"sources": sources} if cls is Settings else {}
+    for item in fields(cls):
+        path = prefix + item.name
+        if is_dataclass(hints[item.name]):
+            chosen[item.name] = _build(typing.cast(type, hints[item.name]), path + ".", values, sources)
+        elif path in values:
+            chosen[item.name] = values[path]
+    return cls(**chosen)

@@ -1,0 +1,102 @@
+"""verb: the one mark on a room's method that gives route, remote client, CLI command, OpenAPI entry and permission check."""
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from falaj.core.context import Context
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GROUPS = ("see", "read", "write", "move", "approve", "govern", "operate", "audit", "erase")
+"""What roles are granted: see = metadata, read = the bytes, move = copy or carry out, operate = run the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One argument of a verb, as routes, clients and the CLI see it."""
+
+    name: str
+    type: Any
+    help: str
+    required: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What the mark said, and what the signature and docstring say."""
+
+    name: str
+    group: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    into: str
+    purpose: str
+    outside: bool
+    summary: str
+    doc: str
+    params: tuple[Param, ...]
+    result: Any
+
+    def param(self, name: str) -> Param:
+        """The parameter of that name."""
+        return next(p for p in self.params if p.name == name)
+
+
+def verb(
+    *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), group: str = "", into: str = "", purpose: str = "", outside: bool = False
+) -> Callable[[F], F]:
+    """Mark a room's method `def name(self, ctx: Context, ...)` as reachable, and say what it touches.
+
+    reads, writes: the parameters that hold a Ref (or a tuple or dict of them) which it reads or writes.
+    group: what a role must be granted (one of GROUPS); "write" when it writes, else "see".
+    into: the parameter that names the zone where what it writes will lie; the caller's own zone when empty.
+    purpose: the parameter that says what for; checked against the label's purposes.
+    outside: it acts outside the ledger (bytes, other systems), so it manages its own transactions: intent first.
+    """
+    chosen = group or ("write" if writes else "see")
+    if chosen not in GROUPS:
+        raise ValueError(f"{chosen!r} is no group of verbs: {', '.join(GROUPS)}")
+
+    def mark(function: F) -> F:
+        function.__verb_mark__ = (chosen, reads, writes, into, purpose, outside)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@cache
+def verbs_of(room: type) -> dict[str, Verb]:
+    """Every verb of a room class by name, in the order they are written."""
+    found: dict[str, Verb] = {}
+    for name, function in vars(room).items():
+        mark = getattr(function, "__verb_mark__", None)
+        if mark is not None:
+            found[name] = _read(name, function, *mark)
+    return found
+
+
+def _read(
+    name: str, function: Callable[..., Any], group: str, reads: tuple[str, ...], writes: tuple[str, ...], into: str, purpose: str, outside: bool
+) -> Verb:
+    hints = typing.get_type_hints(function, include_extras=True)
+    params = []
+    for param in list(inspect.signature(function).parameters.values())[1:]:
+        if hints.get(param.name) is Context:
+            continue
+        kind, help_text = _split(hints[param.name])
+        required = param.default is inspect.Parameter.empty
+        params.append(Param(param.name, kind, help_text, required, None if required else param.default))
+    doc = inspect.getdoc(function) or ""
+    return Verb(name, group, reads, writes, into, purpose, outside, doc.partition("\n")[0], doc, tuple(params), hints.get("return"))
+
+
+def _split(annotation: Any) -> tuple[Any, str]:
+    if typing.get_origin(annotation) is typing.Annotated:
+        kind, *notes = typing.get_args(annotation)
+        return kind, next((note for note in notes if isinstance(note, str)), "")
+    return annotation, ""
