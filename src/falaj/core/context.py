@@ -50,6 +50,10 @@ class Decision:
     obligations: tuple[str, ...] = ()
 
 
+def _unasked(kind: str) -> frozenset[str]:
+    raise Denied(f"nobody asked which things of kind {kind} may be listed", "this is a path that did not pass the guard")
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Everything a verb may know of its caller; never global, never thread-local."""
@@ -66,6 +70,8 @@ class Context:
     label: Label | None = None
     """What the thing being written must carry: the join of its inputs' labels and the one declared."""
     permits: tuple[Permit, ...] = ()
+    cells: Callable[[str], frozenset[str]] = _unasked
+    """The cells of a kind that this caller may see; lists put them into their query."""
 
     def __post_init__(self) -> None:
         if not self.tenant:

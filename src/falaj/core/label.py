@@ -128,4 +128,4 @@ def _from_words(words: Iterable[str]) -> Label:
         else:
             raise Invalid(f"{word!r} is no part of a label", "for example AE-PDPL,sensitive,purpose=fraud,category=health")
     purposes = frozenset(many.pop("purposes")) or ANY
-    return Label(classification=level, purposes=purposes, **{k: frozenset(v) for k, v in many.items()})
+    return _from_dict({"classification": level, "purposes": purposes, **many})

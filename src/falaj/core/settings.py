@@ -96,7 +96,7 @@ def read_settings(file: Mapping[str, Any], env: Mapping[str, str], overrides: Ma
                 raise Invalid(f"{source} sets {path}, which is no setting", "run: falaj settings, for the list")
             values[path] = _coerce(path, known[path], value, source)
             sources[path] = source
-    return _build(Settings, "", values, sources)
+    return typing.cast(Settings, _build(Settings, "", values, sources))
 
 
 def listing(settings: Settings) -> list[tuple[str, Any, str]]:
