@@ -48,6 +48,8 @@ class Decision:
     reason: str = ""
     hint: str = ""
     obligations: tuple[str, ...] = ()
+    facts: str = ""
+    """What the rules were asked about, frozen, so that the decision can be replayed."""
 
 
 def _unasked(kind: str) -> frozenset[str]:
@@ -70,6 +72,8 @@ class Context:
     label: Label | None = None
     """What the thing being written must carry: the join of its inputs' labels and the one declared."""
     permits: tuple[Permit, ...] = ()
+    asker: Callable[[str, str, str], Permit] | None = None
+    """The guard's window: asks place() about one more movement of a thing this call named."""
     cells: Callable[[str], frozenset[str]] = _unasked
     """The cells of a kind that this caller may see; lists put them into their query."""
 
@@ -82,4 +86,6 @@ class Context:
         for permit in self.permits:
             if permit.op == op and permit.thing == thing and permit.dst == zone:
                 return permit
+        if self.asker is not None:
+            return self.asker(op, thing, zone)
         raise Denied(f"there is no permit to {op} {thing} in zone {zone}", "this is a path that did not pass the guard", thing)

@@ -1,0 +1,81 @@
+"""bind: what a person writes in a call becomes what a verb's signature asks for, the same in process and over the wire."""
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+from falaj.core.errors import Invalid
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.verb import Param, Verb
+
+
+def bind(verb: Verb, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, texts turned into references and labels, defaults filled in."""
+    names = [p.name for p in verb.params]
+    if len(args) > len(names):
+        raise Invalid(f"{verb.name} takes {len(names)} arguments and got {len(args)}", f"they are: {', '.join(names)}")
+    given = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names:
+            raise Invalid(f"{verb.name} has no argument {name!r}", f"it has: {', '.join(names) or 'none'}")
+        if name in given:
+            raise Invalid(f"{verb.name} got {name!r} twice")
+        given[name] = value
+    missing = [p.name for p in verb.params if p.required and p.name not in given]
+    if missing:
+        raise Invalid(f"{verb.name} needs {', '.join(missing)}", verb.summary)
+    return {p.name: _fit(p, given[p.name]) if p.name in given else p.default for p in verb.params}
+
+
+def _fit(param: Param, value: Any) -> Any:
+    for kind in options(param.type):
+        fitted = _as(kind, value)
+        if fitted is not _MISFIT:
+            return fitted
+    raise Invalid(f"{param.name} cannot be {value!r:.80}", param.help or f"it must be a {type_name(param.type)}")
+
+
+def options(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a type: `X | None` gives both."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.get_args(kind)
+    return (kind,)
+
+
+def type_name(kind: Any) -> str:
+    """A type as help texts write it."""
+    return str(getattr(kind, "__name__", kind)) if not typing.get_args(kind) else str(kind).replace("typing.", "")
+
+
+_MISFIT = object()
+
+
+def _as(kind: Any, value: Any) -> Any:
+    origin = typing.get_origin(kind) or kind
+    if kind is Any:
+        return value
+    if kind is Ref:
+        return Ref.parse(value) if isinstance(value, (str, Ref)) else _MISFIT
+    if kind is Label:
+        return Label.parse(value) if isinstance(value, (str, dict, Label)) else _MISFIT
+    if origin is tuple:
+        return _tuple(typing.get_args(kind), value)
+    if origin is dict or origin is Mapping:
+        return dict(value) if isinstance(value, Mapping) else _MISFIT
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is int and type(value) is bool:
+        return _MISFIT
+    if is_dataclass(kind) and isinstance(value, Mapping) and isinstance(kind, type):
+        return kind(**value)
+    return value if isinstance(origin, type) and isinstance(value, origin) else _MISFIT
+
+
+def _tuple(inner: tuple[Any, ...], value: Any) -> Any:
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
+        return _MISFIT
+    fitted = tuple(_as(inner[0], item) for item in value)
+    return _MISFIT if any(item is _MISFIT for item in fitted) else fitted
