@@ -1,8 +1,7 @@
 """Ref: the one way to name a thing, `kind:project/name@version`."""
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, total_ordering
 
 from falaj.core.errors import Invalid
 
@@ -14,21 +13,51 @@ _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,62}")
 _HINT = "write kind:project/name or kind:project/name@version, for example dataset:fraud/transactions@v3"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@total_ordering
 class Ref:
-    """A name. `@v3` is an immutable version and `@r3` a revision of a mutable record: both pinned. All else floats."""
+    """A name. `@v3` is an immutable version and `@r3` a revision of a mutable record: both pinned. All else floats.
+
+    A plain class and not a dataclass, so that codecs write it as its text and not as an object of four fields.
+    """
+
+    __slots__ = ("_text", "kind", "name", "project", "version")
+
+    def __init__(self, kind: str, project: str, name: str, version: str = "") -> None:
+        for part, rule, value in (("kind", _KIND, kind), ("project", _PROJECT, project), ("name", _NAME, name)):
+            if not rule.fullmatch(value):
+                raise Invalid(f"{value[:80]!r} is not a {part} of a reference", _HINT)
+        if version and not (_PINNED.fullmatch(version) or _ALIAS.fullmatch(version)):
+            raise Invalid(f"{version[:80]!r} is not a version", _HINT)
+        put = object.__setattr__
+        put(self, "kind", kind)
+        put(self, "project", project)
+        put(self, "name", name)
+        put(self, "version", version)
+        put(self, "_text", f"{kind}:{project}/{name}@{version}" if version else f"{kind}:{project}/{name}")
 
     kind: str
     project: str
     name: str
-    version: str = ""
+    version: str
+    _text: str
 
-    def __post_init__(self) -> None:
-        for part, rule, value in (("kind", _KIND, self.kind), ("project", _PROJECT, self.project), ("name", _NAME, self.name)):
-            if not rule.fullmatch(value):
-                raise Invalid(f"{value[:80]!r} is not a {part} of a reference", _HINT)
-        if self.version and not (_PINNED.fullmatch(self.version) or _ALIAS.fullmatch(self.version)):
-            raise Invalid(f"{self.version[:80]!r} is not a version", _HINT)
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a reference does not change")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Ref, (self.kind, self.project, self.name, self.version))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ref) and self._text == other._text
+
+    def __lt__(self, other: "Ref") -> bool:
+        return self._text < other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return f"Ref({self._text!r})"
 
     @property
     def pinned(self) -> bool:
@@ -45,8 +74,7 @@ class Ref:
         return self if not self.version else Ref(self.kind, self.project, self.name)
 
     def __str__(self) -> str:
-        tail = f"@{self.version}" if self.version else ""
-        return f"{self.kind}:{self.project}/{self.name}{tail}"
+        return self._text
 
     @staticmethod
     def parse(text: "str | Ref") -> "Ref":
