@@ -52,7 +52,7 @@ check: $(VENV)/.dev ## lint, types, import contracts, shape, security
 	$(BIN)/bandit -q -r src -c pyproject.toml
 
 bench: $(VENV)/.dev ## one benchmark: make bench NAME=ground
-	@test -f bench/$(NAME).py || { echo "no bench/$(NAME).py; there are: $$(cd bench 2>/dev/null && ls *.py | sed 's/\.py$$//' | tr '\n' ' ')" >&2; exit 2; }
+	@test -f bench/$(NAME).py || { echo "no bench/$(NAME).py; there are: $$(cd bench 2>/dev/null && ls *.py 2>/dev/null | sed 's/\.py$$//' | tr '\n' ' ')" >&2; exit 2; }
 	$(BIN)/python bench/$(NAME).py
 
 components: $(VENV)/.dev ## install the real servers that the tests start
