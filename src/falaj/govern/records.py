@@ -1,0 +1,281 @@
+"""What governance remembers and answers with. Frozen dataclasses, nothing else; one section per subject."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+
+# Places: zones, regimes, grants, and the question whether a thing may go there.
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Who runs a zone, and under whose law that company stands."""
+
+    name: str = ""
+    domicile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """A legal place: where it stands, whose law holds there, what it may keep, who runs it, where its keys are."""
+
+    id: str
+    region: str
+    """ISO 3166-1 or 3166-2: where the machines stand."""
+    jurisdiction: str
+    """Whose law holds: a country, or a free zone with its own law (AE-DIFC, AE-ADGM)."""
+    regimes: tuple[str, ...] = ()
+    """The regimes it is cleared for."""
+    max_class: int = 0
+    operator: Operator = field(default_factory=Operator)
+    custody: str = "in-zone"
+    """Where its keys are held: in-zone, external (then `key_jurisdiction` says where) or none (it can hold no key)."""
+    key_jurisdiction: str = ""
+    store: str = ""
+    """The address of its blob store."""
+    executors: tuple[str, ...] = ()
+    backup_zone: str = ""
+    egress_class: int = 3
+    """The highest class that may leave it for the outside at all."""
+    active: bool = True
+    valid_from: float = 0.0
+    valid_to: float = 0.0
+    """0: without end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """One lawful way out of a regime's home, and what it demands."""
+
+    id: str
+    title: str
+    documents: tuple[str, ...] = ()
+    """The documents a grant on this basis must name, each by digest."""
+    obligations: tuple[str, ...] = ()
+    checked: str = "general"
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A deadline the regime sets. `status`: verified, assumed, or pending (the rule is not issued)."""
+
+    hours: int
+    status: str
+    extend_hours: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """A law as data, with its source, how far that was checked, and the day someone must look again."""
+
+    id: str
+    version: int
+    title: str
+    effective_from: str
+    review_by: str
+    status: str
+    checked: str
+    sources: tuple[str, ...]
+    localisation: str
+    """conditional, or deny-abroad: then nothing but its own grants opens the border."""
+    home: tuple[str, ...]
+    """Jurisdictions where its data is at home; `*` is everywhere."""
+    clearable: tuple[str, ...] = ()
+    """Jurisdictions of the same country where a zone may be declared cleared for it."""
+    adequate: tuple[str, ...] = ()
+    """Jurisdictions its authority has approved; never for a deny-abroad regime."""
+    aliases: tuple[str, ...] = ()
+    bases: Mapping[str, Basis] = field(default_factory=dict)
+    min_retain_s: int = 0
+    retain_from: str = "creation"
+    """What the least retention is counted from: creation, or end (of the relationship)."""
+    timers: Mapping[str, Timer] = field(default_factory=dict)
+    lawful_bases: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def reaches(self, jurisdiction: str) -> bool:
+        """True when a zone there may be cleared for this regime without a grant."""
+        return "*" in self.home or jurisdiction in self.home or jurisdiction in self.clearable or jurisdiction in self.adequate
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave for exactly this to go from here to there, on this basis, for these purposes, until then.
+
+    It counts only while two people's approval of its exact digest stands. `dst` is a zone, or `outside:GB`.
+    """
+
+    id: str
+    tenant: str
+    regime: str
+    basis: str
+    src: str
+    dst: str
+    scope: str
+    purposes: tuple[str, ...]
+    documents: Mapping[str, str]
+    not_before: float
+    expires: float
+    max_bytes: int = 0
+    """The largest single movement; 0: no limit."""
+    author: str = ""
+    reason: str = ""
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GrantState:
+    """A grant as lists show it: with its digest, where it stands, and the approval it waits for."""
+
+    grant: Grant
+    digest: str
+    state: str
+    approval: Ref
+
+
+CAN = ("encrypt", "notify_dpo", "retain_copy_in", "until")
+"""The obligations every path of the platform meets by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The question place() answers: may this go there, for this?"""
+
+    op: str
+    label: Label
+    thing: str
+    tenant: str
+    src: str = ""
+    dst: str = ""
+    """A zone; empty for view and egress, whose destination is a jurisdiction."""
+    purpose: str = ""
+    jurisdiction: str = ""
+    """Of the outside destination (a browser is one), from a source we trust."""
+    restricted: bool = False
+    size: int | None = None
+    since: float = 0.0
+    """When the thing was written; retention counts from here."""
+    ended: float = 0.0
+    """When the relationship it belongs to ended; 0 is unknown."""
+    can: tuple[str, ...] = CAN
+    """The obligations the caller is able to meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer: every rule that spoke, in words, what would change it, and what the mover now owes."""
+
+    allowed: bool
+    rules: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    hint: str = ""
+    obligations: tuple[str, ...] = ()
+    grants: tuple[str, ...] = ()
+
+    @property
+    def grant(self) -> str:
+        """The grant that opened the way, where one did."""
+        return self.grants[0] if self.grants else ""
+
+
+class Places(NamedTuple):
+    """The snapshot place() decides over: zones by id, regimes by name and alias, one tenant's grants in force."""
+
+    zones: Mapping[str, Zone]
+    regimes: Mapping[str, Regime]
+    grants: tuple[Grant, ...]
+
+
+# Approvals: who said yes or no to exactly which bytes.
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What one actor said, as identity proved that actor at that moment."""
+
+    says: str
+    person: str
+    actor: str
+    kind: str
+    roles: tuple[str, ...]
+    at: float
+    digest: str
+    behalf: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question put to people about one exact digest, and their answers."""
+
+    action: str
+    digest: str
+    needs: int
+    dpo: int
+    """How many of them must be data protection officers."""
+    roles: tuple[str, ...]
+    asker: str
+    """The person who asks; that person's voice never counts."""
+    barred: tuple[str, ...]
+    """Other persons and accounts whose voice never counts: the authors."""
+    reason: str
+    asked: float
+    expires: float
+    about: str = ""
+    emergency: bool = False
+    voices: tuple[Voice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where an approval stands: waiting, granted, emergency, refused, expired or lapsed."""
+
+    state: str
+    given: int
+    missing: int
+    missing_dpo: int
+    until: float
+    why: str
+    ratify: bool = False
+    """True while an emergency approval holds that others must still ratify."""
+
+    @property
+    def granted(self) -> bool:
+        """True when enough of the right people said yes, and it still holds."""
+        return self.state == "granted"
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalState:
+    """An approval as lists show it."""
+
+    ref: Ref
+    approval: Approval
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Declassification:
+    """A request to lower the label of one exact version, with the method and what proves that it worked."""
+
+    id: str
+    thing: Ref
+    rev: int
+    was: Label
+    target: Label
+    method: str
+    evidence: Mapping[str, str]
+    author: str
+    reason: str = ""
+    result: str = ""
+    """The version that was made, once it was."""
+
+
+# Identity: people, service accounts, tokens.
+
+
+# Keys and secrets.
