@@ -35,12 +35,28 @@ class Cell:
     @staticmethod
     def of(kind: str, project: str, zone: str, label: Label, restricted: bool = False) -> "Cell":
         """The cell of a thing with this label standing in this zone."""
-        return Cell(kind, project, zone, label.classification, tuple(sorted(label.regimes)), tuple(sorted(label.categories)), restricted)
+        return Cell(
+            kind,
+            project,
+            zone,
+            label.classification,
+            tuple(sorted(label.regimes)),
+            tuple(sorted(label.categories)),
+            restricted,
+        )
 
 
 @lru_cache(maxsize=8192)
 def _encode(cell: Cell) -> str:
-    parts = [cell.kind, cell.project, cell.zone, cell.classification, cell.regimes, cell.categories, int(cell.restricted)]
+    parts = [
+        cell.kind,
+        cell.project,
+        cell.zone,
+        cell.classification,
+        cell.regimes,
+        cell.categories,
+        int(cell.restricted),
+    ]
     return json.dumps(parts, separators=(",", ":"))
 
 

@@ -53,7 +53,9 @@ class Decision:
 
 
 def _unasked(kind: str) -> frozenset[str]:
-    raise Denied(f"nobody asked which things of kind {kind} may be listed", "this is a path that did not pass the guard")
+    raise Denied(
+        f"nobody asked which things of kind {kind} may be listed", "this is a path that did not pass the guard"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,4 +90,6 @@ class Context:
                 return permit
         if self.asker is not None:
             return self.asker(op, thing, zone)
-        raise Denied(f"there is no permit to {op} {thing} in zone {zone}", "this is a path that did not pass the guard", thing)
+        raise Denied(
+            f"there is no permit to {op} {thing} in zone {zone}", "this is a path that did not pass the guard", thing
+        )

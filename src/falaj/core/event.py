@@ -38,7 +38,10 @@ class Event:
 
     def __post_init__(self) -> None:
         if not self.subject.pinned or not all(ref.pinned for ref in self.inputs):
-            raise Invalid(f"the event {self.verb} names a thing that is not pinned", "pin every reference before it enters the log")
+            raise Invalid(
+                f"the event {self.verb} names a thing that is not pinned",
+                "pin every reference before it enters the log",
+            )
         for key, value in self.body.items():
             if not isinstance(value, type_ok):
                 raise Invalid(f"{key} of the event {self.verb} is a {type(value).__name__}", "texts and numbers only")

@@ -105,7 +105,9 @@ def _least(a: int | None, b: int | None) -> int | None:
 def _from_dict(fields: dict[str, object]) -> Label:
     unknown = set(fields) - set(Label.__slots__)
     if unknown:
-        raise Invalid(f"a label has no {', '.join(sorted(map(str, unknown)))}", f"fields are {', '.join(Label.__slots__)}")
+        raise Invalid(
+            f"a label has no {', '.join(sorted(map(str, unknown)))}", f"fields are {', '.join(Label.__slots__)}"
+        )
     try:
         sets = {k: frozenset(v) for k, v in fields.items() if isinstance(v, (list, tuple, set, frozenset))}
         return Label(**{**fields, **sets})  # type: ignore[arg-type]
@@ -114,7 +116,13 @@ def _from_dict(fields: dict[str, object]) -> Label:
 
 
 def _from_words(words: Iterable[str]) -> Label:
-    many: dict[str, set[str]] = {"regimes": set(), "categories": set(), "purposes": set(), "origin": set(), "holds": set()}
+    many: dict[str, set[str]] = {
+        "regimes": set(),
+        "categories": set(),
+        "purposes": set(),
+        "origin": set(),
+        "holds": set(),
+    }
     keys = {"category": "categories", "purpose": "purposes", "origin": "origin", "hold": "holds"}
     level = OPEN
     for word in words:
@@ -126,6 +134,8 @@ def _from_words(words: Iterable[str]) -> Label:
         elif not equals and word == word.upper():
             many["regimes"].add(word)
         else:
-            raise Invalid(f"{word!r} is no part of a label", "for example AE-PDPL,sensitive,purpose=fraud,category=health")
+            raise Invalid(
+                f"{word!r} is no part of a label", "for example AE-PDPL,sensitive,purpose=fraud,category=health"
+            )
     purposes = frozenset(many.pop("purposes")) or ANY
     return _from_dict({"classification": level, "purposes": purposes, **many})

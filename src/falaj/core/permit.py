@@ -28,7 +28,17 @@ class Permit:
 
     def message(self) -> bytes:
         """What is signed; lengths first, so that no two permits share a message."""
-        parts = (self.op, self.thing, self.tenant, self.src, self.dst, self.label, self.policy, repr(self.expires), self.nonce)
+        parts = (
+            self.op,
+            self.thing,
+            self.tenant,
+            self.src,
+            self.dst,
+            self.label,
+            self.policy,
+            repr(self.expires),
+            self.nonce,
+        )
         return b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
 
 
@@ -40,7 +50,9 @@ class PermitDesk:
         self._spent: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def issue(self, op: str, thing: str, tenant: str, src: str, dst: str, *, label: str, policy: str, now: float) -> Permit:
+    def issue(
+        self, op: str, thing: str, tenant: str, src: str, dst: str, *, label: str, policy: str, now: float
+    ) -> Permit:
         """A permit that lives for LIFETIME_S seconds."""
         bare = Permit(op, thing, tenant, src, dst, label, policy, now + LIFETIME_S, secrets.token_hex(8))
         return _signed(bare, self._mac(bare))
@@ -50,7 +62,9 @@ class PermitDesk:
         if not hmac.compare_digest(permit.mac, self._mac(permit)):
             raise Denied("the permit is forged or altered", "permits come from the guard only", thing)
         if (permit.op, permit.thing, permit.dst) != (op, thing, zone):
-            raise Denied(f"the permit is for {permit.op} {permit.thing} in {permit.dst}", f"ask for {op} in {zone}", thing)
+            raise Denied(
+                f"the permit is for {permit.op} {permit.thing} in {permit.dst}", f"ask for {op} in {zone}", thing
+            )
         if not now < permit.expires:
             raise Denied("the permit has expired", "call again", thing)
         with self._lock:

@@ -97,7 +97,9 @@ class Store(Protocol):
     """Small facts, transactional."""
 
     def begin(self, write: bool) -> Txn: ...
-    def events(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str) -> list[EventRow]:
+    def events(
+        self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
+    ) -> list[EventRow]:
         """The log after a cursor, never skipping what commits late. `where`: id, verb, actor, request, kind, project, name, version."""
         ...
 
@@ -172,6 +174,23 @@ class Secrets(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class CanRetire(Protocol):
+    """A holder of root keys that can end old versions."""
+
+    def newest(self, name: str) -> int:
+        """The version that wraps now; 0 when there is none."""
+        ...
+
+    def version(self, wrapped: bytes) -> int:
+        """The version of the root key that these bytes are wrapped under."""
+        ...
+
+    def retire(self, name: str, below: int) -> None:
+        """Make every version under `below` useless for ever, never the newest."""
+        ...
 
 
 class Cipher(Protocol):

@@ -80,7 +80,9 @@ class Settings:
         return url.replace("{home}", self.home)
 
 
-def read_settings(file: Mapping[str, Any], env: Mapping[str, str], overrides: Mapping[str, Any], file_name: str = "falaj.toml") -> Settings:
+def read_settings(
+    file: Mapping[str, Any], env: Mapping[str, str], overrides: Mapping[str, Any], file_name: str = "falaj.toml"
+) -> Settings:
     """Lay the three sources over the defaults, the later one winning, and remember where each value came from."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -140,7 +142,11 @@ def _coerce(path: str, kind: Any, value: Any, source: str) -> Any:
         if origin is bool and isinstance(value, str):
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
         if origin is tuple:
-            return tuple(v.strip() for v in value.split(",") if v.strip()) if isinstance(value, str) else tuple(map(str, value))
+            return (
+                tuple(v.strip() for v in value.split(",") if v.strip())
+                if isinstance(value, str)
+                else tuple(map(str, value))
+            )
         if origin is Mapping or issubclass(origin, Mapping):
             pairs = (p.split("=", 1) for p in value.split(",")) if isinstance(value, str) else value.items()
             return {str(k).strip(): str(v).strip() for k, v in pairs}
@@ -148,7 +154,9 @@ def _coerce(path: str, kind: Any, value: Any, source: str) -> Any:
             raise ValueError(value)
         return origin(value)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise Invalid(f"{source} sets {path} to {value!r}", f"it must be a {getattr(origin, '__name__', origin)}") from error
+        raise Invalid(
+            f"{source} sets {path} to {value!r}", f"it must be a {getattr(origin, '__name__', origin)}"
+        ) from error
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any], sources: Mapping[str, str]) -> Any:

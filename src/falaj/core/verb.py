@@ -48,7 +48,13 @@ class Verb:
 
 
 def verb(
-    *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), group: str = "", into: str = "", purpose: str = "", outside: bool = False
+    *,
+    reads: tuple[str, ...] = (),
+    writes: tuple[str, ...] = (),
+    group: str = "",
+    into: str = "",
+    purpose: str = "",
+    outside: bool = False,
 ) -> Callable[[F], F]:
     """Mark a room's method `def name(self, ctx: Context, ...)` as reachable, and say what it touches.
 
@@ -76,13 +82,12 @@ def verbs_of(room: type) -> dict[str, Verb]:
     for name, function in vars(room).items():
         mark = getattr(function, "__verb_mark__", None)
         if mark is not None:
-            found[name] = _read(name, function, *mark)
+            found[name] = _read(name, function, mark)
     return found
 
 
-def _read(
-    name: str, function: Callable[..., Any], group: str, reads: tuple[str, ...], writes: tuple[str, ...], into: str, purpose: str, outside: bool
-) -> Verb:
+def _read(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) -> Verb:
+    group, reads, writes, into, purpose, outside = mark
     hints = typing.get_type_hints(function, include_extras=True)
     params = []
     for param in list(inspect.signature(function).parameters.values())[1:]:
@@ -92,7 +97,19 @@ def _read(
         required = param.default is inspect.Parameter.empty
         params.append(Param(param.name, kind, help_text, required, None if required else param.default))
     doc = inspect.getdoc(function) or ""
-    return Verb(name, group, reads, writes, into, purpose, outside, doc.partition("\n")[0], doc, tuple(params), hints.get("return"))
+    return Verb(
+        name,
+        group,
+        reads,
+        writes,
+        into,
+        purpose,
+        outside,
+        doc.partition("\n")[0],
+        doc,
+        tuple(params),
+        hints.get("return"),
+    )
 
 
 def _split(annotation: Any) -> tuple[Any, str]:

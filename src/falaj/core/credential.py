@@ -1,0 +1,27 @@
+"""Credential: a password, pin or token that a setting points at and never holds: `env:NAME` or `file:/path`."""
+
+import os
+from pathlib import Path
+
+from falaj.core.errors import Invalid
+
+
+def credential(pointer: str, what: str) -> str:
+    """What the pointer points at. Settings are printed and kept in version control, so a value written out is refused."""
+    source, colon, place = pointer.partition(":")
+    if not colon or not place or source not in ("env", "file"):
+        raise Invalid(f"the {what} is written into a setting", f"point at it: env:NAME or file:/path for the {what}")
+    value = os.environ.get(place, "") if source == "env" else _first_line(place, what)
+    if not value:
+        raise Invalid(
+            f"the {what} that a setting points at ({source}) is empty or absent",
+            f"provide the {what}, then start again",
+        )
+    return value
+
+
+def _first_line(path: str, what: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"the file that holds the {what} cannot be read", "check its path and permissions") from error
