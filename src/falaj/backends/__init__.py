@@ -1,0 +1,1 @@
+"""Every third-party system, one file or folder each, found by URL scheme through entry points; never imported by a room."""

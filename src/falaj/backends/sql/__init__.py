@@ -1,0 +1,1 @@
+"""What SQLite and PostgreSQL say in the same words: the schema with its steps, and the statements."""

@@ -1,0 +1,196 @@
+"""The statements both engines understand, with `?` for a value, and the reading of their rows."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from falaj.core.errors import Invalid
+from falaj.core.ports import EventRow, Found, Key, Query, Row
+
+_KEY = "tenant = ? AND kind = ? AND project = ? AND name = ? AND version = ?"
+_EVENT = "id, tenant, zone, verb, actor, kind, project, name, version, at, request, leaf, data, inputs"
+
+GET = f"SELECT rev, cell, body, at, terms FROM records WHERE {_KEY}"  # noqa: S608 # nosec B608
+INSERT = """INSERT INTO records (tenant, kind, project, name, version, rev, cell, body, at, terms)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+OLD_TERMS = f"SELECT terms FROM records WHERE {_KEY} AND rev = ?"  # noqa: S608 # nosec B608
+UPDATE = f"UPDATE records SET rev = ?, cell = ?, body = ?, at = ?, terms = ? WHERE {_KEY} AND rev = ?"  # noqa: S608 # nosec B608
+DELETE = f"DELETE FROM records WHERE {_KEY} AND rev = ?"  # noqa: S608 # nosec B608
+ADD_TERM = "INSERT INTO terms (tenant, kind, field, value, project, name, version) VALUES (?, ?, ?, ?, ?, ?, ?)"
+DROP_TERM = """DELETE FROM terms WHERE tenant = ? AND kind = ? AND field = ? AND value = ? AND project = ? AND name = ?
+    AND version = ?"""
+# Jumps from one distinct cell to the next along the index instead of reading every record of the kind.
+CELLS = """WITH RECURSIVE jump(cell) AS (
+    SELECT min(cell) FROM records WHERE tenant = ? AND kind = ?
+    UNION ALL
+    SELECT (SELECT min(cell) FROM records WHERE tenant = ? AND kind = ? AND cell > jump.cell) FROM jump WHERE jump.cell IS NOT NULL
+    ) SELECT cell FROM jump WHERE cell IS NOT NULL"""
+LOGS = "SELECT tenant, zone FROM events WHERE (tenant, zone) > (?, ?) ORDER BY tenant, zone LIMIT 1"
+# The token grows whenever the lease was not the owner's at `now`, and never otherwise.
+LEASE = """INSERT INTO leases (name, owner, token, until) VALUES (?, ?, 1, ?)
+    ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until,
+        token = leases.token + CASE WHEN leases.owner = excluded.owner AND leases.until > ? THEN 0 ELSE 1 END
+    WHERE leases.owner = excluded.owner OR leases.until <= ? RETURNING token"""
+RELEASE = "UPDATE leases SET owner = '', until = 0 WHERE name = ? AND owner = ?"
+WHERE = frozenset({"id", "verb", "actor", "request", "kind", "project", "name", "version"})
+COLUMNS = {
+    "records": ("tenant", "kind", "project", "name", "version", "rev", "cell", "body", "at", "terms"),
+    "events": ("epoch", "xid", "seq", *_EVENT.split(", ")),
+    "leases": ("name", "owner", "token", "until"),
+}
+"""What a backup holds; `terms` is made again from the records."""
+
+_LAST = "\U0010ffff"
+
+
+def key_values(key: Key) -> tuple[str, str, str, str, str]:
+    """A key as the five values of `_KEY`."""
+    return key.tenant, key.kind, key.project, key.name, key.version
+
+
+def terms_text(terms: tuple[tuple[str, str], ...]) -> str:
+    """Terms as the records table keeps them beside the index."""
+    return json.dumps(terms, separators=(",", ":"), ensure_ascii=False) if terms else ""
+
+
+def terms_of(text: str) -> tuple[tuple[str, str], ...]:
+    """The terms whose text this is."""
+    return tuple([(field, value) for field, value in json.loads(text)]) if text else ()
+
+
+def term_rows(key: Key, terms: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Terms as rows of the index."""
+    return [(key.tenant, key.kind, field, value, key.project, key.name, key.version) for field, value in terms]
+
+
+def event_values(event: EventRow) -> tuple[Any, ...]:
+    """An event as the values of its columns, without its place in the log."""
+    e, k = event, event.subject
+    return (
+        e.id, e.tenant, e.zone, e.verb, e.actor, k.kind, k.project, k.name, k.version, e.at, e.request, e.leaf, e.data,
+        "\n".join(e.inputs),
+    )  # fmt: skip
+
+
+def event_of(row: Sequence[Any]) -> EventRow:
+    """The event of a row that `events_query` selected."""
+    epoch, xid, seq, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, leaf, data, inputs = row
+    pins = tuple(inputs.split("\n")) if inputs else ()
+    subject = Key(tenant, kind, project, name, version)
+    return EventRow(
+        id_, tenant, zone, verb, actor, subject, at, request, bytes(leaf), bytes(data), pins, cursor(epoch, xid, seq)
+    )
+
+
+def cursor(epoch: int, xid: int, seq: int) -> str:
+    """A place in the log as text that sorts as the log is read."""
+    return f"{epoch:08x}{xid:016x}{seq:016x}"
+
+
+def place(pos: str) -> tuple[int, int, int]:
+    """The place a cursor names; the beginning for an empty one."""
+    if not pos:
+        return 0, 0, 0
+    try:
+        if len(pos) != 40:
+            raise ValueError(pos)
+        return int(pos[:8], 16), int(pos[8:24], 16), int(pos[24:], 16)
+    except ValueError as error:
+        raise Invalid(f"{pos[:80]!r} is no cursor of the log", "use the `pos` of an event that was read") from error
+
+
+def events_query(
+    after: str, tenant: str, zone: str, limit: int, where: dict[str, str], visible: str = ""
+) -> tuple[str, list[Any]]:
+    """The log after a cursor; `visible` is the engine's own condition on what may be read yet."""
+    unknown = set(where) - WHERE
+    if unknown:
+        raise Invalid(f"events have no {', '.join(sorted(unknown))}", f"ask by {', '.join(sorted(WHERE))}")
+    parts, values = ["(epoch, xid, seq) > (?, ?, ?)"], list[Any](place(after))
+    for column, value in (("tenant", tenant), ("zone", zone), *where.items()):
+        if value:
+            parts.append(f"{column} = ?")
+            values.append(value)
+    if visible:
+        parts.append(visible)
+    text = f"SELECT epoch, xid, seq, {_EVENT} FROM events WHERE {' AND '.join(parts)} ORDER BY epoch, xid, seq LIMIT ?"  # noqa: S608 # nosec B608
+    return text, [*values, max(0, limit)]
+
+
+def find_query(query: Query, cells: tuple[str, Any]) -> tuple[str, list[Any]]:
+    """A page of `query`; `cells` is the engine's condition for membership in a set, and its value."""
+    joins, parts, values = _joined(query)
+    for column, value in (("project", query.project), ("name", query.name)):
+        if value:
+            parts.append(f"r.{column} = ?")
+            values.append(value)
+    if query.prefix:
+        parts.append("r.name >= ? AND r.name < ?")
+        values += (query.prefix, query.prefix + _LAST)
+    if query.cells is not None:
+        parts.append(cells[0])
+        values.append(cells[1])
+    order = ("r.at", "r.project", "r.name", "r.version") if query.newest else ("r.project", "r.name", "r.version")
+    if query.after:
+        parts.append(f"({', '.join(order)}) {'<' if query.newest else '>'} ({', '.join('?' * len(order))})")
+        values += _after(query)
+    direction = " DESC" if query.newest else ""
+    text = f"""SELECT r.project, r.name, r.version, r.rev, r.cell, r.body, r.at, r.terms FROM {joins}
+        WHERE {" AND ".join(parts)} ORDER BY {", ".join(column + direction for column in order)} LIMIT ?"""  # noqa: S608 # nosec B608
+    return text, [*values, query.limit + 1]
+
+
+def found(query: Query, rows: Sequence[Sequence[Any]]) -> Found:
+    """The page of the rows that `find_query` selected: one more than asked for means there is a next page."""
+    out = []
+    for project, name, version, rev, cell, body, at, terms in rows[: query.limit]:
+        out.append(
+            Row(Key(query.tenant, query.kind, project, name, version), rev, cell, bytes(body), at, terms_of(terms))
+        )
+    if len(rows) <= query.limit:
+        return Found(tuple(out))
+    last = out[-1]
+    spot = [last.key.project, last.key.name, last.key.version]
+    return Found(tuple(out), json.dumps([last.at, *spot] if query.newest else spot, separators=(",", ":")))
+
+
+def row_of(key: Key, row: Sequence[Any] | None) -> Row | None:
+    """The record that GET selected."""
+    if row is None:
+        return None
+    rev, cell, body, at, terms = row
+    return Row(key, rev, cell, bytes(body), at, terms_of(terms))
+
+
+def changed_terms(
+    key: Key, old: str, new: tuple[tuple[str, str], ...], run: Callable[[str, list[tuple[str, ...]]], None]
+) -> None:
+    """Bring the index of terms from the old text to the new terms."""
+    before, now = set(terms_of(old)), set(new)
+    if before - now:
+        run(DROP_TERM, term_rows(key, before - now))
+    if now - before:
+        run(ADD_TERM, term_rows(key, now - before))
+
+
+def _joined(query: Query) -> tuple[str, list[str], list[Any]]:
+    if not query.terms:
+        return "records r", ["r.tenant = ?", "r.kind = ?"], [query.tenant, query.kind]
+    joins, parts, values = "records r", [], list[Any]()
+    for n, (field, value) in enumerate(query.terms.items()):
+        joins += f""" JOIN terms t{n} ON t{n}.tenant = r.tenant AND t{n}.kind = r.kind AND t{n}.project = r.project
+            AND t{n}.name = r.name AND t{n}.version = r.version"""
+        parts.append(f"t{n}.tenant = ? AND t{n}.kind = ? AND t{n}.field = ? AND t{n}.value = ?")
+        values += (query.tenant, query.kind, field, value)
+    return joins, [*parts, "r.tenant = ?", "r.kind = ?"], [*values, query.tenant, query.kind]
+
+
+def _after(query: Query) -> list[Any]:
+    try:
+        spot: list[Any] = json.loads(query.after)
+        texts = spot[1:] if query.newest else spot
+        if len(texts) != 3 or not all(isinstance(text, str) for text in texts):
+            raise ValueError(query.after)
+        return [float(spot[0]), *texts] if query.newest else spot
+    except (ValueError, TypeError, KeyError) as error:
+        raise Invalid(f"{query.after[:80]!r} is no cursor of this list", "use the `next` of the page before") from error

@@ -1,0 +1,489 @@
+"""The ledger's store on one SQLite file: any number of readers on snapshots, one writer at a time, group commit.
+
+A commit is durable against loss of power: write-ahead log, synchronous FULL. Transactions that finish while others wait
+for the writer stay in one open SQLite transaction, each behind a savepoint of its own, and the last of them commits for
+all: one fsync. Nobody is told "done" before that fsync returned.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from falaj.backends.sql import schema
+from falaj.backends.sql import statements as sql
+from falaj.backends.turns import Turns
+from falaj.core.errors import Corrupt, FalajError, Invalid, Stale, Unavailable
+from falaj.core.ports import EventRow, Found, Key, Query, Row
+
+_DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
+_CELLS = "r.cell IN (SELECT value FROM json_each(?))"
+_PLACE = """SELECT m.value, (SELECT seq FROM events WHERE epoch = m.value ORDER BY xid DESC, seq DESC LIMIT 1)
+    FROM meta m WHERE name = 'epoch'"""
+_APPEND = f"INSERT INTO events ({', '.join(sql.COLUMNS['events'])}) VALUES (?, 0, {', '.join('?' * 15)})"  # noqa: S608 # nosec B608
+_MAX_MEMBERS = 256
+_MAX_OPEN_S = 0.02
+
+
+class SqliteStore:
+    """`sqlite:/path/to/file`. Options: `busy_s`, how long a writer waits for its turn (default 30)."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self._path = _path(url)
+        self._busy_s = float((options or {}).get("busy_s", 30.0))
+        self._turns = Turns()
+        self._local = _Local()
+        self._batch: Batch | None = None
+        self._readers: deque[sqlite3.Connection] = deque()
+        self._closed = False
+        _prepare_file(self._path)
+        with _clear_errors():
+            self._writer = self._connect()
+            _upgrade(self._writer)
+
+    def begin(self, write: bool) -> "SqliteTxn":
+        """A write transaction waits for its turn; a read transaction never waits."""
+        if self._closed:
+            raise Unavailable("the store is closed", "open it again")
+        group = self._local.group
+        if not write:
+            if group is not None and group.holding:
+                return SqliteTxn(self, self._writer, shared=True)
+            with _clear_errors():
+                connection = self._spare()
+                connection.execute("BEGIN")
+            return SqliteTxn(self, connection)
+        batch = self._enter() if group is None else self._enter_group(group)
+        return SqliteWrite(self, self._writer, batch)
+
+    def events(
+        self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
+    ) -> list[EventRow]:
+        """The committed log after a cursor. One writer means that commits become visible in order."""
+        text, values = sql.events_query(after, tenant, zone, limit, where)
+        with self._reader() as connection, _clear_errors():
+            return [sql.event_of(row) for row in connection.execute(text, values)]
+
+    def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
+        """Take or extend a lease, durably."""
+        rows = self._alone(sql.LEASE, (name, owner, now + ttl_s, now, now))
+        return rows[0][0] if rows else None
+
+    def release(self, name: str, owner: str) -> None:
+        """Give a lease back; its token stays used."""
+        self._alone(sql.RELEASE, (name, owner))
+
+    def logs(self) -> list[tuple[str, str]]:
+        """Every (tenant, zone) that has events."""
+        found, last = [], ("", "")
+        with self._reader() as connection, _clear_errors():
+            while row := connection.execute(sql.LOGS, last).fetchone():
+                last = (row[0], row[1])
+                found.append(last)
+        return found
+
+    def group(self) -> "SqliteGroup":
+        """Commits of this thread wait for the group's end."""
+        return SqliteGroup(self)
+
+    def close(self) -> None:
+        """Close every connection; the last one moves the write-ahead log into the file."""
+        self._closed = True
+        while self._readers:
+            self._readers.pop().close()
+        self._writer.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=self._busy_s, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA cache_size = -16000")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        return connection
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        if self._closed:
+            raise Unavailable("the store is closed", "open it again")
+        with _clear_errors():
+            connection = self._spare()
+        try:
+            yield connection
+        finally:
+            self._readers.append(connection)
+
+    def _spare(self) -> sqlite3.Connection:
+        try:
+            return self._readers.pop()
+        except IndexError:
+            return self._connect()
+
+    def _alone(self, text: str, values: tuple[Any, ...]) -> list[Any]:
+        txn = self.begin(write=True)
+        try:
+            rows = txn.run(text, values)
+        except FalajError:
+            txn.rollback()
+            raise
+        txn.commit()
+        return rows
+
+    def _enter(self) -> "Batch":
+        if not self._turns.take(self._busy_s):
+            raise Unavailable("the ledger is busy", "another writer did not finish in time; call again")
+        if self._batch is None:
+            try:
+                with _clear_errors():
+                    self._writer.execute("BEGIN IMMEDIATE")
+            except BaseException:
+                self._turns.give()
+                raise
+            self._batch = Batch()
+        return self._batch
+
+    def _enter_group(self, group: "SqliteGroup") -> "Batch":
+        if not group.holding:
+            group.before = self._enter().members
+            group.holding = True
+        assert self._batch is not None
+        if self._batch.error is not None:
+            raise _again(self._batch.error)
+        return self._batch
+
+    def _leave(self, batch: "Batch") -> None:
+        """Leave the writer: to the next in line if there is one, else make durable what everyone in the batch did."""
+        if batch.error is not None or not batch.members:
+            self._end(batch)
+            return
+        young = batch.members < _MAX_MEMBERS and time.monotonic() - batch.since < _MAX_OPEN_S
+        if young and self._turns.hand_on():
+            return
+        try:
+            with _clear_errors():
+                if batch.events:
+                    self._append(batch.events)
+                self._writer.execute("COMMIT")
+        except BaseException as error:
+            batch.error = error
+            if not isinstance(error, FalajError):
+                raise
+        finally:
+            self._end(batch)
+
+    def _end(self, batch: "Batch") -> None:
+        self._batch = None
+        if self._writer.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._writer.execute("ROLLBACK")
+        batch.done.set()
+        self._turns.give()
+
+    def _append(self, events: list[EventRow]) -> None:
+        epoch, last = self._writer.execute(_PLACE).fetchone()
+        first = (last or 0) + 1
+        values = sql.event_values
+        self._writer.executemany(_APPEND, [(epoch, seq, *values(event)) for seq, event in enumerate(events, first)])
+
+
+class Batch:
+    """Transactions that become durable with one fsync."""
+
+    __slots__ = ("done", "error", "events", "members", "since")
+
+    def __init__(self) -> None:
+        self.members = 0
+        self.events: list[EventRow] = []
+        self.since = time.monotonic()
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Until it is durable, or raise why it is not."""
+        self.done.wait()
+        if self.error is not None:
+            raise _again(self.error)
+
+
+class _Local(threading.local):
+    group: "SqliteGroup | None" = None
+
+
+class SqliteGroup:
+    """While entered, commits on this thread wait; leaving makes them durable together."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self.holding = False
+        self.before = 0
+
+    def __enter__(self) -> "SqliteGroup":
+        if self._store._local.group is not None:
+            raise Invalid("this thread is in a group already", "one group at a time")
+        self._store._local.group = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        store = self._store
+        store._local.group = None
+        if not self.holding:
+            return
+        self.holding = False
+        batch = store._batch
+        assert batch is not None
+        mine = batch.members > self.before
+        store._leave(batch)
+        if mine or batch.error is not None:
+            batch.wait()
+
+
+class SqliteTxn:
+    """A snapshot to read from; `shared` when it looks through the writer of this thread's group."""
+
+    __slots__ = ("_connection", "_ended", "_store")
+
+    def __init__(self, store: SqliteStore, connection: sqlite3.Connection, shared: bool = False) -> None:
+        self._store = store
+        self._connection = connection
+        self._ended = shared
+
+    def get(self, key: Key) -> Row | None:
+        """The row of a key."""
+        rows = self.run(sql.GET, sql.key_values(key))
+        return sql.row_of(key, rows[0] if rows else None)
+
+    def find(self, query: Query) -> Found:
+        """A page of rows."""
+        text, values = sql.find_query(query, (_CELLS, json.dumps(sorted(query.cells or ()))))
+        return sql.found(query, self.run(text, values))
+
+    def cells(self, tenant: str, kind: str) -> frozenset[str]:
+        """The distinct cells of a kind."""
+        return frozenset(cell for (cell,) in self.run(sql.CELLS, (tenant, kind, tenant, kind)))
+
+    def put(self, row: Row, rev: int) -> None:
+        """Refused: this one only reads."""
+        raise Invalid("a read transaction cannot write", "begin one that writes")
+
+    def delete(self, key: Key, rev: int) -> None:
+        """Refused: this one only reads."""
+        raise Invalid("a read transaction cannot write", "begin one that writes")
+
+    def append(self, events: Sequence[EventRow]) -> None:
+        """Refused: this one only reads."""
+        raise Invalid("a read transaction cannot write", "begin one that writes")
+
+    def commit(self) -> None:
+        """Done reading."""
+        self.rollback()
+
+    def rollback(self) -> None:
+        """Done reading."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("ROLLBACK")
+        if self._store._closed:
+            self._connection.close()
+        else:
+            self._store._readers.append(self._connection)
+
+    def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        """All rows of one statement."""
+        try:
+            return self._connection.execute(text, values).fetchall()
+        except sqlite3.Error as error:
+            raise _failure(error) from error
+
+
+class SqliteWrite(SqliteTxn):
+    """One transaction of the writer's open batch, behind a savepoint where it is not alone."""
+
+    __slots__ = ("_batch", "_events", "_grouped", "_marked", "_saved")
+
+    def __init__(self, store: SqliteStore, connection: sqlite3.Connection, batch: Batch) -> None:
+        super().__init__(store, connection)
+        self._batch = batch
+        self._grouped = store._local.group is not None
+        self._events: list[EventRow] = []
+        self._marked = self._saved = False
+
+    def put(self, row: Row, rev: int) -> None:
+        """Write over revision `rev`, or Stale."""
+        key, text = sql.key_values(row.key), sql.terms_text(row.terms)
+        self._mark()
+        if rev == 0:
+            if not self._count(sql.INSERT, (*key, row.rev, row.cell, row.body, row.at, text)):
+                raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry")
+            if row.terms:
+                self._many(sql.ADD_TERM, sql.term_rows(row.key, row.terms))
+            return
+        old = self._old_terms(row.key, rev)
+        self._count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
+        if old != text:
+            sql.changed_terms(row.key, old, row.terms, self._many)
+
+    def delete(self, key: Key, rev: int) -> None:
+        """Remove the row at revision `rev`, or Stale."""
+        self._mark()
+        sql.changed_terms(key, self._old_terms(key, rev), (), self._many)
+        self._count(sql.DELETE, (*sql.key_values(key), rev))
+
+    def append(self, events: Sequence[EventRow]) -> None:
+        """Add to the log; written with the whole batch, in the order of commits."""
+        self._events.extend(events)
+
+    def commit(self) -> None:
+        """Durable on return, or, inside a group, when the group ends."""
+        if self._ended:
+            raise Invalid("the transaction has ended", "begin another")
+        self._ended = True
+        batch = self._batch
+        self._unmark(keep=True)
+        if batch.error is None:
+            batch.events += self._events
+            batch.members += 1
+        if not self._grouped:
+            self._store._leave(batch)
+            batch.wait()
+        elif batch.error is not None:
+            raise _again(batch.error)
+
+    def rollback(self) -> None:
+        """Nothing of it happened."""
+        if self._ended:
+            return
+        self._ended = True
+        self._unmark(keep=False)
+        if not self._grouped:
+            self._store._leave(self._batch)
+
+    def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        """All rows of one statement; an error that undid the whole batch is remembered for all its members."""
+        try:
+            return self._connection.execute(text, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> FalajError:
+        failure = _failure(error)
+        if not self._connection.in_transaction and self._batch.error is None:
+            self._batch.error = failure
+        return failure
+
+    def _mark(self) -> None:
+        if self._ended:
+            raise Invalid("the transaction has ended", "begin another")
+        if not self._marked:
+            # Alone in the batch, undoing it is undoing the SQLite transaction: no savepoint to pay for.
+            self._saved = self._grouped or self._batch.members > 0
+            if self._saved:
+                self.run("SAVEPOINT one")
+            self._marked = True
+
+    def _unmark(self, *, keep: bool) -> None:
+        if not self._saved or self._batch.error is not None:
+            return
+        try:
+            if not keep:
+                self._connection.execute("ROLLBACK TO one")
+            self._connection.execute("RELEASE one")
+        except sqlite3.Error as error:
+            self._batch.error = _failure(error)
+
+    def _old_terms(self, key: Key, rev: int) -> str:
+        rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
+        if not rows:
+            raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
+        text: str = rows[0][0]
+        return text
+
+    def _count(self, text: str, values: Sequence[Any]) -> int:
+        try:
+            return self._connection.execute(text, values).rowcount
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _many(self, text: str, rows: list[tuple[str, ...]]) -> None:
+        try:
+            self._connection.executemany(text, rows)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+
+def _path(url: str) -> str:
+    path = url.partition(":")[2]
+    if path.startswith("//"):
+        path = path[2:]
+    if not path or path.startswith(":"):
+        raise Invalid("the address of a SQLite store names a file", "write sqlite:/path/to/ledger.db")
+    return path
+
+
+def _prepare_file(path: str) -> None:
+    """For the owner alone: SQLite gives its side files the mode of the file."""
+    try:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise Unavailable(
+            f"the ledger's file cannot be opened: {error.strerror}", "check the folder, its owner and its free space"
+        ) from error
+
+
+def _upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST) -> None:
+    """Bring the schema up to date in one transaction; of two processes that start at once the second finds it done."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(schema.META.format_map(_DIALECT))
+        row = connection.execute(schema.VERSION).fetchone()
+        for statement in schema.pending(row[0] if row else 0, _DIALECT, upto):
+            connection.execute(statement)
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def _clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _failure(error) from error
+
+
+def _again(error: BaseException) -> FalajError:
+    """A fresh instance for each thread that must hear of it: an exception object is not for several threads."""
+    if isinstance(error, FalajError):
+        return type(error)(error.message, error.hint)
+    return Unavailable("the ledger was interrupted while it wrote", "call again")
+
+
+def _failure(error: sqlite3.Error) -> FalajError:
+    """What an engine's error means for the caller."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corrupt("the ledger's file is damaged", "stop, keep a copy of it, and restore the newest backup")
+    if code == sqlite3.SQLITE_FULL:
+        return Unavailable(
+            "the disk of the ledger is full; nothing of this call was written", "free some space, then call again"
+        )
+    if code == sqlite3.SQLITE_IOERR:
+        return Unavailable(
+            "the disk of the ledger fails; nothing of this call was written", "check the disk and its free space"
+        )
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable("the ledger is busy", "another process writes to it; call again")
+    if code == sqlite3.SQLITE_TOOBIG:
+        return Invalid("the record is too large", "keep large bytes in a blob and its digest in the record")
+    return Unavailable(f"the ledger's store does not answer ({error})", "check its file and folder, then call again")

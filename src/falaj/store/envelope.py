@@ -1,0 +1,147 @@
+"""How records and events become the bytes a store keeps, and come back. No store and no clock in here."""
+
+import json
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from falaj.core.cell import Cell
+from falaj.core.errors import Corrupt, FalajError, Invalid
+from falaj.core.event import Event
+from falaj.core.label import Label
+from falaj.core.ports import Cipher, EventRow, Key, Row
+from falaj.core.ref import Ref
+from falaj.store.records import Fact, Record
+
+PLAIN = frozenset({"key"})
+"""Kinds that are never sealed: they hold wrapped keys, and sealing them would need themselves."""
+
+_quote = json.encoder.encode_basestring
+_dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+class Envelope(msgspec.Struct, array_like=True):
+    """The body with the facts about it, sealed together so that nobody can lower a label beside the ciphertext."""
+
+    body: dict[str, Any]
+    label: msgspec.Raw
+    zone: str
+    author: str
+    restricted: bool
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Envelope).decode
+
+
+def seal_record(cipher: Cipher | None, record: Record) -> Row:
+    """The row of a record: body and envelope as ciphertext, the cell and the terms in the clear for queries."""
+    key = record.key
+    cell = cell_text(key.kind, key.project, record.zone, record.label, record.restricted)
+    terms = tuple(sorted(record.terms.items())) if record.terms else ()
+    try:
+        body = _encode(Envelope(record.body, _label_raw(record.label), record.zone, record.author, record.restricted))
+        if cipher is not None and key.kind not in PLAIN:
+            body = cipher.seal(key.tenant, record.zone, body, record_aad(key, record.rev, cell, terms))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(
+            f"the body of {key.kind} {key.name[:80]} is not JSON: {error}", "texts, numbers, lists and dicts only"
+        ) from error
+    return Row(key, record.rev, cell, body, record.at, terms)
+
+
+def open_record(cipher: Cipher | None, row: Row) -> Record:
+    """The record of a row, or Corrupt when any part of it is not what was sealed."""
+    key, body = row.key, row.body
+    cell = Cell.decode(row.cell)
+    if cipher is not None and key.kind not in PLAIN:
+        body = cipher.unseal(key.tenant, cell.zone, body, record_aad(key, row.rev, row.cell, row.terms))
+    try:
+        inside = _decode(body)
+        label = _label(bytes(inside.label))
+    except (msgspec.MsgspecError, FalajError) as error:
+        raise Corrupt(
+            f"the record {key.kind} {key.project}/{key.name} cannot be read", "restore it from a backup"
+        ) from error
+    if cell_text(key.kind, key.project, inside.zone, label, inside.restricted) != row.cell:
+        raise Corrupt(f"the cell of {key.kind} {key.project}/{key.name} was altered", "restore it from a backup")
+    return Record(
+        key, row.rev, inside.body, label, inside.zone, inside.author, inside.restricted, row.at, dict(row.terms)
+    )
+
+
+def record_aad(key: Key, rev: int, cell: str, terms: tuple[tuple[str, str], ...]) -> bytes:
+    """What a record's ciphertext is bound to: everything that stands beside it in the clear. No part can hold a NUL."""
+    parts = [key.tenant, key.kind, key.project, key.name, key.version, str(rev), cell]
+    for pair in terms:
+        parts += pair
+    return "\0".join(parts).encode()
+
+
+def event_aad(tenant: str, zone: str, id_: str) -> bytes:
+    """What an event's ciphertext is bound to."""
+    return f"{tenant}\0{zone}\0{id_}".encode()
+
+
+def leaf_hash(raw: bytes) -> bytes:
+    """The RFC 6962 hash of a leaf."""
+    return sha256(b"\x00" + raw).digest()
+
+
+def encode_event(event: Event, stable: tuple[str, str, str]) -> bytes:
+    """Exactly `event.encode()`, several times faster: what a transaction's events share is quoted once (`stable_parts`)."""
+    head, middle, tail = stable
+    inputs = ",".join([_quote(str(ref)) for ref in event.inputs]) if event.inputs else ""
+    body = _dumps(event.body) if event.body else "{}"
+    sealed = _quote(event.sealed) if event.sealed else '""'
+    return (
+        f'{head}{int(event.at * 1_000_000)}{middle}"body":{body},"id":{_quote(event.id)},"inputs":[{inputs}]{tail}'
+        f'{sealed},"subject":{_quote(str(event.subject))},"tenant":{_quote(event.tenant)},"verb":{_quote(event.verb)}'
+        f',"zone":{_quote(event.zone)}}}'
+    ).encode()
+
+
+def stable_parts(actor: str, behalf: str, policy: str, request: str, rules: tuple[str, ...]) -> tuple[str, str, str]:
+    """The parts of an encoded event that depend only on who asked and what was decided."""
+    return (
+        f'{{"actor":{_quote(actor)},"at":',
+        f',"behalf":{_quote(behalf)},',
+        f',"policy":{_quote(policy)},"request":{_quote(request)},"rules":[{",".join(map(_quote, rules))}],"sealed":',
+    )
+
+
+def open_event(cipher: Cipher | None, row: EventRow) -> Fact:
+    """The fact of a row, or Corrupt when the bytes are not those that the log hashed."""
+    raw = row.data
+    if cipher is not None:
+        raw = cipher.unseal(row.tenant, row.zone, raw, event_aad(row.tenant, row.zone, row.id))
+    if leaf_hash(raw) != row.leaf:
+        raise Corrupt(f"event {row.id} is not what the log recorded", "run: falaj audit verify")
+    return Fact(Event.decode(raw), row.pos, row.leaf, raw)
+
+
+def key_of(ref: Ref | Key, tenant: str) -> Key:
+    """The key a reference names. `@r3` names a revision of the mutable record, so its key has no version."""
+    if isinstance(ref, Key):
+        return ref
+    version = "" if ref.version[:1] == "r" and ref.version[1:].isdigit() else ref.version
+    return Key(tenant, ref.kind, ref.project, ref.name, version)
+
+
+@lru_cache(maxsize=8192)
+def cell_text(kind: str, project: str, zone: str, label: Label, restricted: bool) -> str:
+    """The cell's text; cached, since a house has few cells and many records."""
+    return Cell.of(kind, project, zone, label, restricted).encode()
+
+
+@lru_cache(maxsize=4096)
+def _label_raw(label: Label) -> msgspec.Raw:
+    return msgspec.Raw(_encode(label.to_dict()))
+
+
+@lru_cache(maxsize=4096)
+def _label(raw: bytes) -> Label:
+    fields: dict[str, object] = json.loads(raw)
+    return Label.parse(fields)

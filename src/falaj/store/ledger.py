@@ -1,0 +1,478 @@
+"""The ledger: records and events in one transaction, on any Store. The only mutable state of the house.
+
+A transaction belongs to the thread that opened it: every `write`, `unit`, `project` or `read` inside it joins it, whoever
+its context speaks for. So never hold a lock of your own across one, and never hand its Writer to another thread.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale
+from falaj.core.event import Event, new_id
+from falaj.core.label import Label
+from falaj.core.ports import CanGroup, Cipher, EventRow, Group, Key, Query, Store, Txn
+from falaj.core.ref import Ref
+from falaj.store import requests
+from falaj.store.envelope import (
+    encode_event,
+    event_aad,
+    key_of,
+    leaf_hash,
+    open_event,
+    open_record,
+    seal_record,
+    stable_parts,
+)
+from falaj.store.records import Fact, Page, Record
+
+PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent"})
+"""Kinds that are derived from events or from bytes outside: a change of them alone needs no event."""
+
+_OPEN = Label()
+_NOTHING: Mapping[str, str] = {}
+_MAX_TERM = 1024
+_MAX_PAGE = 10_000
+T = TypeVar("T")
+
+
+class Ledger:
+    """Transactions over records and events, the log's tail, leases."""
+
+    def __init__(self, store: Store, cipher: Cipher | None = None, emitter: str = "") -> None:
+        self.store = store
+        self.cipher = cipher
+        self.emitter = emitter
+        self._local = _Local()
+        self._callbacks: tuple[Callable[[], None], ...] = ()
+
+    def read(self, ctx: Context) -> "Reader":
+        """One snapshot to read from; inside a transaction of this thread, that transaction."""
+        return Reader(self, ctx)
+
+    def write(self, ctx: Context) -> "Writer":
+        """A transaction: commits on a clean exit, and then everything in it is durable; else nothing of it happened."""
+        return Writer(self, ctx)
+
+    def unit(self, ctx: Context) -> "Writer":
+        """The guard's transaction: one verb, one transaction, which the verb's own writes join."""
+        return Writer(self, ctx)
+
+    def project(self, ctx: Context) -> "Writer":
+        """A transaction over derived data only (PROJECTIONS); no event is demanded and no other kind may change."""
+        return Writer(self, ctx, projecting=True)
+
+    def group(self) -> "Together":
+        """Transactions of this thread inside it become durable together, on exit, or all fail."""
+        return Together(self)
+
+    def retry(self, ctx: Context, work: Callable[["Writer"], T], tries: int = 5) -> T:
+        """Run `work` in a transaction, again when another writer got in between. Only for work with no effect outside."""
+        for _ in range(tries - 1):
+            try:
+                with self.write(ctx) as tx:
+                    return work(tx)
+            except Stale:
+                if self._local.root is not None:
+                    raise
+        with self.write(ctx) as tx:
+            return work(tx)
+
+    def outcome(self, ctx: Context, fingerprint: str = "") -> str | None:
+        """What this caller's named request gave the first time, or None; Conflict when it asks for something else now."""
+        if not ctx.keyed:
+            return None
+        with self.read(ctx) as tx:
+            return requests.recall(tx.key(requests.outcome_key(ctx)), fingerprint)
+
+    def tail(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str) -> list[Fact]:
+        """The log after a cursor, opened; never skips what commits late."""
+        cipher = self.cipher
+        return [
+            open_event(cipher, row) for row in self.store.events(after, tenant=tenant, zone=zone, limit=limit, **where)
+        ]
+
+    def leaves(self, after: str, *, tenant: str, zone: str, limit: int) -> list[tuple[str, bytes, str]]:
+        """(cursor, leaf hash, event id) of one log, for the audit tree; opens nothing."""
+        return [(row.pos, row.leaf, row.id) for row in self.store.events(after, tenant=tenant, zone=zone, limit=limit)]
+
+    def logs(self) -> list[tuple[str, str]]:
+        """Every (tenant, zone) that has events."""
+        return self.store.logs()
+
+    def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
+        """Take or extend a lease: a fencing token that only grows, or None while another holds it."""
+        if self._local.root is not None:
+            raise Invalid(
+                "a lease cannot be taken inside a transaction", "a rollback would hand the same token out twice"
+            )
+        return self.store.lease(name, owner, ttl_s, now)
+
+    def release(self, name: str, owner: str) -> None:
+        """Give a lease back before it runs out."""
+        self.store.release(name, owner)
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Call back after every commit of this process (and of others, where the store can tell); be quick, never raise."""
+        if not self._callbacks and hasattr(self.store, "watch"):
+            self.store.watch(self._wake)
+        self._callbacks += (callback,)
+
+    @property
+    def busy(self) -> bool:
+        """True while this thread is inside a transaction or a group: what it reads may yet be undone."""
+        return self._local.root is not None or self._local.waiting is not None
+
+    def close(self) -> None:
+        """Close the store; what was acknowledged is durable already."""
+        self.store.close()
+
+    def _wake(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+
+class Root:
+    """What every Writer of one transaction shares."""
+
+    __slots__ = ("after", "changed", "events", "failed", "levels", "touched", "txn")
+
+    def __init__(self, txn: Txn) -> None:
+        self.txn = txn
+        self.events: list[EventRow] = []
+        self.after: list[Callable[[bool], None]] = []
+        self.changed = False
+        self.touched = 0
+        self.levels = 1
+        self.failed: BaseException | None = None
+
+
+class _Local(threading.local):
+    root: Root | None = None
+    waiting: list[Callable[[bool], None]] | None = None
+
+
+class Reader:
+    """Questions to one snapshot."""
+
+    __slots__ = ("_ctx", "_ledger", "_own", "_txn")
+
+    def __init__(self, ledger: Ledger, ctx: Context) -> None:
+        self._ledger = ledger
+        self._ctx = ctx
+        self._txn: Txn
+        self._own = False
+
+    def __enter__(self) -> "Reader":
+        root = self._ledger._local.root
+        self._own = root is None
+        self._txn = self._ledger.store.begin(write=False) if root is None else root.txn
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._own:
+            self._txn.rollback()
+
+    def get(self, ref: Ref, tenant: str = "") -> Record | None:
+        """The record of exactly that name and version; a floating version is not resolved here."""
+        record = self.key(key_of(ref, tenant or self._ctx.tenant))
+        if record is not None and ref.version != record.key.version and ref.version != f"r{record.rev}":
+            return None
+        return record
+
+    def need(self, ref: Ref, tenant: str = "") -> Record:
+        """The record, or NotFound."""
+        record = self.get(ref, tenant)
+        if record is None:
+            raise NotFound(f"there is no {ref}", "check the name; a list shows what you may see", ref)
+        return record
+
+    def key(self, key: Key) -> Record | None:
+        """The record under a key of any tenant."""
+        row = self._txn.get(key)
+        return None if row is None else open_record(self._ledger.cipher, row)
+
+    def find(
+        self,
+        kind: str,
+        *,
+        tenant: str = "",
+        project: str = "",
+        name: str = "",
+        prefix: str = "",
+        terms: Mapping[str, str] = _NOTHING,
+        cells: frozenset[str] | None = None,
+        newest: bool = False,
+        after: str = "",
+        limit: int = 100,
+    ) -> Page:
+        """A page of records by name (or newest first), filtered in the query; `cells` None is for the house itself."""
+        if not 0 < limit <= _MAX_PAGE:
+            raise Invalid(f"a page of {limit} records", f"ask for 1 to {_MAX_PAGE} and follow `next`")
+        if cells is not None and not cells:
+            return Page(())
+        asked = Query(tenant or self._ctx.tenant, kind, project, name, prefix, terms, cells, newest, after, limit)
+        found = self._txn.find(asked)
+        cipher = self._ledger.cipher
+        return Page(tuple([open_record(cipher, row) for row in found.rows]), found.next)
+
+    def cells(self, kind: str, tenant: str = "") -> frozenset[str]:
+        """The distinct cells of a tenant's records of one kind, for the guard to ask policy about."""
+        return self._txn.cells(tenant or self._ctx.tenant, kind)
+
+
+class Writer(Reader):
+    """Changes and the events that tell of them."""
+
+    __slots__ = ("_projecting", "_root", "_stable", "_start")
+
+    def __init__(self, ledger: Ledger, ctx: Context, projecting: bool = False) -> None:
+        self._ledger = ledger
+        self._ctx = ctx
+        self._projecting = projecting
+        self._stable: tuple[str, str, tuple[str, ...], tuple[str, str, str]] | None = None
+
+    def __enter__(self) -> "Writer":
+        local = self._ledger._local
+        root = local.root
+        if root is None:
+            root = local.root = Root(self._ledger.store.begin(write=True))
+        else:
+            root.levels += 1
+        self._root = root
+        self._txn = root.txn
+        self._start = root.touched
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        root = self._root
+        if root.levels > 1:
+            root.levels -= 1
+            if error is not None and root.touched != self._start:
+                # Half of an inner write is in the transaction: if the outer one swallows the error it must not commit.
+                root.failed = root.failed or error
+            return
+        self._ledger._local.root = None
+        if error is None:
+            self._commit(root)
+        else:
+            _undo(root)
+
+    def put(
+        self,
+        ref: Ref | Key,
+        body: Mapping[str, Any],
+        *,
+        rev: int | None = None,
+        label: Label | None = None,
+        zone: str = "",
+        restricted: bool | None = None,
+        terms: Mapping[str, str] | None = None,
+        author: str = "",
+    ) -> Record:
+        """Create (rev None; Conflict if it exists) or write over exactly revision `rev` (Stale otherwise).
+
+        On an update what is not given is kept, and a label that the context carries is joined to the one kept.
+        """
+        ctx = self._ctx
+        key = key_of(ref, ctx.tenant)
+        self._check(key, terms)
+        if rev is None:
+            record = Record(
+                key, 1, dict(body), label or ctx.label or _OPEN, zone or ctx.zone, author or ctx.actor.id, bool(restricted),
+                ctx.now(), dict(terms or _NOTHING),
+            )  # fmt: skip
+        else:
+            record = self._over(key, rev, body, (label, zone, restricted, terms, author))
+        self._save(record, rev)
+        return record
+
+    def delete(self, ref: Ref | Key, rev: int) -> None:
+        """Remove the record at exactly revision `rev`, or Stale."""
+        key = key_of(ref, self._ctx.tenant)
+        self._check(key, None)
+        self._txn.delete(key, rev)
+        self._touch(key.kind)
+
+    def emit(
+        self,
+        verb: str,
+        subject: Ref,
+        inputs: tuple[Ref, ...] = (),
+        *,
+        sealed: str = "",
+        tenant: str = "",
+        **body: str | int | float,
+    ) -> Event:
+        """Say what happened, in this transaction: subject and inputs must be pinned."""
+        ctx, ledger, root = self._ctx, self._ledger, self._root
+        actor = ctx.actor.id
+        behalf, policy, rules, stable = self._stable or self._fix()
+        tenant = tenant or ctx.tenant
+        zone, at, request = ctx.zone, ctx.now(), ctx.request
+        event = Event(
+            verb, actor, subject, tenant, zone, at, inputs, request, body, behalf, policy, rules, sealed, new_id()
+        )
+        try:
+            data = raw = encode_event(event, stable)
+        except ValueError as error:
+            raise Invalid(
+                f"the event {verb} cannot be written: {error}", "finite numbers and valid text only"
+            ) from error
+        id_ = event.id
+        if ledger.cipher is not None:
+            data = ledger.cipher.seal(tenant, zone, raw, event_aad(tenant, zone, id_))
+        key = Key(tenant, subject.kind, subject.project, subject.name, subject.version)
+        pins = tuple([str(ref) for ref in inputs]) if inputs else ()
+        root.events.append(EventRow(id_, tenant, zone, verb, actor, key, at, request, leaf_hash(raw), data, pins))
+        root.touched += 1
+        return event
+
+    @property
+    def emitted(self) -> int:
+        """How many events this transaction has so far; the guard adds its own where a verb said nothing."""
+        return len(self._root.events)
+
+    def remember(self, outcome_json: str, fingerprint: str) -> None:
+        """Keep the outcome of a named request in this transaction; Stale when the same request was just done elsewhere."""
+        ctx = self._ctx
+        if not ctx.keyed:
+            return
+        key = requests.outcome_key(ctx)
+        try:
+            self.put(key, requests.outcome_body(outcome_json, fingerprint))
+        except Conflict as error:
+            requests.recall(self.key(key), fingerprint)
+            raise Stale(
+                "the same request was carried out a moment ago", "call again: it will find that outcome"
+            ) from error
+
+    def after(self, callback: Callable[[bool], None]) -> None:
+        """Call back once when the transaction has ended: True when it is durable, False when it is undone."""
+        self._root.after.append(callback)
+
+    def _fix(self) -> tuple[str, str, tuple[str, ...], tuple[str, str, str]]:
+        ctx, decision = self._ctx, self._ctx.decision
+        policy, rules = (decision.policy, decision.rules) if decision else ("", ())
+        behalf = ctx.actor.behalf
+        self._stable = (behalf, policy, rules, stable_parts(ctx.actor.id, behalf, policy, ctx.request, rules))
+        return self._stable
+
+    def _over(self, key: Key, rev: int, body: Mapping[str, Any], given: tuple[Any, ...]) -> Record:
+        label, zone, restricted, terms, author = given
+        old = self.key(key)
+        if old is None or old.rev != rev:
+            raise _stale(key, rev, old.rev if old else 0)
+        if label is None:
+            label = old.label.join(self._ctx.label) if self._ctx.label else old.label
+        return Record(
+            key, rev + 1, dict(body), label, zone or old.zone, author or old.author,
+            old.restricted if restricted is None else restricted, self._ctx.now(), dict(old.terms if terms is None else terms),
+        )  # fmt: skip
+
+    def _save(self, record: Record, rev: int | None) -> None:
+        row = seal_record(self._ledger.cipher, record)
+        try:
+            self._txn.put(row, rev or 0)
+        except Stale as error:
+            # With a cause it is the engine that asks for a retry, and says nothing about the name.
+            if rev is not None or error.__cause__ is not None:
+                raise
+            key = record.key
+            raise Conflict(
+                f"{key.kind} {key.project}/{key.name} exists already", "choose another name, or write over its revision"
+            ) from error
+        self._touch(record.key.kind)
+
+    def _check(self, key: Key, terms: Mapping[str, str] | None) -> None:
+        if self._projecting and key.kind not in PROJECTIONS:
+            raise SilentChange(f"{key.kind} is not derived data", "use ledger.write and emit an event")
+        if "\0" in f"{key.tenant}{key.kind}{key.project}{key.name}{key.version}":
+            raise Invalid("a name holds a NUL character", "use printable characters")
+        for field, value in terms.items() if terms else ():
+            if len(value) > _MAX_TERM or "\0" in value or "\0" in field:
+                raise Invalid(f"the term {field[:80]!r} is too long or holds a NUL", f"at most {_MAX_TERM} characters")
+
+    def _touch(self, kind: str) -> None:
+        root = self._root
+        root.touched += 1
+        if kind not in PROJECTIONS:
+            root.changed = True
+
+    def _commit(self, root: Root) -> None:
+        if root.failed is not None:
+            _undo(root)
+            raise root.failed
+        if root.changed and not root.events:
+            _undo(root)
+            raise SilentChange("a record changed and no event says so", "emit an event in the same transaction")
+        if not root.touched:
+            _undo(root)
+            return
+        try:
+            if root.events:
+                root.txn.append(root.events)
+            root.txn.commit()
+        except BaseException:
+            _tell(root.after, durable=False)
+            raise
+        ledger = self._ledger
+        waiting = ledger._local.waiting
+        if waiting is not None:
+            waiting.extend(root.after)
+            return
+        _tell(root.after, durable=True)
+        ledger._wake()
+
+
+class Together:
+    """The group of one thread; groups inside a group are part of it."""
+
+    __slots__ = ("_group", "_ledger")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._group: Group | None = None
+
+    def __enter__(self) -> None:
+        local, store = self._ledger._local, self._ledger.store
+        if local.waiting is None and local.root is None and isinstance(store, CanGroup):
+            self._group = store.group()
+            self._group.__enter__()
+            local.waiting = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._group is None:
+            return
+        local = self._ledger._local
+        after, local.waiting = local.waiting or [], None
+        try:
+            self._group.__exit__(None, None, None)
+        except BaseException:
+            _tell(after, durable=False)
+            raise
+        _tell(after, durable=True)
+        self._ledger._wake()
+
+
+def _undo(root: Root) -> None:
+    root.txn.rollback()
+    _tell(root.after, durable=False)
+
+
+def _tell(callbacks: list[Callable[[bool], None]], *, durable: bool) -> None:
+    for callback in callbacks:
+        callback(durable)
+
+
+def _stale(key: Key, rev: int, newest: int) -> FalajError:
+    now = f"its newest is {newest}" if newest else "it does not exist"
+    return Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}: {now}", "read it again and retry")

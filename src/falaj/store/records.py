@@ -1,0 +1,47 @@
+"""What the ledger gives: records, pages of them, and facts of the log."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from falaj.core.event import Event
+from falaj.core.label import Label
+from falaj.core.ports import Key
+from falaj.core.ref import Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One thing at one revision, opened."""
+
+    key: Key
+    rev: int
+    body: dict[str, Any]
+    label: Label
+    zone: str
+    author: str
+    restricted: bool
+    at: float
+    terms: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ref(self) -> Ref:
+        """The pinned name: its version, or its revision when it is a mutable record."""
+        return Ref(self.key.kind, self.key.project, self.key.name, self.key.version or f"r{self.rev}")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some records and the cursor of the next page, empty at the end."""
+
+    records: tuple[Record, ...]
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """An event as the log holds it: where it stands, the hash that proves it and the exact bytes that were hashed."""
+
+    event: Event
+    pos: str
+    leaf: bytes
+    raw: bytes
