@@ -1,0 +1,136 @@
+"""What a call names: each reference found in the ledger, with the facts that decide about it. No judgement here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from falaj.core.cell import Cell
+from falaj.core.context import HOUSE, Context
+from falaj.core.errors import NotFound
+from falaj.core.label import Label, join_all
+from falaj.core.ref import Ref
+from falaj.core.verb import Verb
+from falaj.govern.records import Move
+from falaj.store.ledger import Ledger, Reader
+from falaj.store.records import Record
+
+_OPEN = Label()
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """One reference of a call and the record behind it, where there is one."""
+
+    asked: Ref
+    written: bool
+    record: Record | None
+    label: Label
+    zone: str
+
+    @property
+    def ref(self) -> Ref:
+        """Pinned where the thing exists, else as asked."""
+        return self.record.ref if self.record is not None else self.asked
+
+    @property
+    def restricted(self) -> bool:
+        """True when it is kept and may not be used."""
+        return self.record is not None and self.record.restricted
+
+    def cell(self, label: Label | None = None) -> Cell:
+        """What policy may look at; `label` is what it will carry when it is about to be written."""
+        chosen = label if self.written and label is not None else self.label
+        return Cell.of(self.asked.kind, self.asked.project, self.zone, chosen, self.restricted)
+
+    def move(self, ctx: Context, op: str, dst: str, jurisdiction: str = "") -> Move:
+        """The question to place() about this thing."""
+        return Move(
+            op=op,
+            label=ctx.label if self.written and ctx.label is not None else self.label,
+            thing=str(self.asked.bare),
+            tenant=ctx.tenant,
+            src=self.zone,
+            dst=dst,
+            purpose=ctx.purpose,
+            jurisdiction=jurisdiction,
+            restricted=self.restricted,
+            since=self.record.at if self.record is not None else ctx.now(),
+        )
+
+
+def desk_thing(desk: str, zone: str) -> Thing:
+    """A call that names nothing is about its desk."""
+    return Thing(Ref("desk", HOUSE, desk), False, None, _OPEN, zone)
+
+
+def things_of(
+    ledger: Ledger, verb: Verb, ctx: Context, arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Thing]]:
+    """All the call names, and its arguments with what is read pinned: at the edge, so that the log never floats."""
+    changed = dict(arguments)
+    found: list[Thing] = []
+    names = dict.fromkeys((*verb.reads, *verb.writes))
+    if not names:
+        return changed, found
+    with ledger.read(ctx) as tx:
+        for name in names:
+            written = name in verb.writes
+            things = [_find(tx, ctx, ref, written) for ref in _refs(arguments.get(name))]
+            found += things
+            if not written:
+                changed[name] = _with_pins(arguments.get(name), things)
+    return changed, found
+
+
+def label_of(declared: Any, verb: Verb, things: Sequence[Thing]) -> Label | None:
+    """What a written thing must carry: all it is made from, all it was before, and what its writer declared."""
+    if not verb.writes:
+        return None
+    label = join_all(thing.label for thing in things)
+    return label.join(declared) if isinstance(declared, Label) else label
+
+
+def missing(ref: Ref) -> NotFound:
+    """The one way to say that there is no such thing, or none that you may know of."""
+    return NotFound(f"there is no {ref}", "list what there is, or check the spelling", ref)
+
+
+def _find(tx: Reader, ctx: Context, ref: Ref, written: bool) -> Thing:
+    record = _resolve(tx, ref)
+    if record is None:
+        if not written:
+            raise missing(ref)
+        return Thing(ref, written, None, _OPEN, ctx.zone)
+    return Thing(ref, written, record, record.label, record.zone or ctx.zone)
+
+
+def _resolve(tx: Reader, ref: Ref) -> Record | None:
+    """What a reference means now: `@v3` itself, `@r3` that revision, an alias what it points at, nothing the newest."""
+    if ref.pinned:
+        return tx.get(ref)
+    head = tx.get(ref.bare)
+    if head is None:
+        return None
+    newest = head.body.get("newest")
+    if newest is None:
+        return None if ref.version else head
+    version = newest if ref.version in ("", "latest") else head.body.get("aliases", {}).get(ref.version)
+    return tx.get(ref.at(version)) if version else None
+
+
+def _refs(value: Any) -> list[Ref]:
+    if value is None:
+        return []
+    if isinstance(value, Ref):
+        return [value]
+    return list(value.values() if isinstance(value, Mapping) else value)
+
+
+def _with_pins(value: Any, things: Sequence[Thing]) -> Any:
+    """The argument with versions pinned. A mutable record keeps its bare name: its revision is the verb's to check."""
+    pins = {t.asked: t.ref for t in things if t.record is not None and t.record.key.version}
+    if isinstance(value, Ref):
+        return pins.get(value, value)
+    if isinstance(value, Mapping):
+        return {key: pins.get(ref, ref) for key, ref in value.items()}
+    return value if value is None else tuple(pins.get(ref, ref) for ref in value)
