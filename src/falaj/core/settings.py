@@ -67,6 +67,8 @@ class Settings:
     listen: str = "127.0.0.1:8470"
     hosts: tuple[str, ...] = ()
     """Host names callers may use, beside the listening address itself."""
+    regimes: str = ""
+    """A folder of regime profiles of one's own, read after those that are shipped."""
     seal_s: float = 1.0
     """At most so long after an event is it under a signed checkpoint."""
     tls: Tls = field(default_factory=Tls)

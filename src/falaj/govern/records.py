@@ -99,7 +99,12 @@ class Regime:
 
     def reaches(self, jurisdiction: str) -> bool:
         """True when a zone there may be cleared for this regime without a grant."""
-        return "*" in self.home or jurisdiction in self.home or jurisdiction in self.clearable or jurisdiction in self.adequate
+        return (
+            "*" in self.home
+            or jurisdiction in self.home
+            or jurisdiction in self.clearable
+            or jurisdiction in self.adequate
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,346 @@
+"""Approvals: four eyes over exact digests. A pure judgement of what people said, and the desk where they say it.
+
+An approval is about one action on one digest; its name is made of both, so another digest is another approval and a change
+of anything voids what was said. Voices are counted by person (what the identity provider calls them), never by account.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Denied, Invalid
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.govern.records import Approval, ApprovalState, Standing, Voice
+from falaj.store.codec import from_plain, to_plain
+from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.records import Record
+
+ROLES = ("approver", "dpo")
+EMERGENCY_S = 24 * 3600.0
+DAY_S = 86_400.0
+MAX_DAYS = 366
+MAX_NEEDS = 9
+PROJECT = "approvals"
+_ACTION = re.compile(r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}")
+_DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}")
+
+
+def standing(approval: Approval, now: float) -> Standing:
+    """Where it stands at `now`. Trusts no earlier check: every voice is judged again, here."""
+    good = _counted(approval)
+    given, officers = len(good), sum("dpo" in voice.roles for voice in good)
+    missing = max(0, approval.needs - given)
+    missing_dpo = max(0, approval.dpo - officers)
+
+    def said(state: str, until: float, why: str, ratify: bool = False) -> Standing:
+        return Standing(state, given, missing, missing_dpo, until, why, ratify)
+
+    refused = next((voice for voice in approval.voices if voice.says == "refuse"), None)
+    if refused is not None:
+        return said("refused", refused.at, f"{refused.actor} refused it")
+    if now >= approval.expires:
+        return said("expired", approval.expires, "its time is over")
+    deadline = good[0].at + EMERGENCY_S if approval.emergency and good else approval.expires
+    if not missing and not missing_dpo and _complete_at(approval, good) < deadline:
+        return said("granted", approval.expires, "enough people gave it")
+    if approval.emergency and good:
+        if now >= deadline:
+            return said("lapsed", deadline, "nobody ratified the emergency in time: undo what it allowed")
+        return said(
+            "emergency", min(deadline, approval.expires), "one person gave it; others must ratify it", ratify=True
+        )
+    return said("waiting", approval.expires, _missing(missing, missing_dpo))
+
+
+def may_speak(approval: Approval, voice: Voice) -> str:
+    """Why this voice does not count, or nothing when it does."""
+    if voice.kind != "person":
+        return "only people approve, never a service account or a workload"
+    if voice.behalf:
+        return "nobody approves on behalf of another"
+    if approval.asker in (voice.person, voice.actor):
+        return "whoever asks does not approve"
+    if voice.person in approval.barred or voice.actor in approval.barred:
+        return "an author does not approve the own work"
+    if not set(voice.roles) & set(approval.roles):
+        return f"this needs one of the roles {', '.join(approval.roles)}"
+    return "" if voice.digest == approval.digest else "the digest is another one than was asked about"
+
+
+def _counted(approval: Approval) -> list[Voice]:
+    """One voice a person, the earliest, in order of time."""
+    seen: dict[str, Voice] = {}
+    for voice in sorted(approval.voices, key=lambda v: v.at):
+        timely = approval.asked <= voice.at < approval.expires
+        if voice.says == "give" and timely and not may_speak(approval, voice):
+            seen.setdefault(voice.person, voice)
+    return list(seen.values())
+
+
+def _complete_at(approval: Approval, good: list[Voice]) -> float:
+    """When the last voice it needed was heard."""
+    officers = [voice.at for voice in good if "dpo" in voice.roles]
+    enough = good[approval.needs - 1].at if approval.needs else approval.asked
+    return max(enough, officers[approval.dpo - 1]) if approval.dpo else enough
+
+
+def _missing(people: int, officers: int) -> str:
+    who = f"{people} more {'person' if people == 1 else 'people'}" if people else ""
+    dpo = f"{officers} of the role dpo" if officers else ""
+    return "it waits for " + (f"{who}, {dpo}" if who and dpo else who or dpo)
+
+
+class Approvals:
+    """Four eyes: ask, give, refuse, over exact digests."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._watchers: tuple[Callable[[], None], ...] = ()
+
+    @verb(reads=("about",), group="write")
+    def ask(
+        self,
+        ctx: Context,
+        action: Annotated[str, "what the approval is for, as desk.verb"],
+        digest: Annotated[str, "the exact digest people are asked to approve"],
+        reason: Annotated[str, "why, for those who decide"],
+        about: Annotated[Ref | None, "the thing it is about; its author cannot approve"] = None,
+        needs: Annotated[int, "how many different people must approve, besides you"] = 2,
+        days: Annotated[int, "days until the question, and any answer, ends"] = 7,
+        emergency: Annotated[
+            bool, "one person suffices for 24 hours; then it lapses unless the others ratify it"
+        ] = False,
+    ) -> ApprovalState:
+        """Ask people to approve one exact digest for one action.
+
+        Nobody approves what they asked for or wrote. Any change is another digest and needs asking again.
+
+        Example:
+            falaj approvals ask catalog.promote sha256:9f… --reason "passed the bias test" --about model:fraud/scorer@v3
+        """
+        if not 1 <= days <= MAX_DAYS:
+            raise Invalid(f"an approval of {days} days", f"1 to {MAX_DAYS} days")
+        with self._ledger.write(ctx) as tx:
+            authors = (tx.need(about).author,) if about is not None else ()
+            question = Approval(
+                action=action,
+                digest=digest,
+                needs=needs,
+                dpo=0,
+                roles=ROLES,
+                asker=ctx.actor.person,
+                barred=(ctx.actor.id, *authors),
+                reason=reason,
+                asked=ctx.now(),
+                expires=ctx.now() + days * DAY_S,
+                about=str(about or ""),
+                emergency=emergency,
+            )
+            return self.propose(ctx, tx, question)
+
+    @verb(writes=("approval",), group="approve")
+    def give(
+        self,
+        ctx: Context,
+        approval: Annotated[Ref, "the approval, as list shows it"],
+        digest: Annotated[str, "the digest you looked at; refused when it is not the one asked about"] = "",
+        reason: Annotated[str, "what you want remembered with it"] = "",
+    ) -> ApprovalState:
+        """Say yes, as yourself.
+
+        Example:
+            falaj approvals give approval:approvals/zones.grant.3b1f… --digest sha256:9f…
+        """
+        return self._speak(ctx, approval, "give", digest, reason)
+
+    @verb(writes=("approval",), group="approve")
+    def refuse(
+        self,
+        ctx: Context,
+        approval: Annotated[Ref, "the approval, as list shows it"],
+        reason: Annotated[str, "why not"],
+    ) -> ApprovalState:
+        """Say no. It ends the question, and ends an approval that was already given.
+
+        Example:
+            falaj approvals refuse approval:approvals/zones.grant.3b1f… --reason "the contract has no audit clause"
+        """
+        return self._speak(ctx, approval, "refuse", "", reason)
+
+    @verb(reads=("approval",))
+    def show(self, ctx: Context, approval: Annotated[Ref, "the approval"]) -> ApprovalState:
+        """Show one approval, who said what, and what it still waits for.
+
+        Example:
+            falaj approvals show approval:approvals/zones.grant.3b1f…
+        """
+        with self._ledger.read(ctx) as tx:
+            return _state(tx.need(_mutable(approval)), ctx.now())
+
+    @verb()
+    def list(
+        self,
+        ctx: Context,
+        state: Annotated[str, "only those that stand so: waiting, granted, emergency, refused, expired, lapsed"] = "",
+        action: Annotated[str, "only those for this action"] = "",
+        limit: Annotated[int, "at most so many, newest first"] = 100,
+    ) -> tuple[ApprovalState, ...]:
+        """List approvals, newest first.
+
+        Example:
+            falaj approvals list --state waiting
+        """
+        terms = {"action": action} if action else {}
+        with self._ledger.read(ctx) as tx:
+            page = tx.find(PROJECT[:-1], terms=terms, cells=ctx.cells("approval"), newest=True, limit=limit)
+        states = tuple(_state(record, ctx.now()) for record in page.records)
+        return tuple(s for s in states if not state or s.standing.state == state)
+
+    def propose(self, ctx: Context, tx: Writer, question: Approval) -> ApprovalState:
+        """Put a question in a transaction of a room of ours; the same question again is found, not asked twice."""
+        _check(question)
+        ref = approval_ref(question.action, question.digest)
+        old = tx.get(ref)
+        if old is not None:
+            state = _state(old, ctx.now())
+            if state.standing.state in ("waiting", "granted", "emergency"):
+                return state
+            if state.standing.state == "refused":
+                raise Conflict(f"{ref} was refused", "change what was refused: another digest is another question", ref)
+        terms = {"action": question.action, "asker": question.asker}
+        record = tx.put(ref, to_plain(question), rev=old.rev if old else None, terms=terms)
+        tx.emit(
+            "approvals.ask",
+            record.ref,
+            action=question.action,
+            digest=question.digest,
+            needs=question.needs,
+            dpo=question.dpo,
+            emergency=int(question.emergency),
+            about=question.about,
+        )
+        self._tell_after(tx)
+        return _state(record, ctx.now())
+
+    def demand(
+        self, ctx: Context, action: str, digest: str, *, needs: int = 2, dpo: int = 0, emergency: bool = False
+    ) -> Approval:
+        """The approval that stands for exactly this, or Denied with the command that is missing. For rooms."""
+        with self._ledger.read(ctx) as tx:
+            approval = find_approval(tx, action, digest, tenant=ctx.tenant)
+        ref = approval_ref(action, digest)
+        if approval is None:
+            hint = f"falaj approvals ask {action} {digest} --needs {needs} --reason …"
+            raise Denied(f"{action} needs the approval of {needs} people, and nobody asked them", hint, ref)
+        if approval.needs < needs or approval.dpo < dpo:
+            hint = "ask again: whatever changes, the digest does, and a new question can be put"
+            raise Denied(f"{ref} asks fewer people than {action} needs", hint, ref)
+        now = standing(approval, ctx.now())
+        if now.granted or (emergency and now.state == "emergency"):
+            return approval
+        raise Denied(f"{action} is not approved: {now.why}", f"an approver runs: falaj approvals give {ref}", ref)
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back when what people said has changed, in this process."""
+        self._watchers += (callback,)
+
+    def _speak(self, ctx: Context, ref: Ref, says: str, digest: str, reason: str) -> ApprovalState:
+        ref = _mutable(ref)
+        with self._ledger.write(ctx) as tx:
+            record = tx.need(ref)
+            approval = _approval(record)
+            voice = _voice(ctx, says, digest or approval.digest, reason)
+            _admit(ctx, approval, voice, ref)
+            changed = replace(approval, voices=(*approval.voices, voice))
+            record = tx.put(ref, to_plain(changed), rev=record.rev)
+            state = _state(record, ctx.now())
+            tx.emit(
+                f"approvals.{says}",
+                record.ref,
+                action=approval.action,
+                digest=approval.digest,
+                state=state.standing.state,
+                reason=reason,
+            )
+            self._tell_after(tx)
+        return state
+
+    def _tell_after(self, tx: Writer) -> None:
+        tx.after(lambda durable: [tell() for tell in self._watchers] and None)
+
+
+def approval_ref(action: str, digest: str) -> Ref:
+    """The one name of the question whether `action` may be done with exactly `digest`."""
+    tail = hashlib.sha256(f"{action}\0{digest}".encode()).hexdigest()[:32]
+    return Ref("approval", PROJECT, f"{action}.{tail}")
+
+
+def find_approval(tx: Reader, action: str, digest: str, *, tenant: str) -> Approval | None:
+    """What was asked and said about exactly this, or None."""
+    record = tx.get(approval_ref(action, digest), tenant=tenant)
+    if record is None:
+        return None
+    approval = _approval(record)
+    return approval if (approval.action, approval.digest) == (action, digest) else None
+
+
+def _check(question: Approval) -> None:
+    if not _ACTION.fullmatch(question.action):
+        raise Invalid(f"{question.action!r:.60} is no action", "desk.verb, for example catalog.promote")
+    if not _DIGEST.fullmatch(question.digest):
+        raise Invalid("that is no digest", "the exact digest of what is to be approved, for example sha256:…")
+    if not 1 <= question.needs <= MAX_NEEDS or question.dpo > question.needs:
+        raise Invalid(f"an approval by {question.needs} people", f"1 to {MAX_NEEDS}")
+    if not question.reason.strip():
+        raise Invalid("nobody can decide without a reason", "--reason says why, for those who decide")
+
+
+def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
+    """Refuse a voice that could not count, so that its speaker hears it now."""
+    now = standing(approval, ctx.now())
+    if now.state in ("refused", "expired", "lapsed"):
+        raise Conflict(f"{ref} is over: {now.why}", "ask again with falaj approvals ask", ref)
+    if voice.says == "refuse" and approval.asker == voice.person:
+        return
+    if ctx.actor.tenant != ctx.tenant or ctx.actor.run:
+        raise Denied("only people of this tenant approve here", "ask one of its approvers", ref)
+    why = may_speak(approval, voice)
+    if why:
+        raise Denied(f"your voice does not count here: {why}", "another person with the role approver or dpo can", ref)
+    if voice.says == "give" and any(v.person == voice.person for v in approval.voices):
+        raise Conflict("you have approved it already", "another person must", ref)
+
+
+def _voice(ctx: Context, says: str, digest: str, reason: str) -> Voice:
+    actor = ctx.actor
+    return Voice(
+        says=says,
+        person=actor.person,
+        actor=actor.id,
+        kind=actor.kind,
+        roles=tuple(sorted(actor.roles)),
+        at=ctx.now(),
+        digest=digest,
+        behalf=actor.behalf,
+        reason=reason,
+    )
+
+
+def _mutable(ref: Ref) -> Ref:
+    if ref.kind != "approval":
+        raise Invalid(f"{ref} is not an approval", "falaj approvals list shows them", ref)
+    return ref.bare
+
+
+def _approval(record: Record) -> Approval:
+    approval: Approval = from_plain(Approval, record.body)
+    return approval
+
+
+def _state(record: Record, now: float) -> ApprovalState:
+    approval = _approval(record)
+    return ApprovalState(record.ref.bare, approval, standing(approval, now))
