@@ -1,0 +1,220 @@
+"""The policy engine: Cedar texts compiled once, cut down to what a question can touch, asked, and never just trusted.
+
+Cedar skips a rule that errors, so a forbid that errors would let the call through; and it knows a third answer besides
+allow and deny. `ask` therefore allows only when the answer is Allow, no rule erred and all three entities were there.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import cedarpy
+
+from falaj.core.errors import Invalid
+from falaj.core.verb import GROUPS
+
+FOLDER = Path(__file__).parent / "cedar"
+TENANT_LAYER = "tenant"
+_MAX_TEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One policy: its name, the layer it stands in, what it says to people, and Cedar's own JSON of it."""
+
+    id: str
+    layer: str
+    effect: str
+    says: str
+    hint: str
+    tree: Mapping[str, Any]
+    actions: frozenset[str] | None
+    """The actions and groups its scope names; None is every action."""
+    role: str
+    """The role without which it cannot apply; empty when it may apply to any caller."""
+
+    @property
+    def text(self) -> str:
+        """The policy as Cedar writes it."""
+        return str(cedarpy.policies_from_json_str(_document({self.id: self.tree})))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the engine said, after distrust: the rules that decided, sorted, and what went wrong if anything did."""
+
+    allowed: bool
+    rules: tuple[str, ...]
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Parsed entities and the names of those that are in it."""
+
+    handle: Any
+    uids: frozenset[tuple[str, str]]
+
+
+def schema_text(actions: Mapping[str, str]) -> str:
+    """The schema: the file of the repository and one action a verb, each in its group."""
+    lines = [(FOLDER / "schema.cedarschema").read_text(encoding="utf-8")]
+    applies = "appliesTo { principal: [Actor], resource: [Thing], context: Facts }"
+    lines += [f"action {json.dumps(group)} {applies};" for group in GROUPS]
+    lines += [f"action {json.dumps(name)} in [{json.dumps(actions[name])}] {applies};" for name in sorted(actions)]
+    return "\n".join(lines) + "\n"
+
+
+def parse_schema(text: str) -> Any:
+    """The parsed schema."""
+    return cedarpy.Schema.from_str(text)
+
+
+def parse_rules(text: str, layer: str, schema: Any) -> tuple[Rule, ...]:
+    """Every policy of a text of ours, named by its @id and valid under the schema, or Invalid."""
+    trees = _parse(text, schema)
+    rules = tuple(_rule(str(tree.get("annotations", {}).get("id", "")), layer, tree) for tree in trees)
+    if len({rule.id for rule in rules}) != len(rules) or any(not rule.id for rule in rules):
+        raise Invalid(f"two policies of {layer} share a name, or one has none", "give each an @id of its own")
+    return rules
+
+
+def parse_narrowing(name: str, text: str, schema: Any) -> Rule:
+    """A tenant's own policy: exactly one `forbid`, valid under the schema, or Invalid. A permit could only widen."""
+    if len(text.encode()) > _MAX_TEXT:
+        raise Invalid(f"the policy {name} is larger than {_MAX_TEXT} bytes", "split it")
+    trees = _parse(text, schema)
+    if len(trees) != 1:
+        raise Invalid(f"the policy {name} holds {len(trees)} policies", "one policy a name")
+    if trees[0]["effect"] != "forbid":
+        raise Invalid(f"the policy {name} permits", "a tenant's own policies may only narrow: write forbid")
+    return _rule(f"{TENANT_LAYER}-{name}", TENANT_LAYER, trees[0])
+
+
+class RuleSet:
+    """The rules that bind one tenant, with their hash; parsed slices of them are kept for reuse."""
+
+    def __init__(self, rules: Iterable[Rule], schema: Any, digest: str) -> None:
+        self.rules = {rule.id: rule for rule in rules}
+        self.schema = schema
+        self.hash = digest
+        self._slice = lru_cache(maxsize=1024)(self._cut)
+
+    def slice(self, action: str, group: str, roles: frozenset[str], unbound: bool = False) -> Any:
+        """The parsed policies that can apply to this action by a caller with these roles; the rest cannot match.
+
+        unbound: leave the tenant's own policies out as well.
+        """
+        return self._slice(action, group, roles, unbound)
+
+    def whole(self) -> Any:
+        """All policies, parsed, nothing cut."""
+        return cedarpy.PolicySet.from_json_str(_document({rule.id: rule.tree for rule in self.rules.values()}))
+
+    def _cut(self, action: str, group: str, roles: frozenset[str], unbound: bool) -> Any:
+        chosen: dict[str, Mapping[str, Any]] = {}
+        for rule in self.rules.values():
+            if rule.actions is not None and rule.actions.isdisjoint((action, group)):
+                continue
+            if (rule.role and rule.role not in roles) or (unbound and rule.layer == TENANT_LAYER):
+                continue
+            # Within the slice the action's scope is known to match, and asking again costs as much as the rest.
+            chosen[rule.id] = {**rule.tree, "action": {"op": "All"}}
+        return cedarpy.PolicySet.from_json_str(_document(chosen))
+
+
+def ask(policies: Any, world: World, requests: list[dict[str, Any]]) -> list[Answer]:
+    """Answer each request; anything but a clean Allow is a denial, and an engine that fails has denied.
+
+    The schema is not asked again: every rule was checked against it, and a value of another type is an error, so a denial.
+    """
+    for request in requests:
+        uids = {(request[part]["type"], request[part]["id"]) for part in ("principal", "action", "resource")}
+        if not uids <= world.uids:
+            return [Answer(False, ("missing-entity",), "an entity of the question is missing")] * len(requests)
+    try:
+        results = cedarpy.is_authorized_batch(requests, policies, world.handle)
+        return [_distrust(result) for result in results]
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        return [Answer(False, ("engine-failure",), f"the policy engine failed: {type(error).__name__}")] * len(requests)
+
+
+def parse_world(entities: Mapping[tuple[str, str], str]) -> World:
+    """Entities from their JSON, by type and id: only what the question needs, so the number of others costs nothing."""
+    return World(cedarpy.Entities.from_json_str(f"[{','.join(entities.values())}]"), frozenset(entities))
+
+
+def extend_world(world: World, entities: Mapping[tuple[str, str], str]) -> World:
+    """A new world with more in it; what was parsed before is not parsed again."""
+    added = world.handle.with_added_json_str(f"[{','.join(entities.values())}]")
+    return World(added, world.uids.union(entities))
+
+
+def digest_of(parts: Iterable[str]) -> str:
+    """One SHA-256 over texts; lengths first, so that no two lists of texts share it."""
+    whole = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        whole.update(len(data).to_bytes(8, "big") + data)
+    return whole.hexdigest()
+
+
+def _distrust(result: Any) -> Answer:
+    reasons = tuple(sorted(result.diagnostics.reasons))
+    if result.diagnostics.errors:
+        return Answer(False, ("policy-error",), "a policy could not be evaluated, so nothing is allowed")
+    if result.decision is cedarpy.Decision.Allow:
+        return Answer(True, reasons)
+    if result.decision is cedarpy.Decision.Deny:
+        return Answer(False, reasons)
+    return Answer(False, ("no-decision",), "the policy engine came to no decision")
+
+
+def _parse(text: str, schema: Any) -> list[dict[str, Any]]:
+    try:
+        document = json.loads(cedarpy.policies_to_json_str(text))
+        checked = cedarpy.validate_policies(text, schema)
+    except ValueError as error:
+        raise Invalid("the policy is not Cedar", str(error).splitlines()[0][:300] if str(error) else "") from error
+    if not checked.validation_passed:
+        raise Invalid("the policy does not fit the schema", "; ".join(e.error for e in checked.errors)[:500])
+    if document.get("templates") or document.get("templateLinks"):
+        raise Invalid("the policy is a template", "write principals and resources out")
+    trees = document["staticPolicies"]
+    return [trees[key] for key in sorted(trees, key=lambda key: int(key.removeprefix("policy")))]
+
+
+def _rule(name: str, layer: str, tree: dict[str, Any]) -> Rule:
+    notes = tree.get("annotations", {})
+    says = notes.get("says") or ("the tenant's own policy forbids it" if layer == TENANT_LAYER else name)
+    return Rule(name, layer, tree["effect"], says, notes.get("hint") or "", tree, _actions(tree["action"]), _role(tree))
+
+
+def _actions(scope: Mapping[str, Any]) -> frozenset[str] | None:
+    if scope["op"] == "All":
+        return None
+    return frozenset(entity["id"] for entity in scope.get("entities") or [scope["entity"]])
+
+
+def _role(tree: Mapping[str, Any]) -> str:
+    """The role asked for in the very first condition. Only there: what stands left of a test could err before it."""
+    conditions = tree.get("conditions") or []
+    if not conditions or conditions[0]["kind"] != "when":
+        return ""
+    body = conditions[0]["body"]
+    while "&&" in body:
+        body = body["&&"]["left"]
+    match body:
+        case {
+            "contains": {"left": {".": {"left": {"Var": "principal"}, "attr": "roles"}}, "right": {"Value": str(role)}}
+        }:
+            return role
+    return ""
+
+
+def _document(trees: Mapping[str, Mapping[str, Any]]) -> str:
+    return json.dumps({"staticPolicies": dict(trees), "templates": {}, "templateLinks": []})

@@ -1,0 +1,284 @@
+"""May this actor do this to that thing? The answer of guardrails, role permits and the tenant's own narrowing policies.
+
+What does not live here: residency (`place`), whose result comes in as a fact; the verbs about policies (`policy_desk`);
+and anything that asks a database.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from falaj.core.cell import Cell
+from falaj.core.context import Actor, Decision
+from falaj.core.errors import Invalid
+from falaj.govern.engine import (
+    FOLDER,
+    Answer,
+    RuleSet,
+    World,
+    ask,
+    digest_of,
+    extend_world,
+    parse_narrowing,
+    parse_rules,
+    parse_schema,
+    parse_world,
+    schema_text,
+)
+from falaj.govern.roles import granting, permits
+
+_ACTOR_FIELDS = tuple(field.name for field in fields(Actor))
+UNBOUND_DESK = "policy."
+"""A tenant's own policies do not bind the policy desk itself: nobody can lock their tenant out of taking one back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the guard knows of a call besides actor and thing. Whatever is not said counts against the caller."""
+
+    tenant: str
+    """The tenant that the thing belongs to."""
+    placed: bool = False
+    """`place` was asked about every movement of this call, and allowed them all."""
+    tenant_active: bool = False
+    """Neither the caller's tenant nor the thing's is suspended."""
+    actor_active: bool = False
+    author: bool = True
+    """The person asking made the thing, or asked for what is to be approved."""
+    step_up: bool = False
+    """This installation demands more than one factor for weighty acts."""
+    purpose: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Everything a decision depends on, as text: enough to decide again, years later."""
+
+    actions: tuple[tuple[str, str], ...]
+    schema: str
+    guardrails: str
+    permits: str
+
+    @property
+    def hash(self) -> str:
+        """What decisions under these texts, without any tenant's own policy, are logged with."""
+        return digest_of((self.schema, self.guardrails, self.permits))
+
+
+def house_texts(actions: Mapping[str, str]) -> Texts:
+    """The texts of this version of the house for these verbs (`desk.verb` -> group)."""
+    guardrails = (FOLDER / "guardrails.cedar").read_text(encoding="utf-8")
+    return Texts(tuple(sorted(actions.items())), schema_text(actions), guardrails, permits(actions))
+
+
+class Authorizer:
+    """Decides. `narrowing` gives a tenant's own policies by name; it is asked each time, so it should be quick."""
+
+    def __init__(
+        self,
+        actions: Mapping[str, str],
+        narrowing: Callable[[str], Mapping[str, str]] | None = None,
+        texts: Texts | None = None,
+    ) -> None:
+        self.texts = texts or house_texts(actions)
+        self.actions = dict(self.texts.actions)
+        self.narrowing = narrowing or (lambda tenant: {})
+        self._schema = parse_schema(self.texts.schema)
+        self._house = parse_rules(self.texts.guardrails, "guardrail", self._schema)
+        self._house += parse_rules(self.texts.permits, "role", self._schema)
+        self._bare = RuleSet(self._house, self._schema, self.texts.hash)
+        self._compiled = lru_cache(maxsize=1024)(self._compile)
+        self._cached = lru_cache(maxsize=16384)(self._decide)
+        self._cached_cells = lru_cache(maxsize=1024)(self._filter)
+
+    def decide(self, actor: Actor, action: str, cell: Cell, facts: Facts) -> Decision:
+        """Allowed or not, by which rules of which policy, in words."""
+        return self._cached(self.rules(facts.tenant), actor, action, cell, facts)
+
+    def decide_afresh(self, actor: Actor, action: str, cell: Cell, facts: Facts) -> Decision:
+        """The same, without the cache of decisions."""
+        return self._decide(self.rules(facts.tenant), actor, action, cell, facts)
+
+    def cells(self, actor: Actor, action: str, cells: frozenset[str], facts: Facts) -> frozenset[str]:
+        """Those of the encoded cells that `decide` allows; residency of each has to be settled by the caller."""
+        return self._cached_cells(self.rules(facts.tenant), actor, action, cells, facts)
+
+    def rules(self, tenant: str) -> RuleSet:
+        """The rules that bind a tenant now."""
+        own = self.narrowing(tenant)
+        return self._compiled(tuple(sorted(own.items()))) if own else self._bare
+
+    def check(self, name: str, text: str) -> None:
+        """Invalid unless `text` may become a tenant's own policy."""
+        parse_narrowing(name, text, self._schema)
+
+    def _compile(self, own: tuple[tuple[str, str], ...]) -> RuleSet:
+        added = tuple(parse_narrowing(name, text, self._schema) for name, text in own)
+        return RuleSet(self._house + added, self._schema, policy_hash(self.texts.hash, dict(own)))
+
+    def _decide(self, rules: RuleSet, actor: Actor, action: str, cell: Cell, facts: Facts) -> Decision:
+        frozen = freeze(actor, action, cell, facts)
+        group = self.actions.get(action)
+        if group is None:
+            answer = Answer(False, ("unknown-action",), f"nobody knows the action {action}")
+            return _explain(answer, rules, "", cell, frozen)
+        cell = _about(cell, action)
+        try:
+            world = _world(actor, action, group, cell, facts.tenant)
+            policies = rules.slice(action, group, actor.roles, action.startswith(UNBOUND_DESK))
+        except (ValueError, TypeError) as error:
+            answer = Answer(False, ("engine-failure",), f"the question cannot be put: {type(error).__name__}")
+            return _explain(answer, rules, group, cell, frozen)
+        request = _request(actor, action, _thing_id(cell, facts.tenant), _context(facts))
+        return _explain(ask(policies, world, [request])[0], rules, group, cell, frozen)
+
+    def _filter(self, rules: RuleSet, actor: Actor, action: str, cells: frozenset[str], facts: Facts) -> frozenset[str]:
+        group = self.actions.get(action)
+        if group is None or not cells:
+            return frozenset()
+        order = sorted(cells)
+        things = {("Thing", _thing_id(cell, facts.tenant)): cell for cell in map(Cell.decode, order)}
+        world = extend_world(_asker(actor, action, group), {u: _thing_json(c, facts.tenant) for u, c in things.items()})
+        policies = rules.slice(action, group, actor.roles, action.startswith(UNBOUND_DESK))
+        context = _context(facts)
+        requests = [_request(actor, action, uid[1], context) for uid in things]
+        answers = ask(policies, world, requests)
+        return frozenset(text for text, answer in zip(order, answers, strict=True) if answer.allowed)
+
+
+def policy_hash(house: str, own: Mapping[str, str]) -> str:
+    """The name of a policy set: the house's own hash, or with a tenant's policies a hash over both."""
+    return digest_of((house, *(part for item in sorted(own.items()) for part in item))) if own else house
+
+
+def freeze(actor: Actor, action: str, cell: Cell, facts: Facts) -> str:
+    """Everything the answer depended on besides the policy, as one text for the log. It holds no secret."""
+    head = f'{{"action":{json.dumps(action)},"actor":{_frozen_actor(actor)}'
+    return f'{head},"cell":{cell.encode()},"facts":{_frozen_facts(facts)}}}'
+
+
+def thaw(text: str) -> tuple[Actor, str, Cell, Facts]:
+    """What `freeze` was given."""
+    try:
+        whole = json.loads(text)
+        who = whole["actor"] | {key: frozenset(whole["actor"][key]) for key in ("roles", "projects")}
+        return Actor(**who), str(whole["action"]), Cell.decode(json.dumps(whole["cell"])), Facts(**whole["facts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Invalid("these are not the facts of a decision", "they come from the body of an event") from error
+
+
+def replay(text: str, texts: Texts, own: Mapping[str, str]) -> Decision:
+    """Decide once more, over frozen facts and the policy of that day."""
+    actor, action, cell, facts = thaw(text)
+    return Authorizer({}, lambda tenant: own, texts).decide_afresh(actor, action, cell, facts)
+
+
+def _about(cell: Cell, action: str) -> Cell:
+    """A call that names no thing is about its desk, whose own word is the kind: each desk has its own permits."""
+    return replace(cell, kind=action.partition(".")[0]) if cell.kind == "desk" else cell
+
+
+def _explain(answer: Answer, rules: RuleSet, group: str, cell: Cell, frozen: str) -> Decision:
+    named = [rules.rules[rule] for rule in answer.rules if rule in rules.rules]
+    reason = answer.fault or "; ".join(rule.says for rule in named)
+    if answer.allowed:
+        return Decision(True, answer.rules, rules.hash, reason, facts=frozen)
+    if answer.rules:
+        hints = dict.fromkeys(rule.hint for rule in named if rule.hint)
+        hint = "; ".join(hints) or "ask whoever keeps the policies"
+        return Decision(False, answer.rules, rules.hash, reason, hint, facts=frozen)
+    roles = granting(group, cell.kind)
+    hint = f"one of these roles may: {', '.join(roles)}" if roles else "no role may"
+    reason = f"none of your roles lets you {group} here ({cell.kind})"
+    return Decision(False, ("no-permit",), rules.hash, reason, hint, facts=frozen)
+
+
+@lru_cache(maxsize=16384)
+def _frozen_actor(actor: Actor) -> str:
+    who: dict[str, Any] = {name: getattr(actor, name) for name in _ACTOR_FIELDS}
+    who |= {"roles": sorted(actor.roles), "projects": sorted(actor.projects)}
+    return _text(who)
+
+
+@lru_cache(maxsize=1024)
+def _frozen_facts(facts: Facts) -> str:
+    return _text(asdict(facts))
+
+
+def _request(actor: Actor, action: str, thing: str, context: str) -> dict[str, Any]:
+    return {
+        "principal": {"type": "Actor", "id": f"{actor.tenant}/{actor.id}"},
+        "action": {"type": "Action", "id": action},
+        "resource": {"type": "Thing", "id": thing},
+        "context": context,
+    }
+
+
+@lru_cache(maxsize=4096)
+def _world(actor: Actor, action: str, group: str, cell: Cell, tenant: str) -> World:
+    return extend_world(_asker(actor, action, group), {("Thing", _thing_id(cell, tenant)): _thing_json(cell, tenant)})
+
+
+@lru_cache(maxsize=4096)
+def _asker(actor: Actor, action: str, group: str) -> World:
+    return parse_world(
+        {
+            ("Actor", f"{actor.tenant}/{actor.id}"): _actor_json(actor),
+            ("Action", action): _entity("Action", action, {}, ({"type": "Action", "id": group},)),
+            ("Action", group): _entity("Action", group, {}),
+        }
+    )
+
+
+def _actor_json(actor: Actor) -> str:
+    attributes = {
+        "tenant": _tenant(actor.tenant),
+        "kind": actor.kind,
+        "roles": sorted(actor.roles),
+        "projects": sorted(actor.projects),
+        "behalf": actor.behalf,
+        "jurisdiction": actor.jurisdiction,
+        "strong": actor.strong,
+        "zone": actor.zone,
+    }
+    return _entity("Actor", f"{actor.tenant}/{actor.id}", attributes)
+
+
+def _thing_id(cell: Cell, tenant: str) -> str:
+    return f"{tenant} {cell.encode()}"
+
+
+@lru_cache(maxsize=16384)
+def _thing_json(cell: Cell, tenant: str) -> str:
+    attributes = {
+        "tenant": _tenant(tenant),
+        "kind": cell.kind,
+        "project": cell.project,
+        "zone": cell.zone,
+        "classification": cell.classification,
+        "regimes": cell.regimes,
+        "categories": cell.categories,
+        "restricted": cell.restricted,
+    }
+    return _entity("Thing", _thing_id(cell, tenant), attributes)
+
+
+@lru_cache(maxsize=1024)
+def _context(facts: Facts) -> str:
+    return _text({key: value for key, value in asdict(facts).items() if key != "tenant"})
+
+
+def _tenant(name: str) -> dict[str, dict[str, str]]:
+    return {"__entity": {"type": "Tenant", "id": name}}
+
+
+def _entity(kind: str, name: str, attributes: Mapping[str, Any], parents: tuple[dict[str, str], ...] = ()) -> str:
+    return _text({"uid": {"type": kind, "id": name}, "attrs": attributes, "parents": parents})
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(value).decode()
