@@ -30,6 +30,8 @@ class Actor:
     strong: bool = False
     """True when more than one factor proved the identity, recently."""
     run: str = ""
+    zone: str = ""
+    """The only zone a workload may touch; people and services have none."""
     expires: float = 0.0
 
     @property

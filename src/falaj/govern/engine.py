@@ -130,7 +130,7 @@ class RuleSet:
 def ask(policies: Any, world: World, requests: list[dict[str, Any]]) -> list[Answer]:
     """Answer each request; anything but a clean Allow is a denial, and an engine that fails has denied.
 
-    The schema is not asked again: every rule was checked against it, and a value of another type is an error, so a denial.
+    The schema is not asked again: rules were checked against it, and a value of another type is an error: a denial.
     """
     for request in requests:
         uids = {(request[part]["type"], request[part]["id"]) for part in ("principal", "action", "resource")}
