@@ -1,4 +1,4 @@
-"""One suite for every holder of root keys: a folder, a real PKCS#11 token (SoftHSM2), the transit API (contract server)."""
+"""One suite for every holder of root keys: a folder, a PKCS#11 token (SoftHSM2), the transit API (contract server)."""
 
 import contextlib
 import os
@@ -209,7 +209,9 @@ def test_a_passphrase_keeps_the_key_off_the_disk(tmp_path: Path) -> None:
     assert FileSecrets(url, {"passphrase": "right"}).unwrap("root", wrapped, b"c") == KEY
 
 
-@pytest.mark.parametrize("content", ["", "falaj-root-1", "falaj-root-1 plain !!!", "falaj-root-9 plain AAAA", "falaj-root-1 plain AAAA"])
+@pytest.mark.parametrize(
+    "content", ["", "falaj-root-1", "falaj-root-1 plain !!!", "falaj-root-9 plain AAAA", "falaj-root-1 plain AAAA"]
+)
 def test_a_damaged_key_file_is_corrupt_and_stays_as_it_is(tmp_path: Path, content: str) -> None:
     holder = FileSecrets(f"file:{tmp_path}/keys", {})
     file = tmp_path / "keys" / "root.1.key"
@@ -252,7 +254,9 @@ def test_a_pin_in_the_address_is_refused(softhsm: Any) -> None:
     assert softhsm.pin not in str(refused.value)
 
 
-@pytest.mark.parametrize(("library", "token", "error"), [("/nowhere.so", "falaj-test", Unavailable), ("", "no-such-token", Unavailable)])
+@pytest.mark.parametrize(
+    ("library", "token", "error"), [("/nowhere.so", "falaj-test", Unavailable), ("", "no-such-token", Unavailable)]
+)
 def test_a_missing_library_or_token_is_said(softhsm: Any, library: str, token: str, error: type[FalajError]) -> None:
     from falaj.backends.pkcs11 import Pkcs11Secrets
 
@@ -279,8 +283,18 @@ def test_without_the_create_capability_the_key_is_made_explicitly(monkeypatch: p
         assert server.surprises == []
 
 
-@pytest.mark.parametrize(("mode", "token", "error"), [("sealed", "", Unavailable), ("ok", "forged", Denied), ("redirect", "", Unavailable), ("nonsense", "", Unavailable)])
-def test_a_server_that_cannot_answer_is_said_and_no_key_leaks(monkeypatch: pytest.MonkeyPatch, mode: str, token: str, error: type[FalajError]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "token", "error"),
+    [
+        ("sealed", "", Unavailable),
+        ("ok", "forged", Denied),
+        ("redirect", "", Unavailable),
+        ("nonsense", "", Unavailable),
+    ],
+)
+def test_a_server_that_cannot_answer_is_said_and_no_key_leaks(
+    monkeypatch: pytest.MonkeyPatch, mode: str, token: str, error: type[FalajError]
+) -> None:
     with TransitServer() as server:
         server.mode = mode
         with vault(server, monkeypatch, token) as holder, pytest.raises(error) as raised:

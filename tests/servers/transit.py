@@ -1,13 +1,13 @@
 """A contract server for the transit API of Vault and OpenBao, over TLS: strict about requests, exact about answers.
 
 No Vault or OpenBao binary comes from a package registry, so the `vault:` provider is tested against this: the paths,
-fields, statuses and error texts that the API's public documentation gives. Any request outside them is refused and noted
-in `surprises`, which every test using it must find empty.
+fields, statuses and error texts that the API's public documentation gives. Any request outside them is noted in
+`surprises`, which every test using it must find empty.
 """
 
 import base64
 import binascii
-import datetime
+import datetime as dt
 import ipaddress
 import json
 import os
@@ -29,11 +29,24 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.x509.oid import NameOID
 
 _FIELDS = {
-    "create": {"type", "derived", "convergent_encryption", "exportable", "allow_plaintext_backup", "auto_rotate_period"},
+    "create": {
+        "type",
+        "derived",
+        "convergent_encryption",
+        "exportable",
+        "allow_plaintext_backup",
+        "auto_rotate_period",
+    },
     "encrypt": {"plaintext", "associated_data", "context", "key_version", "nonce", "type", "convergent_encryption"},
     "decrypt": {"ciphertext", "associated_data", "context", "nonce"},
     "rotate": set(),
-    "config": {"min_decryption_version", "min_encryption_version", "deletion_allowed", "exportable", "allow_plaintext_backup"},
+    "config": {
+        "min_decryption_version",
+        "min_encryption_version",
+        "deletion_allowed",
+        "exportable",
+        "allow_plaintext_backup",
+    },
     "read": set(),
 }
 _PATH = re.compile(r"/v1/transit/(keys|encrypt|decrypt)/([A-Za-z0-9-]+)(?:/(rotate|config))?")
@@ -48,7 +61,7 @@ class Refused(Exception):
 
 
 class TransitServer:
-    """One transit engine. `upsert` False acts as a policy without the create capability; `mode` breaks it on purpose."""
+    """One transit engine. `upsert` False acts as a policy without the create capability; `mode` breaks it."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -139,7 +152,7 @@ class TransitServer:
         key = self.keys[name]
         least = fields.get("min_decryption_version", key["min"])
         if not 1 <= least <= max(key["versions"]):
-            raise Refused(400, "cannot set min decryption version of %d, latest key version is %d" % (least, max(key["versions"])))
+            raise Refused(400, f"cannot set min decryption version of {least}")
         key["min"] = least
         return 204, None
 
@@ -150,8 +163,15 @@ class TransitServer:
             self._create(name, {})
         versions = self.keys[name]["versions"]
         nonce, version = os.urandom(12), max(versions)
-        sealed = AESGCM(versions[version]).encrypt(nonce, _bytes(fields, "plaintext"), _bytes(fields, "associated_data"))
-        return 200, {"data": {"ciphertext": f"vault:v{version}:{base64.b64encode(nonce + sealed).decode()}", "key_version": version}}
+        sealed = AESGCM(versions[version]).encrypt(
+            nonce, _bytes(fields, "plaintext"), _bytes(fields, "associated_data")
+        )
+        return 200, {
+            "data": {
+                "ciphertext": f"vault:v{version}:{base64.b64encode(nonce + sealed).decode()}",
+                "key_version": version,
+            }
+        }
 
     def _decrypt(self, name: str, fields: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
         if name not in self.keys:
@@ -166,7 +186,9 @@ class TransitServer:
             raise Refused(400, "invalid ciphertext: version is too new")
         try:
             sealed = base64.b64decode(match[2])
-            plain = AESGCM(key["versions"][version]).decrypt(sealed[:12], sealed[12:], _bytes(fields, "associated_data"))
+            plain = AESGCM(key["versions"][version]).decrypt(
+                sealed[:12], sealed[12:], _bytes(fields, "associated_data")
+            )
         except binascii.Error as error:
             raise Refused(400, "invalid ciphertext: could not decode base64") from error
         except (InvalidTag, ValueError) as error:
@@ -207,7 +229,11 @@ def _handler(transit: TransitServer) -> type[BaseHTTPRequestHandler]:
                     self._send(refused.status, {"errors": refused.errors})
 
         def _send(self, status: int, answer: dict[str, Any] | None, headers: dict[str, str] | None = None) -> None:
-            data = b"" if answer is None else json.dumps(answer | {"request_id": secrets.token_hex(8), "warnings": None}).encode()
+            data = (
+                b""
+                if answer is None
+                else json.dumps(answer | {"request_id": secrets.token_hex(8), "warnings": None}).encode()
+            )
             self.send_response(status)
             for name, value in (headers or {}).items():
                 self.send_header(name, value)
@@ -222,22 +248,24 @@ def _handler(transit: TransitServer) -> type[BaseHTTPRequestHandler]:
 def _tls(folder: Path) -> ssl.SSLContext:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "transit contract")])
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(minutes=5))
+        .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
     (folder / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     plain = serialization.NoEncryption()
-    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(folder / "ca.pem", folder / "key.pem")

@@ -1,7 +1,7 @@
-"""Root keys as files in a folder that only its owner may enter: the `file:` provider of laptops and small installations.
+"""Root keys as files in a folder that only its owner may enter: the `file:` provider of small installations.
 
-Each version is one file, `<name>.<version>.key`, written once. With a passphrase the file holds the key sealed under it;
-without one, whoever reads the disk as this user has the key, and docs/keys.md says so.
+Each version is one file, `<name>.<version>.key`, written once. With a passphrase the file holds the key sealed under
+it; without one, whoever reads the disk as this user has the key, and docs/keys.md says so.
 """
 
 import base64
@@ -57,7 +57,9 @@ class FileSecrets:
         try:
             return AESGCM(self._key(name, version)).decrypt(wrapped[5:17], wrapped[17:], _bound(name, version, context))
         except (InvalidTag, ValueError) as error:
-            raise Corrupt("a wrapped key does not open under its root key", "it was altered, or belongs elsewhere") from error
+            raise Corrupt(
+                "a wrapped key does not open under its root key", "it was altered, or belongs elsewhere"
+            ) from error
 
     def rotate(self, name: str) -> int:
         """Make the next version; older ones still unwrap."""
@@ -70,7 +72,9 @@ class FileSecrets:
     def version(self, wrapped: bytes) -> int:
         """The version of the root key that these bytes are wrapped under."""
         if len(wrapped) < 33 or wrapped[0] != SUITE:
-            raise Corrupt("a wrapped key has a form that this provider does not know", "was it wrapped by another provider?")
+            raise Corrupt(
+                "a wrapped key has a form that this provider does not know", "was it wrapped by another provider?"
+            )
         return int.from_bytes(wrapped[1:5], "big")
 
     def retire(self, name: str, below: int) -> None:
@@ -98,7 +102,7 @@ class FileSecrets:
     def _versions(self, name: str) -> list[int]:
         if not _NAME.fullmatch(name):
             raise Invalid(f"{name[:80]!r} is no name of a root key", "small letters, digits and dashes")
-        found = (_FILE.fullmatch(file) for file in os.listdir(self._fd))
+        found = (_FILE.fullmatch(file) for file in os.listdir(self._fd))  # noqa: PTH208 - by descriptor
         return [int(match[2]) for match in found if match and match[1] == name]
 
     def _key(self, name: str, version: int) -> bytes:
@@ -129,9 +133,14 @@ class FileSecrets:
         try:
             fd = os.open(_file_name(name, version), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._fd)
         except FileNotFoundError as error:
-            raise NotFound(f"root key {name} has no version {version}", "it was retired, or this is another installation's data") from error
+            raise NotFound(
+                f"root key {name} has no version {version}", "it was retired, or this is another installation's data"
+            ) from error
         except OSError as error:
-            raise Invalid(f"the file of root key {name} cannot be opened", "it must be a plain file, mode 0600, owned by the service's user") from error
+            raise Invalid(
+                f"the file of root key {name} cannot be opened",
+                "it must be a plain file, mode 0600, owned by the service's user",
+            ) from error
         with os.fdopen(fd) as file:
             _refuse_if_open_to_others(os.fstat(file.fileno()), f"the file of root key {name}", "chmod 600")
             return self._decode(name, version, file.read(4096))
@@ -161,13 +170,20 @@ class FileSecrets:
 
     def _decrypt(self, name: str, version: int, fields: list[str]) -> bytes:
         if not self._passphrase:
-            raise Invalid("the root key is sealed under a passphrase and none was given", "set ?passphrase=env:NAME on the file: address")
+            raise Invalid(
+                "the root key is sealed under a passphrase and none was given",
+                "set ?passphrase=env:NAME on the file: address",
+            )
         n, r, p = map(int, fields[:3])
         if n * r * p > 2**22:
-            raise Corrupt(f"the file of root key {name} asks for an absurd amount of work", "restore it from its backup")
+            raise Corrupt(
+                f"the file of root key {name} asks for an absurd amount of work", "restore it from its backup"
+            )
         salt, sealed = (base64.b64decode(part, validate=True) for part in fields[3:])
         try:
-            return AESGCM(_stretch(self._passphrase, salt, n, r, p)).decrypt(sealed[:12], sealed[12:], _bound(name, version, b"file"))
+            return AESGCM(_stretch(self._passphrase, salt, n, r, p)).decrypt(
+                sealed[:12], sealed[12:], _bound(name, version, b"file")
+            )
         except InvalidTag as error:
             raise Invalid("the passphrase does not open the root key", "check the passphrase") from error
 
@@ -176,7 +192,9 @@ def _open_folder(folder: Path) -> int:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise Invalid("the keys folder cannot be opened", "it must be a folder, not a link, owned by the service's user") from error
+        raise Invalid(
+            "the keys folder cannot be opened", "it must be a folder, not a link, owned by the service's user"
+        ) from error
     try:
         _refuse_if_open_to_others(os.fstat(fd), "the keys folder", "chmod 700")
     except Invalid:
@@ -187,7 +205,10 @@ def _open_folder(folder: Path) -> int:
 
 def _refuse_if_open_to_others(info: os.stat_result, what: str, remedy: str) -> None:
     if stat.S_IMODE(info.st_mode) & 0o077:
-        raise Invalid(f"{what} is open to other users (mode {stat.S_IMODE(info.st_mode):o})", f"run: {remedy}, and rotate the root key if others had access")
+        raise Invalid(
+            f"{what} is open to other users (mode {stat.S_IMODE(info.st_mode):o})",
+            f"run: {remedy}, and rotate the root key if others had access",
+        )
     if info.st_uid != os.geteuid():
         raise Invalid(f"{what} belongs to another user", "it must be owned by the user that runs the service")
 

@@ -1,4 +1,4 @@
-"""Root keys inside a hardware security module, spoken to through PKCS#11: `pkcs11:<library>?token=<label>&pin=env:NAME`.
+"""Root keys inside a hardware security module: `pkcs11:<library>?token=<label>&pin=env:NAME`.
 
 A root key is a non-extractable AES-256 key on the token. A version is an object labelled `falaj-<name>-v<n>`; wrapped
 bytes name the object by its random CKA_ID, so two replicas that made the same version at once both stay right.
@@ -21,7 +21,13 @@ from falaj.core.errors import Corrupt, Invalid, NotFound, Unavailable
 SUITE = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _LABEL = re.compile(r"falaj-(.+)-v([1-9][0-9]{0,8})")
-_GONE = (pkcs11.SessionHandleInvalid, pkcs11.SessionClosed, pkcs11.DeviceRemoved, pkcs11.TokenNotPresent, pkcs11.UserNotLoggedIn)
+_GONE = (
+    pkcs11.SessionHandleInvalid,
+    pkcs11.SessionClosed,
+    pkcs11.DeviceRemoved,
+    pkcs11.TokenNotPresent,
+    pkcs11.UserNotLoggedIn,
+)
 
 
 @dataclass(slots=True)
@@ -46,7 +52,10 @@ class Pkcs11Secrets:
         self._token = str(options.get("token", "")) or query.get("token", "")
         self._pin = str(options.get("pin", "")) or credential(query.get("pin", ""), "pin")
         if not self._library or not self._token:
-            raise Invalid("pkcs11: names no library or no token", "for example pkcs11:/usr/lib/softhsm/libsofthsm2.so?token=kms&pin=env:FALAJ_PIN")
+            raise Invalid(
+                "pkcs11: names no library or no token",
+                "for example pkcs11:/usr/lib/softhsm/libsofthsm2.so?token=kms&pin=env:FALAJ_PIN",
+            )
         self._door = _door(self._library, self._token)
         self._lock = self._door.lock
         with self._lock:
@@ -60,7 +69,11 @@ class Pkcs11Secrets:
             version, ident = max(held) if held else self._create(name, 1)
             nonce = os.urandom(12)
             params = GCMParams(nonce, _bound(name, version, context), 128)
-            sealed = self._ask(lambda: self._object(name, ident).encrypt(key, mechanism=Mechanism.AES_GCM, mechanism_param=params))
+            sealed = bytes(
+                self._ask(
+                    lambda: self._object(name, ident).encrypt(key, mechanism=Mechanism.AES_GCM, mechanism_param=params)
+                )
+            )
         return bytes([SUITE]) + version.to_bytes(4, "big") + ident + nonce + sealed
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> bytes:
@@ -74,7 +87,9 @@ class Pkcs11Secrets:
             except _GONE as error:
                 raise self._lost() from error
             except pkcs11.PKCS11Error as error:
-                raise Corrupt("a wrapped key does not open under its root key", "it was altered, or belongs elsewhere") from error
+                raise Corrupt(
+                    "a wrapped key does not open under its root key", "it was altered, or belongs elsewhere"
+                ) from error
 
     def rotate(self, name: str) -> int:
         """Make the next version on the token; older ones still unwrap."""
@@ -90,7 +105,9 @@ class Pkcs11Secrets:
     def version(self, wrapped: bytes) -> int:
         """The version of the root key that these bytes are wrapped under."""
         if len(wrapped) < 49 or wrapped[0] != SUITE:
-            raise Corrupt("a wrapped key has a form that this provider does not know", "was it wrapped by another provider?")
+            raise Corrupt(
+                "a wrapped key has a form that this provider does not know", "was it wrapped by another provider?"
+            )
         return int.from_bytes(wrapped[1:5], "big")
 
     def retire(self, name: str, below: int) -> None:
@@ -121,9 +138,13 @@ class Pkcs11Secrets:
                 token = pkcs11.lib(self._library).get_token(token_label=self._token)
                 self._door.session = token.open(rw=True, user_pin=self._pin)
             except pkcs11.PinIncorrect as error:
-                raise Invalid("the token refuses the pin", "check the pin; tokens lock after a few wrong ones") from error
+                raise Invalid(
+                    "the token refuses the pin", "check the pin; tokens lock after a few wrong ones"
+                ) from error
             except (pkcs11.PKCS11Error, RuntimeError) as error:
-                raise Unavailable(f"the key token {self._token} cannot be opened", "check the library, the token label and the device") from error
+                raise Unavailable(
+                    f"the key token {self._token} cannot be opened", "check the library, the token label and the device"
+                ) from error
         return self._door.session
 
     def _ask(self, question: Any) -> Any:
@@ -150,14 +171,21 @@ class Pkcs11Secrets:
         session = self._opened()
         found = self._ask(lambda: list(session.get_objects(query)))
         if not found:
-            raise NotFound(f"the version of root key {name} that wrapped this is not on the token", "it was retired, or this is another token")
+            raise NotFound(
+                f"the version of root key {name} that wrapped this is not on the token",
+                "it was retired, or this is another token",
+            )
         return found[0]
 
     def _create(self, name: str, version: int) -> tuple[int, bytes]:
         ident = os.urandom(16)
         template = {Attribute.SENSITIVE: True, Attribute.EXTRACTABLE: False, Attribute.PRIVATE: True}
         session = self._opened()
-        self._ask(lambda: session.generate_key(KeyType.AES, 256, label=f"falaj-{name}-v{version}", id=ident, store=True, template=template))
+        self._ask(
+            lambda: session.generate_key(
+                KeyType.AES, 256, label=f"falaj-{name}-v{version}", id=ident, store=True, template=template
+            )
+        )
         return version, ident
 
 

@@ -27,9 +27,14 @@ class VaultSecrets:
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         parts = urlsplit(url.removeprefix("vault:"))
-        query = {key: values[0] for key, values in parse_qs(parts.query).items()} | {k: str(v) for k, v in options.items()}
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()} | {
+            k: str(v) for k, v in options.items()
+        }
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
-            raise Invalid("vault: needs an https address", "for example vault:https://vault.example:8200/transit?token=env:VAULT_TOKEN")
+            raise Invalid(
+                "vault: needs an https address",
+                "for example vault:https://vault.example:8200/transit?token=env:VAULT_TOKEN",
+            )
         headers = {"X-Vault-Token": credential(query.get("token", ""), "token"), "X-Vault-Request": "true"}
         if namespace := query.get("namespace", ""):
             headers["X-Vault-Namespace"] = namespace
@@ -59,12 +64,20 @@ class VaultSecrets:
         """The key that `wrap` was given, or Corrupt when anything at all differs."""
         self.version(wrapped)
         try:
-            data = self._post(f"decrypt/{_checked(name)}", {"ciphertext": wrapped.decode(), "associated_data": _text(_bound(name, context))})
+            data = self._post(
+                f"decrypt/{_checked(name)}",
+                {"ciphertext": wrapped.decode(), "associated_data": _text(_bound(name, context))},
+            )
             return base64.b64decode(data["plaintext"], validate=True)
         except Invalid as error:
-            raise Corrupt("a wrapped key does not open under its root key", "it was altered, belongs elsewhere, or its version was retired") from error
+            raise Corrupt(
+                "a wrapped key does not open under its root key",
+                "it was altered, belongs elsewhere, or its version was retired",
+            ) from error
         except (KeyError, TypeError, ValueError) as error:
-            raise Unavailable("the key service answered without a key", "is this address really a transit engine?") from error
+            raise Unavailable(
+                "the key service answered without a key", "is this address really a transit engine?"
+            ) from error
 
     def rotate(self, name: str) -> int:
         """Make the next version on the server; older ones still unwrap."""
@@ -82,13 +95,17 @@ class VaultSecrets:
         except NotFound:
             return 0
         except (KeyError, TypeError, ValueError) as error:
-            raise Unavailable("the key service answered without versions", "is this address really a transit engine?") from error
+            raise Unavailable(
+                "the key service answered without versions", "is this address really a transit engine?"
+            ) from error
 
     def version(self, wrapped: bytes) -> int:
         """The version of the root key that these bytes are wrapped under."""
         match = _WRAPPED.fullmatch(wrapped)
         if match is None:
-            raise Corrupt("a wrapped key has a form that this provider does not know", "was it wrapped by another provider?")
+            raise Corrupt(
+                "a wrapped key has a form that this provider does not know", "was it wrapped by another provider?"
+            )
         return int(match[1])
 
     def retire(self, name: str, below: int) -> None:
@@ -106,7 +123,9 @@ class VaultSecrets:
         raise TypeError("a key provider is never pickled")
 
     def _create(self, name: str) -> None:
-        self._post(f"keys/{_checked(name)}", {"type": "aes256-gcm96", "exportable": False, "allow_plaintext_backup": False})
+        self._post(
+            f"keys/{_checked(name)}", {"type": "aes256-gcm96", "exportable": False, "allow_plaintext_backup": False}
+        )
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._call("POST", path, body)
@@ -116,7 +135,9 @@ class VaultSecrets:
             answer = self._client.request(method, f"{self._mount}/{path}", json=body)
         except httpx.HTTPError:
             # no cause: its text may carry the request, and the request carries a key
-            raise Unavailable("the key service does not answer", "check the address, its certificate and the network") from None
+            raise Unavailable(
+                "the key service does not answer", "check the address, its certificate and the network"
+            ) from None
         if answer.status_code not in (200, 204):
             raise _refusal(answer)
         if answer.status_code == 204:
@@ -128,7 +149,9 @@ class VaultSecrets:
         if data is None and method == "POST" and path.startswith("keys/"):
             return {}
         if not isinstance(data, dict):
-            raise Unavailable("the key service answered in a form that is not known", "is this address really a transit engine?")
+            raise Unavailable(
+                "the key service answered in a form that is not known", "is this address really a transit engine?"
+            )
         return data
 
 
@@ -137,10 +160,18 @@ def _refusal(answer: httpx.Response) -> Exception:
     if answer.status_code == 404 or (answer.status_code == 400 and "encryption key not found" in errors):
         return NotFound("the key service has no such key", "check the mount path and the key name")
     if answer.status_code == 400:
-        return Invalid("the key service refuses the request", "check that the transit key is of type aes256-gcm96 and not derived")
+        return Invalid(
+            "the key service refuses the request", "check that the transit key is of type aes256-gcm96 and not derived"
+        )
     if answer.status_code in (401, 403):
-        return Denied("the key service refuses our token", "renew the token; it needs create, update and read on the transit paths")
-    return Unavailable(f"the key service is not ready (status {answer.status_code})", "it may be sealed or starting; the same call may work later")
+        return Denied(
+            "the key service refuses our token",
+            "renew the token; it needs create, update and read on the transit paths",
+        )
+    return Unavailable(
+        f"the key service is not ready (status {answer.status_code})",
+        "it may be sealed or starting; the same call may work later",
+    )
 
 
 def _trust(ca: str) -> ssl.SSLContext:

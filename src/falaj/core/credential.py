@@ -7,7 +7,7 @@ from falaj.core.errors import Invalid
 
 
 def credential(pointer: str, what: str) -> str:
-    """What the pointer points at. Settings are printed and kept in version control, so a value written out is refused."""
+    """What the pointer points at. Settings are printed and versioned, so a value written out is refused."""
     source, colon, place = pointer.partition(":")
     if not colon or not place or source not in ("env", "file"):
         raise Invalid(f"the {what} is written into a setting", f"point at it: env:NAME or file:/path for the {what}")
