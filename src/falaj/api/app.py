@@ -1,0 +1,310 @@
+"""The HTTP edge: one ASGI layer that turns a request into one guarded call, and whatever happens into one answer."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, MutableMapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render, send_answer
+from falaj.api.events import Events
+from falaj.api.gate import Gate
+from falaj.api.lanes import Lanes
+from falaj.api.logs import inside
+from falaj.api.metrics import Metrics
+from falaj.api.openapi import document
+from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
+from falaj.api.stream import Inlet, Outlet, Receive
+from falaj.api.trace import make_span
+from falaj.api.wire import ARGS_HEADER, Arguments, check_depth
+from falaj.core.context import HOUSE, Context
+from falaj.core.errors import Denied, FalajError, Invalid, Unavailable
+from falaj.core.event import new_id
+from falaj.core.ref import Ref
+from falaj.core.stream import Stream
+from falaj.core.verb import verbs_of
+from falaj.desks import DESKS
+from falaj.platform import House, desk_class
+from falaj.store.codec import to_json
+
+LARGE = 262_144
+"""Bodies above this are parsed beside the event loop."""
+DRAIN_BYTES, DRAIN_S = 1 << 20, 2.0
+OUTSIDE_TIMES = 60
+"""A call that acts outside the ledger may take this many times as long as another."""
+_log = logging.getLogger(__name__)
+
+
+class App:
+    """The ASGI application over one house."""
+
+    def __init__(self, house: House, hosts: Iterable[str], lanes: int = 1) -> None:
+        self.house = house
+        self.metrics = Metrics()
+        self.lanes = Lanes(house.ledger.group, lanes)
+        self.gate = Gate(house, self.lanes, hosts)
+        self.events = Events(house, self.lanes, self.gate, self.metrics)
+        self.router = Router()
+        self._limits = house.settings.limits
+        self._span = make_span()
+        self._openapi = b""
+        self._add_routes()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":  # no route is one, so every one is closed before it opens
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._lifespan(receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self.lanes.start()
+        self.events.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await asyncio.get_running_loop().run_in_executor(None, self.lanes.stop)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+        ask = None
+        try:
+            ask = Ask(scope, receive, send)
+            answer = await self._answer(ask)
+        except (FalajError, Refusal) as error:
+            answer = await self._refused(ask, error)
+        except Exception:
+            request = ask.request if ask is not None and ask.request else new_id()
+            await send_answer(send, Answer(500, opaque(request), request, headers=((b"connection", b"close"),)))
+            raise  # the server logs it, with the trace
+        if answer is not None:
+            if ask is not None and ask.unread and _has_body(ask):
+                answer = await _leave_body(ask, answer)
+            await send_answer(send, answer)
+            self.metrics.count(ask.action if ask is not None else "", answer.status, time.perf_counter() - begun)
+
+    async def _answer(self, ask: Ask) -> Answer | None:
+        """Place, then caller, then path, then what was asked."""
+        self.gate.check_place(ask)
+        route = self.router.open(ask)
+        if route is None:
+            await self.gate.admit(ask)
+            route = self.router.find(ask)
+        ask.action = route.action
+        return await route.serve(ask)
+
+    async def _refused(self, ask: Ask | None, error: FalajError | Refusal) -> Answer:
+        """Render it. What the edge itself refuses leaves an event; the guard has recorded its own refusals."""
+        answer = render(error, ask.request if ask is not None else "")
+        self.metrics.refused[(error.error if isinstance(error, Refusal) else error).code] += 1
+        if ask is not None and not ask.request and answer.status in (401, 403, 404, 405, 421):
+            await self.gate.record(ask, error.error.message if isinstance(error, Refusal) else error.message)
+        return answer
+
+    def _add_routes(self) -> None:
+        add = self.router.add
+        add(Route("GET", "/health", OPEN, self._health))
+        add(Route("GET", "/v1/login", OPEN, self._login))
+        add(Route("GET", "/v1/openapi.json", OPEN, self._document))
+        add(Route("GET", "/ready", "edge.ready", self._ready))
+        add(Route("GET", "/metrics", "edge.metrics", self._metrics))
+        for name, desk in DESKS.items():
+            for verb in verbs_of(desk_class(name)).values():
+                call = Call(name, verb, Arguments(name, verb))
+                add(Route("POST", f"/v1/{name}/{verb.name}", call.action, partial(self._call, call), call))
+                if verb.name == "show":
+                    self.router.add_show(desk.kinds, Route("GET", SHOW, call.action, partial(self._show, call), call))
+        add(Route("GET", "/v1/events", self.events.action, self.events.serve))
+
+    async def _call(self, call: Call, ask: Ask) -> Answer | None:
+        """POST /v1/<desk>/<verb>."""
+        arguments = call.arguments
+        ctx = self.gate.context(ask, ask.caller)
+        if arguments.stream:
+            if content_type(ask) != b"application/octet-stream":
+                hint = f"send application/octet-stream, and the arguments in {ARGS_HEADER}"
+                raise Refusal(Invalid(f"{call.action} takes its bytes as the body", hint), 415)
+            return await self._streamed(call, ask, ctx, arguments.decode_header(ask.text(ARGS_HEADER.encode())))
+        body = await self._body(ask)
+        if len(body) > LARGE:
+            given = (await self.lanes.outside(self._parsed, arguments, body)).unwrap()
+        else:
+            given = self._parsed(arguments, body)
+        if arguments.gives_stream:
+            return await self._streamed(call, ask, ctx, given)
+        return await self._run(call, ask, ctx, given)
+
+    def _parsed(self, arguments: Arguments, body: bytes) -> dict[str, Any]:
+        check_depth(body, self._limits.body_depth)
+        return arguments.decode(body)
+
+    async def _show(self, call: Call, ask: Ask) -> Answer | None:
+        """GET /r/<ref>: the same `show`, for people and links."""
+        text = ask.path[len(SHOW) :].decode("ascii", "replace")
+        ref = Ref.parse(text.replace("%3A", ":").replace("%40", "@"))
+        ctx = self.gate.context(ask, ask.caller)
+        first = next(p.name for p in call.verb.params if p.required)
+        return await self._run(call, ask, ctx, {first: ref})
+
+    async def _run(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer:
+        outside = call.verb.outside
+        work = (self.lanes.outside if outside else self.lanes.inside)(self._within, call, ask, ctx, given)
+        try:
+            async with asyncio.timeout(self._limits.timeout_s * (OUTSIDE_TIMES if outside else 1)):
+                body, error = await work
+        except TimeoutError:
+            hint = "ask again with the same Idempotency-Key to learn the outcome"
+            return render(Unavailable("no answer in time", hint), ctx.request)
+        if call.desk == "people":
+            self.gate.forget()
+        return Answer(200, body, ctx.request) if error is None else render(error, ctx.request)
+
+    def _within(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> bytes:
+        """In a lane: the guarded call and the JSON of its result."""
+        with inside(ctx.actor.id, ctx.request), self._span(call.action, ask.headers):
+            return to_json(self.house.call(call.desk, call.verb.name, ctx, given))
+
+    async def _streamed(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer | None:
+        """Bytes in, bytes out, or both, on one thread."""
+        filling = None
+        if call.arguments.stream:
+            ask.unread = False
+            inlet = Inlet(ask.receive, self._limits.stream_bytes)
+            filling = asyncio.get_running_loop().create_task(inlet.fill())
+            given[call.arguments.stream] = Stream(inlet, length(ask))
+        outlet = Outlet(ask.send, ask.receive, ctx.request)
+        try:
+            body, error = await self.lanes.outside(self._piped, call, ask, ctx, given, outlet)
+        finally:
+            outlet.close()
+        if filling is not None and not filling.done():
+            filling.cancel()
+            ask.unread = True
+        if error is None:
+            return Answer(200, body, ctx.request) if body is not None else None
+        if not outlet.started:
+            return render(error, ctx.request)
+        _log.warning("stream ended early", extra={"request": ctx.request, "why": str(error)})
+        return None  # the server closes a connection whose answer has no end, and the caller sees that it is cut
+
+    def _piped(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any], outlet: Outlet) -> bytes | None:
+        with inside(ctx.actor.id, ctx.request), self._span(call.action, ask.headers):
+            result = self.house.call(call.desk, call.verb.name, ctx, given)
+            if not isinstance(result, Stream):
+                return to_json(result)
+            outlet.push(result)
+            return None
+
+    async def _body(self, ask: Ask) -> bytes:
+        """The whole JSON body, within its limits of size and time."""
+        limit = self._limits.body_bytes
+        if (length(ask) or 0) > limit:
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                message = await ask.receive()
+                body = message.get("body", b"")
+                if message.get("more_body", False):
+                    body = await self._rest(ask, [body], limit)
+        except TimeoutError:
+            raise Refusal(
+                Invalid("the body did not come in time", "send it faster"), 408, (b"connection", b"close")
+            ) from None
+        ask.unread = False
+        if body and content_type(ask) != JSON:
+            raise Refusal(Invalid("the body is not declared as JSON", "send content-type: application/json"), 415)
+        if b"content-encoding" in ask.headers:
+            raise Refusal(Invalid("the body is compressed", "send it as it is"), 415)
+        return bytes(body)
+
+    async def _rest(self, ask: Ask, parts: list[bytes], limit: int) -> bytes:
+        held = len(parts[0])
+        while True:
+            message = await ask.receive()
+            if message["type"] == "http.disconnect":
+                raise Invalid("the body ended before its end", "send it again")
+            parts.append(message.get("body", b""))
+            held += len(parts[-1])
+            if held > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def _health(self, ask: Ask) -> Answer:
+        del ask
+        return Answer(200, b'{"ok":true}', new_id())
+
+    async def _login(self, ask: Ask) -> Answer:
+        """How to sign in here; what a browser-based client needs to begin, all of it public by its nature."""
+        del ask
+        oidc = self.house.settings.oidc
+        body = {
+            "local": "local:" in self.house.settings.identity,
+            "issuer": oidc.issuer,
+            "client": oidc.client,
+            "audience": oidc.audience,
+        }
+        return Answer(200, to_json(body), new_id())
+
+    async def _document(self, ask: Ask) -> Answer:
+        del ask
+        self._openapi = self._openapi or to_json(document(self.router.routes()))
+        return Answer(200, self._openapi, new_id())
+
+    async def _ready(self, ask: Ask) -> Answer:
+        del ask
+        state = (await self.lanes.outside(self.house.ready)).unwrap()
+        return Answer(200 if all(state.values()) else 503, to_json(state), new_id())
+
+    async def _metrics(self, ask: Ask) -> Answer:
+        """Counts over all tenants, so only the house's own people and services see them."""
+        if ask.caller.tenant != HOUSE:
+            raise Denied("metrics count every tenant's calls", "ask with an account of the tenant `house`")
+        gauges = [
+            ("falaj_lane_waiting", "Calls that no lane has taken yet.", float(self.lanes.waiting)),
+            ("falaj_lane_calls", "Calls run in lanes since the start.", float(self.lanes.calls)),
+            ("falaj_lane_commits", "Groups those calls were committed in.", float(self.lanes.batches)),
+        ]
+        return Answer(200, self.metrics.text(gauges), new_id(), TEXT)
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(
+        Invalid(f"the body is larger than {limit} bytes", "send less, or use a verb that takes a stream"), 413
+    )
+
+
+def length(ask: Ask) -> int | None:
+    """How many bytes the body has, where the caller said so."""
+    text = ask.headers.get(b"content-length", b"")
+    return int(text) if text.isdigit() and len(text) < 19 else None
+
+
+def content_type(ask: Ask) -> bytes:
+    """What the body is declared to be, without parameters."""
+    return ask.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def _has_body(ask: Ask) -> bool:
+    return b"transfer-encoding" in ask.headers or bool(length(ask))
+
+
+async def _leave_body(ask: Ask, answer: Answer) -> Answer:
+    """A body we did not want: swallow a little, so that the caller gets to read the answer, and close."""
+    if (length(ask) or DRAIN_BYTES + 1) <= 65_536 and b"expect" not in ask.headers:
+        return answer
+    swallowed = 0
+    if b"expect" not in ask.headers:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while swallowed < DRAIN_BYTES:
+                    message = await ask.receive()
+                    swallowed += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        break
+    return answer._replace(headers=(*answer.headers, (b"connection", b"close")))

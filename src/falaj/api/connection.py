@@ -1,0 +1,97 @@
+"""The connection: uvicorn's HTTP parser with the limits it lacks on heads and waiting, and our one error renderer."""
+
+import ssl
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from falaj.api.answers import head, render
+from falaj.core.errors import Invalid, Unavailable
+
+HEAD_BYTES = 65_536
+HEADERS = 100
+HEAD_S = 15.0
+"""Within so long a head must be whole, from the first byte of the connection on."""
+CONNECTIONS = 4096
+
+
+class HeadTooLarge(Exception):
+    """Raised inside the parser to end a head that is too long."""
+
+
+class Connection(HttpToolsProtocol):
+    """One caller's connection."""
+
+    _head_bytes = 0
+    _in_body = False
+    _since: float | None = None
+    certificate = ""
+    """The name in the caller's certificate, proven by TLS; empty without one."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            self._refuse(503, Unavailable("too many connections are open", "try again shortly, or add a replica"))
+            return
+        self.certificate = peer_name(transport.get_extra_info("ssl_object"))
+        self._since = self.loop.time()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._in_body:
+            self._head_bytes += len(data)
+            if self._since is None:
+                self._since = self.loop.time()
+        super().data_received(data)
+        if not self._in_body and self._head_bytes > HEAD_BYTES + len(data):
+            self._refuse(431, Invalid("the head of the request is too long", f"stay below {HEAD_BYTES} bytes"))
+
+    def on_headers_complete(self) -> None:
+        size = self._head_bytes
+        self._head_bytes, self._in_body, self._since = 0, True, None
+        if (
+            size > HEAD_BYTES and len(self.url) + sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES
+        ) or len(self.headers) > HEADERS:
+            raise HeadTooLarge
+        if not self.url.startswith(b"/"):  # a whole URL would carry a second host name
+            raise HeadTooLarge
+        super().on_headers_complete()
+        if self.certificate:
+            self.scope["falaj.certificate"] = self.certificate  # type: ignore[typeddict-unknown-key]
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be parsed gets the same shape of answer as everything else."""
+        del msg
+        self._refuse(
+            400, Invalid("that is not an HTTP request we can read", "check the client, and the size of its headers")
+        )
+
+    def _refuse(self, status: int, error: Invalid | Unavailable) -> None:
+        if self.transport.is_closing():
+            return
+        answer = render(error)
+        lines = [b"%s: %s\r\n" % pair for pair in head(answer, len(answer.body))]
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", answer.body]))
+        self.transport.close()
+
+    def _watch(self) -> None:
+        """Close a connection whose head does not come to its end. One timer a connection, not one a request."""
+        if self.transport.is_closing():
+            return
+        if self._since is not None and self.loop.time() - self._since > HEAD_S:
+            self.transport.close()
+            return
+        self.loop.call_later(HEAD_S / 3, self._watch)
+
+
+def peer_name(tls: ssl.SSLObject | None) -> str:
+    """The common name of the caller's verified certificate."""
+    found = tls.getpeercert() if tls is not None else None
+    if not found:
+        return ""
+    subject: Any = found.get("subject", ())
+    return next((value for part in subject for name, value in part if name == "commonName"), "")

@@ -1,0 +1,132 @@
+"""The gate: who is at the door. Host and Origin first, then the token; what is refused is counted and recorded."""
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+
+from falaj.api.answers import Refusal
+from falaj.api.lanes import Lanes
+from falaj.api.limits import Buckets
+from falaj.api.routes import Ask
+from falaj.core.context import Actor, Context
+from falaj.core.errors import Denied, Invalid, QuotaExceeded, Unauthenticated
+from falaj.platform import House
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+KNOWN_S = 1.0
+"""A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
+KNOWN = 4096
+TOKEN_BYTES = 8192
+FAILURES_PER_S, FAILURES = 1.0, 20
+_KEY = re.compile(r"[A-Za-z0-9._:-]{8,128}")
+_PURPOSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
+
+
+class Gate:
+    """Checks a request before anything of it is read."""
+
+    def __init__(
+        self, house: House, lanes: Lanes, hosts: Iterable[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        limits = house.settings.limits
+        self._house = house
+        self._lanes = lanes
+        self._clock = clock
+        self.hosts = frozenset(host.lower().encode() for host in hosts)
+        self._rates = Buckets(limits.requests_per_s, limits.burst)
+        self._failures = Buckets(FAILURES_PER_S, FAILURES)
+        self._records = Buckets(limits.denials_per_s, limits.denials_per_s)
+        self._known: dict[bytes, tuple[Actor, float]] = {}
+
+    def check_place(self, ask: Ask) -> None:
+        """The name the caller used must be ours (rebinding), and a browser must have come from our own pages."""
+        host = ask.headers.get(b"host", b"").lower()
+        if host not in self.hosts:
+            raise Refusal(
+                Denied("this address does not answer to that host name", "add the name to the setting `hosts`"), 421
+            )
+        if ask.method in SAFE:
+            return
+        origin = ask.headers.get(b"origin")
+        if origin is not None and origin.lower() not in (b"https://" + host, b"http://" + host):
+            raise Denied("a page of another origin may not ask this", "call from your own program, with a token")
+        if ask.headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
+            raise Denied("a page of another site may not ask this", "call from your own program, with a token")
+
+    async def admit(self, ask: Ask) -> Actor:
+        """Who is asking, within what they may ask a second."""
+        actor = await self._identify(ask)
+        ask.actor = actor
+        wait = self._rates.take((actor.tenant, actor.id), self._clock())
+        if wait > 0.0:
+            raise too_fast(wait, "more requests than your share")
+        return actor
+
+    def context(self, ask: Ask, actor: Actor) -> Context:
+        """The caller's context, with the request key and the purpose that headers name."""
+        key, purpose = ask.text(b"idempotency-key"), ask.text(b"falaj-purpose")
+        if key and not _KEY.fullmatch(key):
+            raise Invalid(
+                "the Idempotency-Key is not 8 to 128 letters, digits or ._:-", "use a fresh UUID for each new intent"
+            )
+        if purpose and not _PURPOSE.fullmatch(purpose):
+            raise Invalid("the Falaj-Purpose is not a purpose's name", "for example: fraud")
+        ctx = self._house.context(actor, request=key, purpose=purpose)
+        ask.request = ctx.request
+        return ctx
+
+    def forget(self) -> None:
+        """Ask identity again for everyone: people or tokens changed."""
+        self._known.clear()
+
+    async def record(self, ask: Ask, reason: str) -> None:
+        """Leave an event about a refusal, not more a second than the log can bear."""
+        if self._records.take("all", self._clock()) > 0.0:
+            return
+        ctx = self._house.context(ask.actor) if ask.actor is not None else None
+        await self._lanes.inside(
+            self._house.deny, ctx, f"{ask.method} {ask.path[:200].decode('ascii', 'replace')}", reason
+        )
+
+    async def _identify(self, ask: Ask) -> Actor:
+        token = _bearer(ask.headers.get(b"authorization", b""))
+        digest = hashlib.sha256(token).digest()
+        known = self._known.get(digest)
+        now = self._clock()
+        if known is not None and now < known[1] and not 0.0 < known[0].expires <= time.time():
+            ask.token = token.decode("ascii")
+            return known[0]
+        wait = self._failures.wait(ask.peer, now)
+        if wait > 0.0:
+            raise too_fast(wait, "too many unknown tokens came from your address")
+        ask.token = token.decode("ascii")
+        actor, error = await self._lanes.outside(self._house.authenticate, ask.token)
+        if error is not None:
+            if isinstance(error, Unauthenticated):
+                self._failures.take(ask.peer, now)
+            raise error
+        if len(self._known) >= KNOWN:
+            self._known.clear()
+        self._known[digest] = (actor, now + KNOWN_S)
+        found: Actor = actor
+        return found
+
+
+def _bearer(header: bytes) -> bytes:
+    scheme, _, token = header.partition(b" ")
+    token = token.strip()
+    if scheme.lower() != b"bearer" or not token:
+        raise Unauthenticated(
+            "nobody is named in this request", "send Authorization: Bearer <token>; `falaj login` keeps one for you"
+        )
+    if len(token) > TOKEN_BYTES or not token.isascii():
+        raise Unauthenticated("that is no token", "copy it again, whole")
+    return token
+
+
+def too_fast(wait: float, what: str) -> Refusal:
+    """429 with the seconds to wait."""
+    seconds = max(1, math.ceil(wait))
+    return Refusal(QuotaExceeded(what, f"try again in {seconds} s"), 429, (b"retry-after", b"%d" % seconds))

@@ -1,0 +1,199 @@
+"""The listener: where Falaj answers. Plain HTTP on loopback only; any other address speaks TLS 1.3 or stays shut."""
+
+import asyncio
+import gc
+import ipaddress
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from falaj.api.app import App
+from falaj.api.connection import Connection
+from falaj.api.tls import load_chain, local_names, local_tls, server_context
+from falaj.core.errors import Invalid, Unavailable
+from falaj.core.settings import Tls
+from falaj.platform import House
+
+GRACE_S = 30
+RENEW_EVERY_S = 3600.0
+Ready = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str) -> "Address":
+        """`host:port`, with an IPv6 host in brackets."""
+        host, colon, port = text.rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise Invalid(f"{text[:80]!r} is no address to listen on", "write host:port, for example 127.0.0.1:8470")
+        return Address(host, int(port))
+
+    @property
+    def loopback(self) -> bool:
+        """True when nobody outside this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def named(self, host: str) -> str:
+        """The address under another of its names."""
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def _nothing() -> None:
+    """There is no certificate of our own to renew."""
+
+
+class Server(uvicorn.Server):
+    """A server that drains on SIGTERM, ends event streams first, and renews a local certificate while it runs."""
+
+    def __init__(self, config: uvicorn.Config, app: App, bound: socket.socket, url: str) -> None:
+        super().__init__(config)
+        self.app = app
+        self.url = url
+        self._bound = bound
+        self._renew: Callable[[], None] | None = None
+        self._on_ready: Ready | None = None
+
+    def go(self, on_ready: Ready | None = None, renew: Callable[[], None] | None = None) -> None:
+        """Serve until told to stop."""
+        self._on_ready, self._renew = on_ready, renew
+        self.run(sockets=[self._bound])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # What exists now lives as long as the process: it need not be looked through again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
+        if self._renew is not None:
+            self._tick()
+        if self._on_ready is not None:
+            self._on_ready(self.url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.events.stop()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """As the parent does, without raising the signal again at the end: stopping when asked is a success."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, former in before.items():
+                signal.signal(number, former)
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._renewing = loop.run_in_executor(None, self._renew or _nothing)
+        loop.call_later(RENEW_EVERY_S, self._tick)
+
+
+def serve(house: House, *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None) -> None:
+    """Open the house on its address until SIGTERM or Ctrl-C; loops run meanwhile."""
+    server, renew = make_server(house, listen=listen, own_ca=own_ca)
+    house.start_loops()
+    try:
+        server.go(on_ready, renew)
+    finally:
+        house.stop_loops()
+
+
+def make_server(house: House, *, listen: str = "", own_ca: bool = False) -> tuple[Server, Callable[[], None] | None]:
+    """A server bound to its address and not yet running; and, with a local authority, what renews its certificate."""
+    settings = house.settings
+    address = Address.parse(listen or settings.listen)
+    tls, names = settings.tls, local_names(address.host)
+    if own_ca and not tls.cert:
+        made = local_tls(settings.home, (*names, *settings.hosts), time.time())
+        tls = Tls(made.cert, made.key, tls.ca or made.ca, tls.mutual)
+    if not tls.cert and not address.loopback:
+        raise Invalid(
+            f"{address.host} can be reached from outside and there is no TLS",
+            "start with --tls, set tls.cert and tls.key, or listen on 127.0.0.1",
+        )
+    context = server_context(tls) if tls.cert else None
+    bound = _bind(address)
+    address = Address(address.host, bound.getsockname()[1])
+    app = App(house, _hosts(address, (*names, *settings.hosts)), lanes=1 if settings.store.startswith("sqlite:") else 4)
+    config = uvicorn.Config(app, **_options())
+    config.load()
+    config.ssl = context
+    url = f"{'https' if context else 'http'}://{address.named(_shown(address))}"
+    if context is None or not own_ca or settings.tls.cert:
+        return Server(config, app, bound, url), None
+
+    def renew() -> None:
+        local_tls(settings.home, (*names, *settings.hosts), time.time())
+        load_chain(context, tls)
+
+    return Server(config, app, bound, url), renew
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "http": Connection,
+        "ws": "none",
+        "loop": "uvloop",
+        "lifespan": "on",
+        "interface": "asgi3",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": GRACE_S,
+        "backlog": 1024,
+    }
+
+
+def _bind(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address.host, address.port))
+    except OSError as error:
+        bound.close()
+        raise Unavailable(
+            f"{address.host}:{address.port} cannot be listened on: {error.strerror}",
+            "stop what uses it, or choose another with --listen",
+        ) from error
+    bound.set_inheritable(False)
+    return bound
+
+
+def _hosts(address: Address, names: tuple[str, ...]) -> set[str]:
+    """Every Host header that means us: each name with the port, and a name that carries its own (behind a proxy)."""
+    found = {address.named(name) for name in names if not _has_port(name)} | {name for name in names if _has_port(name)}
+    if address.port in (80, 443):
+        found |= set(names)
+    return found
+
+
+def _has_port(name: str) -> bool:
+    return name.count(":") == 1
+
+
+def _shown(address: Address) -> str:
+    return socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104 - compared with, not bound to

@@ -1,0 +1,256 @@
+"""TLS: contexts that speak 1.3 only, and a small local authority for those who bring no certificates of their own.
+
+The authority lives in `home/tls`; its key never leaves it. It signs the server's certificate, renews it before it
+ends, and signs certificates for replicas and workers, who show them where `tls.mutual` is on.
+"""
+
+import datetime as dt
+import ipaddress
+import os
+import re
+import socket
+import ssl
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from falaj.core.errors import Invalid, NotFound
+from falaj.core.settings import Tls
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+CA_DAYS, LEAF_DAYS, RENEW_DAYS = 3650, 90, 30
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_CONSTRAINED = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Where a certificate and its key lie, and until when it is good."""
+
+    name: str
+    cert: str
+    key: str
+    expires: float
+
+
+def server_context(tls: Tls) -> ssl.SSLContext:
+    """What a listener speaks: TLS 1.3, and with `mutual` only to callers whose certificate our authority signed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1"])
+    load_chain(context, tls)
+    if tls.mutual and not tls.ca:
+        raise Invalid(
+            "tls.mutual is on and tls.ca is not set", "name the authority of your replicas' and workers' certificates"
+        )
+    if tls.ca:
+        _load_authority(context, tls.ca)
+        context.verify_mode = ssl.CERT_REQUIRED if tls.mutual else ssl.CERT_OPTIONAL
+    return context
+
+
+def client_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContext:
+    """What our own clients speak: TLS 1.3, trusting `ca` (or the system), showing `cert` where it is given."""
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if ca:
+        _load_authority(context, ca)
+    if cert:
+        load_chain(context, Tls(cert=cert, key=key))
+    return context
+
+
+def load_chain(context: ssl.SSLContext, tls: Tls) -> None:
+    """Load certificate and key, anew when they were renewed."""
+    try:
+        context.load_cert_chain(tls.cert, tls.key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(
+            "the certificate or its key cannot be loaded", "check tls.cert and tls.key: PEM files that belong together"
+        ) from error
+
+
+def local_tls(home: str, names: Iterable[str], now: float) -> Tls:
+    """The server's certificate by the local authority, made or renewed if it must be."""
+    folder = _folder(home)
+    wanted = tuple(dict.fromkeys(names))
+    cert, key = folder / "server.pem", folder / "server.key"
+    if not _still_good(cert, wanted, now) or not key.exists():
+        _issue(folder, "server", wanted, now, client=False)
+    return Tls(cert=str(cert), key=str(key), ca=str(folder / "ca.pem"))
+
+
+def issue(home: str, name: str, now: float) -> Issued:
+    """A client certificate for a replica or a worker."""
+    if not _NAME.fullmatch(name) or name in ("ca", "server"):
+        raise Invalid(
+            f"{name[:80]!r} cannot be the name in a certificate",
+            "letters, digits, dots and dashes, for example worker-7",
+        )
+    folder = _folder(home)
+    expires = _issue(folder, name, (name,), now, client=True)
+    return Issued(name, str(folder / f"{name}.pem"), str(folder / f"{name}.key"), expires)
+
+
+def expires_at(path: str) -> float:
+    """When a certificate file ends."""
+    try:
+        return _load_cert(Path(path)).not_valid_after_utc.timestamp()
+    except FileNotFoundError:
+        raise NotFound("there is no certificate file", "start once with: falaj up --tls") from None
+
+
+def local_names(host: str) -> tuple[str, ...]:
+    """The names a server on this machine is called by."""
+    own = socket.gethostname()
+    found = ["localhost", "127.0.0.1", "::1", own]
+    if host not in ("", "0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
+        found.append(host)
+    else:
+        found += _own_addresses(own)
+    return tuple(dict.fromkeys(found))
+
+
+def _own_addresses(name: str) -> list[str]:
+    try:
+        return sorted(
+            {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        )
+    except OSError:
+        return []
+
+
+def _load_authority(context: ssl.SSLContext, ca: str) -> None:
+    try:
+        context.load_verify_locations(ca)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid("the authority's certificate cannot be loaded", "check the path of the CA file") from error
+
+
+def _folder(home: str) -> Path:
+    folder = Path(home) / "tls"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    return folder
+
+
+def _authority(folder: Path, now: float) -> tuple["x509.Certificate", "ec.EllipticCurvePrivateKey"]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    cert_file, key_file = folder / "ca.pem", folder / "ca.key"
+    if cert_file.exists() and key_file.exists():
+        loaded: Any = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        return _load_cert(cert_file), loaded
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name(
+        [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"Falaj local authority on {socket.gethostname()}"[:64])]
+    )
+    builder = _begin(name, name, key.public_key(), now, CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    cert = builder.sign(key, hashes.SHA256())
+    _write(key_file, _pem_key(key), 0o600)
+    _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return cert, key
+
+
+def _issue(folder: Path, name: str, names: Sequence[str], now: float, *, client: bool) -> float:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    ca_cert, ca_key = _authority(folder, now)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    builder = _begin(subject, ca_cert.subject, key.public_key(), now, LEAF_DAYS)
+    use = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_san(n) for n in names]), critical=False)
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+    )
+    cert = builder.sign(ca_key, hashes.SHA256())
+    _write(folder / f"{name}.key", _pem_key(key), 0o600)
+    _write(folder / f"{name}.pem", cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return cert.not_valid_after_utc.timestamp()
+
+
+def _begin(
+    subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePublicKey", now: float, days: int
+) -> "x509.CertificateBuilder":
+    from cryptography import x509
+
+    start = dt.datetime.fromtimestamp(now, dt.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(start - dt.timedelta(minutes=5)).not_valid_after(start + dt.timedelta(days=days))
+
+
+def _usage(*named: str) -> "x509.KeyUsage":
+    from cryptography import x509
+
+    return x509.KeyUsage(**{use: use in named for use in _CONSTRAINED}, encipher_only=False, decipher_only=False)
+
+
+def _san(name: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _still_good(path: Path, names: Sequence[str], now: float) -> bool:
+    from cryptography import x509
+
+    if not path.exists():
+        return False
+    cert = _load_cert(path)
+    held = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    have = {str(value) for kind in (x509.DNSName, x509.IPAddress) for value in held.get_values_for_type(kind)}
+    return set(names) <= have and cert.not_valid_after_utc.timestamp() - now > RENEW_DAYS * 86400
+
+
+def _load_cert(path: Path) -> "x509.Certificate":
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise Invalid(
+            "a certificate file cannot be read", "remove it and start again with --tls, or bring your own"
+        ) from error
+
+
+def _pem_key(key: "ec.EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives import serialization as s
+
+    return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Whole or not at all, and never readable by others for a moment."""
+    beside = path.with_name(path.name + ".new")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+    beside.replace(path)
