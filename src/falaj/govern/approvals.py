@@ -1,7 +1,8 @@
 """Approvals: four eyes over exact digests. A pure judgement of what people said, and the desk where they say it.
 
-An approval is about one action on one digest; its name is made of both, so another digest is another approval and a change
-of anything voids what was said. Voices are counted by person (what the identity provider calls them), never by account.
+An approval is about one action on one digest; its name is made of both, so another digest is another approval and a
+change of anything voids what was said. Voices are counted by person (what the identity provider calls them), never by
+account.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ EMERGENCY_S = 24 * 3600.0
 DAY_S = 86_400.0
 MAX_DAYS = 366
 MAX_NEEDS = 9
-PROJECT = "approvals"
+KIND, PROJECT = "approval", "approvals"
 _ACTION = re.compile(r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}")
 _DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}")
 
@@ -71,6 +72,13 @@ def may_speak(approval: Approval, voice: Voice) -> str:
     return "" if voice.digest == approval.digest else "the digest is another one than was asked about"
 
 
+def stricter(approval: Approval, barred: tuple[str, ...] = (), needs: int = 0, dpo: int = 0) -> Approval:
+    """The same question under rules at least as strict: whoever asked cannot have made it easier."""
+    return replace(
+        approval, barred=(*approval.barred, *barred), needs=max(needs, approval.needs), dpo=max(dpo, approval.dpo)
+    )
+
+
 def _counted(approval: Approval) -> list[Voice]:
     """One voice a person, the earliest, in order of time."""
     seen: dict[str, Voice] = {}
@@ -97,8 +105,10 @@ def _missing(people: int, officers: int) -> str:
 class Approvals:
     """Four eyes: ask, give, refuse, over exact digests."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, person_of: Callable[[str, str], str] | None = None) -> None:
+        """`person_of(tenant, account)` gives the person behind an account, so that an author has no second voice."""
         self._ledger = ledger
+        self._person_of = person_of
         self._watchers: tuple[Callable[[], None], ...] = ()
 
     @verb(reads=("about",), group="write")
@@ -125,7 +135,7 @@ class Approvals:
         if not 1 <= days <= MAX_DAYS:
             raise Invalid(f"an approval of {days} days", f"1 to {MAX_DAYS} days")
         with self._ledger.write(ctx) as tx:
-            authors = (tx.need(about).author,) if about is not None else ()
+            authors = self.persons(ctx, tx.need(about).author) if about is not None else ()
             question = Approval(
                 action=action,
                 digest=digest,
@@ -196,7 +206,7 @@ class Approvals:
         """
         terms = {"action": action} if action else {}
         with self._ledger.read(ctx) as tx:
-            page = tx.find(PROJECT[:-1], terms=terms, cells=ctx.cells("approval"), newest=True, limit=limit)
+            page = tx.find(KIND, terms=terms, cells=ctx.cells(KIND), newest=True, limit=limit)
         states = tuple(_state(record, ctx.now()) for record in page.records)
         return tuple(s for s in states if not state or s.standing.state == state)
 
@@ -207,7 +217,7 @@ class Approvals:
         old = tx.get(ref)
         if old is not None:
             state = _state(old, ctx.now())
-            if state.standing.state in ("waiting", "granted", "emergency"):
+            if state.standing.state in ("waiting", "granted", "emergency") and _as_strict(state.approval, question):
                 return state
             if state.standing.state == "refused":
                 raise Conflict(f"{ref} was refused", "change what was refused: another digest is another question", ref)
@@ -227,22 +237,38 @@ class Approvals:
         return _state(record, ctx.now())
 
     def demand(
-        self, ctx: Context, action: str, digest: str, *, needs: int = 2, dpo: int = 0, emergency: bool = False
+        self,
+        ctx: Context,
+        action: str,
+        digest: str,
+        *,
+        needs: int = 2,
+        dpo: int = 0,
+        authors: tuple[str, ...] = (),
+        emergency: bool = False,
     ) -> Approval:
-        """The approval that stands for exactly this, or Denied with the command that is missing. For rooms."""
+        """The approval that stands for exactly this, or Denied with the command that is missing. For rooms.
+
+        `authors` (accounts or persons) have no voice, whatever the question said.
+        """
+        ref = approval_ref(action, digest)
         with self._ledger.read(ctx) as tx:
             approval = find_approval(tx, action, digest, tenant=ctx.tenant)
-        ref = approval_ref(action, digest)
         if approval is None:
             hint = f"falaj approvals ask {action} {digest} --needs {needs} --reason …"
             raise Denied(f"{action} needs the approval of {needs} people, and nobody asked them", hint, ref)
-        if approval.needs < needs or approval.dpo < dpo:
-            hint = "ask again: whatever changes, the digest does, and a new question can be put"
-            raise Denied(f"{ref} asks fewer people than {action} needs", hint, ref)
+        barred = tuple(person for author in authors for person in self.persons(ctx, author))
+        approval = stricter(approval, barred, needs, dpo)
         now = standing(approval, ctx.now())
         if now.granted or (emergency and now.state == "emergency"):
             return approval
         raise Denied(f"{action} is not approved: {now.why}", f"an approver runs: falaj approvals give {ref}", ref)
+
+    def persons(self, ctx: Context, account: str) -> tuple[str, ...]:
+        """The account and, where it is known, the person behind it."""
+        if self._person_of is None:
+            return (account,)
+        return (account, self._person_of(ctx.tenant, account))
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when what people said has changed, in this process."""
@@ -270,13 +296,18 @@ class Approvals:
         return state
 
     def _tell_after(self, tx: Writer) -> None:
-        tx.after(lambda durable: [tell() for tell in self._watchers] and None)
+        def tell(durable: bool) -> None:
+            if durable:
+                for watcher in self._watchers:
+                    watcher()
+
+        tx.after(tell)
 
 
 def approval_ref(action: str, digest: str) -> Ref:
     """The one name of the question whether `action` may be done with exactly `digest`."""
     tail = hashlib.sha256(f"{action}\0{digest}".encode()).hexdigest()[:32]
-    return Ref("approval", PROJECT, f"{action}.{tail}")
+    return Ref(KIND, PROJECT, f"{action}.{tail}")
 
 
 def find_approval(tx: Reader, action: str, digest: str, *, tenant: str) -> Approval | None:
@@ -297,6 +328,13 @@ def _check(question: Approval) -> None:
         raise Invalid(f"an approval by {question.needs} people", f"1 to {MAX_NEEDS}")
     if not question.reason.strip():
         raise Invalid("nobody can decide without a reason", "--reason says why, for those who decide")
+
+
+def _as_strict(old: Approval, new: Approval) -> bool:
+    """True when what was asked before is no easier to pass than what is asked now."""
+    known = {old.asker, *old.barred}
+    harder = old.needs >= new.needs and old.dpo >= new.dpo and set(old.roles) <= set(new.roles)
+    return harder and known >= {new.asker, *new.barred} and (new.emergency or not old.emergency)
 
 
 def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
@@ -331,7 +369,7 @@ def _voice(ctx: Context, says: str, digest: str, reason: str) -> Voice:
 
 
 def _mutable(ref: Ref) -> Ref:
-    if ref.kind != "approval":
+    if ref.kind != KIND:
         raise Invalid(f"{ref} is not an approval", "falaj approvals list shows them", ref)
     return ref.bare
 
