@@ -34,6 +34,16 @@ class Oidc:
     """Group claim to role, for example { "ml-team" = "data-scientist" }."""
     jurisdiction: str = ""
     """Where its people sit, or a claim written as `claim:name`."""
+    groups: str = "groups"
+    """The claim that lists groups."""
+    projects: str = "*"
+    """The projects its people may touch, or a claim written as `claim:name`."""
+    services: tuple[str, ...] = ()
+    """Clients, beside `client`, whose tokens are accepted: services that sign in with their own secret."""
+    scope: str = "falaj"
+    """What to ask the provider for, beside `openid` and the groups."""
+    strong: tuple[str, ...] = ("mfa", "hwk", "phr", "phrh")
+    """Values of `acr` or `amr` that prove more than one factor."""
 
 
 @dataclass(frozen=True, slots=True)

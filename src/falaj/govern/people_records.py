@@ -1,0 +1,134 @@
+"""What the people and policy desks remember and answer with."""
+
+from dataclasses import dataclass
+
+from falaj.core.label import ANY
+from falaj.core.ref import Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """An organisation on this installation."""
+
+    name: str
+    title: str = ""
+    suspended: bool = False
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A person or a service account of a tenant, as the house keeps it."""
+
+    name: str
+    kind: str = "person"
+    roles: tuple[str, ...] = ()
+    projects: tuple[str, ...] = ("*",)
+    jurisdiction: str = ""
+    suspended: bool = False
+    subject: str = ""
+    """What an identity provider calls the same human, so that two accounts never count as two people."""
+    since: float = 0.0
+    tokens: tuple[str, ...] = ()
+    """Ids of tokens that still live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A token, shown this once. The house keeps only its hash."""
+
+    person: Ref
+    token: str
+    id: str
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who the house takes you for."""
+
+    id: str
+    tenant: str
+    kind: str
+    roles: tuple[str, ...]
+    projects: tuple[str, ...]
+    jurisdiction: str
+    strong: bool
+    behalf: str
+    zone: str
+    run: str
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a workload token says: one run, in one zone, for one audience, for a few minutes."""
+
+    run: str
+    zone: str
+    tenant: str
+    roles: frozenset[str]
+    projects: frozenset[str] = ANY
+    behalf: str = ""
+    jurisdiction: str = ""
+    audience: str = "falaj"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """A build system whose tokens may be exchanged for workload tokens, and what they may then do."""
+
+    name: str
+    issuer: str
+    audience: str
+    subject: str
+    """The exact subject, or a beginning of it with a star at the end."""
+    roles: tuple[str, ...]
+    projects: tuple[str, ...]
+    zone: str
+    jurisdiction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """A workload token given for a build system's token."""
+
+    token: str
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """One rule, as `falaj policy show` prints it."""
+
+    name: str
+    layer: str
+    effect: str
+    says: str
+    text: str
+    rev: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision in full: the answer, the rules, in words, and whether it is the one that was logged."""
+
+    allowed: bool
+    action: str
+    rules: tuple[str, ...]
+    reason: str
+    hint: str
+    policy: str
+    facts: str
+    logged: str = ""
+    """The id of the event that was replayed."""
+    same: bool = True
+    """False when the replay differs from what the log says: then the log or the policy was tampered with."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRow:
+    """One role and what it may do, family by family."""
+
+    role: str
+    allows: dict[str, str]

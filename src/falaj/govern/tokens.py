@@ -1,0 +1,154 @@
+"""Workload tokens: a few minutes, one run, one zone, one audience, signed with the installation's own Ed25519 key."""
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from falaj.core.context import Actor
+from falaj.core.errors import Invalid
+from falaj.core.jose import audiences, check_times, is_signed_token, read_token, refused, text_claim
+from falaj.core.label import ANY
+from falaj.govern.keys import key_id
+from falaj.govern.people_records import Workload
+
+ISSUER = "falaj"
+LONGEST_S = 900.0
+WORK_ROLES = frozenset({"data-steward", "data-scientist", "ml-engineer", "service"})
+"""The only roles a workload may carry; nothing that governs, approves or audits."""
+_ALGORITHM = "EdDSA"
+_RENEW_S = 30.0
+
+
+class Signers(Protocol):
+    """Who holds the signing key (the keyring)."""
+
+    def token_signer(self) -> Ed25519PrivateKey: ...
+
+
+class WorkloadTokens:
+    """Issues and verifies; an identity provider beside the others. `stopped` says whether a run was revoked."""
+
+    def __init__(self, signers: Signers, stopped: Callable[[str, str], bool]) -> None:
+        self._signers = signers
+        self._stopped = stopped
+        self._lock = threading.Lock()
+        self._public: dict[str, Ed25519PublicKey] = {}
+        self._signer: tuple[str, Ed25519PrivateKey] | None = None
+        self._until = 0.0
+
+    def issue(self, workload: Workload, now: float, ttl_s: float = 600.0) -> str:
+        """A token for exactly this workload."""
+        if not 0 < ttl_s <= LONGEST_S:
+            raise Invalid(f"a workload token may live {LONGEST_S:.0f} seconds at most", "ask for less, and renew")
+        if not (workload.run and workload.zone and workload.tenant and workload.audience):
+            raise Invalid("a workload token is for one run, zone, tenant and audience", "name them all")
+        excess = workload.roles - WORK_ROLES
+        if excess:
+            raise Invalid(f"a workload cannot be {', '.join(sorted(excess))}", f"only {', '.join(sorted(WORK_ROLES))}")
+        kid, key = self._current(now)
+        claims = {
+            "iss": ISSUER,
+            "sub": f"run.{workload.run}",
+            "aud": workload.audience,
+            "iat": int(now),
+            "exp": int(now + ttl_s),
+            "jti": secrets.token_hex(16),
+            "run": workload.run,
+            "zone": workload.zone,
+            "tenant": workload.tenant,
+            "roles": sorted(workload.roles),
+            "projects": sorted(workload.projects),
+            "behalf": workload.behalf,
+            "jurisdiction": workload.jurisdiction,
+        }
+        return jwt.encode(claims, key, algorithm=_ALGORITHM, headers={"kid": kid})
+
+    def verify(self, token: str, now: float, audience: str = "falaj") -> Actor:
+        """The workload as an actor, or Unauthenticated for whatever is not exactly as `issue` made it."""
+        said = read_token(token, (_ALGORITHM,))
+        key = self._find(str(said.header.get("kid", "")), now)
+        try:
+            jwt.PyJWS(algorithms=[_ALGORITHM]).decode(token, key, algorithms=[_ALGORITHM])
+        except jwt.PyJWTError as error:
+            raise refused("the token's signature is false") from error
+        if said.claims.get("iss") != ISSUER or audiences(said.claims) != (audience,):
+            raise refused("the token is meant for somebody else")
+        check_times(said.claims, now, LONGEST_S)
+        actor = _actor(said.claims)
+        if self._stopped(actor.tenant, actor.run):
+            raise refused("the run's tokens were revoked")
+        return actor
+
+    def whois(self, token: str, now: float) -> Actor | None:
+        """As an identity provider: None for a token that another issuer made."""
+        if not is_signed_token(token) or read_token(token, _ANY_ALGORITHM).claims.get("iss") != ISSUER:
+            return None
+        return self.verify(token, now)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _current(self, now: float) -> tuple[str, Ed25519PrivateKey]:
+        with self._lock:
+            if self._signer is None or not now < self._until:
+                key = self._signers.token_signer()
+                kid = key_id(key.public_key())
+                self._signer, self._until = (kid, key), now + _RENEW_S
+                # The key before the last rotation still verifies what it signed until that has ended.
+                self._public = dict([*list(self._public.items())[-3:], (kid, key.public_key())])
+            return self._signer
+
+    def _find(self, kid: str, now: float) -> Ed25519PublicKey:
+        self._current(now)
+        key = self._public.get(kid)
+        if key is None:
+            raise refused("the token was signed by a key that is not of this installation")
+        return key
+
+
+_ANY_ALGORITHM = ("EdDSA", "ES256", "RS256", "PS256")
+
+
+def delegated(actor: Actor, wanted: Workload) -> Workload:
+    """The workload with no more than the person it works for has: roles and projects are those of both."""
+    projects = wanted.projects if actor.projects == ANY else actor.projects & wanted.projects
+    if wanted.projects == ANY:
+        projects = actor.projects
+    roles = wanted.roles & actor.roles & WORK_ROLES
+    return Workload(
+        wanted.run, wanted.zone, actor.tenant, roles, projects, actor.id, wanted.jurisdiction, wanted.audience
+    )
+
+
+def _actor(claims: Mapping[str, Any]) -> Actor:
+    run = text_claim(claims, "run")
+    if text_claim(claims, "sub") != f"run.{run}":
+        raise refused("the token contradicts itself")
+    text_claim(claims, "jti")
+    return Actor(
+        id=f"run.{run}",
+        tenant=text_claim(claims, "tenant"),
+        kind="workload",
+        roles=_words(claims, "roles") & WORK_ROLES,
+        projects=_words(claims, "projects"),
+        behalf=_text(claims, "behalf"),
+        jurisdiction=_text(claims, "jurisdiction"),
+        run=run,
+        zone=text_claim(claims, "zone"),
+        expires=float(claims["exp"]),
+    )
+
+
+def _words(claims: Mapping[str, Any], name: str) -> frozenset[str]:
+    value = claims.get(name)
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise refused(f"the token has no proper {name}")
+    return frozenset(value)
+
+
+def _text(claims: Mapping[str, Any], name: str) -> str:
+    return text_claim(claims, name) if claims.get(name) else ""
