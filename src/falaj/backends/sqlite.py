@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,31 @@ from falaj.backends.turns import Turns
 from falaj.core.errors import Corrupt, FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row
 
-_DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
+_DIALECT = {
+    "text": "TEXT",
+    "int": "INTEGER",
+    "real": "REAL",
+    "blob": "BLOB",
+    "clustered": "WITHOUT ROWID",
+    # `n` is the order of the log, cheapest to append to. Events written here have xid 0 and are numbered by n itself;
+    # those restored from an engine with transaction ids keep them, and a small index finds their cursors.
+    "place": """n INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, xid INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0,""",
+    "order": "",
+    "after": "",
+    "imported": "CREATE INDEX events_imported ON events (epoch, xid, seq) WHERE xid > 0",
+}
+_LOG = sql.LogShape("epoch, xid, CASE xid WHEN 0 THEN n ELSE seq END", "n > ?", "n")
+_IMPORTED = """SELECT n FROM events WHERE xid > 0 AND (epoch, xid, seq) <= (?, ?, ?)
+    ORDER BY epoch DESC, xid DESC, seq DESC LIMIT 1"""
 _CELLS = "r.cell IN (SELECT value FROM json_each(?))"
-_PLACE = """SELECT m.value, (SELECT seq FROM events WHERE epoch = m.value ORDER BY xid DESC, seq DESC LIMIT 1)
-    FROM meta m WHERE name = 'epoch'"""
-_APPEND = f"INSERT INTO events ({', '.join(sql.COLUMNS['events'])}) VALUES (?, 0, {', '.join('?' * 15)})"  # noqa: S608 # nosec B608
+_EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
+_COLUMNS = ("epoch", *sql.COLUMNS["events"][3:])
+_ONE = f"({', '.join('?' * len(_COLUMNS))})"
+_APPEND = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES {_ONE}"  # noqa: S608 # nosec B608
+# Many rows a statement: the engine is entered, and the interpreter's lock passed, once for all of them.
+_STRIDE = 64
+_APPEND_MANY = _APPEND + f", {_ONE}" * (_STRIDE - 1)
+_FLUSH_AT = 1024
 _MAX_MEMBERS = 256
 _MAX_OPEN_S = 0.02
 
@@ -66,8 +87,12 @@ class SqliteStore:
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
     ) -> list[EventRow]:
         """The committed log after a cursor. One writer means that commits become visible in order."""
-        text, values = sql.events_query(after, tenant, zone, limit, where)
+        epoch, xid, seq = sql.place(after)
         with self._reader() as connection, _clear_errors():
+            if xid:
+                row = connection.execute(_IMPORTED, (epoch, xid, seq)).fetchone()
+                seq = row[0] if row else 0
+            text, values = sql.events_query(_LOG, (seq,), limit, {"tenant": tenant, "zone": zone, **where})
             return [sql.event_of(row) for row in connection.execute(text, values)]
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
@@ -169,7 +194,7 @@ class SqliteStore:
         try:
             with _clear_errors():
                 if batch.events:
-                    self._append(batch.events)
+                    self._append(batch)
                 self._writer.execute("COMMIT")
         except BaseException as error:
             batch.error = error
@@ -186,11 +211,16 @@ class SqliteStore:
         batch.done.set()
         self._turns.give()
 
-    def _append(self, events: list[EventRow]) -> None:
-        epoch, last = self._writer.execute(_PLACE).fetchone()
-        first = (last or 0) + 1
+    def _append(self, batch: "Batch") -> None:
+        """Write the batch's events, in the order of commits."""
+        ((epoch,),) = self._writer.execute(_EPOCH)
         values = sql.event_values
-        self._writer.executemany(_APPEND, [(epoch, seq, *values(event)) for seq, event in enumerate(events, first)])
+        rows = [values(epoch, event) for event in batch.events]
+        batch.events = []
+        whole = len(rows) - len(rows) % _STRIDE
+        for start in range(0, whole, _STRIDE):
+            self._writer.execute(_APPEND_MANY, [*chain.from_iterable(rows[start : start + _STRIDE])])
+        self._writer.executemany(_APPEND, rows[whole:])
 
 
 class Batch:
@@ -351,6 +381,7 @@ class SqliteWrite(SqliteTxn):
         if batch.error is None:
             batch.events += self._events
             batch.members += 1
+            self._flush(batch)
         if not self._grouped:
             self._store._leave(batch)
             batch.wait()
@@ -372,6 +403,13 @@ class SqliteWrite(SqliteTxn):
             return self._connection.execute(text, values).fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from error
+
+    def _flush(self, batch: Batch) -> None:
+        if len(batch.events) >= _FLUSH_AT:
+            try:
+                self._store._append(batch)
+            except sqlite3.Error as error:
+                batch.error = _failure(error)
 
     def _failed(self, error: sqlite3.Error) -> FalajError:
         failure = _failure(error)

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from falaj.core.context import Actor
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """The primary key of a record. A version of "" is the one mutable record of that name."""
 
     tenant: str
@@ -30,8 +29,7 @@ class Row:
     terms: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
+class EventRow(NamedTuple):
     """An event as stores keep it. `pos` is an opaque cursor given by the store; texts sort as the log is read."""
 
     id: str
@@ -100,7 +98,10 @@ class Store(Protocol):
     def events(
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
     ) -> list[EventRow]:
-        """The log after a cursor, never skipping what commits late. `where`: id, verb, actor, request, kind, project, name, version."""
+        """The log after a cursor, never skipping what commits late.
+
+        `where` may name: id, verb, actor, request, kind, project, name, version.
+        """
         ...
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
@@ -165,7 +166,7 @@ class Secrets(Protocol):
     """The holder of root keys. Root key material never leaves it; zone keys are wrapped under it."""
 
     def wrap(self, name: str, key: bytes, context: bytes) -> bytes:
-        """Wrap under the newest version of root key `name`, made on first use; `context` must be given again to unwrap."""
+        """Wrap under the newest version of root key `name`, made on first use; unwrapping needs the same `context`."""
         ...
 
     def unwrap(self, name: str, wrapped: bytes, context: bytes) -> bytes: ...

@@ -1,6 +1,7 @@
 """How records and events become the bytes a store keeps, and come back. No store and no clock in here."""
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import msgspec
 
 from falaj.core.cell import Cell
+from falaj.core.context import Context
 from falaj.core.errors import Corrupt, FalajError, Invalid
-from falaj.core.event import Event
+from falaj.core.event import Event, new_id
 from falaj.core.label import Label
 from falaj.core.ports import Cipher, EventRow, Key, Row
 from falaj.core.ref import Ref
@@ -33,6 +35,7 @@ class Envelope(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.json.Encoder().encode
+_sorted = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder(Envelope).decode
 
 
@@ -90,26 +93,87 @@ def leaf_hash(raw: bytes) -> bytes:
     return sha256(b"\x00" + raw).digest()
 
 
-def encode_event(event: Event, stable: tuple[str, str, str]) -> bytes:
-    """Exactly `event.encode()`, several times faster: what a transaction's events share is quoted once (`stable_parts`)."""
-    head, middle, tail = stable
-    inputs = ",".join([_quote(str(ref)) for ref in event.inputs]) if event.inputs else ""
-    body = _dumps(event.body) if event.body else "{}"
-    sealed = _quote(event.sealed) if event.sealed else '""'
-    return (
-        f'{head}{int(event.at * 1_000_000)}{middle}"body":{body},"id":{_quote(event.id)},"inputs":[{inputs}]{tail}'
-        f'{sealed},"subject":{_quote(str(event.subject))},"tenant":{_quote(event.tenant)},"verb":{_quote(event.verb)}'
-        f',"zone":{_quote(event.zone)}}}'
-    ).encode()
+class Voice:
+    """Whoever speaks in one transaction. What all their events share is checked and quoted once: this is the hot path.
+
+    `say` gives exactly `Event(...)` and its `encode()`, several times faster.
+    """
+
+    __slots__ = ("_about", "_end", "_head", "_middle", "_tail", "actor", "request", "tenant", "zone")
+
+    def __init__(self, ctx: Context) -> None:
+        actor, decision = ctx.actor, ctx.decision
+        policy, rules = (decision.policy, decision.rules) if decision else ("", ())
+        self.actor, self.request, self.tenant, self.zone = actor.id, ctx.request, ctx.tenant, ctx.zone
+        self._about = (actor.behalf, policy, rules)
+        self._head = f'{{"actor":{_quote(actor.id)},"at":'
+        self._middle = f',"behalf":{_quote(actor.behalf)},"body":'
+        quoted = ",".join([_quote(rule) for rule in rules])
+        self._tail = f'],"policy":{_quote(policy)},"request":{_quote(ctx.request)},"rules":[{quoted}],"sealed":'
+        self._end = f',"zone":{_quote(ctx.zone)}}}'
+
+    def say(
+        self,
+        verb: str,
+        subject: Ref,
+        inputs: tuple[Ref, ...],
+        body: Mapping[str, str | int | float],
+        sealed: str,
+        tenant: str,
+        at: float,
+    ) -> tuple[Event, bytes]:
+        """The event and the exact bytes that the log hashes."""
+        if not subject.pinned or (inputs and not all([ref.pinned for ref in inputs])):
+            raise Invalid(
+                f"the event {verb} names a thing that is not pinned", "pin every reference before it enters the log"
+            )
+        id_ = new_id()
+        event = _new(Event)
+        _verb(event, verb)
+        _actor(event, self.actor)
+        _subject(event, subject)
+        _tenant(event, tenant)
+        _zone(event, self.zone)
+        _at(event, at)
+        _inputs(event, inputs)
+        _request(event, self.request)
+        _body(event, body)
+        _behalf(event, self._about[0])
+        _policy(event, self._about[1])
+        _rules(event, self._about[2])
+        _sealed(event, sealed)
+        _id(event, id_)
+        # A reference needs no quoting: its alphabet has nothing to quote.
+        pins = ",".join([f'"{ref}"' for ref in inputs]) if inputs else ""
+        raw = (
+            f'{self._head}{int(at * 1_000_000)}{self._middle}{_body_text(verb, body)},"id":"{id_}","inputs":[{pins}{self._tail}'
+            f'{_quote(sealed)},"subject":"{subject}","tenant":{_quote(tenant)},"verb":{_quote(verb)}{self._end}'
+        )
+        return event, raw.encode()
 
 
-def stable_parts(actor: str, behalf: str, policy: str, request: str, rules: tuple[str, ...]) -> tuple[str, str, str]:
-    """The parts of an encoded event that depend only on who asked and what was decided."""
-    return (
-        f'{{"actor":{_quote(actor)},"at":',
-        f',"behalf":{_quote(behalf)},',
-        f',"policy":{_quote(policy)},"request":{_quote(request)},"rules":[{",".join(map(_quote, rules))}],"sealed":',
+def _body_text(verb: str, body: Mapping[str, str | int | float]) -> str:
+    if not body:
+        return "{}"
+    if _EXACT.issuperset(map(type, body.values())):
+        return _sorted(body).decode()
+    # The fast encoder writes numbers with a fraction in another way than the standard one.
+    for name, value in body.items():
+        if not isinstance(value, (str, int, float)):
+            raise Invalid(f"{name} of the event {verb} is a {type(value).__name__}", "texts and numbers only")
+    return _dumps(body)
+
+
+_new = object.__new__
+_slots = [
+    Event.__dict__[name].__set__
+    for name in (
+        *("verb", "actor", "subject", "tenant", "zone", "at", "inputs", "request"),
+        *("body", "behalf", "policy", "rules", "sealed", "id"),
     )
+]
+_verb, _actor, _subject, _tenant, _zone, _at, _inputs, _request, _body, _behalf, _policy, _rules, _sealed, _id = _slots
+_EXACT = frozenset({str, int, bool})
 
 
 def open_event(cipher: Cipher | None, row: EventRow) -> Fact:

@@ -6,26 +6,18 @@ its context speaks for. So never hold a lock of your own across one, and never h
 
 import threading
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from types import TracebackType
 from typing import Any, TypeVar
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale
-from falaj.core.event import Event, new_id
+from falaj.core.event import Event
 from falaj.core.label import Label
 from falaj.core.ports import CanGroup, Cipher, EventRow, Group, Key, Query, Store, Txn
 from falaj.core.ref import Ref
 from falaj.store import requests
-from falaj.store.envelope import (
-    encode_event,
-    event_aad,
-    key_of,
-    leaf_hash,
-    open_event,
-    open_record,
-    seal_record,
-    stable_parts,
-)
+from falaj.store.envelope import Voice, event_aad, key_of, open_event, open_record, seal_record
 from falaj.store.records import Fact, Page, Record
 
 PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent"})
@@ -152,6 +144,8 @@ class Root:
 class _Local(threading.local):
     root: Root | None = None
     waiting: list[Callable[[bool], None]] | None = None
+    spoke: Context | None = None
+    voice: Voice | None = None
 
 
 class Reader:
@@ -228,13 +222,13 @@ class Reader:
 class Writer(Reader):
     """Changes and the events that tell of them."""
 
-    __slots__ = ("_projecting", "_root", "_stable", "_start")
+    __slots__ = ("_projecting", "_root", "_start", "_voice")
 
     def __init__(self, ledger: Ledger, ctx: Context, projecting: bool = False) -> None:
         self._ledger = ledger
         self._ctx = ctx
         self._projecting = projecting
-        self._stable: tuple[str, str, tuple[str, ...], tuple[str, str, str]] | None = None
+        self._voice: Voice | None = None
 
     def __enter__(self) -> "Writer":
         local = self._ledger._local
@@ -311,33 +305,24 @@ class Writer(Reader):
         **body: str | int | float,
     ) -> Event:
         """Say what happened, in this transaction: subject and inputs must be pinned."""
-        ctx, ledger, root = self._ctx, self._ledger, self._root
-        actor = ctx.actor.id
-        behalf, policy, rules, stable = self._stable or self._fix()
-        tenant = tenant or ctx.tenant
-        zone, at, request = ctx.zone, ctx.now(), ctx.request
-        event = Event(
-            verb, actor, subject, tenant, zone, at, inputs, request, body, behalf, policy, rules, sealed, new_id()
-        )
+        ledger, root, voice = self._ledger, self._root, self._voice or self._find_voice()
+        tenant = tenant or voice.tenant
+        zone, at = voice.zone, self._ctx.now()
         try:
-            data = raw = encode_event(event, stable)
+            event, raw = voice.say(verb, subject, inputs, body, sealed, tenant, at)
         except ValueError as error:
             raise Invalid(
                 f"the event {verb} cannot be written: {error}", "finite numbers and valid text only"
             ) from error
-        id_ = event.id
+        id_, data = event.id, raw
         if ledger.cipher is not None:
             data = ledger.cipher.seal(tenant, zone, raw, event_aad(tenant, zone, id_))
         key = Key(tenant, subject.kind, subject.project, subject.name, subject.version)
         pins = tuple([str(ref) for ref in inputs]) if inputs else ()
-        root.events.append(EventRow(id_, tenant, zone, verb, actor, key, at, request, leaf_hash(raw), data, pins))
+        leaf = sha256(b"\x00" + raw).digest()
+        root.events.append(EventRow(id_, tenant, zone, verb, voice.actor, key, at, voice.request, leaf, data, pins))
         root.touched += 1
         return event
-
-    @property
-    def emitted(self) -> int:
-        """How many events this transaction has so far; the guard adds its own where a verb said nothing."""
-        return len(self._root.events)
 
     def remember(self, outcome_json: str, fingerprint: str) -> None:
         """Keep the outcome of a named request in this transaction; Stale when the same request was just done elsewhere."""
@@ -357,12 +342,13 @@ class Writer(Reader):
         """Call back once when the transaction has ended: True when it is durable, False when it is undone."""
         self._root.after.append(callback)
 
-    def _fix(self) -> tuple[str, str, tuple[str, ...], tuple[str, str, str]]:
-        ctx, decision = self._ctx, self._ctx.decision
-        policy, rules = (decision.policy, decision.rules) if decision else ("", ())
-        behalf = ctx.actor.behalf
-        self._stable = (behalf, policy, rules, stable_parts(ctx.actor.id, behalf, policy, ctx.request, rules))
-        return self._stable
+    def _find_voice(self) -> Voice:
+        local, ctx = self._ledger._local, self._ctx
+        if local.spoke is not ctx:
+            local.spoke, local.voice = ctx, Voice(ctx)
+        assert local.voice is not None
+        self._voice = local.voice
+        return local.voice
 
     def _over(self, key: Key, rev: int, body: Mapping[str, Any], given: tuple[Any, ...]) -> Record:
         label, zone, restricted, terms, author = given

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from falaj.core.errors import Unavailable
 
-# {text} sorts by bytes on every engine, so that pages and cursors agree.
+# {text} sorts by bytes on every engine, so that pages and cursors agree. The place of an event is (epoch, xid, seq): a
+# restore begins a new epoch, so cursors handed out before it stay true on whatever engine the log stands then.
 STEPS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE records (
@@ -16,15 +17,16 @@ STEPS: tuple[tuple[str, ...], ...] = (
             project {text} NOT NULL, name {text} NOT NULL, version {text} NOT NULL,
             PRIMARY KEY (tenant, kind, field, value, project, name, version)) {clustered}""",
         """CREATE TABLE events (
-            epoch {int} NOT NULL, xid {int} NOT NULL, seq {int} NOT NULL,
+            {place}
             id {text} NOT NULL, tenant {text} NOT NULL, zone {text} NOT NULL, verb {text} NOT NULL, actor {text} NOT NULL,
             kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL, version {text} NOT NULL,
-            at {real} NOT NULL, request {text} NOT NULL, leaf {blob} NOT NULL, data {blob} NOT NULL, inputs {text} NOT NULL,
-            PRIMARY KEY (epoch, xid, seq)) {clustered}""",
+            at {real} NOT NULL, request {text} NOT NULL, leaf {blob} NOT NULL, data {blob} NOT NULL, inputs {text} NOT NULL
+            {order})""",
         """CREATE TABLE leases (
             name {text} NOT NULL PRIMARY KEY, owner {text} NOT NULL, token {int} NOT NULL, until {real} NOT NULL)""",
-        "CREATE INDEX events_log ON events (tenant, zone, epoch, xid, seq)",
+        "CREATE INDEX events_log ON events (tenant, zone{after})",
         "CREATE INDEX events_id ON events (id)",
+        "{imported}",
         "INSERT INTO meta (name, value) VALUES ('epoch', 1)",
     ),
     (
@@ -50,6 +52,7 @@ def pending(version: int, dialect: Mapping[str, str], upto: int = NEWEST) -> lis
             "upgrade this installation, then start it again",
         )
     statements = [statement.format_map(dialect) for step in STEPS[version:upto] for statement in step]
+    statements = [statement for statement in statements if statement]
     if statements:
         statements.append(SET_VERSION.format(version=upto))
     return statements

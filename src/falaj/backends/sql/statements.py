@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from falaj.core.errors import Invalid
 from falaj.core.ports import EventRow, Found, Key, Query, Row
@@ -32,7 +32,7 @@ LEASE = """INSERT INTO leases (name, owner, token, until) VALUES (?, ?, 1, ?)
         token = leases.token + CASE WHEN leases.owner = excluded.owner AND leases.until > ? THEN 0 ELSE 1 END
     WHERE leases.owner = excluded.owner OR leases.until <= ? RETURNING token"""
 RELEASE = "UPDATE leases SET owner = '', until = 0 WHERE name = ? AND owner = ?"
-WHERE = frozenset({"id", "verb", "actor", "request", "kind", "project", "name", "version"})
+WHERE = frozenset({"tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version"})
 COLUMNS = {
     "records": ("tenant", "kind", "project", "name", "version", "rev", "cell", "body", "at", "terms"),
     "events": ("epoch", "xid", "seq", *_EVENT.split(", ")),
@@ -63,13 +63,11 @@ def term_rows(key: Key, terms: Iterable[tuple[str, str]]) -> list[tuple[str, ...
     return [(key.tenant, key.kind, field, value, key.project, key.name, key.version) for field, value in terms]
 
 
-def event_values(event: EventRow) -> tuple[Any, ...]:
-    """An event as the values of its columns, without its place in the log."""
-    e, k = event, event.subject
-    return (
-        e.id, e.tenant, e.zone, e.verb, e.actor, k.kind, k.project, k.name, k.version, e.at, e.request, e.leaf, e.data,
-        "\n".join(e.inputs),
-    )  # fmt: skip
+def event_values(epoch: int, event: EventRow) -> tuple[Any, ...]:
+    """An event as the values of its columns from `epoch` on, without the rest of its place."""
+    id_, tenant, zone, verb, actor, (_, kind, project, name, version), at, request, leaf, data, inputs, _ = event
+    pins = "\n".join(inputs) if inputs else ""
+    return epoch, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, leaf, data, pins
 
 
 def event_of(row: Sequence[Any]) -> EventRow:
@@ -99,21 +97,26 @@ def place(pos: str) -> tuple[int, int, int]:
         raise Invalid(f"{pos[:80]!r} is no cursor of the log", "use the `pos` of an event that was read") from error
 
 
-def events_query(
-    after: str, tenant: str, zone: str, limit: int, where: dict[str, str], visible: str = ""
-) -> tuple[str, list[Any]]:
-    """The log after a cursor; `visible` is the engine's own condition on what may be read yet."""
+class LogShape(NamedTuple):
+    """How an engine keeps the order of the log: its place columns, `after` a place, the order, what may be read yet."""
+
+    place: str
+    after: str
+    order: str
+    visible: str = "1 = 1"
+
+
+def events_query(shape: LogShape, start: Sequence[int], limit: int, where: dict[str, str]) -> tuple[str, list[Any]]:
+    """The log after a place."""
     unknown = set(where) - WHERE
     if unknown:
         raise Invalid(f"events have no {', '.join(sorted(unknown))}", f"ask by {', '.join(sorted(WHERE))}")
-    parts, values = ["(epoch, xid, seq) > (?, ?, ?)"], list[Any](place(after))
-    for column, value in (("tenant", tenant), ("zone", zone), *where.items()):
+    parts, values = [shape.after, shape.visible], list[Any](start)
+    for column, value in where.items():
         if value:
             parts.append(f"{column} = ?")
             values.append(value)
-    if visible:
-        parts.append(visible)
-    text = f"SELECT epoch, xid, seq, {_EVENT} FROM events WHERE {' AND '.join(parts)} ORDER BY epoch, xid, seq LIMIT ?"  # noqa: S608 # nosec B608
+    text = f"SELECT {shape.place}, {_EVENT} FROM events WHERE {' AND '.join(parts)} ORDER BY {shape.order} LIMIT ?"  # noqa: S608 # nosec B608
     return text, [*values, max(0, limit)]
 
 
