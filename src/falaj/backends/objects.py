@@ -42,6 +42,9 @@ _TROUBLE = (BaseError, OSError, ValueError)
 class ObjectBlobs:
     """Objects of one bucket or container, under one prefix."""
 
+    requests = 4
+    """How many requests at once keep a line to a far store busy."""
+
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         scheme = open_url(url)[0]
         self._store: Any = MemoryStore() if scheme == "memory" else _connect(scheme, url, options)

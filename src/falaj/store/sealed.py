@@ -69,7 +69,7 @@ class Seal:
         """How many bytes the sealed form has."""
         return HEAD + self.size + TAG * self.chunks
 
-    def seal(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def seal(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         """The sealed form of `pieces`, each of which but the last is exactly one chunk."""
         yield self.head
         done = index = 0
