@@ -1,0 +1,124 @@
+"""Small commands about where one stands: status, env, settings, tls."""
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.tables import put, rows
+from falaj.core.errors import FalajError, Unauthenticated
+from falaj.core.settings import Settings, listing
+
+
+def status(frame: Frame, arguments: list[str]) -> int:
+    """`falaj status`."""
+    frame, _ = read(
+        frame, Parser(prog="falaj status", description="Who you are, where, and whether it is well."), arguments
+    )
+    address, _, _ = frame.login()
+    remote = address.startswith(("http://", "https://"))
+    here = frame.connect()
+    state = here.get("/ready") if remote else here.house.ready()
+    found: dict[str, Any] = {
+        "at": address if remote else here.house.settings.home,
+        "mode": "remote" if remote else "in process",
+    }
+    found |= _who(here)
+    found |= {name: "ready" if good else "NOT READY" for name, good in state.items()}
+    put(found, as_json=frame.as_json)
+    return 0 if all(state.values()) else 8
+
+
+def _who(here: Any) -> dict[str, Any]:
+    """Who one is, where the people desk can say."""
+    try:
+        me = here.people.whoami()
+    except (AttributeError, FalajError):
+        return {}
+    return {
+        "you": getattr(me, "id", str(me)),
+        "tenant": getattr(me, "tenant", ""),
+        "roles": ", ".join(sorted(getattr(me, "roles", ()))),
+    }
+
+
+def env(frame: Frame, arguments: list[str]) -> int:
+    """`eval "$(falaj env)"`: what clients of other makers need to reach this platform."""
+    parser = Parser(
+        prog="falaj env", description='Print shell exports for curl, MLflow and Triton clients: eval "$(falaj env)"'
+    )
+    parser.add_argument("--token", action="store_true", help="print the token itself and not only how to get it")
+    frame, found = read(frame, parser, arguments)
+    address, token, ca = frame.login()
+    settings = _settings(frame)
+    if not address.startswith(("http://", "https://")):
+        local = Path(settings.home) / "tls" / "ca.pem"
+        ca = ca or (str(local) if local.exists() else "")
+        address = f"{'https' if ca or settings.tls.cert else 'http'}://{settings.listen}"
+    exports = {"FALAJ_URL": address, "MLFLOW_TRACKING_URI": f"{address}/mlflow", "TRITON_URL": f"{address}/infer"}
+    if found.token:
+        if not token:
+            raise Unauthenticated("there is no token to print", "falaj login, or set FALAJ_TOKEN")
+        exports |= {"FALAJ_TOKEN": token, "MLFLOW_TRACKING_TOKEN": token}
+    if ca:
+        exports |= dict.fromkeys(("CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"), ca)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
+    if not found.token:
+        lines += [
+            "# export FALAJ_TOKEN=...  (from `falaj up` at first start, or: falaj env --token)",
+            'export MLFLOW_TRACKING_TOKEN="$FALAJ_TOKEN"',
+        ]
+    lines.append('# curl -H "Authorization: Bearer $FALAJ_TOKEN" "$FALAJ_URL/ready"')
+    if frame.as_json:
+        put(exports, as_json=True)
+    else:
+        sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def settings(frame: Frame, arguments: list[str]) -> int:
+    """`falaj settings`."""
+    frame, _ = read(
+        frame, Parser(prog="falaj settings", description="Every setting, its value and where it came from."), arguments
+    )
+    found = listing(_settings(frame))
+    if frame.as_json:
+        put([{"setting": name, "value": value, "from": source} for name, value, source in found], as_json=True)
+    else:
+        rows(["setting", "value", "from"], [[name, _shown(value), source] for name, value, source in found])
+    return 0
+
+
+def tls(frame: Frame, arguments: list[str]) -> int:
+    """`falaj tls show`, `falaj tls issue NAME`."""
+    parser = Parser(
+        prog="falaj tls", description="The local authority: show it, issue certificates for replicas and workers."
+    )
+    acts = parser.add_subparsers(dest="act", required=True, metavar="show|issue", parser_class=Parser)
+    acts.add_parser("show", help="what to trust, and until when the server's certificate is good")
+    acts.add_parser("issue", help="a certificate for a replica or a worker").add_argument("name", metavar="NAME")
+    frame, found = read(frame, parser, arguments)
+    from falaj.api.tls import expires_at, issue
+
+    home = _settings(frame).home
+    if found.act == "issue":
+        put(issue(home, found.name, time.time()), as_json=frame.as_json)
+    else:
+        folder = Path(home) / "tls"
+        shown = {"trust": str(folder / "ca.pem"), "authority_expires_at": expires_at(str(folder / "ca.pem"))}
+        put(shown | {"server_expires_at": expires_at(str(folder / "server.pem"))}, as_json=frame.as_json)
+    return 0
+
+
+def _settings(frame: Frame) -> Settings:
+    from falaj.platform import load_settings
+
+    return load_settings("" if frame.at.startswith(("http://", "https://")) else frame.at)
+
+
+def _shown(value: Any) -> str:
+    text = str(dict(value)) if hasattr(value, "items") else ", ".join(value) if isinstance(value, tuple) else str(value)
+    return text.replace(str(Path.home()), "~") if os.environ.get("HOME") else text

@@ -1,0 +1,146 @@
+"""Results for eyes and for programs: tables in a terminal, tab-separated lines in a pipe, JSON when asked."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from falaj.core.label import ANY, CLASS_NAMES, Label
+from falaj.core.ref import Ref
+
+Row = list[str]
+
+
+def put(value: Any, *, as_json: bool = False) -> None:
+    """Print what a verb gave."""
+    if as_json:
+        sys.stdout.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
+    elif value is None:
+        sys.stdout.write("done\n")
+    elif isinstance(value, (str, int, float, bool, Ref, Label)):
+        sys.stdout.write(f"{cell('', value)}\n")
+    elif isinstance(value, Sequence):
+        _put_many(value)
+    else:
+        _put_one(value)
+
+
+def plain(value: Any) -> Any:
+    """Dicts, lists, texts and numbers, as the wire has them."""
+    if isinstance(value, Ref):
+        return str(value)
+    if isinstance(value, Label):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (frozenset, set)):
+        return sorted(plain(inner) for inner in value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
+    """A table with a head in a terminal, tab-separated lines elsewhere."""
+    if not sys.stdout.isatty():
+        head = [] if records else ["\t".join(title)]
+        sys.stdout.write("".join(f"{line}\n" for line in [*head, *("\t".join(_flat(c) for c in row) for row in lines)]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=not records, box=None, pad_edge=False, header_style="bold")
+    for name in title:
+        table.add_column(name, style="bold" if records and name == title[0] else None, overflow="fold")
+    for row in lines:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def cell(name: str, value: Any) -> str:
+    """One value as a person reads it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Label):
+        return label_text(value)
+    if (
+        isinstance(value, float)
+        and value > 1e9
+        and (name in ("at", "expires", "until", "since") or name.endswith("_at"))
+    ):
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    if isinstance(value, (tuple, list, frozenset, set)):
+        return ", ".join(
+            sorted(map(str, value)) if isinstance(value, (frozenset, set)) else (cell("", v) for v in value)
+        )
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={cell('', inner)}" for key, inner in value.items())
+    if is_dataclass(value):
+        return ", ".join(
+            f"{f.name}={cell(f.name, getattr(value, f.name))}"
+            for f in fields(value)
+            if getattr(value, f.name) not in ("", (), None)
+        )
+    return str(value)
+
+
+def label_text(label: Label) -> str:
+    """A label as people write it."""
+    words = [*sorted(label.regimes), CLASS_NAMES[label.classification]]
+    words += [f"category={word}" for word in sorted(label.categories)]
+    words += [f"purpose={word}" for word in sorted(label.purposes) if label.purposes != ANY]
+    words += [f"origin={word}" for word in sorted(label.origin)]
+    words += [f"hold={word}" for word in sorted(label.holds)]
+    return ",".join(words)
+
+
+def _put_many(values: Sequence[Any]) -> None:
+    if not values:
+        sys.stderr.write("nothing\n")
+        return
+    first = values[0]
+    if is_dataclass(first) and not isinstance(first, (type, Label)):
+        names = [item.name for item in fields(first)]
+        rows(
+            [name.replace("_", " ") for name in names],
+            [[cell(name, getattr(value, name)) for name in names] for value in values],
+        )
+    elif isinstance(first, Mapping):
+        names = list(dict.fromkeys(key for value in values for key in value))
+        rows(names, [[cell(name, value.get(name)) for name in names] for value in values])
+    elif isinstance(first, (tuple, list)):
+        sys.stdout.write("".join("\t".join(cell("", part) for part in value) + "\n" for value in values))
+    else:
+        sys.stdout.write("".join(f"{cell('', value)}\n" for value in values))
+
+
+def _put_one(value: Any) -> None:
+    """A record line by line; a record that is a page of others, as their table and how to go on."""
+    pairs = (
+        list(value.items()) if isinstance(value, Mapping) else [(f.name, getattr(value, f.name)) for f in fields(value)]
+    )
+    lists = [(name, inner) for name, inner in pairs if isinstance(inner, tuple) and inner and is_dataclass(inner[0])]
+    if len(lists) == 1 and {name for name, _ in pairs} <= {lists[0][0], "next"}:
+        _put_many(lists[0][1])
+        following = dict(pairs).get("next")
+        if following:
+            sys.stderr.write(f"more: --after {following}\n")
+        return
+    rows(
+        ["", ""],
+        [[name.replace("_", " "), cell(name, inner)] for name, inner in pairs if (name, inner) not in lists],
+        records=True,
+    )
+    for name, inner in lists:
+        sys.stdout.write(f"\n{name.replace('_', ' ')}\n")
+        _put_many(inner)
+
+
+def _flat(text: str) -> str:
+    return text.replace("\t", " ").replace("\n", " ")

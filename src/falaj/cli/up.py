@@ -1,0 +1,65 @@
+"""`falaj up`: the whole platform in one process; and `falaj demo`, the story told on a throw-away one."""
+
+import os
+import sys
+from importlib import import_module
+
+from falaj.cli.frame import Frame, Parser, read
+from falaj.core.errors import Invalid
+
+
+def up(frame: Frame, arguments: list[str]) -> int:
+    """Start, say where, and serve until told to stop."""
+    parser = Parser(
+        prog="falaj up", description="Start the platform on this machine: store, loops and API in one process."
+    )
+    parser.add_argument(
+        "--listen", default="", metavar="HOST:PORT", help="where to answer (default: the setting, 127.0.0.1:8470)"
+    )
+    parser.add_argument(
+        "--tls", action="store_true", help="make a local authority and a certificate, and speak TLS 1.3"
+    )
+    parser.add_argument(
+        "--log", default=os.environ.get("FALAJ_LOG", "INFO"), metavar="LEVEL", help="how much to log on standard error"
+    )
+    frame, found = read(frame, parser, arguments)
+    if frame.at.startswith(("http://", "https://")):
+        raise Invalid("a URL cannot be started from here", "falaj up --at FOLDER")
+    from falaj.api.logs import set_up
+    from falaj.api.server import serve
+    from falaj.platform import House, load_settings
+
+    set_up(found.log)
+    settings = load_settings(frame.at)
+    house = House(settings)
+    try:
+        token = house.bootstrap()
+
+        def ready(url: str) -> None:
+            _say_ready(url, token, settings.home if found.tls and not settings.tls.cert else "")
+
+        serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready)
+    finally:
+        house.close()
+    return 0
+
+
+def demo(frame: Frame, arguments: list[str]) -> int:
+    """The story is its own package; this is its door."""
+    del frame
+    told: int = import_module("falaj.demo").main(arguments)
+    return told
+
+
+def _say_ready(url: str, token: str | None, home: str) -> None:
+    lines = [f"Falaj is ready at {url}"]
+    if token:
+        lines += ["", "Your admin token, shown this once:", f"  {token}", "", f"Sign in with: falaj login {url}"]
+    if home:
+        lines += [
+            "",
+            f"Trust this authority: {home}/tls/ca.pem",
+            f"For example: falaj login {url} --ca {home}/tls/ca.pem",
+        ]
+    sys.stdout.write("\n".join([*lines, ""]))
+    sys.stdout.flush()

@@ -1,0 +1,176 @@
+"""Commands from verbs: verbs become subcommands, parameters arguments and flags, docstrings help."""
+
+import argparse
+import json
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from falaj.cli.frame import Frame, Parser, common, read
+from falaj.cli.streams import inward, outward
+from falaj.cli.tables import put
+from falaj.core.bind import options, type_name
+from falaj.core.errors import Invalid
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.stream import Stream
+from falaj.core.verb import Param, Verb, verbs_of
+from falaj.desks import DESKS
+
+
+def desk(frame: Frame, arguments: list[str]) -> int:
+    """`falaj <desk> <verb> ...`."""
+    name = frame.command
+    verbs = verbs_of(room(name))
+    word = next((a for a in arguments if not a.startswith("-")), "")
+    if word not in verbs:
+        if word:
+            raise Invalid(f"{name} has no verb {word[:40]!r}", f"it has: {', '.join(verbs)}")
+        sys.stdout.write(desk_help(name, verbs))
+        return 0 if not arguments or {"-h", "--help"} & set(arguments) else 2
+    verb = verbs[word]
+    rest = list(arguments)
+    rest.remove(word)
+    frame, found = read(frame, parser_of(name, verb), rest)
+    given = {p.name: _value(p, getattr(found, p.name)) for p in verb.params if getattr(found, p.name, None) is not None}
+    result = getattr(getattr(frame.connect(), name), verb.name)(**given)
+    if isinstance(result, Stream):
+        outward(result, found.out)
+    else:
+        put(result, as_json=frame.as_json)
+    return 0
+
+
+def desk_help(name: str, verbs: Mapping[str, Verb]) -> str:
+    """What `falaj <desk> --help` says: every verb, and the examples of all."""
+    width = max(map(len, verbs), default=0)
+    lines = [f"usage: falaj {name} <verb> [arguments]", "", DESKS[name].summary, "", "verbs:"]
+    lines += [f"  {verb.name:<{width}}  {verb.summary}" for verb in verbs.values()]
+    examples = [line for verb in verbs.values() for line in example(verb)]
+    lines += ["", "examples:", *(f"  {line}" for line in examples)] if examples else []
+    return "\n".join([*lines, "", f"more: falaj {name} <verb> --help", ""])
+
+
+def example(verb: Verb) -> list[str]:
+    """The lines of a docstring's Example block."""
+    _, found, block = verb.doc.partition("Example:")
+    return [line.strip() for line in block.splitlines() if line.strip()] if found else []
+
+
+def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
+    """The parser of one verb. A verb's own flag wins over a common one of the same name."""
+    about, _, _ = verb.doc.partition("Example:")
+    shown = example(verb)
+    parser = Parser(
+        prog=f"falaj {name} {verb.name}",
+        description=about.strip(),
+        epilog="\n".join(["examples:", *(f"  {line}" for line in shown)]) if shown else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",
+        allow_abbrev=False,
+    )
+    for param in sorted(verb.params, key=_order):
+        _add(parser, param)
+    if Stream in options(verb.result):
+        parser.add_argument("--out", metavar="FILE", default="-", help="where to write; - is standard output")
+    return parser
+
+
+def flags_of(name: str, verb: Verb) -> list[str]:
+    """Every flag of a verb, for completion."""
+    text = common(parser_of(name, verb)).format_usage()
+    return sorted({word.strip("[],").partition(" ")[0] for word in text.split() if word.lstrip("[").startswith("--")})
+
+
+def room(name: str) -> type:
+    """The class of a desk; only its own module is imported."""
+    from importlib import import_module
+
+    module, _, cls = DESKS[name].path.partition(":")
+    found: type = getattr(import_module(module), cls)
+    return found
+
+
+def _order(param: Param) -> int:
+    """References first, then what else is required; a list takes what is left, so it comes last."""
+    if not param.required:
+        return 3
+    if Ref in options(param.type):
+        return 0
+    return 2 if _many(param.type) else 1
+
+
+def _many(kind: Any) -> bool:
+    return typing.get_origin(_one(kind)) in (tuple, list, dict)
+
+
+def _one(kind: Any) -> Any:
+    """The type without its None."""
+    return next((k for k in options(kind) if k is not type(None)), kind)
+
+
+def _add(parser: argparse.ArgumentParser, param: Param) -> None:
+    kind = _one(param.type)
+    text = (param.help or type_name(kind)).replace("%", "%%")
+    origin = typing.get_origin(kind)
+    flag = f"--{param.name.replace('_', '-')}"
+    if kind is bool:
+        parser.add_argument(flag, dest=param.name, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif origin is dict:
+        parser.add_argument(
+            flag,
+            dest=param.name,
+            action="append",
+            metavar="KEY=VALUE",
+            required=param.required,
+            help=f"{text} (may be repeated)",
+        )
+    elif param.required:
+        parser.add_argument(
+            param.name, nargs="+" if origin in (tuple, list) else None, metavar=_shown(param, kind), help=text
+        )
+    elif origin in (tuple, list):
+        parser.add_argument(flag, dest=param.name, action="append", metavar="A,B", help=f"{text} (may be repeated)")
+    else:
+        default = f" (default: {param.default})" if param.default not in (None, "", ()) else ""
+        parser.add_argument(
+            flag, dest=param.name, metavar=_shown(param, kind).upper(), help=text + default.replace("%", "%%")
+        )
+
+
+def _shown(param: Param, kind: Any) -> str:
+    return {Stream: "FILE", Ref: "REF", Label: "LABEL"}.get(kind, param.name)
+
+
+def _value(param: Param, given: Any) -> Any:
+    """What was typed, as the verb's type; references and labels are read later, the same for every door."""
+    kind = _one(param.type)
+    origin = typing.get_origin(kind)
+    if kind is Stream:
+        return inward(given)
+    if origin in (tuple, list):
+        inner = typing.get_args(kind)[0]
+        return tuple(_plain(param, inner, part.strip()) for word in given for part in word.split(",") if part.strip())
+    if origin is dict:
+        pairs = [word.partition("=") for word in given]
+        if not all(equals for _, equals, _ in pairs):
+            raise Invalid(f"--{param.name} takes KEY=VALUE", f"for example --{param.name} colour=blue")
+        return {key.strip(): _plain(param, typing.get_args(kind)[1], value) for key, _, value in pairs}
+    return _plain(param, kind, given)
+
+
+def _plain(param: Param, kind: Any, given: Any) -> Any:
+    if kind in (int, float) and isinstance(given, str):
+        try:
+            return kind(given)
+        except ValueError:
+            raise Invalid(f"{param.name} cannot be {given[:40]!r}", "it must be a number") from None
+    if is_dataclass(kind) and kind is not Label and isinstance(given, str):
+        try:
+            return json.loads(Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given)
+        except (OSError, ValueError) as error:
+            raise Invalid(f"{param.name} is not JSON", "write a JSON object, or @FILE") from error
+    return given
