@@ -78,15 +78,15 @@ class Workload:
 class Trust:
     """A build system whose tokens may be exchanged for workload tokens, and what they may then do."""
 
-    name: str
     issuer: str
     audience: str
     subject: str
     """The exact subject, or a beginning of it with a star at the end."""
-    roles: tuple[str, ...]
-    projects: tuple[str, ...]
     zone: str
+    roles: tuple[str, ...] = ("service",)
+    projects: tuple[str, ...] = ("*",)
     jurisdiction: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from falaj.core.verb import GROUPS
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "people": ("people", "person", "tenant", "token", "trust"),
+    "people": ("people", "person", "tenant", "token", "trust", "revocation"),
     "rules": ("policy", "policy-set", "zones", "zone", "regime", "grant"),
     "keys": ("keys", "key", "log-key"),
     "secrets": ("secrets", "secret"),
@@ -31,7 +31,7 @@ auditor          |                                  |            |              
 service          | see read write move operate      |            | see              |                | see read     | see write         |     |             |
 """  # noqa: E501 - one line a role reads best
 
-OPEN_ACTIONS = ("people.whoami", "people.exchange", "policy.explain", "policy.roles")
+OPEN_ACTIONS = ("people.whoami", "people.renew", "people.exchange", "policy.explain", "policy.roles")
 """What needs no role: they show callers only what is about themselves, or check a proof of their own."""
 
 

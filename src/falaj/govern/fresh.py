@@ -1,0 +1,52 @@
+"""Fresh: small facts asked on every call, at most a second old; forgotten at once where this process changes them."""
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from falaj.store.ledger import Ledger, Writer
+
+STALE_S = 1.0
+"""What another replica changed is seen here after so long at most."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Fresh(Generic[K, V]):
+    """What `load` gave for a key, kept briefly. Inside a transaction nothing is kept: what is read may be undone."""
+
+    def __init__(self, ledger: Ledger, load: Callable[[K], V], limit: int = 10_000) -> None:
+        self._ledger = ledger
+        self._load = load
+        self._limit = limit
+        self._kept: dict[K, tuple[V, float]] = {}
+        self._changes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: K) -> V:
+        """The value as it was not longer than STALE_S ago."""
+        kept = self._kept.get(key)
+        if kept is not None and time.monotonic() < kept[1]:
+            return kept[0]
+        if self._ledger.busy:
+            return self._load(key)
+        changes, until = self._changes, time.monotonic() + STALE_S
+        value = self._load(key)
+        with self._lock:
+            # Read before a change and kept after it would be a second of the past; such a value is not kept.
+            if changes == self._changes:
+                if len(self._kept) >= self._limit:
+                    self._kept.clear()
+                self._kept[key] = (value, until)
+        return value
+
+    def changing(self, tx: Writer, key: K) -> None:
+        """Forget the key when this transaction has ended."""
+        tx.after(lambda durable: self._forget(key))
+
+    def _forget(self, key: K) -> None:
+        with self._lock:
+            self._changes += 1
+            self._kept.pop(key, None)
