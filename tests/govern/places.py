@@ -1,0 +1,121 @@
+"""Zones, grants and moves that the residency tests speak about, and a house with a real ledger under a clock."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from falaj.backends.sqlite import SqliteStore
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.label import Label
+from falaj.core.settings import Settings
+from falaj.govern.approvals import Approvals
+from falaj.govern.manifest import first_zone
+from falaj.govern.place import place
+from falaj.govern.records import Grant, Move, Operator, Verdict, Zone
+from falaj.govern.regimes import load_regimes
+from falaj.govern.zones import Zones
+from falaj.store.ledger import Ledger
+
+NOW = 1_800_000_000.0
+DAY = 86_400.0
+YEAR = 365.25 * DAY
+REGIMES = load_regimes(now=NOW)
+DOCUMENT = "sha256:" + "a" * 64
+UAE = ("AE-ADGM", "AE-CBUAE", "AE-DIFC", "AE-HEALTH", "AE-PDPL", "NONE")
+THING = "dataset:fraud/transactions@v3"
+
+ZONES = {
+    zone.id: zone
+    for zone in (
+        Zone("ae-dubai", "AE-DU", "AE", UAE, 3, Operator("Falaj", "AE")),
+        Zone("ae-abudhabi", "AE-AZ", "AE", UAE, 2, Operator("Falaj", "AE")),
+        Zone("difc", "AE-DU", "AE-DIFC", ("AE-DIFC", "NONE"), 2),
+        Zone("eu-west", "IE-D", "IE", ("EU-GDPR", "NONE"), 2),
+        Zone("ae-hsm-abroad", "AE-DU", "AE", UAE, 3, custody="external", key_jurisdiction="US"),
+        Zone("ae-hsm-home", "AE-DU", "AE", UAE, 3, custody="external", key_jurisdiction="AE"),
+        Zone("ae-no-keys", "AE-DU", "AE", UAE, 3, custody="none"),
+        Zone("ae-retired", "AE-DU", "AE", UAE, 3, active=False),
+        Zone("ae-later", "AE-DU", "AE", UAE, 3, valid_from=NOW + 1),
+        Zone("ae-over", "AE-DU", "AE", UAE, 3, valid_to=NOW),
+        # A lie that the desk would refuse: place() does not believe it either.
+        Zone("us-liar", "US-VA", "US", UAE, 3),
+    )
+}
+
+
+def label(*regimes: str, level: int = 1, **more: Any) -> Label:
+    return Label(regimes=frozenset(regimes), classification=level, **more)
+
+
+PDPL = label("AE-PDPL")
+
+
+def move(op: str = "copy", of: Label = PDPL, src: str = "ae-dubai", dst: str = "eu-west", **more: Any) -> Move:
+    return Move(
+        op=op, label=of, thing=more.pop("thing", THING), tenant=more.pop("tenant", "bank"), src=src, dst=dst, **more
+    )
+
+
+def grant(regime: str = "AE-PDPL", basis: str = "23a", **more: Any) -> Grant:
+    documents = dict.fromkeys(REGIMES[regime].bases[basis].documents, DOCUMENT)
+    plain = Grant(
+        id="g-1", tenant="bank", regime=regime, basis=basis, src="ae-dubai", dst="eu-west",
+        scope="dataset:fraud/trans*", purposes=("fraud",), documents=documents,
+        not_before=NOW - DAY, expires=NOW + DAY, author="asker",
+    )  # fmt: skip
+    return replace(plain, **more)
+
+
+def judge(question: Move, *grants: Grant, now: float = NOW) -> Verdict:
+    return place(question, ZONES, REGIMES, grants, now)
+
+
+class Clock:
+    """Time that goes only where a test puts it."""
+
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def forward(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Town:
+    """A ledger on a real store, the two desks, and people."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self.ledger = ledger
+        self.clock = clock
+        self.approvals = Approvals(ledger)
+        self.zones = Zones(ledger, REGIMES, self.approvals)
+        self.zones.ensure(self.house, first_zone(Settings(), REGIMES))
+
+    @property
+    def house(self) -> Context:
+        return self.who("root", HOUSE, "security-officer")
+
+    def who(self, name: str, tenant: str = "bank", *roles: str, **more: Any) -> Context:
+        actor = Actor(id=name, tenant=tenant, roles=frozenset(roles), **more)
+
+        def cells(kind: str) -> frozenset[str]:
+            with self.ledger.read(Context(actor, "home")) as tx:
+                return tx.cells(kind)
+
+        return Context(actor, "home", now=self.clock, cells=cells)
+
+    def events(self, tenant: str = "bank") -> list[str]:
+        return [fact.event.verb for fact in self.ledger.tail(tenant=tenant)]
+
+
+@contextmanager
+def town(folder: Path) -> Iterator[Town]:
+    ledger = Ledger(SqliteStore(f"sqlite:{folder}/ledger.db", {}))
+    try:
+        yield Town(ledger, Clock())
+    finally:
+        ledger.close()
