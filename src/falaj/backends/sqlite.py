@@ -9,19 +9,16 @@ import contextlib
 import json
 import os
 import sqlite3
-import threading
-import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from falaj.backends.lane import FLUSH_AT, Batch, Lane, SqliteGroup, again, clear_errors, failure
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.backends.turns import Turns
-from falaj.core.errors import Corrupt, FalajError, Invalid, Stale, Unavailable
-from falaj.core.ports import EventRow, Found, Key, Query, Row
+from falaj.core.errors import Conflict, FalajError, Invalid, Stale, Unavailable
+from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
 
 _DIALECT = {
     "text": "TEXT",
@@ -31,7 +28,8 @@ _DIALECT = {
     "clustered": "WITHOUT ROWID",
     # `n` is the order of the log, cheapest to append to. Events written here have xid 0 and are numbered by n itself;
     # those restored from an engine with transaction ids keep them, and a small index finds their cursors.
-    "place": """n INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, xid INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0,""",
+    "place": """n INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, xid INTEGER NOT NULL DEFAULT 0,
+        seq INTEGER NOT NULL DEFAULT 0,""",
     "order": "",
     "after": "",
     "imported": "CREATE INDEX events_imported ON events (epoch, xid, seq) WHERE xid > 0",
@@ -39,17 +37,13 @@ _DIALECT = {
 _LOG = sql.LogShape("epoch, xid, CASE xid WHEN 0 THEN n ELSE seq END", "n > ?", "n")
 _IMPORTED = """SELECT n FROM events WHERE xid > 0 AND (epoch, xid, seq) <= (?, ?, ?)
     ORDER BY epoch DESC, xid DESC, seq DESC LIMIT 1"""
+_DUMP = {
+    "records": sql.dump("records", "tenant, kind, project, name, version"),
+    "events": sql.dump("events", "n", {"seq": "CASE xid WHEN 0 THEN n ELSE seq END"}),
+    "leases": sql.dump("leases", "name"),
+}
+_LOAD = {table: sql.load(table) for table in TABLES}
 _CELLS = "r.cell IN (SELECT value FROM json_each(?))"
-_EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
-_COLUMNS = ("epoch", *sql.COLUMNS["events"][3:])
-_ONE = f"({', '.join('?' * len(_COLUMNS))})"
-_APPEND = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES {_ONE}"  # noqa: S608 # nosec B608
-# Many rows a statement: the engine is entered, and the interpreter's lock passed, once for all of them.
-_STRIDE = 64
-_APPEND_MANY = _APPEND + f", {_ONE}" * (_STRIDE - 1)
-_FLUSH_AT = 1024
-_MAX_MEMBERS = 256
-_MAX_OPEN_S = 0.02
 
 
 class SqliteStore:
@@ -58,37 +52,35 @@ class SqliteStore:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self._path = _path(url)
         self._busy_s = float((options or {}).get("busy_s", 30.0))
-        self._turns = Turns()
-        self._local = _Local()
-        self._batch: Batch | None = None
-        self._readers: deque[sqlite3.Connection] = deque()
-        self._closed = False
+        self.readers: deque[sqlite3.Connection] = deque()
+        self.closed = False
         _prepare_file(self._path)
-        with _clear_errors():
-            self._writer = self._connect()
-            _upgrade(self._writer)
+        with clear_errors():
+            writer = self._connect()
+            _upgrade(writer)
+        self._lane = Lane(writer, self._busy_s)
 
     def begin(self, write: bool) -> "SqliteTxn":
         """A write transaction waits for its turn; a read transaction never waits."""
-        if self._closed:
+        if self.closed:
             raise Unavailable("the store is closed", "open it again")
-        group = self._local.group
+        group = self._lane.local.group
         if not write:
             if group is not None and group.holding:
-                return SqliteTxn(self, self._writer, shared=True)
-            with _clear_errors():
+                return SqliteTxn(self, self._lane.connection, shared=True)
+            with clear_errors():
                 connection = self._spare()
                 connection.execute("BEGIN")
             return SqliteTxn(self, connection)
-        batch = self._enter() if group is None else self._enter_group(group)
-        return SqliteWrite(self, self._writer, batch)
+        batch = self._lane.enter() if group is None else self._lane.enter_group(group)
+        return SqliteWrite(self, self._lane, batch)
 
     def events(
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
     ) -> list[EventRow]:
         """The committed log after a cursor. One writer means that commits become visible in order."""
         epoch, xid, seq = sql.place(after)
-        with self._reader() as connection, _clear_errors():
+        with self._reader() as connection, clear_errors():
             if xid:
                 row = connection.execute(_IMPORTED, (epoch, xid, seq)).fetchone()
                 seq = row[0] if row else 0
@@ -107,7 +99,7 @@ class SqliteStore:
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
         found, last = [], ("", "")
-        with self._reader() as connection, _clear_errors():
+        with self._reader() as connection, clear_errors():
             while row := connection.execute(sql.LOGS, last).fetchone():
                 last = (row[0], row[1])
                 found.append(last)
@@ -115,14 +107,43 @@ class SqliteStore:
 
     def group(self) -> "SqliteGroup":
         """Commits of this thread wait for the group's end."""
-        return SqliteGroup(self)
+        return SqliteGroup(self._lane)
+
+    def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Every row of every table, from one snapshot; the writer goes on meanwhile."""
+        txn = self.begin(write=False)
+        try:
+            for table, text in _DUMP.items():
+                for row in txn.stream(text):
+                    yield table, row
+        finally:
+            txn.rollback()
+
+    def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        """Take a dump into an empty store, all or nothing; what follows it in the log is a new epoch."""
+        batch = self._lane.enter()
+        connection = self._lane.connection
+        try:
+            with clear_errors():
+                if connection.execute(sql.OCCUPIED).fetchone():
+                    raise Conflict("the store is not empty", "restore into a new store")
+                for table, values in rows:
+                    connection.execute(_LOAD[table], values)
+                    if table == "records" and values[-1]:
+                        terms = sql.terms_of(values[-1])
+                        connection.executemany(sql.ADD_TERM, sql.term_rows(Key(*values[:5]), terms))
+                connection.execute(sql.NEW_EPOCH)
+            batch.members += 1
+        finally:
+            self._lane.leave(batch)
+        batch.wait()
 
     def close(self) -> None:
         """Close every connection; the last one moves the write-ahead log into the file."""
-        self._closed = True
-        while self._readers:
-            self._readers.pop().close()
-        self._writer.close()
+        self.closed = True
+        while self.readers:
+            self.readers.pop().close()
+        self._lane.connection.close()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -136,18 +157,18 @@ class SqliteStore:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
-        if self._closed:
+        if self.closed:
             raise Unavailable("the store is closed", "open it again")
-        with _clear_errors():
+        with clear_errors():
             connection = self._spare()
         try:
             yield connection
         finally:
-            self._readers.append(connection)
+            self.readers.append(connection)
 
     def _spare(self) -> sqlite3.Connection:
         try:
-            return self._readers.pop()
+            return self.readers.pop()
         except IndexError:
             return self._connect()
 
@@ -160,118 +181,6 @@ class SqliteStore:
             raise
         txn.commit()
         return rows
-
-    def _enter(self) -> "Batch":
-        if not self._turns.take(self._busy_s):
-            raise Unavailable("the ledger is busy", "another writer did not finish in time; call again")
-        if self._batch is None:
-            try:
-                with _clear_errors():
-                    self._writer.execute("BEGIN IMMEDIATE")
-            except BaseException:
-                self._turns.give()
-                raise
-            self._batch = Batch()
-        return self._batch
-
-    def _enter_group(self, group: "SqliteGroup") -> "Batch":
-        if not group.holding:
-            group.before = self._enter().members
-            group.holding = True
-        assert self._batch is not None
-        if self._batch.error is not None:
-            raise _again(self._batch.error)
-        return self._batch
-
-    def _leave(self, batch: "Batch") -> None:
-        """Leave the writer: to the next in line if there is one, else make durable what everyone in the batch did."""
-        if batch.error is not None or not batch.members:
-            self._end(batch)
-            return
-        young = batch.members < _MAX_MEMBERS and time.monotonic() - batch.since < _MAX_OPEN_S
-        if young and self._turns.hand_on():
-            return
-        try:
-            with _clear_errors():
-                if batch.events:
-                    self._append(batch)
-                self._writer.execute("COMMIT")
-        except BaseException as error:
-            batch.error = error
-            if not isinstance(error, FalajError):
-                raise
-        finally:
-            self._end(batch)
-
-    def _end(self, batch: "Batch") -> None:
-        self._batch = None
-        if self._writer.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self._writer.execute("ROLLBACK")
-        batch.done.set()
-        self._turns.give()
-
-    def _append(self, batch: "Batch") -> None:
-        """Write the batch's events, in the order of commits."""
-        ((epoch,),) = self._writer.execute(_EPOCH)
-        values = sql.event_values
-        rows = [values(epoch, event) for event in batch.events]
-        batch.events = []
-        whole = len(rows) - len(rows) % _STRIDE
-        for start in range(0, whole, _STRIDE):
-            self._writer.execute(_APPEND_MANY, [*chain.from_iterable(rows[start : start + _STRIDE])])
-        self._writer.executemany(_APPEND, rows[whole:])
-
-
-class Batch:
-    """Transactions that become durable with one fsync."""
-
-    __slots__ = ("done", "error", "events", "members", "since")
-
-    def __init__(self) -> None:
-        self.members = 0
-        self.events: list[EventRow] = []
-        self.since = time.monotonic()
-        self.done = threading.Event()
-        self.error: BaseException | None = None
-
-    def wait(self) -> None:
-        """Until it is durable, or raise why it is not."""
-        self.done.wait()
-        if self.error is not None:
-            raise _again(self.error)
-
-
-class _Local(threading.local):
-    group: "SqliteGroup | None" = None
-
-
-class SqliteGroup:
-    """While entered, commits on this thread wait; leaving makes them durable together."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        self._store = store
-        self.holding = False
-        self.before = 0
-
-    def __enter__(self) -> "SqliteGroup":
-        if self._store._local.group is not None:
-            raise Invalid("this thread is in a group already", "one group at a time")
-        self._store._local.group = self
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        store = self._store
-        store._local.group = None
-        if not self.holding:
-            return
-        self.holding = False
-        batch = store._batch
-        assert batch is not None
-        mine = batch.members > self.before
-        store._leave(batch)
-        if mine or batch.error is not None:
-            batch.wait()
 
 
 class SqliteTxn:
@@ -321,28 +230,36 @@ class SqliteTxn:
         self._ended = True
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("ROLLBACK")
-        if self._store._closed:
+        if self._store.closed:
             self._connection.close()
         else:
-            self._store._readers.append(self._connection)
+            self._store.readers.append(self._connection)
+
+    def stream(self, text: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of one statement as they come."""
+        with clear_errors():
+            yield from self._connection.execute(text)
 
     def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of one statement."""
         try:
             return self._connection.execute(text, values).fetchall()
         except sqlite3.Error as error:
-            raise _failure(error) from error
+            raise failure(error) from error
 
 
 class SqliteWrite(SqliteTxn):
     """One transaction of the writer's open batch, behind a savepoint where it is not alone."""
 
-    __slots__ = ("_batch", "_events", "_grouped", "_marked", "_saved")
+    __slots__ = ("_batch", "_events", "_grouped", "_lane", "_marked", "_saved")
 
-    def __init__(self, store: SqliteStore, connection: sqlite3.Connection, batch: Batch) -> None:
-        super().__init__(store, connection)
+    def __init__(self, store: SqliteStore, lane: Lane, batch: Batch) -> None:
+        self._store = store
+        self._connection = lane.connection
+        self._ended = False
+        self._lane = lane
         self._batch = batch
-        self._grouped = store._local.group is not None
+        self._grouped = lane.local.group is not None
         self._events: list[EventRow] = []
         self._marked = self._saved = False
 
@@ -383,10 +300,10 @@ class SqliteWrite(SqliteTxn):
             batch.members += 1
             self._flush(batch)
         if not self._grouped:
-            self._store._leave(batch)
+            self._lane.leave(batch)
             batch.wait()
         elif batch.error is not None:
-            raise _again(batch.error)
+            raise again(batch.error)
 
     def rollback(self) -> None:
         """Nothing of it happened."""
@@ -395,7 +312,7 @@ class SqliteWrite(SqliteTxn):
         self._ended = True
         self._unmark(keep=False)
         if not self._grouped:
-            self._store._leave(self._batch)
+            self._lane.leave(self._batch)
 
     def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of one statement; an error that undid the whole batch is remembered for all its members."""
@@ -405,17 +322,17 @@ class SqliteWrite(SqliteTxn):
             raise self._failed(error) from error
 
     def _flush(self, batch: Batch) -> None:
-        if len(batch.events) >= _FLUSH_AT:
+        if len(batch.events) >= FLUSH_AT:
             try:
-                self._store._append(batch)
+                self._lane.append(batch)
             except sqlite3.Error as error:
-                batch.error = _failure(error)
+                batch.error = failure(error)
 
     def _failed(self, error: sqlite3.Error) -> FalajError:
-        failure = _failure(error)
+        found = failure(error)
         if not self._connection.in_transaction and self._batch.error is None:
-            self._batch.error = failure
-        return failure
+            self._batch.error = found
+        return found
 
     def _mark(self) -> None:
         if self._ended:
@@ -435,7 +352,7 @@ class SqliteWrite(SqliteTxn):
                 self._connection.execute("ROLLBACK TO one")
             self._connection.execute("RELEASE one")
         except sqlite3.Error as error:
-            self._batch.error = _failure(error)
+            self._batch.error = failure(error)
 
     def _old_terms(self, key: Key, rev: int) -> str:
         rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
@@ -458,9 +375,7 @@ class SqliteWrite(SqliteTxn):
 
 
 def _path(url: str) -> str:
-    path = url.partition(":")[2]
-    if path.startswith("//"):
-        path = path[2:]
+    path = url.partition(":")[2].removeprefix("//")
     if not path or path.startswith(":"):
         raise Invalid("the address of a SQLite store names a file", "write sqlite:/path/to/ledger.db")
     return path
@@ -490,38 +405,3 @@ def _upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST) -> None:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
-
-
-@contextlib.contextmanager
-def _clear_errors() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _failure(error) from error
-
-
-def _again(error: BaseException) -> FalajError:
-    """A fresh instance for each thread that must hear of it: an exception object is not for several threads."""
-    if isinstance(error, FalajError):
-        return type(error)(error.message, error.hint)
-    return Unavailable("the ledger was interrupted while it wrote", "call again")
-
-
-def _failure(error: sqlite3.Error) -> FalajError:
-    """What an engine's error means for the caller."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Corrupt("the ledger's file is damaged", "stop, keep a copy of it, and restore the newest backup")
-    if code == sqlite3.SQLITE_FULL:
-        return Unavailable(
-            "the disk of the ledger is full; nothing of this call was written", "free some space, then call again"
-        )
-    if code == sqlite3.SQLITE_IOERR:
-        return Unavailable(
-            "the disk of the ledger fails; nothing of this call was written", "check the disk and its free space"
-        )
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Unavailable("the ledger is busy", "another process writes to it; call again")
-    if code == sqlite3.SQLITE_TOOBIG:
-        return Invalid("the record is too large", "keep large bytes in a blob and its digest in the record")
-    return Unavailable(f"the ledger's store does not answer ({error})", "check its file and folder, then call again")

@@ -2,12 +2,17 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 
 class Turns:
-    """One holder at a time. Giving up the turn hands it to whoever has waited longest."""
+    """One holder at a time. Giving up the turn hands it to whoever has waited longest.
 
-    def __init__(self) -> None:
+    `orphaned` is called, holding the turn, when it came to a thread that was interrupted while it waited.
+    """
+
+    def __init__(self, orphaned: Callable[[], None]) -> None:
+        self._orphaned = orphaned
         self._mutex = threading.Lock()
         self._held = False
         self._waiting: deque[threading.Lock] = deque()
@@ -27,7 +32,7 @@ class Turns:
         except BaseException:
             # Interrupted while waiting: if the turn came meanwhile it must not be lost with this thread.
             if not self._withdraw(mine):
-                self.give()
+                self._orphaned()
             raise
         return not self._withdraw(mine)
 

@@ -1,8 +1,8 @@
 """The ports: what Falaj asks of a technology. Backends implement them; everything clever is written once, above."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from falaj.core.context import Actor
 
@@ -128,6 +128,37 @@ class Group(Protocol):
 
     def __enter__(self) -> "Group": ...
     def __exit__(self, *exc: object) -> None: ...
+
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "records": ("tenant", "kind", "project", "name", "version", "rev", "cell", "body", "at", "terms"),
+    "events": (
+        *("epoch", "xid", "seq", "id", "tenant", "zone", "verb", "actor", "kind", "project", "name", "version"),
+        *("at", "request", "leaf", "data", "inputs"),
+    ),
+    "leases": ("name", "owner", "token", "until"),
+}
+"""What a store holds, as backups name it. Any index beside these is made again on load."""
+
+
+@runtime_checkable
+class CanCopy(Protocol):
+    """A store that gives out all it holds, and takes it back."""
+
+    def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """(table, values in the order of TABLES) of every row, from one snapshot; events in the order of the log."""
+        ...
+
+    def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        """Take a dump into an empty store (Conflict otherwise), all or nothing. Cursors of the log stay true."""
+        ...
+
+
+@runtime_checkable
+class CanWatch(Protocol):
+    """A store that can tell of commits made by other processes."""
+
+    def watch(self, callback: Callable[[], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Voice:
         at: float,
     ) -> tuple[Event, bytes]:
         """The event and the exact bytes that the log hashes."""
-        if not subject.pinned or (inputs and not all([ref.pinned for ref in inputs])):
+        if not subject.pinned or (inputs and not all(ref.pinned for ref in inputs)):
             raise Invalid(
                 f"the event {verb} names a thing that is not pinned", "pin every reference before it enters the log"
             )
@@ -146,8 +146,8 @@ class Voice:
         # A reference needs no quoting: its alphabet has nothing to quote.
         pins = ",".join([f'"{ref}"' for ref in inputs]) if inputs else ""
         raw = (
-            f'{self._head}{int(at * 1_000_000)}{self._middle}{_body_text(verb, body)},"id":"{id_}","inputs":[{pins}{self._tail}'
-            f'{_quote(sealed)},"subject":"{subject}","tenant":{_quote(tenant)},"verb":{_quote(verb)}{self._end}'
+            f'{self._head}{int(at * 1_000_000)}{self._middle}{_body_text(verb, body)},"id":"{id_}","inputs":[{pins}'
+            f'{self._tail}{_quote(sealed)},"subject":"{subject}","tenant":{_quote(tenant)},"verb":{_quote(verb)}{self._end}'
         )
         return event, raw.encode()
 

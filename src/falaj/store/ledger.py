@@ -1,7 +1,7 @@
 """The ledger: records and events in one transaction, on any Store. The only mutable state of the house.
 
-A transaction belongs to the thread that opened it: every `write`, `unit`, `project` or `read` inside it joins it, whoever
-its context speaks for. So never hold a lock of your own across one, and never hand its Writer to another thread.
+A transaction belongs to the thread that opened it: every `write`, `unit`, `project` or `read` inside it joins it,
+whoever its context speaks for. So never hold a lock of your own across one, nor hand its Writer to another thread.
 """
 
 import threading
@@ -14,7 +14,7 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale
 from falaj.core.event import Event
 from falaj.core.label import Label
-from falaj.core.ports import CanGroup, Cipher, EventRow, Group, Key, Query, Store, Txn
+from falaj.core.ports import CanGroup, CanWatch, Cipher, EventRow, Group, Key, Query, Store, Txn
 from falaj.core.ref import Ref
 from falaj.store import requests
 from falaj.store.envelope import Voice, event_aad, key_of, open_event, open_record, seal_record
@@ -37,7 +37,7 @@ class Ledger:
         self.store = store
         self.cipher = cipher
         self.emitter = emitter
-        self._local = _Local()
+        self.local = _Local()
         self._callbacks: tuple[Callable[[], None], ...] = ()
 
     def read(self, ctx: Context) -> "Reader":
@@ -53,7 +53,7 @@ class Ledger:
         return Writer(self, ctx)
 
     def project(self, ctx: Context) -> "Writer":
-        """A transaction over derived data only (PROJECTIONS); no event is demanded and no other kind may change."""
+        """A transaction over derived data (PROJECTIONS); no event is demanded and no other kind may change."""
         return Writer(self, ctx, projecting=True)
 
     def group(self) -> "Together":
@@ -61,13 +61,13 @@ class Ledger:
         return Together(self)
 
     def retry(self, ctx: Context, work: Callable[["Writer"], T], tries: int = 5) -> T:
-        """Run `work` in a transaction, again when another writer got in between. Only for work with no effect outside."""
+        """Run `work` in a transaction, again when another writer got in between; it may have no effect outside."""
         for _ in range(tries - 1):
             try:
                 with self.write(ctx) as tx:
                     return work(tx)
             except Stale:
-                if self._local.root is not None:
+                if self.local.root is not None:
                     raise
         with self.write(ctx) as tx:
             return work(tx)
@@ -96,7 +96,7 @@ class Ledger:
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
         """Take or extend a lease: a fencing token that only grows, or None while another holds it."""
-        if self._local.root is not None:
+        if self.local.root is not None:
             raise Invalid(
                 "a lease cannot be taken inside a transaction", "a rollback would hand the same token out twice"
             )
@@ -107,21 +107,22 @@ class Ledger:
         self.store.release(name, owner)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call back after every commit of this process (and of others, where the store can tell); be quick, never raise."""
-        if not self._callbacks and hasattr(self.store, "watch"):
-            self.store.watch(self._wake)
+        """Call back after every commit here (and elsewhere, where the store can tell); be quick, never raise."""
+        if not self._callbacks and isinstance(self.store, CanWatch):
+            self.store.watch(self.wake)
         self._callbacks += (callback,)
 
     @property
     def busy(self) -> bool:
         """True while this thread is inside a transaction or a group: what it reads may yet be undone."""
-        return self._local.root is not None or self._local.waiting is not None
+        return self.local.root is not None or self.local.waiting is not None
 
     def close(self) -> None:
         """Close the store; what was acknowledged is durable already."""
         self.store.close()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Tell everyone who asked that there is something new."""
         for callback in self._callbacks:
             callback()
 
@@ -160,7 +161,7 @@ class Reader:
         self._own = False
 
     def __enter__(self) -> "Reader":
-        root = self._ledger._local.root
+        root = self._ledger.local.root
         self._own = root is None
         self._txn = self._ledger.store.begin(write=False) if root is None else root.txn
         return self
@@ -231,7 +232,7 @@ class Writer(Reader):
         self._voice: Voice | None = None
 
     def __enter__(self) -> "Writer":
-        local = self._ledger._local
+        local = self._ledger.local
         root = local.root
         if root is None:
             root = local.root = Root(self._ledger.store.begin(write=True))
@@ -252,7 +253,7 @@ class Writer(Reader):
                 # Half of an inner write is in the transaction: if the outer one swallows the error it must not commit.
                 root.failed = root.failed or error
             return
-        self._ledger._local.root = None
+        self._ledger.local.root = None
         if error is None:
             self._commit(root)
         else:
@@ -278,10 +279,10 @@ class Writer(Reader):
         key = key_of(ref, ctx.tenant)
         self._check(key, terms)
         if rev is None:
+            label, zone, author = label or ctx.label or _OPEN, zone or ctx.zone, author or ctx.actor.id
             record = Record(
-                key, 1, dict(body), label or ctx.label or _OPEN, zone or ctx.zone, author or ctx.actor.id, bool(restricted),
-                ctx.now(), dict(terms or _NOTHING),
-            )  # fmt: skip
+                key, 1, dict(body), label, zone, author, bool(restricted), ctx.now(), dict(terms or _NOTHING)
+            )
         else:
             record = self._over(key, rev, body, (label, zone, restricted, terms, author))
         self._save(record, rev)
@@ -325,7 +326,7 @@ class Writer(Reader):
         return event
 
     def remember(self, outcome_json: str, fingerprint: str) -> None:
-        """Keep the outcome of a named request in this transaction; Stale when the same request was just done elsewhere."""
+        """Keep the outcome of a named request; Stale when the same request was just carried out elsewhere."""
         ctx = self._ctx
         if not ctx.keyed:
             return
@@ -343,12 +344,13 @@ class Writer(Reader):
         self._root.after.append(callback)
 
     def _find_voice(self) -> Voice:
-        local, ctx = self._ledger._local, self._ctx
-        if local.spoke is not ctx:
-            local.spoke, local.voice = ctx, Voice(ctx)
-        assert local.voice is not None
-        self._voice = local.voice
-        return local.voice
+        local, ctx = self._ledger.local, self._ctx
+        voice = local.voice
+        if voice is None or local.spoke is not ctx:
+            voice = Voice(ctx)
+            local.spoke, local.voice = ctx, voice
+        self._voice = voice
+        return voice
 
     def _over(self, key: Key, rev: int, body: Mapping[str, Any], given: tuple[Any, ...]) -> Record:
         label, zone, restricted, terms, author = given
@@ -357,10 +359,10 @@ class Writer(Reader):
             raise _stale(key, rev, old.rev if old else 0)
         if label is None:
             label = old.label.join(self._ctx.label) if self._ctx.label else old.label
-        return Record(
-            key, rev + 1, dict(body), label, zone or old.zone, author or old.author,
-            old.restricted if restricted is None else restricted, self._ctx.now(), dict(old.terms if terms is None else terms),
-        )  # fmt: skip
+        zone, author = zone or old.zone, author or old.author
+        restricted = old.restricted if restricted is None else restricted
+        terms = dict(old.terms if terms is None else terms)
+        return Record(key, rev + 1, dict(body), label, zone, author, restricted, self._ctx.now(), terms)
 
     def _save(self, record: Record, rev: int | None) -> None:
         row = seal_record(self._ledger.cipher, record)
@@ -409,12 +411,12 @@ class Writer(Reader):
             _tell(root.after, durable=False)
             raise
         ledger = self._ledger
-        waiting = ledger._local.waiting
+        waiting = ledger.local.waiting
         if waiting is not None:
             waiting.extend(root.after)
             return
         _tell(root.after, durable=True)
-        ledger._wake()
+        ledger.wake()
 
 
 class Together:
@@ -427,7 +429,7 @@ class Together:
         self._group: Group | None = None
 
     def __enter__(self) -> None:
-        local, store = self._ledger._local, self._ledger.store
+        local, store = self._ledger.local, self._ledger.store
         if local.waiting is None and local.root is None and isinstance(store, CanGroup):
             self._group = store.group()
             self._group.__enter__()
@@ -438,7 +440,7 @@ class Together:
     ) -> None:
         if self._group is None:
             return
-        local = self._ledger._local
+        local = self._ledger.local
         after, local.waiting = local.waiting or [], None
         try:
             self._group.__exit__(None, None, None)
@@ -446,7 +448,7 @@ class Together:
             _tell(after, durable=False)
             raise
         _tell(after, durable=True)
-        self._ledger._wake()
+        self._ledger.wake()
 
 
 def _undo(root: Root) -> None:

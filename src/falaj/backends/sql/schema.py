@@ -9,8 +9,9 @@ from falaj.core.errors import Unavailable
 STEPS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE records (
-            tenant {text} NOT NULL, kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL, version {text} NOT NULL,
-            rev {int} NOT NULL, cell {text} NOT NULL, body {blob} NOT NULL, at {real} NOT NULL, terms {text} NOT NULL,
+            tenant {text} NOT NULL, kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL,
+            version {text} NOT NULL, rev {int} NOT NULL, cell {text} NOT NULL, body {blob} NOT NULL,
+            at {real} NOT NULL, terms {text} NOT NULL,
             PRIMARY KEY (tenant, kind, project, name, version))""",
         """CREATE TABLE terms (
             tenant {text} NOT NULL, kind {text} NOT NULL, field {text} NOT NULL, value {text} NOT NULL,
@@ -18,9 +19,10 @@ STEPS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (tenant, kind, field, value, project, name, version)) {clustered}""",
         """CREATE TABLE events (
             {place}
-            id {text} NOT NULL, tenant {text} NOT NULL, zone {text} NOT NULL, verb {text} NOT NULL, actor {text} NOT NULL,
-            kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL, version {text} NOT NULL,
-            at {real} NOT NULL, request {text} NOT NULL, leaf {blob} NOT NULL, data {blob} NOT NULL, inputs {text} NOT NULL
+            id {text} NOT NULL, tenant {text} NOT NULL, zone {text} NOT NULL, verb {text} NOT NULL,
+            actor {text} NOT NULL, kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL,
+            version {text} NOT NULL, at {real} NOT NULL, request {text} NOT NULL, leaf {blob} NOT NULL, data {blob} NOT NULL,
+            inputs {text} NOT NULL
             {order})""",
         """CREATE TABLE leases (
             name {text} NOT NULL PRIMARY KEY, owner {text} NOT NULL, token {int} NOT NULL, until {real} NOT NULL)""",
@@ -41,7 +43,8 @@ NEWEST = len(STEPS)
 
 META = "CREATE TABLE IF NOT EXISTS meta (name {text} NOT NULL PRIMARY KEY, value {int} NOT NULL)"
 VERSION = "SELECT value FROM meta WHERE name = 'schema'"
-SET_VERSION = "INSERT INTO meta (name, value) VALUES ('schema', {version}) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+SET_VERSION = """INSERT INTO meta (name, value) VALUES ('schema', {version})
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
 
 
 def pending(version: int, dialect: Mapping[str, str], upto: int = NEWEST) -> list[str]:

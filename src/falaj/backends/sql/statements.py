@@ -1,14 +1,15 @@
 """The statements both engines understand, with `?` for a value, and the reading of their rows."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from falaj.core.errors import Invalid
-from falaj.core.ports import EventRow, Found, Key, Query, Row
+from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
 
 _KEY = "tenant = ? AND kind = ? AND project = ? AND name = ? AND version = ?"
-_EVENT = "id, tenant, zone, verb, actor, kind, project, name, version, at, request, leaf, data, inputs"
+_EVENT = ", ".join(TABLES["events"][3:])
 
 GET = f"SELECT rev, cell, body, at, terms FROM records WHERE {_KEY}"  # noqa: S608 # nosec B608
 INSERT = """INSERT INTO records (tenant, kind, project, name, version, rev, cell, body, at, terms)
@@ -23,7 +24,8 @@ DROP_TERM = """DELETE FROM terms WHERE tenant = ? AND kind = ? AND field = ? AND
 CELLS = """WITH RECURSIVE jump(cell) AS (
     SELECT min(cell) FROM records WHERE tenant = ? AND kind = ?
     UNION ALL
-    SELECT (SELECT min(cell) FROM records WHERE tenant = ? AND kind = ? AND cell > jump.cell) FROM jump WHERE jump.cell IS NOT NULL
+    SELECT (SELECT min(cell) FROM records WHERE tenant = ? AND kind = ? AND cell > jump.cell)
+        FROM jump WHERE jump.cell IS NOT NULL
     ) SELECT cell FROM jump WHERE cell IS NOT NULL"""
 LOGS = "SELECT tenant, zone FROM events WHERE (tenant, zone) > (?, ?) ORDER BY tenant, zone LIMIT 1"
 # The token grows whenever the lease was not the owner's at `now`, and never otherwise.
@@ -33,19 +35,27 @@ LEASE = """INSERT INTO leases (name, owner, token, until) VALUES (?, ?, 1, ?)
     WHERE leases.owner = excluded.owner OR leases.until <= ? RETURNING token"""
 RELEASE = "UPDATE leases SET owner = '', until = 0 WHERE name = ? AND owner = ?"
 WHERE = frozenset({"tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version"})
-COLUMNS = {
-    "records": ("tenant", "kind", "project", "name", "version", "rev", "cell", "body", "at", "terms"),
-    "events": ("epoch", "xid", "seq", *_EVENT.split(", ")),
-    "leases": ("name", "owner", "token", "until"),
-}
-"""What a backup holds; `terms` is made again from the records."""
-
+OCCUPIED = "SELECT 1 FROM records UNION ALL SELECT 1 FROM events LIMIT 1"
+# After all that a restore brought: no cursor handed out before it can come to lie behind a new event.
+NEW_EPOCH = "UPDATE meta SET value = 1 + (SELECT coalesce(max(epoch), 0) FROM events) WHERE name = 'epoch'"
 _LAST = "\U0010ffff"
 
 
 def key_values(key: Key) -> tuple[str, str, str, str, str]:
     """A key as the five values of `_KEY`."""
     return key.tenant, key.kind, key.project, key.name, key.version
+
+
+def dump(table: str, order: str, other: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Every row of a table; `other` says how a column is computed."""
+    columns = ", ".join(other.get(column, column) for column in TABLES[table])
+    return f"SELECT {columns} FROM {table} ORDER BY {order}"  # noqa: S608 # nosec B608
+
+
+def load(table: str) -> str:
+    """Put a dumped row back."""
+    columns = TABLES[table]
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608 # nosec B608
 
 
 def terms_text(terms: tuple[tuple[str, str], ...]) -> str:

@@ -1,0 +1,198 @@
+"""The one writer of a SQLite store: turns, batches that share an fsync, groups, and what the engine's errors mean."""
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from itertools import chain
+
+from falaj.backends.sql import statements as sql
+from falaj.backends.turns import Turns
+from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable
+from falaj.core.ports import TABLES, EventRow
+
+_EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
+_COLUMNS = ("epoch", *TABLES["events"][3:])
+_ONE = f"({', '.join('?' * len(_COLUMNS))})"
+_APPEND = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES {_ONE}"  # noqa: S608 # nosec B608
+# Many rows a statement: the engine is entered, and the interpreter's lock passed, once for all of them.
+_STRIDE = 64
+_APPEND_MANY = _APPEND + f", {_ONE}" * (_STRIDE - 1)
+FLUSH_AT = 1024
+"""So many events waiting for their commit are written ahead of it, to hold memory."""
+_MAX_MEMBERS = 256
+_MAX_OPEN_S = 0.02
+
+
+class Lane:
+    """Whoever holds the turn writes on the one connection; a batch is the SQLite transaction that is open on it."""
+
+    def __init__(self, connection: sqlite3.Connection, busy_s: float) -> None:
+        self.connection = connection
+        self.local = _Local()
+        self._busy_s = busy_s
+        self._turns = Turns(self._orphaned)
+        self.batch: Batch | None = None
+
+    def enter(self) -> "Batch":
+        """Wait for the turn and join the open batch, or open one."""
+        if not self._turns.take(self._busy_s):
+            raise Unavailable("the ledger is busy", "another writer did not finish in time; call again")
+        if self.batch is None:
+            try:
+                with clear_errors():
+                    self.connection.execute("BEGIN IMMEDIATE")
+            except BaseException:
+                self._turns.give()
+                raise
+            self.batch = Batch()
+        return self.batch
+
+    def enter_group(self, group: "SqliteGroup") -> "Batch":
+        """The same for a thread in a group, which keeps its turn until the group ends."""
+        if not group.holding:
+            group.before = self.enter().members
+            group.holding = True
+        batch = self.held()
+        if batch.error is not None:
+            raise again(batch.error)
+        return batch
+
+    def held(self) -> "Batch":
+        """The open batch, for whoever holds the turn."""
+        if self.batch is None:
+            raise Invalid("this thread does not hold the writer", "begin a transaction first")
+        return self.batch
+
+    def leave(self, batch: "Batch") -> None:
+        """Leave the writer: to the next in line if there is one, else make durable what everyone in the batch did."""
+        if batch.error is not None or not batch.members:
+            self._end(batch)
+            return
+        young = batch.members < _MAX_MEMBERS and time.monotonic() - batch.since < _MAX_OPEN_S
+        if young and self._turns.hand_on():
+            return
+        try:
+            with clear_errors():
+                if batch.events:
+                    self.append(batch)
+                self.connection.execute("COMMIT")
+        except BaseException as error:
+            batch.error = error
+            if not isinstance(error, FalajError):
+                raise
+        finally:
+            self._end(batch)
+
+    def _orphaned(self) -> None:
+        """The turn came to a thread that was interrupted while it waited: nobody else would finish the open batch."""
+        if self.batch is None:
+            self._turns.give()
+        else:
+            self.leave(self.batch)
+
+    def _end(self, batch: "Batch") -> None:
+        self.batch = None
+        if self.connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.execute("ROLLBACK")
+        batch.done.set()
+        self._turns.give()
+
+    def append(self, batch: "Batch") -> None:
+        """Write the batch's events, in the order of commits."""
+        ((epoch,),) = self.connection.execute(_EPOCH)
+        values = sql.event_values
+        rows = [values(epoch, event) for event in batch.events]
+        batch.events = []
+        whole = len(rows) - len(rows) % _STRIDE
+        for start in range(0, whole, _STRIDE):
+            self.connection.execute(_APPEND_MANY, [*chain.from_iterable(rows[start : start + _STRIDE])])
+        self.connection.executemany(_APPEND, rows[whole:])
+
+
+class Batch:
+    """Transactions that become durable with one fsync."""
+
+    __slots__ = ("done", "error", "events", "members", "since")
+
+    def __init__(self) -> None:
+        self.members = 0
+        self.events: list[EventRow] = []
+        self.since = time.monotonic()
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Until it is durable, or raise why it is not."""
+        self.done.wait()
+        if self.error is not None:
+            raise again(self.error)
+
+
+class _Local(threading.local):
+    group: "SqliteGroup | None" = None
+
+
+class SqliteGroup:
+    """While entered, commits on this thread wait; leaving makes them durable together."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self.holding = False
+        self.before = 0
+
+    def __enter__(self) -> "SqliteGroup":
+        if self._lane.local.group is not None:
+            raise Invalid("this thread is in a group already", "one group at a time")
+        self._lane.local.group = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        lane = self._lane
+        lane.local.group = None
+        if not self.holding:
+            return
+        self.holding = False
+        batch = lane.held()
+        mine = batch.members > self.before
+        lane.leave(batch)
+        if mine or batch.error is not None:
+            batch.wait()
+
+
+@contextlib.contextmanager
+def clear_errors() -> Iterator[None]:
+    """Errors of the engine leave here as ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise failure(error) from error
+
+
+def again(error: BaseException) -> FalajError:
+    """A fresh instance for each thread that must hear of it: an exception object is not for several threads."""
+    if isinstance(error, FalajError):
+        return type(error)(error.message, error.hint)
+    return Unavailable("the ledger was interrupted while it wrote", "call again")
+
+
+def failure(error: sqlite3.Error) -> FalajError:
+    """What an engine's error means for the caller."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corrupt("the ledger's file is damaged", "stop, keep a copy of it, and restore the newest backup")
+    if code == sqlite3.SQLITE_FULL:
+        return Unavailable(
+            "the disk of the ledger is full; nothing of this call was written", "free some space, then call again"
+        )
+    if code == sqlite3.SQLITE_IOERR:
+        return Unavailable(
+            "the disk of the ledger fails; nothing of this call was written", "check the disk and its free space"
+        )
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable("the ledger is busy", "another process writes to it; call again")
+    if code == sqlite3.SQLITE_TOOBIG:
+        return Invalid("the record is too large", "keep large bytes in a blob and its digest in the record")
+    return Unavailable(f"the ledger's store does not answer ({error})", "check its file and folder, then call again")

@@ -1,0 +1,168 @@
+"""The reconcile loop: claim a lease, work outside any transaction, apply guarded by revision.
+
+A loop that loses its lease while it works finds that out from `Turn.alive` or from the revision it meant to write over,
+and throws its result away: another replica has done, or will do, the same work.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, FalajError, Unavailable
+from falaj.store.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 15.0
+_LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One leadership of one loop."""
+
+    ctx: Context
+    token: int
+    """The fencing token: whoever leads next has a greater one. Hand it to anything outside that can compare."""
+    alive: Callable[[], bool]
+    """False once the lease may belong to another; look before every effect outside the ledger."""
+
+
+class Loop(Protocol):
+    """Background work of a room. `step` does a bounded piece and says whether there is more to do now."""
+
+    name: str
+    every_s: float
+
+    def step(self, turn: Turn) -> bool: ...
+
+
+class Loops:
+    """Runs loops, each in a thread of its own, each led by one replica at a time."""
+
+    def __init__(self, ledger: Ledger, owner: str, loops: Iterable[Loop], ctx: Callable[[str], Context]) -> None:
+        self._turners = [Turner(ledger, owner, loop, ctx(loop.name)) for loop in loops]
+        self._ledger = ledger
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start a thread for each loop."""
+        self._ledger.on_commit(self._wake)
+        for turner in self._turners:
+            thread = threading.Thread(target=turner.run, name=f"falaj-loop-{turner.loop.name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End every thread after the step it is in, and give the leases back."""
+        for turner in self._turners:
+            turner.stop()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._threads = []
+
+    def run_once(self, most: int = 1000) -> int:
+        """Run every loop here and now until none has more to do; the number of steps. For tests and single commands."""
+        steps = 0
+        while steps < most:
+            more = [turner.turn() for turner in self._turners]
+            steps += len(more)
+            if not any(more):
+                break
+        return steps
+
+    def _wake(self) -> None:
+        for turner in self._turners:
+            turner.wake()
+
+
+class Turner:
+    """One loop on one replica: claims, works, backs off."""
+
+    def __init__(self, ledger: Ledger, owner: str, loop: Loop, ctx: Context) -> None:
+        self.loop = loop
+        self._ledger = ledger
+        self._owner = owner
+        self._ctx = ctx
+        self._lease = f"loop:{loop.name}"
+        self._until = 0.0
+        self._token = 0
+        self._failures = 0
+        self._awake = threading.Event()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Until stopped: a turn whenever something was committed, and every `every_s` anyway."""
+        while not self._stopping.is_set():
+            self._awake.clear()
+            if not self.turn():
+                self._awake.wait(self._pause())
+            if self._failures:
+                # After a failure other people's commits must not hurry us.
+                self._stopping.wait(self._pause())
+        self._give_back()
+
+    def turn(self) -> bool:
+        """Lead if we may, and do one step; True when there is more to do now."""
+        try:
+            if not self._claim():
+                return False
+            more = self.loop.step(Turn(self._ctx, self._token, self._alive))
+        except Conflict as error:
+            # Somebody wrote first: the result is discarded and the next step looks again.
+            log.info("loop result discarded", extra={"loop": self.loop.name, "reason": str(error)})
+            return False
+        except Exception as error:  # noqa: BLE001 - the frame that must survive any room's bug
+            self._failed(error)
+            return False
+        self._failures = 0
+        return more and not self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ask the thread to end."""
+        self._stopping.set()
+        self._awake.set()
+
+    def wake(self) -> None:
+        """There is something new to look at."""
+        self._awake.set()
+
+    def _claim(self) -> bool:
+        now = self._ctx.now()
+        if now < self._until - LEASE_S / 2:
+            return True
+        token = self._ledger.lease(self._lease, self._owner, LEASE_S, now)
+        self._token, self._until = (token, now + LEASE_S) if token else (0, 0.0)
+        return token is not None
+
+    def _alive(self) -> bool:
+        """Renews when it is due; a lease that ran out meanwhile is lost even when nobody else took it yet."""
+        if self._stopping.is_set() or not self._ctx.now() < self._until:
+            return False
+        token = self._token
+        try:
+            return self._claim() and self._token == token
+        except Unavailable:
+            return False
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        level = logging.WARNING if isinstance(error, FalajError) else logging.ERROR
+        fields = {"loop": self.loop.name, "failures": self._failures, "reason": str(error)}
+        log.log(level, "loop step failed", extra=fields, exc_info=not isinstance(error, FalajError))
+
+    def _pause(self) -> float:
+        if not self._failures:
+            return self.loop.every_s
+        return min(_LONGEST_PAUSE_S, max(0.1, self.loop.every_s) * 2.0 ** min(self._failures - 1, 10))
+
+    def _give_back(self) -> None:
+        try:
+            self._ledger.release(self._lease, self._owner)
+        except FalajError as error:
+            log.info("lease runs out by itself", extra={"loop": self.loop.name, "reason": str(error)})
