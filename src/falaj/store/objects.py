@@ -29,7 +29,7 @@ KIND = "object"
 WRITING, LIVE, BROKEN, CONDEMNED, DELETING = "writing", "live", "broken", "condemned", "deleting"
 READABLE = frozenset({LIVE, BROKEN, CONDEMNED})
 """A broken object is still tried: most of it may be whole, and what broke may have been the way to it."""
-_OBJECTS, _INTENTS = "store", "intents"
+_OBJECTS, _INTENTS, _CURSORS = "store", "intents", "cursors"
 _OPEN = Label()
 
 
@@ -182,7 +182,7 @@ def settle(tx: Writer, wanted: Object, attempt: Attempt) -> None:
     old = find_object(tx, wanted.tenant, wanted.zone, wanted.digest)
     if old is not None and old.state in (LIVE, CONDEMNED):
         save(tx, replace(old, state=LIVE))
-    elif old is None or old.state == DELETING or attempt.key not in old.storage_keys:
+    elif old is None or old.state != WRITING or attempt.key not in old.storage_keys:
         raise Conflict(
             "the write took so long that its space was taken back", "write again; parts already there are kept"
         )
@@ -237,3 +237,8 @@ def intents(tx: Reader, tenant: str) -> Iterable[Record]:
         if not page.next:
             return
         after = page.next
+
+
+def cursor_key(tenant: str, name: str) -> Key:
+    """Where a loop keeps how far it has come with a tenant's objects."""
+    return Key(tenant, KIND, _CURSORS, name)
