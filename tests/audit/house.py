@@ -85,7 +85,16 @@ class House:
         with self.ledger.read(ctx) as tx:
             log = Log(tx, "bank", "home")
             span = pack.Span(first, last or log.head.number)
-            return list(pack.files(log, span, self.facts(), self.signers.newest("bank", "home")[1], more.get("witnesses", ()), more.get("proven", ())))
+            return list(
+                pack.files(
+                    log,
+                    span,
+                    self.facts(),
+                    self.signers.newest("bank", "home")[1],
+                    more.get("witnesses", ()),
+                    more.get("proven", ()),
+                )
+            )
 
 
 def embedded(folder: Path, installation: str = "test") -> House:

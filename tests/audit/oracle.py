@@ -1,4 +1,4 @@
-"""An independent reading of RFC 6962 section 2.1, word for word and without thought of speed: what the tests compare with."""
+"""An independent reading of RFC 6962 section 2.1, word for word, without thought of speed: the tests' yardstick."""
 
 import hashlib
 
@@ -19,8 +19,8 @@ def path(m: int, leaves: list[bytes]) -> list[bytes]:
         return []
     k = split(len(leaves))
     if m < k:
-        return path(m, leaves[:k]) + [root(leaves[k:])]
-    return path(m - k, leaves[k:]) + [root(leaves[:k])]
+        return [*path(m, leaves[:k]), root(leaves[k:])]
+    return [*path(m - k, leaves[k:]), root(leaves[:k])]
 
 
 def consistency(m: int, leaves: list[bytes]) -> list[bytes]:
@@ -35,8 +35,8 @@ def subproof(m: int, leaves: list[bytes], whole: bool) -> list[bytes]:
         return [] if whole else [root(leaves)]
     k = split(n)
     if m <= k:
-        return subproof(m, leaves[:k], whole) + [root(leaves[k:])]
-    return subproof(m - k, leaves[k:], False) + [root(leaves[:k])]
+        return [*subproof(m, leaves[:k], whole), root(leaves[k:])]
+    return [*subproof(m - k, leaves[k:], False), root(leaves[:k])]
 
 
 def split(n: int) -> int:

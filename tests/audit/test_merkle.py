@@ -1,6 +1,7 @@
 """The tree against RFC 6962: published vectors, the recursive definition as an oracle, and hostile proofs."""
 
 import hashlib
+import itertools
 import random
 
 import pytest
@@ -11,7 +12,10 @@ from falaj.audit import merkle
 from falaj.core.errors import Corrupt, Invalid
 from tests.audit import oracle
 
-VECTOR_LEAVES = [bytes.fromhex(x) for x in ("", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f")]
+VECTOR_LEAVES = [
+    bytes.fromhex(x)
+    for x in ("", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f")
+]
 VECTOR_ROOTS = [
     "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
     "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
@@ -32,7 +36,7 @@ def tiles_of(leaves: list[bytes], steps: int = 1) -> merkle.Tiles:
     """Tiles grown in `steps` uneven parts, as sealing grows them."""
     store: dict[tuple[int, int], list[bytes]] = {}
     cuts = sorted({0, len(leaves), *(random.Random(steps).randrange(len(leaves) + 1) for _ in range(steps - 1))})
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in itertools.pairwise(cuts):
         edge = {level: store.get((level, (start >> 8 * level) // 256), []) for level in range(8)}
         store.update(merkle.grow(start, edge, leaves[start:stop]))
     return merkle.Tiles(lambda level, index: store[level, index])
@@ -102,9 +106,15 @@ def test_a_changed_proof_is_refused(size: int, data: st.DataObject) -> None:
     root, old_root = oracle.root(leaves), oracle.root(leaves[:old])
     path, proof = merkle.inclusion(index, size, tiles.subtree), merkle.consistency(old, size, tiles.subtree)
     extra = data.draw(st.binary(min_size=32, max_size=32))
-    for longer in (*(path[:i] + [extra] + path[i:] for i in range(len(path) + 1)), *(path[:i] + path[i + 1 :] for i in range(len(path)))):
+    for longer in (
+        *([*path[:i], extra, *path[i:]] for i in range(len(path) + 1)),
+        *(path[:i] + path[i + 1 :] for i in range(len(path))),
+    ):
         assert not merkle.check_inclusion(leaves[index], index, size, longer, root)
-    for longer in (*(proof[:i] + [extra] + proof[i:] for i in range(len(proof) + 1)), *(proof[:i] + proof[i + 1 :] for i in range(len(proof)))):
+    for longer in (
+        *([*proof[:i], extra, *proof[i:]] for i in range(len(proof) + 1)),
+        *(proof[:i] + proof[i + 1 :] for i in range(len(proof))),
+    ):
         assert not merkle.check_consistency(old, size, old_root, root, longer)
     for other in range(size):
         if other != index:

@@ -2,18 +2,18 @@
 """falaj_verify: check a Falaj evidence pack (or one proof) on any machine, with no network and no other part of Falaj.
 
     python falaj_verify.py pack.zip                         a pack, as a zip file or as a folder
-    python falaj_verify.py pack.zip --key <public key>      ... and that it is signed by the log whose key you were given
+    python falaj_verify.py pack.zip --key <public key>      ... and that it is signed by the log whose key you know
     python falaj_verify.py pack.zip --known checkpoint.txt  ... and that nothing you saw earlier was taken back
     python falaj_verify.py proof.json --key <public key>    the proof of a single event
 
-Needs Python 3.9 or newer and the package `cryptography`. Exit code: 0 all is well, 1 something is damaged or untrue (the
-report says where), 2 the check could not be made.
+Needs Python 3.10 or newer and the package `cryptography`. Exit code: 0 all is well, 1 something is damaged or untrue
+(the report says where), 2 the check could not be made.
 
 What is in a pack (every number is an event's index in the log, counted from 0):
 
     manifest.json            the SHA-256 of every file, and which part of which log this is
     manifest.sig             the log's signature over the SHA-256 of manifest.json
-    keys.json                every key the log ever had; each new key was introduced by a checkpoint signed by the old one too
+    keys.json                every key the log ever had; each introduced by a checkpoint that the key before signed too
     witnesses.json           the keys of the witnesses
     base.json                where the pack starts: the checkpoint before it, and the hashes of the tree up to there
     events/<first>.jsonl     the events, one a line, exactly the bytes that were hashed
@@ -22,32 +22,43 @@ What is in a pack (every number is an event's index in the log, counted from 0):
     proofs.json              consistency and inclusion proofs
     README.txt, falaj_verify.py
 
-How events become one hash (RFC 6962): leaf = SHA-256(0x00 || line), node = SHA-256(0x01 || left || right); a tree of n leaves
-has the largest power of two below n on its left. A checkpoint is a C2SP signed note: origin, size, root, then the lines
-`time` (microseconds), `number`, `previous` (SHA-256 of the previous text), `key` (the key that signs), then signatures.
+How events become one hash (RFC 6962): leaf = SHA-256(0x00 || line), node = SHA-256(0x01 || left || right); a tree of
+n leaves has the largest power of two below n on its left. A checkpoint is a C2SP signed note: origin, size, root, then
+the lines `time` (microseconds), `number`, `previous` (SHA-256 of the previous text), `key` (which signs), signatures.
 """
 
 import argparse
 import base64
 import concurrent.futures
-import hashlib
 import json
 import os
 import re
 import struct
 import sys
+import zipfile
 import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-FORMAT, PROOF_FORMAT = "falaj-evidence/1", "falaj-proof/1"
-SEGMENT = 16384  # a segment file ends where the index is a multiple of this, so that whole subtrees fit in it
+FORMAT = "falaj-evidence/1"
+SEGMENT = 16384  # a segment ends where the index is a multiple of this, so that whole subtrees fit in it
 MAX_SIZE = 2**63 - 1
 CLOCK_SLACK_US = 60 * 1_000_000  # how far an event's clock may run ahead of the clock that signed
-NAME = re.compile(r"(?:manifest\.json|manifest\.sig|keys\.json|witnesses\.json|base\.json|checkpoints\.jsonl|proofs\.json|README\.txt"
-                  r"|falaj_verify\.py|events/[0-9]{12}\.(?:jsonl|leaves))")
+NAMES = re.compile(
+    r"(manifest|keys|witnesses|base|proofs)\.json|manifest\.sig|checkpoints\.jsonl|README\.txt|falaj_verify\.py"
+    r"|events/[0-9]{12}\.(jsonl|leaves)"
+)
+EVENT = re.compile(rb'\{"actor":"(?:[^"\\]|\\.)*","at":([0-9]{1,20}),.*?\},"id":"([^"\\]+)","inputs":\[.*\}')
+Problem = dict[str, Any]
+Place = tuple[str, int, int, int]  # path, offset, size, checksum (-1: none)
+Piece = tuple[int, bytes]  # a perfect subtree: height, hash
+MALFORMED = (KeyError, TypeError, AttributeError, ValueError, IndexError)
 
 
 class CannotCheck(Exception):
@@ -55,140 +66,84 @@ class CannotCheck(Exception):
 
 
 class Damage(Exception):
-    """One thing that is not as it must be. `where` has file, line, event, byte range or checkpoint, as far as they are known."""
+    """One thing that is not as it must be; `where` has file, line, event, bytes or checkpoint, as far as known."""
 
-    def __init__(self, what, **where):
+    def __init__(self, what: str, **where: Any) -> None:
         super().__init__(what)
-        self.what, self.where = what, where
+        self.problem: Problem = {"what": what, **where}
 
 
-# ---------------------------------------------------------------- the report
+# ---------------------------------------------------------------- the container: a folder or a zip file
 
 
-class Report:
-    """Collects what is wrong and what is known; `first` is the most exact place found."""
-
-    def __init__(self):
-        self.problems, self.notes, self.facts = [], [], {}
-
-    def add(self, what, **where):
-        self.problems.append({"what": what, **where})
-
-    def first(self):
-        """The earliest damaged event, else the earliest checkpoint, else the first file."""
-        for kind in ("event", "checkpoint"):
-            placed = [p for p in self.problems if kind in p]
-            if placed:
-                return min(placed, key=lambda p: (p[kind], "line" not in p))
-        return self.problems[0] if self.problems else None
-
-    def result(self):
-        return {"ok": not self.problems, "first": self.first(), "problems": self.problems, "notes": self.notes, **self.facts}
+def open_folder(path: Path) -> dict[str, Place]:
+    """Where each file of the pack is. Nothing else may lie in the folder."""
+    places: dict[str, Place] = {}
+    for full in sorted(path.rglob("*")):
+        name = full.relative_to(path).as_posix()
+        if full.is_symlink() or not (full.is_dir() or (full.is_file() and NAMES.fullmatch(name))):
+            raise Damage("this file does not belong to a pack", file=name)
+        if full.is_file():
+            places[name] = (str(full), 0, full.stat().st_size, -1)
+    return places
 
 
-def in_words(problem):
-    """A problem as one line of text."""
-    places = [f"{word} {problem[word]}" for word in ("file", "line", "event", "checkpoint") if word in problem]
-    if "bytes" in problem:
-        places.append("bytes {}-{}".format(*problem["bytes"]))
-    return ", ".join(places) + (": " if places else "") + problem["what"]
+def open_zip(path: Path) -> dict[str, Place]:
+    """The same for a zip file. Every byte must be the one that follows from names, sizes, checksums and contents."""
+    places: dict[str, Place] = {}
+    directory, offset = b"", 0
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError, struct.error) as error:
+        raise Damage(f"the zip file is cut off or its directory is damaged ({error})", file="(zip)") from error
+    with path.open("rb") as file:
+        for entry in entries:
+            name, crc, size = entry.filename, entry.CRC, entry.file_size
+            if name in places or not NAMES.fullmatch(name):
+                raise Damage("this file does not belong to a pack", file=name[:100])
+            raw, wide = name.encode(), offset >= 0xFFFFFFFF
+            local = struct.pack("<IHHHHHIII2H", 0x04034B50, 20, 0, 0, 0, 0x21, crc, size, size, len(raw), 0) + raw
+            extra = struct.pack("<HHQ", 1, 8, offset) if wide else b""
+            version = 45 if wide else 20
+            directory += struct.pack("<I6H3I", 0x02014B50, 0x300 | version, version, 0, 0, 0, 0x21, crc, size, size)
+            directory += struct.pack("<5H2I", len(raw), len(extra), 0, 0, 0, 0o100644 << 16, min(offset, 0xFFFFFFFF))
+            directory += raw + extra
+            file.seek(offset)
+            if file.read(len(local)) != local:
+                raise Damage("the zip header of this file is damaged", file=name, bytes=[offset, offset + len(local)])
+            places[name] = (str(path), offset + len(local), size, crc)
+            offset += len(local) + size
+        end = zip_end(len(entries), len(directory), offset)
+        file.seek(offset)
+        if file.read() != directory + end:
+            raise Damage("the zip directory is damaged", file="(zip)", bytes=[offset, offset + len(directory + end)])
+    return places
 
 
-# ---------------------------------------------------------------- the container: folder or zip
+def zip_end(count: int, size: int, start: int) -> bytes:
+    """The bytes that must end a zip file with such a directory."""
+    wide = b""
+    if count >= 0xFFFF or max(size, start) >= 0xFFFFFFFF:
+        wide = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, count, count, size, start)
+        wide += struct.pack("<IIQI", 0x07064B50, 0, start + size, 1)
+    count, size, start = min(count, 0xFFFF), min(size, 0xFFFFFFFF), min(start, 0xFFFFFFFF)
+    return wide + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, count, count, size, start, 0)
 
 
-class Folder:
-    """A pack as a folder."""
-
-    def __init__(self, path, report):
-        self.places = {}
-        for parent, folders, files in os.walk(path):
-            for name in files + [f for f in folders if os.path.islink(os.path.join(parent, f))]:
-                full = os.path.join(parent, name)
-                short = os.path.relpath(full, path).replace(os.sep, "/")
-                if NAME.fullmatch(short) and os.path.isfile(full) and not os.path.islink(full):
-                    self.places[short] = (full, 0, os.path.getsize(full))
-                else:
-                    report.add("this file does not belong to a pack", file=short)
-
-
-class Zip:
-    """A pack as a zip file. Every byte of it is accounted for: files stored as they are, one after another, nothing between."""
-
-    def __init__(self, path, report):
-        self.places = {}
-        self.size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            self.file = file
-            if self._at(0, 4) != b"PK\x03\x04":
-                raise CannotCheck("this is not an evidence pack: neither a folder nor a zip file")
-            try:
-                count, start, size = self._end()
-                directory = self._at(start, size)
-                self._walk(path, count, start, directory)
-            except (struct.error, IndexError, UnicodeDecodeError) as error:
-                raise Damage("the zip file is cut off or its structure is damaged", file=os.path.basename(path)) from error
-
-    def _at(self, offset, length):
-        self.file.seek(offset)
-        return self.file.read(length)
-
-    def _end(self):
-        """The end record: how many files, where the directory starts and how long it is."""
-        tail = self._at(max(0, self.size - 22), 22)
-        count, size, start = struct.unpack("<8xH2xII2x", tail) if len(tail) == 22 else (0, 0, 0)
-        count = struct.unpack("<H", tail[8:10])[0] if len(tail) == 22 else 0
-        expect, ends = struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, count, count, size, start, 0), self.size - 22
-        if tail != expect:
-            raise Damage("the zip file is cut off or has bytes added at its end", file="(zip)", bytes=[max(0, ends), self.size])
-        if 0xFFFFFFFF in (size, start) or count == 0xFFFF:
-            wide = self._at(ends - 76, 76)
-            count, size, start = struct.unpack("<32xQQQ20x", wide)
-            ends -= 76
-            record = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, count, count, size, start)
-            if wide != record + struct.pack("<IIQI", 0x07064B50, 0, ends, 1):
-                raise Damage("the end record of the zip file is damaged", file="(zip)", bytes=[ends, self.size])
-        if start + size != ends:
-            raise Damage("the zip file has bytes that belong to no file", file="(zip)", bytes=[start + size, ends])
-        return count, start, size
-
-    def _walk(self, path, count, start, directory):
-        """Every directory entry and every local header must be exactly the bytes that follow from name, size and checksum."""
-        at = expected = 0
-        for _ in range(count):
-            crc, size, name_len, extra_len, offset = struct.unpack("<16xI4xIHH10xI", directory[at : at + 46])
-            raw = directory[at + 46 : at + 46 + name_len]
-            name, wide = raw.decode("ascii"), expected >= 0xFFFFFFFF
-            extra = struct.pack("<HHQ", 1, 8, expected) if wide else b""
-            version, low = (45, 0xFFFFFFFF) if wide else (20, expected)
-            entry = struct.pack("<IHHHHHHIIIHHHHHII", 0x02014B50, 0x300 | version, version, 0, 0, 0, 0x21, crc, size, size, len(raw), len(extra),
-                                0, 0, 0, 0o100644 << 16, low) + raw + extra
-            if directory[at : at + len(entry)] != entry or offset != low:
-                raise Damage("the zip directory is damaged", file=name, bytes=[start + at, start + at + len(entry)])
-            header = struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, 0, 0, 0, 0x21, crc, size, size, len(raw), 0) + raw
-            if self._at(expected, len(header)) != header:
-                raise Damage("the zip header of this file is damaged", file=name, bytes=[expected, expected + len(header)])
-            if name in self.places or not NAME.fullmatch(name):
-                raise Damage("this file does not belong to a pack", file=name)
-            self.places[name] = (path, expected + len(header), size, crc)
-            at, expected = at + len(entry), expected + len(header) + size
-        if at != len(directory) or expected != start:
-            raise Damage("the zip file has bytes that belong to no file", file="(zip)", bytes=[expected, start])
-
-
-def load(place):
-    """The bytes of one file of the pack, checked against the zip's checksum where there is one."""
-    path, offset, size = place[:3]
-    with open(path, "rb") as file:
+def load(place: Place) -> tuple[bytes, bool]:
+    """The bytes of one file of the pack, and whether size and checksum are those of the container."""
+    path, offset, size, crc = place
+    with Path(path).open("rb") as file:
         file.seek(offset)
         data = file.read(size)
-    return data, len(data) == size and (len(place) == 3 or zlib.crc32(data) == place[3])
+    return data, len(data) == size and (crc < 0 or zlib.crc32(data) == crc)
 
 
-def read_json(data, name):
+def read_json(data: bytes, name: str) -> dict[str, Any]:
     """A JSON object, with no key twice."""
 
-    def unique(pairs):
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
             raise ValueError("a key occurs twice")
         return dict(pairs)
@@ -205,7 +160,7 @@ def read_json(data, name):
 # ---------------------------------------------------------------- signed notes
 
 
-def unb64(text):
+def unb64(text: str) -> bytes:
     """Bytes from canonical base64; ValueError for any other text."""
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
@@ -214,11 +169,12 @@ def unb64(text):
 
 
 class Note:
-    """A signed note: its text and its signature lines as (name, four bytes naming the key, signature)."""
+    """A signed note: its text, and its signatures as (name, four bytes naming the key, signature)."""
 
-    def __init__(self, note):
+    def __init__(self, note: str) -> None:
         text, blank, lines = note.partition("\n\n")
-        self.text, self.signatures = text + "\n", []
+        self.text = text + "\n"
+        self.signatures: list[tuple[str, bytes, bytes]] = []
         if not blank or not lines.endswith("\n"):
             raise ValueError("not a signed note")
         for line in lines[:-1].split("\n"):
@@ -228,47 +184,46 @@ class Note:
                 raise ValueError("not a signature line")
             self.signatures.append((name, raw[:4], raw[4:]))
 
-    def signed_by(self, name, public):
-        """True when this Ed25519 key signed the text, as itself (type 1) or as a witness (type 4)."""
-        for signer, key_hash, signature in self.signatures:
-            if signer == name and key_hash in (key_id(name, public, 1), key_id(name, public, 4)):
-                message = self.text.encode()
-                if len(signature) == 72:  # a witness signs the time it looked as well
-                    stamp, signature = int.from_bytes(signature[:8], "big"), signature[8:]
-                    message = f"cosignature/v1\ntime {stamp}\n".encode() + message
+    def signed_by(self, name: str, public: bytes, kind: int = 1) -> bool:
+        """True when this Ed25519 key signed: the text itself (kind 1), or time and text as a witness does (kind 4)."""
+        for signer, key_hash, raw in self.signatures:
+            if signer == name and key_hash == key_id(name, public, kind):
+                stamp = f"cosignature/v1\ntime {int.from_bytes(raw[:8], 'big')}\n" if kind == 4 else ""
                 try:
-                    Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
-                    return True
+                    key = Ed25519PublicKey.from_public_bytes(public)
+                    key.verify(raw[8:] if kind == 4 else raw, (stamp + self.text).encode())
                 except (InvalidSignature, ValueError):
                     return False
+                return True
         return False
 
 
-def key_id(name, public, kind):
+def key_id(name: str, public: bytes, kind: int) -> bytes:
     """The four bytes by which a note names a key."""
     return sha256(name.encode() + b"\n" + bytes([kind]) + public).digest()[:4]
 
 
 class Checkpoint(Note):
-    """A checkpoint read strictly: seven lines, every number written in the one way it can be written."""
+    """A checkpoint, read strictly: seven lines, every number written in the one way it can be written."""
 
-    def __init__(self, note):
+    def __init__(self, note: str) -> None:
         super().__init__(note)
-        origin, size, root, time, number, previous, key = self.text[:-1].split("\n")
+        self.origin, size, root, time, number, previous, key = self.text[:-1].split("\n")
         words = [line.split(" ") for line in (time, number, previous, key)]
-        if [w[0] for w in words] != ["time", "number", "previous", "key"] or any(len(w) != 2 for w in words):
+        if [word[0] for word in words] != ["time", "number", "previous", "key"] or any(len(w) != 2 for w in words):
             raise ValueError("not a checkpoint")
-        self.origin, self.size, self.root = origin, strict_int(size), unb64(root)
-        self.time, self.number = strict_int(words[0][1]), strict_int(words[1][1])
-        self.previous, self.key = words[2][1], unb64(words[3][1])
+        self.size, self.time, self.number = (plain_int(t) for t in (size, words[0][1], words[1][1]))
+        self.root, self.previous, self.key = unb64(root), words[2][1], unb64(words[3][1])
         if len(self.root) != 32 or len(self.key) != 32 or not 0 < self.size <= MAX_SIZE:
             raise ValueError("not a checkpoint")
 
-    def digest(self):
+    def digest(self) -> str:
+        """What the next checkpoint quotes as `previous`."""
         return base64.b64encode(sha256(self.text.encode()).digest()).decode()
 
 
-def strict_int(text):
+def plain_int(text: str) -> int:
+    """A number without sign, spaces or leading zeros."""
     if not re.fullmatch(r"0|[1-9][0-9]{0,18}", text):
         raise ValueError("not a plain number")
     return int(text)
@@ -277,18 +232,20 @@ def strict_int(text):
 # ---------------------------------------------------------------- the tree
 
 
-def node(left, right):
+def node(left: bytes, right: bytes) -> bytes:
+    """The hash of two subtrees."""
     return sha256(b"\x01" + left + right).digest()
 
 
-def push(stack, height, value):
-    """Add a perfect subtree on the right of a tree that is kept as (height, hash) of its perfect subtrees."""
+def push(stack: list[Piece], height: int, value: bytes) -> None:
+    """Add a perfect subtree on the right of a tree that is kept as its perfect subtrees."""
     while stack and stack[-1][0] == height:
         value, height = node(stack.pop()[1], value), height + 1
     stack.append((height, value))
 
 
-def root_of(stack):
+def root_of(stack: list[Piece]) -> bytes:
+    """The root of such a tree."""
     if not stack:
         return sha256(b"").digest()
     value = stack[-1][1]
@@ -297,14 +254,12 @@ def root_of(stack):
     return value
 
 
-def root_from_inclusion(leaf, index, size, path):
+def root_from_inclusion(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes | None:
     """The root that an inclusion proof leads to, or None when the proof has the wrong length."""
-    if not 0 <= index < size <= MAX_SIZE:
+    if not 0 <= index < size <= MAX_SIZE or bool(path) != (size > 1):
         return None
     if size == 1:
-        return leaf if not path else None
-    if not path:
-        return None
+        return leaf
     half = 1 << ((size - 1).bit_length() - 1)
     if index < half:
         inner = root_from_inclusion(leaf, index, half, path[:-1])
@@ -313,65 +268,88 @@ def root_from_inclusion(leaf, index, size, path):
     return inner and node(path[-1], inner)
 
 
-def roots_from_consistency(old, new, old_root, path, whole=True):
+def roots_from_growth(
+    old: int, new: int, root: bytes, path: list[bytes], whole: bool = True
+) -> tuple[bytes, bytes] | None:
     """The (old, new) roots that a consistency proof leads to, or None when the proof has the wrong length."""
     if not 0 < old <= new <= MAX_SIZE:
         return None
     if old == new:
-        if whole:
-            return (old_root, old_root) if not path else None
-        return (path[0], path[0]) if len(path) == 1 else None
+        known = [root] if whole else path
+        return (known[0], known[0]) if len(path) == (0 if whole else 1) else None
     if not path:
         return None
     half = 1 << ((new - 1).bit_length() - 1)
     if old <= half:
-        inner = roots_from_consistency(old, half, old_root, path[:-1], whole)
+        inner = roots_from_growth(old, half, root, path[:-1], whole)
         return inner and (inner[0], node(inner[1], path[-1]))
-    inner = roots_from_consistency(old - half, new - half, old_root, path[:-1], False)
+    inner = roots_from_growth(old - half, new - half, root, path[:-1], False)
     return inner and (node(path[-1], inner[0]), node(path[-1], inner[1]))
 
 
 # ---------------------------------------------------------------- one segment of events (runs on every core)
 
 
-def check_segment(task):
-    """Hash the lines of one segment. Gives subtrees at each cut (a size at which a root must be known), ids, times, damage."""
-    events, events_well = load(task["events"])
-    held, held_well = load(task["leaves"])
-    events_well = events_well and sha256(events).hexdigest() == task["events_sha256"]
-    held_well = held_well and sha256(held).hexdigest() == task["leaves_sha256"]
+@dataclass
+class Task:
+    """One segment: the events [start, stop), its files and their digests, and the sizes where a root must be known."""
+
+    start: int
+    stop: int
+    stem: str
+    places: tuple[Place, Place]
+    digests: tuple[str, str]
+    cuts: list[int]
+    marks: tuple[bytes, bytes]
+
+
+@dataclass
+class Found:
+    """What a segment turned out to be."""
+
+    well: tuple[bool, bool]
+    count: int
+    used: int = 0
+    damage: tuple[int, str, list[int]] | None = None
+    ids: list[bytes] = field(default_factory=list)
+    latest: dict[int, int] = field(default_factory=dict)
+    cuts: dict[int, list[Piece]] = field(default_factory=dict)
+
+
+def check_segment(task: Task) -> Found:
+    """Hash the lines of one segment and build its subtrees up to each cut; note ids, times and damage."""
+    (events, events_well), (held, held_well) = (load(place) for place in task.places)
     lines = events.split(b"\n")
     rest = lines.pop()
     leaves = [sha256(b"\x00" + line).digest() for line in lines]
-    found = {"events_well": events_well, "leaves_well": held_well, "count": len(lines), "damage": None, "ids": [], "latest": {}}
-    if rest or b"".join(leaves) != held:
-        found["damage"] = locate(events, lines, leaves, [held[i : i + 32] for i in range(0, len(held), 32)])
-    # Where the lines are known to be damaged and their hashes are not, go on with the hashes: later damage is found as well.
-    used = leaves if events_well or not held_well else [held[i : i + 32] for i in range(0, len(held) - 31, 32)]
-    found["used"] = len(used)
-    levels = build_levels(task["start"], used)
-    found["cuts"] = {cut: cover(levels, task["start"], cut) for cut in task["cuts"] if cut <= task["start"] + len(used)}
-    try:
-        read_fields(task, lines, found)
-    except Damage as damage:
-        found["damage"] = found["damage"] or (damage.where["line"], damage.what, damage.where["bytes"])
+    events_well &= sha256(events).hexdigest() == task.digests[0]
+    held_well &= sha256(held).hexdigest() == task.digests[1]
+    found = Found((events_well, held_well), len(lines))
+    recorded = [held[i : i + 32] for i in range(0, len(held), 32)]
+    if rest or leaves != recorded:
+        found.damage = locate(events, lines, leaves, recorded)
+    # Where the lines are known to be damaged and their hashes are not, go on with the hashes: more damage is found.
+    used = leaves if events_well or not held_well else recorded
+    found.used = len(used)
+    levels = build_levels(task.start, used)
+    found.cuts = {cut: cover(levels, task.start, cut) for cut in task.cuts if cut <= task.start + len(used)}
+    read_fields(task, lines, found)
     return found
 
 
-def build_levels(first, leaves):
-    """For each height the index of the first perfect subtree inside, and the hashes of all of them."""
-    levels = [(first, leaves)]
-    while len(leaves) > 1:
-        skip = first & 1
-        first = (first + skip) >> 1
-        pairs = iter(leaves[skip:])
-        leaves = [sha256(b"\x01" + left + right).digest() for left, right in zip(pairs, pairs)]
-        levels.append((first, leaves))
+def build_levels(first: int, hashes: list[bytes]) -> list[tuple[int, list[bytes]]]:
+    """For each height: the index of the first perfect subtree inside, and the hashes of all of them."""
+    levels = [(first, hashes)]
+    while len(hashes) > 1:
+        pairs = iter(hashes[first & 1 :])
+        first = (first + 1) >> 1
+        hashes = [sha256(b"\x01" + left + right).digest() for left, right in zip(pairs, pairs, strict=False)]
+        levels.append((first, hashes))
     return levels
 
 
-def cover(levels, start, stop):
-    """[start, stop) as perfect subtrees (height, hash), left to right."""
+def cover(levels: list[tuple[int, list[bytes]]], start: int, stop: int) -> list[Piece]:
+    """[start, stop) as perfect subtrees, left to right."""
     pieces = []
     while start < stop:
         height = (stop - start).bit_length() - 1
@@ -383,60 +361,69 @@ def cover(levels, start, stop):
     return pieces
 
 
-def read_fields(task, lines, found):
-    """Ids and times without parsing JSON: a quote inside a JSON text is always escaped, so these marks occur only as keys.
-
-    The first `","at":` ends the actor, the first `},"id":"` ends the body; both are the fields themselves.
-    """
-    ids, times, offset = [], [], 0
-    for at, line in enumerate(lines):
-        i, j = line.find(b'","at":', 9), line.find(b'},"id":"')
-        times.append(line[i + 7 : i + 23])
-        ids.append(line[j + 8 : j + 40])
-        if i < 0 or j < i or line[i + 23 : i + 24] != b"," or line[j + 40 : j + 41] != b'"' or not line.endswith(task["tail"]):
-            raise Damage("this line is not an event of this log", line=at, bytes=[offset, offset + len(line)])
-        offset += len(line) + 1
-    found["ids"] = b"".join(ids)
+def read_fields(task: Task, lines: list[bytes], found: Found) -> None:
+    """Ids and times without parsing JSON. A quote inside a JSON text is always escaped, so the first `","at":` ends the
+    actor and the first `},"id":"` ends the body: they are the fields themselves. Anything unusual is read slowly."""
+    times = [line[(i := line.find(b'","at":') + 7) : i + 16] for line in lines]
+    ids = [line[(i := line.find(b'},"id":"') + 8) : i + 32] for line in lines]
+    tenant, zone = task.marks
+    plain = len(b"".join(times)) == 16 * len(lines) and b"".join(times).isdigit() and b'"' not in b"".join(ids)
+    if not (plain and all(line.endswith(zone) and tenant in line for line in lines)):
+        times, ids = read_slowly(task, lines, found)
+    found.ids = ids
     previous = 0
-    for cut in task["cuts"]:
-        inside = times[previous : cut - task["start"]]
-        previous = cut - task["start"]
-        if inside:
-            found["latest"][cut] = max(inside)
+    for cut in task.cuts:
+        inside, previous = times[previous : cut - task.start], cut - task.start
+        found.latest[cut] = int(max(inside, default=b"0"))
 
 
-def locate(events, lines, leaves, held):
-    """Which line is the first that differs from its recorded hash, what happened to it, and its bytes: (line, what, [a, b])."""
-    at = next((i for i, (a, b) in enumerate(zip(leaves, held)) if a != b), min(len(leaves), len(held)))
+def read_slowly(task: Task, lines: list[bytes], found: Found) -> tuple[list[bytes], list[bytes]]:
+    """The same line by line, for clocks and ids of any length; the first that is no event of this log is damage."""
+    times: list[bytes] = []
+    ids: list[bytes] = []
+    offset = 0
+    for number, line in enumerate(lines):
+        fits = EVENT.fullmatch(line)
+        if not fits or not line.endswith(task.marks[1]) or task.marks[0] not in line:
+            found.damage = found.damage or (
+                number,
+                "this line is not an event of this log",
+                [offset, offset + len(line)],
+            )
+            return times, ids
+        times.append(fits[1].zfill(20))
+        ids.append(fits[2])
+        offset += len(line) + 1
+    return times, ids
+
+
+def locate(events: bytes, lines: list[bytes], leaves: list[bytes], held: list[bytes]) -> tuple[int, str, list[int]]:
+    """The first line that differs from its recorded hash, what happened to it, and its bytes."""
+    both = min(len(leaves), len(held))
+    at = next((i for i in range(both) if leaves[i] != held[i]), both)
     start = sum(len(line) + 1 for line in lines[:at])
     if at >= len(lines):
         return at, f"the events end here, {len(held) - at} too early", [start, len(events)]
-    stop = start + len(lines[at])
     if at >= len(held):
         return at, f"{len(lines) - at} events too many", [start, len(events)]
+    where, near = [start, start + len(lines[at])], slice(at + 1, at + 1000)
     flip = find_flip(b"\n".join(lines[at : at + 2]) + b"\n", held[at])
     if flip:
-        byte, bit = flip
-        return at, f"the event was changed: bit {bit} of byte {start + byte} is flipped", [start, stop]
-    if leaves[at] in held[at + 1 : at + 1000]:
-        if held[at] in leaves[at + 1 : at + 1000]:
-            return at, "two events have changed places", [start, stop]
-        return at, "an event was taken out here", [start, stop]
-    if held[at] in leaves[at + 1 : at + 1000]:
-        return at, "an event was put in here", [start, stop]
-    return at, "the event was changed", [start, stop]
+        return at, f"the event was changed: bit {flip[1]} of byte {start + flip[0]} is flipped", where
+    moved, later = leaves[at] in held[near], held[at] in leaves[near]
+    if moved and later:
+        return at, "events have changed places from here on", where
+    what = "an event was taken out here" if moved else "an event was put in here" if later else "the event was changed"
+    return at, what, where
 
 
-def find_flip(region, leaf):
-    """The one bit (byte, bit) whose flipping back gives the recorded hash of the first line, or None."""
-    if len(region) > 16384:
-        return None
-    work = bytearray(region)
+def find_flip(region: bytes, leaf: bytes) -> tuple[int, int] | None:
+    """The one bit (byte, bit) whose flipping back gives the recorded hash of the first line, if there is one."""
+    work = bytearray(region[:16384])
     for byte in range(len(work)):
         for bit in range(8):
             work[byte] ^= 1 << bit
-            line = bytes(work[: work.find(b"\n")])
-            if sha256(b"\x00" + line).digest() == leaf:
+            if sha256(b"\x00" + bytes(work[: work.find(b"\n")])).digest() == leaf:
                 return byte, bit
             work[byte] ^= 1 << bit
     return None
@@ -445,359 +432,395 @@ def find_flip(region, leaf):
 # ---------------------------------------------------------------- the pack
 
 
+@dataclass
+class Key:
+    """A key of the log and the time (microseconds) during which it signed; `until` 0 is still."""
+
+    public: bytes
+    start: int
+    until: int
+
+
 class Pack:
     """One check of one pack, from the outside in: container, manifest, keys, checkpoints, events, proofs."""
 
-    def __init__(self, path, options):
-        self.report, self.options = Report(), options
-        self.places, self.whole, self.checkpoints, self.witnesses, self.roots = {}, {}, [], {}, {}
-        if not os.path.exists(path):
-            raise CannotCheck("there is no such file or folder")
-        try:
-            self.places = (Folder if os.path.isdir(path) else Zip)(path, self.report).places
-        except Damage as damage:
-            self.report.add(damage.what, **damage.where)
+    def __init__(self, path: Path, options: argparse.Namespace) -> None:
+        self.path, self.options = path, options
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self.facts: dict[str, Any] = {}
+        self.places: dict[str, Place] = {}
+        self.keys: list[Key] = []
+        self.witnesses: dict[str, bytes] = {}
+        self.checkpoints: list[Checkpoint] = []
+        self.stack: list[Piece] = []
+        self.roots: dict[int, bytes] = {}  # what the events themselves lead to, by size
 
-    def check(self):
+    def check(self) -> dict[str, Any]:
         """Everything; gives the report."""
-        for step in (self.check_manifest, self.check_keys, self.check_checkpoints, self.check_events, self.check_proofs, self.check_known):
+        steps = (
+            self.check_files,
+            self.check_keys,
+            self.check_checkpoints,
+            self.check_events,
+            self.check_proofs,
+            self.check_known,
+        )
+        for step in steps:
             try:
                 step()
             except Damage as damage:
-                self.report.add(damage.what, **damage.where)
-                if step in (self.check_manifest, self.check_keys):
-                    break
-            except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-                self.report.add(f"a field is missing or is not what it must be ({error})", file=STEP_FILES[step.__name__])
-                if step in (self.check_manifest, self.check_keys):
-                    break
-        return self.report.result()
+                self.problems.append(damage.problem)
+            except MALFORMED as error:
+                self.add(
+                    f"something is missing or not what it must be: {error}", file=step.__name__.removeprefix("check_")
+                )
+            if self.problems and (
+                (step == self.check_files and not self.facts) or (step == self.check_keys and not self.keys)
+            ):
+                break
+        return report(self.problems, self.notes, self.facts)
 
-    def read(self, name):
+    def add(self, what: str, **where: Any) -> None:
+        self.problems.append({"what": what, **where})
+
+    def read(self, name: str) -> bytes:
         if name not in self.places:
             raise Damage("the file is missing", file=name)
-        data, well = load(self.places[name])
-        self.whole[name] = well
-        return data
+        return load(self.places[name])[0]
 
-    def check_manifest(self):
+    def check_files(self) -> None:
+        """The container, and every file against the manifest (events are checked where they are read)."""
+        self.places = open_folder(self.path) if self.path.is_dir() else open_zip(self.path)
         raw = self.read("manifest.json")
-        self.manifest = read_json(raw, "manifest.json")
-        if self.manifest["format"] != FORMAT:
-            raise Damage(f"the format is {self.manifest['format']!r}; this verifier reads {FORMAT}", file="manifest.json")
-        self.origin, self.start, self.stop = self.manifest["origin"], int(self.manifest["from"]), int(self.manifest["to"])
-        self.report.facts = {"origin": self.origin, "from": self.start, "to": self.stop, "events": self.stop - self.start, "checkpoints": 0}
-        self.digest, self.sealed = sha256(raw).hexdigest(), self.read("manifest.sig")
-        listed = set(self.manifest["files"])
-        for name in sorted(listed - set(self.places)):
-            self.report.add("the file is missing", file=name)
-        for name in sorted(set(self.places) - listed - {"manifest.json", "manifest.sig"}):
-            self.report.add("the file is not in the manifest", file=name)
-        for name in sorted(listed & set(self.places)):
-            if not name.startswith("events/"):
-                entry, data = self.manifest["files"][name], self.read(name)
-                if not self.whole[name] or len(data) != entry["bytes"] or sha256(data).hexdigest() != entry["sha256"]:
-                    self.report.add("the file is not the one in the manifest", file=name)
-        for name in ("manifest.json", "manifest.sig"):
-            if not self.whole[name]:
-                self.report.add("the zip checksum of this file is wrong", file=name)
+        self.manifest_digest, manifest = sha256(raw).hexdigest(), read_json(raw, "manifest.json")
+        if manifest["format"] != FORMAT:
+            raise Damage(f"this verifier reads {FORMAT}", file="manifest.json")
+        self.files, self.last = dict(manifest["files"]), int(manifest["last"])
+        self.origin, self.start, self.stop = str(manifest["origin"]), int(manifest["from"]), int(manifest["to"])
+        self.facts = {"origin": self.origin, "from": self.start, "to": self.stop, "events": self.stop - self.start}
+        for name in sorted(set(self.files) ^ (set(self.places) - {"manifest.json", "manifest.sig"})):
+            self.add("the file is missing" if name in self.files else "the file is not in the manifest", file=name)
+        for name in sorted(set(self.places) - {n for n in self.files if n.startswith("events/")}):
+            data, well = load(self.places[name])
+            entry = self.files.get(name, {"bytes": len(data), "sha256": sha256(data).hexdigest()})
+            if not well or len(data) != entry["bytes"] or sha256(data).hexdigest() != entry["sha256"]:
+                self.add("the file is not the one in the manifest", file=name)
 
-    def check_keys(self):
-        """Every key since the log began: introduced by a checkpoint that it signed, and that the key before it signed as well."""
-        self.keys, before = [], None
+    def check_keys(self) -> None:
+        """Every key since the log began: introduced by a checkpoint that it signed, as did the key before it."""
         for entry in read_json(self.read("keys.json"), "keys.json")["keys"]:
-            public, note = unb64(entry["public"]), Checkpoint(entry["note"])
-            if note.key != public or note.time != entry["from"] or note.origin != self.origin:
-                raise Damage("a key was introduced by a checkpoint that does not name it", file="keys.json", checkpoint=note.number)
-            if not note.signed_by(self.origin, public) or (before and not note.signed_by(self.origin, before["public"])):
-                raise Damage("a key was introduced without the signatures of the old and the new key", file="keys.json", checkpoint=note.number)
-            if before and before["until"] != entry["from"]:
-                raise Damage("the validity periods of the keys leave a gap or overlap", file="keys.json", checkpoint=note.number)
-            before = {"public": public, "from": entry["from"], "until": entry["until"], "number": note.number}
-            self.keys.append(before)
-        if not self.keys or self.keys[-1]["until"] or self.keys[0]["number"] != 1:
-            raise Damage("the first or the last key is missing", file="keys.json")
-        self.check_manifest_signature()
+            key, note = Key(unb64(entry["public"]), entry["from"], entry["until"]), Checkpoint(entry["note"])
+            where: Problem = {"file": "keys.json", "checkpoint": note.number}
+            if (note.key, note.time, note.origin) != (key.public, key.start, self.origin):
+                raise Damage("a key was introduced by a checkpoint that does not name it", **where)
+            if not all(note.signed_by(self.origin, k.public) for k in [key, *self.keys[-1:]]):
+                raise Damage("a key was introduced without the signatures of the new and the old key", **where)
+            if (self.keys[-1].until if self.keys else note.number) != (key.start if self.keys else 1):
+                raise Damage("the keys' times of validity leave a gap", **where)
+            self.keys.append(key)
+        if not self.keys or self.keys[-1].until:
+            raise Damage("the newest key is missing", file="keys.json")
+        self.facts |= {"key": base64.b64encode(self.keys[-1].public).decode(), "pinned": bool(self.options.key)}
+        if any(public not in [key.public for key in self.keys] for public in self.options.key):
+            self.add("the log was never signed by the key you gave", file="keys.json")
         for entry in read_json(self.read("witnesses.json"), "witnesses.json")["witnesses"]:
             self.witnesses[entry["name"]] = unb64(entry["key"])
-        self.witnesses.update(self.options.witness)
-        self.report.facts["key"] = base64.b64encode(self.keys[-1]["public"]).decode()
-        self.report.facts["pinned"] = bool(self.options.key)
-        for public in self.options.key:
-            if public not in [key["public"] for key in self.keys]:
-                self.report.add("the log was never signed by the key you gave", file="keys.json")
+        self.witnesses |= self.options.witness
+        self.check_manifest_signature()
 
-    def check_manifest_signature(self):
-        try:
-            note = Note(self.sealed.decode("utf-8"))
-            well = note.text == f"{FORMAT}\n{self.origin}\n{self.digest}\n" and len(note.signatures) == 1
-        except ValueError:
-            well = False
-        if not well or not note.signed_by(self.origin, self.keys[-1]["public"]):
-            self.report.add("the log's signature does not fit the manifest: one of the two was changed", file="manifest.sig")
+    def check_manifest_signature(self) -> None:
+        seal, text = (
+            Note(self.read("manifest.sig").decode("utf-8")),
+            f"{FORMAT}\n{self.origin}\n{self.manifest_digest}\n",
+        )
+        if seal.text != text or len(seal.signatures) != 1 or not seal.signed_by(self.origin, self.keys[-1].public):
+            raise Damage(
+                "the log's signature does not fit the manifest: one of the two was changed", file="manifest.sig"
+            )
 
-    def check_checkpoints(self):
-        """Signatures, key periods, the chain from each to the next, sizes and times that only grow."""
+    def check_checkpoints(self) -> None:
+        """Signatures, validity of keys, the chain from each to the next, sizes and times that only grow."""
         base = read_json(self.read("base.json"), "base.json")
-        self.base = [bytes.fromhex(text) for text in base["hashes"]]
-        self.stack, before = [], None
+        hashes = [bytes.fromhex(text) for text in base["hashes"]]
         heights = [h for h in range(self.start.bit_length() - 1, -1, -1) if self.start >> h & 1]
-        if base["size"] != self.start or len(heights) != len(self.base) or any(len(h) != 32 for h in self.base):
+        if base["size"] != self.start or len(heights) != len(hashes) or any(len(h) != 32 for h in hashes):
             raise Damage("the hashes before the pack are not those of a tree of that size", file="base.json")
-        self.stack = list(zip(heights, self.base))
-        if self.start:
-            before = Checkpoint(base["note"])
-            self.check_one(before, "base.json", 1)
-            if before.size != self.start or root_of(self.stack) != before.root:
-                raise Damage("the hashes before the pack do not lead to the root of the checkpoint before it", file="base.json", checkpoint=before.number)
+        self.stack = list(zip(heights, hashes, strict=True))
+        before = Checkpoint(base["note"]) if self.start else None
+        if before:
+            self.check_signatures(before, {"file": "base.json", "checkpoint": before.number})
+            if (before.size, before.root) != (self.start, root_of(self.stack)):
+                raise Damage(
+                    "the pack does not begin at the checkpoint before it", file="base.json", checkpoint=before.number
+                )
+            self.roots[self.start] = before.root
         for line, raw in enumerate(self.read("checkpoints.jsonl").split(b"\n")[:-1], 1):
-            where = {"file": "checkpoints.jsonl", "line": line, "checkpoint": (before.number if before else 0) + 1}
+            where = {"file": "checkpoints.jsonl", "line": line, "checkpoint": before.number + 1 if before else 1}
             try:
                 note = Checkpoint(json.loads(raw.decode("utf-8")))
-            except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            except (*MALFORMED, RecursionError) as error:
                 raise Damage("the checkpoint cannot be read", **where) from error
-            self.check_one(note, "checkpoints.jsonl", line)
-            expected = (before.number + 1, before.digest()) if before else (1, "-")
-            if (note.number, note.previous) != expected:
+            self.check_signatures(note, where)
+            if (note.number, note.previous) != ((before.number + 1, before.digest()) if before else (1, "-")):
                 raise Damage("the checkpoint does not follow the one before it", **where)
             if before and (note.size <= before.size or note.time < before.time):
                 raise Damage("the checkpoint is smaller or older than the one before it", **where)
             self.checkpoints.append(note)
             before = note
-        if not before or before.size != self.stop or before.number != self.manifest["last"]:
-            raise Damage("the checkpoints do not end where the manifest says", file="checkpoints.jsonl", checkpoint=before.number if before else 0)
-        self.report.facts["checkpoints"] = len(self.checkpoints)
+        self.facts["checkpoints"] = len(self.checkpoints)
+        if not before or (before.size, before.number) != (self.stop, self.last):
+            raise Damage("the checkpoints do not end where the manifest says", file="checkpoints.jsonl")
 
-    def check_one(self, note, file, line):
-        where = {"file": file, "line": line, "checkpoint": note.number}
+    def check_signatures(self, note: Checkpoint, where: Problem) -> None:
+        """The log's own signature, by a key valid at that time; and that every other line is what it claims to be."""
         if note.origin != self.origin:
-            raise Damage(f"this is a checkpoint of another log, {note.origin}", **where)
-        key = next((k for k in self.keys if k["public"] == note.key), None)
-        if not key or note.time < key["from"] or (key["until"] and note.time >= key["until"]):
-            raise Damage("the checkpoint is signed by a key that was not valid then", **where)
-        if not note.signed_by(self.origin, note.key):
-            raise Damage("the log's signature of this checkpoint is wrong", **where)
-        known = {key_id(self.origin, k["public"], 1) for k in self.keys}
+            raise Damage(f"this is a checkpoint of another log, {note.origin[:100]}", **where)
+        valid = [k for k in self.keys if k.public == note.key and k.start <= note.time < (k.until or note.time + 1)]
+        if not valid or not note.signed_by(self.origin, note.key):
+            raise Damage("the checkpoint is not signed by the key that was valid then", **where)
         for name, key_hash, _ in note.signatures:
-            if name in self.witnesses and note.signed_by(name, self.witnesses[name]):
-                self.report.facts.setdefault("witnessed", {})[name] = note.size
-            elif name != self.origin or key_hash not in known or not all(
-                    note.signed_by(name, k["public"]) for k in self.keys if key_id(name, k["public"], 1) == key_hash):
-                raise Damage(f"a signature by {name} is wrong or its key is not known", **where)
+            own = [k.public for k in self.keys if name == self.origin and key_id(name, k.public, 1) == key_hash]
+            if name in self.witnesses and note.signed_by(name, self.witnesses[name], 4):
+                self.facts.setdefault("witnessed", {})[name] = note.size
+            elif not own or not all(note.signed_by(name, public) for public in own):
+                raise Damage(f"the signature by {name[:100]} is wrong or its key is not known", **where)
 
-    def tasks(self):
-        """One task a segment file, in order, with no index left out."""
-        cuts = sorted({c.size for c in self.checkpoints} | {k.size for k in self.options.known if self.start < k.size <= self.stop})
-        tenant, zone = self.origin.split("/")[2:4]
-        tasks, start = [], self.start
-        while start < self.stop:
-            stop, stem = min(self.stop, (start // SEGMENT + 1) * SEGMENT), f"events/{start:012d}"
-            for name in (stem + ".jsonl", stem + ".leaves"):
-                if name not in self.places or name not in self.manifest["files"]:
-                    raise Damage(f"the events {start} to {stop - 1} are missing", file=name, event=start)
-            tasks.append({
-                "start": start, "stop": stop, "stem": stem, "tail": b',"zone":' + json.dumps(zone).encode() + b"}", "tenant": tenant,
-                "events": self.places[stem + ".jsonl"], "events_sha256": self.manifest["files"][stem + ".jsonl"]["sha256"],
-                "leaves": self.places[stem + ".leaves"], "leaves_sha256": self.manifest["files"][stem + ".leaves"]["sha256"],
-                "cuts": [c for c in cuts if start < c < stop] + [stop],
-            })
-            start = stop
-        return tasks
-
-    def check_events(self):
-        """Hash every line, build the tree, compare the root at every checkpoint."""
-        tasks, seen = self.tasks(), set()
-        for name in set(self.manifest["files"]) - {t["stem"] + end for t in tasks for end in (".jsonl", ".leaves")}:
-            if name.startswith("events/"):
-                self.report.add("these events are not part of the log that the pack speaks of", file=name)
+    def check_events(self) -> None:
+        """Hash every line, build the tree, and compare its root at every checkpoint."""
+        tasks, ids = self.tasks(), set[bytes]()
         jobs = self.options.jobs or os.cpu_count() or 1
         if jobs > 1 and len(tasks) > 3:
             with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-                self.follow(tasks, pool.map(check_segment, tasks), seen)
+                self.follow(tasks, pool.map(check_segment, tasks), ids)
         else:
-            self.follow(tasks, map(check_segment, tasks), seen)
+            self.follow(tasks, map(check_segment, tasks), ids)
 
-    def follow(self, tasks, results, seen):
-        by_size = {c.size: c for c in self.checkpoints}
-        last = self.start
-        for done, (task, found) in enumerate(zip(tasks, results), 1):
+    def tasks(self) -> list[Task]:
+        """One task a segment, in order, with no index left out and no file left over."""
+        known = {note.size for note in self.options.known}
+        cuts = sorted(
+            {note.size for note in self.checkpoints} | {size for size in known if self.start < size < self.stop}
+        )
+        tenant, zone = (json.dumps(word, ensure_ascii=False).encode() for word in self.origin.split("/")[2:])
+        marks = (b',"tenant":' + tenant + b',"verb":"', b',"zone":' + zone + b"}")
+        tasks, start, done = [], self.start, 0
+        while start < self.stop:
+            stop, stem = min(self.stop, (start // SEGMENT + 1) * SEGMENT), f"events/{start:012d}"
+            names = (stem + ".jsonl", stem + ".leaves")
+            if not all(name in self.places and name in self.files for name in names):
+                raise Damage(f"the events {start} to {stop - 1} are missing", file=names[0], event=start)
+            first = done
+            while done < len(cuts) and cuts[done] < stop:
+                done += 1
+            places, digests = [self.places[n] for n in names], [str(self.files[n]["sha256"]) for n in names]
+            inside = [*cuts[first:done], stop]
+            tasks.append(Task(start, stop, stem, (places[0], places[1]), (digests[0], digests[1]), inside, marks))
+            start = stop
+        used = {task.stem + end for task in tasks for end in (".jsonl", ".leaves")}
+        for name in sorted(set(self.files) - used):
+            if name.startswith("events/"):
+                self.add("these events are not in the part of the log that the pack is about", file=name)
+        return tasks
+
+    def follow(self, tasks: list[Task], results: Iterable[Found], ids: set[bytes]) -> None:
+        """Put the segments together, in order."""
+        notes, last = {note.size: note for note in self.checkpoints}, self.start
+        for done, (task, found) in enumerate(zip(tasks, results, strict=True), 1):
             self.note_damage(task, found)
-            self.note_ids(task, found["ids"], seen)
-            for cut in task["cuts"]:
+            self.note_ids(task, found.ids, ids)
+            stack = self.stack
+            for cut in task.cuts:
                 stack = list(self.stack)
-                for height, value in found["cuts"].get(cut, ()):
+                for height, value in found.cuts.get(cut, ()):
                     push(stack, height, value)
-                self.roots[cut] = root_of(stack) if cut in found["cuts"] else b""
-                note = by_size.get(cut)
-                if note and self.roots[cut] != note.root:
-                    self.report.add(f"the events {last} to {cut - 1} do not lead to the root of this checkpoint", checkpoint=note.number,
-                                    event=found["damage"][0] + task["start"] if found["damage"] else last, file=task["stem"] + ".jsonl")
-                latest = found["latest"].get(cut, b"")
-                if note and latest.isdigit() and int(latest) > note.time + CLOCK_SLACK_US:
-                    self.report.add("an event is younger than the checkpoint over it", checkpoint=note.number, event=last)
-                if note:
+                self.roots[cut] = root_of(stack) if cut in found.cuts else b""
+                if cut in notes:
+                    self.compare(notes[cut], task, found, last)
                     last = cut
             self.stack = stack
             progress(done, len(tasks), self.options.quiet)
 
-    def note_damage(self, task, found):
-        name, damage = task["stem"] + ".jsonl", found["damage"]
-        if damage and (not found["events_well"] or found["leaves_well"]):
-            line, what, places = damage
-            self.report.add(what, file=name, line=line + 1, event=task["start"] + line, bytes=places)
-        if not found["events_well"]:
-            self.report.add("the file is not the one in the manifest", file=name)
-        if not found["leaves_well"]:
-            self.report.add("the file is not the one in the manifest", file=task["stem"] + ".leaves")
-        if found["count"] != task["stop"] - task["start"] or found["used"] != found["count"]:
-            self.report.add(f"{found['count']} events where {task['stop'] - task['start']} must be", file=name)
+    def compare(self, note: Checkpoint, task: Task, found: Found, last: int) -> None:
+        """A checkpoint with what the events lead to."""
+        first = task.start + found.damage[0] if found.damage else last
+        where: Problem = {"checkpoint": note.number, "event": first, "file": task.stem + ".jsonl"}
+        if self.roots[note.size] != note.root:
+            self.add(f"the events {last} to {note.size - 1} do not lead to the root of this checkpoint", **where)
+        if found.latest.get(note.size, 0) > note.time + CLOCK_SLACK_US:
+            self.add("an event is younger than the checkpoint over it", **where)
 
-    def note_ids(self, task, ids, seen):
-        fresh = {ids[i : i + 32] for i in range(0, len(ids), 32)}
-        if len(fresh) * 32 != len(ids) or not seen.isdisjoint(fresh):
-            again = set()
-            for i in range(0, len(ids), 32):
-                one = ids[i : i + 32]
-                if one in seen or one in again:
-                    self.report.add(f"the id {one.decode(errors='replace')} occurs a second time", file=task["stem"] + ".jsonl", line=i // 32 + 1,
-                                    event=task["start"] + i // 32)
-                    break
-                again.add(one)
-        seen |= fresh
+    def note_damage(self, task: Task, found: Found) -> None:
+        """What the segment itself showed."""
+        name, held, must = task.stem + ".jsonl", task.stem + ".leaves", task.stop - task.start
+        if found.damage and (not found.well[0] or found.well[1]):
+            line, what, where = found.damage
+            self.add(what, file=name, line=line + 1, event=task.start + line, bytes=where)
+        for well, file in zip(found.well, (name, held), strict=True):
+            if not well:
+                self.add("the file is not the one in the manifest", file=file)
+        if found.count != must or found.used != must:
+            self.add(f"{found.count} events where {must} must be", file=name)
+        if found.damage and all(found.well) and found.count == must:
+            self.add("the lines and their recorded hashes differ", file=held)
 
-    def check_proofs(self):
-        proofs = read_json(self.read("proofs.json"), "proofs.json")
-        roots = {c.size: c.root for c in self.checkpoints}
+    def note_ids(self, task: Task, fresh: list[bytes], ids: set[bytes]) -> None:
+        """No id twice."""
+        before = len(ids)
+        seen = ids.copy() if len(set(fresh)) != len(fresh) or not ids.isdisjoint(fresh) else None
+        ids.update(fresh)
+        if seen is None or len(ids) == before + len(fresh):
+            return
+        for line, one in enumerate(fresh):
+            if one in seen:
+                where = {"file": task.stem + ".jsonl", "line": line + 1, "event": task.start + line}
+                self.add(f"the id {one.decode(errors='replace')} occurs a second time", **where)
+                break
+            seen.add(one)
+
+    def check_proofs(self) -> None:
+        """The proofs that came along, against the signed roots."""
+        proofs, roots = read_json(self.read("proofs.json"), "proofs.json"), {n.size: n.root for n in self.checkpoints}
         if self.start:
-            roots[self.start] = root_of(list(zip(range(len(self.base), 0, -1), self.base)))
+            roots[self.start] = self.roots[self.start]
         for proof in proofs["consistency"]:
-            path = [bytes.fromhex(text) for text in proof["hashes"]]
-            pair = roots_from_consistency(proof["old"], proof["new"], roots.get(proof["old"]), path) if proof["old"] in roots else None
-            if not pair or pair != (roots[proof["old"]], roots.get(proof["new"])) or any(len(h) != 32 for h in path):
-                self.report.add(f"the consistency proof from {proof['old']} to {proof['new']} is wrong", file="proofs.json")
+            path, old, new = [bytes.fromhex(text) for text in proof["hashes"]], proof["old"], proof["new"]
+            pair = roots_from_growth(old, new, roots.get(old, b""), path)
+            if not pair or pair != (roots.get(old), roots.get(new)):
+                self.add(f"the consistency proof from {old} to {new} is wrong", file="proofs.json")
         for proof in proofs["inclusion"]:
-            path = [bytes.fromhex(text) for text in proof["hashes"]]
-            root = root_from_inclusion(bytes.fromhex(proof["leaf"]), proof["index"], proof["size"], path)
-            if not root or root != roots.get(proof["size"]) or any(len(h) != 32 for h in path):
-                self.report.add(f"the inclusion proof of event {proof['index']} is wrong", file="proofs.json")
+            path, index = [bytes.fromhex(text) for text in proof["hashes"]], proof["index"]
+            root = root_from_inclusion(bytes.fromhex(proof["leaf"]), index, proof["size"], path)
+            if not root or root != roots.get(proof["size"]):
+                self.add(f"the inclusion proof of event {index} is wrong", file="proofs.json")
 
-    def check_known(self):
+    def check_known(self) -> None:
         """What was seen earlier must still be so: the same root at that size, and no log that ends before it."""
-        roots = {c.size: c.root for c in self.checkpoints}
         for note in self.options.known:
-            if note.origin != self.origin:
-                self.report.notes.append(f"a known checkpoint is of another log, {note.origin}, and was not compared")
+            if note.origin != self.origin or note.size < self.start:
+                self.notes.append(
+                    f"the known checkpoint {note.number} of {note.origin} is outside this pack: not compared"
+                )
             elif note.size > self.stop:
-                self.report.add(f"the log was rolled back: {note.size} events were seen before, the pack ends at {self.stop}", checkpoint=note.number)
-            elif note.size < self.start:
-                self.report.notes.append(f"the known checkpoint of size {note.size} lies before the pack and was not compared")
-            else:
-                now = roots.get(note.size) or self.roots.get(note.size) or root_of(list(zip(range(len(self.base), 0, -1), self.base)))
-                if now != note.root:
-                    self.report.add(f"split view: at size {note.size} another root was seen before", checkpoint=note.number)
+                what = f"the log was rolled back: {note.size} events were seen before, the pack ends at {self.stop}"
+                self.add(what, checkpoint=note.number)
+            elif self.roots.get(note.size) != note.root:
+                self.add(f"split view: another root was seen before at size {note.size}", checkpoint=note.number)
         for name in self.options.witness:
-            if name not in self.report.facts.get("witnessed", {}):
-                self.report.add(f"no checkpoint in the pack is cosigned by {name}", file="checkpoints.jsonl")
+            if name not in self.facts.get("witnessed", {}):
+                self.add(f"no checkpoint in the pack is cosigned by {name}", file="checkpoints.jsonl")
 
 
-STEP_FILES = {"check_manifest": "manifest.json", "check_keys": "keys.json", "check_checkpoints": "checkpoints.jsonl", "check_events": "events",
-              "check_proofs": "proofs.json", "check_known": "manifest.json"}
-
-
-def check_proof(data, options):
-    """One event's proof: {format, event, index, size, leaf, hashes, note}, against the key of its note or the key given."""
-    report, proof = Report(), read_json(data, "proof")
+def check_proof(data: bytes, options: argparse.Namespace) -> dict[str, Any]:
+    """One event's proof: {event, index, size, leaf, hashes, note}, by the key given or else the key of its note."""
+    problems: list[Problem] = []
     try:
-        note, leaf = Checkpoint(proof["note"]), sha256(b"\x00" + proof["event"].encode()).digest()
-        path = [bytes.fromhex(text) for text in proof["hashes"]]
-        report.facts = {"origin": note.origin, "events": 1, "checkpoints": 1, "key": base64.b64encode(note.key).decode(), "pinned": bool(options.key)}
+        proof = read_json(data, "proof")
+        note, path = Checkpoint(proof["note"]), [bytes.fromhex(text) for text in proof["hashes"]]
+        leaf, index = sha256(b"\x00" + proof["event"].encode()).digest(), proof["index"]
         if not note.signed_by(note.origin, note.key) or (options.key and note.key not in options.key):
-            report.add("the checkpoint is not signed by the log's key", checkpoint=note.number)
+            problems.append({"what": "the checkpoint is not signed by the log's key", "checkpoint": note.number})
+        if proof["size"] != note.size or root_from_inclusion(leaf, index, note.size, path) != note.root:
+            problems.append({"what": "the event is not in the log at that place", "event": index})
         if proof["leaf"] != leaf.hex():
-            report.add("the event is not the one that was proven", event=proof["index"])
-        if proof["size"] != note.size or any(len(h) != 32 for h in path) or root_from_inclusion(leaf, proof["index"], note.size, path) != note.root:
-            report.add("the event is not in the log at that place", event=proof["index"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        report.add(f"a field is missing or is not what it must be ({error})", file="proof")
-    return report.result()
+            problems.append({"what": "the event is not the one that was proven", "event": index})
+    except Damage as damage:
+        return report([damage.problem], [], {})
+    except MALFORMED as error:
+        return report([{"what": f"something is missing or not what it must be: {error}", "file": "proof"}], [], {})
+    key = base64.b64encode(note.key).decode()
+    return report(
+        problems, [], {"origin": note.origin, "events": 1, "checkpoints": 1, "key": key, "pinned": bool(options.key)}
+    )
 
 
-# ---------------------------------------------------------------- the command
+# ---------------------------------------------------------------- the report and the command
 
 
-def progress(done, total, quiet):
+def report(problems: list[Problem], notes: list[str], facts: dict[str, Any]) -> dict[str, Any]:
+    """The result. `first` is the earliest damaged event, else the earliest checkpoint, else the first file."""
+    first = next(iter(problems), None)
+    for kind in ("checkpoint", "event"):
+        placed = [problem for problem in problems if kind in problem]
+        first = min(placed, key=lambda p: (p[kind], "line" not in p)) if placed else first
+    return {"ok": not problems, "first": first, "problems": problems, "notes": notes, **facts}
+
+
+def in_words(problem: Problem) -> str:
+    """A problem as one line of text."""
+    places = [f"{word} {problem[word]}" for word in ("file", "line", "event", "checkpoint") if word in problem]
+    places += ["bytes {}-{}".format(*problem["bytes"])] if "bytes" in problem else []
+    return ", ".join(places) + (": " if places else "") + str(problem["what"])
+
+
+def progress(done: int, total: int, quiet: bool) -> None:
     if not quiet and sys.stderr.isatty():
-        filled = 30 * done // total
-        sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} segments" + ("\n" if done == total else ""))
+        bar = "#" * (30 * done // total)
+        sys.stderr.write(f"\r[{bar:.<30}] {done}/{total} segments" + ("\n" if done == total else ""))
         sys.stderr.flush()
 
 
-def arguments(argv):
-    parser = argparse.ArgumentParser(prog="falaj_verify.py", description="Check a Falaj evidence pack or proof, offline.")
-    parser.add_argument("pack", help="a pack (zip file or folder) or the JSON proof of one event")
-    parser.add_argument("--key", action="append", default=[], help="a public key of the log that you were given by another way (base64)")
-    parser.add_argument("--known", action="append", default=[], help="a file with a checkpoint you saw earlier, or that a witness keeps")
-    parser.add_argument("--witness", action="append", default=[], metavar="NAME=KEY", help="demand a cosignature by this witness")
-    parser.add_argument("--jobs", type=int, default=0, help="how many processes (as many as there are cores)")
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="falaj_verify.py", description="Check a Falaj evidence pack or proof, offline."
+    )
+    parser.add_argument("pack", type=Path, help="a pack (zip file or folder) or the JSON proof of one event")
+    parser.add_argument(
+        "--key", action="append", default=[], help="a key of the log that you were given by another way"
+    )
+    parser.add_argument(
+        "--known", action="append", default=[], type=Path, help="a checkpoint seen earlier or by a witness"
+    )
+    parser.add_argument("--witness", action="append", default=[], metavar="NAME:KEY", help="demand this cosignature")
+    parser.add_argument("--jobs", type=int, default=0, help="how many processes; as many as there are cores when 0")
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     options = parser.parse_args(argv)
     try:
         options.key = [unb64(text) for text in options.key]
-        options.witness = {name: unb64(key) for name, key in (text.rsplit("=", 1) if text[-1:] != "=" else split_key(text) for text in options.witness)}
-        known = []
-        for path in options.known:
-            with open(path, encoding="utf-8") as file:
-                known.append(Checkpoint(file.read()))
-        options.known = known
+        options.witness = {text.partition(":")[0]: unb64(text.partition(":")[2]) for text in options.witness}
+        options.known = [Checkpoint(path.read_text(encoding="utf-8")) for path in options.known]
     except (ValueError, OSError) as error:
         raise CannotCheck(f"an option cannot be read: {error}") from error
     return options
 
 
-def split_key(text):
-    """NAME=KEY where the key itself ends in padding."""
-    name, _, key = text.partition("=")
-    return name, key
+def verify(options: argparse.Namespace) -> dict[str, Any]:
+    """The report about what the options name."""
+    path: Path = options.pack
+    if not path.exists():
+        raise CannotCheck("there is no such file or folder")
+    if not path.is_dir():
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start[:1] == b"{":
+            return check_proof(path.read_bytes(), options)
+        if not zipfile.is_zipfile(path) and start != b"PK\x03\x04":
+            raise CannotCheck("this is not an evidence pack: neither a folder nor a zip file nor a proof")
+    return Pack(path, options).check()
 
 
-def verify(argv):
-    """The report for these arguments."""
-    options = arguments(argv)
-    if os.path.isfile(options.pack) and os.path.getsize(options.pack) < 1 << 22:
-        with open(options.pack, "rb") as file:
-            data = file.read()
-        if data[:1] == b"{":
-            try:
-                return check_proof(data, options), options
-            except Damage as damage:
-                raise CannotCheck(damage.what) from damage
-    return Pack(options.pack, options).check(), options
-
-
-def main(argv=None):
+def main(argv: list[str]) -> int:
     try:
-        report, options = verify(sys.argv[1:] if argv is None else argv)
+        options = arguments(argv)
+        found = verify(options)
     except (CannotCheck, OSError) as error:
-        print(f"cannot check: {error}", file=sys.stderr)
+        sys.stderr.write(f"cannot check: {error}\n")
         return 2
-    if options.json:
-        print(json.dumps(report, indent=1, ensure_ascii=False))
-        return 0 if report["ok"] else 1
-    if report["ok"]:
-        print(f"OK: {report.get('events')} events under {report.get('checkpoints')} checkpoints of {report.get('origin')}")
-    else:
-        print(f"DAMAGED: {in_words(report['first'])}")
-        for problem in report["problems"][:20]:
-            print(f"  - {in_words(problem)}")
-    for name, size in report.get("witnessed", {}).items():
-        print(f"  witnessed by {name} up to event {size}")
-    if "key" in report and not report["pinned"]:
-        print(f"  the log's key is {report['key']}\n  compare it with the key you were given by another way, or give it with --key")
-    for text in report["notes"]:
-        print(f"  note: {text}")
-    return 0 if report["ok"] else 1
+    lines = [f"OK: {found.get('events')} events under {found.get('checkpoints')} checkpoints of {found.get('origin')}"]
+    if found["first"]:
+        lines = [
+            f"DAMAGED: {in_words(found['first'])}",
+            *(f"  - {in_words(problem)}" for problem in found["problems"][:20]),
+        ]
+    lines += [f"  witnessed by {name} up to event {size}" for name, size in found.get("witnessed", {}).items()]
+    if not found.get("pinned", True):
+        lines += [f"  the log's key is {found['key']}", "  compare it with what you were given by another way (--key)"]
+    lines += [f"  note: {text}" for text in found["notes"]]
+    text = json.dumps(found, indent=1, ensure_ascii=False) if options.json else "\n".join(lines)
+    sys.stdout.write(text + "\n")
+    return 0 if found["ok"] else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

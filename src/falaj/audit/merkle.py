@@ -1,7 +1,7 @@
 """The Merkle tree of RFC 6962: leaf and node hashes, the compact frontier, tiles of 256 hashes, and the two proofs.
 
-Pure: no store and no clock. A proof needs the hashes of perfect subtrees only; `Tiles` finds each in one tile, so a proof
-over millions of events reads a handful of tiles.
+Pure: no store and no clock. A proof needs the hashes of perfect subtrees only; `Tiles` finds each in one tile, so a
+proof over millions of events reads a handful of tiles.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Frontier:
-    """The right edge of a tree: the hashes of its perfect subtrees, largest first. Enough to append and to give the root."""
+    """The right edge of a tree: the hashes of its perfect subtrees, largest first; all that appending needs."""
 
     size: int = 0
     hashes: list[bytes] = field(default_factory=list)
@@ -42,7 +42,9 @@ class Frontier:
     def __post_init__(self) -> None:
         _check_size(self.size)
         if len(self.hashes) != self.size.bit_count() or any(len(h) != HASH_BYTES for h in self.hashes):
-            raise Corrupt(f"{len(self.hashes)} hashes are not the frontier of a tree of {self.size}", "run: falaj audit check")
+            raise Corrupt(
+                f"{len(self.hashes)} hashes are not the frontier of a tree of {self.size}", "run: falaj audit check"
+            )
 
     def append(self, leaf: bytes) -> None:
         """Add one leaf hash."""
@@ -85,7 +87,9 @@ def grow(size: int, edge: Mapping[int, Sequence[bytes]], leaves: Sequence[bytes]
         index, inside = divmod(count, TILE_WIDTH)
         held = list(edge.get(level, ()))[:inside]
         if len(held) != inside:
-            raise Corrupt(f"the growing tile of level {level} has {len(held)} hashes, not {inside}", "run: falaj audit check")
+            raise Corrupt(
+                f"the growing tile of level {level} has {len(held)} hashes, not {inside}", "run: falaj audit check"
+            )
         row = held + fresh
         tiles = [row[i : i + TILE_WIDTH] for i in range(0, len(row), TILE_WIDTH)]
         changed.update({(level, index + i): tile for i, tile in enumerate(tiles)})
@@ -124,7 +128,9 @@ class Tiles:
         start = first % TILE_WIDTH
         hashes = tile[start : start + (1 << inner)]
         if len(hashes) != 1 << inner:
-            raise Corrupt(f"tile {level}/{first // TILE_WIDTH} of the audit log ends too early", "run: falaj audit check")
+            raise Corrupt(
+                f"tile {level}/{first // TILE_WIDTH} of the audit log ends too early", "run: falaj audit check"
+            )
         return perfect_root(hashes)
 
     def _tile(self, level: int, index: int) -> Sequence[bytes]:

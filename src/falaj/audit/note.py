@@ -1,13 +1,14 @@
 """Signed notes as C2SP writes them: the checkpoint's text, its signatures, and witnesses' cosignatures.
 
-A checkpoint's text is seven lines. The first three are a C2SP tlog-checkpoint, so that any witness of that family can read
-it; the rest say when, which one, what came before and which key signs. Because the key is in the text, a change of key
-must be signed by the old key too, and nobody can hang a strange key on an old signature.
+A checkpoint's text is seven lines. The first three are a C2SP tlog-checkpoint, so that any witness of that family can
+read it; the rest say when, which one, what came before and which key signs. Because the key is in the text, a change of
+key must be signed by the old key too, and nobody can hang a strange key on an old signature.
 """
 
 import base64
 import binascii
 import hashlib
+import re
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -18,6 +19,7 @@ from falaj.core.errors import Corrupt, Invalid
 SIGNED, COSIGNED = 1, 4
 """C2SP signature types: Ed25519 over the text, and a timestamped Ed25519 cosignature."""
 _LINES = 7
+_WITNESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def origin_of(installation: str, tenant: str, zone: str) -> str:
@@ -28,7 +30,9 @@ def origin_of(installation: str, tenant: str, zone: str) -> str:
 def text_of(origin: str, number: int, size: int, root: bytes, at: float, previous: str, public: bytes) -> str:
     """What a checkpoint says."""
     time = round(at * 1_000_000)
-    return f"{origin}\n{size}\n{b64(root)}\ntime {time}\nnumber {number}\nprevious {previous or '-'}\nkey {b64(public)}\n"
+    return (
+        f"{origin}\n{size}\n{b64(root)}\ntime {time}\nnumber {number}\nprevious {previous or '-'}\nkey {b64(public)}\n"
+    )
 
 
 def sign(text: str, name: str, signer: Ed25519PrivateKey) -> str:
@@ -80,15 +84,27 @@ def parse(note: str) -> Checkpoint:
     lines = text[:-1].split("\n")
     try:
         origin, size, root, time, number, previous, key = lines
-        fields = [value.removeprefix(f"{word} ") for word, value in (("time", time), ("number", number), ("previous", previous), ("key", key))]
+        fields = [
+            value.removeprefix(f"{word} ")
+            for word, value in (("time", time), ("number", number), ("previous", previous), ("key", key))
+        ]
         at, count = int(fields[0]) / 1_000_000, int(fields[1])
         found = Checkpoint(origin, count, int(size), root, at, "" if fields[2] == "-" else fields[2], fields[3], note)
-        same = text_of(origin, count, found.size, unb64(root), int(fields[0]) / 1_000_000, found.previous, unb64(found.key))
+        same = text_of(
+            origin, count, found.size, unb64(root), int(fields[0]) / 1_000_000, found.previous, unb64(found.key)
+        )
     except (ValueError, Corrupt) as error:
-        raise Invalid("this note is not a checkpoint", f"a checkpoint has {_LINES} lines, as docs/audit.md shows") from error
+        raise Invalid(
+            "this note is not a checkpoint", f"a checkpoint has {_LINES} lines, as docs/audit.md shows"
+        ) from error
     if same != text:
         raise Invalid("this checkpoint is not written as the log writes them", "give it unchanged")
     return found
+
+
+def is_witness_name(name: str) -> bool:
+    """True for what a witness may be called: never what a log is called."""
+    return _WITNESS.fullmatch(name) is not None
 
 
 def digest(note: str) -> str:

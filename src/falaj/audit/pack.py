@@ -52,7 +52,14 @@ Facts = Callable[[str, int], Sequence[Fact]]
 """(position, how many) -> the next events of the log after a ledger position."""
 
 
-def files(log: Log, span: Span, facts: Facts, signer: Ed25519PrivateKey, witnesses: Iterable[Witness], proven: Iterable[Fact] = ()) -> Iterator[tuple[str, bytes]]:
+def files(
+    log: Log,
+    span: Span,
+    facts: Facts,
+    signer: Ed25519PrivateKey,
+    witnesses: Iterable[Witness],
+    proven: Iterable[Fact] = (),
+) -> Iterator[tuple[str, bytes]]:
     """The files of a pack, in order, one at a time."""
     made: dict[str, dict[str, str | int]] = {}
 
@@ -70,9 +77,13 @@ def files(log: Log, span: Span, facts: Facts, signer: Ed25519PrivateKey, witness
     for name, data in _events(log, start, last.size, facts):
         yield entry(name, data)
     checkpoints = [log.checkpoint(number) for number in range(span.first + 1, span.last + 1)]
-    yield entry("checkpoints.jsonl", b"".join(json.dumps(c.note, ensure_ascii=False).encode() + b"\n" for c in checkpoints))
+    yield entry(
+        "checkpoints.jsonl", b"".join(json.dumps(c.note, ensure_ascii=False).encode() + b"\n" for c in checkpoints)
+    )
     yield entry("proofs.json", _json(_proofs(log, start, last, checkpoints, proven)))
-    manifest = _json({"files": made, "format": FORMAT, "from": start, "last": span.last, "origin": last.origin, "to": last.size})
+    manifest = _json(
+        {"files": made, "format": FORMAT, "from": start, "last": span.last, "origin": last.origin, "to": last.size}
+    )
     yield "manifest.json", manifest
     text = f"{FORMAT}\n{last.origin}\n{hashlib.sha256(manifest).hexdigest()}\n"
     yield "manifest.sig", note.join(text, note.sign(text, last.origin, signer)).encode()
@@ -90,8 +101,8 @@ def zip_stream(entries: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
         wide = offset >= 0xFFFFFFFF
         version, extra = (45, struct.pack("<HHQ", 1, 8, offset)) if wide else (20, b"")
         directory += struct.pack(
-            "<IHHHHHHIIIHHHHHII", 0x02014B50, 0x300 | version, version, 0, 0, 0, 0x21, crc, size, size, len(raw), len(extra), 0, 0, 0,
-            0o100644 << 16, 0xFFFFFFFF if wide else offset,
+            "<IHHHHHHIIIHHHHHII", 0x02014B50, 0x300 | version, version, 0, 0, 0, 0x21, crc, size, size, len(raw),
+            len(extra), 0, 0, 0, 0o100644 << 16, 0xFFFFFFFF if wide else offset,
         ) + raw + extra  # fmt: skip
         offset, count = offset + 30 + len(raw) + size, count + 1
     yield bytes(directory)
@@ -122,7 +133,11 @@ def _keys(log: Log) -> dict[str, object]:
     notes = [log.checkpoint(number) for _, number, _ in log.head.keys]
     times = [round(c.at * 1_000_000) for c in notes]
     ends = [*times[1:], 0]
-    return {"keys": [{"from": a, "note": c.note, "public": c.key, "until": b} for c, a, b in zip(notes, times, ends, strict=True)]}
+    return {
+        "keys": [
+            {"from": a, "note": c.note, "public": c.key, "until": b} for c, a, b in zip(notes, times, ends, strict=True)
+        ]
+    }
 
 
 def _base(log: Log, first: int, start: int) -> dict[str, object]:
@@ -139,7 +154,9 @@ def _events(log: Log, start: int, stop: int, facts: Facts) -> Iterator[tuple[str
         while len(lines) < end - start:
             part = facts(pos, end - start - len(lines))
             if not part:
-                raise Corrupt(f"event {start + len(lines)} of the audit log is missing in the ledger", "run: falaj audit check")
+                raise Corrupt(
+                    f"event {start + len(lines)} of the audit log is missing in the ledger", "run: falaj audit check"
+                )
             lines += [fact.raw for fact in part]
             leaves += [fact.leaf for fact in part]
             pos = part[-1].pos
@@ -148,7 +165,9 @@ def _events(log: Log, start: int, stop: int, facts: Facts) -> Iterator[tuple[str
         start = end
 
 
-def _proofs(log: Log, start: int, last: Checkpoint, checkpoints: Sequence[Checkpoint], proven: Iterable[Fact]) -> dict[str, object]:
+def _proofs(
+    log: Log, start: int, last: Checkpoint, checkpoints: Sequence[Checkpoint], proven: Iterable[Fact]
+) -> dict[str, object]:
     """That every witnessed checkpoint (the newest of them), and the beginning of the pack, lead to its end."""
     witnessed = [c.size for c in checkpoints if len(note.split(c.note)[1]) > 1][-MAX_PROOFS:]
     sizes = sorted({size for size in (start, checkpoints[0].size, *witnessed) if 0 < size < last.size})

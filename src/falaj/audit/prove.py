@@ -37,7 +37,9 @@ def prove(log: Log, fact: Fact, under: Checkpoint | None = None) -> Proof:
     hashes = inclusion(index, newest.size, log.tiles.subtree)
     if not check_inclusion(fact.leaf, index, newest.size, hashes, unb64(newest.root)):
         raise Corrupt(f"event {fact.event.id} does not fit the audit log", "run: falaj audit check")
-    return Proof(FORMAT, fact.raw.decode(), index, newest.size, fact.leaf.hex(), tuple(h.hex() for h in hashes), newest.note)
+    return Proof(
+        FORMAT, fact.raw.decode(), index, newest.size, fact.leaf.hex(), tuple(h.hex() for h in hashes), newest.note
+    )
 
 
 def prove_growth(log: Log, origin: str, old: int, new: int) -> Consistency:
@@ -49,7 +51,7 @@ def prove_growth(log: Log, origin: str, old: int, new: int) -> Consistency:
 
 
 def number_at(log: Log, at: float, *, after: bool) -> int:
-    """The newest checkpoint not younger than `at` (0: none), or with `after` the oldest not older; checkpoints' times only grow."""
+    """The newest checkpoint not younger than `at` (0: none), or with `after` the oldest not older; times only grow."""
     low, high = 0, log.head.number
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
 """Sealing: what was appended to a log since its last checkpoint becomes tiles, a new root and a signature over it.
 
-One log per (tenant, zone). Everything one sealing writes (tiles, checkpoint, head) is in one transaction guarded by the
-revision of the head: a sealer killed anywhere has done nothing and the next one does it again, and of two sealers at the
-same place one writes and the other is told that its work is stale. No signature leaves this module before its
+One log per (tenant, zone). Everything one sealing writes (tiles, checkpoint, head) is in one transaction guarded by
+the revision of the head: a sealer killed anywhere has done nothing and the next one does it again, and of two sealers
+at the same place one writes and the other is told that its work is stale. No signature leaves this module before its
 transaction is durable, so a log can never fork.
 """
 
@@ -20,7 +20,8 @@ from falaj.core.errors import Corrupt, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ports import Key
 from falaj.govern.keys import Keyring
 from falaj.govern.keytable import Slot
-from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.ledger import Ledger, Writer
+from falaj.store.records import Page, Record
 
 BATCH = 16_384
 """How many events go under one checkpoint at most: bounds a transaction, and a backlog is sealed in several."""
@@ -74,10 +75,34 @@ class Head:
         return Frontier(self.size, [note.unb64(text) for text in self.frontier])
 
 
-class Log:
-    """The sealed part of one log, read in one snapshot."""
+class Source(Protocol):
+    """Where records are read from: one snapshot, or a short read each time."""
 
-    def __init__(self, tx: Reader, tenant: str, zone: str) -> None:
+    def key(self, key: Key) -> Record | None: ...
+    def find(self, kind: str, *, tenant: str, project: str, prefix: str, limit: int) -> Page: ...
+
+
+class ShortReads:
+    """Reads that hold no transaction open, for work that takes long. Safe for a log: what is sealed only grows."""
+
+    def __init__(self, ledger: Ledger, ctx: Context) -> None:
+        self._ledger, self._ctx = ledger, ctx
+
+    def key(self, key: Key) -> Record | None:
+        """The record under a key."""
+        with self._ledger.read(self._ctx) as tx:
+            return tx.key(key)
+
+    def find(self, kind: str, *, tenant: str, project: str, prefix: str, limit: int) -> Page:
+        """A page of records by the beginning of their names."""
+        with self._ledger.read(self._ctx) as tx:
+            return tx.find(kind, tenant=tenant, project=project, prefix=prefix, limit=limit)
+
+
+class Log:
+    """The sealed part of one log, as it was when this was made."""
+
+    def __init__(self, tx: Source, tenant: str, zone: str) -> None:
         self._tx, self.tenant, self.zone = tx, tenant, zone
         self.head = self._head()
         self.tiles = Tiles(self._hashes)
@@ -99,7 +124,9 @@ class Log:
 
     def cosignatures(self, number: int) -> list[str]:
         """What witnesses signed under one checkpoint."""
-        page = self._tx.find("cosignature", tenant=self.tenant, project=self.zone, prefix=f"c{number:012d}.", limit=1000)
+        page = self._tx.find(
+            "cosignature", tenant=self.tenant, project=self.zone, prefix=f"c{number:012d}.", limit=1000
+        )
         return [record.body["line"] for record in page.records]
 
     def positions(self, index: int) -> list[str]:
@@ -137,13 +164,16 @@ class Sealer:
         """The name of one log in the whole world."""
         return note.origin_of(self._installation, tenant, zone)
 
+    def size(self, ctx: Context, tenant: str, zone: str) -> int:
+        """How many events of the log are sealed."""
+        return Log(ShortReads(self._ledger, ctx), tenant, zone).head.size
+
     def seal(self, ctx: Context, tenant: str, zone: str) -> Checkpoint | None:
-        """Put the next events of the log under a checkpoint; None when there is nothing new, Stale when another was faster."""
+        """Put the next events under a checkpoint; None when there is nothing new, Stale when another was faster."""
         if self._ledger.busy:
             raise Invalid("a log cannot be sealed inside a transaction", "a signature must not outlive what it signs")
         inside = replace(ctx, tenant=tenant, zone=zone, label=None)
-        with self._ledger.read(inside) as tx:
-            head = Log(tx, tenant, zone).head
+        head = Log(ShortReads(self._ledger, inside), tenant, zone).head
         fresh = self._ledger.leaves(head.pos, tenant=tenant, zone=zone, limit=BATCH)
         if not fresh:
             return None
@@ -156,8 +186,8 @@ class Sealer:
             _put_tiles(tx, tenant, zone, head.size, fresh)
             tx.put(checkpoint_key(tenant, zone, head.number + 1), {"note": signed})
             body = {
-                "size": tree.size, "number": head.number + 1, "pos": fresh[-1][0], "frontier": [note.b64(h) for h in tree.hashes],
-                "text": note.split(signed)[0], "keys": keys,
+                "size": tree.size, "number": head.number + 1, "pos": fresh[-1][0], "text": note.split(signed)[0],
+                "frontier": [note.b64(h) for h in tree.hashes], "keys": keys,
             }  # fmt: skip
             tx.put(Key(tenant, "checkpoint", zone, HEAD), body, rev=head.rev or None)
         return note.parse(signed)
@@ -218,7 +248,9 @@ def unpack(text: str) -> list[bytes]:
 
 
 def _put_tiles(tx: Writer, tenant: str, zone: str, size: int, fresh: Sequence[tuple[str, bytes, str]]) -> None:
-    edge, revs, positions = {}, {}, []
+    edge: dict[int, list[bytes]] = {}
+    revs: dict[tuple[int, int], int] = {}
+    positions: list[str] = []
     level, count = 0, size
     while count:
         index, inside = divmod(count, TILE_WIDTH)
