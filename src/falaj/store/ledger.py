@@ -61,7 +61,7 @@ class Ledger:
         return Together(self)
 
     def retry(self, ctx: Context, work: Callable[["Writer"], T], tries: int = 5) -> T:
-        """Run `work` in a transaction, again when another writer got in between; it may have no effect outside."""
+        """Run `work` in a transaction, and again when another writer got in between. No effects outside, please."""
         for _ in range(tries - 1):
             try:
                 with self.write(ctx) as tx:
@@ -309,6 +309,10 @@ class Writer(Reader):
         ledger, root, voice = self._ledger, self._root, self._voice or self._find_voice()
         tenant = tenant or voice.tenant
         zone, at = voice.zone, self._ctx.now()
+        decision = self._ctx.decision
+        if decision is not None and decision.facts and not root.events:
+            # Once a transaction is enough to replay the decision that let it happen.
+            body["facts"] = decision.facts
         try:
             event, raw = voice.say(verb, subject, inputs, body, sealed, tenant, at)
         except ValueError as error:
@@ -324,6 +328,11 @@ class Writer(Reader):
         root.events.append(EventRow(id_, tenant, zone, verb, voice.actor, key, at, voice.request, leaf, data, pins))
         root.touched += 1
         return event
+
+    @property
+    def emitted(self) -> int:
+        """How many events this transaction has so far; the guard adds its own where a verb said nothing."""
+        return len(self._root.events)
 
     def remember(self, outcome_json: str, fingerprint: str) -> None:
         """Keep the outcome of a named request; Stale when the same request was just carried out elsewhere."""
