@@ -191,13 +191,13 @@ def key_id(public: Ed25519PublicKey) -> str:
     return hashlib.sha256(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
 
 
-def _publish(tx: Writer, slot: Slot, key: bytes) -> None:
+def _publish(tx: Writer, slot: Slot, version: int, key: bytes) -> None:
     if slot.purpose != "log":
         return
     public = Ed25519PrivateKey.from_private_bytes(key).public_key()
     raw = public.public_bytes(Encoding.Raw, PublicFormat.Raw)
     body: dict[str, Any] = {"key_id": key_id(public), "public": base64.b64encode(raw).decode(), "zone": slot.zone}
-    tx.put(Key(slot.tenant, "log-key", PROJECT, slot.key.name, "v1"), body, zone=slot.zone)
+    tx.put(Key(slot.tenant, "log-key", PROJECT, slot.key.name, f"v{version}"), body, zone=slot.zone)
 
 
 def _object_aad(tenant: str, zone: str) -> bytes:

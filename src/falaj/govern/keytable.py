@@ -49,6 +49,13 @@ class Slot:
         tail = f".{self.subject}" if self.subject else ""
         return Key(self.tenant, "key", PROJECT, f"{self.purpose}.{self.zone}{tail}")
 
+    @staticmethod
+    def of(key: Key) -> "Slot":
+        """The slot whose record has this key."""
+        purpose, _, rest = key.name.partition(".")
+        zone, _, subject = rest.rpartition(".") if purpose == "subject" else (rest, "", "")
+        return Slot(key.tenant, zone, purpose, subject)
+
     @property
     def ref(self) -> Ref:
         """Its name."""
@@ -74,7 +81,7 @@ class Held:
     def __init__(self, slot: Slot, record: Record, until: float) -> None:
         try:
             self.wrapped = {int(version): str(text) for version, text in record.body["versions"].items()}
-            self.newest, self.least = int(record.body["newest"]), int(record.body["min"])
+            self.newest, self.least = int(record.body["current"]), int(record.body["min"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"the record of key {slot.key.name} cannot be read", "restore it from a backup") from error
         self.slot, self.rev, self.until = slot, record.rev, until
@@ -107,13 +114,13 @@ class KeyTable:
     ) -> None:
         self.ledger, self.secrets, self.root = ledger, secrets, root
         self.clock = clock
-        self._home, self._now = home, now
+        self.home, self._now = home, now
         self._held: dict[Slot, Held] = {}
         self._lock = threading.Lock()
         self._local = _Local()
         self.on_drop: Callable[[], None] = lambda: None
         self.on_settle: Callable[[], None] = lambda: None
-        self.on_make: Callable[[Writer, Slot, bytes], None] = lambda tx, slot, key: None
+        self.on_make: Callable[[Writer, Slot, int, bytes], None] = lambda tx, slot, version, key: None
 
     def context(self, tenant: str, zone: str) -> Context:
         """Who acts when a key is made on the way to something else."""
@@ -186,6 +193,23 @@ class KeyTable:
         _, parent = self.aead(slot.parent, wrapped_version(text))
         return unwrap(parent, text, slot.aad(version))
 
+    def grow(self, tx: Writer, slot: Slot) -> Record:
+        """Add a version that encrypts from the end of this transaction on; the older ones still decrypt."""
+        record = tx.key(slot.key)
+        if record is None or not record.body["current"]:
+            raise NotFound("there is no such key to rotate", "keys are made when they are first needed", slot.ref)
+        version, key = int(record.body["current"]) + 1, random.token_bytes(32)
+        body = {
+            **record.body,
+            "versions": {**record.body["versions"], str(version): self.wrapped(slot, version, key)},
+            "made": {**record.body["made"], str(version): self._now()},
+            "current": version,
+        }
+        grown = tx.put(slot.key, body, rev=record.rev)
+        self.on_make(tx, slot, version, key)
+        tx.after(lambda durable: self.drop(slot))
+        return grown
+
     def shared(self, slot: Slot) -> bool:
         """True when what this thread holds of the slot is durable, so that others may use what is made from it."""
         return slot not in self._local.held and slot in self._held
@@ -219,7 +243,7 @@ class KeyTable:
                     log.emit("keys.create", one.ref.at("r1"), purpose=one.purpose, zone=one.zone, version=1)
 
     def _log_zone(self, slot: Slot) -> str:
-        return self._home if slot.purpose in ("token", "permit") else slot.zone
+        return self.home if slot.purpose in ("token", "permit") else slot.zone
 
     def _line(self, slot: Slot) -> Iterator[Slot]:
         """The slot after all that stands above it and the data keys that seal the events about them, top first."""
@@ -236,12 +260,12 @@ class KeyTable:
         body: dict[str, Any] = {
             "versions": {"1": self.wrapped(slot, 1, key)},
             "made": {"1": self._now()},
-            "newest": 1,
+            "current": 1,
             "min": 1,
         }
         record = tx.put(slot.key, body, zone=slot.zone)
         self._own(tx, Held(slot, record, self.clock() + FRESH_S)).open[1] = key
-        self.on_make(tx, slot, key)
+        self.on_make(tx, slot, 1, key)
         return True
 
     def _own(self, tx: Writer, held: Held) -> Held:

@@ -106,7 +106,7 @@ class Opener:
         """What was sealed, or Corrupt when one bit of it, or of where it belongs, differs."""
         try:
             return self._aead.decrypt(sealed[HEAD : HEAD + 12], sealed[HEAD + 12 :], self._aad + aad)
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # ValueError: cut so short that no nonce is left
             raise Corrupt(
                 "sealed bytes do not open", "they were altered, or belong to another tenant, zone or record"
             ) from None

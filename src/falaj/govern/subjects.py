@@ -78,10 +78,10 @@ class Subjects:
         if ctx.now() < retain_until:
             raise Conflict("the law demands that this is kept for now", "ask again when the retention has ended")
         slot = Slot(ctx.tenant, zone, "subject", self.pseudonym(ctx.tenant, zone, subject))
-        tomb = {"versions": {}, "made": {}, "newest": 0, "min": 0, "forgotten": ctx.now()}
+        tomb = {"versions": {}, "made": {}, "current": 0, "min": 0, "forgotten": ctx.now()}
         with self._table.ledger.write(ctx) as tx:
             record = tx.key(slot.key)
-            if record is not None and record.body["newest"] == 0:
+            if record is not None and record.body["current"] == 0:
                 return slot.subject
             record = tx.put(slot.key, tomb, zone=zone) if record is None else tx.put(slot.key, tomb, rev=record.rev)
             tx.emit("subjects.forget", record.ref, pseudonym=slot.subject, zone=zone)

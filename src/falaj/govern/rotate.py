@@ -1,0 +1,145 @@
+"""The desk of keys: what there is, how old it is, rotation and its progress. Never a byte of key material."""
+
+from typing import Annotated
+
+from falaj.core.context import HOUSE, Context
+from falaj.core.errors import Denied, Invalid, NotFound
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.govern.key_records import KeyPage, KeyView, Rotation
+from falaj.govern.keytable import PROJECT, Slot
+from falaj.govern.rotation import WRAPPING, Rotations
+from falaj.store.ledger import Ledger
+from falaj.store.loop import Loop, Turn
+from falaj.store.records import Record
+
+DAY_S = 86_400.0
+_HOUSE_SCOPES = ("root", "zone")
+
+
+class Keys:
+    """The key hierarchy: root, zones, tenants, data. The keys themselves stay where they are."""
+
+    def __init__(self, ledger: Ledger, rotations: Rotations, custody: str = "file") -> None:
+        self._ledger = ledger
+        self._rotations = rotations
+        self._custody = custody
+
+    @verb()
+    def list(
+        self,
+        ctx: Context,
+        purpose: Annotated[str, "only keys of this purpose: zone, tenant, meta, secret, log, subject, …"] = "",
+        after: Annotated[str, "the cursor where the previous page ended"] = "",
+        limit: Annotated[int, "how many at most"] = 100,
+    ) -> KeyPage:
+        """List your tenant's keys with their versions and ages.
+
+        Example:
+            falaj keys list --purpose tenant
+        """
+        prefix = f"{purpose}." if purpose else ""
+        with self._ledger.read(ctx) as tx:
+            page = tx.find(
+                "key",
+                project=PROJECT,
+                prefix=prefix,
+                cells=ctx.cells("key"),
+                after=after,
+                limit=max(1, min(limit, 1000)),
+            )
+        return KeyPage(tuple(_view(record, ctx.now()) for record in page.records), self._custody, page.next)
+
+    @verb(reads=("key",))
+    def show(self, ctx: Context, key: Annotated[Ref, "for example key:keys/tenant.uae"]) -> KeyView:
+        """Show one key: its versions, its age and what wraps it.
+
+        Example:
+            falaj keys show key:keys/tenant.uae
+        """
+        with self._ledger.read(ctx) as tx:
+            return _view(tx.need(key.bare), ctx.now())
+
+    @verb(group="govern")
+    def rotate(
+        self,
+        ctx: Context,
+        scope: Annotated[str, "root, zone, tenant, meta, secret or log"],
+        zone: Annotated[str, "the zone of the key; yours when left out"] = "",
+    ) -> Rotation:
+        """Make a new version of a key; everything it wraps is carried over in the background.
+
+        The new version encrypts at once and the old ones still decrypt. When all is carried over and a day has passed,
+        the old versions of root, zone and tenant keys end for ever. No bulk data is rewritten. `root` and `zone` are for
+        the house itself.
+
+        Example:
+            falaj keys rotate tenant --zone uae
+        """
+        tenant, place = _scoped(ctx, scope, zone)
+        return self._rotations.begin(ctx, scope, tenant, place)
+
+    @verb()
+    def status(self, ctx: Context) -> tuple[Rotation, ...]:
+        """Show every rotation of your tenant's keys, finished or under way.
+
+        Example:
+            falaj keys status
+        """
+        with self._ledger.read(ctx) as tx:
+            return tuple(job for _, job in self._rotations.find(tx, all_of=ctx.tenant))
+
+    @verb(group="govern")
+    def retire(
+        self,
+        ctx: Context,
+        scope: Annotated[str, "root, zone or tenant"],
+        zone: Annotated[str, "the zone of the key; yours when left out"] = "",
+    ) -> Rotation:
+        """End the old versions of a key that is being rotated now, without waiting the day.
+
+        For when a key is feared to be known. An upload that began before the rotation and still goes on will have to be
+        repeated.
+
+        Example:
+            falaj keys retire tenant --zone uae
+        """
+        if scope not in WRAPPING:
+            raise Invalid(f"old versions of a {scope[:40]} key are kept to read what they sealed", ", ".join(WRAPPING))
+        tenant, place = _scoped(ctx, scope, zone)
+        return self._rotations.hurry(ctx, scope, tenant, place)
+
+
+class RotationLoop(Loop):
+    """Carries rotations on, a batch a turn."""
+
+    name = "rotate-keys"
+    every_s = 60.0
+
+    def __init__(self, rotations: Rotations) -> None:
+        self._rotations = rotations
+
+    def step(self, turn: Turn) -> bool:
+        """One batch of each rotation under way."""
+        return self._rotations.step(turn.ctx, turn.alive)
+
+
+def _scoped(ctx: Context, scope: str, zone: str) -> tuple[str, str]:
+    if scope in _HOUSE_SCOPES and ctx.tenant != HOUSE:
+        raise Denied(
+            f"the {scope} key is the house's own", "rotate your tenant's key, or ask the operator of the house"
+        )
+    return ctx.tenant, "" if scope == "root" else zone or ctx.zone
+
+
+def _view(record: Record, now: float) -> KeyView:
+    slot, body = Slot.of(record.key), record.body
+    try:
+        current = int(body["current"])
+        made = float(body["made"].get(str(current), record.at))
+        versions = tuple(sorted(int(version) for version in body["versions"]))
+    except (KeyError, ValueError, TypeError, AttributeError):
+        raise NotFound(f"there is no key {record.key.name}", "falaj keys list shows what there is") from None
+    under = "root" if slot.parent is None else slot.parent.purpose
+    age = round(max(0.0, now - made) / DAY_S, 2)
+    return KeyView(record.ref, slot.purpose, slot.zone, current, versions, made, age, under, current == 0)

@@ -1,0 +1,95 @@
+"""A small house for the tests of keys: a ledger on a real SQLite file, root keys in a folder, a clock set by hand."""
+
+from pathlib import Path
+from typing import Any
+
+from falaj.backends.file import FileSecrets
+from falaj.backends.sqlite import SqliteStore
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.ref import Ref
+from falaj.govern.keys import Keyring
+from falaj.govern.rotation import Rotations
+from falaj.store.ledger import Ledger
+
+DAY_S = 86_400.0
+
+
+class House:
+    """One replica; several may stand on one folder."""
+
+    def __init__(self, home: Path, *, start: float = 1_000_000.0, store: Any = None, batch: int = 2) -> None:
+        self.home = home
+        self.time = start
+        self.store = store or SqliteStore(f"sqlite:{home}/ledger.db")
+        self.ledger = Ledger(self.store)
+        self.secrets = FileSecrets(f"file:{home}/keys", {})
+        self.ring = Keyring(self.ledger, self.secrets, home="uae", now=self.now, clock=self.now)
+        self.ledger.cipher = self.ring
+        self.rotations = Rotations(self.ring, batch=batch)
+
+    def now(self) -> float:
+        return self.time
+
+    def ctx(self, tenant: str = "acme", zone: str = "uae", actor: str = "alice") -> Context:
+        return Context(Actor(actor, tenant), zone=zone, now=self.now, cells=self._cells(tenant))
+
+    def _cells(self, tenant: str) -> Any:
+        def cells(kind: str) -> frozenset[str]:
+            with self.ledger.read(Context(Actor("x", tenant), zone="uae")) as tx:
+                return tx.cells(kind)
+
+        return cells
+
+    def write(self, name: str, body: dict[str, Any], tenant: str = "acme", zone: str = "uae", **said: str) -> None:
+        """A record and its event."""
+        with self.ledger.write(self.ctx(tenant, zone)) as tx:
+            record = tx.put(Ref("dataset", "fraud", name), body)
+            tx.emit("publish", record.ref, **said)
+
+    def read(self, name: str, tenant: str = "acme", zone: str = "uae") -> dict[str, Any]:
+        with self.ledger.read(self.ctx(tenant, zone)) as tx:
+            return tx.need(Ref("dataset", "fraud", name)).body
+
+    def add_object(self, name: str, tenant: str = "acme", zone: str = "uae") -> bytes:
+        """An object's record as the blob store keeps it; gives its plain data key."""
+        from falaj.core.ports import Key
+
+        dek, wrapped = self.ring.new_object_key(tenant, zone)
+        with self.ledger.project(self.ctx(tenant, zone)) as tx:
+            tx.put(Key(tenant, "object", "store", name, zone), {"dek": wrapped, "size": 1})
+        return dek
+
+    def object_dek(self, name: str, tenant: str = "acme", zone: str = "uae") -> str:
+        from falaj.core.ports import Key
+
+        with self.ledger.read(self.ctx(tenant, zone)) as tx:
+            record = tx.key(Key(tenant, "object", "store", name, zone))
+            assert record is not None
+            return str(record.body["dek"])
+
+    def key_body(self, name: str, tenant: str = "acme") -> dict[str, Any]:
+        with self.ledger.read(self.ctx(tenant)) as tx:
+            return tx.need(Ref("key", "keys", name), tenant).body
+
+    def house_ctx(self) -> Context:
+        return self.ctx(HOUSE, "uae", "operator")
+
+    def drain(self, limit: int = 500) -> int:
+        """Run the rotation job until it has nothing more to do now; gives the steps it took."""
+        for step in range(limit):
+            if not self.rotations.step(self.house_ctx()):
+                return step
+        raise AssertionError("the rotation does not end")
+
+    def finish_rotations(self) -> None:
+        """Let the waiting time pass and end every rotation."""
+        self.drain()
+        self.time += DAY_S + 1
+        self.drain()
+
+    def verbs(self, tenant: str = "") -> list[str]:
+        return [fact.event.verb for fact in self.ledger.tail(tenant=tenant, limit=10_000)]
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.secrets.close()
