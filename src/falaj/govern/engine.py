@@ -6,6 +6,7 @@ allow and deny. `ask` therefore allows only when the answer is Allow, no rule er
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,10 @@ from falaj.core.verb import GROUPS
 
 FOLDER = Path(__file__).parent / "cedar"
 TENANT_LAYER = "tenant"
-_MAX_TEXT = 8192
+_MAX_TEXT, _MAX_DEPTH, _MAX_SIGNS = 8192, 16, 256
+_PIECE = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n\r]*|\w+|\S', re.DOTALL)
+_ERRED = re.compile(r"policy `([^`]{1,80})`")
+_FLAT = re.compile(r'".*|//.*|[,:;@]|(?!(?:if|then|else|in|like|has|is)$)\w+', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,7 @@ def parse_rules(text: str, layer: str, schema: Any) -> tuple[Rule, ...]:
 
 def parse_narrowing(name: str, text: str, schema: Any) -> Rule:
     """A tenant's own policy: exactly one `forbid`, valid under the schema, or Invalid. A permit could only widen."""
-    if len(text.encode()) > _MAX_TEXT:
-        raise Invalid(f"the policy {name} is larger than {_MAX_TEXT} bytes", "split it")
+    _bound(name, text)
     trees = _parse(text, schema)
     if len(trees) != 1:
         raise Invalid(f"the policy {name} holds {len(trees)} policies", "one policy a name")
@@ -163,23 +166,32 @@ def digest_of(parts: Iterable[str]) -> str:
     return whole.hexdigest()
 
 
+def _bound(name: str, text: str) -> None:
+    """Refuse what is deep or long before the parser sees it: deep nesting ends the process, not just the parse."""
+    depth = deepest = signs = 0
+    for piece in _PIECE.findall(text[: _MAX_TEXT + 1]):
+        depth += (piece in "([{") - (piece in ")]}")
+        deepest = max(deepest, depth)
+        signs += _FLAT.fullmatch(piece) is None
+    if len(text.encode()) > _MAX_TEXT or deepest > _MAX_DEPTH or signs > _MAX_SIGNS:
+        raise Invalid(f"the policy {name} is too long or too deeply nested", "split it into several")
+
+
 def _distrust(result: Any) -> Answer:
-    reasons = tuple(sorted(result.diagnostics.reasons))
+    if result.decision is cedarpy.Decision.NoDecision:
+        return Answer(False, ("no-decision",), "the policy engine came to no decision")
     if result.diagnostics.errors:
-        return Answer(False, ("policy-error",), "a policy could not be evaluated, so nothing is allowed")
-    if result.decision is cedarpy.Decision.Allow:
-        return Answer(True, reasons)
-    if result.decision is cedarpy.Decision.Deny:
-        return Answer(False, reasons)
-    return Answer(False, ("no-decision",), "the policy engine came to no decision")
+        erred = ", ".join(sorted({name for text in result.diagnostics.errors for name in _ERRED.findall(text)}))
+        return Answer(False, ("policy-error",), f"a policy could not be evaluated, so nothing is allowed: {erred}")
+    return Answer(result.decision is cedarpy.Decision.Allow, tuple(sorted(result.diagnostics.reasons)))
 
 
 def _parse(text: str, schema: Any) -> list[dict[str, Any]]:
     try:
         document = json.loads(cedarpy.policies_to_json_str(text))
         checked = cedarpy.validate_policies(text, schema)
-    except ValueError as error:
-        raise Invalid("the policy is not Cedar", str(error).splitlines()[0][:300] if str(error) else "") from error
+    except (ValueError, RecursionError) as error:
+        raise Invalid("the policy is not Cedar", (str(error).splitlines() or [""])[0][:300]) from error
     if not checked.validation_passed:
         raise Invalid("the policy does not fit the schema", "; ".join(e.error for e in checked.errors)[:500])
     if document.get("templates") or document.get("templateLinks"):

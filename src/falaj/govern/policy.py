@@ -29,7 +29,7 @@ from falaj.govern.engine import (
     parse_world,
     schema_text,
 )
-from falaj.govern.roles import granting, permits
+from falaj.govern.roles import OPEN_ACTIONS, granting, permits
 
 _ACTOR_FIELDS = tuple(field.name for field in fields(Actor))
 UNBOUND_DESK = "policy."
@@ -112,6 +112,12 @@ class Authorizer:
         own = self.narrowing(tenant)
         return self._compiled(tuple(sorted(own.items()))) if own else self._bare
 
+    def seeing(self, action: str) -> str:
+        """The action that stands for "may know of it at all" at the same desk: one that needs a role, or the action."""
+        desk = action.partition(".")[0] + "."
+        closed = (a for a, group in self.texts.actions if group == "see" and a not in OPEN_ACTIONS)
+        return next((a for a in closed if a.startswith(desk)), action)
+
     def check(self, name: str, text: str) -> None:
         """Invalid unless `text` may become a tenant's own policy."""
         parse_narrowing(name, text, self._schema)
@@ -128,12 +134,11 @@ class Authorizer:
             return _explain(answer, rules, "", cell, frozen)
         cell = _about(cell, action)
         try:
-            world = _world(actor, action, group, cell, facts.tenant)
-            policies = rules.slice(action, group, actor.roles, action.startswith(UNBOUND_DESK))
+            world, request = question(actor, (action, group), cell, facts)
         except (ValueError, TypeError) as error:
             answer = Answer(False, ("engine-failure",), f"the question cannot be put: {type(error).__name__}")
             return _explain(answer, rules, group, cell, frozen)
-        request = _request(actor, action, _thing_id(cell, facts.tenant), _context(facts))
+        policies = rules.slice(action, group, actor.roles, action.startswith(UNBOUND_DESK))
         return _explain(ask(policies, world, [request])[0], rules, group, cell, frozen)
 
     def _filter(self, rules: RuleSet, actor: Actor, action: str, cells: frozenset[str], facts: Facts) -> frozenset[str]:
@@ -148,6 +153,12 @@ class Authorizer:
         requests = [_request(actor, action, uid[1], context) for uid in things]
         answers = ask(policies, world, requests)
         return frozenset(text for text, answer in zip(order, answers, strict=True) if answer.allowed)
+
+
+def question(actor: Actor, action: tuple[str, str], cell: Cell, facts: Facts) -> tuple[World, dict[str, Any]]:
+    """One question as the engine takes it; `action` comes with its group."""
+    world = _world(actor, *action, cell, facts.tenant)
+    return world, _request(actor, action[0], _thing_id(cell, facts.tenant), _context(facts))
 
 
 def policy_hash(house: str, own: Mapping[str, str]) -> str:

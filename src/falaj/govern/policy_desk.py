@@ -202,10 +202,8 @@ class Policy:
 
     def _sees(self, ctx: Context, action: str, record: Record) -> bool:
         """Whether the caller may know of the thing at all; asking why must not tell more than looking would."""
-        desk = action.partition(".")[0] + "."
-        seeing = [a for a, group in sorted(self._authorizer.actions.items()) if group == "see" and a.startswith(desk)]
         facts = Facts(ctx.tenant, True, *self._standing(ctx.actor), False)
-        return bool(seeing) and self._authorizer.decide(ctx.actor, seeing[0], _cell(record), facts).allowed
+        return self._authorizer.decide(ctx.actor, self._authorizer.seeing(action), _cell(record), facts).allowed
 
     def _need(self, ctx: Context, action: str) -> None:
         facts = Facts(ctx.tenant, True, *self._standing(ctx.actor), False)
