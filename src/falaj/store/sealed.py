@@ -134,7 +134,7 @@ def rechunk(chunks: Iterable[bytes], size: int = CHUNK) -> Iterator[bytes]:
     held: list[bytes | memoryview] = []
     have = 0
     for chunk in chunks:
-        if not have and len(chunk) == size:
+        if not have and len(chunk) == size and isinstance(chunk, bytes):
             yield chunk
             continue
         view = memoryview(chunk)
