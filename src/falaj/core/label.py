@@ -108,11 +108,20 @@ def _from_dict(fields: dict[str, object]) -> Label:
         raise Invalid(
             f"a label has no {', '.join(sorted(map(str, unknown)))}", f"fields are {', '.join(Label.__slots__)}"
         )
-    try:
-        sets = {k: frozenset(v) for k, v in fields.items() if isinstance(v, (list, tuple, set, frozenset))}
-        return Label(**{**fields, **sets})  # type: ignore[arg-type]
-    except TypeError as error:
-        raise Invalid("a label's fields have the wrong types", "sets of words, a class from 0 to 3, seconds") from error
+    wrong = sorted(name for name, value in fields.items() if not _fits(name, value))
+    if wrong:
+        raise Invalid(
+            f"{', '.join(wrong)} of a label cannot be that", "lists of words, a class from 0 to 3, seconds from 0"
+        )
+    sets = {k: frozenset(v) for k, v in fields.items() if isinstance(v, (list, tuple, set, frozenset))}
+    return Label(**{**fields, **sets})  # type: ignore[arg-type]
+
+
+def _fits(name: str, value: object) -> bool:
+    if name in ("classification", "min_retain_s", "max_retain_s"):
+        return (type(value) is int and value >= 0) or (value is None and name == "max_retain_s")
+    # A single text would fall apart into its letters.
+    return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(word, str) for word in value)
 
 
 def _from_words(words: Iterable[str]) -> Label:

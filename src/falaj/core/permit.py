@@ -1,4 +1,4 @@
-"""Permit: a short signed capability to move bytes. Storage opens for nothing else, so no code path can forget to ask."""
+"""Permit: a short signed capability to move bytes. Storage opens for nothing else, so no path can forget to ask."""
 
 import hashlib
 import hmac
@@ -59,7 +59,7 @@ class PermitDesk:
 
     def redeem(self, permit: Permit, op: str, thing: str, zone: str, now: float) -> None:
         """Spend the permit on exactly this act, or Denied."""
-        if not hmac.compare_digest(permit.mac, self._mac(permit)):
+        if not hmac.compare_digest(permit.mac.encode(errors="surrogatepass"), self._mac(permit).encode()):
             raise Denied("the permit is forged or altered", "permits come from the guard only", thing)
         if (permit.op, permit.thing, permit.dst) != (op, thing, zone):
             raise Denied(

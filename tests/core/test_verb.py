@@ -1,0 +1,126 @@
+"""Verbs: what the mark, the signature and the docstring say together."""
+
+from typing import Annotated
+
+import pytest
+
+from falaj.core.bind import bind
+from falaj.core.context import Actor, Context
+from falaj.core.errors import Denied, Invalid
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.verb import GROUPS, verb, verbs_of
+
+
+class Shelf:
+    """A room with three verbs and a method of its own."""
+
+    @verb(writes=("name",), reads=("inputs",), into="zone", purpose="why")
+    def put(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "what it is called"],
+        label: Label,
+        inputs: tuple[Ref, ...] = (),
+        zone: str = "",
+        why: str = "",
+        limits: Annotated[dict[str, str], "more"] = {},  # noqa: B006 - a verb's default is never changed
+        size: float | None = None,
+    ) -> Ref:
+        """Put a thing on the shelf.
+
+        Example:
+            falaj shelf put dataset:a/b
+        """
+        return name
+
+    @verb()
+    def list(self, ctx: Context) -> tuple[Ref, ...]:
+        """List the shelf."""
+        return ()
+
+    @verb(group="erase", outside=True)
+    def burn(self, ctx: Context, name: str) -> None:
+        """Burn it."""
+
+    def dust(self, ctx: Context) -> None:
+        """No mark: nobody outside reaches it."""
+
+
+VERBS = verbs_of(Shelf)
+
+
+def test_only_what_is_marked_can_be_reached() -> None:
+    assert list(VERBS) == ["put", "list", "burn"]
+
+
+def test_what_the_mark_says() -> None:
+    put = VERBS["put"]
+    assert (put.group, put.writes, put.reads, put.into, put.purpose) == ("write", ("name",), ("inputs",), "zone", "why")
+    assert VERBS["list"].group == "see"
+    assert (VERBS["burn"].group, VERBS["burn"].outside) == ("erase", True)
+
+
+def test_what_signature_and_docstring_say() -> None:
+    put = VERBS["put"]
+    assert put.summary == "Put a thing on the shelf."
+    assert "falaj shelf put" in put.doc
+    assert [p.name for p in put.params] == ["name", "label", "inputs", "zone", "why", "limits", "size"]
+    assert (put.param("name").type, put.param("name").help, put.param("name").required) == (
+        Ref,
+        "what it is called",
+        True,
+    )
+    assert (put.param("inputs").required, put.param("inputs").default) == (False, ())
+    assert put.result is Ref
+
+
+def test_a_group_nobody_knows_is_a_bug_at_import() -> None:
+    with pytest.raises(ValueError, match="no group"):
+        verb(group="whatever")
+    assert "see" in GROUPS
+
+
+def test_what_people_write_becomes_what_the_verb_asks_for() -> None:
+    bound = bind(VERBS["put"], ("dataset:a/b", "AE-PDPL,secret"), {"inputs": ["dataset:a/c@v1"], "size": 3})
+    assert bound["name"] == Ref("dataset", "a", "b")
+    assert bound["label"] == Label(regimes=frozenset({"AE-PDPL"}), classification=3)
+    assert bound["inputs"] == (Ref("dataset", "a", "c", "v1"),)
+    assert (bound["size"], bound["zone"], bound["limits"]) == (3.0, "", {})
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        (("dataset:a/b",), {}),
+        (("dataset:a/b", "secret"), {"colour": "red"}),
+        (("dataset:a/b", "secret"), {"name": "dataset:a/b"}),
+        (("dataset:a/b", "secret", (), "", "", {}, 1.0, "more"), {}),
+        ((7, "secret"), {}),
+        (("no reference", "secret"), {}),
+        (("dataset:a/b", "no label"), {}),
+        (("dataset:a/b", "secret"), {"inputs": "dataset:a/c"}),
+        (("dataset:a/b", "secret"), {"inputs": [7]}),
+        (("dataset:a/b", "secret"), {"zone": 7}),
+        (("dataset:a/b", "secret"), {"limits": "x"}),
+        (("dataset:a/b", "secret"), {"size": "big"}),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    with pytest.raises(Invalid):
+        bind(VERBS["put"], args, kwargs)
+
+
+def test_nobody_asked_so_nobody_may() -> None:
+    ctx = Context(Actor("amal", "bank"), "home")
+    assert ctx.tenant == "bank"
+    with pytest.raises(Denied):
+        ctx.permit("write", "dataset:a/b", "home")
+    with pytest.raises(Denied):
+        ctx.cells("dataset")
+
+
+def test_a_person_is_known_by_the_providers_name_for_them() -> None:
+    assert Actor("amal", "bank").person == "bank/amal"
+    assert Actor("amal", "bank", subject="idp|7").person == Actor("other", "bank", subject="idp|7").person
