@@ -1,4 +1,4 @@
-"""The list of desks: the words a user says after `falaj`, and where each one's verbs are written. Nothing is imported here."""
+"""The list of desks: the words a user says after `falaj`, and where their verbs are. Nothing is imported here."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,26 @@ class Desk(NamedTuple):
 
 
 DESKS: dict[str, Desk] = {
-    "store": Desk("falaj.store.service:Storage", "Bytes under labels: put, get, copy between zones, check, back up", ("blob",)),
-    "people": Desk("falaj.govern.people:People", "Tenants, people, service accounts, their roles and tokens", ("person", "tenant")),
-    "policy": Desk("falaj.govern.policy_desk:Policy", "Who may do what: roles, tenant rules, and why a decision fell", ("policy",)),
-    "zones": Desk("falaj.govern.zones:Zones", "Legal places, regimes, transfer grants: what may lie or go where", ("zone", "grant")),
-    "approvals": Desk("falaj.govern.approvals:Approvals", "Four eyes: ask, give, refuse, over exact digests", ("approval",)),
+    "store": Desk(
+        "falaj.store.service:Storage", "Bytes under labels: put, get, copy between zones, check, back up", ("blob",)
+    ),
+    "people": Desk(
+        "falaj.govern.people:People", "Tenants, people, service accounts, their roles and tokens", ("person", "tenant")
+    ),
+    "policy": Desk(
+        "falaj.govern.policy_desk:Policy", "Who may do what: roles, tenant rules, and why a decision fell", ("policy",)
+    ),
+    "zones": Desk(
+        "falaj.govern.zones:Zones",
+        "Legal places, regimes, transfer grants: what may lie or go where",
+        ("zone", "grant"),
+    ),
+    "approvals": Desk(
+        "falaj.govern.approvals:Approvals", "Four eyes: ask, give, refuse, over exact digests", ("approval",)
+    ),
     "keys": Desk("falaj.govern.rotate:Keys", "The key hierarchy: ages, versions, rotation", ("key",)),
     "secrets": Desk("falaj.govern.secrets:SecretShelf", "Secrets by reference, never by value", ("secret",)),
-    "audit": Desk("falaj.audit.service:Audit", "What can be proved: the log, proofs, evidence packs, lineage", ("event",)),
+    "audit": Desk(
+        "falaj.audit.service:Audit", "What can be proved: the log, proofs, evidence packs, lineage", ("event",)
+    ),
 }

@@ -1,4 +1,4 @@
-"""bind: what a person writes in a call becomes what a verb's signature asks for, the same in process and over the wire."""
+"""bind: what a person writes in a call becomes what the verb asks for, the same in process and over the wire."""
 
 import types
 import typing

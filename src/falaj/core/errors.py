@@ -109,7 +109,7 @@ class SilentChange(FalajError):
 
 
 def from_wire(body: dict[str, str]) -> FalajError:
-    """Raise-able error from the four wire fields: the class the server raised, or FalajError for a code we do not know."""
+    """The error behind four wire fields: of the class the server raised, or FalajError for a code we do not know."""
     classes: list[type[FalajError]] = [FalajError]
     for cls in classes:
         classes.extend(cls.__subclasses__())

@@ -65,6 +65,8 @@ class Settings:
 
     home: str = "~/.falaj"
     """The folder of everything embedded."""
+    installation: str = "falaj"
+    """What this installation calls itself in the audit log's checkpoints."""
     zone: str = "home"
     """The legal place this process stands in."""
     jurisdiction: str = "AE"

@@ -1,4 +1,4 @@
-"""verb: the one mark on a room's method that gives route, remote client, CLI command, OpenAPI entry and permission check."""
+"""verb: the one mark on a method that gives route, remote client, CLI command, OpenAPI entry and permission check."""
 
 import inspect
 import typing

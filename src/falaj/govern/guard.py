@@ -104,13 +104,15 @@ class Guard:
         decision = self._authorizer.decide(ctx.actor, action, cell, facts)
         if decision.allowed:
             return replace(decision, obligations=verdict.obligations) if verdict and verdict.obligations else decision
+        anywhere = replace(facts, placed=True)
         seeing = self._seeing.get(action.partition(".")[0], action)
-        sees = self._authorizer.decide(ctx.actor, seeing, cell, replace(facts, placed=True)).allowed
-        if thing.record is not None and not sees:
+        if thing.record is not None and not self._authorizer.decide(ctx.actor, seeing, cell, anywhere).allowed:
             raise _Hidden(decision.reason, asked=thing.asked)
-        if verdict is not None and decision.rules == ("guard-residency",):
+        # Who could not do it anywhere hears that, and not what the law says of the place.
+        here = self._authorizer.decide(ctx.actor, action, cell, anywhere)
+        if verdict is not None and here.allowed:
             raise Denied("; ".join(verdict.reasons), verdict.hint, thing.asked)
-        raise Denied(decision.reason or "no rule permits it", decision.hint, thing.asked)
+        raise Denied(here.reason or "no rule permits it", here.hint, thing.asked)
 
     def _known(self, ctx: Context, thing: Thing | None, *, placed: bool) -> Facts:
         tenant_active, actor_active = self._standing(ctx.actor)

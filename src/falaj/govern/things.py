@@ -77,7 +77,7 @@ def things_of(
             written = name in verb.writes
             things = [_find(tx, ctx, ref, written) for ref in _refs(arguments.get(name))]
             found += things
-            if not written:
+            if not written and name in arguments:
                 changed[name] = _with_pins(arguments.get(name), things)
     return changed, found
 

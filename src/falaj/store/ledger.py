@@ -73,7 +73,7 @@ class Ledger:
             return work(tx)
 
     def outcome(self, ctx: Context, fingerprint: str = "") -> str | None:
-        """What this caller's named request gave the first time, or None; Conflict when it asks for something else now."""
+        """What this caller's named request gave the first time, or None; Conflict when it now asks another thing."""
         if not ctx.keyed:
             return None
         with self.read(ctx) as tx:

@@ -1,0 +1,104 @@
+"""The stage: a real server on a folder that is thrown away, and the people who act on it over HTTP."""
+
+import os
+import re
+import shutil
+import subprocess  # nosec B404
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from falaj.core.errors import FalajError, Unavailable
+from falaj.platform import connect
+
+START_S = 60.0
+
+
+class Stage:
+    """What chapters share: where the platform answers, who is signed in, and what earlier chapters made."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.home = Path(tempfile.mkdtemp(prefix="falaj-demo-"))
+        self.url = ""
+        self.made: dict[str, Any] = {}
+        self._tokens: dict[str, str] = {}
+        self._open: list[Any] = []
+        self._server: subprocess.Popen[str] | None = None
+
+    def start(self) -> float:
+        """Start the server as a user would; gives the seconds until it was ready."""
+        began = time.perf_counter()
+        command = [
+            sys.executable,
+            "-m",
+            "falaj",
+            "up",
+            "--at",
+            str(self.home / "house"),
+            "--listen",
+            "127.0.0.1:0",
+            "--log",
+            "ERROR",
+        ]
+        env = {**os.environ, "FALAJ_ZONE": "ae-dubai", "FALAJ_JURISDICTION": "AE", "FALAJ_INSTALLATION": "demo"}
+        self._server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)  # noqa: S603 # nosec B603
+        said = self._listen()
+        self.url, self._tokens["admin"] = said
+        return time.perf_counter() - began
+
+    def sign_in(self, name: str, token: str) -> None:
+        """Remember a person's token."""
+        self._tokens[name] = token
+
+    def as_(self, name: str, purpose: str = "") -> Any:
+        """The platform as this person sees it."""
+        platform = connect(self.url, token=self._tokens[name], purpose=purpose)
+        self._open.append(platform)
+        return platform
+
+    def refused(self, act: Callable[[], Any]) -> FalajError:
+        """Run what must be refused, and give the refusal; that it is allowed would be the end of the story."""
+        try:
+            act()
+        except FalajError as error:
+            return error
+        raise Unavailable("the platform allowed what it must refuse", "this is a bug: please report it")
+
+    def close(self) -> None:
+        """Stop the server and throw the folder away."""
+        for platform in self._open:
+            platform.close()
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait(timeout=30)
+            if self._server.stdout is not None:
+                self._server.stdout.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _listen(self) -> tuple[str, str]:
+        """The address and the admin token, as the server prints them."""
+        server = self._server
+        if server is None or server.stdout is None:
+            raise Unavailable("the server did not start")
+        timer = threading.Timer(START_S, server.kill)
+        timer.start()
+        try:
+            url = token = ""
+            for line in server.stdout:
+                url = url or _found(r"(https?://\S+)", line)
+                token = token or _found(r"(fj_[0-9a-z]{16}_\S{43})", line)
+                if url and token:
+                    return url, token
+        finally:
+            timer.cancel()
+        raise Unavailable("the server ended before it was ready", "run: falaj doctor")
+
+
+def _found(pattern: str, line: str) -> str:
+    match = re.search(pattern, line)
+    return match[1] if match else ""

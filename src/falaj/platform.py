@@ -1,0 +1,357 @@
+"""Door 1: the house assembled. Settings give backends, backends give rooms, and the guard stands before them all."""
+
+import os
+import pwd
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial, update_wrapper
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from falaj.audit.loop import SealLoop
+from falaj.audit.service import Audit
+from falaj.core.bind import bind
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.errors import Denied, FalajError, Invalid, NotFound, Unauthenticated
+from falaj.core.event import new_id
+from falaj.core.permit import PermitDesk
+from falaj.core.ports import Blobs, Identity
+from falaj.core.settings import Oidc, Settings, read_settings
+from falaj.core.stream import Stream
+from falaj.core.verb import Verb, verbs_of
+from falaj.desks import DESKS
+from falaj.govern.accounts import Accounts
+from falaj.govern.approvals import Approvals
+from falaj.govern.guard import Guard
+from falaj.govern.keys import Keyring
+from falaj.govern.manifest import first_zone
+from falaj.govern.people import People
+from falaj.govern.policy import Authorizer
+from falaj.govern.policy_desk import Policy
+from falaj.govern.regimes import load_regimes
+from falaj.govern.roles import ORDINARY
+from falaj.govern.rotate import Keys, RotationLoop
+from falaj.govern.rotation import Rotations
+from falaj.govern.secrets import SecretShelf
+from falaj.govern.tokens import WorkloadTokens
+from falaj.govern.zones import Zones
+from falaj.store.blobs import BlobStore
+from falaj.store.ledger import Ledger
+from falaj.store.loop import Loop, Loops
+from falaj.store.service import Storage
+
+EXTRAS = {"postgresql": "postgres", "s3": "s3", "gs": "s3", "az": "s3", "memory": "s3", "pkcs11": "pkcs11"}
+CHUNK = 1 << 20
+
+
+def connect(address: str = "", *, token: str = "", purpose: str = "", **overrides: Any) -> Any:
+    """The platform: in process when `address` is a folder (or nothing), over HTTP when it is a URL. The same calls.
+
+    In process the operating-system user owns the folder and there is nothing to configure; a token given there acts
+    for whoever it belongs to.
+    """
+    if address.startswith(("http://", "https://")):
+        return plugin("remote", "http")(address, token=token, purpose=purpose, **overrides)
+    house = House(load_settings(address, overrides))
+    return Platform(house, house.authenticate(token) if token else house.owner(), purpose)
+
+
+def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Settings for a folder: falaj.toml in it (or in the current folder), then the environment, then arguments."""
+    chosen = {**(overrides or {}), **({"home": home} if home else {})}
+    base = Path(str(chosen.get("home") or os.environ.get("FALAJ_HOME") or "~/.falaj")).expanduser()
+    file = next((f for f in (base / "falaj.toml", Path("falaj.toml")) if f.is_file()), None)
+    tree = _read_toml(file) if file else {}
+    name = str(file) if file else "falaj.toml"
+    settings = read_settings(tree, os.environ, chosen, name)
+    full = str(Path(settings.home).expanduser().resolve())
+    return settings if full == settings.home else read_settings(tree, os.environ, {**chosen, "home": full}, name)
+
+
+def desk_class(name: str) -> type:
+    """The class behind a desk's name; imports that desk and no other."""
+    if name not in DESKS:
+        raise NotFound(f"there is no desk {name!r:.40}", f"there are: {', '.join(DESKS)}")
+    module, _, cls = DESKS[name].path.partition(":")
+    found: type = getattr(import_module(module), cls)
+    return found
+
+
+def plugin(port: str, scheme: str) -> Any:
+    """What a URL scheme means for a port; ours and strangers' come in by the same door."""
+    found = metadata.entry_points(group=f"falaj.{port}", name=scheme)
+    if not found:
+        known = sorted(e.name for e in metadata.entry_points(group=f"falaj.{port}"))
+        raise Invalid(f"nothing here speaks {scheme!r:.40} as a {port}", f"known: {', '.join(known)}")
+    try:
+        return next(iter(found)).load()
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(scheme, scheme)
+        raise Invalid(f"{scheme}: needs the package {error.name}", f"pip install 'falaj[{extra}]'") from error
+
+
+class House:
+    """Everything assembled, with no caller bound. One a process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.replica = f"replica-{new_id()}"
+        self.ledger = Ledger(_opened("store", settings.at(settings.store), {}), emitter=self.replica)
+        self._secrets = _opened("secrets", settings.at(settings.secrets), {})
+        self.keyring = Keyring(self.ledger, self._secrets, home=settings.zone)
+        self.ledger.cipher = self.keyring
+        self._stores: dict[str, Blobs] = {}
+        self._loops: Loops | None = None
+        self._build()
+
+    def _build(self) -> None:
+        """The desks, in order: each gets exactly what it needs, and a ring cannot be written."""
+        settings, ledger, keyring = self.settings, self.ledger, self.keyring
+        regimes = load_regimes(settings.regimes)
+        permits = PermitDesk(keyring.permit_key())
+        self.accounts = Accounts(ledger, settings.zone)
+        self.workloads = WorkloadTokens(keyring, self.accounts.stopped)
+        self.blobs = BlobStore(ledger, self._zone_store, keyring, permits)
+        authorizer = Authorizer(actions())
+        policy = Policy(ledger, authorizer, settings.zone, self.accounts.standing)
+        approvals = Approvals(ledger)
+        self.zones = Zones(ledger, regimes, approvals)
+        self.audit = Audit(ledger, keyring, settings.installation)
+        self._rotations = Rotations(keyring)
+        self.desks: dict[str, object] = {
+            "store": Storage(ledger, self.blobs),
+            "people": People(ledger, self.accounts, self.workloads, self._issuer),
+            "policy": policy,
+            "zones": self.zones,
+            "approvals": approvals,
+            "keys": Keys(ledger, self._rotations, settings.secrets.partition(":")[0]),
+            "secrets": SecretShelf(ledger, keyring),
+            "audit": self.audit,
+        }
+        self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing)
+        self._identities = self._providers()
+        self.zones.ensure(self.system(), first_zone(settings, regimes))
+        policy.keep(self.system())
+
+    def bootstrap(self) -> str:
+        """At first start: the token of whoever runs this installation, shown this once; empty ever after."""
+        issued = self.accounts.found(self.system())
+        return issued.token if issued else ""
+
+    def call(self, desk: str, verb: str, ctx: Context, arguments: Mapping[str, Any]) -> Any:
+        """One verb for one caller, through the guard; arguments are typed already."""
+        room = self.desks[desk]
+        return self.guard.call(desk, room, verbs_of(type(room))[verb], ctx, arguments)
+
+    def authenticate(self, token: str) -> Actor:
+        """Who a bearer token is, or Unauthenticated."""
+        now = time.time()
+        for provider in self._identities:
+            actor = provider.whois(token, now)
+            if actor is not None:
+                return actor
+        raise Unauthenticated("no identity provider knows this token", "sign in: falaj login")
+
+    def context(self, actor: Actor, *, request: str = "", purpose: str = "") -> Context:
+        """What a call of this actor runs under; naming the request makes its repeats find the first outcome."""
+        if request:
+            return Context(actor, self.settings.zone, request=request, keyed=True, purpose=purpose)
+        return Context(actor, self.settings.zone, purpose=purpose)
+
+    def system(self) -> Context:
+        """The house acting for itself: first start, loops."""
+        return self.context(Actor("falaj", HOUSE, kind="service", roles=frozenset({"service"})))
+
+    def owner(self) -> Actor:
+        """The operating-system user, who owns the folder and with it everything embedded in it."""
+        if Path(self.settings.home).stat().st_uid != os.getuid():
+            raise Denied("this folder belongs to another user", "use a folder of your own, or a token")
+        name = "uid"
+        with suppress(KeyError):
+            name = pwd.getpwuid(os.getuid()).pw_name
+        return Actor(
+            f"os-{name}",
+            HOUSE,
+            roles=ORDINARY,
+            subject=f"os:{os.getuid()}",
+            jurisdiction=self.settings.jurisdiction,
+            strong=True,
+        )
+
+    def deny(self, ctx: Context | None, path: str, reason: str) -> None:
+        """Record that somebody was turned away at the door."""
+        who = ctx or self.context(Actor("anonymous", HOUSE, kind="guest"))
+        self.guard.record_denial(who, path, Denied(reason))
+
+    def ready(self) -> dict[str, bool]:
+        """Which of the things we stand on answer."""
+        return {
+            "store": _answers(self._try_store),
+            "blobs": _answers(self._try_blobs),
+            "keys": _answers(self._try_keys),
+        }
+
+    def start_loops(self) -> None:
+        """Begin the background work: sealing, rotation, collecting."""
+        steps: list[Loop] = [
+            SealLoop(self.ledger, self.audit.sealer, self.settings.seal_s),
+            RotationLoop(self._rotations),
+        ]
+        self._loops = Loops(self.ledger, self.replica, steps)
+        self._loops.start()
+
+    def stop_loops(self) -> None:
+        """Let every loop end its step."""
+        if self._loops is not None:
+            self._loops.stop()
+            self._loops = None
+
+    def close(self) -> None:
+        """Close what was opened. What was acknowledged is durable already."""
+        self.stop_loops()
+        for opened in (*self._identities, *self._stores.values(), self._secrets, self.ledger):
+            opened.close()
+
+    def _zone_store(self, zone: str) -> Blobs:
+        """The blob store of a zone, opened once."""
+        if zone not in self._stores:
+            found = self.zones.view(HOUSE, time.time()).zones.get(zone)
+            if found is None:
+                raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
+            if not found.store:
+                raise Invalid(f"the zone {zone} has no store", f"falaj zones change {zone} --more store=…")
+            self._stores[zone] = _opened("blobs", self.settings.at(found.store), {})
+        return self._stores[zone]
+
+    def _providers(self) -> list[Identity]:
+        options = {"find": self.accounts.lookup, "oidc": self.settings.oidc}
+        urls = [url.strip() for url in self.settings.identity.split(",") if url.strip()]
+        return [*(_opened("identity", url, options) for url in urls), self.workloads]
+
+    def _issuer(self, url: str) -> Any:
+        """A provider whose tokens build systems exchange for ours."""
+        return _opened("identity", f"oidc:{url}", {"oidc": Oidc(issuer=url)})
+
+    def _try_store(self) -> None:
+        self.ledger.tail(limit=1)
+
+    def _try_blobs(self) -> None:
+        self._zone_store(self.settings.zone).stat(["ready"])
+
+    def _try_keys(self) -> None:
+        self.keyring.permit_key()
+
+
+class Platform:
+    """The house with a caller bound: `here.zones.list()`. Attributes are desks; texts become what verbs ask for."""
+
+    def __init__(self, house: House, actor: Actor, purpose: str = "") -> None:
+        self.house = house
+        self.actor = actor
+        self.purpose = purpose
+
+    def __getattr__(self, name: str) -> "BoundDesk":
+        if name.startswith("_") or name not in DESKS:
+            raise AttributeError(f"there is no desk {name!r}; there are: {', '.join(DESKS)}")
+        return BoundDesk(name, desk_class(name), self._call)
+
+    def __dir__(self) -> list[str]:
+        return [*DESKS, "close"]
+
+    def __enter__(self) -> "Platform":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the house."""
+        self.house.close()
+
+    def _call(self, desk: str, verb: Verb, arguments: dict[str, Any]) -> Any:
+        ctx = self.house.context(self.actor, purpose=self.purpose)
+        return self.house.call(desk, verb.name, ctx, arguments)
+
+
+class BoundDesk:
+    """A desk as its user sees it: every verb a method without the context."""
+
+    def __init__(self, name: str, room: type, call: Callable[[str, Verb, dict[str, Any]], Any]) -> None:
+        self._name, self._room, self._call = name, room, call
+        self.__doc__ = room.__doc__
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        verb = verbs_of(self._room).get(name)
+        if verb is None:
+            raise AttributeError(f"{self._name} has no verb {name!r}; it has: {', '.join(verbs_of(self._room))}")
+        call = partial(_bound_call, self._name, verb, self._call)
+        return update_wrapper(call, getattr(self._room, name))
+
+    def __dir__(self) -> list[str]:
+        return list(verbs_of(self._room))
+
+
+def _bound_call(
+    desk: str, verb: Verb, call: Callable[[str, Verb, dict[str, Any]], Any], *args: Any, **kwargs: Any
+) -> Any:
+    named = dict(zip((p.name for p in verb.params), args, strict=False)) | kwargs
+    streams = {p.name: as_stream(named[p.name]) for p in verb.params if p.type is Stream and p.name in named}
+    return call(
+        desk,
+        verb,
+        bind(verb, args[: len(verb.params)], {})
+        if not kwargs and not streams
+        else bind(verb, (), {**named, **streams}),
+    )
+
+
+def as_stream(value: Any) -> Stream:
+    """Bytes from whatever holds them: bytes, a path, an open file, or chunks."""
+    if isinstance(value, Stream):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Stream([bytes(value)], len(value))
+    if isinstance(value, (str, Path)):
+        path = Path(value)
+        if not path.is_file():
+            raise Invalid(f"{path} is not a file", "give bytes, or the path of a file")
+        return Stream(_file_chunks(path.open("rb")), path.stat().st_size)
+    if hasattr(value, "read"):
+        return Stream(_file_chunks(value))
+    return Stream(value)
+
+
+def actions() -> dict[str, str]:
+    """Every verb of the house with its group: what policy knows."""
+    return {f"{desk}.{name}": verb.group for desk in DESKS for name, verb in verbs_of(desk_class(desk)).items()}
+
+
+def _file_chunks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def _opened(port: str, url: str, options: Mapping[str, Any]) -> Any:
+    return plugin(port, url.partition(":")[0])(url, options)
+
+
+def _answers(ask: Callable[[], None]) -> bool:
+    try:
+        ask()
+    except FalajError:
+        return False
+    return True
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Invalid(
+            f"{file.name} is not TOML: {error}", "correct it, or remove the file to use the defaults"
+        ) from error

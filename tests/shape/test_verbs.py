@@ -1,0 +1,49 @@
+"""Every verb is documented, declares what it touches, and is reached through the guard and by no other way."""
+
+import typing
+
+import pytest
+
+from falaj.core.bind import options
+from falaj.core.ref import Ref
+from falaj.core.verb import Verb, verbs_of
+from falaj.desks import DESKS
+from falaj.platform import actions, desk_class
+
+VERBS = [(desk, verb) for desk in DESKS for verb in verbs_of(desk_class(desk)).values()]
+IDS = [f"{desk}.{verb.name}" for desk, verb in VERBS]
+
+
+@pytest.mark.parametrize(("desk", "verb"), VERBS, ids=IDS)
+def test_a_verb_teaches(desk: str, verb: Verb) -> None:
+    assert verb.summary, f"{desk}.{verb.name} has no docstring"
+    assert verb.summary.endswith("."), f"{desk}.{verb.name}: the summary is not a sentence"
+    assert "Example:" in verb.doc, f"{desk}.{verb.name} shows no example"
+    assert f"falaj {desk} {verb.name.replace('_', '-')}" in verb.doc, f"{desk}.{verb.name}: its example is of another verb"
+    assert verb.result is not None, f"{desk}.{verb.name} gives nothing back"
+
+
+@pytest.mark.parametrize(("desk", "verb"), VERBS, ids=IDS)
+def test_every_reference_is_declared(desk: str, verb: Verb) -> None:
+    declared = {*verb.reads, *verb.writes}
+    names = {param.name for param in verb.params}
+    assert declared <= names, f"{desk}.{verb.name} declares what it does not take"
+    assert {verb.into, verb.purpose} - {""} <= names, f"{desk}.{verb.name} names a parameter it does not have"
+    for param in verb.params:
+        if _holds_ref(param.type):
+            assert param.name in declared, f"{desk}.{verb.name}: nobody guards {param.name}"
+
+
+def test_policy_knows_every_verb_and_no_other() -> None:
+    assert set(actions()) == set(IDS)
+
+
+def test_every_desk_has_a_page() -> None:
+    from pathlib import Path
+
+    docs = Path(__file__).parents[2] / "docs"
+    assert [desk for desk in DESKS if not (docs / f"{desk}.md").is_file()] == []
+
+
+def _holds_ref(kind: object) -> bool:
+    return any(option is Ref or any(_holds_ref(arg) for arg in typing.get_args(option)) for option in options(kind))
