@@ -294,7 +294,7 @@ def test_facts_that_are_absent_or_of_another_type_deny(wrong: Facts) -> None:
     [
         (Actor("layla", "bank", roles=frozenset({"data-scientist"}), strong=None), DATASET),  # type: ignore[arg-type]
         (Actor("layla", "bank", kind=1, roles=frozenset({"data-scientist"})), DATASET),  # type: ignore[arg-type]
-        (person("data-scientist"), Cell("dataset", "fraud", "dubai", restricted="no")),  # type: ignore[arg-type]
+        (person("data-scientist"), Cell("dataset", "fraud", "dubai", restricted=2)),  # type: ignore[arg-type]
         (person("data-scientist"), Cell("dataset", None, "dubai")),  # type: ignore[arg-type]
     ],
 )

@@ -32,6 +32,16 @@ from falaj.govern.engine import (
 from falaj.govern.roles import OPEN_ACTIONS, granting, permits
 
 _ACTOR_FIELDS = tuple(field.name for field in fields(Actor))
+_TYPES: Mapping[str, type] = {
+    "tenant": dict,
+    "roles": list,
+    "projects": list,
+    "regimes": list,
+    "categories": list,
+    "strong": bool,
+    "restricted": bool,
+    "classification": int,
+}
 UNBOUND_DESK = "policy."
 """A tenant's own policies do not bind the policy desk itself: nobody can lock their tenant out of taking one back."""
 
@@ -271,8 +281,8 @@ def _thing_json(cell: Cell, tenant: str) -> str:
         "project": cell.project,
         "zone": cell.zone,
         "classification": cell.classification,
-        "regimes": cell.regimes,
-        "categories": cell.categories,
+        "regimes": sorted(cell.regimes),
+        "categories": sorted(cell.categories),
         "restricted": cell.restricted,
     }
     return _entity("Thing", _thing_id(cell, tenant), attributes)
@@ -288,6 +298,10 @@ def _tenant(name: str) -> dict[str, dict[str, str]]:
 
 
 def _entity(kind: str, name: str, attributes: Mapping[str, Any], parents: tuple[dict[str, str], ...] = ()) -> str:
+    for attribute, value in attributes.items():
+        # A value of another type would make a comparison false, not wrong: the one way left for a rule to be silent.
+        if type(value) is not _TYPES.get(attribute, str):
+            raise TypeError(f"{attribute} is a {type(value).__name__}")
     return _text({"uid": {"type": kind, "id": name}, "attrs": attributes, "parents": parents})
 
 
