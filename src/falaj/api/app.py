@@ -4,15 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, MutableMapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render, send_answer
+from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
 from falaj.api.gate import Gate
 from falaj.api.lanes import Lanes
-from falaj.api.logs import inside
+from falaj.api.logs import enter
 from falaj.api.metrics import Metrics
 from falaj.api.openapi import document
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
@@ -26,28 +27,33 @@ from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verbs_of
 from falaj.desks import DESKS
-from falaj.platform import House, desk_class
 from falaj.store.codec import to_json
+
+if TYPE_CHECKING:
+    from falaj.platform import House
 
 LARGE = 262_144
 """Bodies above this are parsed beside the event loop."""
 DRAIN_BYTES, DRAIN_S = 1 << 20, 2.0
 OUTSIDE_TIMES = 60
 """A call that acts outside the ledger may take this many times as long as another."""
+# An ASGI server runs every request as a task; without one nothing could be ended, and failing here says so.
+_NO_TASK: asyncio.Task[object] = None  # type: ignore[assignment]
 _log = logging.getLogger(__name__)
 
 
 class App:
     """The ASGI application over one house."""
 
-    def __init__(self, house: House, hosts: Iterable[str], lanes: int = 1) -> None:
+    def __init__(self, house: "House", hosts: Iterable[str], lanes: int = 1) -> None:
         self.house = house
         self.metrics = Metrics()
         self.lanes = Lanes(house.ledger.group, lanes)
         self.gate = Gate(house, self.lanes, hosts)
-        self.events = Events(house, self.lanes, self.gate, self.metrics)
         self.router = Router()
         self._limits = house.settings.limits
+        self.deadlines = Deadlines(self._limits.timeout_s)
+        self.events = Events(house, self.lanes, self.gate, self.metrics, self.deadlines)
         self._span = make_span()
         self._openapi = b""
         self._add_routes()
@@ -65,6 +71,7 @@ class App:
         await receive()
         self.lanes.start()
         self.events.start()
+        self.deadlines.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await asyncio.get_running_loop().run_in_executor(None, self.lanes.stop)
@@ -72,21 +79,30 @@ class App:
 
     async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         begun = time.perf_counter()
+        task = asyncio.current_task() or _NO_TASK
+        self.deadlines.open(task)
         ask = None
         try:
             ask = Ask(scope, receive, send)
             answer = await self._answer(ask)
         except (FalajError, Refusal) as error:
             answer = await self._refused(ask, error)
+        except asyncio.CancelledError:
+            if ask is None or not self.deadlines.ended(task):
+                raise
+            answer = _too_late(ask)
         except Exception:
             request = ask.request if ask is not None and ask.request else new_id()
             await send_answer(send, Answer(500, opaque(request), request, headers=((b"connection", b"close"),)))
             raise  # the server logs it, with the trace
+        finally:
+            self.deadlines.close(task)
         if answer is not None:
             if ask is not None and ask.unread and _has_body(ask):
                 answer = await _leave_body(ask, answer)
             await send_answer(send, answer)
-            self.metrics.count(ask.action if ask is not None else "", answer.status, time.perf_counter() - begun)
+        took = time.perf_counter() - begun
+        self.metrics.count(ask.action if ask is not None else "none", 200 if answer is None else answer.status, took)
 
     async def _answer(self, ask: Ask) -> Answer | None:
         """Place, then caller, then path, then what was asked."""
@@ -113,12 +129,14 @@ class App:
         add(Route("GET", "/v1/openapi.json", OPEN, self._document))
         add(Route("GET", "/ready", "edge.ready", self._ready))
         add(Route("GET", "/metrics", "edge.metrics", self._metrics))
-        for name, desk in DESKS.items():
-            for verb in verbs_of(desk_class(name)).values():
+        for name, room in self.house.desks.items():
+            kinds = DESKS[name].kinds if name in DESKS else ()
+            cls: Any = type(room)
+            for verb in verbs_of(cls).values():
                 call = Call(name, verb, Arguments(name, verb))
                 add(Route("POST", f"/v1/{name}/{verb.name}", call.action, partial(self._call, call), call))
                 if verb.name == "show":
-                    self.router.add_show(desk.kinds, Route("GET", SHOW, call.action, partial(self._show, call), call))
+                    self.router.add_show(kinds, Route("GET", SHOW, call.action, partial(self._show, call), call))
         add(Route("GET", "/v1/events", self.events.action, self.events.serve))
 
     async def _call(self, call: Call, ask: Ask) -> Answer | None:
@@ -152,25 +170,26 @@ class App:
         return await self._run(call, ask, ctx, {first: ref})
 
     async def _run(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer:
-        outside = call.verb.outside
-        work = (self.lanes.outside if outside else self.lanes.inside)(self._within, call, ask, ctx, given)
-        try:
-            async with asyncio.timeout(self._limits.timeout_s * (OUTSIDE_TIMES if outside else 1)):
-                body, error = await work
-        except TimeoutError:
-            hint = "ask again with the same Idempotency-Key to learn the outcome"
-            return render(Unavailable("no answer in time", hint), ctx.request)
-        if call.desk == "people":
+        if call.verb.outside:
+            self.deadlines.open(asyncio.current_task() or _NO_TASK, OUTSIDE_TIMES)
+            body, error = await self.lanes.outside(self._within, call, ask, ctx, given)
+        else:
+            body, error = await self.lanes.inside(self._within, call, ask, ctx, given)
+        if call.changes_people:
             self.gate.forget()
         return Answer(200, body, ctx.request) if error is None else render(error, ctx.request)
 
     def _within(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> bytes:
         """In a lane: the guarded call and the JSON of its result."""
-        with inside(ctx.actor.id, ctx.request), self._span(call.action, ask.headers):
+        enter(ctx.actor.id, ctx.request)
+        if self._span is None:
+            return to_json(self.house.call(call.desk, call.verb.name, ctx, given))
+        with self._span(call.action, ask.headers):
             return to_json(self.house.call(call.desk, call.verb.name, ctx, given))
 
     async def _streamed(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer | None:
         """Bytes in, bytes out, or both, on one thread."""
+        self.deadlines.close(asyncio.current_task() or _NO_TASK)  # streams are bounded by their idle time
         filling = None
         if call.arguments.stream:
             ask.unread = False
@@ -193,7 +212,8 @@ class App:
         return None  # the server closes a connection whose answer has no end, and the caller sees that it is cut
 
     def _piped(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any], outlet: Outlet) -> bytes | None:
-        with inside(ctx.actor.id, ctx.request), self._span(call.action, ask.headers):
+        enter(ctx.actor.id, ctx.request)
+        with nullcontext() if self._span is None else self._span(call.action, ask.headers):
             result = self.house.call(call.desk, call.verb.name, ctx, given)
             if not isinstance(result, Stream):
                 return to_json(result)
@@ -205,22 +225,16 @@ class App:
         limit = self._limits.body_bytes
         if (length(ask) or 0) > limit:
             raise _too_large(limit)
-        try:
-            async with asyncio.timeout(self._limits.timeout_s):
-                message = await ask.receive()
-                body = message.get("body", b"")
-                if message.get("more_body", False):
-                    body = await self._rest(ask, [body], limit)
-        except TimeoutError:
-            raise Refusal(
-                Invalid("the body did not come in time", "send it faster"), 408, (b"connection", b"close")
-            ) from None
+        message = await ask.receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body", False):
+            body = await self._rest(ask, [body], limit)
         ask.unread = False
         if body and content_type(ask) != JSON:
             raise Refusal(Invalid("the body is not declared as JSON", "send content-type: application/json"), 415)
         if b"content-encoding" in ask.headers:
             raise Refusal(Invalid("the body is compressed", "send it as it is"), 415)
-        return bytes(body)
+        return body
 
     async def _rest(self, ask: Ask, parts: list[bytes], limit: int) -> bytes:
         held = len(parts[0])
@@ -271,6 +285,15 @@ class App:
             ("falaj_lane_commits", "Groups those calls were committed in.", float(self.lanes.batches)),
         ]
         return Answer(200, self.metrics.text(gauges), new_id(), TEXT)
+
+
+def _too_late(ask: Ask) -> Answer:
+    if ask.unread:
+        return render(
+            Refusal(Invalid("the body did not come in time", "send it faster"), 408, (b"connection", b"close"))
+        )
+    hint = "ask again with the same Idempotency-Key to learn the outcome"
+    return render(Unavailable("no answer in time", hint), ask.request)
 
 
 def _too_large(limit: int) -> Refusal:

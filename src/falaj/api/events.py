@@ -4,17 +4,20 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from falaj.api.answers import EVENTS, REQUEST_HEADER, SECURITY, Answer
+from falaj.api.deadlines import Deadlines
 from falaj.api.gate import Gate, too_fast
 from falaj.api.lanes import Lanes
 from falaj.api.metrics import Metrics
 from falaj.api.routes import Ask
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, Invalid
-from falaj.platform import House
+
+if TYPE_CHECKING:
+    from falaj.platform import House
 
 DESK, VERB = "audit", "watch"
 """The verb that says whether one may listen. It is asked, and recorded, when a stream opens."""
@@ -31,11 +34,12 @@ class Events:
 
     action = f"{DESK}.{VERB}"
 
-    def __init__(self, house: House, lanes: Lanes, gate: Gate, metrics: Metrics) -> None:
+    def __init__(self, house: "House", lanes: Lanes, gate: Gate, metrics: Metrics, deadlines: Deadlines) -> None:
         self._house = house
         self._lanes = lanes
         self._gate = gate
         self._metrics = metrics
+        self._deadlines = deadlines
         self._open: Counter[tuple[str, str]] = Counter()
         self._moved = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -57,6 +61,9 @@ class Events:
         after, where = _asked(ask)
         ctx = self._gate.context(ask, ask.caller)
         (await self._lanes.inside(self._house.call, DESK, VERB, ctx, {})).unwrap()
+        task = asyncio.current_task()
+        if task is not None:
+            self._deadlines.close(task)  # a stream lasts as long as its listener
         key = (ctx.tenant, ctx.actor.id)
         if self._open[key] >= STREAMS_EACH:
             raise too_fast(HEARTBEAT_S, f"you have {STREAMS_EACH} event streams open")

@@ -1,18 +1,21 @@
 """The gate: who is at the door. Host and Origin first, then the token; what is refused is counted and recorded."""
 
-import hashlib
+import asyncio
 import math
 import re
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from falaj.api.answers import Refusal
-from falaj.api.lanes import Lanes
+from falaj.api.lanes import Lanes, Outcome
 from falaj.api.limits import Buckets
 from falaj.api.routes import Ask
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Denied, Invalid, QuotaExceeded, Unauthenticated
-from falaj.platform import House
+
+if TYPE_CHECKING:
+    from falaj.platform import House
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KNOWN_S = 1.0
@@ -28,7 +31,7 @@ class Gate:
     """Checks a request before anything of it is read."""
 
     def __init__(
-        self, house: House, lanes: Lanes, hosts: Iterable[str], clock: Callable[[], float] = time.monotonic
+        self, house: "House", lanes: Lanes, hosts: Iterable[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         limits = house.settings.limits
         self._house = house
@@ -38,7 +41,8 @@ class Gate:
         self._rates = Buckets(limits.requests_per_s, limits.burst)
         self._failures = Buckets(FAILURES_PER_S, FAILURES)
         self._records = Buckets(limits.denials_per_s, limits.denials_per_s)
-        self._known: dict[bytes, tuple[Actor, float]] = {}
+        self._known: dict[bytes, _Known] = {}
+        self._asking: dict[bytes, asyncio.Future[Outcome]] = {}
 
     def check_place(self, ask: Ask) -> None:
         """The name the caller used must be ours (rebinding), and a browser must have come from our own pages."""
@@ -91,30 +95,43 @@ class Gate:
         )
 
     async def _identify(self, ask: Ask) -> Actor:
-        token = _bearer(ask.headers.get(b"authorization", b""))
-        digest = hashlib.sha256(token).digest()
-        known = self._known.get(digest)
-        now = self._clock()
-        if known is not None and now < known[1] and not 0.0 < known[0].expires <= time.time():
-            ask.token = token.decode("ascii")
-            return known[0]
-        wait = self._failures.wait(ask.peer, now)
+        header = ask.headers.get(b"authorization", b"")
+        known = self._known.get(header)
+        if known is not None and self._clock() < known.until:
+            ask.token = known.token
+            return known.actor
+        ask.token = _bearer(header)
+        wait = self._failures.wait(ask.peer, self._clock()) if known is None else 0.0
         if wait > 0.0:
             raise too_fast(wait, "too many unknown tokens came from your address")
-        ask.token = token.decode("ascii")
-        actor, error = await self._lanes.outside(self._house.authenticate, ask.token)
+        # Many requests with one token ask identity once.
+        asking = self._asking.get(header)
+        if asking is None:
+            asking = self._asking[header] = self._lanes.outside(self._house.authenticate, ask.token)
+            asking.add_done_callback(lambda _: self._asking.pop(header, None))
+        actor, error = await asyncio.shield(asking)
         if error is not None:
             if isinstance(error, Unauthenticated):
-                self._failures.take(ask.peer, now)
+                self._known.pop(header, None)
+                self._failures.take(ask.peer, self._clock())
             raise error
+        return self._remember(header, ask.token, actor)
+
+    def _remember(self, header: bytes, token: str, actor: Actor) -> Actor:
+        lasts = min(KNOWN_S, actor.expires - time.time()) if actor.expires else KNOWN_S
         if len(self._known) >= KNOWN:
             self._known.clear()
-        self._known[digest] = (actor, now + KNOWN_S)
-        found: Actor = actor
-        return found
+        self._known[header] = _Known(actor, token, self._clock() + lasts)
+        return actor
 
 
-def _bearer(header: bytes) -> bytes:
+class _Known(NamedTuple):
+    actor: Actor
+    token: str
+    until: float
+
+
+def _bearer(header: bytes) -> str:
     scheme, _, token = header.partition(b" ")
     token = token.strip()
     if scheme.lower() != b"bearer" or not token:
@@ -123,7 +140,7 @@ def _bearer(header: bytes) -> bytes:
         )
     if len(token) > TOKEN_BYTES or not token.isascii():
         raise Unauthenticated("that is no token", "copy it again, whole")
-    return token
+    return token.decode("ascii")
 
 
 def too_fast(wait: float, what: str) -> Refusal:

@@ -4,8 +4,6 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 # What a bearer token looks like, however it got into a line: after the word, as a JWT, or as one of our own.
@@ -32,14 +30,9 @@ class JsonLines(logging.Formatter):
         return _TOKENS.sub("[token]", json.dumps(line, default=str, ensure_ascii=False))
 
 
-@contextmanager
-def inside(actor: str, request: str, ref: str = "") -> Iterator[None]:
-    """Every line logged meanwhile, in this thread or task, carries these."""
-    mark = _inside.set((actor, request, ref))
-    try:
-        yield
-    finally:
-        _inside.reset(mark)
+def enter(actor: str, request: str, ref: str = "") -> None:
+    """From here on every line of this thread or task carries these, until the next call enters."""
+    _inside.set((actor, request, ref))
 
 
 def set_up(level: str = "INFO") -> None:

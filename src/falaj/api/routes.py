@@ -44,7 +44,7 @@ class Ask:
         self.peer: str = scope["client"][0] if scope.get("client") else ""
         self.receive = receive
         self.send = send
-        self.action = ""
+        self.action = "none"
         self.request = ""
         self.token = ""
         self.actor: Actor | None = None
@@ -80,6 +80,11 @@ class Call:
     def action(self) -> str:
         """What policy is asked about."""
         return self.arguments.action
+
+    @property
+    def changes_people(self) -> bool:
+        """True when a token may mean somebody else, or nobody, after this call."""
+        return self.desk == "people" and self.verb.group not in ("see", "read")
 
 
 @dataclass(frozen=True, slots=True)

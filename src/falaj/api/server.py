@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -19,7 +19,9 @@ from falaj.api.connection import Connection
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
 from falaj.core.errors import Invalid, Unavailable
 from falaj.core.settings import Tls
-from falaj.platform import House
+
+if TYPE_CHECKING:
+    from falaj.platform import House
 
 GRACE_S = 30
 RENEW_EVERY_S = 3600.0
@@ -109,7 +111,7 @@ class Server(uvicorn.Server):
         loop.call_later(RENEW_EVERY_S, self._tick)
 
 
-def serve(house: House, *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None) -> None:
+def serve(house: "House", *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None) -> None:
     """Open the house on its address until SIGTERM or Ctrl-C; loops run meanwhile."""
     server, renew = make_server(house, listen=listen, own_ca=own_ca)
     house.start_loops()
@@ -119,7 +121,7 @@ def serve(house: House, *, listen: str = "", own_ca: bool = False, on_ready: Rea
         house.stop_loops()
 
 
-def make_server(house: House, *, listen: str = "", own_ca: bool = False) -> tuple[Server, Callable[[], None] | None]:
+def make_server(house: "House", *, listen: str = "", own_ca: bool = False) -> tuple[Server, Callable[[], None] | None]:
     """A server bound to its address and not yet running; and, with a local authority, what renews its certificate."""
     settings = house.settings
     address = Address.parse(listen or settings.listen)

@@ -1,0 +1,40 @@
+"""Deadlines: requests that take too long are ended, by one timer for all instead of one for each."""
+
+import asyncio
+
+FINEST_S = 0.05
+
+
+class Deadlines:
+    """Tasks and when they must be done. Looking a few times in each span is exact enough and costs a request little."""
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._open: dict[asyncio.Task[object], float] = {}
+        self._late: set[asyncio.Task[object]] = set()
+
+    def start(self) -> None:
+        """Begin to look."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for task in [task for task, until in self._open.items() if until < now]:
+            del self._open[task]
+            self._late.add(task)
+            task.cancel()
+        loop.call_later(max(FINEST_S, min(1.0, self._span_s / 4)), self.start)
+
+    def open(self, task: "asyncio.Task[object]", times: float = 1.0) -> None:
+        """The task has so many spans from now."""
+        self._open[task] = task.get_loop().time() + self._span_s * times
+
+    def close(self, task: "asyncio.Task[object]") -> None:
+        """The task may take what it takes from here on."""
+        self._open.pop(task, None)
+
+    def ended(self, task: "asyncio.Task[object]") -> bool:
+        """True when it was we who cancelled the task; it goes on from there."""
+        if task not in self._late:
+            return False
+        self._late.discard(task)
+        task.uncancel()
+        return True
