@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import translate
 from functools import lru_cache
+from itertools import islice
 
 from falaj.core.errors import Invalid
 from falaj.govern.records import Grant, Move, Regime
@@ -53,16 +54,14 @@ def _misfit_of_matter(grant: Grant, move: Move, regime: Regime) -> str:
     return "" if all(grant.documents.get(name) for name in basis.documents) else "documents"
 
 
-def near_misses(grants: Iterable[Grant], move: Move, regime: Regime, to: str, now: float) -> str:
+def near_misses(grants: Iterable[Grant], move: Move, regime: Regime, now: float) -> str:
     """Why the grants for this very way do not fit, for the reader of a refusal; the asker's own tenant's only."""
-    said = [
-        f"the grant {grant.id} does not fit: {misfit(grant, move, regime, now)}"
-        for grant in grants
-        if grant.dst == to and grant.regime == regime.id and grant.tenant == move.tenant
-    ]
-    return "; ".join(said[:3])
+    ours = (grant for grant in grants if grant.tenant == move.tenant)
+    said = (f"the grant {grant.id} does not fit: {misfit(grant, move, regime, now)}" for grant in ours)
+    return "; ".join(islice(said, 3))
 
 
+@lru_cache(maxsize=16384)
 def in_scope(scope: str, thing: str) -> bool:
     """True when the selector `kind:project/glob` (or with `@v3` one version) names the thing."""
     name, _, version = thing.partition("@")

@@ -63,7 +63,20 @@ def refusal(verdict: Verdict, move: Move) -> Denied:
 class _Case:
     """One judgement on its way: the question, the snapshot, and what was found so far."""
 
-    __slots__ = ("grants", "hints", "move", "now", "owed", "passed", "reasons", "regimes", "rules", "used", "zones")
+    __slots__ = (
+        "_way",
+        "grants",
+        "hints",
+        "move",
+        "now",
+        "owed",
+        "passed",
+        "reasons",
+        "regimes",
+        "rules",
+        "used",
+        "zones",
+    )
 
     def __init__(
         self, move: Move, zones: Mapping[str, Zone], regimes: Mapping[str, Regime], grants: Sequence[Grant], now: float
@@ -75,11 +88,21 @@ class _Case:
         self.passed: list[str] = []
         self.owed: list[str] = []
         self.used: list[str] = []
+        self._way: dict[str, list[Grant]] | None = None
 
     def deny(self, rule: str, reason: str, hint: str) -> None:
         self.rules.append(rule)
         self.reasons.append(reason)
         self.hints.append(hint)
+
+    def grants_to(self, to: str, regime: str) -> Sequence[Grant]:
+        """The grants of one regime for this destination; a case has one destination, so they are sorted once."""
+        if self._way is None:
+            self._way = {}
+            for grant in self.grants:
+                if grant.dst == to:
+                    self._way.setdefault(grant.regime, []).append(grant)
+        return self._way.get(regime, ())
 
     def verdict(self) -> Verdict:
         if self.rules:
@@ -149,8 +172,8 @@ def _at_home(move: Move, regime: Regime, zone: Zone | None) -> bool:
 
 def _by_grant(case: _Case, regime: Regime, to: str) -> None:
     move = case.move
-    for grant in case.grants:
-        if grant.dst == to and grant.regime == regime.id and not misfit(grant, move, regime, case.now):
+    for grant in case.grants_to(to, regime.id):
+        if not misfit(grant, move, regime, case.now):
             case.passed.append(f"granted:{regime.id}")
             case.used.append(grant.id)
             _oblige(case, grant, regime)
@@ -316,7 +339,7 @@ def _why_not(case: _Case, regime: Regime, to: str) -> str:
     zone = case.zones.get(to)
     if zone is not None and regime.id in zone.regimes:
         said = f"{name} says it is cleared for {regime.id}, and {zone.jurisdiction} is not a place where it can be"
-    near = near_misses(case.grants, case.move, regime, to, case.now)
+    near = near_misses(case.grants_to(to, regime.id), case.move, regime, case.now)
     return said + (f" ({near})" if near else " and no transfer grant in force fits")
 
 
