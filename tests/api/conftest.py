@@ -1,0 +1,53 @@
+"""A small house behind a real listener, and plain sockets to ask it rude questions."""
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from falaj.api.server import Server
+from falaj.core.settings import Limits
+from tests.api.small import AMAL_TOKEN, SmallHouse, serving
+
+FREE = Limits(requests_per_s=1e6, burst=1_000_000, denials_per_s=1e6)
+
+
+@pytest.fixture
+def house() -> SmallHouse:
+    return SmallHouse(limits=FREE)
+
+
+@pytest.fixture
+def server(house: SmallHouse) -> Iterator[Server]:
+    with serving(house) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    """A client that is amal."""
+    headers = {"authorization": f"Bearer {AMAL_TOKEN}"}
+    with httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def anonymous(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=20) as client:
+        yield client
+
+
+def raw(server: Server, data: bytes, timeout_s: float = 20.0) -> bytes:
+    """Send exactly these bytes and read until the server closes or falls silent."""
+    host, _, port = server.url.partition("://")[2].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+        connection.sendall(data)
+        got = b""
+        while chunk := connection.recv(65536):
+            got += chunk
+            head, found, body = got.partition(b"\r\n\r\n")
+            size = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            if found and size and len(body) >= int(size):
+                break
+        return got
