@@ -1,8 +1,8 @@
 """Backup and restore: the whole ledger in one file, as ciphertext, proven by the root of every log.
 
 The file is a zip of one JSON-lines member a table and a manifest. The manifest has the SHA-256 of each member and, for
-each log, the number of its events and the RFC 6962 root over their leaf hashes. Keys of the root are not in it: a backup
-without the holder of the root keys opens nothing.
+each log, the number of its events and the RFC 6962 root over their leaf hashes. Root keys are not in it: without their
+holder a backup opens nothing.
 """
 
 import base64
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from falaj.core.errors import Corrupt, Invalid, Unavailable
-from falaj.core.ports import TABLES, CanCopy, Store
+from falaj.core.ports import TABLES, CanCopy
+from falaj.store.ledger import Ledger
 
 FORMAT = "falaj-backup-1"
 Progress = Callable[[int], None]
@@ -43,8 +44,9 @@ class BackupReport:
     size_bytes: int
 
 
-def backup(store: Store, out_path: str, progress: Progress | None = None) -> BackupReport:
+def backup(ledger: Ledger, out_path: str, progress: Progress | None = None) -> BackupReport:
     """Write a consistent copy of everything while writers go on. The file appears whole or not at all."""
+    store = ledger.store
     if not isinstance(store, CanCopy):
         raise Invalid("this store cannot be copied", "use the engine's own backup")
     part = Path(f"{out_path}.part")
@@ -67,8 +69,9 @@ def backup(store: Store, out_path: str, progress: Progress | None = None) -> Bac
     return tally.report(Path(out_path).stat().st_size)
 
 
-def restore(store: Store, path: str, progress: Progress | None = None) -> BackupReport:
-    """Bring a backup into an empty store, of any engine, all or nothing; every digest and root is checked on the way."""
+def restore(ledger: Ledger, path: str, progress: Progress | None = None) -> BackupReport:
+    """Bring a backup into an empty store of any engine, all or nothing; every digest and root is checked."""
+    store = ledger.store
     if not isinstance(store, CanCopy):
         raise Invalid("this store cannot take a backup", "use the engine's own restore")
     tally = Tally(progress)

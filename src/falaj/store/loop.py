@@ -8,11 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from falaj.core.context import Context
+from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Conflict, FalajError, Unavailable
+from falaj.core.event import new_id
 from falaj.store.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,11 @@ class Loop(Protocol):
 class Loops:
     """Runs loops, each in a thread of its own, each led by one replica at a time."""
 
-    def __init__(self, ledger: Ledger, owner: str, loops: Iterable[Loop], ctx: Callable[[str], Context]) -> None:
-        self._turners = [Turner(ledger, owner, loop, ctx(loop.name)) for loop in loops]
+    def __init__(
+        self, ledger: Ledger, owner: str, loops: Iterable[Loop], ctx: Callable[[str], Context] | None = None
+    ) -> None:
+        made = ctx or house_context
+        self._turners = [Turner(ledger, owner, loop, made(loop.name)) for loop in loops]
         self._ledger = ledger
         self._threads: list[threading.Thread] = []
 
@@ -81,6 +85,11 @@ class Loops:
             turner.wake()
 
 
+def house_context(loop: str, zone: str = "home") -> Context:
+    """The context of a loop that speaks for the house."""
+    return Context(Actor(f"loop-{loop}", HOUSE, kind="service"), zone)
+
+
 class Turner:
     """One loop on one replica: claims, works, backs off."""
 
@@ -100,11 +109,10 @@ class Turner:
         """Until stopped: a turn whenever something was committed, and every `every_s` anyway."""
         while not self._stopping.is_set():
             self._awake.clear()
-            if not self.turn():
-                self._awake.wait(self._pause())
-            if self._failures:
-                # After a failure other people's commits must not hurry us.
-                self._stopping.wait(self._pause())
+            if self.turn():
+                continue
+            # After a failure, or while another leads, other people's commits must not hurry us.
+            (self._stopping if self._failures or not self._token else self._awake).wait(self._pause())
         self._give_back()
 
     def turn(self) -> bool:
@@ -112,7 +120,8 @@ class Turner:
         try:
             if not self._claim():
                 return False
-            more = self.loop.step(Turn(self._ctx, self._token, self._alive))
+            ctx = replace(self._ctx, request=new_id())
+            more = self.loop.step(Turn(ctx, self._token, self._alive))
         except Conflict as error:
             # Somebody wrote first: the result is discarded and the next step looks again.
             log.info("loop result discarded", extra={"loop": self.loop.name, "reason": str(error)})

@@ -21,8 +21,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
             {place}
             id {text} NOT NULL, tenant {text} NOT NULL, zone {text} NOT NULL, verb {text} NOT NULL,
             actor {text} NOT NULL, kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL,
-            version {text} NOT NULL, at {real} NOT NULL, request {text} NOT NULL, leaf {blob} NOT NULL, data {blob} NOT NULL,
-            inputs {text} NOT NULL
+            version {text} NOT NULL, at {real} NOT NULL, request {text} NOT NULL, leaf {blob} NOT NULL,
+            data {blob} NOT NULL, inputs {text} NOT NULL
             {order})""",
         """CREATE TABLE leases (
             name {text} NOT NULL PRIMARY KEY, owner {text} NOT NULL, token {int} NOT NULL, until {real} NOT NULL)""",

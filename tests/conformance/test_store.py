@@ -1,0 +1,324 @@
+"""What every Store must do, asked of real SQLite and real PostgreSQL."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from falaj.backends.postgres import PostgresStore
+from falaj.backends.sqlite import SqliteStore
+from falaj.core.errors import Invalid, Stale
+from falaj.core.ports import CanCopy, CanGroup, EventRow, Key, Query, Row, Store
+
+ENGINES = ("sqlite", "postgresql")
+Open = Callable[[], Store]
+
+
+@pytest.fixture(params=ENGINES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Each call opens the same database once more, as another process would."""
+    made: list[Store] = []
+    if request.param == "sqlite":
+        url = f"sqlite:{tmp_path}/ledger.db"
+    else:
+        url = request.getfixturevalue("new_postgres")()
+
+    def open_it() -> Store:
+        made.append(SqliteStore(url) if request.param == "sqlite" else PostgresStore(url, {"wait_s": 5}))
+        return made[-1]
+
+    yield open_it
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def store(opened: Open) -> Store:
+    return opened()
+
+
+def key(name: str = "a", **other: str) -> Key:
+    return Key(**{"tenant": "t", "kind": "thing", "project": "p", "name": name} | other)
+
+
+def row(name: str = "a", rev: int = 1, cell: str = "c", at: float = 1.0, **terms: str) -> Row:
+    return Row(key(name), rev, cell, b"\x00body\xff", at, tuple(sorted(terms.items())))
+
+
+def event(n: int, tenant: str = "t", zone: str = "z", inputs: tuple[str, ...] = ()) -> EventRow:
+    subject = Key(tenant, "thing", "p", f"n{n}", "r1")
+    return EventRow(
+        f"id{n}", tenant, zone, f"verb{n % 2}", f"actor{n % 3}", subject, float(n), f"req{n}", b"l" * 32, b"\0d", inputs
+    )
+
+
+def write(store: Store, *rows: Row, events: tuple[EventRow, ...] = ()) -> None:
+    txn = store.begin(write=True)
+    for item in rows:
+        txn.put(item, 0)
+    if events:
+        txn.append(events)
+    txn.commit()
+
+
+def names(store: Store, **asked: object) -> list[str]:
+    txn = store.begin(write=False)
+    found = [r.key.name for r in txn.find(Query("t", "thing", **asked)).rows]  # type: ignore[arg-type]
+    txn.rollback()
+    return found
+
+
+def test_a_row_comes_back_as_it_was(store: Store) -> None:
+    write(store, row(color="red", size="l"))
+    txn = store.begin(write=False)
+    assert txn.get(key()) == row(color="red", size="l")
+    assert txn.get(key("b")) is None
+    assert txn.get(key(version="v1")) is None
+    txn.rollback()
+
+
+def test_creating_twice_and_stale_revisions_are_refused_and_harm_nothing(store: Store) -> None:
+    write(store, row())
+    txn = store.begin(write=True)
+    with pytest.raises(Stale):
+        txn.put(row(), 0)
+    with pytest.raises(Stale):
+        txn.put(row(rev=8), 7)
+    with pytest.raises(Stale):
+        txn.delete(key(), 7)
+    txn.put(row(rev=2, cell="d"), 1)
+    txn.commit()
+    txn = store.begin(write=False)
+    assert txn.get(key()) == row(rev=2, cell="d")
+    txn.rollback()
+
+
+def test_rollback_leaves_nothing(store: Store) -> None:
+    txn = store.begin(write=True)
+    txn.put(row(color="red"), 0)
+    txn.append([event(1)])
+    txn.rollback()
+    assert names(store) == names(store, terms={"color": "red"}) == []
+    assert store.events() == []
+
+
+def test_a_reader_keeps_its_snapshot(store: Store) -> None:
+    write(store, row("a"))
+    reader = store.begin(write=False)
+    assert reader.get(key("a"))
+    write(store, row("b"))
+    assert reader.get(key("b")) is None
+    reader.rollback()
+    assert names(store) == ["a", "b"]
+
+
+def test_a_reader_cannot_write(store: Store) -> None:
+    txn = store.begin(write=False)
+    for act in (lambda: txn.put(row(), 0), lambda: txn.delete(key(), 1), lambda: txn.append([event(1)])):
+        with pytest.raises(Invalid):
+            act()
+    txn.rollback()
+
+
+def test_terms_follow_the_record(store: Store) -> None:
+    write(store, row("a", color="red", size="l"), row("b", color="red", size="s"))
+    assert names(store, terms={"color": "red"}) == ["a", "b"]
+    assert names(store, terms={"color": "red", "size": "s"}) == ["b"]
+    txn = store.begin(write=True)
+    txn.put(row("a", rev=2, color="blue"), 1)
+    txn.delete(key("b"), 1)
+    txn.commit()
+    assert names(store, terms={"color": "red"}) == names(store, terms={"size": "l"}) == []
+    assert names(store, terms={"color": "blue"}) == ["a"]
+
+
+def test_find_filters_in_the_query_and_pages_without_gap_or_repeat(store: Store) -> None:
+    rows = [row(f"n{i:02}", cell=f"c{i % 3}", at=float(i % 4), parity=str(i % 2)) for i in range(20)]
+    write(store, *rows)
+    cells = frozenset({"c0", "c2", "elsewhere"})
+    wanted = [r for r in rows if r.cell in cells and dict(r.terms)["parity"] == "1"]
+    for newest in (False, True):
+        seen: list[Row] = []
+        query = Query("t", "thing", terms={"parity": "1"}, cells=cells, newest=newest, limit=3)
+        txn = store.begin(write=False)
+        while True:
+            page = txn.find(query)
+            assert len(page.rows) <= 3
+            seen += page.rows
+            if not page.next:
+                break
+            query = replace(query, after=page.next)
+        txn.rollback()
+        ordered = sorted(wanted, key=lambda r: (r.at, r.key.name), reverse=True) if newest else wanted
+        assert seen == ordered
+    assert names(store, prefix="n1") == [f"n1{i}" for i in range(10)]
+    assert names(store, name="n05") == ["n05"]
+    assert names(store, project="q") == names(store, cells=frozenset()) == []
+
+
+def test_names_sort_by_bytes_on_every_engine(store: Store) -> None:
+    given = ["Zebra", "apple", "a-b", "a.b", "ab", "éclair", "日本"]
+    write(store, *[row(name) for name in given])
+    assert names(store) == sorted(given, key=str.encode)
+
+
+def test_a_bad_cursor_is_the_callers_fault(store: Store) -> None:
+    txn = store.begin(write=False)
+    for after in ("x", "[1]", '["a","b"]', '{"a":1}', "[[],1,2]"):
+        with pytest.raises(Invalid):
+            txn.find(Query("t", "thing", after=after))
+    txn.rollback()
+    for pos in ("x", "1" * 39, "g" * 40):
+        with pytest.raises(Invalid):
+            store.events(pos)
+    with pytest.raises(Invalid):
+        store.events(nonsense="x")
+
+
+def test_cells_are_distinct_and_of_one_tenant_and_kind(store: Store) -> None:
+    other = replace(row("x", cell="foreign"), key=key("x", tenant="u"))
+    write(store, *[row(f"n{i}", cell=f"c{i % 5}") for i in range(30)], other)
+    txn = store.begin(write=False)
+    assert txn.cells("t", "thing") == {f"c{i}" for i in range(5)}
+    assert txn.cells("t", "nothing") == frozenset()
+    txn.rollback()
+
+
+def test_the_log_is_read_in_order_by_filter_and_by_cursor(store: Store) -> None:
+    write(store, events=(event(1, inputs=("a:b/c@v1", "a:b/d@v2")), event(2, zone="y")))
+    write(store, events=(event(3), event(4, tenant="u")))
+    seen = store.events()
+    assert [e.id for e in seen] == ["id1", "id2", "id3", "id4"]
+    assert [e.pos for e in seen] == sorted({e.pos for e in seen})
+    assert seen[0].inputs == ("a:b/c@v1", "a:b/d@v2")
+    assert replace_pos(seen[2]) == event(3)
+    assert [e.id for e in store.events(seen[1].pos, limit=1)] == ["id3"]
+    assert [e.id for e in store.events(tenant="t", zone="z")] == ["id1", "id3"]
+    for where in ({"id": "id3"}, {"request": "req3"}, {"name": "n3"}, {"verb": "verb1", "actor": "actor0"}):
+        assert [e.id for e in store.events(**where)] == ["id3"], where
+    assert store.logs() == [("t", "y"), ("t", "z"), ("u", "z")]
+
+
+def replace_pos(row: EventRow) -> EventRow:
+    return row._replace(pos="")
+
+
+def test_a_lease_has_one_holder_and_its_token_only_grows(opened: Open) -> None:
+    one, two = opened(), opened()
+    assert one.lease("l", "a", 10, 100.0) == 1
+    assert two.lease("l", "b", 10, 105.0) is None
+    assert one.lease("l", "a", 10, 109.0) == 1, "extending keeps the token"
+    assert two.lease("l", "b", 10, 112.0) is None
+    assert two.lease("l", "b", 10, 119.0) == 2, "run out at its very end"
+    assert one.lease("l", "a", 10, 120.0) is None
+    one.release("l", "a")
+    assert one.lease("l", "a", 10, 120.0) is None, "only the holder can release"
+    two.release("l", "b")
+    assert one.lease("l", "a", 10, 120.0) == 3
+    assert one.lease("l", "a", 10, 200.0) == 4, "the same owner after it ran out leads anew"
+
+
+def test_of_many_who_race_for_a_lease_one_wins(opened: Open) -> None:
+    store = opened()
+    won: list[tuple[str, int]] = []
+    gate = threading.Barrier(8)
+
+    def race(owner: str) -> None:
+        gate.wait()
+        token = store.lease("l", owner, 10, 100.0)
+        if token is not None:
+            won.append((owner, token))
+
+    run_all([threading.Thread(target=race, args=(f"o{i}",)) for i in range(8)])
+    assert len(won) == 1
+    assert won[0][1] == 1
+
+
+def test_concurrent_writers_lose_nothing(opened: Open) -> None:
+    stores = [opened(), opened()]
+    first = stores[0]
+    write(first, row("count", rev=1))
+
+    def add(store: Store, who: int) -> None:
+        for n in range(10):
+            while True:
+                txn = store.begin(write=True)
+                try:
+                    held = txn.get(key("count"))
+                    assert held is not None
+                    txn.put(row("count", rev=held.rev + 1), held.rev)
+                    txn.append([event(who * 100 + n)])
+                    txn.commit()
+                    break
+                except Stale:
+                    txn.rollback()
+
+    run_all([threading.Thread(target=add, args=(stores[i % 2], i)) for i in range(4)])
+    txn = first.begin(write=False)
+    held = txn.get(key("count"))
+    txn.rollback()
+    assert held is not None
+    assert held.rev == 41
+    assert len({e.id for e in first.events()}) == 40
+
+
+def test_a_count_and_a_write_are_one_step(opened: Open) -> None:
+    """Two writers who each look and then write cannot both have looked first."""
+    one, two = opened(), opened()
+    done: list[str] = []
+
+    def join(store: Store, name: str) -> None:
+        try:
+            txn = store.begin(write=True)
+            if len(txn.find(Query("t", "thing")).rows) == 0:
+                gate.wait(timeout=1)
+                txn.put(row(name), 0)
+                txn.commit()
+                done.append(name)
+            else:
+                txn.rollback()
+        except (Stale, threading.BrokenBarrierError):
+            txn.rollback()
+
+    gate = threading.Barrier(2)
+    run_all([threading.Thread(target=join, args=(one, "a")), threading.Thread(target=join, args=(two, "b"))])
+    assert len(done) <= 1
+    assert names(one) == done
+
+
+def test_a_group_is_durable_together_and_undone_one_by_one(opened: Open) -> None:
+    store, other = opened(), opened()
+    if not isinstance(store, CanGroup):
+        pytest.skip("this store commits each transaction by itself")
+    with store.group():
+        write(store, row("a"), events=(event(1),))
+        txn = store.begin(write=True)
+        txn.put(row("b"), 0)
+        txn.append([event(2)])
+        txn.rollback()
+        write(store, row("c"), events=(event(3),))
+        assert names(store) == ["a", "c"], "the thread sees its own group"
+        assert names(other) == [], "nobody else does before it is durable"
+    assert names(other) == ["a", "c"]
+    assert [e.id for e in other.events()] == ["id1", "id3"]
+
+
+def test_a_dump_taken_while_others_write_is_one_moment(opened: Open) -> None:
+    store = opened()
+    assert isinstance(store, CanCopy)
+    write(store, row("a", color="red"), events=(event(1),))
+    rows = store.dump()
+    first = next(rows)
+    write(store, row("b"), events=(event(2),))
+    tables = [table for table, _ in [first, *rows]]
+    assert tables == ["records", "events"]
+
+
+def run_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)

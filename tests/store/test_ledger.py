@@ -1,0 +1,368 @@
+"""The ledger on a real SQLite file: transactions, joining, sealing, outcomes, groups."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from falaj.backends.sqlite import SqliteStore
+from falaj.core.cell import Cell
+from falaj.core.context import Actor, Context, Decision
+from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound, SilentChange, Stale, Unavailable
+from falaj.core.label import Label
+from falaj.core.ports import Key
+from falaj.core.ref import Ref
+from falaj.store.ledger import Ledger, Writer
+
+THING = Ref.parse("thing:p/a")
+
+
+class OneKey:
+    """A Cipher with a single key; the house's own is tested with the keys."""
+
+    def __init__(self) -> None:
+        self._aead = AESGCM(bytes(32))
+
+    def seal(self, tenant: str, zone: str, data: bytes, aad: bytes) -> bytes:
+        nonce = os.urandom(12)
+        return nonce + self._aead.encrypt(nonce, data, f"{tenant}/{zone}/".encode() + aad)
+
+    def unseal(self, tenant: str, zone: str, sealed: bytes, aad: bytes) -> bytes:
+        try:
+            return self._aead.decrypt(sealed[:12], sealed[12:], f"{tenant}/{zone}/".encode() + aad)
+        except InvalidTag as error:
+            raise Corrupt("does not open") from error
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    made = SqliteStore(f"sqlite:{tmp_path}/home/ledger.db", {"busy_s": 5})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ledger(store: SqliteStore) -> Ledger:
+    return Ledger(store, OneKey())
+
+
+@pytest.fixture
+def ctx() -> Context:
+    return Context(Actor("ann", "acme", behalf="bob"), "uae", decision=Decision(True, ("role-write",), "sha:1"))
+
+
+def add(ledger: Ledger, ctx: Context, name: str = "a", **body: object) -> None:
+    with ledger.write(ctx) as tx:
+        record = tx.put(THING.bare if name == "a" else Ref("thing", "p", name), body)
+        tx.emit("add", record.ref)
+
+
+def test_a_record_and_its_event_are_one(ledger: Ledger, ctx: Context) -> None:
+    label = Label.parse("AE-PDPL,sensitive")
+    with ledger.write(ctx) as tx:
+        made = tx.put(THING, {"x": [1, {"y": None}]}, label=label, terms={"color": "red"}, restricted=True)
+        said = tx.emit("add", made.ref, (Ref.parse("data:p/d@v1"),), size=3, name="é\n\"'")
+    with ledger.read(ctx) as tx:
+        held = tx.need(THING)
+        assert held == made
+        assert tx.get(made.ref) == held
+        assert tx.find("thing", terms={"color": "red"}).records == (held,)
+        assert tx.cells("thing") == {Cell.of("thing", "p", "uae", label, True).encode()}
+    assert (held.body, held.label, held.zone, held.author, held.restricted) == (
+        {"x": [1, {"y": None}]},
+        label,
+        "uae",
+        "ann",
+        True,
+    )
+    assert str(held.ref) == "thing:p/a@r1"
+    (fact,) = ledger.tail()
+    assert fact.event == replace(said, at=fact.event.at)
+    assert abs(fact.event.at - said.at) < 1e-5
+    assert fact.raw == said.encode()
+    assert (fact.event.behalf, fact.event.policy, fact.event.rules, fact.event.request) == (
+        "bob",
+        "sha:1",
+        ("role-write",),
+        ctx.request,
+    )
+    assert ledger.leaves("", tenant="acme", zone="uae", limit=9) == [(fact.pos, fact.leaf, said.id)]
+    assert ledger.logs() == [("acme", "uae")]
+
+
+def test_what_an_update_does_not_say_is_kept(ledger: Ledger, ctx: Context) -> None:
+    secret, health = Label.parse("secret"), Label.parse("category=health")
+    with ledger.write(ctx) as tx:
+        tx.emit("add", tx.put(THING, {"n": 1}, label=secret, restricted=True, terms={"digest": "d1"}).ref)
+    later = replace(ctx, actor=Actor("eve", "acme"), zone="elsewhere", label=health)
+    with ledger.write(later) as tx:
+        tx.emit("change", tx.put(THING, {"n": 2}, rev=1).ref)
+    with ledger.read(ctx) as tx:
+        held = tx.need(THING)
+    assert held.label == secret.join(health), "a context's label can only make it stricter"
+    assert (held.author, held.zone, held.restricted, held.terms, held.rev) == ("ann", "uae", True, {"digest": "d1"}, 2)
+
+
+def test_a_revision_names_only_the_newest(ledger: Ledger, ctx: Context) -> None:
+    add(ledger, ctx)
+    with ledger.write(ctx) as tx:
+        tx.emit("change", tx.put(THING.at("r1"), {}, rev=1).ref)
+    with ledger.read(ctx) as tx:
+        assert tx.get(THING.at("r1")) is None
+        assert tx.need(THING.at("r2")).rev == 2
+        with pytest.raises(NotFound):
+            tx.need(THING.at("v1"))
+
+
+def test_conflict_stale_and_silent_change_undo_everything(ledger: Ledger, ctx: Context) -> None:
+    add(ledger, ctx)
+    attempts: list[tuple[type[Exception], Callable[[Writer], object]]] = [
+        (Conflict, lambda tx: tx.put(THING, {})),
+        (Stale, lambda tx: tx.put(THING, {}, rev=7)),
+        (Stale, lambda tx: tx.delete(THING, 7)),
+        (SilentChange, lambda tx: None),
+        (Invalid, lambda tx: tx.emit("say", THING)),
+        (Invalid, lambda tx: tx.emit("say", THING.at("r1"), x=float("nan"))),
+        (Invalid, lambda tx: tx.put(Ref.parse("thing:p/c"), {"x": object()})),
+        (Invalid, lambda tx: tx.put(Ref.parse("thing:p/c"), {"x": "\ud800"})),
+        (Invalid, lambda tx: tx.put(Key("acme", "thing", "p", "a\0b"), {})),
+        (Invalid, lambda tx: tx.put(Ref.parse("thing:p/c"), {}, terms={"long": "x" * 2000})),
+        (ZeroDivisionError, lambda tx: 1 / 0),
+    ]
+    for expected, act in attempts:
+        with pytest.raises(expected), ledger.write(ctx) as tx:
+            tx.put(Ref.parse("thing:p/b"), {})
+            act(tx)
+    with ledger.read(ctx) as tx:
+        assert [r.key.name for r in tx.find("thing").records] == ["a"]
+    assert len(ledger.tail()) == 1
+
+
+def test_derived_data_needs_no_event_and_nothing_else_passes_as_such(ledger: Ledger, ctx: Context) -> None:
+    with ledger.project(ctx) as tx:
+        tx.put(Ref.parse("tile:p/a"), {})
+    with pytest.raises(SilentChange), ledger.project(ctx) as tx:
+        tx.put(THING, {})
+    assert ledger.tail() == []
+
+
+def test_inner_writes_and_reads_join_the_unit(ledger: Ledger, ctx: Context) -> None:
+    house = Context(Actor("house", "house"), "uae")
+    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:
+        outer.put(THING, {})
+        with ledger.write(house) as inner:
+            made = inner.put(Ref.parse("thing:p/h"), {})
+            inner.emit("add", made.ref)
+            assert made.key.tenant == "house"
+        with ledger.read(ctx) as tx:
+            assert tx.get(THING) is not None, "a read inside sees what the unit wrote"
+        raise ZeroDivisionError
+    with ledger.read(ctx) as tx:
+        assert tx.get(THING) is None
+        assert tx.get(Ref.parse("thing:p/h"), tenant="house") is None
+
+
+def test_half_an_inner_write_cannot_be_committed_by_swallowing_its_error(ledger: Ledger, ctx: Context) -> None:
+    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:
+        outer.emit("begin", THING.at("r1"))
+        try:
+            with ledger.write(ctx) as inner:
+                inner.put(THING, {})
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+    assert ledger.tail() == []
+
+
+def test_an_inner_refusal_that_changed_nothing_can_be_handled(ledger: Ledger, ctx: Context) -> None:
+    add(ledger, ctx)
+    with ledger.unit(ctx) as outer:
+        with pytest.raises(Conflict), ledger.write(ctx) as inner:
+            inner.put(THING, {})
+        outer.emit("found", outer.need(THING).ref)
+    assert [fact.event.verb for fact in ledger.tail()] == ["add", "found"]
+
+
+def test_callers_hear_how_it_ended(ledger: Ledger, ctx: Context) -> None:
+    heard: list[object] = []
+    ledger.on_commit(lambda: heard.append("commit"))
+    with ledger.write(ctx) as tx:
+        tx.after(heard.append)
+        tx.emit("say", THING.at("r1"))
+        assert heard == []
+    with pytest.raises(SilentChange), ledger.write(ctx) as tx:
+        tx.after(heard.append)
+        tx.put(THING, {})
+    with ledger.group():
+        with ledger.write(ctx) as tx:
+            tx.after(heard.append)
+            tx.emit("say", THING.at("r1"))
+        assert heard == [True, "commit", False], "not before the group is durable"
+    assert heard == [True, "commit", False, True, "commit"]
+
+
+def test_a_repeated_request_finds_its_outcome(ledger: Ledger, ctx: Context) -> None:
+    keyed = replace(ctx, request="pay-1", keyed=True)
+    assert ledger.outcome(keyed, "f1") is None
+    with ledger.unit(keyed) as tx:
+        tx.emit("pay", THING.at("r1"))
+        tx.remember('{"paid":1}', "f1")
+    assert ledger.outcome(keyed, "f1") == '{"paid":1}'
+    with pytest.raises(Conflict):
+        ledger.outcome(keyed, "f2")
+    for other in (
+        replace(keyed, actor=Actor("eve", "acme")),
+        replace(keyed, tenant="other"),
+        replace(keyed, keyed=False),
+    ):
+        assert ledger.outcome(other, "f1") is None
+    with pytest.raises(Stale), ledger.unit(keyed) as tx:
+        tx.emit("pay", THING.at("r1"))
+        tx.remember('{"paid":2}', "f1")
+    with pytest.raises(Conflict), ledger.unit(keyed) as tx:
+        tx.remember("{}", "f2")
+    assert len(ledger.tail()) == 1, "the second try left no trace"
+
+
+def test_the_same_request_from_many_threads_is_done_once(ledger: Ledger, ctx: Context) -> None:
+    keyed = replace(ctx, request="once", keyed=True)
+    gate = threading.Barrier(6)
+    results: list[str] = []
+
+    def call(n: int) -> None:
+        gate.wait()
+        while (found := ledger.outcome(keyed, "f")) is None:
+            try:
+                with ledger.unit(keyed) as tx:
+                    tx.emit("do", THING.at("r1"))
+                    tx.remember(str(n), "f")
+            except Stale:
+                continue
+        results.append(found)
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(results) == 6
+    assert len(set(results)) == 1
+    assert len(ledger.tail()) == 1
+
+
+def test_what_stands_beside_the_ciphertext_cannot_be_changed(
+    ledger: Ledger, store: SqliteStore, ctx: Context, tmp_path: Path
+) -> None:
+    import sqlite3
+
+    with ledger.write(ctx) as tx:
+        for name in ("a", "b"):
+            tx.emit("add", tx.put(Ref("thing", "p", name), {"secret": name}, label=Label.parse("secret")).ref)
+    path = tmp_path / "home" / "ledger.db"
+    assert b'"secret":"a"' not in path.read_bytes() + Path(f"{path}-wal").read_bytes()
+    open_cell = Cell.of("thing", "p", "uae", Label()).encode()
+    tricks = [
+        ("UPDATE records SET cell = ? WHERE name = 'a'", (open_cell,)),
+        ("UPDATE records SET rev = 5 WHERE name = 'a'", ()),
+        ("UPDATE records SET terms = '[[\"x\",\"y\"]]' WHERE name = 'a'", ()),
+        ("UPDATE records SET body = (SELECT body FROM records WHERE name = 'b') WHERE name = 'a'", ()),
+        ("UPDATE records SET tenant = 'evil' WHERE name = 'a'", ()),
+    ]
+    with sqlite3.connect(path) as raw:
+        for text, values in tricks:
+            raw.execute("SAVEPOINT s")
+            raw.execute(text, values)
+            held = raw.execute("SELECT tenant, rev, cell, body, at, terms FROM records WHERE name = 'a'").fetchone()
+            raw.execute("ROLLBACK TO s")
+            from falaj.backends.sql import statements
+            from falaj.store.envelope import open_record
+
+            row = statements.row_of(Key(held[0], "thing", "p", "a"), held[1:])
+            assert row is not None
+            with pytest.raises(Corrupt):
+                open_record(ledger.cipher, row)
+    raw.close()
+
+
+def test_an_altered_event_is_corrupt(ledger: Ledger, ctx: Context, tmp_path: Path) -> None:
+    import sqlite3
+
+    ledger.cipher = None
+    with ledger.write(ctx) as tx:
+        tx.emit("say", THING.at("r1"), n=1)
+    raw = sqlite3.connect(tmp_path / "home" / "ledger.db")
+    raw.execute("UPDATE events SET data = CAST(replace(data, '\"n\":1', '\"n\":2') AS BLOB)")
+    raw.commit()
+    raw.close()
+    with pytest.raises(Corrupt):
+        ledger.tail()
+
+
+def test_keys_are_kept_as_they_are(ledger: Ledger, ctx: Context, store: SqliteStore) -> None:
+    with ledger.write(ctx) as tx:
+        tx.emit("make", tx.put(Ref.parse("key:keys/log.uae"), {"wrapped": "x"}).ref)
+    txn = store.begin(write=False)
+    held = txn.get(Key("acme", "key", "keys", "log.uae"))
+    txn.rollback()
+    assert held is not None
+    assert b'"wrapped":"x"' in held.body
+
+
+def test_no_lease_inside_a_transaction(ledger: Ledger, ctx: Context) -> None:
+    with pytest.raises(Invalid), ledger.write(ctx):
+        ledger.lease("l", "me", 10, 0.0)
+    assert ledger.lease("l", "me", 10, 0.0) == 1
+
+
+def test_pages_have_limits(ledger: Ledger, ctx: Context) -> None:
+    add(ledger, ctx)
+    with ledger.read(ctx) as tx:
+        for limit in (0, -1, 10_001):
+            with pytest.raises(Invalid):
+                tx.find("thing", limit=limit)
+        assert tx.find("thing", cells=frozenset()).records == ()
+
+
+def test_retry_runs_again_after_another_writer(ledger: Ledger, ctx: Context) -> None:
+    add(ledger, ctx, n=0)
+    tries: list[int] = []
+
+    def work(tx: Writer) -> int:
+        tries.append(1)
+        record = tx.put(THING, {"n": 1}, rev=1 if len(tries) > 2 else 9)
+        tx.emit("change", record.ref)
+        return record.rev
+
+    assert ledger.retry(ctx, work) == 2
+    assert len(tries) == 3
+    with pytest.raises(Stale):
+        ledger.retry(ctx, lambda tx: tx.put(THING, {}, rev=9), tries=2)
+
+
+def test_a_closed_ledger_says_so(ledger: Ledger, ctx: Context) -> None:
+    ledger.close()
+    with pytest.raises(Unavailable), ledger.read(ctx):
+        pass
+    with pytest.raises(Unavailable):
+        ledger.tail()
+
+
+def test_only_the_owner_may_look_at_the_file(ledger: Ledger, ctx: Context, tmp_path: Path) -> None:
+    add(ledger, ctx)
+    home = tmp_path / "home"
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in home.iterdir()} == {0o600}
+
+
+def test_a_file_that_is_no_database_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"not a database, " * 1000)
+    with pytest.raises(Corrupt):
+        SqliteStore(f"sqlite:{path}")
+    with pytest.raises(Invalid):
+        SqliteStore("sqlite:")

@@ -1,0 +1,225 @@
+"""Reconcile loops: one leader, killed between work and apply, lease lost, the same call twice."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from falaj.backends.sqlite import SqliteStore
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.errors import Stale, Unavailable
+from falaj.core.ref import Ref
+from falaj.store.ledger import Ledger
+from falaj.store.loop import LEASE_S, Loops, Turn
+
+JOB = Ref.parse("job:house/one")
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Work:
+    """A loop with a script: `do` is called in every step."""
+
+    def __init__(self, do: Callable[[Turn], bool], name: str = "work", every_s: float = 30.0) -> None:
+        self.name, self.every_s, self._do = name, every_s, do
+
+    def step(self, turn: Turn) -> bool:
+        return self._do(turn)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    made = Ledger(SqliteStore(f"sqlite:{tmp_path}/ledger.db"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def loops(ledger: Ledger, clock: Clock, owner: str, *work: Work) -> Loops:
+    return Loops(ledger, owner, work, lambda name: Context(Actor(f"loop-{name}", HOUSE), "home", now=clock))
+
+
+def advance(ledger: Ledger, ctx: Context, rev: int | None) -> int:
+    """The guarded write of a result."""
+    with ledger.write(ctx) as tx:
+        record = tx.put(JOB, {"by": ctx.actor.id}, rev=rev)
+        tx.emit("advance", record.ref)
+    return record.rev
+
+
+def revision(ledger: Ledger, ctx: Context) -> int | None:
+    with ledger.read(ctx) as tx:
+        held = tx.get(JOB)
+    return held.rev if held else None
+
+
+def test_one_replica_leads_until_its_lease_runs_out(ledger: Ledger, clock: Clock) -> None:
+    ran: list[tuple[str, int]] = []
+    one = loops(ledger, clock, "one", Work(lambda turn: bool(ran.append(("one", turn.token)))))
+    two = loops(ledger, clock, "two", Work(lambda turn: bool(ran.append(("two", turn.token)))))
+    one.run_once()
+    two.run_once()
+    clock.now += LEASE_S - 1
+    one.run_once()
+    two.run_once()
+    assert ran == [("one", 1), ("one", 1)], "extended, with the same token"
+    clock.now += LEASE_S + 1
+    two.run_once()
+    one.run_once()
+    assert ran[2:] == [("two", 2)], "the token grows with every change of leader"
+
+
+def test_killed_between_work_and_apply_the_next_leader_does_it_again(ledger: Ledger, clock: Clock) -> None:
+    effects: list[int] = []
+
+    def work(turn: Turn) -> bool:
+        rev = revision(ledger, turn.ctx)
+        effects.append(turn.token)
+        if turn.token == 1:
+            raise KeyboardInterrupt
+        advance(ledger, turn.ctx, rev)
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        loops(ledger, clock, "killed", Work(work)).run_once()
+    heir = loops(ledger, clock, "heir", Work(work))
+    heir.run_once()
+    assert effects == [1], "not while the dead one's lease lasts"
+    clock.now += LEASE_S + 1
+    heir.run_once()
+    assert effects == [1, 2]
+    assert len(ledger.tail()) == 1
+
+
+def test_a_leader_who_lost_its_lease_discards_its_result(ledger: Ledger, clock: Clock) -> None:
+    heir = loops(
+        ledger, clock, "heir", Work(lambda turn: bool(advance(ledger, turn.ctx, revision(ledger, turn.ctx)) * 0))
+    )
+    seen: list[bool] = []
+
+    def slow(turn: Turn) -> bool:
+        rev = revision(ledger, turn.ctx)
+        seen.append(turn.alive())
+        clock.now += LEASE_S + 1
+        heir.run_once()
+        seen.append(turn.alive())
+        advance(ledger, turn.ctx, rev)
+        return True
+
+    assert loops(ledger, clock, "slow", Work(slow)).run_once() == 1
+    assert seen == [True, False]
+    (fact,) = ledger.tail()
+    assert fact.event.actor == "loop-work"
+    with ledger.read(Context(Actor("x", HOUSE), "home")) as tx:
+        assert tx.need(JOB).rev == 1, "the late result was thrown away"
+
+
+def test_a_long_step_keeps_its_lease_by_asking(ledger: Ledger, clock: Clock) -> None:
+    def long(turn: Turn) -> bool:
+        for _ in range(5):
+            clock.now += LEASE_S * 0.8
+            assert turn.alive()
+            assert ledger.lease("loop:work", "rival", 10, clock.now) is None
+        return False
+
+    loops(ledger, clock, "one", Work(long)).run_once()
+    assert ledger.lease("loop:work", "one", 10, clock.now) == 1
+
+
+def test_the_same_step_twice_applies_once(ledger: Ledger, clock: Clock) -> None:
+    asked = Context(Actor("loop", HOUSE), "home", request="apply-1", keyed=True)
+
+    def work(turn: Turn) -> bool:
+        if ledger.outcome(asked, "f") is None:
+            with ledger.write(asked) as tx:
+                tx.emit("apply", JOB.at("r1"))
+                tx.remember("1", "f")
+        return False
+
+    one = loops(ledger, clock, "one", Work(work))
+    one.run_once()
+    one.run_once()
+    assert len(ledger.tail()) == 1
+
+
+def test_a_failing_loop_backs_off_and_others_go_on(ledger: Ledger, clock: Clock) -> None:
+    ran: list[str] = []
+
+    def broken(turn: Turn) -> bool:
+        ran.append("broken")
+        raise RuntimeError("a bug")
+
+    def busy(turn: Turn) -> bool:
+        ran.append("busy")
+        raise Unavailable("no answer")
+
+    pair = loops(
+        ledger,
+        clock,
+        "one",
+        Work(broken, "broken"),
+        Work(busy, "busy"),
+        Work(lambda turn: bool(ran.append("fine")), "fine"),
+    )
+    pair.run_once()
+    assert ran == ["broken", "busy", "fine"]
+    pauses = []
+    turner = pair._turners[0]
+    for _ in range(12):
+        turner.turn()
+        pauses.append(turner._pause())
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 60.0
+    turner.loop = Work(lambda turn: False, "broken", 7.0)
+    turner.turn()
+    assert turner._pause() == 7.0
+
+
+def test_threads_wake_on_commit_and_stop_within_a_second(ledger: Ledger) -> None:
+    stepped = threading.Semaphore(0)
+
+    def work(turn: Turn) -> bool:
+        stepped.release()
+        return False
+
+    running = Loops(ledger, "one", [Work(work, every_s=3600.0)])
+    running.start()
+    assert [t.name for t in threading.enumerate() if t.name == "falaj-loop-work"]
+    assert stepped.acquire(timeout=10), "once at the start"
+    advance(ledger, Context(Actor("ann", HOUSE), "home"), None)
+    assert stepped.acquire(timeout=10), "and after a commit, long before every_s"
+    running.stop(timeout_s=1.0)
+    assert not [t for t in threading.enumerate() if t.name == "falaj-loop-work"]
+    assert ledger.lease("loop:work", "two", 10, 0.0) == 2, "the lease was given back"
+
+
+def test_more_to_do_means_again_at_once(ledger: Ledger, clock: Clock) -> None:
+    left = [3]
+
+    def work(turn: Turn) -> bool:
+        left[0] -= 1
+        return left[0] > 0
+
+    assert loops(ledger, clock, "one", Work(work)).run_once() == 3
+
+
+def test_a_stale_result_is_no_failure(ledger: Ledger, clock: Clock) -> None:
+    def work(turn: Turn) -> bool:
+        raise Stale("somebody was first")
+
+    made = loops(ledger, clock, "one", Work(work))
+    made.run_once()
+    assert made._turners[0]._pause() == 30.0
