@@ -1,6 +1,6 @@
-"""A small house of bytes on real parts: SQLite, folders, the keyring. Opens again on the same folder, as after a crash."""
+"""A small house of bytes on real parts: SQLite, folders, the keyring. Opens again on its folder, as after a crash."""
 
-import os
+import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ports import Blobs
+from falaj.core.ref import Ref
 from falaj.govern.keys import Keyring
 from falaj.store.blobs import Blob, BlobStore
 from falaj.store.collect import Collector
@@ -75,16 +76,12 @@ class House:
 
     def keep(self, name: str, digest: str, *zones: str, kind: str = "dataset", field: str = "digest") -> None:
         """A record that reaches the bytes."""
-        from falaj.core.ref import Ref
-
         ref = Ref(kind, "p", name, "v1")
         with self.ledger.write(self.ctx) as tx:
             tx.put(ref, {}, terms={field: digest, **{f"at.{zone}": "yes" for zone in zones}})
             tx.emit("test.keep", ref)
 
     def release(self, name: str) -> None:
-        from falaj.core.ref import Ref
-
         ref = Ref("dataset", "p", name, "v1")
         with self.ledger.write(self.ctx) as tx:
             tx.delete(ref, tx.need(ref).rev)
@@ -116,14 +113,12 @@ class House:
 
 def noise(size: int, seed: int = 0) -> bytes:
     """Bytes that do not compress and are the same for the same seed."""
-    import random
-
     return random.Random(seed).randbytes(size)
 
 
 def stream(size: int, chunk: int = 1 << 20, on: Callable[[int], None] = lambda at: None) -> Iterator[bytes]:
     """`size` bytes that nobody holds at once, each chunk different."""
-    block = os.urandom(0) + noise(chunk - 8, 7)
+    block = noise(chunk - 8, 7)
     for at in range(0, size, chunk):
         on(at)
         yield (at.to_bytes(8, "big") + block)[: size - at]

@@ -33,6 +33,8 @@ from falaj.store.objects import (
 from falaj.store.records import Record
 
 GRACE_S = 3600.0
+_PATIENCE = 4
+"""How many graces a put may stand still before it is given up for dead."""
 KEEP, CONDEMN, DELETE, REVIVE, TIDY = "keep", "condemn", "delete", "revive", "tidy"
 _DESK = Ref("desk", HOUSE, "store", "r1")
 _PAGE = 200
@@ -152,7 +154,7 @@ class Collector:
         with self._ledger.read(ctx) as tx:
             found = list(intents(tx, ctx.tenant))
         for intent in found:
-            if intent.at < ctx.now() - self._grace_s:
+            if intent.at < ctx.now() - _PATIENCE * self._grace_s:
                 with suppress(Stale), self._ledger.project(ctx) as writer:
                     writer.delete(intent.key, intent.rev)
             else:

@@ -186,6 +186,9 @@ def settle(tx: Writer, wanted: Object, attempt: Attempt) -> None:
         raise Conflict(
             "the write took so long that its space was taken back", "write again; parts already there are kept"
         )
+    elif old.key == attempt.key:
+        # Its key may have been wrapped anew meanwhile, by a rotation: keep what the record says.
+        save(tx, replace(old, state=LIVE))
     else:
         stray = tuple(key for key in old.storage_keys if key != attempt.key)
         save(tx, replace(old, state=LIVE, key=attempt.key, dek=attempt.dek, head=attempt.head, stray=stray))
