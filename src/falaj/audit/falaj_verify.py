@@ -509,18 +509,20 @@ class Pack:
 
     def check_keys(self) -> None:
         """Every key since the log began: introduced by a checkpoint that it signed, as did the key before it."""
+        keys: list[Key] = []
         for entry in read_json(self.read("keys.json"), "keys.json")["keys"]:
             key, note = Key(unb64(entry["public"]), entry["from"], entry["until"]), Checkpoint(entry["note"])
             where: Problem = {"file": "keys.json", "checkpoint": note.number}
             if (note.key, note.time, note.origin) != (key.public, key.start, self.origin):
                 raise Damage("a key was introduced by a checkpoint that does not name it", **where)
-            if not all(note.signed_by(self.origin, k.public) for k in [key, *self.keys[-1:]]):
+            if not all(note.signed_by(self.origin, k.public) for k in [key, *keys[-1:]]):
                 raise Damage("a key was introduced without the signatures of the new and the old key", **where)
-            if (self.keys[-1].until if self.keys else note.number) != (key.start if self.keys else 1):
+            if (keys[-1].until if keys else note.number) != (key.start if keys else 1):
                 raise Damage("the keys' times of validity leave a gap", **where)
-            self.keys.append(key)
-        if not self.keys or self.keys[-1].until:
+            keys.append(key)
+        if not keys or keys[-1].until:
             raise Damage("the newest key is missing", file="keys.json")
+        self.keys = keys
         self.facts |= {"key": base64.b64encode(self.keys[-1].public).decode(), "pinned": bool(self.options.key)}
         if any(public not in [key.public for key in self.keys] for public in self.options.key):
             self.add("the log was never signed by the key you gave", file="keys.json")
