@@ -17,6 +17,9 @@ from falaj.backends.file import FileSecrets
 from falaj.backends.vault import VaultSecrets
 from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound, Unavailable
 from falaj.core.ports import CanRetire
+from falaj.core.ref import Ref
+from falaj.govern.keytable import root_wrapped
+from tests.govern.keyhouse import House
 from tests.servers.transit import TransitServer
 
 Open = Callable[[], Any]
@@ -163,6 +166,22 @@ def test_a_holder_shows_nothing_of_itself(open_secrets: Open, name: str) -> None
 def test_bytes_of_another_provider_are_corrupt(open_secrets: Open, name: str) -> None:
     with pytest.raises(Corrupt):
         open_secrets().unwrap(name, b"\x63" + os.urandom(80), b"c")
+
+
+def test_a_whole_house_stands_on_it_and_its_root_rotates(open_secrets: Open, tmp_path: Path) -> None:
+    house = House(tmp_path, secrets=open_secrets())
+    house.ring.table.root = name = f"house-{secrets.token_hex(4)}"
+    house.write("t", {"n": 1})
+    house.rotations.begin(house.house_ctx(), "root", "house", "")
+    house.finish_rotations()
+    other = House(tmp_path, secrets=open_secrets())
+    other.ring.table.root = name
+    assert other.read("t") == {"n": 1}
+    with other.ledger.read(other.house_ctx()) as tx:
+        wrapped = root_wrapped(tx.need(Ref("key", "keys", "zone.uae")).body["versions"]["1"])
+    assert other.secrets.version(wrapped) == other.secrets.newest(name) == 2
+    house.ledger.close()
+    other.ledger.close()
 
 
 # the folder

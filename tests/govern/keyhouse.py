@@ -1,11 +1,13 @@
 """A small house for the tests of keys: a ledger on a real SQLite file, root keys in a folder, a clock set by hand."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from falaj.backends.file import FileSecrets
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.govern.keys import Keyring
 from falaj.govern.rotation import Rotations
@@ -17,12 +19,14 @@ DAY_S = 86_400.0
 class House:
     """One replica; several may stand on one folder."""
 
-    def __init__(self, home: Path, *, start: float = 1_000_000.0, store: Any = None, batch: int = 2) -> None:
+    def __init__(
+        self, home: Path, *, start: float = 1_000_000.0, store: Any = None, secrets: Any = None, batch: int = 2
+    ) -> None:
         self.home = home
         self.time = start
         self.store = store or SqliteStore(f"sqlite:{home}/ledger.db")
         self.ledger = Ledger(self.store)
-        self.secrets = FileSecrets(f"file:{home}/keys", {})
+        self.secrets = secrets or FileSecrets(f"file:{home}/keys", {})
         self.ring = Keyring(self.ledger, self.secrets, home="uae", now=self.now, clock=self.now)
         self.ledger.cipher = self.ring
         self.rotations = Rotations(self.ring, batch=batch)
@@ -52,16 +56,12 @@ class House:
 
     def add_object(self, name: str, tenant: str = "acme", zone: str = "uae") -> bytes:
         """An object's record as the blob store keeps it; gives its plain data key."""
-        from falaj.core.ports import Key
-
         dek, wrapped = self.ring.new_object_key(tenant, zone)
         with self.ledger.project(self.ctx(tenant, zone)) as tx:
             tx.put(Key(tenant, "object", "store", name, zone), {"dek": wrapped, "size": 1})
         return dek
 
     def object_dek(self, name: str, tenant: str = "acme", zone: str = "uae") -> str:
-        from falaj.core.ports import Key
-
         with self.ledger.read(self.ctx(tenant, zone)) as tx:
             record = tx.key(Key(tenant, "object", "store", name, zone))
             assert record is not None
@@ -93,3 +93,37 @@ class House:
     def close(self) -> None:
         self.ledger.close()
         self.secrets.close()
+
+
+class Crashing:
+    """The store of a process that dies at one of its commits, just before or just after it."""
+
+    def __init__(self, store: Any, at: int, *, after: bool, die: Callable[[], None]) -> None:
+        self._store, self._left, self._after, self._die = store, at, after, die
+
+    def begin(self, write: bool) -> Any:
+        txn = self._store.begin(write)
+        return _Doomed(txn, self.commit) if write else txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def commit(self, txn: Any) -> None:
+        self._left -= 1
+        if self._left == 0 and not self._after:
+            txn.rollback()
+            self._die()
+        txn.commit()
+        if self._left == 0:
+            self._die()
+
+
+class _Doomed:
+    def __init__(self, txn: Any, commit: Callable[[Any], None]) -> None:
+        self._txn, self._commit = txn, commit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        self._commit(self._txn)

@@ -1,6 +1,7 @@
 """Rotation: at any moment everything can be read, and at the end nothing is under a version that has ended (K4)."""
 
 import contextlib
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from falaj.core.ref import Ref
 from falaj.govern.rotate import Keys, RotationLoop
 from falaj.govern.sealing import sealed_version, wrapped_version
 from falaj.store.loop import Turn
-from tests.govern.keyhouse import DAY_S, House
+from tests.govern.keyhouse import DAY_S, Crashing, House
 
 
 @pytest.fixture
@@ -212,44 +213,6 @@ def test_a_forgotten_subject_stays_forgotten_through_a_rotation(house: House) ->
 # any sequence, any crash
 
 
-class Crashing:
-    """The store of a process that dies at one of its commits, just before or just after it."""
-
-    def __init__(self, store: SqliteStore, at: int, after: bool) -> None:
-        self._store, self._left, self._after = store, at, after
-
-    def begin(self, write: bool) -> Any:
-        txn = self._store.begin(write)
-        return _Dying(txn, self) if write else txn
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def commit(self, txn: Any) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._after:
-            txn.rollback()
-            raise Dead
-        txn.commit()
-        if self._left == 0:
-            raise Dead
-
-
-class _Dying:
-    def __init__(self, txn: Any, store: Crashing) -> None:
-        self._txn, self._store = txn, store
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._txn, name)
-
-    def commit(self) -> None:
-        self._store.commit(self._txn)
-
-
-class Dead(BaseException):
-    """The process is gone; what it had in memory is too."""
-
-
 ACTS = st.one_of(
     st.tuples(
         st.just("rotate"),
@@ -279,6 +242,14 @@ def test_any_sequence_with_crashes_leaves_all_readable_and_ends_clean(acts: list
         shutil.rmtree(home)
 
 
+class Dead(BaseException):
+    """The process is gone; what it had in memory is too."""
+
+
+def _die() -> None:
+    raise Dead
+
+
 class _World:
     """What must be true, kept beside the house."""
 
@@ -287,6 +258,7 @@ class _World:
         self.house = House(home)
         self.deks: dict[tuple[str, str], bytes] = {}
         self.records: dict[str, str] = {}
+        self.names = itertools.count()
         for zone in ("uae", "eu"):
             self.house.ring.prepare("acme", zone)
             self.do("object", 0, zone)
@@ -294,7 +266,8 @@ class _World:
 
     def do(self, act: str, what: Any, zone: str) -> None:
         if act == "die":
-            self.restart(Crashing(SqliteStore(f"sqlite:{self.home}/ledger.db"), what, zone == "after"))
+            store = SqliteStore(f"sqlite:{self.home}/ledger.db")
+            self.restart(Crashing(store, what, after=zone == "after", die=_die))
             return
         try:
             getattr(self, f"_{act}")(what, zone)
@@ -316,12 +289,12 @@ class _World:
             self.house.rotations.step(self.house.house_ctx())
 
     def _object(self, _: int, zone: str) -> None:
-        name = f"o{len(self.deks)}-{self.house.time}"
+        name = f"o{next(self.names)}"
         dek = self.house.add_object(name, zone=zone)
         self.deks[name, zone] = dek
 
     def _write(self, _: int, zone: str) -> None:
-        name = f"r{len(self.records)}-{self.house.time}"
+        name = f"r{next(self.names)}"
         self.house.write(name, {"in": zone}, zone=zone)
         self.records[name] = zone
 

@@ -39,7 +39,7 @@ class Rotation:
     zone: str
     version: int
     phase: str
-    """root: the root key's new version is to be made; sweep: rewrapping; wait: until nobody can hold an old key; done."""
+    """root: a new root version is to be made; sweep: rewrapping; wait: until nobody can hold an old key; done."""
     since: float
     round_since: float
     moved: int = 0

@@ -70,8 +70,8 @@ class Keys:
         """Make a new version of a key; everything it wraps is carried over in the background.
 
         The new version encrypts at once and the old ones still decrypt. When all is carried over and a day has passed,
-        the old versions of root, zone and tenant keys end for ever. No bulk data is rewritten. `root` and `zone` are for
-        the house itself.
+        the old versions of root, zone and tenant keys end for ever. No bulk data is rewritten. `root` and `zone` are
+        for the house itself.
 
         Example:
             falaj keys rotate tenant --zone uae

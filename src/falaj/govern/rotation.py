@@ -1,4 +1,4 @@
-"""Rotation: a new version encrypts at once, what older versions wrapped is rewrapped in small guarded steps, then they end.
+"""Rotation: a new version encrypts at once, what older ones wrapped is rewrapped in small guarded steps, then they end.
 
 Only wrapped keys are rewritten (key records, and the `dek` of objects), never bulk data. Each step is one transaction
 that moves some records and the cursor together, so a crash at any point loses nothing and repeats nothing. Versions end
@@ -117,7 +117,7 @@ class Rotations:
         return self._round_end(ctx, record, moved, changes)
 
     def _ripe(self, job: Rotation) -> float:
-        """From when on nobody can use an old version any more. Even in a hurry the caches of other replicas must empty."""
+        """From when on nobody can use an old version; even in a hurry the caches of other replicas must empty."""
         return job.since + (min(self._grace_s, 2 * FRESH_S) if job.hurry else self._grace_s)
 
     def _round_end(self, ctx: Context, record: Record, job: Rotation, changes: list[Change]) -> bool:

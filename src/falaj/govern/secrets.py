@@ -1,5 +1,5 @@
 """Secrets by reference. A value lies sealed under the tenant's secret key; specs, events and logs carry only
-`secret://tenant/zone/project/name#version`, which is resolved at the last moment, inside the zone, and recorded each time.
+`secret://tenant/zone/project/name#version`, resolved at the last moment, inside the zone, and recorded each time.
 """
 
 import base64
@@ -30,7 +30,7 @@ _TELLTALES = re.compile(
     r"|\bgh[pousr]_[A-Za-z0-9]{36,}\b"
     r"|\bhvs\.[A-Za-z0-9_-]{24,}\b"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{16,}\b"
-    r"|(?i:\b(?:password|passwd|secret|api[_-]?key|token)\b[\"']?\s*[:=]\s*[\"']?(?!secret://|env:|file:)[^\s\"'{}$<>]{8,})"
+    r"|(?i:\b(?:password|passwd|secret|api[_-]?key|token)\b[\"']?\s*[:=]\s*[\"']?(?!//|secret://|env:|file:)[^\s\"'{}$<>]{8,})"
 )
 
 
