@@ -53,6 +53,7 @@ TABLE = {
     "another digest": (stand(BADR, voice("eman", digest=OTHER)), "waiting"),
     "before it was asked": (stand(BADR, voice("eman", at=-1)), "waiting"),
     "after it ended": (stand(BADR, voice("eman", at=8 * DAY), at=1), "waiting"),
+    "not said yet": (stand(BADR, voice("eman", at=61)), "waiting"),
     "refused by one": (stand(BADR, EMAN, voice("dana", says="refuse")), "refused"),
     "refused first": (stand(voice("dana", says="refuse"), BADR, EMAN), "refused"),
     "its last moment": (stand(BADR, EMAN, at=7 * DAY - 1), "granted"),

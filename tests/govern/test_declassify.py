@@ -33,6 +33,7 @@ def test_what_is_lowered_and_what_never_is() -> None:
     assert (down.regimes, down.classification, down.categories) == (frozenset({"AE-PDPL"}), 1, frozenset())
     assert (down.purposes, down.min_retain_s) == (ANY, 0)
     assert (down.origin, down.holds) == (HIGH.origin, HIGH.holds)
+    assert lowered(HIGH, replace(WISH, target=Label(regimes=frozenset({"NONE"})))).regimes == {"NONE"}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_what_is_lowered_and_what_never_is() -> None:
     [
         Label(classification=3),
         Label(regimes=frozenset({"EU-GDPR"})),
+        Label(regimes=frozenset({"AE-PDPL", "NONE"})),
         Label(categories=frozenset({"religion"})),
         Label(min_retain_s=100),
         Label(max_retain_s=5),
@@ -131,7 +133,7 @@ def test_two_people_one_an_officer_and_a_new_version_stands(here: Town) -> None:
     with here.ledger.read(here.who("amal")) as tx:
         new, old = tx.need(made), tx.need(THING)
     assert new.label == lowered(HIGH, asked)
-    assert (new.body, new.terms, new.zone) == (old.body, old.terms, old.zone)
+    assert (new.body, new.terms, new.zone) == (old.body, {**old.terms, "newest": "yes"}, old.zone)
     assert old.label == HIGH
     fact = here.ledger.tail(tenant="bank", verb="zones.lower")[0].event
     assert (fact.subject, fact.inputs[0]) == (made, THING)

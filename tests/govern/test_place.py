@@ -139,10 +139,10 @@ def test_all_that_is_wrong_is_said() -> None:
 
 def test_the_hint_says_in_words_what_would_allow_it_and_the_command() -> None:
     hint = judge(move(purpose="fraud")).hint
-    assert "a transfer grant for AE-PDPL from ae-dubai to eu-west with basis 22" in hint
-    assert "23a" in hint
-    assert "approved by two people: falaj zones grant AE-PDPL:22 --src ae-dubai --dst eu-west" in hint
-    assert "--scope 'dataset:fraud/transactions' --purposes fraud" in hint
+    assert "a transfer grant for AE-PDPL from ae-dubai to eu-west with basis 23a (a contract that" in hint
+    assert "or 22, 23b" in hint
+    assert "approved by two people: falaj zones grant AE-PDPL:23a --src ae-dubai --dst eu-west" in hint
+    assert "--scope 'dataset:fraud/transactions' --purposes fraud --documents contract=sha256:…" in hint
 
 
 def test_a_refusal_is_the_verdict_in_an_error() -> None:

@@ -91,6 +91,7 @@ def test_what_was_decided_about_each() -> None:
         ('home = ["XX"]', 'home = ["XX"]\nmin_retain_s = -1', "retention"),
         ('home = ["XX"]', 'home = ["XX"]\nretain_from = "never"', "retain_from"),
         ('home = ["XX"]', 'home = ["XX"]\nexempt = true', "there is no field exempt"),
+        ('home = ["XX"]', 'home = ["XX"]\nusual = "2"', "usual"),
         ("hours = 72", "hours = 0", "the timer breach"),
         ("hours = 72", "hours = 72\nfrom = 3", "timers.breach.from"),
         ('status = "assumed"', 'status = "sure"', "the timer breach"),

@@ -32,7 +32,7 @@ _DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}")
 
 def standing(approval: Approval, now: float) -> Standing:
     """Where it stands at `now`. Trusts no earlier check: every voice is judged again, here."""
-    good = _counted(approval)
+    good = _counted(approval, now)
     given, officers = len(good), sum("dpo" in voice.roles for voice in good)
     missing = max(0, approval.needs - given)
     missing_dpo = max(0, approval.dpo - officers)
@@ -79,11 +79,11 @@ def stricter(approval: Approval, barred: tuple[str, ...] = (), needs: int = 0, d
     )
 
 
-def _counted(approval: Approval) -> list[Voice]:
+def _counted(approval: Approval, now: float) -> list[Voice]:
     """One voice a person, the earliest, in order of time."""
     seen: dict[str, Voice] = {}
     for voice in sorted(approval.voices, key=lambda v: v.at):
-        timely = approval.asked <= voice.at < approval.expires
+        timely = approval.asked <= voice.at <= now and voice.at < approval.expires
         if voice.says == "give" and timely and not may_speak(approval, voice):
             seen.setdefault(voice.person, voice)
     return list(seen.values())

@@ -51,7 +51,9 @@ class Wish:
 def lowered(label: Label, request: Declassification) -> Label:
     """The label after the request: what was asked for, never an origin or a hold less, never anything higher."""
     target = replace(request.target, origin=label.origin, holds=label.holds)
-    if not label.covers(target):
+    # To be under no law, said aloud, is lower than to be under one.
+    named = replace(target, regimes=frozenset()) if target.regimes == {"NONE"} else target
+    if not label.covers(named):
         raise Invalid(
             "that would raise the label in part", "a declassification only lowers; label a new version for the rest"
         )
@@ -119,6 +121,8 @@ def publish(ctx: Context, tx: Writer, approvals: Approvals, ref: Ref, into: Ref)
         raise Conflict(f"{asked.thing} changed since people were asked", "ask again", asked.thing)
     if original.restricted:
         raise Conflict(f"{asked.thing} is restricted", "the data protection officer lifts a restriction", asked.thing)
+    if original.body.get("state") == "deleted":
+        raise Conflict(f"{asked.thing} was deleted", "there is nothing left to publish", asked.thing)
     authors = (asked.author, original.author)
     approvals.demand(ctx, ACTION, digest(asked), needs=VOICES, dpo=OFFICERS, authors=authors)
     made = _next(tx, original, into, lowered(original.label, asked))
@@ -145,17 +149,22 @@ def _next(tx: Writer, original: Record, into: Ref, label: Label) -> Ref:
     """The next version of `into`, and its head moved to it."""
     if into.kind != original.key.kind:
         raise Invalid(f"a {original.key.kind} is published as a {original.key.kind}", f"not as {into}", into)
-    head = tx.get(into)
-    newest = str(head.body.get("newest", "")) if head is not None else ""
-    if head is not None and not re.fullmatch(r"v[1-9][0-9]{0,17}", newest):
-        raise Conflict(f"{into} has no versions", "name a thing that has, or a new one", into)
     if into == original.ref.bare:
-        raise Invalid(
-            "the lowered version needs a name of its own", "whoever follows the old name must not get it unawares"
-        )
-    made = into.at(f"v{int(newest[1:]) + 1}" if newest else "v1")
-    tx.put(made, original.body, label=label, zone=original.zone, terms=original.terms)
-    body = {**(head.body if head is not None else {}), "newest": made.version}
-    # The head names versions of every label; it is as open as the lowest of them, and holds nothing else.
-    tx.put(into, body, rev=head.rev if head is not None else None, label=label if head is None else head.label)
+        hint = "whoever follows the old name must not get it unawares"
+        raise Invalid("the lowered version needs a name of its own", hint)
+    head = tx.get(into)
+    body = head.body if head is not None else {"newest": ""}
+    if "newest" not in body:
+        raise Conflict(f"{into} has no versions", "name a thing that has, or a new one", into)
+    newest = str(body["newest"])
+    count = max(int(body.get("count", 0)), int(newest[1:] or 0)) + 1
+    made = into.at(f"v{count}")
+    if newest:
+        old = tx.need(into.at(newest))
+        rest = {name: value for name, value in old.terms.items() if name != "newest"}
+        tx.put(old.ref, old.body, rev=old.rev, label=old.label, terms=rest)
+    tx.put(made, original.body, label=label, zone=original.zone, terms={**original.terms, "newest": "yes"})
+    # The head says which version is the newest and nothing else; it stays as open as it was.
+    kept = label if head is None else head.label
+    tx.put(into, {**body, "newest": made.version, "count": count}, rev=head.rev if head else None, label=kept)
     return made

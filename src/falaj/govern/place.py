@@ -347,13 +347,13 @@ def _way_out(move: Move, regime: Regime, to: str) -> str:
     """In plain words: what would allow it, and the command that asks for it."""
     if not regime.bases:
         return f"use a zone that is cleared for {regime.id}"
-    bases = list(regime.bases.values())
-    named = f"basis {bases[0].id} ({bases[0].title})" + (
-        f" or {', '.join(b.id for b in bases[1:])}" if bases[1:] else ""
-    )
+    first = regime.bases.get(regime.usual) or next(iter(regime.bases.values()))
+    others = ", ".join(name for name in regime.bases if name != first.id)
+    named = f"basis {first.id} ({first.title})" + (f" or {others}" if others else "")
     scope = move.thing.partition("@")[0]
     way = f"--src {move.src or 'ZONE'} --dst {to} --scope '{scope}' --purposes {move.purpose or 'PURPOSE'}"
+    papers = "".join(f" --documents {name}=sha256:…" for name in first.documents)
     return (
         f"a transfer grant for {regime.id} from {move.src or 'the zone it comes from'} to {to} with {named}, "
-        f"approved by two people: falaj zones grant {regime.id}:{bases[0].id} {way}"
+        f"approved by two people: falaj zones grant {regime.id}:{first.id} {way}{papers}"
     )

@@ -90,6 +90,8 @@ class Regime:
     """Jurisdictions its authority has approved; never for a deny-abroad regime."""
     aliases: tuple[str, ...] = ()
     bases: Mapping[str, Basis] = field(default_factory=dict)
+    usual: str = ""
+    """The basis that hints name first."""
     min_retain_s: int = 0
     retain_from: str = "creation"
     """What the least retention is counted from: creation, or end (of the relationship)."""

@@ -137,7 +137,7 @@ def _problems(regime: Regime) -> list[str]:
 
 
 def _basis_problems(regime: Regime) -> list[str]:
-    found = []
+    found = [f"usual {regime.usual!r}"] if regime.usual and regime.usual not in regime.bases else []
     for name, basis in regime.bases.items():
         if basis.id != name or not BASIS.fullmatch(name) or basis.checked not in CHOICES["checked"]:
             found.append(f"the basis {name!r}")
