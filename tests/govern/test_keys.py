@@ -321,6 +321,19 @@ def test_what_another_replica_rotated_is_read_at_once_and_used_when_the_cache_is
     other.close()
 
 
+def test_one_thread_refreshes_while_the_others_go_on(house: House) -> None:
+    """Every thread inside a transaction holds a connection; if each waited for a second one, none would get it."""
+    house.write("a", {"n": 1})
+    house.time += FRESH_S + 1
+    slot = Slot("acme", "uae", "meta")
+    before = house.ring.table.held(slot)
+    house.time += FRESH_S + 1
+    with house.ring.table._refreshing:
+        assert house.ring.table.held(slot) is before
+        house.time += FRESH_S
+        assert house.ring.table.held(slot) is not before, "so old that everyone must look again"
+
+
 # nothing shows
 
 

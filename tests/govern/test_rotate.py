@@ -139,7 +139,7 @@ def test_in_a_hurry_only_the_caches_are_waited_for(house: House) -> None:
     house.rotations.hurry(house.ctx(), "tenant", "acme", "uae")
     house.drain()
     assert house.key_body("tenant.uae")["versions"].keys() == {"1", "2"}
-    house.time += 61
+    house.time += 91
     house.drain()
     assert house.key_body("tenant.uae")["versions"].keys() == {"2"}
 
@@ -375,7 +375,7 @@ def test_the_desk_rotates_and_the_loop_ends_it(house: House) -> None:
     assert keys.status(house.ctx("beta")) == ()
     keys.retire(house.ctx(), "tenant")
     turn = Turn(house.house_ctx(), 1, lambda: True)
-    house.time += 61
+    house.time += 91
     while loop.step(turn):
         pass
     (job,) = keys.status(house.ctx())

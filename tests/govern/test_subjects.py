@@ -83,13 +83,13 @@ def test_all_remaining_keys_and_the_raw_store_yield_nothing(house: House) -> Non
 
 
 def test_a_backup_of_before_is_dead_once_the_keys_above_were_rotated(house: House, tmp_path: Path) -> None:
-    """K2 for backups and for what a disk still holds of deleted rows: the stated erasure latency is a rotation's length."""
+    """K2 for backups and for what a disk still holds of old rows: the erasure latency is a rotation's length."""
     sealed = tell(house)
     backup = tmp_path / "backup"
     backup.mkdir()
-    with contextlib.closing(sqlite3.connect(house.home / "ledger.db")) as raw:
-        with contextlib.closing(sqlite3.connect(backup / "ledger.db")) as copy:
-            raw.backup(copy)
+    old, new = house.home / "ledger.db", backup / "ledger.db"
+    with contextlib.closing(sqlite3.connect(old)) as raw, contextlib.closing(sqlite3.connect(new)) as copy:
+        raw.backup(copy)
     house.ring.subject_forget(house.ctx(), "uae", PERSON)
     (backup / "keys").symlink_to(house.home / "keys")
     restored = House(backup, secrets=house.secrets)
@@ -114,7 +114,7 @@ def _opens_with_live_keys(house: House, backup: House, pseudonym: str) -> bool:
     for tenant in ("acme", "house"):
         with house.ledger.read(house.ctx(tenant)) as tx:
             live += [key for r in tx.find("key", limit=1000).records for key in _versions(house, Slot.of(r.key))]
-    assert len(live) > 6
+    assert len(live) >= 6
     chain = (Slot("acme", "uae", "subject", pseudonym), Slot("acme", "uae", "tenant"))
     with backup.ledger.read(backup.ctx()) as tx:
         for slot in chain:

@@ -153,7 +153,8 @@ class Keyring:
             return lane
         slot = Slot(*where)
         version, key = self.table.newest(slot)
-        lane = Lane(key, version, bound(*where, version), self._clock() + FRESH_S)
+        until = min(self._clock(), self.table.held(slot).until) + FRESH_S
+        lane = Lane(key, version, bound(*where, version), until)
         shared = self.table.shared(slot)
         lanes = self._lanes if shared else self._local.lanes
         if len(lanes) >= LANES:

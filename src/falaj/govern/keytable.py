@@ -4,9 +4,9 @@
                         -> token, permit (of the installation)
 
 A key is a record of kind `key` whose body holds every version, each wrapped by the key above it. What is unwrapped
-stays in memory, in a bounded cache, for FRESH_S seconds, so that a rotation by another replica is noticed. What is read
-or made inside a transaction is this thread's own until the transaction is durable: were it undone, bytes that another
-thread sealed under it could never be opened.
+stays in memory, in a bounded cache, for one to two times FRESH_S, so that a rotation by another replica is noticed.
+What is read or made inside a transaction is this thread's own until the transaction is durable: were it undone, bytes
+that another thread sealed under it could never be opened.
 """
 
 import base64
@@ -117,6 +117,7 @@ class KeyTable:
         self.home, self._now = home, now
         self._held: dict[Slot, Held] = {}
         self._lock = threading.Lock()
+        self._refreshing = threading.Lock()
         self._local = _Local()
         self.on_drop: Callable[[], None] = lambda: None
         self.on_settle: Callable[[], None] = lambda: None
@@ -131,6 +132,18 @@ class KeyTable:
         found = self._local.held.get(slot) or self._held.get(slot)
         if found is not None and found.until > self.clock():
             return found
+        if found is None or slot.subject or found.until + FRESH_S < self.clock():
+            return self._sought(slot, make)
+        # One thread looks again while the others go on with what they have: were they all to ask the store at once,
+        # each already holding one of its connections, none might get a second.
+        if not self._refreshing.acquire(blocking=False):
+            return found
+        try:
+            return self._sought(slot, make)
+        finally:
+            self._refreshing.release()
+
+    def _sought(self, slot: Slot, make: bool) -> Held:
         for _ in range(4):
             found = self._load(slot)
             if found is not None:

@@ -118,7 +118,7 @@ class Rotations:
 
     def _ripe(self, job: Rotation) -> float:
         """From when on nobody can use an old version; even in a hurry the caches of other replicas must empty."""
-        return job.since + (min(self._grace_s, 2 * FRESH_S) if job.hurry else self._grace_s)
+        return job.since + (min(self._grace_s, 3 * FRESH_S) if job.hurry else self._grace_s)
 
     def _round_end(self, ctx: Context, record: Record, job: Rotation, changes: list[Change]) -> bool:
         over = job.round_since >= self._ripe(job)
