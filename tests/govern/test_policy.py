@@ -164,7 +164,7 @@ def with_own(own: tuple[tuple[str, str], ...]) -> Authorizer:
     return Authorizer(ACTIONS, lambda tenant: dict(own) if tenant == "bank" else {})
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(own_policies, actors, actions, cells, facts_)
 def test_whatever_a_tenant_adds_only_narrows_and_binds_nobody_else(
     own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: Cell, facts: Facts
@@ -177,7 +177,7 @@ def test_whatever_a_tenant_adds_only_narrows_and_binds_nobody_else(
     assert not guards or not decision.allowed
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(own_policies, actors, actions, cells, facts_)
 def test_a_slice_answers_like_the_whole(
     own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: Cell, facts: Facts
@@ -341,6 +341,7 @@ def test_what_stands_for_seeing_needs_a_role() -> None:
     assert authorizer.seeing("store.put") == "store.put"
 
 
+@settings(max_examples=30)
 @given(own_policies, actors, actions, cells, facts_)
 def test_a_decision_replays_from_texts_alone(
     own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: Cell, facts: Facts

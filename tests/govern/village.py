@@ -1,0 +1,61 @@
+"""A small village for the tests of people and policy: accounts, desks and local identity over one encrypted ledger."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from falaj.backends.local import LocalIdentity
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.errors import Unauthenticated
+from falaj.core.verb import verbs_of
+from falaj.govern.accounts import Accounts
+from falaj.govern.people import People
+from falaj.govern.people_records import Issued
+from falaj.govern.policy import Authorizer
+from falaj.govern.policy_desk import Policy
+from falaj.govern.tokens import WorkloadTokens
+from tests.govern.keyhouse import House
+
+ACTIONS = {
+    f"{desk}.{name}": verb.group
+    for desk, room in {"people": People, "policy": Policy}.items()
+    for name, verb in verbs_of(room).items()
+} | {"store.get": "read", "store.list": "see"}
+
+
+class Village:
+    """A replica: accounts, people, policy and identity over one encrypted ledger."""
+
+    def __init__(self, home: Path, issuers: Mapping[str, Any] | None = None) -> None:
+        self.house = House(home)
+        self.accounts = Accounts(self.house.ledger, "uae")
+        self.tokens = WorkloadTokens(self.house.ring, self.accounts.stopped)
+        self.people = People(self.house.ledger, self.accounts, self.tokens, (issuers or {}).__getitem__)
+        self.authorizer = Authorizer(ACTIONS)
+        self.policy = Policy(self.house.ledger, self.authorizer, "uae", self.accounts.standing)
+        self.identity = LocalIdentity("local:", {"find": self.accounts.lookup})
+        self.policy.keep(self.ctx(Actor("house", HOUSE)))
+
+    def ctx(self, actor: Actor) -> Context:
+        return replace(self.house.ctx(actor.tenant), actor=actor)
+
+    def who(self, issued: Issued) -> Actor:
+        actor = self.identity.whois(issued.token, self.house.now())
+        assert actor is not None
+        return actor
+
+    def refused(self, issued: Issued) -> bool:
+        try:
+            self.who(issued)
+        except Unauthenticated:
+            return True
+        return False
+
+    def verbs(self, tenant: str) -> list[str]:
+        return [fact.event.verb for fact in self.house.ledger.tail(tenant=tenant) if fact.event.verb.startswith("p")]
+
+    def open_bank(self) -> Context:
+        """A tenant with its administrator, whose context this gives."""
+        root = self.ctx(Actor("root", HOUSE, roles=frozenset({"tenant-admin"})))
+        return self.ctx(self.who(self.people.add_tenant(root, "bank", "fatima", "First Bank")))
