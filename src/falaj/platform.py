@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from falaj.audit.loop import SealLoop
 from falaj.audit.service import Audit
-from falaj.core.bind import bind
+from falaj.core.bind import bind, options
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
@@ -296,17 +296,17 @@ class BoundDesk:
 
 
 def _bound_call(
-    desk: str, verb: Verb, call: Callable[[str, Verb, dict[str, Any]], Any], *args: Any, **kwargs: Any
+    desk: str, verb: Verb, call: Callable[[str, Verb, dict[str, Any]], Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    named = dict(zip((p.name for p in verb.params), args, strict=False)) | kwargs
-    streams = {p.name: as_stream(named[p.name]) for p in verb.params if p.type is Stream and p.name in named}
-    return call(
-        desk,
-        verb,
-        bind(verb, args[: len(verb.params)], {})
-        if not kwargs and not streams
-        else bind(verb, (), {**named, **streams}),
-    )
+    """Read what holds bytes as a stream of them, fit the rest to the signature, and call."""
+    streams = {p.name for p in verb.params if Stream in options(p.type)}
+    if streams:
+        names = [p.name for p in verb.params]
+        args = (
+            tuple(as_stream(v) if n in streams else v for n, v in zip(names, args, strict=False)) + args[len(names) :]
+        )
+        kwargs = {n: as_stream(v) if n in streams and v is not None else v for n, v in kwargs.items()}
+    return call(desk, verb, bind(verb, args, kwargs))
 
 
 def as_stream(value: Any) -> Stream:

@@ -18,7 +18,7 @@ from falaj.govern.policy import Authorizer, Facts
 from falaj.govern.records import Move, Verdict
 from falaj.govern.things import Thing, desk_thing, label_of, missing, things_of
 from falaj.store.codec import from_json, to_json
-from falaj.store.ledger import Ledger
+from falaj.store.ledger import Ledger, Writer
 
 
 class Residency(Protocol):
@@ -154,13 +154,17 @@ class Guard:
             known = self._ledger.outcome(ctx, fingerprint)
             if known is not None:
                 return from_json(verb.result, known)
-        with self._ledger.unit(ctx) as tx:
+
+        def work(tx: Writer) -> Any:
             result = run()
             if not tx.emitted:
                 tx.emit(action, subject)
             if ctx.keyed:
                 tx.remember(to_json(result).decode(), fingerprint)
-        return result
+            return result
+
+        # Nothing of it left the ledger, so it may be run again when another writer got in between.
+        return self._ledger.retry(ctx, work)
 
     def _outside(self, action: str, ctx: Context, subject: Ref, run: Callable[[], Any]) -> Any:
         """An act outside the ledger: its intent is durable before, its outcome after."""

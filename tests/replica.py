@@ -1,0 +1,55 @@
+"""A real server for tests: `falaj up` in a process of its own, as users start it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import falaj
+
+FALAJ = [sys.executable, "-m", "falaj"]
+
+
+class Replica:
+    """One `falaj up`, alone or among several on one store. `token` is the admin's, of the first on a new store."""
+
+    def __init__(self, home: Path, env: dict[str, str] | None = None, *, first: bool = True) -> None:
+        command = [*FALAJ, "up", "--at", str(home), "--listen", "127.0.0.1:0", "--log", "ERROR"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+        self.url = self.token = ""
+        self._open: list[Any] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.url = self.url or _found(r"https?://\S+", line)
+            self.token = self.token or _found(r"fj_\w{16}_\S{43}", line)
+            if self.url and (self.token or not first):
+                break
+
+    def as_(self, token: str = "") -> Any:
+        """The platform with this token, or the admin's."""
+        platform = falaj.connect(self.url, token=token or self.token)
+        self._open.append(platform)
+        return platform
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self) -> "Replica":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for platform in self._open:
+            platform.close()
+        self.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def _found(pattern: str, line: str) -> str:
+    match = re.search(pattern, line)
+    return match[0] if match else ""
