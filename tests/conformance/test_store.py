@@ -20,10 +20,8 @@ Open = Callable[[], Store]
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Each call opens the same database once more, as another process would."""
     made: list[Store] = []
-    if request.param == "sqlite":
-        url = f"sqlite:{tmp_path}/ledger.db"
-    else:
-        url = request.getfixturevalue("new_postgres")()
+    file = f"sqlite:{tmp_path}/ledger.db"
+    url: str = file if request.param == "sqlite" else request.getfixturevalue("new_postgres")()
 
     def open_it() -> Store:
         made.append(SqliteStore(url) if request.param == "sqlite" else PostgresStore(url, {"wait_s": 5}))

@@ -1,7 +1,6 @@
 """Backup and restore between real engines, while writers go on, and what happens to a damaged file."""
 
 import itertools
-import os
 import threading
 import zipfile
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from falaj.backends.postgres import PostgresStore
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
-from falaj.core.errors import Conflict, Corrupt, Invalid
+from falaj.core.errors import Conflict, Corrupt, Invalid, Unavailable
 from falaj.core.ref import Ref
 from falaj.store.backup import Frontier, backup, check, restore
 from falaj.store.ledger import Ledger
@@ -157,14 +156,12 @@ def test_what_is_no_backup_is_refused(fresh: Open, tmp_path: Path) -> None:
 def test_a_failed_backup_leaves_no_file(fresh: Open, tmp_path: Path) -> None:
     old = fresh("sqlite")
     fill(old, 1)
-    from falaj.core.errors import Unavailable
-
     with pytest.raises(Unavailable):
         backup(old, str(tmp_path / "no" / "folder" / "b.zip"))
     old.close()
     with pytest.raises(Unavailable):
         backup(old, str(tmp_path / "b.zip"))
-    assert not [p for p in os.listdir(tmp_path) if ".zip" in p]
+    assert not [path for path in tmp_path.iterdir() if ".zip" in path.name]
 
 
 @given(st.lists(st.binary(min_size=32, max_size=32), max_size=40))

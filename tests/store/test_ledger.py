@@ -1,6 +1,7 @@
 """The ledger on a real SQLite file: transactions, joining, sealing, outcomes, groups."""
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from falaj.backends.sql import statements
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.cell import Cell
 from falaj.core.context import Actor, Context, Decision
@@ -17,6 +19,7 @@ from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound, SilentChange
 from falaj.core.label import Label
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
+from falaj.store.envelope import open_record
 from falaj.store.ledger import Ledger, Writer
 
 THING = Ref.parse("thing:p/a")
@@ -135,7 +138,7 @@ def test_conflict_stale_and_silent_change_undo_everything(ledger: Ledger, ctx: C
         (ZeroDivisionError, lambda tx: 1 / 0),
     ]
     for expected, act in attempts:
-        with pytest.raises(expected), ledger.write(ctx) as tx:
+        with pytest.raises(expected), ledger.write(ctx) as tx:  # noqa: PT012
             tx.put(Ref.parse("thing:p/b"), {})
             act(tx)
     with ledger.read(ctx) as tx:
@@ -153,7 +156,7 @@ def test_derived_data_needs_no_event_and_nothing_else_passes_as_such(ledger: Led
 
 def test_inner_writes_and_reads_join_the_unit(ledger: Ledger, ctx: Context) -> None:
     house = Context(Actor("house", "house"), "uae")
-    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:
+    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:  # noqa: PT012
         outer.put(THING, {})
         with ledger.write(house) as inner:
             made = inner.put(Ref.parse("thing:p/h"), {})
@@ -168,7 +171,7 @@ def test_inner_writes_and_reads_join_the_unit(ledger: Ledger, ctx: Context) -> N
 
 
 def test_half_an_inner_write_cannot_be_committed_by_swallowing_its_error(ledger: Ledger, ctx: Context) -> None:
-    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:
+    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:  # noqa: PT012
         outer.emit("begin", THING.at("r1"))
         try:
             with ledger.write(ctx) as inner:
@@ -195,7 +198,7 @@ def test_callers_hear_how_it_ended(ledger: Ledger, ctx: Context) -> None:
         tx.after(heard.append)
         tx.emit("say", THING.at("r1"))
         assert heard == []
-    with pytest.raises(SilentChange), ledger.write(ctx) as tx:
+    with pytest.raises(SilentChange), ledger.write(ctx) as tx:  # noqa: PT012
         tx.after(heard.append)
         tx.put(THING, {})
     with ledger.group():
@@ -221,7 +224,7 @@ def test_a_repeated_request_finds_its_outcome(ledger: Ledger, ctx: Context) -> N
         replace(keyed, keyed=False),
     ):
         assert ledger.outcome(other, "f1") is None
-    with pytest.raises(Stale), ledger.unit(keyed) as tx:
+    with pytest.raises(Stale), ledger.unit(keyed) as tx:  # noqa: PT012
         tx.emit("pay", THING.at("r1"))
         tx.remember('{"paid":2}', "f1")
     with pytest.raises(Conflict), ledger.unit(keyed) as tx:
@@ -242,7 +245,7 @@ def test_the_same_request_from_many_threads_is_done_once(ledger: Ledger, ctx: Co
                     tx.emit("do", THING.at("r1"))
                     tx.remember(str(n), "f")
             except Stale:
-                continue
+                assert ledger.outcome(keyed, "f") is not None, "whoever was refused finds the outcome"
         results.append(found)
 
     threads = [threading.Thread(target=call, args=(n,)) for n in range(6)]
@@ -258,8 +261,6 @@ def test_the_same_request_from_many_threads_is_done_once(ledger: Ledger, ctx: Co
 def test_what_stands_beside_the_ciphertext_cannot_be_changed(
     ledger: Ledger, store: SqliteStore, ctx: Context, tmp_path: Path
 ) -> None:
-    import sqlite3
-
     with ledger.write(ctx) as tx:
         for name in ("a", "b"):
             tx.emit("add", tx.put(Ref("thing", "p", name), {"secret": name}, label=Label.parse("secret")).ref)
@@ -279,9 +280,6 @@ def test_what_stands_beside_the_ciphertext_cannot_be_changed(
             raw.execute(text, values)
             held = raw.execute("SELECT tenant, rev, cell, body, at, terms FROM records WHERE name = 'a'").fetchone()
             raw.execute("ROLLBACK TO s")
-            from falaj.backends.sql import statements
-            from falaj.store.envelope import open_record
-
             row = statements.row_of(Key(held[0], "thing", "p", "a"), held[1:])
             assert row is not None
             with pytest.raises(Corrupt):
@@ -290,8 +288,6 @@ def test_what_stands_beside_the_ciphertext_cannot_be_changed(
 
 
 def test_an_altered_event_is_corrupt(ledger: Ledger, ctx: Context, tmp_path: Path) -> None:
-    import sqlite3
-
     ledger.cipher = None
     with ledger.write(ctx) as tx:
         tx.emit("say", THING.at("r1"), n=1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg_pool import ConnectionPool
 
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
@@ -80,7 +80,8 @@ class PostgresStore:
         self._said = threading.Event()
         self._watcher: threading.Thread | None = None
         try:
-            self.pool.open(wait=True, timeout=self._wait_s)
+            with clear_errors():
+                self.pool.open(wait=True, timeout=self._wait_s)
             with clear_errors(), self.pool.connection() as connection:
                 _upgrade(connection)
                 _begin_epoch(connection)
@@ -343,10 +344,6 @@ def clear_errors(unsure: bool = False) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise failure(error, unsure) from error
-    except PoolTimeout as error:
-        raise Unavailable(
-            "PostgreSQL does not answer", "check that it runs and takes connections, then call again"
-        ) from error
 
 
 def failure(error: psycopg.Error, unsure: bool = False) -> FalajError:

@@ -1,0 +1,194 @@
+"""What only PostgreSQL can do wrong: late commits, foreign transaction ids, retries, lost connections, notices."""
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from falaj.backends.postgres import PostgresStore
+from falaj.core.context import Actor, Context
+from falaj.core.errors import Conflict, Stale, Unavailable
+from falaj.core.ports import EventRow, Key, Query, Row
+from falaj.core.ref import Ref
+from falaj.store.ledger import Ledger
+
+CTX = Context(Actor("ann", "acme"), "uae")
+THING = Ref.parse("thing:p/a")
+KILL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND datname = current_database()"""
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[PostgresStore]:
+    made = PostgresStore(postgres_url, {"connections": 6, "wait_s": 3})
+    yield made
+    made.close()
+
+
+def event(name: str) -> EventRow:
+    return EventRow(name, "t", "z", "v", "a", Key("t", "k", "p", "n", "r1"), 1.0, "", b"l" * 32, b"d")
+
+
+def ids(rows: list[EventRow]) -> list[str]:
+    return [row.id for row in rows]
+
+
+def test_a_late_commit_is_never_skipped(store: PostgresStore) -> None:
+    """The early transaction takes the lower number and the lower id, and commits last."""
+    early, late = store.begin(write=True), store.begin(write=True)
+    early.append([event("early")])
+    late.append([event("late")])
+    late.commit()
+    assert store.events() == [], "what is committed above an open transaction is not read yet"
+    cursor = ""
+    early.commit()
+    rows = store.events(cursor)
+    assert ids(rows) == ["early", "late"]
+
+
+def test_a_higher_number_with_a_lower_transaction_id_is_in_its_place(store: PostgresStore) -> None:
+    """`first` has the lower xid but writes, and so numbers, its event after `second`: the order is by xid."""
+    first, second = store.begin(write=True), store.begin(write=True)
+    first.put(Row(Key("t", "k", "p", "n"), 1, "c", b"", 1.0), 0)
+    second.append([event("second")])
+    second.commit()
+    third = store.begin(write=True)
+    third.append([event("third")])
+    third.commit()
+    assert store.events() == []
+    first.append([event("first")])
+    first.commit()
+    rows = store.events()
+    assert ids(rows) == ["first", "second", "third"]
+    for n, row in enumerate(rows):
+        assert ids(store.events(row.pos)) == ["first", "second", "third"][n + 1 :]
+
+
+def test_a_reader_that_follows_the_log_under_load_misses_nothing(store: PostgresStore) -> None:
+    done = threading.Event()
+    seen: list[str] = []
+
+    def follow() -> None:
+        cursor = ""
+        while True:
+            last = done.is_set()
+            rows = store.events(cursor, limit=7)
+            seen.extend(ids(rows))
+            cursor = rows[-1].pos if rows else cursor
+            if last and not rows:
+                return
+
+    def write(who: int) -> None:
+        for n in range(25):
+            txn = store.begin(write=True)
+            txn.append([event(f"{who}-{n}-{part}") for part in "ab"])
+            txn.rollback() if n % 5 == 4 else txn.commit()
+
+    writers = [threading.Thread(target=write, args=(who,)) for who in range(4)]
+    follower = threading.Thread(target=follow)
+    for thread in (*writers, follower):
+        thread.start()
+    for thread in writers:
+        thread.join(60)
+    done.set()
+    follower.join(60)
+    wanted = {f"{who}-{n}-{part}" for who in range(4) for n in range(25) if n % 5 != 4 for part in "ab"}
+    assert len(seen) == len(set(seen)), "nothing twice"
+    assert set(seen) == wanted
+
+
+def test_transaction_ids_of_another_cluster_begin_a_new_epoch(store: PostgresStore, postgres_url: str) -> None:
+    for name in ("one", "two"):
+        txn = store.begin(write=True)
+        txn.append([event(name)])
+        txn.commit()
+    old = store.events()
+    store.close()
+    with psycopg.connect(postgres_url, autocommit=True) as raw:
+        raw.execute("UPDATE events SET xid = xid + 1000000000")
+    again = PostgresStore(postgres_url, {"connections": 2})
+    try:
+        assert ids(again.events()) == ["one", "two"], "readable at once, not in a thousand million transactions"
+        cursor = again.events()[-1].pos
+        assert cursor > old[-1].pos
+        txn = again.begin(write=True)
+        txn.append([event("three")])
+        txn.commit()
+        assert ids(again.events(cursor)) == ["three"]
+        assert ids(again.events()) == ["one", "two", "three"]
+    finally:
+        again.close()
+    once_more = PostgresStore(postgres_url, {"connections": 2})
+    assert ids(once_more.events()) == ["one", "two", "three"]
+    once_more.close()
+
+
+def test_two_who_look_and_then_write_cannot_both_be_right(store: PostgresStore) -> None:
+    """Write skew: each sees an empty list and adds to it. One must be told to look again."""
+    one, two = store.begin(write=True), store.begin(write=True)
+    for txn, name in ((one, "a"), (two, "b")):
+        assert txn.find(Query("t", "k")).rows == ()
+        txn.put(Row(Key("t", "k", "p", name), 1, "c", b"", 1.0), 0)
+    one.commit()
+    with pytest.raises(Stale):
+        two.commit()
+    reader = store.begin(write=False)
+    assert [row.key.name for row in reader.find(Query("t", "k")).rows] == ["a"]
+    reader.rollback()
+
+
+def test_a_retry_asked_by_the_engine_is_not_taken_for_a_taken_name(store: PostgresStore) -> None:
+    ledger = Ledger(store)
+    with pytest.raises(Stale) as caught, ledger.write(CTX) as tx:  # noqa: PT012
+        assert tx.find("thing").records == ()
+        rival = store.begin(write=True)
+        assert rival.find(Query("acme", "thing")).rows == ()
+        rival.put(Row(Key("acme", "thing", "p", "a"), 1, "c", b"", 1.0), 0)
+        rival.commit()
+        tx.emit("add", tx.put(THING, {}).ref)
+    assert caught.type is Stale
+    with pytest.raises(Conflict) as plain, ledger.write(CTX) as tx:
+        tx.put(THING, {})
+    assert plain.type is Conflict
+
+
+def test_a_broken_connection_is_replaced_before_the_body_runs(store: PostgresStore, postgres_url: str) -> None:
+    ledger = Ledger(store)
+    with psycopg.connect(postgres_url, autocommit=True) as raw:
+        raw.execute(KILL)
+    with ledger.write(CTX) as tx:
+        tx.emit("add", tx.put(THING, {}).ref)
+    with pytest.raises(Unavailable), ledger.write(CTX) as tx:  # noqa: PT012
+        with psycopg.connect(postgres_url, autocommit=True) as raw:
+            raw.execute(KILL)
+        tx.emit("change", tx.put(THING, {}, rev=1).ref)
+    with ledger.read(CTX) as tx:
+        assert tx.need(THING).rev == 1
+
+
+def test_a_connection_lost_in_the_commit_says_that_nobody_knows(store: PostgresStore, postgres_url: str) -> None:
+    txn = store.begin(write=True)
+    txn.append([event("perhaps")])
+    with psycopg.connect(postgres_url, autocommit=True) as raw:
+        raw.execute(KILL)
+    with pytest.raises(Unavailable, match="may have been recorded"):
+        txn.commit()
+    assert store.events() == []
+
+
+def test_other_replicas_hear_of_a_commit(store: PostgresStore, postgres_url: str) -> None:
+    other = Ledger(PostgresStore(postgres_url, {"connections": 2}))
+    mine, heard = Ledger(store), threading.Semaphore(0)
+    other.on_commit(heard.release)
+    mine.on_commit(lambda: None)
+    assert heard.acquire(timeout=10), "once when the watch begins"
+    with mine.write(CTX) as tx:
+        tx.emit("say", THING.at("r1"))
+    assert heard.acquire(timeout=10)
+    other.close()
+
+
+def test_a_server_that_is_not_there_is_unavailable_and_named(postgres_url: str) -> None:
+    with pytest.raises(Unavailable):
+        PostgresStore("postgresql://nobody@127.0.0.1:1/none", {"wait_s": 0.5})
