@@ -7,7 +7,7 @@ import sys
 from contextvars import ContextVar
 
 # What a bearer token looks like, however it got into a line: after the word, as a JWT, or as one of our own.
-_TOKENS = re.compile(r"(?i:bearer)\s+[^\s\"',}]+|eyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\bfalaj_[\w-]{16,}")
+_TOKENS = re.compile(r"(?i:bearer)\s+[^\s\"',}]+|eyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\bf(?:j|alaj)_[\w-]{16,}")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 _inside: ContextVar[tuple[str, str, str]] = ContextVar("inside", default=("", "", ""))
 

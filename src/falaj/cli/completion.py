@@ -23,7 +23,7 @@ def completion(frame: Frame, arguments: list[str]) -> int:
 
 def words() -> dict[str, dict[str, list[str]]]:
     """Desk, verb, flags."""
-    return {name: {verb.name: flags_of(name, verb) for verb in verbs_of(room(name)).values()} for name in DESKS}
+    return {name: {verb.name: flags_of(verb) for verb in verbs_of(room(name)).values()} for name in DESKS}
 
 
 def bash(known: Words) -> str:

@@ -51,30 +51,27 @@ class Parser(argparse.ArgumentParser):
         raise Invalid(message, f"{self.prog} --help")
 
 
-def common(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the flags that every command takes."""
-    group = parser.add_argument_group("common flags")
-    group.add_argument("--at", default=argparse.SUPPRESS, metavar="ADDRESS", help="a folder, or the URL of a platform")
-    group.add_argument(
-        "--as", dest="name", default=argparse.SUPPRESS, metavar="NAME", help="which of your logins to use"
-    )
-    group.add_argument(
-        "--ca", default=argparse.SUPPRESS, metavar="FILE", help="the authority of the platform's certificate"
-    )
-    group.add_argument("--purpose", default=argparse.SUPPRESS, metavar="PURPOSE", help="what for; labels may demand it")
-    group.add_argument(
-        "--json", dest="as_json", action="store_true", default=argparse.SUPPRESS, help="machine-readable output"
-    )
-    return parser
-
-
 COMMON = ("at", "name", "ca", "purpose", "as_json")
 
 
-def read(frame: Frame, parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[Frame, argparse.Namespace]:
+def common(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the flags that every command takes. They are kept apart, so that a verb may have an `at` of its own."""
+    add = parser.add_argument_group("common flags").add_argument
+    unset = argparse.SUPPRESS
+    add("--at", dest="common_at", default=unset, metavar="ADDRESS", help="a folder, or the URL of a platform")
+    add("--as", dest="common_name", default=unset, metavar="NAME", help="which of your logins to use")
+    add("--ca", dest="common_ca", default=unset, metavar="FILE", help="the authority of the platform's certificate")
+    add("--purpose", dest="common_purpose", default=unset, metavar="PURPOSE", help="what for; labels may demand it")
+    add("--json", dest="common_as_json", action="store_true", default=unset, help="machine-readable output")
+    return parser
+
+
+def read(
+    frame: Frame, parser: argparse.ArgumentParser, arguments: list[str], *, plain: bool = True
+) -> tuple[Frame, argparse.Namespace]:
     """Parse a command's arguments; common flags among them join those that came before the command."""
-    found = common(parser).parse_args(arguments)
-    late = {name: getattr(found, name) for name in COMMON if hasattr(found, name)}
+    found = common(parser).parse_args(arguments) if plain else parser.parse_intermixed_args(arguments)
+    late = {name: getattr(found, f"common_{name}") for name in COMMON if hasattr(found, f"common_{name}")}
     return Frame(**{**{name: getattr(frame, name) for name in (*COMMON, "command")}, **late}), found
 
 

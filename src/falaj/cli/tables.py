@@ -53,6 +53,9 @@ def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    # A terminal is narrow: a column that says nothing is not shown.
+    kept = [n for n in range(len(title)) if records or any(row[n] for row in lines)]
+    title, lines = [title[n] for n in kept], [[row[n] for n in kept] for row in lines]
     table = Table(show_header=not records, box=None, pad_edge=False, header_style="bold")
     for name in title:
         table.add_column(name, style="bold" if records and name == title[0] else None, overflow="fold")
@@ -126,11 +129,13 @@ def _put_one(value: Any) -> None:
         list(value.items()) if isinstance(value, Mapping) else [(f.name, getattr(value, f.name)) for f in fields(value)]
     )
     lists = [(name, inner) for name, inner in pairs if isinstance(inner, tuple) and inner and is_dataclass(inner[0])]
-    if len(lists) == 1 and {name for name, _ in pairs} <= {lists[0][0], "next"}:
-        _put_many(lists[0][1])
-        following = dict(pairs).get("next")
-        if following:
-            sys.stderr.write(f"more: --after {following}\n")
+    found = dict(pairs)
+    cursor = next((name for name in ("next", "older") if name in found), "")
+    if cursor and len(pairs) == 2:
+        ((_, inner),) = [pair for pair in pairs if pair[0] != cursor]
+        _put_many(inner)
+        if found[cursor]:
+            sys.stderr.write(f"more: --{'older' if cursor == 'older' else 'after'} {found[cursor]}\n")
         return
     rows(
         ["", ""],

@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from falaj.cli import GLOBALS
 from falaj.cli.frame import Frame, Parser, common, read
 from falaj.cli.streams import inward, outward
 from falaj.cli.tables import put
@@ -34,9 +35,9 @@ def desk(frame: Frame, arguments: list[str]) -> int:
     verb = verbs[word]
     rest = list(arguments)
     rest.remove(word)
-    frame, found = read(frame, parser_of(name, verb), rest)
-    given = {p.name: _value(p, getattr(found, p.name)) for p in verb.params if getattr(found, p.name, None) is not None}
-    result = getattr(getattr(frame.connect(), name), verb.name)(**given)
+    frame, found = read(frame, parser_of(name, verb), rest, plain=False)
+    typed = given(name, verb, found)
+    result = getattr(getattr(frame.connect(), name), verb.name)(**typed)
     if isinstance(result, Stream):
         outward(result, found.out)
     else:
@@ -61,28 +62,62 @@ def example(verb: Verb) -> list[str]:
 
 
 def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
-    """The parser of one verb. A verb's own flag wins over a common one of the same name."""
+    """The parser of one verb. What is required comes in order or by its flag; a verb's own flag wins over ours."""
     about, _, _ = verb.doc.partition("Example:")
     shown = example(verb)
     parser = Parser(
         prog=f"falaj {name} {verb.name}",
+        usage=usage(name, verb),
         description=about.strip(),
         epilog="\n".join(["examples:", *(f"  {line}" for line in shown)]) if shown else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         conflict_handler="resolve",
         allow_abbrev=False,
     )
-    for param in sorted(verb.params, key=_order):
+    common(parser)
+    parser.add_argument("in_order", nargs="*", help=argparse.SUPPRESS)
+    for param in in_order(verb):
         _add(parser, param)
+    for param in verb.params:
+        if not _positional(param):
+            _add(parser, param)
     if Stream in options(verb.result):
         parser.add_argument("--out", metavar="FILE", default="-", help="where to write; - is standard output")
     return parser
 
 
-def flags_of(name: str, verb: Verb) -> list[str]:
+def usage(name: str, verb: Verb) -> str:
+    """One line that shows what is required, in order."""
+    words = [f"{_shown(p, _one(p.type))}{' ...' if _many(p.type) else ''}" for p in in_order(verb)]
+    words += [f"--{p.name.replace('_', '-')} KEY=VALUE" for p in verb.params if p.required and not _positional(p)]
+    return " ".join([f"falaj {name} {verb.name}", *words, "[flags]"])
+
+
+def in_order(verb: Verb) -> list[Param]:
+    """The required parameters as they are typed: references first, a list last."""
+    return sorted((p for p in verb.params if _positional(p)), key=_order)
+
+
+def given(desk_name: str, verb: Verb, found: argparse.Namespace) -> dict[str, Any]:
+    """What was typed, by parameter."""
+    words: list[str] = list(found.in_order)
+    taken = {p.name: getattr(found, p.name) for p in verb.params if getattr(found, p.name, None) is not None}
+    for param in in_order(verb):
+        if param.name not in taken and words:
+            taken[param.name] = words if _many(param.type) else words.pop(0)
+            words = [] if _many(param.type) else words
+    missing = [_shown(p, _one(p.type)) for p in verb.params if p.required and p.name not in taken]
+    if missing or words:
+        what = f"{', '.join(missing)} is missing" if missing else f"{words[0][:40]!r} is one argument too many"
+        raise Invalid(what, usage(desk_name, verb))
+    return {p.name: _value(p, taken[p.name]) for p in verb.params if p.name in taken}
+
+
+def flags_of(verb: Verb) -> list[str]:
     """Every flag of a verb, for completion."""
-    text = common(parser_of(name, verb)).format_usage()
-    return sorted({word.strip("[],").partition(" ")[0] for word in text.split() if word.lstrip("[").startswith("--")})
+    own = [f"--{p.name.replace('_', '-')}" for p in verb.params]
+    negated = [f"--no-{p.name.replace('_', '-')}" for p in verb.params if _one(p.type) is bool]
+    return sorted({*own, *negated, *GLOBALS, *(["--out"] if Stream in options(verb.result) else [])})
 
 
 def room(name: str) -> type:
@@ -94,10 +129,12 @@ def room(name: str) -> type:
     return found
 
 
+def _positional(param: Param) -> bool:
+    return param.required and _one(param.type) is not bool and typing.get_origin(_one(param.type)) is not dict
+
+
 def _order(param: Param) -> int:
     """References first, then what else is required; a list takes what is left, so it comes last."""
-    if not param.required:
-        return 3
     if Ref in options(param.type):
         return 0
     return 2 if _many(param.type) else 1
@@ -119,30 +156,17 @@ def _add(parser: argparse.ArgumentParser, param: Param) -> None:
     flag = f"--{param.name.replace('_', '-')}"
     if kind is bool:
         parser.add_argument(flag, dest=param.name, action=argparse.BooleanOptionalAction, default=None, help=text)
-    elif origin is dict:
-        parser.add_argument(
-            flag,
-            dest=param.name,
-            action="append",
-            metavar="KEY=VALUE",
-            required=param.required,
-            help=f"{text} (may be repeated)",
-        )
-    elif param.required:
-        parser.add_argument(
-            param.name, nargs="+" if origin in (tuple, list) else None, metavar=_shown(param, kind), help=text
-        )
-    elif origin in (tuple, list):
-        parser.add_argument(flag, dest=param.name, action="append", metavar="A,B", help=f"{text} (may be repeated)")
+    elif origin in (tuple, list, dict):
+        shown, text = ("KEY=VALUE" if origin is dict else "A,B"), f"{text} (may be repeated)"
+        parser.add_argument(flag, dest=param.name, action="append", metavar=shown, help=text)
     else:
         default = f" (default: {param.default})" if param.default not in (None, "", ()) else ""
-        parser.add_argument(
-            flag, dest=param.name, metavar=_shown(param, kind).upper(), help=text + default.replace("%", "%%")
-        )
+        shown = _shown(param, kind)
+        parser.add_argument(flag, dest=param.name, metavar=shown, help=text + default.replace("%", "%%"))
 
 
 def _shown(param: Param, kind: Any) -> str:
-    return {Stream: "FILE", Ref: "REF", Label: "LABEL"}.get(kind, param.name)
+    return {Stream: "FILE", Label: "LABEL"}.get(kind, param.name.upper())
 
 
 def _value(param: Param, given: Any) -> Any:

@@ -1,0 +1,199 @@
+"""`falaj doctor`: looks at the set-up, says what is wrong and what to do about it."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.tables import put, rows
+from falaj.core.errors import FalajError, Invalid
+from falaj.core.settings import Settings
+
+GOOD, WARN, BAD = "ok", "look", "FIX"
+SPACE_BAD, SPACE_LOW = 1 << 29, 5 << 30
+NEEDS = {
+    "postgresql": ("psycopg", "postgres"),
+    "s3": ("obstore", "s3"),
+    "gs": ("obstore", "s3"),
+    "az": ("obstore", "s3"),
+    "pkcs11": ("pkcs11", "pkcs11"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+def doctor(frame: Frame, arguments: list[str]) -> int:
+    """Exit code 0 when nothing must be fixed, 1 otherwise."""
+    frame, _ = read(frame, Parser(prog="falaj doctor", description="Check the set-up and say what to fix."), arguments)
+    if frame.at.startswith(("http://", "https://")):
+        raise Invalid(
+            "the doctor looks at the machine it runs on", "falaj doctor --at FOLDER, or falaj status --at URL"
+        )
+    from falaj.platform import load_settings
+
+    settings = load_settings(frame.at)
+    findings = [*machine(settings), *house(settings)]
+    if frame.as_json:
+        put(findings, as_json=True)
+    else:
+        rows(["check", "", "found", "what to do"], [[f.check, f.state, f.found, f.fix] for f in findings])
+    return 1 if any(f.state == BAD for f in findings) else 0
+
+
+def machine(settings: Settings) -> Iterator[Finding]:
+    """What can be seen without opening anything."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding(
+        "python",
+        GOOD if sys.version_info >= (3, 11) else BAD,
+        version,
+        "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer",
+    )
+    home = Path(settings.home)
+    yield _space(home)
+    yield from _permissions(home)
+    for url in (settings.store, settings.blobs, settings.secrets, *settings.identity.split(",")):
+        scheme = url.strip().partition(":")[0]
+        if scheme in NEEDS and find_spec(NEEDS[scheme][0]) is None:
+            yield Finding(
+                "extras", BAD, f"{scheme}: needs {NEEDS[scheme][0]}", f"pip install 'falaj[{NEEDS[scheme][1]}]'"
+            )
+    yield from _certificates(settings, home)
+    if settings.oidc.issuer:
+        yield _provider(settings.oidc.issuer)
+
+
+def house(settings: Settings) -> Iterator[Finding]:
+    """What can be seen only from inside: store and schema, blobs, keys, the log."""
+    from falaj.platform import House, Platform
+
+    if not Path(settings.home).exists():
+        yield Finding("store", WARN, "there is no platform in this folder yet", "falaj up")
+        return
+    try:
+        opened = House(settings)
+    except FalajError as error:
+        yield Finding("store", BAD, error.message, error.hint)
+        return
+    try:
+        for name, good in opened.ready().items():
+            yield Finding(
+                name,
+                GOOD if good else BAD,
+                "answers" if good else "does not answer",
+                "" if good else f"check the setting `{_SETTING.get(name, name)}`",
+            )
+        here = Platform(opened, opened.owner())
+        for check in (_sealing, _unfinished, _clock):
+            yield _tried(check, here)
+    finally:
+        opened.close()
+
+
+_SETTING = {"keys": "secrets"}
+
+
+def _tried(check: Callable[[Any], Finding], here: Any) -> Finding:
+    try:
+        return check(here)
+    except FalajError as error:
+        return Finding(check.__name__.strip("_"), WARN, error.message, error.hint)
+
+
+def _sealing(here: Any) -> Finding:
+    newest = here.audit.checkpoints(limit=1)
+    if not newest:
+        return Finding(
+            "sealing", WARN, "no event is under a checkpoint yet", "falaj up seals by itself; or: falaj audit seal"
+        )
+    age = time.time() - newest[0].at
+    late = age > max(3600.0, 60 * here.house.settings.seal_s)
+    return Finding(
+        "sealing",
+        WARN if late else GOOD,
+        f"{newest[0].size} events sealed, {age:.0f} s ago",
+        "start: falaj up; or: falaj audit seal" if late else "",
+    )
+
+
+def _unfinished(here: Any) -> Finding:
+    begun = here.audit.unfinished()
+    shown = f"{len(begun)} acts were begun and have no outcome" if begun else "none"
+    return Finding(
+        "unfinished acts",
+        WARN if begun else GOOD,
+        shown,
+        "falaj audit unfinished shows them; repeat each call" if begun else "",
+    )
+
+
+def _clock(here: Any) -> Finding:
+    """A clock that went back would date new events before old ones."""
+    newest = here.audit.log(limit=1).entries
+    ahead = newest[0].at - time.time() if newest else 0.0
+    if ahead > 5:
+        return Finding(
+            "clock", BAD, f"the log is {ahead:.0f} s ahead of this machine", "set the clock: timedatectl set-ntp true"
+        )
+    return Finding("clock", GOOD, time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
+
+
+def _space(home: Path) -> Finding:
+    folder = next(p for p in (home, *home.parents) if p.exists())
+    free = shutil.disk_usage(folder).free
+    state = BAD if free < SPACE_BAD else WARN if free < SPACE_LOW else GOOD
+    return Finding("disk", state, f"{free / 2**30:.1f} GiB free", "" if state == GOOD else "make room, or move `home`")
+
+
+def _permissions(home: Path) -> Iterator[Finding]:
+    """Nobody else may read the folder, the keys or the authority's key."""
+    secret = [home, home / "keys", home / "tls", *(home / "keys").glob("**/*"), *(home / "tls").glob("*.key")]
+    exposed = [path for path in secret if path.exists() and path.stat().st_mode & 0o077]
+    for path in exposed:
+        yield Finding("permissions", BAD, f"{path} is open to others", f"chmod go-rwx {path}")
+    if home.exists() and not exposed:
+        yield Finding("permissions", GOOD, "only you can read home, keys and certificates' keys")
+
+
+def _certificates(settings: Settings, home: Path) -> Iterator[Finding]:
+    own = home / "tls" / "server.pem"
+    path = settings.tls.cert or (str(own) if own.exists() else "")
+    if not path:
+        return
+    from falaj.api.tls import expires_at
+
+    try:
+        days = (expires_at(path) - time.time()) / 86400
+    except FalajError as error:
+        yield Finding("certificate", BAD, error.message, error.hint)
+        return
+    state = BAD if days < 0 else WARN if days < 14 else GOOD
+    yield Finding(
+        "certificate",
+        state,
+        f"good for {days:.0f} days",
+        "" if state == GOOD else "restart with --tls, or renew your own",
+    )
+
+
+def _provider(issuer: str) -> Finding:
+    from falaj.cli.browser import discover
+
+    try:
+        found = discover(issuer)
+    except FalajError as error:
+        return Finding("identity provider", BAD, error.message, error.hint)
+    return Finding("identity provider", GOOD, f"{found['issuer']} answers")
