@@ -27,6 +27,9 @@ def misfit(grant: Grant, move: Move, regime: Regime, now: float) -> str:
 
     Whoever asks has compared the destination already.
     """
+    # Most grants on a busy way are about other things, so that is asked first.
+    if not in_scope(grant.scope, move.thing):
+        return "scope"
     if grant.regime != regime.id:
         return "regime"
     if grant.revoked:
@@ -44,8 +47,6 @@ def misfit(grant: Grant, move: Move, regime: Regime, now: float) -> str:
 def _misfit_of_matter(grant: Grant, move: Move, regime: Regime) -> str:
     if move.purpose not in grant.purposes:
         return "purpose"
-    if not in_scope(grant.scope, move.thing):
-        return "scope"
     if grant.max_bytes and (move.size is None or move.size > grant.max_bytes):
         return "size"
     basis = regime.bases.get(grant.basis)
