@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,7 +165,7 @@ def test_a_put_between_the_last_look_and_the_deletion_wins(house: House) -> None
 
 
 def test_a_writer_given_up_for_dead_cannot_come_back(house: House) -> None:
-    """Its bytes may be gone: it hears Conflict instead of an acknowledgement."""
+    """Its bytes may be gone: it gets no acknowledgement."""
     attempt = new_attempt(house.keys, "acme", "home", "a" * 64)
     wanted = Object("acme", "home", "a" * 64, WRITING, 1, attempt.key, attempt.dek, attempt.head)
     for state in (None, DELETING, BROKEN):
@@ -173,8 +173,29 @@ def test_a_writer_given_up_for_dead_cannot_come_back(house: House) -> None:
             if state is not None:
                 old = find_object(tx, "acme", "home", "a" * 64)
                 save(tx, replace(wanted, state=state, rev=old.rev if old else 0))
-        with pytest.raises(Conflict), house.ledger.project(house.ctx) as tx:
-            settle(tx, wanted, attempt)
+        with house.ledger.project(house.ctx) as tx:
+            assert settle(tx, wanted, attempt) is None
+
+
+def test_a_writer_overtaken_by_the_collector_hears_of_it_and_leaves_nothing(house: House) -> None:
+    store = house.open_zone("home")
+
+    class Slow:
+        """The real store, so slow that the collector comes by twice while it writes."""
+
+        def put(self, key: str, chunks: Iterable[bytes]) -> int:
+            house.collect_all()
+            return store.put(key, chunks)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+    house.stores["home"] = Slow()  # type: ignore[assignment]
+    with pytest.raises(Conflict):
+        house.put(noise(100))
+    house.stores["home"] = store
+    assert house.files() == []
+    assert house.states() == {}
 
 
 def test_a_long_put_keeps_its_parts(house: House) -> None:
@@ -240,7 +261,7 @@ def test_puts_and_collections_of_one_digest_at_the_same_time(house: House) -> No
         for turn in itertools.count():
             if stop.is_set():
                 return
-            at = house.clock.at + (turn * HOUR if turn % 20 == 0 else 0)
+            at = house.clock.at + (turn * HOUR if turn % 60 == 0 else 0)
             house.collector.collect(replace(house.ctx, now=lambda at=at: at))
 
     thread = threading.Thread(target=collecting)
@@ -262,6 +283,7 @@ def test_puts_and_collections_of_one_digest_at_the_same_time(house: House) -> No
         stop.set()
         thread.join()
     assert held
+    house.clock.at += 100_000 * HOUR  # past everything that the collector's clock has touched
     house.keep("last", house.put(data).digest)
     house.collect_all()
     assert house.get("b3:" + blake3(data).hexdigest()) == data

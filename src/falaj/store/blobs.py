@@ -23,7 +23,7 @@ from typing import TypeVar
 from blake3 import blake3
 
 from falaj.core.context import Context
-from falaj.core.errors import Corrupt, Denied, Invalid, NotFound, Stale
+from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ports import Blobs, Key
 from falaj.store.ledger import Ledger, Writer
@@ -184,8 +184,14 @@ class BlobStore:
             return claim(tx, wanted, attempt)
 
         if self._project(ctx, announce):
-            self.open_zone(zone).put(attempt.key, wanted.seal(self.keys).seal(pieces))
-            self._project(ctx, lambda tx: settle(tx, wanted, attempt))
+            store = self.open_zone(zone)
+            store.put(attempt.key, wanted.seal(self.keys).seal(pieces))
+            won = self._project(ctx, lambda tx: settle(tx, wanted, attempt))
+            if won is not attempt:
+                # Nobody else may know this name any more, so it is ours to remove.
+                store.delete(attempt.key)
+            if won is None:
+                raise Conflict("the write took so long that its space was taken back", "write again")
         return digest, size
 
     def _project(self, ctx: Context, work: Callable[[Writer], T]) -> T:

@@ -177,21 +177,21 @@ def claim(tx: Writer, wanted: Object, attempt: Attempt) -> bool:
     return True
 
 
-def settle(tx: Writer, wanted: Object, attempt: Attempt) -> None:
-    """The bytes are durable: make them the object's, unless another attempt was first; Conflict if it was given up."""
+def settle(tx: Writer, wanted: Object, attempt: Attempt) -> Attempt | None:
+    """The bytes are durable: make them the object's. Gives the attempt that won; None when it was given up for dead."""
     old = find_object(tx, wanted.tenant, wanted.zone, wanted.digest)
     if old is not None and old.state in (LIVE, CONDEMNED):
         save(tx, replace(old, state=LIVE))
-    elif old is None or old.state != WRITING or attempt.key not in old.storage_keys:
-        raise Conflict(
-            "the write took so long that its space was taken back", "write again; parts already there are kept"
-        )
-    elif old.key == attempt.key:
+        return Attempt(old.key, old.dek, old.head)
+    if old is None or old.state != WRITING or attempt.key not in old.storage_keys:
+        return None
+    if old.key == attempt.key:
         # Its key may have been wrapped anew meanwhile, by a rotation: keep what the record says.
         save(tx, replace(old, state=LIVE))
     else:
         stray = tuple(key for key in old.storage_keys if key != attempt.key)
         save(tx, replace(old, state=LIVE, key=attempt.key, dek=attempt.dek, head=attempt.head, stray=stray))
+    return attempt
 
 
 def assemble(tx: Writer, whole: Object) -> None:
