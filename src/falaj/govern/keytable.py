@@ -127,12 +127,12 @@ class KeyTable:
         """Who acts when a key is made on the way to something else."""
         return Context(Actor("keyring", HOUSE, "service"), zone=zone, tenant=tenant, now=self._now)
 
-    def held(self, slot: Slot, make: bool = True) -> Held:
-        """The key, made when there is none and `make`; else NotFound."""
+    def held(self, slot: Slot, make: bool = True, *, old: bool = False) -> Held:
+        """The key, made when there is none and `make`, else NotFound; `old` when an old reading will do."""
         found = self._local.held.get(slot) or self._held.get(slot)
         if found is not None and found.until > self.clock():
             return found
-        if found is None or slot.subject or found.until + FRESH_S < self.clock():
+        if found is None or slot.subject or not (old or found.until + FRESH_S > self.clock()):
             return self._sought(slot, make)
         # One thread looks again while the others go on with what they have: were they all to ask the store at once,
         # each already holding one of its connections, none might get a second.
@@ -158,7 +158,7 @@ class KeyTable:
     def version(self, slot: Slot, version: int) -> bytes:
         """The plain key of one version, or Corrupt when that version is retired or was never there."""
         try:
-            held = self.held(slot, make=False)
+            held = self.held(slot, make=False, old=True)
             if version not in held.wrapped:
                 self.drop(slot)
                 held = self.held(slot, make=False)
@@ -189,7 +189,7 @@ class KeyTable:
         aead = held.aeads.get(version) if held is not None and held.until > self.clock() else None
         if aead is None:
             aead = AESGCM(self.version(slot, version))
-            self.held(slot, make=False).aeads[version] = aead
+            self.held(slot, make=False, old=True).aeads[version] = aead
         return version, aead
 
     def wrapped(self, slot: Slot, version: int, key: bytes) -> str:
