@@ -241,6 +241,13 @@ def test_a_damaged_key_file_is_corrupt_and_stays_as_it_is(tmp_path: Path, conten
     assert file.read_text() == content
 
 
+def test_a_folder_that_went_away_is_said(tmp_path: Path) -> None:
+    holder = FileSecrets(f"file:{tmp_path}/keys", {})
+    (tmp_path / "keys").rmdir()
+    with pytest.raises(Unavailable, match="cannot be written"):
+        holder.wrap("root", KEY, b"c")
+
+
 def test_a_half_written_file_of_a_crash_is_no_version(tmp_path: Path) -> None:
     holder = FileSecrets(f"file:{tmp_path}/keys", {})
     (tmp_path / "keys" / ".0011223344556677.tmp").write_text("falaj-root-1 pl")

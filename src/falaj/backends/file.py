@@ -5,6 +5,7 @@ it; without one, whoever reads the disk as this user has the key, and docs/keys.
 """
 
 import base64
+import contextlib
 import os
 import re
 import secrets
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from falaj.core.credential import credential
-from falaj.core.errors import Corrupt, Invalid, NotFound
+from falaj.core.errors import Corrupt, Invalid, NotFound, Unavailable
 
 SUITE = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -83,7 +84,7 @@ class FileSecrets:
             for version in sorted(self._versions(name)):
                 if version < min(below, self.newest(name)):
                     self._open_keys.pop((name, version), None)
-                    os.unlink(_file_name(name, version), dir_fd=self._fd)
+                    self._shred(_file_name(name, version))
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -105,6 +106,15 @@ class FileSecrets:
         found = (_FILE.fullmatch(file) for file in os.listdir(self._fd))  # noqa: PTH208 - by descriptor
         return [int(match[2]) for match in found if match and match[1] == name]
 
+    def _shred(self, file_name: str) -> None:
+        # Overwritten first: no promise on flash or copy-on-write disks, but it costs nothing where it helps.
+        fd = os.open(file_name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=self._fd)
+        with os.fdopen(fd, "wb") as file:
+            file.write(b"\0" * 512)
+            file.flush()
+            os.fsync(file.fileno())
+        os.unlink(file_name, dir_fd=self._fd)
+
     def _key(self, name: str, version: int) -> bytes:
         with self._lock:
             if (name, version) not in self._open_keys:
@@ -112,7 +122,16 @@ class FileSecrets:
             return self._open_keys[name, version]
 
     def _create(self, name: str, version: int) -> int:
-        key = secrets.token_bytes(32)
+        try:
+            self._write(name, version, secrets.token_bytes(32))
+        except OSError as error:
+            raise Unavailable(
+                f"the root key cannot be written: {error.strerror}",
+                "check the keys folder, its owner and its free space",
+            ) from error
+        return version
+
+    def _write(self, name: str, version: int, key: bytes) -> None:
         staged = f".{secrets.token_hex(8)}.tmp"
         fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self._fd)
         try:
@@ -121,13 +140,11 @@ class FileSecrets:
                 file.flush()
                 os.fsync(file.fileno())
             # link, not rename: of two processes that make the same version one wins and the other reads the winner's.
-            os.link(staged, _file_name(name, version), src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        except FileExistsError:
-            return version
+            with contextlib.suppress(FileExistsError):
+                os.link(staged, _file_name(name, version), src_dir_fd=self._fd, dst_dir_fd=self._fd)
         finally:
             os.unlink(staged, dir_fd=self._fd)
             os.fsync(self._fd)
-        return version
 
     def _read(self, name: str, version: int) -> bytes:
         try:
