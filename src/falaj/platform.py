@@ -82,7 +82,9 @@ def desk_class(name: str) -> type:
 
 def plugin(port: str, scheme: str) -> Any:
     """What a URL scheme means for a port; ours and strangers' come in by the same door."""
-    found = metadata.entry_points(group=f"falaj.{port}", name=scheme)
+    own = metadata.distribution("falaj").entry_points.select(group=f"falaj.{port}", name=scheme)
+    # Looking through every installed package takes a while and is only needed for a stranger's scheme.
+    found = own or metadata.entry_points(group=f"falaj.{port}", name=scheme)
     if not found:
         known = sorted(e.name for e in metadata.entry_points(group=f"falaj.{port}"))
         raise Invalid(f"nothing here speaks {scheme!r:.40} as a {port}", f"known: {', '.join(known)}")
@@ -118,7 +120,7 @@ class House:
         self.blobs = BlobStore(ledger, self._zone_store, keyring, permits)
         authorizer = Authorizer(actions())
         policy = Policy(ledger, authorizer, settings.zone, self.accounts.standing)
-        approvals = Approvals(ledger)
+        approvals = Approvals(ledger, self.accounts.person_of)
         self.zones = Zones(ledger, regimes, approvals)
         self.audit = Audit(ledger, keyring, settings.installation)
         self._rotations = Rotations(keyring)
@@ -144,8 +146,7 @@ class House:
 
     def call(self, desk: str, verb: str, ctx: Context, arguments: Mapping[str, Any]) -> Any:
         """One verb for one caller, through the guard; arguments are typed already."""
-        room = self.desks[desk]
-        return self.guard.call(desk, room, verbs_of(type(room))[verb], ctx, arguments)
+        return self.guard.call(desk, self.desks[desk], verbs_of(desk_class(desk))[verb], ctx, arguments)
 
     def authenticate(self, token: str) -> Actor:
         """Who a bearer token is, or Unauthenticated."""

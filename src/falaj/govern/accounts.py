@@ -54,6 +54,11 @@ class Accounts:
         gone = any(body.get("suspended") or body.get("removed") for body in found)
         return tenant is not None and not tenant.get("suspended"), not gone
 
+    def person_of(self, tenant: str, account: str) -> str:
+        """The person behind an account, as `Actor.person` says it; so that a second account is no second voice."""
+        body = self._kept.get(person_key(tenant, account)) or {}
+        return str(body.get("subject") or f"{tenant}/{account}")
+
     def stopped(self, tenant: str, run: str) -> bool:
         """True when the tokens of a run were revoked."""
         return self._kept.get(stop_key(tenant, run)) is not None

@@ -47,13 +47,14 @@ class Thing:
         return Move(
             op=op,
             label=ctx.label if self.written and ctx.label is not None else self.label,
-            thing=str(self.asked.bare),
+            thing=str(self.asked.bare if self.written else self.ref),
             tenant=ctx.tenant,
             src=self.zone,
             dst=dst,
             purpose=ctx.purpose,
             jurisdiction=jurisdiction,
             restricted=self.restricted,
+            size=self.record.body.get("size_bytes") if self.record is not None and not self.written else None,
             since=self.record.at if self.record is not None else ctx.now(),
         )
 
@@ -69,16 +70,16 @@ def things_of(
     """All the call names, and its arguments with what is read pinned: at the edge, so that the log never floats."""
     changed = dict(arguments)
     found: list[Thing] = []
-    names = dict.fromkeys((*verb.reads, *verb.writes))
-    if not names:
+    named = {name: _refs(arguments.get(name)) for name in (*verb.reads, *verb.writes)}
+    if not any(named.values()):
         return changed, found
     with ledger.read(ctx) as tx:
-        for name in names:
+        for name, refs in named.items():
             written = name in verb.writes
-            things = [_find(tx, ctx, ref, written) for ref in _refs(arguments.get(name))]
+            things = [_find(tx, ctx, ref, written) for ref in refs]
             found += things
-            if not written and name in arguments:
-                changed[name] = _with_pins(arguments.get(name), things)
+            if refs and not written:
+                changed[name] = _with_pins(arguments[name], things)
     return changed, found
 
 
@@ -133,4 +134,4 @@ def _with_pins(value: Any, things: Sequence[Thing]) -> Any:
         return pins.get(value, value)
     if isinstance(value, Mapping):
         return {key: pins.get(ref, ref) for key, ref in value.items()}
-    return value if value is None else tuple(pins.get(ref, ref) for ref in value)
+    return tuple(pins.get(ref, ref) for ref in value)
