@@ -48,6 +48,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 FORMAT = "falaj-evidence/1"
 SEGMENT = 16384  # a segment ends where the index is a multiple of this, so that whole subtrees fit in it
+BLOCK = 65536  # so many bytes of lines are worked on at once: they stay in the processor's cache
 MAX_SIZE = 2**63 - 1
 CLOCK_SLACK_US = 60 * 1_000_000  # how far an event's clock may run ahead of the clock that signed
 NAMES = re.compile(
@@ -311,30 +312,85 @@ class Found:
     count: int
     used: int = 0
     damage: tuple[int, str, list[int]] | None = None
-    ids: list[bytes] = field(default_factory=list)
+    ids: bytes = b""
     latest: dict[int, int] = field(default_factory=dict)
     cuts: dict[int, list[Piece]] = field(default_factory=dict)
+
+
+@dataclass
+class Lines:
+    """What is read of the lines of a segment: their hashes, times and ids. `plain` False: read times and ids slowly."""
+
+    leaves: list[bytes] = field(default_factory=list)
+    times: list[bytes] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)
+    plain: bool = True
 
 
 def check_segment(task: Task) -> Found:
     """Hash the lines of one segment and build its subtrees up to each cut; note ids, times and damage."""
     (events, events_well), (held, held_well) = (load(place) for place in task.places)
-    lines = events.split(b"\n")
-    rest = lines.pop()
-    leaves = [sha256(b"\x00" + line).digest() for line in lines]
     events_well &= sha256(events).hexdigest() == task.digests[0]
     held_well &= sha256(held).hexdigest() == task.digests[1]
-    found = Found((events_well, held_well), len(lines))
-    recorded = [held[i : i + 32] for i in range(0, len(held), 32)]
-    if rest or leaves != recorded:
-        found.damage = locate(events, lines, leaves, recorded)
+    read = read_lines(events, task.marks)
+    found = Found((events_well, held_well), len(read.leaves))
+    recorded = read.leaves
+    if events[-1:] != b"\n" or b"".join(read.leaves) != held:
+        recorded = [held[i : i + 32] for i in range(0, len(held), 32)]
+        found.damage = locate(events, read.leaves, recorded)
+    if not read.plain:
+        read_slowly(events, task.marks, read, found)
     # Where the lines are known to be damaged and their hashes are not, go on with the hashes: more damage is found.
-    used = leaves if events_well or not held_well else recorded
-    found.used = len(used)
-    levels = build_levels(task.start, used)
-    found.cuts = {cut: cover(levels, task.start, cut) for cut in task.cuts if cut <= task.start + len(used)}
-    read_fields(task, lines, found)
+    used = read.leaves if events_well or not held_well else recorded
+    found.used, found.ids = len(used), b"\n".join(read.ids)
+    levels, previous = build_levels(task.start, used), 0
+    for cut in task.cuts:
+        if cut <= task.start + len(used):
+            found.cuts[cut] = cover(levels, task.start, cut)
+        inside, previous = read.times[previous : cut - task.start], cut - task.start
+        found.latest[cut] = int(max(inside, default=b"0"))
     return found
+
+
+def read_lines(events: bytes, marks: tuple[bytes, bytes]) -> Lines:
+    """Hash every line, and find its time and id without parsing JSON: a quote inside a JSON text is always escaped, so
+    the first `","at":` ends the actor and the first `},"id":"` ends the body: they are the fields themselves."""
+    read, start, (tenant, zone) = Lines(), 0, marks
+    while (stop := events.find(b"\n", min(start + BLOCK, len(events) - 1), len(events))) >= 0 and start < len(events):
+        block = events[start:stop]
+        lines = block.split(b"\n")
+        read.leaves += [sha256(b"\x00" + line).digest() for line in lines]
+        times = [line[(i := line.find(b'","at":') + 7) : i + 16] for line in lines]
+        ids = [line[(i := line.find(b'},"id":"') + 8) : i + 33] for line in lines]  # 32 characters and the end quote
+        digits, names, count = b"".join(times), b"".join(ids), len(lines)
+        plain = (
+            len(digits) == 16 * count and digits.isdigit() and names[32::33] == b'"' * count == b'"' * names.count(b'"')
+        )
+        ends = [line.endswith(zone) for line in lines]
+        plain = plain and len(names) == 33 * count and block.count(tenant) == count and all(ends)
+        read.plain &= plain
+        read.times += times
+        read.ids += ids
+        start = stop + 1
+    return read
+
+
+def read_slowly(events: bytes, marks: tuple[bytes, bytes], read: Lines, found: Found) -> None:
+    """The same line by line, for clocks and ids of any length; the first that is no event of this log is damage."""
+    offset, (tenant, zone) = 0, marks
+    read.times, read.ids = [], []
+    for number, line in enumerate(events.split(b"\n")[:-1]):
+        fits = EVENT.fullmatch(line)
+        if not fits or not line.endswith(zone) or tenant not in line:
+            found.damage = found.damage or (
+                number,
+                "this line is not an event of this log",
+                [offset, offset + len(line)],
+            )
+            return
+        read.times.append(fits[1].zfill(20))
+        read.ids.append(fits[2] + b'"')
+        offset += len(line) + 1
 
 
 def build_levels(first: int, hashes: list[bytes]) -> list[tuple[int, list[bytes]]]:
@@ -361,44 +417,9 @@ def cover(levels: list[tuple[int, list[bytes]]], start: int, stop: int) -> list[
     return pieces
 
 
-def read_fields(task: Task, lines: list[bytes], found: Found) -> None:
-    """Ids and times without parsing JSON. A quote inside a JSON text is always escaped, so the first `","at":` ends the
-    actor and the first `},"id":"` ends the body: they are the fields themselves. Anything unusual is read slowly."""
-    times = [line[(i := line.find(b'","at":') + 7) : i + 16] for line in lines]
-    ids = [line[(i := line.find(b'},"id":"') + 8) : i + 32] for line in lines]
-    tenant, zone = task.marks
-    plain = len(b"".join(times)) == 16 * len(lines) and b"".join(times).isdigit() and b'"' not in b"".join(ids)
-    if not (plain and all(line.endswith(zone) and tenant in line for line in lines)):
-        times, ids = read_slowly(task, lines, found)
-    found.ids = ids
-    previous = 0
-    for cut in task.cuts:
-        inside, previous = times[previous : cut - task.start], cut - task.start
-        found.latest[cut] = int(max(inside, default=b"0"))
-
-
-def read_slowly(task: Task, lines: list[bytes], found: Found) -> tuple[list[bytes], list[bytes]]:
-    """The same line by line, for clocks and ids of any length; the first that is no event of this log is damage."""
-    times: list[bytes] = []
-    ids: list[bytes] = []
-    offset = 0
-    for number, line in enumerate(lines):
-        fits = EVENT.fullmatch(line)
-        if not fits or not line.endswith(task.marks[1]) or task.marks[0] not in line:
-            found.damage = found.damage or (
-                number,
-                "this line is not an event of this log",
-                [offset, offset + len(line)],
-            )
-            return times, ids
-        times.append(fits[1].zfill(20))
-        ids.append(fits[2])
-        offset += len(line) + 1
-    return times, ids
-
-
-def locate(events: bytes, lines: list[bytes], leaves: list[bytes], held: list[bytes]) -> tuple[int, str, list[int]]:
+def locate(events: bytes, leaves: list[bytes], held: list[bytes]) -> tuple[int, str, list[int]]:
     """The first line that differs from its recorded hash, what happened to it, and its bytes."""
+    lines = events.split(b"\n")[:-1]
     both = min(len(leaves), len(held))
     at = next((i for i in range(both) if leaves[i] != held[i]), both)
     start = sum(len(line) + 1 for line in lines[:at])
@@ -454,6 +475,7 @@ class Pack:
         self.witnesses: dict[str, bytes] = {}
         self.checkpoints: list[Checkpoint] = []
         self.stack: list[Piece] = []
+        self.ordered: list[bytes] = []  # the ids, in the order of the log
         self.roots: dict[int, bytes] = {}  # what the events themselves lead to, by size
 
     def check(self) -> dict[str, Any]:
@@ -630,7 +652,7 @@ class Pack:
         notes, last = {note.size: note for note in self.checkpoints}, self.start
         for done, (task, found) in enumerate(zip(tasks, results, strict=True), 1):
             self.note_damage(task, found)
-            self.note_ids(task, found.ids, ids)
+            self.note_ids(task, found.ids.split(b"\n") if found.ids else [], ids)
             stack = self.stack
             for cut in task.cuts:
                 stack = list(self.stack)
@@ -669,14 +691,15 @@ class Pack:
     def note_ids(self, task: Task, fresh: list[bytes], ids: set[bytes]) -> None:
         """No id twice."""
         before = len(ids)
-        seen = ids.copy() if len(set(fresh)) != len(fresh) or not ids.isdisjoint(fresh) else None
         ids.update(fresh)
-        if seen is None or len(ids) == before + len(fresh):
+        self.ordered += fresh
+        if len(ids) == before + len(fresh):
             return
+        seen = set(self.ordered[: -len(fresh)])
         for line, one in enumerate(fresh):
             if one in seen:
                 where = {"file": task.stem + ".jsonl", "line": line + 1, "event": task.start + line}
-                self.add(f"the id {one.decode(errors='replace')} occurs a second time", **where)
+                self.add(f"the id {one[:-1].decode(errors='replace')} occurs a second time", **where)
                 break
             seen.add(one)
 

@@ -1,0 +1,101 @@
+"""The offline verifier against merely hashing the same lines: `make bench NAME=verifier`, one JSON line, ratios in one run."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from falaj.audit import pack
+from falaj.audit.seal import Log, Sealer, ShortReads
+from falaj.backends.sqlite import SqliteStore
+from falaj.core.context import Actor, Context
+from falaj.core.event import Event
+from falaj.core.ports import EventRow, Key
+from falaj.core.ref import Ref
+from falaj.store.ledger import Ledger
+from tests.audit.house import Signers
+
+COUNT = int(os.environ.get("FALAJ_BENCH_EVENTS", "1000000"))
+ROUNDS = 3
+
+
+def fill(store: SqliteStore, count: int) -> float:
+    """Append events as the ledger would, without the verbs around them."""
+    start = time.perf_counter()
+    ref = Ref("model", "fraud", "scorer", "v3")
+    key = Key("bank", "model", "fraud", "scorer", "v3")
+    body = {"digest": "b3:" + "ab" * 32, "size": 12345}
+    for first in range(0, count, 10_000):
+        rows = []
+        for i in range(first, min(count, first + 10_000)):
+            event = Event(
+                "catalog.publish", "alice@bank.example", ref, "bank", "home", 1_760_000_000 + i / 1000,
+                (Ref("dataset", "fraud", "transactions", "v7"),), f"{i:032x}", body, "", "ab" * 16, ("allow-write",),
+            )  # fmt: skip
+            raw = event.encode()
+            leaf = sha256(b"\0" + raw).digest()
+            rows.append(
+                EventRow(event.id, "bank", "home", event.verb, event.actor, key, event.at, event.request, leaf, raw)
+            )
+        txn = store.begin(write=True)
+        txn.append(rows)
+        txn.commit()
+    return time.perf_counter() - start
+
+
+def hashing(files: list[Path]) -> float:
+    """What the verifier is compared with: SHA-256 of every line in a plain loop."""
+    start = time.perf_counter()
+    for file in files:
+        with file.open("rb") as lines:
+            for line in lines:
+                sha256(line).digest()
+    return time.perf_counter() - start
+
+
+def verifying(folder: Path, *options: str) -> float:
+    start = time.perf_counter()
+    command = [sys.executable, "-I", str(pack.VERIFIER), str(folder), "--quiet", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        store = SqliteStore(f"sqlite:{scratch}/ledger.db")
+        ledger, signers = Ledger(store), Signers()
+        sealer = Sealer(ledger, signers, "bench")
+        ctx = Context(Actor("sealer", "bank", "service"), zone="home", now=lambda: 1_770_000_000.0)
+        filled = fill(store, COUNT)
+        start = time.perf_counter()
+        sealer.seal_all(ctx, "bank", "home")
+        sealed = time.perf_counter() - start
+        log = Log(ShortReads(ledger, ctx), "bank", "home")
+        start = time.perf_counter()
+        entries = pack.files(
+            log, pack.Span(0, log.head.number), lambda after, n: ledger.tail(after, tenant="bank", zone="home", limit=min(n, 5000)),
+            signers.newest("bank", "home")[1], (),
+        )  # fmt: skip
+        pack.write_folder(entries, Path(scratch) / "pack")
+        exported = time.perf_counter() - start
+        files = sorted((Path(scratch) / "pack" / "events").glob("*.jsonl"))
+        hashing(files)
+        rounds = [
+            (hashing(files), verifying(Path(scratch) / "pack"), verifying(Path(scratch) / "pack", "--jobs", "1"))
+            for _ in range(ROUNDS)
+        ]
+        base, full, one = (sorted(times)[ROUNDS // 2] for times in zip(*rounds, strict=True))
+    figures = {
+        "bench": "verifier", "events": COUNT, "hash_s": round(base, 3), "verify_s": round(full, 3), "verify_one_core_s": round(one, 3),
+        "verify_ratio": round(full / base, 2), "verify_one_core_ratio": round(one / base, 2), "bar": 3.0,
+        "append_per_s": round(COUNT / filled), "seal_per_s": round(COUNT / sealed), "export_per_s": round(COUNT / exported),
+    }  # fmt: skip
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
