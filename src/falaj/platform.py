@@ -38,6 +38,7 @@ from falaj.govern.rotation import Rotations
 from falaj.govern.secrets import SecretShelf
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
+from falaj.store.backup import BackupReport, Progress, restore
 from falaj.store.blobs import BlobStore
 from falaj.store.ledger import Ledger
 from falaj.store.loop import Loop, Loops
@@ -93,6 +94,16 @@ def plugin(port: str, scheme: str) -> Any:
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(scheme, scheme)
         raise Invalid(f"{scheme}: needs the package {error.name}", f"pip install 'falaj[{extra}]'") from error
+
+
+def restore_into(settings: Settings, path: str, progress: Progress | None = None) -> BackupReport:
+    """Bring a backup into the empty store these settings name; no house stands on it yet."""
+    Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
+    ledger = Ledger(_opened("store", settings.at(settings.store), {}))
+    try:
+        return restore(ledger, path, progress)
+    finally:
+        ledger.close()
 
 
 class House:

@@ -54,7 +54,7 @@ class Thing:
             purpose=ctx.purpose,
             jurisdiction=jurisdiction,
             restricted=self.restricted,
-            size=self.record.body.get("size_bytes") if self.record is not None and not self.written else None,
+            size=self.record.body.get("size") if self.record is not None and not self.written else None,
             since=self.record.at if self.record is not None else ctx.now(),
         )
 
