@@ -77,7 +77,7 @@ class ObjectBlobs:
                 yield bytes(piece)
         except _TROUBLE as error:
             # A range that begins behind the end is an error here and nothing in a folder; make them alike.
-            if not isinstance(error, FileNotFoundError) and start and self._ends_before(key, start):
+            if not isinstance(error, FileNotFoundError) and self._ends_before(key, start):
                 return
             raise _failure(error) from None
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from falaj.core.context import HOUSE, Context
+from falaj.core.context import Context
 from falaj.store.collect import Collector
 from falaj.store.ledger import Ledger
 from falaj.store.loop import Turn
@@ -76,5 +76,5 @@ class ScrubLoop:
 
 def _tenants(ledger: Ledger, ctx: Context) -> Iterable[Context]:
     """The loop's context, speaking for one tenant after the other."""
-    for tenant in sorted({tenant for tenant, _ in ledger.logs()} - {HOUSE}):
+    for tenant in sorted({tenant for tenant, _ in ledger.logs()}):
         yield replace(ctx, tenant=tenant)
