@@ -292,7 +292,8 @@ def test_an_altered_event_is_corrupt(ledger: Ledger, ctx: Context, tmp_path: Pat
     with ledger.write(ctx) as tx:
         tx.emit("say", THING.at("r1"), n=1)
     raw = sqlite3.connect(tmp_path / "home" / "ledger.db")
-    raw.execute("UPDATE events SET data = CAST(replace(data, '\"n\":1', '\"n\":2') AS BLOB)")
+    ((body,),) = raw.execute("SELECT body FROM events").fetchall()
+    raw.execute("UPDATE events SET body = ?", (body.replace(b'"n":1', b'"n":2'),))
     raw.commit()
     raw.close()
     with pytest.raises(Corrupt):

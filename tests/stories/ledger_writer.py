@@ -9,9 +9,9 @@ import threading
 from falaj.backends.postgres import PostgresStore
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
-from falaj.core.errors import FalajError, Stale
+from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
-from falaj.store.ledger import Ledger
+from falaj.store.ledger import Ledger, Writer
 
 
 def open_ledger(url: str) -> Ledger:
@@ -21,13 +21,11 @@ def open_ledger(url: str) -> Ledger:
 def write(ledger: Ledger, who: str, n: int) -> None:
     """One record and one event, tried again when the engine asks for it."""
     ctx = Context(Actor(who, "acme"), "uae")
-    while True:
-        try:
-            with ledger.write(ctx) as tx:
-                tx.emit("add", tx.put(Ref("thing", who, f"n{n}"), {"n": n}, terms={"who": who}).ref, n=n)
-        except Stale:
-            continue
-        return
+
+    def work(tx: Writer) -> None:
+        tx.emit("add", tx.put(Ref("thing", who, f"n{n}"), {"n": n}, terms={"who": who}).ref, n=n)
+
+    ledger.retry(ctx, work, tries=1000)
 
 
 def say(line: str) -> None:

@@ -5,20 +5,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from itertools import chain
 
-from falaj.backends.sql import statements as sql
+from falaj.backends import sqlite_log
 from falaj.backends.turns import Turns
 from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable
-from falaj.core.ports import TABLES, EventRow
+from falaj.core.ports import EventRow
 
-_EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
-_COLUMNS = ("epoch", *TABLES["events"][3:])
-_ONE = f"({', '.join('?' * len(_COLUMNS))})"
-_APPEND = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES {_ONE}"  # noqa: S608 # nosec B608
-# Many rows a statement: the engine is entered, and the interpreter's lock passed, once for all of them.
-_STRIDE = 64
-_APPEND_MANY = _APPEND + f", {_ONE}" * (_STRIDE - 1)
 FLUSH_AT = 1024
 """So many events waiting for their commit are written ahead of it, to hold memory."""
 _MAX_MEMBERS = 256
@@ -102,14 +94,8 @@ class Lane:
 
     def append(self, batch: "Batch") -> None:
         """Write the batch's events, in the order of commits."""
-        ((epoch,),) = self.connection.execute(_EPOCH)
-        values = sql.event_values
-        rows = [values(epoch, event) for event in batch.events]
-        batch.events = []
-        whole = len(rows) - len(rows) % _STRIDE
-        for start in range(0, whole, _STRIDE):
-            self.connection.execute(_APPEND_MANY, [*chain.from_iterable(rows[start : start + _STRIDE])])
-        self.connection.executemany(_APPEND, rows[whole:])
+        events, batch.events = batch.events, []
+        sqlite_log.append(self.connection, events)
 
 
 class Batch:
@@ -133,6 +119,12 @@ class Batch:
 
 class _Local(threading.local):
     group: "SqliteGroup | None" = None
+    writing: bool = False
+
+    @property
+    def free(self) -> bool:
+        """True when this thread may wait for the writer's turn: it does not hold it already."""
+        return self.group is None and not self.writing
 
 
 class SqliteGroup:

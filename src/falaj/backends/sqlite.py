@@ -10,39 +10,22 @@ import json
 import os
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from falaj.backends import sqlite_log
 from falaj.backends.lane import FLUSH_AT, Batch, Lane, SqliteGroup, again, clear_errors, failure
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.core.errors import Conflict, FalajError, Invalid, Stale, Unavailable
-from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
+from falaj.core.ports import EventRow, Found, Key, Query, Row
 
-_DIALECT = {
-    "text": "TEXT",
-    "int": "INTEGER",
-    "real": "REAL",
-    "blob": "BLOB",
-    "clustered": "WITHOUT ROWID",
-    # `n` is the order of the log, cheapest to append to. Events written here have xid 0 and are numbered by n itself;
-    # those restored from an engine with transaction ids keep them, and a small index finds their cursors.
-    "place": """n INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, xid INTEGER NOT NULL DEFAULT 0,
-        seq INTEGER NOT NULL DEFAULT 0,""",
-    "order": "",
-    "after": "",
-    "imported": "CREATE INDEX events_imported ON events (epoch, xid, seq) WHERE xid > 0",
-}
-_LOG = sql.LogShape("epoch, xid, CASE xid WHEN 0 THEN n ELSE seq END", "n > ?", "n")
-_IMPORTED = """SELECT n FROM events WHERE xid > 0 AND (epoch, xid, seq) <= (?, ?, ?)
-    ORDER BY epoch DESC, xid DESC, seq DESC LIMIT 1"""
-_DUMP = {
-    "records": sql.dump("records", "tenant, kind, project, name, version"),
-    "events": sql.dump("events", "n", {"seq": "CASE xid WHEN 0 THEN n ELSE seq END"}),
-    "leases": sql.dump("leases", "name"),
-}
-_LOAD = {table: sql.load(table) for table in TABLES}
+_DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
+_RECORDS = sql.dump("records", "tenant, kind, project, name, version")
+_LEASES = sql.dump("leases", "name")
+_LOAD = {table: sql.load(table) for table in ("records", "leases")}
+T = TypeVar("T")
 _CELLS = "r.cell IN (SELECT value FROM json_each(?))"
 
 
@@ -72,34 +55,33 @@ class SqliteStore:
                 connection = self._spare()
                 connection.execute("BEGIN")
             return SqliteTxn(self, connection)
-        batch = self._lane.enter() if group is None else self._lane.enter_group(group)
-        return SqliteWrite(self, self._lane, batch)
+        return self._begin_write()
 
     def events(
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
     ) -> list[EventRow]:
         """The committed log after a cursor. One writer means that commits become visible in order."""
-        epoch, xid, seq = sql.place(after)
-        with self._reader() as connection, clear_errors():
-            if xid:
-                row = connection.execute(_IMPORTED, (epoch, xid, seq)).fetchone()
-                seq = row[0] if row else 0
-            text, values = sql.events_query(_LOG, (seq,), limit, {"tenant": tenant, "zone": zone, **where})
-            return [sql.event_of(row) for row in connection.execute(text, values)]
+        asked = {"tenant": tenant, "zone": zone, **where}
+        with self._reader() as connection:
+            late = sqlite_log.behind(connection, asked)
+        while late and self._lane.local.free:
+            late = self._write(SqliteWrite.mark)
+        with self._reader() as connection:
+            return sqlite_log.read(connection, after, limit, asked)
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
         """Take or extend a lease, durably."""
-        rows = self._alone(sql.LEASE, (name, owner, now + ttl_s, now, now))
+        rows = self._write(lambda txn: txn.run(sql.LEASE, (name, owner, now + ttl_s, now, now)))
         return rows[0][0] if rows else None
 
     def release(self, name: str, owner: str) -> None:
         """Give a lease back; its token stays used."""
-        self._alone(sql.RELEASE, (name, owner))
+        self._write(lambda txn: txn.run(sql.RELEASE, (name, owner)))
 
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
         found, last = [], ("", "")
-        with self._reader() as connection, clear_errors():
+        with self._reader() as connection:
             while row := connection.execute(sql.LOGS, last).fetchone():
                 last = (row[0], row[1])
                 found.append(last)
@@ -111,32 +93,17 @@ class SqliteStore:
 
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row of every table, from one snapshot; the writer goes on meanwhile."""
-        txn = self.begin(write=False)
-        try:
-            for table, text in _DUMP.items():
-                for row in txn.stream(text):
-                    yield table, row
-        finally:
-            txn.rollback()
+        with self._reader() as connection:
+            for row in connection.execute(_RECORDS):
+                yield "records", row
+            for row in sqlite_log.dump(connection):
+                yield "events", row
+            for row in connection.execute(_LEASES):
+                yield "leases", row
 
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Take a dump into an empty store, all or nothing; what follows it in the log is a new epoch."""
-        batch = self._lane.enter()
-        connection = self._lane.connection
-        try:
-            with clear_errors():
-                if connection.execute(sql.OCCUPIED).fetchone():
-                    raise Conflict("the store is not empty", "restore into a new store")
-                for table, values in rows:
-                    connection.execute(_LOAD[table], values)
-                    if table == "records" and values[-1]:
-                        terms = sql.terms_of(values[-1])
-                        connection.executemany(sql.ADD_TERM, sql.term_rows(Key(*values[:5]), terms))
-                connection.execute(sql.NEW_EPOCH)
-            batch.members += 1
-        finally:
-            self._lane.leave(batch)
-        batch.wait()
+        self._write(lambda txn: txn.load(rows))
 
     def close(self) -> None:
         """Close every connection; the last one moves the write-ahead log into the file."""
@@ -157,13 +124,24 @@ class SqliteStore:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection on one snapshot of what is committed."""
         if self.closed:
             raise Unavailable("the store is closed", "open it again")
         with clear_errors():
             connection = self._spare()
-        try:
-            yield connection
-        finally:
+            try:
+                connection.execute("BEGIN")
+                yield connection
+            finally:
+                self.give_back(connection)
+
+    def give_back(self, connection: sqlite3.Connection) -> None:
+        """End a reader's snapshot and keep its connection for the next."""
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        if self.closed:
+            connection.close()
+        else:
             self.readers.append(connection)
 
     def _spare(self) -> sqlite3.Connection:
@@ -172,15 +150,20 @@ class SqliteStore:
         except IndexError:
             return self._connect()
 
-    def _alone(self, text: str, values: tuple[Any, ...]) -> list[Any]:
-        txn = self.begin(write=True)
+    def _begin_write(self) -> "SqliteWrite":
+        group = self._lane.local.group
+        batch = self._lane.enter() if group is None else self._lane.enter_group(group)
+        return SqliteWrite(self, self._lane, batch)
+
+    def _write(self, work: Callable[["SqliteWrite"], T]) -> T:
+        txn = self._begin_write()
         try:
-            rows = txn.run(text, values)
-        except FalajError:
+            result = work(txn)
+        except BaseException:
             txn.rollback()
             raise
         txn.commit()
-        return rows
+        return result
 
 
 class SqliteTxn:
@@ -228,17 +211,7 @@ class SqliteTxn:
         if self._ended:
             return
         self._ended = True
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("ROLLBACK")
-        if self._store.closed:
-            self._connection.close()
-        else:
-            self._store.readers.append(self._connection)
-
-    def stream(self, text: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of one statement as they come."""
-        with clear_errors():
-            yield from self._connection.execute(text)
+        self._store.give_back(self._connection)
 
     def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of one statement."""
@@ -260,6 +233,7 @@ class SqliteWrite(SqliteTxn):
         self._lane = lane
         self._batch = batch
         self._grouped = lane.local.group is not None
+        lane.local.writing = True
         self._events: list[EventRow] = []
         self._marked = self._saved = False
 
@@ -284,6 +258,29 @@ class SqliteWrite(SqliteTxn):
         sql.changed_terms(key, self._old_terms(key, rev), (), self._many)
         self._count(sql.DELETE, (*sql.key_values(key), rev))
 
+    def mark(self) -> bool:
+        """Write marks of the log that are missing; True when there are more."""
+        self._mark()
+        with clear_errors():
+            return sqlite_log.mark(self._connection, 4096)
+
+    def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        """The rows of a dump, into an empty store."""
+        self._mark()
+        if self.run(sql.OCCUPIED):
+            raise Conflict("the store is not empty", "restore into a new store")
+        log = sqlite_log.Loader(self._connection)
+        with clear_errors():
+            for table, values in rows:
+                if table == "events":
+                    log.add(values)
+                    continue
+                self._connection.execute(_LOAD[table], values)
+                if table == "records" and values[-1]:
+                    self._many(sql.ADD_TERM, sql.term_rows(Key(*values[:5]), sql.terms_of(values[-1])))
+            log.end()
+            self._connection.execute(sql.NEW_EPOCH)
+
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log; written with the whole batch, in the order of commits."""
         self._events.extend(events)
@@ -292,7 +289,7 @@ class SqliteWrite(SqliteTxn):
         """Durable on return, or, inside a group, when the group ends."""
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
-        self._ended = True
+        self._ended, self._lane.local.writing = True, False
         batch = self._batch
         self._unmark(keep=True)
         if batch.error is None:
@@ -309,10 +306,12 @@ class SqliteWrite(SqliteTxn):
         """Nothing of it happened."""
         if self._ended:
             return
-        self._ended = True
+        self._ended, self._lane.local.writing = True, False
         self._unmark(keep=False)
         if not self._grouped:
             self._lane.leave(self._batch)
+            # A refusal may rest on what the others of the batch wrote: nobody hears it before that is durable.
+            self._batch.done.wait()
 
     def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of one statement; an error that undid the whole batch is remembered for all its members."""
@@ -398,7 +397,7 @@ def _upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST) -> None:
     try:
         connection.execute(schema.META.format_map(_DIALECT))
         row = connection.execute(schema.VERSION).fetchone()
-        for statement in schema.pending(row[0] if row else 0, _DIALECT, upto):
+        for statement in schema.pending(row[0] if row else 0, _DIALECT, sqlite_log.STEPS, upto):
             connection.execute(statement)
         connection.execute("COMMIT")
     except BaseException:

@@ -108,9 +108,9 @@ class Ledger:
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Call back after every commit here (and elsewhere, where the store can tell); be quick, never raise."""
-        if not self._callbacks and isinstance(self.store, CanWatch):
+        first, self._callbacks = not self._callbacks, (*self._callbacks, callback)
+        if first and isinstance(self.store, CanWatch):
             self.store.watch(self.wake)
-        self._callbacks += (callback,)
 
     @property
     def busy(self) -> bool:

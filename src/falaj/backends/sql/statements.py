@@ -1,15 +1,13 @@
 """The statements both engines understand, with `?` for a value, and the reading of their rows."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from falaj.core.errors import Invalid
 from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
 
 _KEY = "tenant = ? AND kind = ? AND project = ? AND name = ? AND version = ?"
-_EVENT = ", ".join(TABLES["events"][3:])
 
 GET = f"SELECT rev, cell, body, at, terms FROM records WHERE {_KEY}"  # noqa: S608 # nosec B608
 INSERT = """INSERT INTO records (tenant, kind, project, name, version, rev, cell, body, at, terms)
@@ -46,10 +44,9 @@ def key_values(key: Key) -> tuple[str, str, str, str, str]:
     return key.tenant, key.kind, key.project, key.name, key.version
 
 
-def dump(table: str, order: str, other: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Every row of a table; `other` says how a column is computed."""
-    columns = ", ".join(other.get(column, column) for column in TABLES[table])
-    return f"SELECT {columns} FROM {table} ORDER BY {order}"  # noqa: S608 # nosec B608
+def dump(table: str, order: str) -> str:
+    """Every row of a table."""
+    return f"SELECT {', '.join(TABLES[table])} FROM {table} ORDER BY {order}"  # noqa: S608 # nosec B608
 
 
 def load(table: str) -> str:
@@ -105,29 +102,6 @@ def place(pos: str) -> tuple[int, int, int]:
         return int(pos[:8], 16), int(pos[8:24], 16), int(pos[24:], 16)
     except ValueError as error:
         raise Invalid(f"{pos[:80]!r} is no cursor of the log", "use the `pos` of an event that was read") from error
-
-
-class LogShape(NamedTuple):
-    """How an engine keeps the order of the log: its place columns, `after` a place, the order, what may be read yet."""
-
-    place: str
-    after: str
-    order: str
-    visible: str = "1 = 1"
-
-
-def events_query(shape: LogShape, start: Sequence[int], limit: int, where: dict[str, str]) -> tuple[str, list[Any]]:
-    """The log after a place."""
-    unknown = set(where) - WHERE
-    if unknown:
-        raise Invalid(f"events have no {', '.join(sorted(unknown))}", f"ask by {', '.join(sorted(WHERE))}")
-    parts, values = [shape.after, shape.visible], list[Any](start)
-    for column, value in where.items():
-        if value:
-            parts.append(f"{column} = ?")
-            values.append(value)
-    text = f"SELECT {shape.place}, {_EVENT} FROM events WHERE {' AND '.join(parts)} ORDER BY {shape.order} LIMIT ?"  # noqa: S608 # nosec B608
-    return text, [*values, max(0, limit)]
 
 
 def find_query(query: Query, cells: tuple[str, Any]) -> tuple[str, list[Any]]:

@@ -1,0 +1,212 @@
+"""The log inside a SQLite store: events in bundles, and marks by which single ones are found.
+
+A row of `events` is a bundle: neighbours of one log, packed. Appending then costs a fraction of a row an event, and the
+log is read as it lies. Its key `n` is the number of its last event; events are numbered from 1 without a hole.
+
+A row of `marks` is one event by what a question may name (id, request, subject, verb, actor). Small commits bring their
+own marks, and some of any that are missing; large ones leave them for later. Whoever asks gets what is marked and what
+is not alike, because the rest is read through.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from falaj.backends.sql import statements as sql
+from falaj.core.errors import Corrupt, Invalid
+from falaj.core.ports import EventRow
+
+STEPS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE events (
+            n INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, tenant TEXT NOT NULL, zone TEXT NOT NULL,
+            body BLOB NOT NULL)""",
+        "CREATE INDEX events_log ON events (tenant, zone)",
+        """CREATE TABLE marks (
+            n INTEGER PRIMARY KEY, tenant TEXT NOT NULL, zone TEXT NOT NULL, id TEXT NOT NULL, verb TEXT NOT NULL,
+            actor TEXT NOT NULL, request TEXT NOT NULL, kind TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL,
+            version TEXT NOT NULL)""",
+        "CREATE INDEX events_id ON marks (id)",
+        # Events restored from an engine with transaction ids keep their cursors.
+        """CREATE TABLE imported (
+            epoch INTEGER NOT NULL, xid INTEGER NOT NULL, seq INTEGER NOT NULL, n INTEGER NOT NULL,
+            PRIMARY KEY (epoch, xid, seq)) WITHOUT ROWID""",
+    ),
+    (
+        "CREATE INDEX events_subject ON marks (tenant, kind, project, name)",
+        "CREATE INDEX events_request ON marks (request)",
+    ),
+)
+_SIZE = 64
+_FEW = 64
+_BEHIND = 4096
+_EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
+_LAST = "SELECT max(n) FROM events"
+_MARKED = "SELECT max(n) FROM marks"
+_ADD = "INSERT INTO events (n, epoch, tenant, zone, body) VALUES (?, ?, ?, ?, ?)"
+_MARK = "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = ("tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version")
+_IMPORT = "INSERT INTO imported (epoch, xid, seq, n) VALUES (?, ?, ?, ?)"
+_IMPORTED = """SELECT n FROM imported WHERE (epoch, xid, seq) <= (?, ?, ?)
+    ORDER BY epoch DESC, xid DESC, seq DESC LIMIT 1"""
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[EventRow]).decode
+_log_of = itemgetter(1, 2)
+
+
+def append(connection: sqlite3.Connection, events: list[EventRow]) -> None:
+    """Put events at the end, inside the transaction that is open; their marks too when they are few."""
+    ((epoch,),) = connection.execute(_EPOCH)
+    ((last,),) = connection.execute(_LAST)
+    n = last or 0
+    rows = []
+    for (tenant, zone), run in groupby(events, _log_of):
+        bundle = list(run)
+        for start in range(0, len(bundle), _SIZE):
+            part = bundle[start : start + _SIZE]
+            n += len(part)
+            rows.append((n, epoch, tenant, zone, _pack(part)))
+    connection.executemany(_ADD, rows)
+    if len(events) <= _FEW:
+        mark(connection, _FEW)
+
+
+def mark(connection: sqlite3.Connection, most: int) -> bool:
+    """Write missing marks of about `most` events; True when more are missing."""
+    ((marked,),) = connection.execute(_MARKED)
+    rows: list[tuple[Any, ...]] = []
+    for n, event in _walk(connection, marked or 0, {}):
+        rows.append((n, *_named(event)))
+        if len(rows) >= most:
+            break
+    connection.executemany(_MARK, rows)
+    return len(rows) >= most
+
+
+def behind(connection: sqlite3.Connection, where: Mapping[str, str]) -> bool:
+    """True when so many marks are missing that they should be written before this question is answered."""
+    if not any(value for field, value in where.items() if field not in ("tenant", "zone")):
+        return False
+    ((last,),) = connection.execute(_LAST)
+    ((marked,),) = connection.execute(_MARKED)
+    return (last or 0) - (marked or 0) > _BEHIND
+
+
+def read(connection: sqlite3.Connection, after: str, limit: int, where: Mapping[str, str]) -> list[EventRow]:
+    """The log after a cursor, inside the snapshot of the transaction that is open."""
+    unknown = set(where) - sql.WHERE
+    if unknown:
+        raise Invalid(f"events have no {', '.join(sorted(unknown))}", f"ask by {', '.join(sorted(sql.WHERE))}")
+    asked = {field: value for field, value in where.items() if value}
+    start = _number(connection, after)
+    found: list[EventRow] = []
+    if limit <= 0:
+        return found
+    if asked.keys() - {"tenant", "zone"}:
+        found, start = _by_marks(connection, start, limit, asked)
+    for _, event in _walk(connection, start, asked) if len(found) < limit else ():
+        found.append(event)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def dump(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
+    """Every event as a backup names its columns."""
+    for _, event in _walk(connection, 0, {}):
+        yield (*sql.place(event.pos), *sql.event_values(0, event)[1:])
+
+
+class Loader:
+    """Takes events of a backup in the order of the log, each with the place it had."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._n = 0
+        self._held: list[EventRow] = []
+        self._log: tuple[int, str, str] = (0, "", "")
+
+    def add(self, values: tuple[Any, ...]) -> None:
+        """One more event."""
+        epoch, xid, seq, *_ = values
+        event = sql.event_of(values)
+        log = (epoch, event.tenant, event.zone)
+        if log != self._log or len(self._held) >= _SIZE:
+            self._write()
+            self._log = log
+        self._n += 1
+        if xid:
+            self._connection.execute(_IMPORT, (epoch, xid, seq, self._n))
+        elif seq != self._n:
+            raise Corrupt("the log has a hole", "take another copy of the backup")
+        self._held.append(event if xid else event._replace(pos=""))
+
+    def end(self) -> None:
+        """Write what is left, and every mark."""
+        self._write()
+        while mark(self._connection, _BEHIND):
+            pass
+
+    def _write(self) -> None:
+        if self._held:
+            self._connection.execute(_ADD, (self._n, *self._log, _pack(self._held)))
+            self._held = []
+
+
+def _walk(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) -> Iterator[tuple[int, EventRow]]:
+    """(number, event) after number `start`, in order, where every field asked for is as asked."""
+    parts, values = ["n > ?"], [start, *(asked[f] for f in ("tenant", "zone") if f in asked)]
+    parts += [f"{field} = ?" for field in ("tenant", "zone") if field in asked]
+    text = f"SELECT n, epoch, body FROM events WHERE {' AND '.join(parts)} ORDER BY n"  # noqa: S608 # nosec B608
+    fields = {_COLUMNS.index(f): v for f, v in asked.items() if f not in ("tenant", "zone")}
+    for last, epoch, body in connection.execute(text, values):
+        events = _unpack(body)
+        for n, event in enumerate(events, last - len(events) + 1):
+            if n > start and (not fields or _fits(event, fields)):
+                yield n, _placed(event, epoch, n)
+
+
+def _by_marks(
+    connection: sqlite3.Connection, start: int, limit: int, asked: Mapping[str, str]
+) -> tuple[list[EventRow], int]:
+    """What the marks know of, and the number up to which they know everything."""
+    ((marked,),) = connection.execute(_MARKED)
+    parts = " AND ".join(f"{field} = ?" for field in asked)
+    text = f"SELECT n FROM marks WHERE n > ? AND {parts} ORDER BY n LIMIT ?"  # noqa: S608 # nosec B608
+    found: list[EventRow] = []
+    last, epoch, events = 0, 0, list[EventRow]()
+    for (n,) in connection.execute(text, (start, *asked.values(), limit)).fetchall():
+        if n > last:
+            query = "SELECT n, epoch, body FROM events WHERE n >= ? ORDER BY n LIMIT 1"
+            last, epoch, body = connection.execute(query, (n,)).fetchone()
+            events = _unpack(body)
+        found.append(_placed(events[n - last - 1], epoch, n))
+    return found, max(start, marked or 0)
+
+
+def _named(event: EventRow) -> tuple[str, ...]:
+    """What a question may name, in the order of _COLUMNS."""
+    id_, tenant, zone, verb, actor, (_, kind, project, name, version), _, request, *_ = event
+    return tenant, zone, id_, verb, actor, request, kind, project, name, version
+
+
+def _fits(event: EventRow, fields: Mapping[int, str]) -> bool:
+    named = _named(event)
+    return all(named[index] == value for index, value in fields.items())
+
+
+def _placed(event: EventRow, epoch: int, n: int) -> EventRow:
+    return event if event.pos else EventRow(*event[:11], sql.cursor(epoch, 0, n))
+
+
+def _number(connection: sqlite3.Connection, after: str) -> int:
+    epoch, xid, seq = sql.place(after)
+    if not xid:
+        return seq
+    row = connection.execute(_IMPORTED, (epoch, xid, seq)).fetchone()
+    number: int = row[0] if row else 0
+    return number
