@@ -442,6 +442,16 @@ def test_weak_algorithms_cannot_be_configured(names: tuple[str, ...]) -> None:
         OidcIdentity("oidc:", Oidc(issuer="https://login.example", algorithms=names))
 
 
+def test_a_narrow_choice_of_algorithms_does_not_judge_others_tokens(issuer: Issuer, tmp_path: Path) -> None:
+    identity = OidcIdentity("oidc:", replace(chosen_for(issuer), algorithms=("RS256",)))
+    village = Village(tmp_path)
+    assert identity.whois(_workload(village).token, NOW) is None
+    with pytest.raises(Unauthenticated):
+        identity.whois(token_of(issuer), NOW)
+    identity.close()
+    village.house.ledger.close()
+
+
 # From claims to an actor.
 
 

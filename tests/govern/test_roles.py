@@ -23,6 +23,13 @@ def test_an_administrator_has_no_access_to_data() -> None:
     assert "read" not in MATRIX["tenant-admin"]["secrets"]
 
 
+def test_who_runs_the_machine_does_not_read_what_is_on_it() -> None:
+    assert all(
+        groups.isdisjoint({"read", "write", "move"}) for f, groups in MATRIX["operator"].items() if f != "approvals"
+    )
+    assert granting("operate", "store") == ("operator",)
+
+
 def test_an_auditor_only_looks() -> None:
     assert {group for groups in MATRIX["auditor"].values() for group in groups} == {"see", "audit"}
 
@@ -48,7 +55,7 @@ def test_a_kind_nobody_has_named_is_work() -> None:
 
 def test_hints_name_exactly_the_roles_of_the_table() -> None:
     assert granting("govern", "person") == ("tenant-admin", "security-officer")
-    assert granting("read", "secret") == ("service",)
+    assert granting("read", "secret") == ("security-officer", "service")
 
 
 def test_there_is_a_permit_for_each_role_and_group_and_none_for_absent_verbs() -> None:

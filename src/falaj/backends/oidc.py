@@ -89,9 +89,11 @@ class OidcIdentity:
         name = hashlib.sha256(f"{audience}\n{token}".encode()).hexdigest()
         claims, until = self._known.get(name, ({}, 0.0))
         if not now < until:
-            said = read_token(token, self.options.algorithms)
+            said = read_token(token, tuple(_KEY_TYPES))
             if said.claims.get("iss") != self.issuer:
                 return None
+            if said.header["alg"] not in self.options.algorithms:
+                raise refused("the token is signed by an algorithm that is not accepted")
             self._check_signature(token, said, now)
             if audience not in audiences(said.claims):
                 raise refused("the token is meant for somebody else")
