@@ -314,11 +314,11 @@ def test_odd_names_change_nothing(name: str, tenant: str, project: str) -> None:
 
 
 def test_a_call_about_no_thing_is_about_its_own_desk() -> None:
-    authorizer = Authorizer({"people.add": "govern", "policy.add": "govern", "store.label": "govern"})
+    authorizer = Authorizer({"people.add": "govern", "policy.add": "govern", "catalog.label": "govern"})
     desk = Cell("desk", HOUSE, "dubai")
     steward = person("data-steward")
     assert not authorizer.decide(steward, "people.add", desk, GOOD).allowed
-    assert authorizer.decide(steward, "store.label", desk, GOOD).allowed
+    assert authorizer.decide(steward, "catalog.label", desk, GOOD).allowed
     assert authorizer.decide(person("tenant-admin"), "people.add", desk, GOOD).allowed
 
 
