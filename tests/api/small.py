@@ -172,7 +172,9 @@ class SmallLedger:
         for wake in self._wake:
             wake()
 
-    def tail(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str) -> list[SimpleNamespace]:
+    def tail(
+        self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
+    ) -> list[SimpleNamespace]:
         del zone
         chosen = [f for f in self.facts if f.pos > after and f.event.tenant == tenant]
         return [f for f in chosen if not where.get("verb") or f.event.verb == where["verb"]][:limit]

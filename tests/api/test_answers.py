@@ -66,14 +66,33 @@ def test_refusals_of_every_kind_have_the_same_shape(http: httpx.Client, anonymou
         http.post("/v1/echo/say", content=b"{}", headers={**big, "content-encoding": "gzip"}),
         http.post("/v1/echo/say", content=b" " * 5_000_000, headers=big),
         http.post("/v1/echo/put", content=b"x", headers=big),
-        http.post("/v1/echo/put", content=b"x", headers={"content-type": "application/octet-stream", "falaj-args": "!"}),
+        http.post(
+            "/v1/echo/put", content=b"x", headers={"content-type": "application/octet-stream", "falaj-args": "!"}
+        ),
         http.post("/v1/echo/say", headers={"host": "evil.example"}),
         http.post("/v1/echo/say", headers={"origin": "https://evil.example"}),
         http.get("/v1/events?nonsense"),
         http.get("/v1/events?colour=blue"),
         http.get("/v1/events", headers={"last-event-id": "<script>"}),
     ]
-    assert [got.status_code for got in answers] == [401, 404, 405, 400, 400, 400, 415, 415, 413, 415, 400, 421, 403, 400, 400, 400]
+    assert [got.status_code for got in answers] == [
+        401,
+        404,
+        405,
+        400,
+        400,
+        400,
+        415,
+        415,
+        413,
+        415,
+        400,
+        421,
+        403,
+        400,
+        400,
+        400,
+    ]
     for got in answers:
         assert list(got.json()) == ["code", "message", "hint", "ref"], got.text
         assert got.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
@@ -83,7 +102,9 @@ def test_refusals_of_every_kind_have_the_same_shape(http: httpx.Client, anonymou
 
 def test_log_lines_carry_who_and_which_and_never_a_token() -> None:
     enter("amal", "request-1")
-    record = logging.makeLogRecord({"name": "falaj.x", "levelname": "INFO", "msg": f"got Authorization: Bearer {AMAL_TOKEN}"})
+    record = logging.makeLogRecord(
+        {"name": "falaj.x", "levelname": "INFO", "msg": f"got Authorization: Bearer {AMAL_TOKEN}"}
+    )
     record.__dict__["extra_field"] = f"eyJhbGciOiJFZERTQSJ9.e30.c2ln and {AMAL_TOKEN}"
     line = JsonLines().format(record)
     assert '"actor": "amal"' in line

@@ -14,9 +14,13 @@ FOREIGN_ORIGINS = ["https://evil.example", "null", "http://127.0.0.1", "http://l
 FOREIGN_SITES = ["cross-site", "same-site", "weird", ""]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example:{port}"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example:{port}"]
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_a_foreign_host_name_is_refused_on_every_path(server: Server, house: SmallHouse, host: str, method: str) -> None:
+def test_a_foreign_host_name_is_refused_on_every_path(
+    server: Server, house: SmallHouse, host: str, method: str
+) -> None:
     name = host.replace("{port}", server.url.rpartition(":")[2])
     for path in ("/health", "/v1/echo/nothing"):
         head = f"{method} {path} HTTP/1.1\r\nhost: {name}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n\r\n"
@@ -32,7 +36,9 @@ def test_a_request_without_host_is_refused(server: Server) -> None:
 def test_two_hosts_or_two_tokens_are_refused(server: Server) -> None:
     host = server.url.partition("://")[2]
     two_hosts = f"GET /health HTTP/1.1\r\nhost: {host}\r\nhost: evil.example\r\n\r\n"
-    two_tokens = f"GET /ready HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer a\r\nauthorization: Bearer {AMAL_TOKEN}\r\n\r\n"
+    two_tokens = (
+        f"GET /ready HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer a\r\nauthorization: Bearer {AMAL_TOKEN}\r\n\r\n"
+    )
     assert raw(server, two_hosts.encode()).startswith(b"HTTP/1.1 400 ")
     assert raw(server, two_tokens.encode()).startswith(b"HTTP/1.1 400 ")
 
@@ -49,7 +55,12 @@ def test_a_page_of_another_origin_changes_nothing(http: httpx.Client, house: Sma
 
 
 def test_our_own_origin_and_no_origin_pass(server: Server, http: httpx.Client) -> None:
-    for headers in ({}, {"origin": server.url}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none", "origin": server.url}):
+    for headers in (
+        {},
+        {"origin": server.url},
+        {"sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none", "origin": server.url},
+    ):
         assert http.post("/v1/echo/nothing", headers=headers).status_code == 200
 
 
@@ -62,7 +73,9 @@ def test_there_is_no_cors(http: httpx.Client, server: Server) -> None:
         assert got.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("header", ["", "Bearer", "Basic YTpi", "bearer  unknown", "Bearer " + "x" * 9000, "Token x", "Bearer a b"])
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Basic YTpi", "bearer  unknown", "Bearer " + "x" * 9000, "Token x", "Bearer a b"]
+)
 def test_what_is_no_good_token_is_refused(anonymous: httpx.Client, header: str) -> None:
     got = anonymous.post("/v1/echo/nothing", headers={"authorization": header} if header else {})
     assert got.status_code == 401
@@ -90,7 +103,9 @@ def test_an_expired_actor_is_not_remembered(house: SmallHouse, http: httpx.Clien
 def test_rates_are_counted_for_each_caller() -> None:
     house = SmallHouse(limits=Limits(requests_per_s=0.001, burst=3))
     with serving(house) as server:
-        with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {AMAL_TOKEN}"}, trust_env=False) as amal:
+        with httpx.Client(
+            base_url=server.url, headers={"authorization": f"Bearer {AMAL_TOKEN}"}, trust_env=False
+        ) as amal:
             assert [amal.post("/v1/echo/nothing").status_code for _ in range(4)] == [200, 200, 200, 429]
             got = amal.post("/v1/echo/nothing")
             assert got.json()["code"] == "quota-exceeded"
@@ -99,7 +114,9 @@ def test_rates_are_counted_for_each_caller() -> None:
         assert httpx.post(f"{server.url}/v1/echo/nothing", headers=root, trust_env=False).status_code == 200
 
 
-def test_guessing_tokens_is_slowed_by_address_and_known_callers_are_not(house: SmallHouse, anonymous: httpx.Client, http: httpx.Client) -> None:
+def test_guessing_tokens_is_slowed_by_address_and_known_callers_are_not(
+    house: SmallHouse, anonymous: httpx.Client, http: httpx.Client
+) -> None:
     assert http.post("/v1/echo/nothing").status_code == 200
     codes = [anonymous.get("/ready", headers={"authorization": f"Bearer guess-{n}"}).status_code for n in range(30)]
     assert codes.count(429) >= 5
@@ -123,7 +140,10 @@ def test_the_key_and_the_purpose_reach_the_verb(http: httpx.Client) -> None:
     assert got.headers["falaj-request"] == "order-1234"
 
 
-@pytest.mark.parametrize("headers", [{"idempotency-key": "x"}, {"idempotency-key": "a b c d e f g"}, {"falaj-purpose": "../x"}, {"falaj-purpose": "é"}])
+@pytest.mark.parametrize(
+    "headers",
+    [{"idempotency-key": "x"}, {"idempotency-key": "a b c d e f g"}, {"falaj-purpose": "../x"}, {"falaj-purpose": "é"}],
+)
 def test_odd_keys_and_purposes_are_refused(http: httpx.Client, headers: dict[str, str]) -> None:
     assert http.post("/v1/echo/nothing", headers={k: v.encode() for k, v in headers.items()}).status_code == 400  # type: ignore[misc]
 
@@ -133,5 +153,3 @@ def test_metrics_are_for_the_house_only(server: Server, http: httpx.Client) -> N
     got = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {HOUSE_TOKEN}"}, trust_env=False)
     assert got.status_code == 200
     assert "falaj_requests_total" in got.text
-
-

@@ -42,10 +42,6 @@ DISGUISES = [
 ]
 
 
-def every_path(house: SmallHouse) -> list[Route]:
-    return App(house, ["x"]).router.routes()  # type: ignore[arg-type]
-
-
 def test_nobody_gets_past_any_route_with_any_method(server: Server, anonymous: httpx.Client, house: SmallHouse) -> None:
     for route in server.app.router.routes():
         for method in METHODS:
@@ -78,13 +74,16 @@ def test_a_disguised_path_is_another_path(server: Server, path: str) -> None:
     for method in ("GET", "POST"):
         nobody = raw(server, f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
         assert nobody.split(b" ")[1] in (b"401", b"400"), nobody
-        amal = raw(server, f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n\r\n".encode())
+        amal = raw(
+            server, f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n\r\n".encode()
+        )
         assert amal.split(b" ")[1] in (b"404", b"405", b"400"), amal
 
 
 def test_a_websocket_is_answered_like_any_other_request(server: Server) -> None:
     host = server.url.partition("://")[2]
-    upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
+    upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    upgrade += "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
     for path in ("/v1/events", "/v1/echo/say", "/ws", "/metrics"):
         got = raw(server, f"GET {path} HTTP/1.1\r\nhost: {host}\r\n{upgrade}\r\n\r\n".encode())
         assert got.startswith(b"HTTP/1.1 401 "), got
@@ -105,7 +104,9 @@ def test_a_websocket_scope_is_closed_before_it_opens(house: SmallHouse) -> None:
 
 def test_a_whole_url_as_target_is_refused(server: Server) -> None:
     host = server.url.partition("://")[2]
-    assert raw(server, f"GET http://evil.example/health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()).startswith(b"HTTP/1.1 400 ")
+    assert raw(server, f"GET http://evil.example/health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()).startswith(
+        b"HTTP/1.1 400 "
+    )
 
 
 async def _page(ask: object) -> None: ...

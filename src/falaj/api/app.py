@@ -15,11 +15,11 @@ from falaj.api.gate import Gate
 from falaj.api.lanes import Lanes
 from falaj.api.logs import enter
 from falaj.api.metrics import Metrics
-from falaj.api.openapi import document
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
 from falaj.api.stream import Inlet, Outlet, Receive
 from falaj.api.trace import make_span
 from falaj.api.wire import ARGS_HEADER, Arguments, check_depth
+from falaj.core.bind import options
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Denied, FalajError, Invalid, Unavailable
 from falaj.core.event import new_id
@@ -142,7 +142,7 @@ class App:
     async def _call(self, call: Call, ask: Ask) -> Answer | None:
         """POST /v1/<desk>/<verb>."""
         arguments = call.arguments
-        ctx = self.gate.context(ask, ask.caller)
+        ctx = self.gate.context(ask, ask.caller, repeatable=not arguments.gives_stream)
         if arguments.stream:
             if content_type(ask) != b"application/octet-stream":
                 hint = f"send application/octet-stream, and the arguments in {ARGS_HEADER}"
@@ -166,8 +166,8 @@ class App:
         text = ask.path[len(SHOW) :].decode("ascii", "replace")
         ref = Ref.parse(text.replace("%3A", ":").replace("%40", "@"))
         ctx = self.gate.context(ask, ask.caller)
-        first = next(p.name for p in call.verb.params if p.required)
-        return await self._run(call, ask, ctx, {first: ref})
+        first = next(p for p in call.verb.params if p.required)
+        return await self._run(call, ask, ctx, {first.name: ref if Ref in options(first.type) else ref.name})
 
     async def _run(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer:
         if call.verb.outside:
@@ -267,6 +267,8 @@ class App:
 
     async def _document(self, ask: Ask) -> Answer:
         del ask
+        from falaj.api.openapi import document
+
         self._openapi = self._openapi or to_json(document(self.router.routes()))
         return Answer(200, self._openapi, new_id())
 

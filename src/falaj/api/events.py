@@ -13,6 +13,7 @@ from falaj.api.gate import Gate, too_fast
 from falaj.api.lanes import Lanes
 from falaj.api.metrics import Metrics
 from falaj.api.routes import Ask
+from falaj.api.stream import left
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, Invalid
 
@@ -78,7 +79,7 @@ class Events:
         return None
 
     async def _stream(self, ask: Ask, ctx: Context, after: str, where: dict[str, str]) -> None:
-        gone = asyncio.ensure_future(ask.receive())
+        gone = asyncio.ensure_future(left(ask.receive))
         headers = [
             (b"content-type", EVENTS),
             (REQUEST_HEADER, ctx.request.encode()),

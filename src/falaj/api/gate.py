@@ -68,8 +68,8 @@ class Gate:
             raise too_fast(wait, "more requests than your share")
         return actor
 
-    def context(self, ask: Ask, actor: Actor) -> Context:
-        """The caller's context, with the request key and the purpose that headers name."""
+    def context(self, ask: Ask, actor: Actor, *, repeatable: bool = True) -> Context:
+        """The caller's context, with the purpose and, where an outcome can be kept, the request key that headers name."""
         key, purpose = ask.text(b"idempotency-key"), ask.text(b"falaj-purpose")
         if key and not _KEY.fullmatch(key):
             raise Invalid(
@@ -77,7 +77,7 @@ class Gate:
             )
         if purpose and not _PURPOSE.fullmatch(purpose):
             raise Invalid("the Falaj-Purpose is not a purpose's name", "for example: fraud")
-        ctx = self._house.context(actor, request=key, purpose=purpose)
+        ctx = self._house.context(actor, request=key if repeatable else "", purpose=purpose)
         ask.request = ctx.request
         return ctx
 

@@ -80,7 +80,6 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         # What exists now lives as long as the process: it need not be looked through again and again.
-        gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
         if self._renew is not None:

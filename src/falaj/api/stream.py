@@ -141,7 +141,13 @@ class Outlet:
             headers.append((b"content-length", b"%d" % size))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         # Servers drop what is sent to a caller that left without a word; only receiving tells.
-        self._gone = self._loop.create_task(self._receive())  # type: ignore[arg-type]
+        self._gone = self._loop.create_task(left(self._receive))
+
+
+async def left(receive: Receive) -> None:
+    """Return when the caller has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def blocks(chunks: Iterable[bytes], size: int = BLOCK) -> Iterator[bytes]:

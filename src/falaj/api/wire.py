@@ -1,7 +1,6 @@
 """Arguments on the wire: a JSON object becomes exactly what a verb's signature asks for, or Invalid says why not."""
 
 import base64
-import binascii
 import re
 import types
 import typing
@@ -27,6 +26,8 @@ _LABEL = str | dict[str, Any]
 _FIELD = re.compile(r"field `([^`]*)`")
 # Strings leave first (they may hold brackets), then everything that is no bracket; what is left is the nesting alone.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+# Which kind of bracket closes which is the parser's business; for depth all are square.
+_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -69,7 +70,7 @@ class Arguments:
             )
         try:
             return self.decode(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
-        except binascii.Error:
+        except ValueError:  # not base64, or not even ASCII
             raise Invalid(
                 f"the {ARGS_HEADER} header is not base64url", f"write the JSON arguments of {self.action} in base64url"
             ) from None
@@ -99,9 +100,9 @@ def check_depth(body: bytes, limit: int) -> None:
     """
     if body.count(b"[") + body.count(b"{") <= limit:
         return
-    rest = _STRINGS.sub(b"", body).translate(None, _NO_BRACKETS)
+    rest = _STRINGS.sub(b"", body).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(limit):
-        shorter = rest.replace(b"[]", b"").replace(b"{}", b"")
+        shorter = rest.replace(b"[]", b"")
         if len(shorter) == len(rest):
             break
         rest = shorter

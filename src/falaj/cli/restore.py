@@ -11,7 +11,7 @@ def restore(frame: Frame, arguments: list[str]) -> int:
     """All or nothing, proven by computing the root of every log again."""
     parser = Parser(
         prog="falaj restore",
-        description="Bring a backup into the empty store of a folder's settings, and prove it by the root of every log.",
+        description="Bring a backup into the empty store of a folder's settings; the root of every log proves it.",
         epilog="Example: falaj store backup --out ledger.backup && falaj restore ledger.backup --at /srv/falaj",
     )
     parser.add_argument("file", help="what `falaj store backup` wrote")

@@ -1,0 +1,109 @@
+"""Lanes: what queues together commits together, and nobody hears before the commit."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from falaj.api.lanes import WAITING, Lanes
+from falaj.core.errors import Unavailable
+
+
+class Groups:
+    """Counts groups, and can hold or fail a commit."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.calls = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fail = False
+        self.begun = threading.Event()
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        before = self.calls
+        yield
+        self.gate.wait(20)
+        self.sizes.append(self.calls - before)
+        if self.fail:
+            raise OSError("disk full")
+
+    def call(self, value: int) -> int:
+        self.calls += 1
+        self.begun.set()
+        if value < 0:
+            raise ValueError(value)
+        return value
+
+
+def test_calls_that_wait_share_a_commit_and_are_answered_after_it() -> None:
+    groups = Groups()
+
+    async def story() -> None:
+        lanes = Lanes(groups.group)
+        lanes.start()
+        groups.gate.clear()
+        first = lanes.inside(groups.call, 0)
+        await asyncio.get_running_loop().run_in_executor(None, groups.begun.wait, 20)
+        others = [lanes.inside(groups.call, n) for n in range(1, 31)]
+        assert not first.done()
+        assert groups.calls == 1
+        groups.gate.set()
+        outcomes = await asyncio.gather(first, *others)
+        assert [outcome.value for outcome in outcomes] == list(range(31))
+        lanes.stop()
+
+    asyncio.run(story())
+    assert groups.sizes == [1, 30]
+
+
+def test_one_broken_call_leaves_its_neighbours_alone_and_a_broken_commit_none() -> None:
+    groups = Groups()
+
+    async def story() -> None:
+        lanes = Lanes(groups.group)
+        lanes.start()
+        good, bad = await asyncio.gather(lanes.inside(groups.call, 1), lanes.inside(groups.call, -1))
+        assert (good.value, good.error) == (1, None)
+        assert isinstance(bad.error, ValueError)
+        groups.fail = True
+        ended = await asyncio.gather(*(lanes.inside(groups.call, n) for n in range(5)))
+        assert all(isinstance(outcome.error, OSError) and outcome.value is None for outcome in ended)
+        lanes.stop()
+
+    asyncio.run(story())
+
+
+def test_the_queue_has_an_end() -> None:
+    groups = Groups()
+
+    async def story() -> None:
+        lanes = Lanes(groups.group)
+        lanes.start()
+        groups.gate.clear()
+        waiting = [lanes.inside(groups.call, 0)]
+        await asyncio.get_running_loop().run_in_executor(None, groups.begun.wait, 20)
+        waiting += [lanes.inside(groups.call, n) for n in range(WAITING)]
+        with pytest.raises(Unavailable):
+            lanes.inside(groups.call, 1)
+        groups.gate.set()
+        await asyncio.gather(*waiting)
+        lanes.stop()
+
+    asyncio.run(story())
+
+
+def test_stopping_finishes_what_was_taken_in() -> None:
+    groups = Groups()
+
+    async def story() -> None:
+        lanes = Lanes(groups.group, lanes=3)
+        lanes.start()
+        waiting = [lanes.inside(groups.call, n) for n in range(500)]
+        await asyncio.get_running_loop().run_in_executor(None, lanes.stop)
+        assert {outcome.error for outcome in await asyncio.gather(*waiting)} == {None}
+
+    asyncio.run(story())
