@@ -10,7 +10,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from falaj.audit import pack
-from falaj.audit.seal import Log, Sealer
+from falaj.audit.seal import Log, Sealer, ShortReads
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
 from falaj.core.ref import Ref
@@ -47,7 +47,8 @@ class Signers:
 class House:
     """One ledger with its sealer."""
 
-    def __init__(self, store: Any, installation: str = "test") -> None:
+    def __init__(self, store: Any, installation: str = "test", url: str = "") -> None:
+        self.url = url
         self.ledger = Ledger(store)
         self.signers = Signers()
         self.sealer = Sealer(self.ledger, self.signers, installation)
@@ -70,9 +71,8 @@ class House:
                 ids.append(tx.emit("demo.make", record.ref, **(body or {"n": 1})).id)
         return ids
 
-    def log(self, ctx: Context, tenant: str = "bank", zone: str = "home") -> Any:
-        with self.ledger.read(ctx) as tx:
-            return Log(tx, tenant, zone)
+    def log(self, ctx: Context, tenant: str = "bank", zone: str = "home") -> Log:
+        return Log(ShortReads(self.ledger, ctx), tenant, zone)
 
     def facts(self, tenant: str = "bank", zone: str = "home") -> Any:
         def read(after: str, limit: int) -> list[Fact]:

@@ -160,6 +160,10 @@ def _events(log: Log, start: int, stop: int, facts: Facts) -> Iterator[tuple[str
             lines += [fact.raw for fact in part]
             leaves += [fact.leaf for fact in part]
             pos = part[-1].pos
+        sealed = log.leaves(start, end)
+        if leaves != sealed:
+            wrong = start + next(i for i, leaf in enumerate(sealed) if leaf != leaves[i])
+            raise Corrupt(f"event {wrong} in the ledger is not the one that was sealed", "run: falaj audit check")
         yield f"events/{start:012d}.jsonl", b"\n".join(lines) + b"\n"
         yield f"events/{start:012d}.leaves", b"".join(leaves)
         start = end

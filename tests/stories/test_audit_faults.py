@@ -1,0 +1,203 @@
+"""The audit log under faults: sealers and writers killed outright, several at once, transactions that commit late.
+
+After every fault the log verifies offline, and holds every event and every checkpoint that was acknowledged.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.audit.seal import Sealer
+from falaj.core.errors import Stale
+from falaj.core.ref import Ref
+from tests.audit.house import House
+from tests.audit.packs import check_files
+from tests.stories.audit_writer import open_house
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path}/ledger.db"
+    fresh: Callable[[], str] = request.getfixturevalue("new_postgres")
+    return fresh()
+
+
+def start(url: str, who: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.stories.audit_writer", url, who]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+
+
+def killed_after(process: "subprocess.Popen[str]", lines: int) -> list[str]:
+    """What a process had said when it was killed in the middle of everything."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line.strip())
+        if len(said) >= lines:
+            break
+    os.killpg(process.pid, signal.SIGKILL)
+    # Whole lines that were on their way are acknowledged too; a torn last one is not.
+    rest = process.stdout.read()
+    process.wait()
+    process.stdout.close()
+    return said + rest.split("\n")[:-1]
+
+
+def check(house: House, folder: Path, said: list[str]) -> None:
+    house.time = 4_000_000_000.0
+    house.sealer.seal_all(house.ctx(), "bank", "home")
+    files = dict(house.pack())
+    report = check_files(folder, files)
+    assert report["ok"], report["problems"][:3]
+    lines = b"".join(data for name, data in files.items() if name.endswith(".jsonl") and name.startswith("events/"))
+    notes = files["checkpoints.jsonl"].decode()
+    events = [line.split(" ")[1] for line in said if line.startswith("event ")]
+    assert events
+    missing = [id_ for id_ in events if f'"id":"{id_}"'.encode() not in lines]
+    assert missing == []
+    for line in said:
+        if line.startswith("seal "):
+            _, number, size, root = line.split(" ")
+            assert f"\\n{size}\\n{root}\\n" in notes, "a checkpoint that was handed out is still the log's"
+            assert f"number {number}\\n" in notes
+
+
+def test_killed_again_and_again_while_sealing(url: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    dice = random.Random(url.partition(":")[0])
+    for round_ in range(4):
+        said += killed_after(start(url, f"w{round_}"), dice.randrange(5, 120))
+    house = open_house(url)
+    try:
+        check(house, tmp_path, said)
+    finally:
+        house.ledger.close()
+
+
+def test_two_replicas_seal_and_one_is_killed(new_postgres: Callable[[], str], tmp_path: Path) -> None:
+    url = new_postgres()
+    first, second = start(url, "one"), start(url, "two")
+    said = killed_after(first, 60)
+    said += killed_after(second, 150)
+    house = open_house(url)
+    try:
+        check(house, tmp_path, said)
+    finally:
+        house.ledger.close()
+
+
+def test_late_commits_are_sealed_once_and_in_their_place(new_postgres: Callable[[], str], tmp_path: Path) -> None:
+    """Transactions that began early and commit late, while others commit and a sealer never rests."""
+    house = open_house(new_postgres())
+    done, wrong = threading.Event(), []
+    made: list[str] = []
+    lock = threading.Lock()
+
+    def write(late: bool) -> None:
+        for n in range(12):
+            ctx = house.ctx()
+            with house.ledger.write(ctx) as tx:
+                record = tx.put(Ref("thing", "demo", f"t{ctx.request}"), {"n": n})
+                event = tx.emit("demo.make", record.ref, n=n, late=int(late))
+                if late:
+                    # Others commit meanwhile; what they wrote is numbered after us and becomes visible before us.
+                    house_two.act(2)
+            with lock:
+                made.append(event.id)
+
+    def seal() -> None:
+        sealer = Sealer(house.ledger, house.signers, "test")
+        try:
+            while not done.is_set():
+                with contextlib.suppress(Stale):
+                    sealer.seal(house.ctx(), "bank", "home")
+        except BaseException as error:
+            wrong.append(error)
+            raise
+
+    house_two = open_house(house.url)
+    sealers = [threading.Thread(target=seal) for _ in range(2)]
+    writers = [threading.Thread(target=write, args=(late,)) for late in (True, True, False)]
+    for thread in sealers + writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in sealers:
+        thread.join()
+    assert wrong == []
+    check(house, tmp_path, [f"event {id_}" for id_ in made])
+    total = len(house.ledger.tail(tenant="bank", zone="home", limit=10_000))
+    assert house.log(house.ctx()).head.size == total == 3 * 12 + 2 * 12 * 2
+    house_two.ledger.close()
+    house.ledger.close()
+
+
+def test_a_sealer_killed_at_every_step_leaves_the_log_whole(tmp_path: Path) -> None:
+    """Forked on purpose at the moment before each write of one sealing: nothing half done is ever seen."""
+    house = open_house(f"sqlite:{tmp_path}/ledger.db")
+    house.act(300)
+    house.ledger.close()
+    for step in range(1, 7):
+        child = os.fork()
+        if child == 0:
+            die_at_write(f"sqlite:{tmp_path}/ledger.db", step)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status)
+        house = open_house(f"sqlite:{tmp_path}/ledger.db")
+        assert house.log(house.ctx()).head.size == 0
+        house.ledger.close()
+    house = open_house(f"sqlite:{tmp_path}/ledger.db")
+    house.sealer.seal_all(house.ctx(), "bank", "home")
+    assert check_files(tmp_path, dict(house.pack()))["ok"]
+    house.ledger.close()
+
+
+class Deadly:
+    """The store of a process that dies at one of the writes of its transaction; a commit is the last of them."""
+
+    def __init__(self, store: Any, step: int) -> None:
+        self._store, self._left = store, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def begin(self, write: bool) -> Any:
+        return DeadlyTxn(self._store.begin(write), self) if write else self._store.begin(write)
+
+    def count(self) -> None:
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DeadlyTxn:
+    def __init__(self, txn: Any, store: Deadly) -> None:
+        self._txn, self._store = txn, store
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("put", "commit"):
+            self._store.count()
+        return getattr(self._txn, name)
+
+
+def die_at_write(url: str, step: int) -> None:
+    """In a child: seal, and be killed on the way."""
+    house = open_house(url)
+    house.ledger.store = Deadly(house.ledger.store, step)
+    try:
+        house.sealer.seal(house.ctx(), "bank", "home")
+    finally:
+        os._exit(0)
