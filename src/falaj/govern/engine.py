@@ -21,9 +21,15 @@ from falaj.core.verb import GROUPS
 FOLDER = Path(__file__).parent / "cedar"
 TENANT_LAYER = "tenant"
 _MAX_TEXT, _MAX_DEPTH, _MAX_SIGNS = 8192, 16, 256
+_SETS = frozenset({"principal.roles"})
+_TEXTS = frozenset({"principal.kind", "resource.kind", "resource.project", "resource.zone"})
 _PIECE = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n\r]*|\w+|\S', re.DOTALL)
 _ERRED = re.compile(r"policy `([^`]{1,80})`")
 _FLAT = re.compile(r'".*|//.*|[,:;@]|(?!(?:if|then|else|in|like|has|is)$)\w+', re.DOTALL)
+
+
+Trait = tuple[str, str]
+"""One fact that rules often begin with, such as ("principal.roles", "auditor") or ("resource.project", "fraud")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +44,8 @@ class Rule:
     tree: Mapping[str, Any]
     actions: frozenset[str] | None
     """The actions and groups its scope names; None is every action."""
-    role: str
-    """The role without which it cannot apply; empty when it may apply to any caller."""
+    needs: Trait | None
+    """What must hold of caller or thing for it to apply at all; None when that cannot be read off."""
 
     @property
     def text(self) -> str:
@@ -105,25 +111,30 @@ class RuleSet:
         self.rules = {rule.id: rule for rule in rules}
         self.schema = schema
         self.hash = digest
+        self._asked = frozenset(rule.needs for rule in self.rules.values() if rule.needs is not None)
         self._slice = lru_cache(maxsize=1024)(self._cut)
 
-    def slice(self, action: str, group: str, roles: frozenset[str], unbound: bool = False) -> Any:
-        """The parsed policies that can apply to this action by a caller with these roles; the rest cannot match.
+    def held(self, traits: Iterable[Trait]) -> frozenset[Trait]:
+        """Those of the traits that some rule asks for; who holds the same ones gets the same slice."""
+        return self._asked.intersection(traits)
+
+    def slice(self, action: str, group: str, held: frozenset[Trait], unbound: bool = False) -> Any:
+        """The parsed policies that can apply to this action, given what holds; the rest cannot match.
 
         unbound: leave the tenant's own policies out as well.
         """
-        return self._slice(action, group, roles, unbound)
+        return self._slice(action, group, held, unbound)
 
     def whole(self) -> Any:
         """All policies, parsed, nothing cut."""
         return cedarpy.PolicySet.from_json_str(_document({rule.id: rule.tree for rule in self.rules.values()}))
 
-    def _cut(self, action: str, group: str, roles: frozenset[str], unbound: bool) -> Any:
+    def _cut(self, action: str, group: str, held: frozenset[Trait], unbound: bool) -> Any:
         chosen: dict[str, Mapping[str, Any]] = {}
         for rule in self.rules.values():
             if rule.actions is not None and rule.actions.isdisjoint((action, group)):
                 continue
-            if (rule.role and rule.role not in roles) or (unbound and rule.layer == TENANT_LAYER):
+            if (rule.needs is not None and rule.needs not in held) or (unbound and rule.layer == TENANT_LAYER):
                 continue
             # Within the slice the action's scope is known to match, and asking again costs as much as the rest.
             chosen[rule.id] = {**rule.tree, "action": {"op": "All"}}
@@ -203,7 +214,9 @@ def _parse(text: str, schema: Any) -> list[dict[str, Any]]:
 def _rule(name: str, layer: str, tree: dict[str, Any]) -> Rule:
     notes = tree.get("annotations", {})
     says = notes.get("says") or ("the tenant's own policy forbids it" if layer == TENANT_LAYER else name)
-    return Rule(name, layer, tree["effect"], says, notes.get("hint") or "", tree, _actions(tree["action"]), _role(tree))
+    return Rule(
+        name, layer, tree["effect"], says, notes.get("hint") or "", tree, _actions(tree["action"]), _needs(tree)
+    )
 
 
 def _actions(scope: Mapping[str, Any]) -> frozenset[str] | None:
@@ -212,20 +225,24 @@ def _actions(scope: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset(entity["id"] for entity in scope.get("entities") or [scope["entity"]])
 
 
-def _role(tree: Mapping[str, Any]) -> str:
-    """The role asked for in the very first condition. Only there: what stands left of a test could err before it."""
+def _needs(tree: Mapping[str, Any]) -> Trait | None:
+    """The trait tested in the very first condition. Only there: what stands left of a test could err before it."""
     conditions = tree.get("conditions") or []
     if not conditions or conditions[0]["kind"] != "when":
-        return ""
+        return None
     body = conditions[0]["body"]
     while "&&" in body:
         body = body["&&"]["left"]
     match body:
-        case {
-            "contains": {"left": {".": {"left": {"Var": "principal"}, "attr": "roles"}}, "right": {"Value": str(role)}}
-        }:
-            return role
-    return ""
+        case {"contains": {"left": {".": {"left": {"Var": var}, "attr": name}}, "right": {"Value": str(value)}}}:
+            return _trait(f"{var}.{name}", value, _SETS)
+        case {"==": {"left": {".": {"left": {"Var": var}, "attr": name}}, "right": {"Value": str(value)}}}:
+            return _trait(f"{var}.{name}", value, _TEXTS)
+    return None
+
+
+def _trait(name: str, value: str, known: frozenset[str]) -> Trait | None:
+    return (name, value) if name in known else None
 
 
 def _document(trees: Mapping[str, Mapping[str, Any]]) -> str:

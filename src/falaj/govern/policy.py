@@ -5,8 +5,8 @@ and anything that asks a database.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from falaj.govern.engine import (
     FOLDER,
     Answer,
     RuleSet,
+    Trait,
     World,
     ask,
     digest_of,
@@ -31,9 +32,7 @@ from falaj.govern.engine import (
 )
 from falaj.govern.roles import OPEN_ACTIONS, granting, permits
 
-_ACTOR_FIELDS = tuple(field.name for field in fields(Actor))
 _TYPES: Mapping[str, type] = {
-    "tenant": dict,
     "roles": list,
     "projects": list,
     "regimes": list,
@@ -86,7 +85,7 @@ def house_texts(actions: Mapping[str, str]) -> Texts:
 
 
 class Authorizer:
-    """Decides. `narrowing` gives a tenant's own policies by name; it is asked each time, so it should be quick."""
+    """Decides. `narrowing` gives a tenant's own policies by name: asked each time, a new mapping on each change."""
 
     def __init__(
         self,
@@ -101,6 +100,7 @@ class Authorizer:
         self._house = parse_rules(self.texts.guardrails, "guardrail", self._schema)
         self._house += parse_rules(self.texts.permits, "role", self._schema)
         self._bare = RuleSet(self._house, self._schema, self.texts.hash)
+        self._current: dict[str, tuple[Mapping[str, str], RuleSet]] = {}
         self._compiled = lru_cache(maxsize=1024)(self._compile)
         self._cached = lru_cache(maxsize=16384)(self._decide)
         self._cached_cells = lru_cache(maxsize=1024)(self._filter)
@@ -120,7 +120,12 @@ class Authorizer:
     def rules(self, tenant: str) -> RuleSet:
         """The rules that bind a tenant now."""
         own = self.narrowing(tenant)
-        return self._compiled(tuple(sorted(own.items()))) if own else self._bare
+        if not own:
+            return self._bare
+        known = self._current.get(tenant)
+        if known is None or known[0] is not own:
+            known = self._current[tenant] = (own, self._compiled(tuple(sorted(own.items()))))
+        return known[1]
 
     def seeing(self, action: str) -> str:
         """The action that stands for "may know of it at all" at the same desk: one that needs a role, or the action."""
@@ -148,21 +153,23 @@ class Authorizer:
         except (ValueError, TypeError) as error:
             answer = Answer(False, ("engine-failure",), f"the question cannot be put: {type(error).__name__}")
             return _explain(answer, rules, group, cell, frozen)
-        policies = rules.slice(action, group, actor.roles, action.startswith(UNBOUND_DESK))
+        policies = rules.slice(action, group, rules.held(_traits(actor, cell)), action.startswith(UNBOUND_DESK))
         return _explain(ask(policies, world, [request])[0], rules, group, cell, frozen)
 
     def _filter(self, rules: RuleSet, actor: Actor, action: str, cells: frozenset[str], facts: Facts) -> frozenset[str]:
         group = self.actions.get(action)
         if group is None or not cells:
             return frozenset()
-        order = sorted(cells)
-        things = {("Thing", _thing_id(cell, facts.tenant)): cell for cell in map(Cell.decode, order)}
-        world = extend_world(_asker(actor, action, group), {u: _thing_json(c, facts.tenant) for u, c in things.items()})
-        policies = rules.slice(action, group, actor.roles, action.startswith(UNBOUND_DESK))
-        context = _context(facts)
-        requests = [_request(actor, action, uid[1], context) for uid in things]
-        answers = ask(policies, world, requests)
-        return frozenset(text for text, answer in zip(order, answers, strict=True) if answer.allowed)
+        asker, context, allowed = _asker(actor, action, group), _context(facts), set[str]()
+        for held, some in _alike(rules, actor, cells).items():
+            things = {
+                ("Thing", _thing_id(cell, facts.tenant)): _thing_json(cell, facts.tenant) for cell in some.values()
+            }
+            policies = rules.slice(action, group, held, action.startswith(UNBOUND_DESK))
+            requests = [_request(actor, action, uid[1], context) for uid in things]
+            answers = ask(policies, extend_world(asker, things), requests)
+            allowed |= {text for text, answer in zip(some, answers, strict=True) if answer.allowed}
+        return frozenset(allowed)
 
 
 def question(actor: Actor, action: tuple[str, str], cell: Cell, facts: Facts) -> tuple[World, dict[str, Any]]:
@@ -198,6 +205,26 @@ def replay(text: str, texts: Texts, own: Mapping[str, str]) -> Decision:
     return Authorizer({}, lambda tenant: own, texts).decide_afresh(actor, action, cell, facts)
 
 
+def _traits(actor: Actor, cell: Cell) -> list[Trait]:
+    """What rules may begin with (`engine.Trait`), of this caller and thing."""
+    return [
+        ("principal.kind", actor.kind),
+        ("resource.kind", cell.kind),
+        ("resource.project", cell.project),
+        ("resource.zone", cell.zone),
+        *(("principal.roles", role) for role in actor.roles),
+    ]
+
+
+def _alike(rules: RuleSet, actor: Actor, cells: Iterable[str]) -> dict[frozenset[Trait], dict[str, Cell]]:
+    """The encoded cells with their cells, together where one slice of the rules answers for them."""
+    groups: dict[frozenset[Trait], dict[str, Cell]] = {}
+    for text in cells:
+        cell = Cell.decode(text)
+        groups.setdefault(rules.held(_traits(actor, cell)), {})[text] = cell
+    return groups
+
+
 def _about(cell: Cell, action: str) -> Cell:
     """A call that names no thing is about its desk, whose own word is the kind: each desk has its own permits."""
     return replace(cell, kind=action.partition(".")[0]) if cell.kind == "desk" else cell
@@ -220,9 +247,7 @@ def _explain(answer: Answer, rules: RuleSet, group: str, cell: Cell, frozen: str
 
 @lru_cache(maxsize=16384)
 def _frozen_actor(actor: Actor) -> str:
-    who: dict[str, Any] = {name: getattr(actor, name) for name in _ACTOR_FIELDS}
-    who |= {"roles": sorted(actor.roles), "projects": sorted(actor.projects)}
-    return _text(who)
+    return msgspec.json.encode(actor, order="deterministic").decode()
 
 
 @lru_cache(maxsize=1024)
@@ -246,9 +271,13 @@ def _world(actor: Actor, action: str, group: str, cell: Cell, tenant: str) -> Wo
 
 @lru_cache(maxsize=4096)
 def _asker(actor: Actor, action: str, group: str) -> World:
+    return extend_world(_act(action, group), {("Actor", f"{actor.tenant}/{actor.id}"): _actor_json(actor)})
+
+
+@lru_cache(maxsize=1024)
+def _act(action: str, group: str) -> World:
     return parse_world(
         {
-            ("Actor", f"{actor.tenant}/{actor.id}"): _actor_json(actor),
             ("Action", action): _entity("Action", action, {}, ({"type": "Action", "id": group},)),
             ("Action", group): _entity("Action", group, {}),
         }
@@ -257,7 +286,7 @@ def _asker(actor: Actor, action: str, group: str) -> World:
 
 def _actor_json(actor: Actor) -> str:
     attributes = {
-        "tenant": _tenant(actor.tenant),
+        "tenant": actor.tenant,
         "kind": actor.kind,
         "roles": sorted(actor.roles),
         "projects": sorted(actor.projects),
@@ -276,7 +305,7 @@ def _thing_id(cell: Cell, tenant: str) -> str:
 @lru_cache(maxsize=16384)
 def _thing_json(cell: Cell, tenant: str) -> str:
     attributes = {
-        "tenant": _tenant(tenant),
+        "tenant": tenant,
         "kind": cell.kind,
         "project": cell.project,
         "zone": cell.zone,
@@ -291,10 +320,6 @@ def _thing_json(cell: Cell, tenant: str) -> str:
 @lru_cache(maxsize=1024)
 def _context(facts: Facts) -> str:
     return _text({key: value for key, value in asdict(facts).items() if key != "tenant"})
-
-
-def _tenant(name: str) -> dict[str, dict[str, str]]:
-    return {"__entity": {"type": "Tenant", "id": name}}
 
 
 def _entity(kind: str, name: str, attributes: Mapping[str, Any], parents: tuple[dict[str, str], ...] = ()) -> str:
