@@ -7,6 +7,7 @@ from pathlib import Path
 
 from falaj.backends.dir import DirBlobs
 from falaj.backends.file import FileSecrets
+from falaj.backends.postgres import PostgresStore
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
 from falaj.core.permit import Permit, PermitDesk
@@ -40,9 +41,12 @@ class House:
     clock: Clock = field(default_factory=Clock)
     tenant: str = "acme"
     stores: dict[str, Blobs] = field(default_factory=dict)
+    url: str = ""
+    """The ledger's store; a SQLite file in the folder when empty."""
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(SqliteStore(f"sqlite:{self.folder / 'ledger.db'}", {}))
+        store = PostgresStore(self.url, {}) if self.url else SqliteStore(f"sqlite:{self.folder / 'ledger.db'}", {})
+        self.ledger = Ledger(store)
         self.secrets = FileSecrets(f"file:{self.folder / 'keys'}", {})
         self.keys = Keyring(self.ledger, self.secrets, "falaj", home="home", now=self.clock)
         self.ledger.cipher = self.keys

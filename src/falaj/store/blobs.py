@@ -14,10 +14,12 @@ writes them, so that no collector running at that moment can take the bytes away
 import contextlib
 import itertools
 import os
+import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from blake3 import blake3
@@ -54,7 +56,7 @@ _FAR_RUN_CHUNKS = 8
 # One thread hashes while the others seal or open; a thread more than there are cores makes all of them slower.
 _OPENERS = max(1, min(4, (os.cpu_count() or 1) - 1))
 _WRITERS = 2
-_TRIES = 8
+_TRIES = 12
 T = TypeVar("T")
 
 
@@ -103,7 +105,8 @@ class BlobStore:
         self._redeem(ctx, permits[1], "copy", thing, dst)
         with self.ledger.read(ctx) as tx:
             found = readable(tx, ctx.tenant, src, hex_of(digest))
-        if self._project(ctx, lambda tx: is_there(tx, ctx.tenant, dst, found.digest)):
+        wanted = replace(found, zone=dst, at=ctx.now())
+        if self._project(ctx, lambda tx: is_there(tx, wanted)):
             return Blob(digest, found.size, dst)
         return self._write(ctx, "copy", thing, dst, self.read(ctx, found))
 
@@ -136,13 +139,11 @@ class BlobStore:
             return Blob(digest_of(digest), size, zone)
         pieces = itertools.chain(first, pieces)
         del first  # a long put must not hold its first part to the end
-        with self.ledger.project(ctx) as tx:
-            intent = open_intent(tx, ctx, op, thing, zone)
+        intent = self._project(ctx, lambda tx: open_intent(tx, ctx, op, thing, zone))
         try:
             return self._write_parts(ctx, zone, pieces, intent)
         finally:
-            with self.ledger.project(ctx) as tx:
-                close_intent(tx, intent)
+            self._project(ctx, lambda tx: close_intent(tx, intent))
 
     def _write_parts(self, ctx: Context, zone: str, pieces: Iterator[bytes], intent: Key) -> Blob:
         whole, size, parts = blake3(), 0, list[str]()
@@ -163,7 +164,7 @@ class BlobStore:
 
         for digest, _ in _in_order(cut(), lambda part: self._store(ctx, zone, part, intent), _WRITERS):
             parts.append(digest)
-        made = Object(ctx.tenant, zone, whole.hexdigest(), LIVE, size, parts=tuple(parts))
+        made = Object(ctx.tenant, zone, whole.hexdigest(), LIVE, size, parts=tuple(parts), at=ctx.now())
         self._project(ctx, lambda tx: assemble(tx, made))
         return Blob(digest_of(made.digest), size, zone)
 
@@ -176,11 +177,11 @@ class BlobStore:
             hashed.update(piece)
         digest, size = hashed.hexdigest(), sum(map(len, pieces))
         attempt = new_attempt(self.keys, ctx.tenant, zone, digest)
-        wanted = Object(ctx.tenant, zone, digest, WRITING, size, attempt.key, attempt.dek, attempt.head)
+        wanted = Object(ctx.tenant, zone, digest, WRITING, size, attempt.key, attempt.dek, attempt.head, at=ctx.now())
 
         def announce(tx: Writer) -> bool:
             if intent is not None:
-                refresh_intent(tx, intent)
+                refresh_intent(tx, intent, ctx.now())
             return claim(tx, wanted, attempt)
 
         if self._project(ctx, announce):
@@ -195,10 +196,11 @@ class BlobStore:
         return digest, size
 
     def _project(self, ctx: Context, work: Callable[[Writer], T]) -> T:
-        """Two writers of one object may meet; the later one looks again."""
-        for _ in range(_TRIES - 1):
+        """Two writers of one object may meet; the later one looks again, after a moment that no two of them share."""
+        for turn in range(_TRIES - 1):
             with contextlib.suppress(Stale), self.ledger.project(ctx) as tx:
                 return work(tx)
+            time.sleep(secrets.randbelow(1000) * 1e-6 * 2 ** min(turn, 8))
         with self.ledger.project(ctx) as tx:
             return work(tx)
 

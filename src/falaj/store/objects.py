@@ -30,6 +30,8 @@ WRITING, LIVE, BROKEN, CONDEMNED, DELETING = "writing", "live", "broken", "conde
 READABLE = frozenset({LIVE, BROKEN, CONDEMNED})
 """A broken object is still tried: most of it may be whole, and what broke may have been the way to it."""
 _OBJECTS, _INTENTS, _CURSORS = "store", "intents", "cursors"
+_FRESH_S = 60.0
+"""So long is a touch as good as a new one; it must be far below the collector's grace."""
 _OPEN = Label()
 
 
@@ -156,18 +158,18 @@ def touch(tx: Writer, tenant: str, zone: str, digest: str) -> Object:
     return found
 
 
-def is_there(tx: Writer, tenant: str, zone: str, digest: str) -> bool:
-    """True when whole bytes lie there, which are then wanted again."""
-    old = find_object(tx, tenant, zone, digest)
+def is_there(tx: Writer, wanted: Object) -> bool:
+    """True when whole bytes lie there, which are then wanted again, since `wanted.at`."""
+    old = find_object(tx, wanted.tenant, wanted.zone, wanted.digest)
     if old is None or old.state not in (LIVE, CONDEMNED):
         return False
-    save(tx, replace(old, state=LIVE))
+    _refresh(tx, old, wanted.at)
     return True
 
 
 def claim(tx: Writer, wanted: Object, attempt: Attempt) -> bool:
     """Announce that bytes will be written; False when whole ones lie there already, which are then wanted again."""
-    if is_there(tx, wanted.tenant, wanted.zone, wanted.digest):
+    if is_there(tx, wanted):
         return False
     old = find_object(tx, wanted.tenant, wanted.zone, wanted.digest)
     stray = old.storage_keys if old is not None else ()
@@ -181,7 +183,7 @@ def settle(tx: Writer, wanted: Object, attempt: Attempt) -> Attempt | None:
     """The bytes are durable: make them the object's. Gives the attempt that won; None when it was given up for dead."""
     old = find_object(tx, wanted.tenant, wanted.zone, wanted.digest)
     if old is not None and old.state in (LIVE, CONDEMNED):
-        save(tx, replace(old, state=LIVE))
+        _refresh(tx, old, wanted.at)
         return Attempt(old.key, old.dek, old.head)
     if old is None or old.state != WRITING or attempt.key not in old.storage_keys:
         return None
@@ -194,8 +196,16 @@ def settle(tx: Writer, wanted: Object, attempt: Attempt) -> Attempt | None:
     return attempt
 
 
+def _refresh(tx: Writer, old: Object, now: float) -> None:
+    """Keep bytes from the collector for another grace; not again within a minute, so that writers do not collide."""
+    if old.state != LIVE or now - old.at >= _FRESH_S:
+        save(tx, replace(old, state=LIVE))
+
+
 def assemble(tx: Writer, whole: Object) -> None:
     """Make an object out of parts, every one of which must be there; those condemned meanwhile are wanted again."""
+    if is_there(tx, whole):
+        return
     for part in dict.fromkeys(whole.parts):
         found = find_object(tx, whole.tenant, whole.zone, part)
         if found is None or found.state not in READABLE:
@@ -214,14 +224,15 @@ def open_intent(tx: Writer, ctx: Context, op: str, thing: str, zone: str) -> Key
     return key
 
 
-def refresh_intent(tx: Writer, key: Key) -> None:
-    """Say that the put or copy goes on."""
+def refresh_intent(tx: Writer, key: Key, now: float) -> None:
+    """Say that the put or copy goes on; not again within a minute, so that its threads do not wait on each other."""
     record = tx.key(key)
     if record is None:
         raise Conflict(
             "the write stood still so long that it was given up", "write again; parts already there are kept"
         )
-    tx.put(key, record.body, rev=record.rev, label=_OPEN)
+    if now - record.at >= _FRESH_S:
+        tx.put(key, record.body, rev=record.rev, label=_OPEN)
 
 
 def close_intent(tx: Writer, key: Key) -> None:

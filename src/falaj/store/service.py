@@ -167,8 +167,9 @@ class Storage:
         if to in entry.zones:
             return entry
         permits = (ctx.permit("read", thing, source), ctx.permit("copy", thing, to))
-        with self._ledger.write(ctx) as writer:
-            writer.emit("store.copy", entry.ref, phase="begin", source=source, to=to, digest=entry.digest)
+        self._ledger.retry(
+            ctx, lambda tx: tx.emit("store.copy", entry.ref, phase="begin", source=source, to=to, digest=entry.digest)
+        )
         self._blobs.copy(ctx, thing, entry.digest, source, to, permits)
         return self._ledger.retry(ctx, lambda tx: self._add_zone(tx, ctx, entry.ref, source, to))
 
