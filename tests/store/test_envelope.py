@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from falaj.core.context import Actor, Context, Decision
 from falaj.core.event import Event
 from falaj.core.ref import Ref
-from falaj.store.envelope import Voice
+from falaj.store.envelope import Voice, encode_events
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 pins = st.builds(
@@ -27,7 +27,8 @@ def test_said_is_encoded(
 ) -> None:
     verb, actor, behalf, policy, request, sealed = words
     ctx = Context(Actor(actor, "t", behalf=behalf), "z", request=request, decision=Decision(True, tuple(rules), policy))
-    event, raw = Voice(ctx).say(verb, refs[0], tuple(refs[1]), body, sealed, "acme", at)
+    event = Voice(ctx).say(verb, refs[0], tuple(refs[1]), body, sealed, "acme", at)
+    (raw,) = encode_events([event])
     plain = Event(
         verb,
         actor,

@@ -39,7 +39,8 @@ _LOG_STEPS = (
             id {text} NOT NULL, tenant {text} NOT NULL, zone {text} NOT NULL, verb {text} NOT NULL,
             actor {text} NOT NULL, kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL,
             version {text} NOT NULL, at DOUBLE PRECISION NOT NULL, request {text} NOT NULL, leaf BYTEA NOT NULL,
-            data BYTEA NOT NULL, inputs TEXT NOT NULL, PRIMARY KEY (epoch, xid, seq))""".format_map(_DIALECT),
+            data BYTEA NOT NULL, inputs TEXT NOT NULL, part BIGINT NOT NULL,
+            PRIMARY KEY (epoch, xid, seq))""".format_map(_DIALECT),
         "CREATE INDEX events_log ON events (tenant, zone, epoch, xid, seq)",
         "CREATE INDEX events_id ON events (id)",
     ),
@@ -258,7 +259,7 @@ class PostgresTxn:
         """Add to the log, in this order."""
         self._check()
         with clear_errors():
-            self._connection.cursor().executemany(_APPEND, [sql.event_values(0, event)[1:] for event in events])
+            self._connection.cursor().executemany(_APPEND, [sql.event_values(event) for event in events])
 
     def stream(self, name: str, text: str) -> Iterator[tuple[Any, ...]]:
         """The rows of one statement as they come."""

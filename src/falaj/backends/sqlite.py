@@ -32,6 +32,8 @@ _CELLS = "r.cell IN (SELECT value FROM json_each(?))"
 class SqliteStore:
     """`sqlite:/path/to/file`. Options: `busy_s`, how long a writer waits for its turn (default 30)."""
 
+    bundles = True
+
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self._path = _path(url)
         self._busy_s = float((options or {}).get("busy_s", 30.0))

@@ -65,11 +65,16 @@ def append(connection: sqlite3.Connection, events: list[EventRow]) -> None:
     n = last or 0
     rows = []
     for (tenant, zone), run in groupby(events, _log_of):
-        bundle = list(run)
-        for start in range(0, len(bundle), _SIZE):
-            part = bundle[start : start + _SIZE]
-            n += len(part)
-            rows.append((n, epoch, tenant, zone, _pack(part)))
+        bundle: list[EventRow] = []
+        for event in run:
+            # What is sealed together stays together, so a bundle begins with a first part.
+            if len(bundle) >= _SIZE and not event.part:
+                n += len(bundle)
+                rows.append((n, epoch, tenant, zone, _pack(bundle)))
+                bundle = []
+            bundle.append(event)
+        n += len(bundle)
+        rows.append((n, epoch, tenant, zone, _pack(bundle)))
     connection.executemany(_ADD, rows)
     if len(events) <= _FEW:
         mark(connection, _FEW)
@@ -118,7 +123,7 @@ def read(connection: sqlite3.Connection, after: str, limit: int, where: Mapping[
 def dump(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
     """Every event as a backup names its columns."""
     for _, event in _walk(connection, 0, {}):
-        yield (*sql.place(event.pos), *sql.event_values(0, event)[1:])
+        yield (*sql.place(event.pos), *sql.event_values(event))
 
 
 class Loader:
@@ -129,21 +134,24 @@ class Loader:
         self._n = 0
         self._held: list[EventRow] = []
         self._log: tuple[int, str, str] = (0, "", "")
+        self._data = b""
 
     def add(self, values: tuple[Any, ...]) -> None:
         """One more event."""
         epoch, xid, seq, *_ = values
         event = sql.event_of(values)
         log = (epoch, event.tenant, event.zone)
-        if log != self._log or len(self._held) >= _SIZE:
+        shared = event.part > 0 and log == self._log and bool(self._held) and event.data == self._data
+        if not shared and (log != self._log or len(self._held) >= _SIZE):
             self._write()
             self._log = log
+        self._data = event.data
         self._n += 1
         if xid:
             self._connection.execute(_IMPORT, (epoch, xid, seq, self._n))
         elif seq != self._n:
             raise Corrupt("the log has a hole", "take another copy of the backup")
-        self._held.append(event if xid else event._replace(pos=""))
+        self._held.append(event._replace(pos=event.pos if xid else "", data=b"" if shared else event.data))
 
     def end(self) -> None:
         """Write what is left, and every mark."""
@@ -165,9 +173,11 @@ def _walk(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) 
     fields = {_COLUMNS.index(f): v for f, v in asked.items() if f not in ("tenant", "zone")}
     for last, epoch, body in connection.execute(text, values):
         events = _unpack(body)
+        data = b""
         for n, event in enumerate(events, last - len(events) + 1):
+            data = event.data or data
             if n > start and (not fields or _fits(event, fields)):
-                yield n, _placed(event, epoch, n)
+                yield n, _placed(event, epoch, n, data)
 
 
 def _by_marks(
@@ -184,7 +194,8 @@ def _by_marks(
             query = "SELECT n, epoch, body FROM events WHERE n >= ? ORDER BY n LIMIT 1"
             last, epoch, body = connection.execute(query, (n,)).fetchone()
             events = _unpack(body)
-        found.append(_placed(events[n - last - 1], epoch, n))
+        event = events[n - last - 1]
+        found.append(_placed(event, epoch, n, events[n - last - 1 - event.part].data if event.part else event.data))
     return found, max(start, marked or 0)
 
 
@@ -199,8 +210,10 @@ def _fits(event: EventRow, fields: Mapping[int, str]) -> bool:
     return all(named[index] == value for index, value in fields.items())
 
 
-def _placed(event: EventRow, epoch: int, n: int) -> EventRow:
-    return event if event.pos else EventRow(*event[:11], sql.cursor(epoch, 0, n))
+def _placed(event: EventRow, epoch: int, n: int, data: bytes) -> EventRow:
+    """The event with its cursor, and with the data it shares with its neighbours."""
+    pos = event.pos or sql.cursor(epoch, 0, n)
+    return EventRow(*event[:9], data, event.inputs, pos, event.part)
 
 
 def _number(connection: sqlite3.Connection, after: str) -> int:

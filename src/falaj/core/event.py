@@ -54,7 +54,7 @@ class Event:
         return _dumps(
             {
                 "actor": self.actor,
-                "at": int(self.at * 1_000_000),
+                "at": round(self.at * 1_000_000),
                 "behalf": self.behalf,
                 "body": dict(self.body),
                 "id": self.id,

@@ -44,6 +44,9 @@ class EventRow(NamedTuple):
     data: bytes
     inputs: tuple[str, ...] = ()
     pos: str = ""
+    part: int = 0
+    """Which line of the plain `data` it is. Of events sealed together and appended together only the first has `data`;
+    every one that is read has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "records": ("tenant", "kind", "project", "name", "version", "rev", "cell", "body", "at", "terms"),
     "events": (
         *("epoch", "xid", "seq", "id", "tenant", "zone", "verb", "actor", "kind", "project", "name", "version"),
-        *("at", "request", "leaf", "data", "inputs"),
+        *("at", "request", "leaf", "data", "inputs", "part"),
     ),
     "leases": ("name", "owner", "token", "until"),
 }
@@ -152,6 +155,13 @@ class CanCopy(Protocol):
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Take a dump into an empty store (Conflict otherwise), all or nothing. Cursors of the log stay true."""
         ...
+
+
+@runtime_checkable
+class CanBundle(Protocol):
+    """A store that keeps events sealed together once, instead of once for each."""
+
+    bundles: bool
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ whoever its context speaks for. So never hold a lock of your own across one, nor
 
 import threading
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,10 +13,10 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale
 from falaj.core.event import Event
 from falaj.core.label import Label
-from falaj.core.ports import CanGroup, CanWatch, Cipher, EventRow, Group, Key, Query, Store, Txn
+from falaj.core.ports import CanBundle, CanGroup, CanWatch, Cipher, EventRow, Group, Key, Query, Store, Txn
 from falaj.core.ref import Ref
 from falaj.store import requests
-from falaj.store.envelope import Voice, event_aad, key_of, open_event, open_record, seal_record
+from falaj.store.envelope import Voice, key_of, open_events, open_record, seal_events, seal_record
 from falaj.store.records import Fact, Page, Record
 
 PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent"})
@@ -37,6 +36,7 @@ class Ledger:
         self.store = store
         self.cipher = cipher
         self.emitter = emitter
+        self.bundled = isinstance(store, CanBundle)
         self.local = _Local()
         self._callbacks: tuple[Callable[[], None], ...] = ()
 
@@ -81,10 +81,7 @@ class Ledger:
 
     def tail(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str) -> list[Fact]:
         """The log after a cursor, opened; never skips what commits late."""
-        cipher = self.cipher
-        return [
-            open_event(cipher, row) for row in self.store.events(after, tenant=tenant, zone=zone, limit=limit, **where)
-        ]
+        return open_events(self.cipher, self.store.events(after, tenant=tenant, zone=zone, limit=limit, **where))
 
     def leaves(self, after: str, *, tenant: str, zone: str, limit: int) -> list[tuple[str, bytes, str]]:
         """(cursor, leaf hash, event id) of one log, for the audit tree; opens nothing."""
@@ -130,10 +127,11 @@ class Ledger:
 class Root:
     """What every Writer of one transaction shares."""
 
-    __slots__ = ("after", "changed", "events", "failed", "levels", "touched", "txn")
+    __slots__ = ("after", "changed", "events", "failed", "levels", "said", "touched", "txn")
 
     def __init__(self, txn: Txn) -> None:
         self.txn = txn
+        self.said: list[Event] = []
         self.events: list[EventRow] = []
         self.after: list[Callable[[bool], None]] = []
         self.changed = False
@@ -253,6 +251,17 @@ class Writer(Reader):
                 # Half of an inner write is in the transaction: if the outer one swallows the error it must not commit.
                 root.failed = root.failed or error
             return
+        try:
+            if error is None:
+                self._check_whole(root)
+                # Sealing may have to make a key, which is a write that joins this transaction and speaks in it.
+                while root.said:
+                    said, root.said = root.said, []
+                    root.events += seal_events(self._ledger.cipher, said, self._ledger.bundled)
+        except BaseException:
+            self._ledger.local.root = None
+            _undo(root)
+            raise
         self._ledger.local.root = None
         if error is None:
             self._commit(root)
@@ -306,33 +315,12 @@ class Writer(Reader):
         **body: str | int | float,
     ) -> Event:
         """Say what happened, in this transaction: subject and inputs must be pinned."""
-        ledger, root, voice = self._ledger, self._root, self._voice or self._find_voice()
-        tenant = tenant or voice.tenant
-        zone, at = voice.zone, self._ctx.now()
-        decision = self._ctx.decision
-        if decision is not None and decision.facts and not root.events:
-            # Once a transaction is enough to replay the decision that let it happen.
-            body["facts"] = decision.facts
-        try:
-            event, raw = voice.say(verb, subject, inputs, body, sealed, tenant, at)
-        except ValueError as error:
-            raise Invalid(
-                f"the event {verb} cannot be written: {error}", "finite numbers and valid text only"
-            ) from error
-        id_, data = event.id, raw
-        if ledger.cipher is not None:
-            data = ledger.cipher.seal(tenant, zone, raw, event_aad(tenant, zone, id_))
-        key = Key(tenant, subject.kind, subject.project, subject.name, subject.version)
-        pins = tuple([str(ref) for ref in inputs]) if inputs else ()
-        leaf = sha256(b"\x00" + raw).digest()
-        root.events.append(EventRow(id_, tenant, zone, verb, voice.actor, key, at, voice.request, leaf, data, pins))
+        root = self._root
+        voice = self._voice or self._find_voice()
+        event = voice.say(verb, subject, inputs, body, sealed, tenant, self._ctx.now())
+        root.said.append(event)
         root.touched += 1
         return event
-
-    @property
-    def emitted(self) -> int:
-        """How many events this transaction has so far; the guard adds its own where a verb said nothing."""
-        return len(self._root.events)
 
     def remember(self, outcome_json: str, fingerprint: str) -> None:
         """Keep the outcome of a named request; Stale when the same request was just carried out elsewhere."""
@@ -402,13 +390,13 @@ class Writer(Reader):
         if kind not in PROJECTIONS:
             root.changed = True
 
-    def _commit(self, root: Root) -> None:
+    def _check_whole(self, root: Root) -> None:
         if root.failed is not None:
-            _undo(root)
             raise root.failed
-        if root.changed and not root.events:
-            _undo(root)
+        if root.changed and not root.said:
             raise SilentChange("a record changed and no event says so", "emit an event in the same transaction")
+
+    def _commit(self, root: Root) -> None:
         if not root.touched:
             _undo(root)
             return

@@ -70,21 +70,20 @@ def term_rows(key: Key, terms: Iterable[tuple[str, str]]) -> list[tuple[str, ...
     return [(key.tenant, key.kind, field, value, key.project, key.name, key.version) for field, value in terms]
 
 
-def event_values(epoch: int, event: EventRow) -> tuple[Any, ...]:
-    """An event as the values of its columns from `epoch` on, without the rest of its place."""
-    id_, tenant, zone, verb, actor, (_, kind, project, name, version), at, request, leaf, data, inputs, _ = event
+def event_values(event: EventRow) -> tuple[Any, ...]:
+    """An event as the values of its columns, without its place."""
+    id_, tenant, zone, verb, actor, (_, kind, project, name, version), at, request, leaf, data, inputs, _, part = event
     pins = "\n".join(inputs) if inputs else ""
-    return epoch, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, leaf, data, pins
+    return id_, tenant, zone, verb, actor, kind, project, name, version, at, request, leaf, data, pins, part
 
 
 def event_of(row: Sequence[Any]) -> EventRow:
-    """The event of a row that `events_query` selected."""
-    epoch, xid, seq, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, leaf, data, inputs = row
+    """The event whose columns, with its place, these are."""
+    epoch, xid, seq, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, *rest = row
+    leaf, data, inputs, part = rest
     pins = tuple(inputs.split("\n")) if inputs else ()
-    subject = Key(tenant, kind, project, name, version)
-    return EventRow(
-        id_, tenant, zone, verb, actor, subject, at, request, bytes(leaf), bytes(data), pins, cursor(epoch, xid, seq)
-    )
+    subject, pos = Key(tenant, kind, project, name, version), cursor(epoch, xid, seq)
+    return EventRow(id_, tenant, zone, verb, actor, subject, at, request, bytes(leaf), bytes(data), pins, pos, part)
 
 
 def cursor(epoch: int, xid: int, seq: int) -> str:
