@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -106,6 +107,16 @@ def test_it_stands_alone(files: Files, tmp_path: Path) -> None:
 
 def test_the_pack_carries_the_verifier(files: Files) -> None:
     assert files["falaj_verify.py"] == VERIFIER.read_bytes()
+
+
+def test_a_terminal_sees_how_far_it_is(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "pack.zip").write_bytes(zipped(files))
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-I", str(VERIFIER), str(tmp_path / "pack.zip")]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+    os.close(theirs)
+    assert b"[##############################] 1/1 segments" in os.read(ours, 4096)
+    os.close(ours)
 
 
 def test_what_is_no_pack_gives_exit_code_two(tmp_path: Path) -> None:

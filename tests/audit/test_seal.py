@@ -195,6 +195,16 @@ def test_the_loop_signs_together_what_came_together(house: House) -> None:
     assert (log.head.number, log.head.size) == (2, 10)
 
 
+def test_the_loop_works_off_a_backlog(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("falaj.audit.seal.BATCH", 10)
+    house.act(35)
+    loop = SealLoop(house.ledger, house.sealer, seal_s=1.0)
+    assert [loop.step(turn(house)) for _ in range(4)] == [True, True, True, False]
+    log = house.log(house.ctx())
+    assert (log.head.number, log.head.size) == (4, 35)
+    assert not house.sealer.pending("bank", "home")
+
+
 def test_the_loop_under_its_lease(house: House) -> None:
     house.act(3)
     house.act(3, tenant="clinic")

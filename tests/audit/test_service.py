@@ -209,7 +209,7 @@ def test_an_erased_subject_leaves_every_proof_standing(desk: Desk, tmp_path: Pat
     path = desk.export(tmp_path, prove=(entry.id,))
     assert verify(path)[0] == 0
     assert b"Fatima" not in path.read_bytes()
-    assert b"784" not in path.read_bytes().replace(b"falaj_verify", b"")[-4000:]
+    assert b"emirates-id-784" not in path.read_bytes()
     assert desk.audit.check(desk.ctx()).ok
 
 

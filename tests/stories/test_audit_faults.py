@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from falaj.audit.seal import Sealer
-from falaj.core.errors import Stale
+from falaj.core.errors import Stale, Unavailable
 from falaj.core.ref import Ref
 from tests.audit.house import House
 from tests.audit.packs import check_files
@@ -162,6 +162,48 @@ def test_a_sealer_killed_at_every_step_leaves_the_log_whole(tmp_path: Path) -> N
     house = open_house(f"sqlite:{tmp_path}/ledger.db")
     house.sealer.seal_all(house.ctx(), "bank", "home")
     assert check_files(tmp_path, dict(house.pack()))["ok"]
+    house.ledger.close()
+
+
+class Full:
+    """A store whose log cannot be written: the disk is full."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def begin(self, write: bool) -> Any:
+        return FullTxn(self._store.begin(write))
+
+
+class FullTxn:
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def append(self, events: object) -> None:
+        self._txn.rollback()
+        raise Unavailable("the log cannot be written")
+
+
+def test_no_log_no_act(tmp_path: Path) -> None:
+    """A3: when the event cannot be written, what it tells of did not happen."""
+    house = open_house(f"sqlite:{tmp_path}/ledger.db")
+    house.act(1)
+    store = house.ledger.store
+    house.ledger.store = Full(store)
+    with pytest.raises(Unavailable):
+        house.act(1)
+    house.ledger.store = store
+    with house.ledger.read(house.ctx()) as tx:
+        assert len(tx.find("thing").records) == 1
+    house.act(1)
+    house.sealer.seal_all(house.ctx(), "bank", "home")
+    assert check_files(tmp_path, dict(house.pack()))["events"] == 2
     house.ledger.close()
 
 

@@ -19,11 +19,14 @@ from falaj.core.errors import Corrupt, Invalid
 SIGNED, COSIGNED = 1, 4
 """C2SP signature types: Ed25519 over the text, and a timestamped Ed25519 cosignature."""
 _LINES = 7
+_PART = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _WITNESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def origin_of(installation: str, tenant: str, zone: str) -> str:
     """The name of one log in the whole world."""
+    if not all(_PART.fullmatch(part) for part in (installation, tenant, zone)):
+        raise Invalid("an installation, tenant or zone has a name that no log can carry", "letters, digits, ., _ and -")
     return f"falaj/{installation}/{tenant}/{zone}"
 
 

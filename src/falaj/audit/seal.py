@@ -165,14 +165,20 @@ class Sealer:
         if not installation or not set(installation) <= set("abcdefghijklmnopqrstuvwxyz0123456789-._"):
             raise Invalid(f"{installation!r} is no name of an installation", "small letters, digits, dots and dashes")
         self._ledger, self._keys, self._installation = ledger, keys, installation
+        self._seen: dict[tuple[str, str], tuple[str, int]] = {}
 
     def origin(self, tenant: str, zone: str) -> str:
         """The name of one log in the whole world."""
         return note.origin_of(self._installation, tenant, zone)
 
-    def size(self, ctx: Context, tenant: str, zone: str) -> int:
-        """How many events of the log are sealed."""
-        return Log(ShortReads(self._ledger, ctx), tenant, zone).head.size
+    def pending(self, tenant: str, zone: str) -> bool:
+        """True when there may be something to seal: one cheap question to an idle log, and no key needed."""
+        pos, _ = self._seen.get((tenant, zone), ("", 0))
+        return bool(self._ledger.leaves(pos, tenant=tenant, zone=zone, limit=1))
+
+    def backlog(self, tenant: str, zone: str) -> bool:
+        """True when the last sealing here took as many events as one may, so that more are waiting."""
+        return self._seen.get((tenant, zone), ("", 0))[1] >= BATCH
 
     def seal(self, ctx: Context, tenant: str, zone: str) -> Checkpoint | None:
         """Put the next events under a checkpoint; None when there is nothing new, Stale when another was faster."""
@@ -180,6 +186,7 @@ class Sealer:
             raise Invalid("a log cannot be sealed inside a transaction", "a signature must not outlive what it signs")
         inside = replace(ctx, tenant=tenant, zone=zone, label=None)
         head = Log(ShortReads(self._ledger, inside), tenant, zone).head
+        self._seen[tenant, zone] = (head.pos, 0)
         fresh = self._ledger.leaves(head.pos, tenant=tenant, zone=zone, limit=BATCH)
         if not fresh:
             return None
@@ -196,6 +203,7 @@ class Sealer:
                 "frontier": [note.b64(h) for h in tree.hashes], "keys": keys,
             }  # fmt: skip
             tx.put(Key(tenant, "checkpoint", zone, HEAD), body, rev=head.rev or None)
+        self._seen[tenant, zone] = (fresh[-1][0], len(fresh))
         return note.parse(signed)
 
     def seal_all(self, ctx: Context, tenant: str, zone: str) -> Checkpoint | None:
