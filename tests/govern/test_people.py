@@ -267,7 +267,7 @@ def test_another_replica_sees_a_change_within_a_second(
     village: Village, admin: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 0.0
-    monkeypatch.setattr("falaj.govern.fresh.time.monotonic", lambda: clock)
+    monkeypatch.setattr("falaj.govern.fresh.monotonic", lambda: clock)
     issued = village.people.add(admin, "layla", ("data-scientist",))
     other = Village(tmp_path)
     assert other.who(issued).id == "layla"

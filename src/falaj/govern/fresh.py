@@ -1,8 +1,8 @@
 """Fresh: small facts asked on every call, at most a second old; forgotten at once where this process changes them."""
 
 import threading
-import time
 from collections.abc import Callable, Hashable
+from time import monotonic
 from typing import Generic, TypeVar
 
 from falaj.store.ledger import Ledger, Writer
@@ -28,11 +28,11 @@ class Fresh(Generic[K, V]):
     def get(self, key: K) -> V:
         """The value as it was not longer than STALE_S ago."""
         kept = self._kept.get(key)
-        if kept is not None and time.monotonic() < kept[1]:
+        if kept is not None and monotonic() < kept[1]:
             return kept[0]
         if self._ledger.busy:
             return self._load(key)
-        changes, until = self._changes, time.monotonic() + STALE_S
+        changes, until = self._changes, monotonic() + STALE_S
         value = self._load(key)
         with self._lock:
             # Read before a change and kept after it would be a second of the past; such a value is not kept.
