@@ -1,6 +1,7 @@
 """The edge before the real house: generated requests, foreign tenants, the same errors in process and over HTTP."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,8 @@ def test_generated_requests_meet_no_surprise(opened: Open, mode: GenerationMode)
             case.call_and_validate(headers=headers, checks=CHECKS)
 
         try:
-            ask()
-        except Unsatisfiable:
-            continue  # nothing to get wrong: it takes no arguments
+            with suppress(Unsatisfiable):  # nothing to get wrong: it takes no arguments
+                ask()
         except schemathesis.errors.FailureGroup as group:
             failed.append(f"{operation.label}: {group}"[:2000])
     assert not failed, "\n\n".join(failed)

@@ -69,7 +69,7 @@ class Gate:
         return actor
 
     def context(self, ask: Ask, actor: Actor, *, repeatable: bool = True) -> Context:
-        """The caller's context, with the purpose and, where an outcome can be kept, the request key that headers name."""
+        """The caller's context: the purpose and, where an outcome can be kept, the request key that headers name."""
         key, purpose = ask.text(b"idempotency-key"), ask.text(b"falaj-purpose")
         if key and not _KEY.fullmatch(key):
             raise Invalid(

@@ -1,0 +1,226 @@
+"""What users do with the command: work in a folder, start a server, sign in, pipe, and ask the doctor."""
+
+import json
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from falaj.cli.tables import cell, label_text, plain, put
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from tests.cli.conftest import Run
+
+
+def test_a_day_in_a_folder(falaj: Run, folder: Path) -> None:
+    (folder / "sample.txt").write_bytes(b"hello\n")
+    stored = falaj(
+        "store", "put", "blob:fraud/sample", str(folder / "sample.txt"), "--label", "AE-PDPL,sensitive", "--json"
+    )
+    assert json.loads(stored.stdout) == "blob:fraud/sample@v1", stored.stderr
+    assert falaj("store", "get", "blob:fraud/sample").stdout == "hello\n"
+    assert falaj("store", "get", "blob:fraud/sample", "--out", str(folder / "back.txt")).returncode == 0
+    assert (folder / "back.txt").read_bytes() == b"hello\n"
+    assert falaj("store", "put", "blob:fraud/piped", "-", stdin="from a pipe").stdout == "blob:fraud/piped@v1\n"
+    listed = falaj("store", "list")
+    assert listed.stdout.splitlines()[0].startswith("ref\t")
+    assert "AE-PDPL,sensitive" in listed.stdout
+    assert {entry["ref"] for entry in json.loads(falaj("store", "list", "--json").stdout)["entries"]} >= {
+        "blob:fraud/sample@v1"
+    }
+    assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
+
+
+def test_what_is_required_may_come_by_flag(falaj: Run) -> None:
+    assert falaj("people", "add", "--name", "noor", "--roles", "auditor", "--roles", "approver").returncode == 0
+    assert falaj("people", "add", "hind", "auditor").returncode == 0
+    people = {person["name"]: person for person in json.loads(falaj("people", "list", "--json").stdout)}
+    assert set(people["noor"]["roles"]) == {"auditor", "approver"}
+
+
+def test_settings_say_where_each_came_from(falaj: Run) -> None:
+    got = json.loads(falaj("settings", "--json", env={"FALAJ_ZONE": "ae-dubai"}).stdout)
+    found = {row["setting"]: (row["value"], row["from"]) for row in got}
+    assert found["zone"] == ("ae-dubai", "environment")
+    assert found["listen"] == ("127.0.0.1:8470", "default")
+
+
+def test_the_doctor_finds_what_is_wrong(falaj: Run, tmp_path: Path) -> None:
+    home = str(tmp_path / "sick")
+    assert falaj("zones", "list", "--at", home).returncode == 0
+    well = falaj("doctor", "--at", home, "--json")
+    assert well.returncode == 0, well.stdout
+    states = {finding["check"]: finding["state"] for finding in json.loads(well.stdout)}
+    assert states["store"] == states["keys"] == states["permissions"] == states["disk"] == "ok"
+    Path(home).chmod(0o755)
+    sick = falaj("doctor", "--at", home)
+    assert sick.returncode == 1
+    assert "chmod go-rwx" in sick.stdout
+    Path(home).chmod(0o700)
+    bad = falaj("doctor", "--at", home, env={"FALAJ_OIDC_ISSUER": "http://127.0.0.1:9"})
+    assert bad.returncode == 1
+    assert "identity provider" in bad.stdout
+
+
+@dataclass
+class Up:
+    url: str
+    token: str
+    process: subprocess.Popen[str]
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def up(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    home = tmp_path_factory.mktemp("up") / "home"
+    up = start(home, environment, "--tls")
+    with up.process:
+        yield up
+        up.process.terminate()
+        assert up.process.wait(30) == 0
+
+
+def start(home: Path, environment: dict[str, str], *flags: str) -> Up:
+    command = [
+        sys.executable,
+        "-m",
+        "falaj",
+        "up",
+        "--at",
+        str(home),
+        "--listen",
+        "127.0.0.1:0",
+        "--log",
+        "ERROR",
+        *flags,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[-1]
+    token = ""
+    if "--tls" in flags:
+        for line in process.stdout:
+            token = line.strip() if line.startswith("  ") else token
+            if line.startswith("For example"):
+                break
+    return Up(url, token, process, home)
+
+
+def test_up_login_work_logout(falaj: Run, up: Up, environment: dict[str, str]) -> None:
+    ca = str(up.home / "tls" / "ca.pem")
+    assert falaj("login", up.url, stdin=up.token).returncode == 8  # nobody we trust signed it
+    refused = falaj("login", up.url, "--ca", ca, stdin="fj_wrong")
+    assert refused.returncode == 3, refused.stderr
+    done = falaj("login", up.url, "--ca", ca, stdin=up.token)
+    assert done.returncode == 0, done.stderr
+    kept = Path(environment["XDG_CONFIG_HOME"]) / "falaj" / "credentials.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    where = json.loads(falaj("status", "--json").stdout)
+    assert (where["at"], where["mode"]) == (up.url, "remote")
+    assert [zone["id"] for zone in json.loads(falaj("zones", "list", "--json").stdout)] == ["home"]
+    exported = falaj("env")
+    assert f"export CURL_CA_BUNDLE={ca}" in exported.stdout
+    assert up.token not in exported.stdout
+    assert f"export MLFLOW_TRACKING_TOKEN={up.token}" in falaj("env", "--token").stdout
+    kept.chmod(0o644)
+    assert "can be read by others" in falaj("status").stderr
+    kept.chmod(0o600)
+    assert falaj("logout").returncode == 0
+    assert up.token not in kept.read_text()
+
+
+def test_a_token_from_the_environment_is_enough(falaj: Run, up: Up) -> None:
+    env = {"FALAJ_URL": up.url, "FALAJ_TOKEN": up.token}
+    got = falaj("people", "whoami", "--json", "--ca", str(up.home / "tls" / "ca.pem"), env=env)
+    assert json.loads(got.stdout)["tenant"] == "house"
+
+
+def test_the_token_is_shown_once_and_stopping_is_clean(environment: dict[str, str], tmp_path: Path) -> None:
+    first = start(tmp_path / "home", environment)
+    assert "fj_" in stopped(first, signal.SIGTERM)
+    second = start(tmp_path / "home", environment)
+    assert "fj_" not in stopped(second, signal.SIGINT)
+
+
+def stopped(up: Up, how: signal.Signals) -> str:
+    """What it had still to say, after ending well."""
+    with up.process as process:
+        process.send_signal(how)
+        assert process.stdout is not None
+        said = process.stdout.read()
+        assert process.wait(30) == 0
+    return said
+
+
+def test_certificates_can_be_issued_and_shown(falaj: Run, up: Up) -> None:
+    issued = json.loads(falaj("tls", "issue", "worker-7", "--at", str(up.home), "--json").stdout)
+    assert Path(issued["cert"]).exists()
+    assert json.loads(falaj("tls", "show", "--at", str(up.home), "--json").stdout)["trust"].endswith("ca.pem")
+
+
+def test_a_reader_that_stops_reading_is_no_error(environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m falaj completion bash | head -n 1; echo ${{PIPESTATUS[0]}}"
+    got = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=True)
+    assert got.stderr == ""
+    assert got.stdout.splitlines()[-1] in ("0", "141")
+
+
+def test_control_c_is_clean(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "falaj", "zones", "list", "--at", url],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        asked, _ = silent.accept()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        asked.close()
+    assert (process.returncode, said.strip()) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "check"), [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])]
+)
+def test_completion_scripts_parse(falaj: Run, folder: Path, shell: str, check: list[str]) -> None:
+    script = folder / f"falaj.{shell}"
+    script.write_text(falaj("completion", shell).stdout)
+    assert "zones" in script.read_text()
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert subprocess.run([*check, str(script)], check=False).returncode == 0
+
+
+def test_bash_completes_desks_verbs_and_flags(falaj: Run, folder: Path) -> None:
+    script = folder / "complete.bash"
+    script.write_text(falaj("completion", "bash").stdout)
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(f"'{word}'" for word in words)
+        code = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _falaj; echo ${{COMPREPLY[@]}}"
+        return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+    assert "zones" in completed("falaj", "zo")
+    assert completed("falaj", "zones", "reg") == ["regimes"]
+    assert "--label" in completed("falaj", "store", "put", "--la")
+
+
+def test_values_are_written_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    label = Label(frozenset({"AE-PDPL"}), 2, purposes=frozenset({"fraud"}))
+    assert Label.parse(label_text(label)) == label
+    assert cell("at", 1_700_000_000.0) == "2023-11-14 22:13:20Z"
+    assert cell("", (Ref.parse("a:b/c"), None, True)) == "a:b/c, , yes"
+    assert plain({"x": frozenset({"b", "a"}), "y": (Ref.parse("a:b/c"),)}) == {"x": ["a", "b"], "y": ["a:b/c"]}
+    put(None)
+    put("text\twith a tab")
+    put({"key": "a\nb"})
+    assert capsys.readouterr().out == "done\ntext\twith a tab\nkey\ta b\n"

@@ -1,0 +1,136 @@
+"""Help, errors and exit codes; nothing heavy is loaded to say them."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from falaj.cli import COMMANDS, main, split
+from falaj.core.verb import verbs_of
+from falaj.desks import DESKS
+from falaj.platform import desk_class
+from tests.cli.conftest import Run
+
+
+def test_help_lists_every_desk_and_command(falaj: Run) -> None:
+    for arguments in ([], ["--help"], ["-h"], ["help"]):
+        got = falaj(*arguments)
+        assert got.returncode == 0
+        assert [name for name in (*DESKS, *COMMANDS) if f"  {name} " not in got.stdout] == []
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    code = f"import sys; from falaj.cli import main; main({list(arguments)}); print(list(sys.modules), file=sys.stderr)"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(re.findall(r"'([\w.]+)'", got.stderr))
+
+
+def test_top_help_loads_no_third_party_and_no_room() -> None:
+    loaded = loaded_by("--help")
+    assert {name for name in loaded if name.startswith("falaj")} == {"falaj", "falaj.cli", "falaj.desks"}
+    assert not loaded & {"argparse", "json", "asyncio", "dataclasses", "rich", "httpx", "msgspec"}
+
+
+def test_a_desks_help_imports_no_other_desk_and_no_server() -> None:
+    loaded = loaded_by("zones", "--help")
+    assert not loaded & {"uvicorn", "starlette", "httpx", "rich", "falaj.platform", "falaj.audit.service", "asyncio"}
+
+
+@pytest.mark.parametrize("desk", list(DESKS))
+def test_every_verb_has_help_with_an_example(desk: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([desk, "--help"]) == 0
+    listed = capsys.readouterr().out
+    for verb in verbs_of(desk_class(desk)).values():
+        assert f"  {verb.name}" in listed
+        with pytest.raises(SystemExit) as ended:
+            main([desk, verb.name, "--help"])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"usage: falaj {desk} {verb.name}")
+        assert verb.summary[:40] in shown.replace("\n", " ")
+
+
+def test_every_example_of_every_verb_can_be_typed() -> None:
+    """The examples in docstrings are parsed by the parser that users meet."""
+    import shlex
+
+    from falaj.cli.frame import Frame, read
+    from falaj.cli.verbs import example, given, parser_of
+    from falaj.core.errors import FalajError, Invalid
+
+    wrong = []
+    for name in DESKS:
+        for verb in verbs_of(desk_class(name)).values():
+            text = "\n".join(example(verb)).replace("\\\n", " ")
+            for line in re.split(r"\n(?=falaj )", text):
+                words = shlex.split(re.split(r" (?:\||>|&&) ", line)[0], comments=True)
+                if words[:3] != ["falaj", name, verb.name]:
+                    continue
+                try:
+                    _, found = read(Frame(name), parser_of(name, verb), words[3:], plain=False)
+                    given(name, verb, found)
+                except Invalid as error:
+                    if "cannot be read" not in error.message:
+                        wrong.append(f"{line}: {error}")
+                except FalajError as error:
+                    wrong.append(f"{line}: {error}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["zone", "list"], 2, "did you mean: falaj zones"),
+        (["zones", "lst"], 2, "it has: "),
+        (["zones", "show"], 2, "ZONE is missing"),
+        (["zones", "show", "a", "b"], 2, "too many"),
+        (["zones", "show", "--colour"], 2, "--colour"),
+        (["zones", "list", "--at"], 2, "--at"),
+        (["--colour"], 2, "--colour"),
+        (["store", "show", "nonsense"], 2, "is not a reference"),
+        (["store", "show", "blob:a/none"], 5, "there is no"),
+        (["store", "put", "blob:a/b", "/does/not/exist"], 2, "cannot be read"),
+        (["store", "list", "--limit", "many"], 2, "number"),
+        (["up", "--listen", "0.0.0.0:0"], 2, "no TLS"),
+        (["up", "--at", "https://falaj.example"], 2, "URL"),
+        (["status", "--at", "http://127.0.0.1:9"], 8, "nothing answers"),
+        (["login", "./folder"], 2, "URL"),
+        (["logout"], 3, "no such login"),
+        (["--as", "nobody", "zones", "list"], 2, "no login named"),
+        (["tls"], 2, "show|issue"),
+        (["tls", "issue", "../x"], 2, "name"),
+        (["completion", "tcsh"], 2, "tcsh"),
+    ],
+)
+def test_errors_say_what_is_true_what_to_do_and_end_with_their_code(
+    falaj: Run, arguments: list[str], code: int, says: str
+) -> None:
+    got = falaj(*arguments)
+    assert got.returncode == code, got.stderr
+    assert got.stderr.startswith("error: ")
+    assert "hint: " in got.stderr
+    assert says in got.stderr
+    assert "Traceback" not in got.stderr
+    assert "\033" not in got.stderr
+
+
+def test_errors_can_be_json(falaj: Run) -> None:
+    for arguments in (["--json", "store", "show", "blob:a/none"], ["store", "show", "blob:a/none", "--json"]):
+        got = falaj(*arguments)
+        assert (got.returncode, json.loads(got.stderr)["code"]) == (5, "not-found")
+
+
+def test_version_and_module(falaj: Run) -> None:
+    assert falaj("--version").stdout == f"falaj {import_module('falaj').__version__}\n"
+
+
+def test_flags_before_the_command_are_told_from_it() -> None:
+    assert split(["--at", "zones", "--json", "people", "list", "--at", "x"]) == (
+        ["--at", "zones", "--json"],
+        "people",
+        ["list", "--at", "x"],
+    )
+    assert split(["--json"]) == (["--json"], "", [])
