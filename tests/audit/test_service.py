@@ -246,7 +246,7 @@ def test_a_witness_cosigns_and_the_pack_carries_it(desk: Desk, tmp_path: Path) -
     cosigned = witness.cosign(first.note, [], first.key, 1_760_000_000.0)
     with pytest.raises(Invalid, match="registered"):
         desk.audit.cosign(desk.ctx(), cosigned)
-    desk.audit.witness_key(desk.ctx(), "regulator", witness.public)
+    desk.audit.enrol(desk.ctx(), "regulator", witness.public)
     taken = desk.audit.cosign(desk.ctx(), cosigned)
     assert taken.note == cosigned
     desk.make("dataset:fraud/b@v1")
@@ -261,7 +261,7 @@ def test_a_witness_cosigns_and_the_pack_carries_it(desk: Desk, tmp_path: Path) -
         desk.audit.cosign(desk.ctx(), again.replace(f"\n{second.size}\n", f"\n{second.size + 1}\n", 1))
     for name, key in (("falaj/x", witness.public), ("regulator", "AAAA")):
         with pytest.raises(Invalid):
-            desk.audit.witness_key(desk.ctx(), name, key)
+            desk.audit.enrol(desk.ctx(), name, key)
 
 
 def test_unfinished_acts_are_listed(desk: Desk) -> None:
@@ -338,7 +338,7 @@ def test_the_corpus_of_events_holds_no_secret(family: Desk, tmp_path: Path) -> N
         act(desk.ctx())
     desk.export(tmp_path)
     witness = Witness("regulator", tmp_path / "w")
-    desk.audit.witness_key(desk.ctx(), "regulator", witness.public)
+    desk.audit.enrol(desk.ctx(), "regulator", witness.public)
     secret = re.compile(rb"falaj_[a-z]*_?[A-Za-z0-9]{16,}|eyJ[A-Za-z0-9_-]{10,}|BEGIN [A-Z ]*KEY|secret://|[Pp]assword")
     private = (tmp_path / "w" / "witness.key").read_bytes()
     for fact in desk.ledger.tail(limit=10_000):

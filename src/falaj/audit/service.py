@@ -239,7 +239,7 @@ class Audit:
         return Check(self.sealer.origin(ctx.tenant, zone), size, log.head.size, not finding, finding)
 
     @verb(group="govern")
-    def witness_key(
+    def enrol(
         self,
         ctx: Context,
         name: Annotated[str, "the witness's name"],
@@ -249,7 +249,7 @@ class Audit:
         """Register a witness: from now on its cosignatures of checkpoints are accepted.
 
         Example:
-            falaj audit witness-key regulator "$(python -m falaj.audit.witness --name regulator --folder w key)"
+            falaj audit enrol regulator "$(python -m falaj.audit.witness --name regulator --folder w key)"
         """
         zone = zone or ctx.zone
         if len(note.unb64(key)) != 32 or not note.is_witness_name(name):
@@ -260,7 +260,7 @@ class Audit:
         with self._ledger.write(ctx) as tx:
             old = tx.get(ref)
             record = tx.put(ref, {"name": name, "key": key}, rev=old.rev if old else None)
-            tx.emit("audit.witness_key", record.ref, name=name, key=key)
+            tx.emit("audit.enrol", record.ref, name=name, key=key)
         return Witness(name, key, zone)
 
     @verb(group="audit")
@@ -285,7 +285,7 @@ class Audit:
             for line in [line for line in fresh if line not in known]:
                 name = line.split(" ")[1] if line.count(" ") == 2 else ""
                 if name not in keys or not note.check(text, line, name, note.unb64(keys[name].key)):
-                    raise Invalid("a signature is not that of a registered witness", "run: falaj audit witness-key")
+                    raise Invalid("a signature is not that of a registered witness", "run: falaj audit enrol")
                 record = tx.put(Ref("cosignature", log.zone, f"c{held.number:012d}.{name}"), {"line": line})
                 tx.emit("audit.cosign", record.ref, witness=name, size=held.size)
         return self._log(ctx, log.zone).checkpoint(held.number)
