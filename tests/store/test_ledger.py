@@ -146,6 +146,17 @@ def test_conflict_stale_and_silent_change_undo_everything(ledger: Ledger, ctx: C
     assert len(ledger.tail()) == 1
 
 
+def test_the_first_event_carries_the_facts_of_the_decision(ledger: Ledger, ctx: Context) -> None:
+    decided = replace(ctx, decision=Decision(True, ("rule",), "sha:1", facts="f:1"))
+    with ledger.unit(decided) as tx:
+        assert tx.emitted == 0
+        with ledger.write(decided) as inner:
+            inner.emit("one", THING.at("r1"))
+        assert tx.emitted == 1
+        tx.emit("two", THING.at("r1"))
+    assert [dict(fact.event.body) for fact in ledger.tail()] == [{"facts": "f:1"}, {}]
+
+
 def test_derived_data_needs_no_event_and_nothing_else_passes_as_such(ledger: Ledger, ctx: Context) -> None:
     with ledger.project(ctx) as tx:
         tx.put(Ref.parse("tile:p/a"), {})

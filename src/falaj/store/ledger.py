@@ -317,10 +317,18 @@ class Writer(Reader):
         """Say what happened, in this transaction: subject and inputs must be pinned."""
         root = self._root
         voice = self._voice or self._find_voice()
+        if voice.facts and not root.said:
+            # Once a transaction is enough to replay the decision that let it happen.
+            body["facts"] = voice.facts
         event = voice.say(verb, subject, inputs, body, sealed, tenant, self._ctx.now())
         root.said.append(event)
         root.touched += 1
         return event
+
+    @property
+    def emitted(self) -> int:
+        """How many events this transaction has so far; the guard adds its own where a verb said nothing."""
+        return len(self._root.said)
 
     def remember(self, outcome_json: str, fingerprint: str) -> None:
         """Keep the outcome of a named request; Stale when the same request was just carried out elsewhere."""
