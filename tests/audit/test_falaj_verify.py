@@ -221,6 +221,13 @@ def test_a_broken_line_end_is_placed(files: Files, tmp_path: Path) -> None:
     assert f"bit 2 of byte {end}" in first["what"]
 
 
+def test_a_torn_last_line_is_placed(files: Files, tmp_path: Path) -> None:
+    name = "events/000000000000.jsonl"
+    first = check_files(tmp_path, {**files, name: files[name][:-20]})["first"]
+    assert (first["event"], first["line"]) == (11, 12)
+    assert "1 too early" in first["what"]
+
+
 def drop(lines: list[bytes]) -> None:
     del lines[4]
 

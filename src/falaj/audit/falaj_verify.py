@@ -355,8 +355,9 @@ def check_segment(task: Task) -> Found:
 def read_lines(events: bytes, marks: tuple[bytes, bytes]) -> Lines:
     """Hash every line, and find its time and id without parsing JSON: a quote inside a JSON text is always escaped, so
     the first `","at":` ends the actor and the first `},"id":"` ends the body: they are the fields themselves."""
-    read, start, (tenant, zone) = Lines(), 0, marks
-    while (stop := events.find(b"\n", min(start + BLOCK, len(events) - 1), len(events))) >= 0 and start < len(events):
+    read, start, end, (tenant, zone) = Lines(), 0, events.rfind(b"\n") + 1, marks
+    while start < end:
+        stop = events.find(b"\n", min(start + BLOCK, end - 1))
         block = events[start:stop]
         lines = block.split(b"\n")
         read.leaves += [sha256(b"\x00" + line).digest() for line in lines]
