@@ -7,8 +7,9 @@ import pytest
 from blake3 import blake3
 
 import falaj
+from falaj.core.bind import bind
 from falaj.core.context import HOUSE, Actor
-from falaj.core.errors import Corrupt, Denied, Invalid, NotFound
+from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
 from falaj.core.event import Event
 from falaj.core.label import Label
 from falaj.core.stream import Stream
@@ -49,6 +50,19 @@ def test_put_and_get(here: Platform) -> None:
     assert (entry.digest, entry.size_bytes, entry.media) == ("b3:" + blake3(b"hello").hexdigest(), 5, "text/plain")
     assert entry.label == Label(regimes=frozenset({"AE-PDPL"}), classification=1)
     assert here.store.get(ref, start=1, stop=3).read() == b"el"
+
+
+def test_a_named_request_finds_its_first_outcome(here: Platform) -> None:
+    def put(request: str, data: bytes) -> object:
+        ctx = here.house.context(here.actor, request=request)
+        verb = verbs_of(Storage)["put"]
+        return here.house.call("store", "put", ctx, bind(verb, ("blob:p/n", Stream([data])), {}))
+
+    first = put("one", b"x")
+    assert put("one", b"x") == first
+    assert str(put("two", b"x")) == "blob:p/n@v2"
+    with pytest.raises(Conflict):
+        put("one", b"something else")
 
 
 def test_a_large_blob_goes_through(here: Platform) -> None:

@@ -49,13 +49,14 @@ from falaj.store.objects import (
 from falaj.store.sealed import CHUNK, HEAD, Seal, rechunk
 
 PART_CHUNKS = 16
-"""How many chunks a part has: 16 MiB. A put holds three of them in memory, whatever its size."""
+"""How many chunks a part has: 16 MiB. A put holds four of them in memory, whatever its size."""
 RUN_CHUNKS = 2
 """How many chunks a get reads, checks and opens in one go."""
 _FAR_RUN_CHUNKS = 8
 # One thread hashes while the others seal or open; a thread more than there are cores makes all of them slower.
 _OPENERS = max(1, min(4, (os.cpu_count() or 1) - 1))
-_WRITERS = 2
+# Writers wait for the disk or the line most of the time.
+_WRITERS = 3
 _TRIES = 12
 T = TypeVar("T")
 

@@ -1,10 +1,12 @@
 """Storage: the desk of bytes. Named, labelled, versioned blobs in zones, and the upkeep of what lies there."""
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Stale
@@ -15,44 +17,13 @@ from falaj.core.verb import verb
 from falaj.store.backup import backup
 from falaj.store.blobs import Blob, BlobStore
 from falaj.store.collect import Collected, Collector, Scrubbed
+from falaj.store.entries import Entry, Listing, Usage, as_entry, nearest
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
 from falaj.store.sealed import CHUNK
 
 KIND = "blob"
 _MEDIA = "application/octet-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One version of a blob: what its bytes are, where they lie, what the law says of them."""
-
-    ref: Ref
-    digest: str
-    size_bytes: int
-    media: str
-    zones: tuple[str, ...]
-    label: Label
-    author: str
-    made_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A page of blobs and the cursor of the next page, empty at the end."""
-
-    entries: tuple[Entry, ...]
-    next: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a project keeps in a zone; bytes that two versions share are counted for both."""
-
-    project: str
-    zone: str
-    versions: int
-    size_bytes: int
 
 
 class Storage:
@@ -87,9 +58,18 @@ class Storage:
         _check_name(name)
         place, thing = zone or ctx.zone, str(name.bare)
         blob = self._blobs.put(ctx, thing, place, data, ctx.permit("write", thing, place))
-        return self._ledger.retry(
-            ctx, lambda tx: self._add_version(tx, ctx, name.bare, (blob, media or _MEDIA), inputs)
-        )
+        # The bytes are part of what was asked, so a repeat of a named request is known only now; it sent nothing twice.
+        asked = hashlib.sha256(f"store.put\0{thing}\0{place}\0{media}\0{blob.digest}".encode()).hexdigest()
+        known = self._ledger.outcome(ctx, asked)
+        if known is not None:
+            return Ref.parse(json.loads(known))
+
+        def record(tx: Writer) -> Ref:
+            version = self._add_version(tx, ctx, name.bare, (blob, media or _MEDIA), inputs)
+            tx.remember(json.dumps(str(version)), asked)
+            return version
+
+        return self._ledger.retry(ctx, record)
 
     @verb(reads=("name",), group="read", outside=True)
     def get(
@@ -108,8 +88,8 @@ class Storage:
             falaj store get blob:fraud/sample@v3 --out sample.parquet
         """
         with self._ledger.read(ctx) as tx:
-            entry = _entry(_need(tx, name))
-        place, thing = _nearest(entry, ctx.zone), str(name.bare)
+            entry = as_entry(_need(tx, name))
+        place, thing = nearest(entry, ctx.zone), str(name.bare)
         permit = ctx.permit("read", thing, place)
         end = entry.size_bytes if stop is None else min(stop, entry.size_bytes)
         chunks = self._blobs.get(ctx, thing, place, entry.digest, permit, start, stop)
@@ -123,7 +103,7 @@ class Storage:
             falaj store show blob:fraud/sample
         """
         with self._ledger.read(ctx) as tx:
-            return _entry(_need(tx, name))
+            return as_entry(_need(tx, name))
 
     @verb()
     def list(
@@ -144,7 +124,7 @@ class Storage:
             page = tx.find(
                 KIND, project=project, name=name, terms=wanted, cells=ctx.cells(KIND), after=after, limit=limit
             )
-        return Listing(tuple(_entry(record) for record in page.records), page.next)
+        return Listing(tuple(as_entry(record) for record in page.records), page.next)
 
     @verb(reads=("name",), group="move", into="to", outside=True)
     def copy(
@@ -162,8 +142,8 @@ class Storage:
             falaj store copy blob:fraud/sample@v3 --to difc
         """
         with self._ledger.read(ctx) as tx:
-            entry = _entry(_need(tx, name))
-        thing, source = str(name.bare), _nearest(entry, ctx.zone)
+            entry = as_entry(_need(tx, name))
+        thing, source = str(name.bare), nearest(entry, ctx.zone)
         if to in entry.zones:
             return entry
         permits = (ctx.permit("read", thing, source), ctx.permit("copy", thing, to))
@@ -190,7 +170,7 @@ class Storage:
         """
         with self._ledger.write(ctx) as tx:
             record = _need(tx, self._newest(tx, name))
-            entry = _entry(record)
+            entry = as_entry(record)
             _check_deletable(record, entry, ctx.now())
             for zone in entry.zones:
                 permit = ctx.permit("delete", str(name.bare), zone)
@@ -212,7 +192,7 @@ class Storage:
         while True:
             with self._ledger.read(ctx) as tx:
                 page = tx.find(KIND, project=project, terms={"live": "yes"}, cells=cells, after=after, limit=1000)
-            for entry in map(_entry, page.records):
+            for entry in map(as_entry, page.records):
                 for zone in entry.zones:
                     count, size = sums.get((entry.ref.project, zone), (0, 0))
                     sums[entry.ref.project, zone] = (count + 1, size + entry.size_bytes)
@@ -303,7 +283,7 @@ class Storage:
 
     def _add_zone(self, tx: Writer, ctx: Context, ref: Ref, source: str, to: str) -> Entry:
         record = _need(tx, ref)
-        entry = _entry(record)
+        entry = as_entry(record)
         self._blobs.hold(tx, ctx, to, entry.digest)
         zones = tuple(dict.fromkeys((*entry.zones, to)))
         tx.put(ref, {**record.body, "zones": zones}, rev=record.rev, terms={**record.terms, f"at.{to}": "yes"})
@@ -356,22 +336,3 @@ def _need(tx: Reader, ref: Ref) -> Record:
     if ref.kind != KIND or record is None or record.body.get("state") == "deleted" or not record.key.version:
         raise NotFound(f"there is no {ref}", "list what there is, or check the spelling", ref)
     return record
-
-
-def _entry(record: Record) -> Entry:
-    body: dict[str, Any] = record.body
-    return Entry(
-        record.ref,
-        body["digest"],
-        body["size"],
-        body["media"],
-        tuple(body["zones"]),
-        record.label,
-        record.author,
-        body["made_at"],
-    )
-
-
-def _nearest(entry: Entry, zone: str) -> str:
-    """The zone to read from: the caller's own where a copy lies there, else where the bytes were put first."""
-    return zone if zone in entry.zones else entry.zones[0]

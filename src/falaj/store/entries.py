@@ -1,0 +1,60 @@
+"""What the desk of bytes shows of a blob: its entries, lists and sums."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.store.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version of a blob: what its bytes are, where they lie, what the law says of them."""
+
+    ref: Ref
+    digest: str
+    size_bytes: int
+    media: str
+    zones: tuple[str, ...]
+    label: Label
+    author: str
+    made_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of blobs and the cursor of the next page, empty at the end."""
+
+    entries: tuple[Entry, ...]
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a project keeps in a zone; bytes that two versions share are counted for both."""
+
+    project: str
+    zone: str
+    versions: int
+    size_bytes: int
+
+
+def as_entry(record: Record) -> Entry:
+    """The entry of a version's record."""
+    body: dict[str, Any] = record.body
+    return Entry(
+        record.ref,
+        body["digest"],
+        body["size"],
+        body["media"],
+        tuple(body["zones"]),
+        record.label,
+        record.author,
+        body["made_at"],
+    )
+
+
+def nearest(entry: Entry, zone: str) -> str:
+    """The zone to read from: the caller's own where a copy lies there, else where the bytes were put first."""
+    return zone if zone in entry.zones else entry.zones[0]
