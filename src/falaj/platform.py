@@ -117,6 +117,7 @@ class House:
         self._secrets = _opened("secrets", settings.at(settings.secrets), {})
         self.keyring = Keyring(self.ledger, self._secrets, home=settings.zone)
         self.ledger.cipher = self.keyring
+        self.keyring.warm()
         self._stores: dict[str, Blobs] = {}
         self._loops: Loops | None = None
         self._build()

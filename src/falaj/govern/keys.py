@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.ports import Key, Secrets
@@ -194,14 +193,14 @@ class Keyring:
 
 def key_id(public: Ed25519PublicKey) -> str:
     """The short name of a public key: the first 16 hex digits of the SHA-256 of its raw bytes."""
-    return hashlib.sha256(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
+    return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
 
 
 def _publish(tx: Writer, slot: Slot, version: int, key: bytes) -> None:
     if slot.purpose != "log":
         return
     public = Ed25519PrivateKey.from_private_bytes(key).public_key()
-    raw = public.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    raw = public.public_bytes_raw()
     body: dict[str, Any] = {"key_id": key_id(public), "public": base64.b64encode(raw).decode(), "zone": slot.zone}
     tx.put(Key(slot.tenant, "log-key", PROJECT, slot.key.name, f"v{version}"), body, zone=slot.zone)
 

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from falaj.core.context import Actor
@@ -65,12 +64,16 @@ class WorkloadTokens:
             "behalf": workload.behalf,
             "jurisdiction": workload.jurisdiction,
         }
+        import jwt  # a third of the time to ready, for what most houses never do
+
         return jwt.encode(claims, key, algorithm=_ALGORITHM, headers={"kid": kid})
 
     def verify(self, token: str, now: float, audience: str = "falaj") -> Actor:
         """The workload as an actor, or Unauthenticated for whatever is not exactly as `issue` made it."""
         said = read_token(token, (_ALGORITHM,))
         key = self._find(str(said.header.get("kid", "")), now)
+        import jwt  # see issue()
+
         try:
             jwt.PyJWS(algorithms=[_ALGORITHM]).decode(token, key, algorithms=[_ALGORITHM])
         except jwt.PyJWTError as error:
