@@ -1,6 +1,5 @@
 """The connection: uvicorn's HTTP parser with the limits it lacks on heads and waiting, and our one error renderer."""
 
-import ssl
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -25,15 +24,12 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _in_body = False
     _since: float | None = None
-    certificate = ""
-    """The name in the caller's certificate, proven by TLS; empty without one."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS:
             self._refuse(503, Unavailable("too many connections are open", "try again shortly, or add a replica"))
             return
-        self.certificate = peer_name(transport.get_extra_info("ssl_object"))
         self._since = self.loop.time()
         self._watch()
 
@@ -56,8 +52,6 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):  # a whole URL would carry a second host name
             raise HeadTooLarge
         super().on_headers_complete()
-        if self.certificate:
-            self.scope["falaj.certificate"] = self.certificate  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -86,12 +80,3 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         self.loop.call_later(HEAD_S / 3, self._watch)
-
-
-def peer_name(tls: ssl.SSLObject | None) -> str:
-    """The common name of the caller's verified certificate."""
-    found = tls.getpeercert() if tls is not None else None
-    if not found:
-        return ""
-    subject: Any = found.get("subject", ())
-    return next((value for part in subject for name, value in part if name == "commonName"), "")

@@ -46,7 +46,7 @@ class Ask:
         self.send = send
         self.action = "none"
         self.request = ""
-        self.token = ""
+        self.token = ""  # nosec B105 - nobody yet
         self.actor: Actor | None = None
         self.unread = True
 

@@ -197,4 +197,4 @@ def _has_port(name: str) -> bool:
 
 
 def _shown(address: Address) -> str:
-    return socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104 - compared with, not bound to
+    return socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104 # nosec B104 - compared with, not bound to

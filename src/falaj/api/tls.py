@@ -116,7 +116,7 @@ def local_names(host: str) -> tuple[str, ...]:
     """The names a server on this machine is called by."""
     own = socket.gethostname()
     found = ["localhost", "127.0.0.1", "::1", own]
-    if host not in ("", "0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
+    if host not in ("", "0.0.0.0", "::"):  # noqa: S104 # nosec B104 - compared with, not bound to
         found.append(host)
     else:
         found += _own_addresses(own)

@@ -97,9 +97,10 @@ def tls(frame: Frame, arguments: list[str]) -> int:
     parser = Parser(
         prog="falaj tls", description="The local authority: show it, issue certificates for replicas and workers."
     )
-    acts = parser.add_subparsers(dest="act", required=True, metavar="show|issue", parser_class=Parser)
-    acts.add_parser("show", help="what to trust, and until when the server's certificate is good")
-    acts.add_parser("issue", help="a certificate for a replica or a worker").add_argument("name", metavar="NAME")
+    parser.add_argument("act", choices=["show", "issue"], metavar="show|issue", help="show what to trust; or issue one")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", default="", help="whom to issue it for, for example worker-7"
+    )
     frame, found = read(frame, parser, arguments)
     from falaj.api.tls import expires_at, issue
 
