@@ -16,7 +16,7 @@ DESKS: dict[str, Desk] = {
         "falaj.store.service:Storage", "Bytes under labels: put, get, copy between zones, check, back up", ("blob",)
     ),
     "people": Desk(
-        "falaj.govern.people:People", "Tenants, people, service accounts, their roles and tokens", ("person", "tenant")
+        "falaj.govern.people:People", "Tenants, people, service accounts, their roles and tokens", ("person",)
     ),
     "policy": Desk(
         "falaj.govern.policy_desk:Policy", "Who may do what: roles, tenant rules, and why a decision fell", ("policy",)
@@ -24,7 +24,7 @@ DESKS: dict[str, Desk] = {
     "zones": Desk(
         "falaj.govern.zones:Zones",
         "Legal places, regimes, transfer grants: what may lie or go where",
-        ("zone", "grant"),
+        ("zone",),
     ),
     "approvals": Desk(
         "falaj.govern.approvals:Approvals", "Four eyes: ask, give, refuse, over exact digests", ("approval",)

@@ -146,7 +146,7 @@ class House:
             "secrets": SecretShelf(ledger, keyring),
             "audit": self.audit,
         }
-        self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing)
+        self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
         self._identities = self._providers()
         self.zones.ensure(self.system(), first_zone(settings, regimes))
         policy.keep(self.system())

@@ -266,3 +266,43 @@ def test_only_the_house_declares_zones(town: Town) -> None:
     assert town.actor("admin").tenant == HOUSE
     error = refusal(lambda: town.as_("fatima").zones.add("pirate", "AE-DU", "AE", regimes=("AE-HEALTH",), max_class=3))
     assert isinstance(error, Denied)
+
+
+def test_a_refusal_replays_too(stocked: Town) -> None:
+    refusal(lambda: stocked.as_("fatima").store.get(BLOB))
+    [event] = stocked.events(verb="guard.deny")
+    told = stocked.as_("fatima").policy.explain(event.id)
+    assert told.same
+    assert not told.allowed
+
+
+def test_a_token_is_shown_once_and_kept_nowhere(town: Town) -> None:
+    house, room = town.house, town.house.desks["people"]
+    verb = verbs_of(type(room))["renew"]
+    ctx = house.context(town.actor("amal"), request="request-9")
+    first = house.guard.call("people", room, verb, ctx, {"hours": 1.0})
+    with pytest.raises(Conflict, match="not shown again"):
+        house.guard.call("people", room, verb, ctx, {"hours": 1.0})
+    with house.ledger.read(ctx) as tx:
+        kept = [record.body for record in tx.find("outcome", limit=100).records]
+    assert kept
+    assert first.token not in repr(kept)
+
+
+def test_who_may_not_list_people_cannot_tell_who_exists(town: Town) -> None:
+    there = refusal(lambda: town.as_("amal").people.show("person:people/omar"))
+    nowhere = refusal(lambda: town.as_("amal").people.show("person:people/nobody"))
+    assert type(there) is type(nowhere) is NotFound
+
+
+def test_step_up_demands_a_second_factor(tmp_path: Path) -> None:
+    town = Town(tmp_path / "house")
+    town.close()
+    strict = Town.__new__(Town)
+    strict.house, strict.tokens = type(town.house)(replace(town.house.settings, step_up=True)), town.tokens
+    try:
+        error = refusal(lambda: strict.as_("fatima").people.add("late", ("data-scientist",)))
+        assert isinstance(error, Denied)
+        assert "factor" in error.message
+    finally:
+        strict.close()

@@ -76,6 +76,8 @@ class Settings:
     identity: str = "local:"
     """Providers, separated by commas, asked in order."""
     secrets: str = "file:{home}/keys"
+    step_up: bool = False
+    """Demand more than one factor of people who approve, govern, erase, or read what is sensitive."""
     listen: str = "127.0.0.1:8470"
     hosts: tuple[str, ...] = ()
     """Host names callers may use, beside the listening address itself."""

@@ -37,6 +37,7 @@ class Verb:
     into: str
     purpose: str
     outside: bool
+    once: bool
     summary: str
     doc: str
     params: tuple[Param, ...]
@@ -55,6 +56,7 @@ def verb(
     into: str = "",
     purpose: str = "",
     outside: bool = False,
+    once: bool = False,
 ) -> Callable[[F], F]:
     """Mark a room's method `def name(self, ctx: Context, ...)` as reachable, and say what it touches.
 
@@ -63,13 +65,14 @@ def verb(
     into: the parameter that names the zone where what it writes will lie; the caller's own zone when empty.
     purpose: the parameter that says what for; checked against the label's purposes.
     outside: it acts outside the ledger (bytes, other systems), so it manages its own transactions: intent first.
+    once: what it gives holds a secret, shown this once: it is never kept, not even for a repeat of the same request.
     """
     chosen = group or ("write" if writes else "see")
     if chosen not in GROUPS:
         raise ValueError(f"{chosen!r} is no group of verbs: {', '.join(GROUPS)}")
 
     def mark(function: F) -> F:
-        function.__verb_mark__ = (chosen, reads, writes, into, purpose, outside)  # type: ignore[attr-defined]
+        function.__verb_mark__ = (chosen, reads, writes, into, purpose, outside, once)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -87,7 +90,7 @@ def verbs_of(room: type) -> dict[str, Verb]:
 
 
 def _read(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) -> Verb:
-    group, reads, writes, into, purpose, outside = mark
+    group, reads, writes, into, purpose, outside, once = mark
     hints = typing.get_type_hints(function, include_extras=True)
     params = []
     for param in list(inspect.signature(function).parameters.values())[1:]:
@@ -105,6 +108,7 @@ def _read(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) -> Ver
         into,
         purpose,
         outside,
+        once,
         doc.partition("\n")[0],
         doc,
         tuple(params),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from falaj.core.context import HOUSE, Actor, Context, Decision
-from falaj.core.errors import Denied, FalajError
+from falaj.core.errors import Conflict, Denied, FalajError
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ref import Ref
 from falaj.core.verb import Verb
@@ -37,14 +37,15 @@ class Guard:
         residency: Residency,
         permits: PermitDesk,
         standing: Callable[[Actor], tuple[bool, bool]],
+        step_up: bool = False,
     ) -> None:
-        """`standing` says whether an actor's tenant and the actor are active."""
+        """`standing` says whether an actor's tenant and the actor are active; `step_up` demands a second factor."""
         self._ledger = ledger
         self._authorizer = authorizer
         self._residency = residency
         self._permits = permits
         self._standing = standing
-        self._seeing = {name.partition(".")[0]: name for name, group in authorizer.actions.items() if group == "see"}
+        self._step_up = step_up
 
     def call(self, desk: str, room: object, verb: Verb, ctx: Context, arguments: Mapping[str, Any]) -> Any:
         """Run one verb for one caller, or raise what forbids it."""
@@ -52,11 +53,9 @@ class Guard:
         try:
             arguments, things = things_of(self._ledger, verb, ctx, arguments)
             ctx = self._admit(action, verb, ctx, arguments, things)
-        except Denied as error:
-            self.record_denial(ctx, action, error)
-            if isinstance(error, _Hidden):
-                raise missing(error.asked) from None
-            raise
+        except _Refused as refused:
+            self.record_denial(replace(ctx, decision=refused.decision), action, refused.why)
+            raise refused.told from None
         subject = next((t.ref for t in things if t.record is not None), Ref("desk", HOUSE, desk, "r1"))
         run = getattr(room, verb.name)
         if verb.outside:
@@ -105,19 +104,20 @@ class Guard:
         if decision.allowed:
             return replace(decision, obligations=verdict.obligations) if verdict and verdict.obligations else decision
         anywhere = replace(facts, placed=True)
-        seeing = self._seeing.get(action.partition(".")[0], action)
-        if thing.record is not None and not self._authorizer.decide(ctx.actor, seeing, cell, anywhere).allowed:
-            raise _Hidden(decision.reason, asked=thing.asked)
-        # Who could not do it anywhere hears that, and not what the law says of the place.
         here = self._authorizer.decide(ctx.actor, action, cell, anywhere)
         if verdict is not None and here.allowed:
-            raise Denied("; ".join(verdict.reasons), verdict.hint, thing.asked)
-        raise Denied(here.reason or "no rule permits it", here.hint, thing.asked)
+            why = Denied("; ".join(verdict.reasons), verdict.hint, thing.asked)
+        else:
+            # Who could not do it anywhere hears that, and not what the law says of the place.
+            why = Denied(here.reason or "no rule permits it", here.hint, thing.asked)
+        seeing = self._authorizer.seeing(action)
+        hidden = thing.record is not None and not self._authorizer.decide(ctx.actor, seeing, cell, anywhere).allowed
+        raise _Refused(decision, why, missing(thing.asked) if hidden else why)
 
     def _known(self, ctx: Context, thing: Thing | None, *, placed: bool) -> Facts:
         tenant_active, actor_active = self._standing(ctx.actor)
         author = thing is not None and thing.record is not None and thing.record.author == ctx.actor.id
-        return Facts(ctx.tenant, placed, tenant_active, actor_active, author, purpose=ctx.purpose)
+        return Facts(ctx.tenant, placed, tenant_active, actor_active, author, self._step_up, ctx.purpose)
 
     def _permit(self, ctx: Context, things: Sequence[Thing], op: str, name: str, zone: str) -> Permit:
         """A permit about a thing the call declared, and no other; place() is asked about exactly this movement."""
@@ -152,6 +152,8 @@ class Guard:
         if ctx.keyed:
             fingerprint = hashlib.sha256(action.encode() + b"\0" + to_json(dict(arguments))).hexdigest()
             known = self._ledger.outcome(ctx, fingerprint)
+            if known is not None and verb.once:
+                raise Conflict("this was done, and what it showed is not shown again", "ask for a new one")
             if known is not None:
                 return from_json(verb.result, known)
 
@@ -160,7 +162,7 @@ class Guard:
             if not tx.emitted:
                 tx.emit(action, subject)
             if ctx.keyed:
-                tx.remember(to_json(result).decode(), fingerprint)
+                tx.remember("null" if verb.once else to_json(result).decode(), fingerprint)
             return result
 
         # Nothing of it left the ledger, so it may be run again when another writer got in between.
@@ -184,9 +186,11 @@ class Guard:
 _GUARD = Ref("desk", HOUSE, "guard", "r1")
 
 
-class _Hidden(Denied):
-    """A refusal that is recorded as one and heard as NotFound."""
+class _Refused(Exception):
+    """A decision against the call: why, for the log, and what the caller is told."""
 
-    def __init__(self, reason: str, *, asked: Ref) -> None:
-        super().__init__(reason, "", asked)
-        self.asked = asked
+    def __init__(self, decision: Decision, why: Denied, told: FalajError) -> None:
+        super().__init__(why.message)
+        self.decision = decision
+        self.why = why
+        self.told = told

@@ -61,7 +61,7 @@ class People:
 
     # Tenants.
 
-    @verb(group="govern")
+    @verb(group="govern", once=True)
     def add_tenant(
         self,
         ctx: Context,
@@ -114,7 +114,7 @@ class People:
 
     # People and service accounts.
 
-    @verb(group="govern")
+    @verb(group="govern", once=True)
     def add(
         self,
         ctx: Context,
@@ -227,7 +227,7 @@ class People:
 
     # Tokens.
 
-    @verb(group="govern")
+    @verb(group="govern", once=True)
     def token(
         self, ctx: Context, name: Annotated[str, "whose account"], hours: Annotated[float, "how long it lives"] = 0.0
     ) -> Issued:
@@ -240,7 +240,7 @@ class People:
             record = self._accounts.account(tx, ctx, name)
             return self._accounts.issue(tx, ctx, ctx.tenant, read_person(record), hours_of(hours, record.body["kind"]))
 
-    @verb()
+    @verb(once=True)
     def renew(self, ctx: Context, hours: Annotated[float, "how long it lives"] = 0.0) -> Issued:
         """A new token for yourself, shown this once.
 

@@ -106,7 +106,7 @@ class SecretShelf:
         with self._ledger.read(ctx) as tx:
             return _view(tx.need(secret.bare))
 
-    @verb(reads=("secret",), group="read", outside=True)
+    @verb(reads=("secret",), group="read", outside=True, once=True)
     def reveal(
         self,
         ctx: Context,
