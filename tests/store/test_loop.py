@@ -10,6 +10,7 @@ from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Stale, Unavailable
 from falaj.core.ref import Ref
+from falaj.store.forget import ForgetOutcomes
 from falaj.store.ledger import Ledger
 from falaj.store.loop import LEASE_S, Loops, Turn
 
@@ -223,3 +224,23 @@ def test_a_stale_result_is_no_failure(ledger: Ledger, clock: Clock) -> None:
     made = loops(ledger, clock, "one", Work(work))
     made.run_once()
     assert made._turners[0]._pause() == 30.0
+
+
+def test_outcomes_are_kept_for_a_week_and_then_forgotten(ledger: Ledger, clock: Clock) -> None:
+    clock.now = 1_800_000_000.0
+    asked = [Context(Actor("ann", "acme"), "home", request=f"r{n}", keyed=True, now=clock) for n in range(3)]
+    for ctx in asked:
+        with ledger.unit(ctx) as tx:
+            tx.emit("do", JOB.at("r1"))
+            tx.remember("1", "f")
+        clock.now += 2 * 86_400
+    sweep = loops(ledger, clock, "one", Work(ForgetOutcomes(ledger).step))
+    sweep.run_once()
+    assert [ledger.outcome(ctx, "f") for ctx in asked] == ["1", "1", "1"]
+    clock.now += 3 * 86_400
+    sweep.run_once()
+    assert [ledger.outcome(ctx, "f") for ctx in asked] == [None, "1", "1"]
+    clock.now += 20 * 86_400
+    sweep.run_once()
+    assert [ledger.outcome(ctx, "f") for ctx in asked] == [None, None, None]
+    assert len(ledger.tail()) == 3, "the events stay"

@@ -337,7 +337,8 @@ class Writer(Reader):
             return
         key = requests.outcome_key(ctx)
         try:
-            self.put(key, requests.outcome_body(outcome_json, fingerprint))
+            terms = {"day": str(requests.day(ctx.now()))}
+            self.put(key, requests.outcome_body(outcome_json, fingerprint), terms=terms)
         except Conflict as error:
             requests.recall(self.key(key), fingerprint)
             raise Stale(

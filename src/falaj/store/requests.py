@@ -27,6 +27,11 @@ def recall(record: Record | None, fingerprint: str) -> str | None:
     return outcome
 
 
+def day(at: float) -> int:
+    """The day of a time; outcomes are forgotten by day."""
+    return int(at // 86_400)
+
+
 def outcome_body(outcome_json: str, fingerprint: str) -> dict[str, str]:
     """What is kept of an outcome."""
     json.loads(outcome_json)
