@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from falaj.backends import postgres
 from falaj.backends.postgres import PostgresStore
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Conflict, Stale, Unavailable
@@ -122,6 +123,18 @@ def test_transaction_ids_of_another_cluster_begin_a_new_epoch(store: PostgresSto
     once_more = PostgresStore(postgres_url, {"connections": 2})
     assert ids(once_more.events()) == ["one", "two", "three"]
     once_more.close()
+
+
+def test_a_replica_that_starts_among_writers_does_not_take_them_for_foreign(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    with psycopg.connect(postgres_url) as starting:
+        starting.execute("SELECT pg_current_xact_id()")
+        txn = store.begin(write=True)
+        txn.append([event("younger")])
+        txn.commit()
+        assert starting.execute("SELECT count(*) FROM events").fetchone() == (1,)
+        assert starting.execute(postgres._FOREIGN).fetchone() is None
 
 
 def test_two_who_look_and_then_write_cannot_both_be_right(store: PostgresStore) -> None:
