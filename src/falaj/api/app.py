@@ -257,11 +257,10 @@ class App:
         """How to sign in here; what a browser-based client needs to begin, all of it public by its nature."""
         del ask
         oidc = self.house.settings.oidc
+        shown = ("issuer", "client", "audience", "groups", "scope") if oidc.issuer and oidc.client else ()
         body = {
             "local": "local:" in self.house.settings.identity,
-            "issuer": oidc.issuer,
-            "client": oidc.client,
-            "audience": oidc.audience,
+            "provider": {name: getattr(oidc, name) for name in shown},
         }
         return Answer(200, to_json(body), new_id())
 

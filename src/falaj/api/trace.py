@@ -14,7 +14,8 @@ Span = Callable[[str, Mapping[bytes, bytes]], AbstractContextManager[Any]]
 
 def make_span(environ: Mapping[str, str] = os.environ) -> Span | None:
     """The span maker that the environment asks for. Spans carry the action's name; no argument, caller or thing."""
-    if not environ.get(ENDPOINT):
+    endpoint = environ.get(ENDPOINT, "")
+    if not endpoint:
         return None
     try:
         sdk, export = import_module("opentelemetry.sdk.trace"), import_module("opentelemetry.sdk.trace.export")
@@ -26,7 +27,9 @@ def make_span(environ: Mapping[str, str] = os.environ) -> Span | None:
             f"{ENDPOINT} is set and OpenTelemetry is not installed", 'install it: pip install "falaj[otel]"'
         ) from error
     provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": "falaj"}))
-    provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+    provider.add_span_processor(
+        export.BatchSpanProcessor(otlp.OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces"))
+    )
     tracer = provider.get_tracer("falaj")
 
     def span(action: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Any]:

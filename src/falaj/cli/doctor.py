@@ -73,7 +73,7 @@ def machine(settings: Settings) -> Iterator[Finding]:
             )
     yield from _certificates(settings, home)
     if settings.oidc.issuer:
-        yield _provider(settings.oidc.issuer)
+        yield _provider(settings)
 
 
 def house(settings: Settings) -> Iterator[Finding]:
@@ -189,11 +189,14 @@ def _certificates(settings: Settings, home: Path) -> Iterator[Finding]:
     )
 
 
-def _provider(issuer: str) -> Finding:
-    from falaj.cli.browser import discover
+def _provider(settings: Settings) -> Finding:
+    from falaj.platform import plugin
 
+    provider = plugin("identity", "oidc")("oidc:", settings.oidc)
     try:
-        found = discover(issuer)
+        provider.begin_login("http://127.0.0.1:1/callback", time.time())
     except FalajError as error:
         return Finding("identity provider", BAD, error.message, error.hint)
-    return Finding("identity provider", GOOD, f"{found['issuer']} answers")
+    finally:
+        provider.close()
+    return Finding("identity provider", GOOD, f"{settings.oidc.issuer} answers")

@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ class Login:
     ca: str = ""
     expires: float = 0.0
     refresh: str = ""
-    issuer: str = ""
-    client: str = ""
+    provider: Mapping[str, str] = field(default_factory=dict)
+    """How the platform describes its identity provider."""
 
     def fresh_token(self) -> str:
         """The token, renewed at the identity provider when it is about to end."""
@@ -49,10 +50,10 @@ def login(frame: Frame, arguments: list[str]) -> int:
     ca = str(Path(frame.ca).expanduser().resolve()) if frame.ca else ""
     with RemotePlatform(found.address, ca=ca) as there:
         how, address = there.get("/v1/login"), there.address
-    if how.get("issuer") and how.get("client") and not found.token and not os.environ.get("FALAJ_TOKEN"):
+    if how.get("provider") and not found.token and not os.environ.get("FALAJ_TOKEN"):
         from falaj.cli.browser import signed_in
 
-        made = signed_in(Login(address, frame.name, ca=ca, issuer=how["issuer"], client=how["client"]))
+        made = signed_in(Login(address, frame.name, ca=ca, provider=how["provider"]))
     else:
         made = Login(address, frame.name, _ask_token(), ca)
     with RemotePlatform(address, token=made.token, ca=ca) as there:
