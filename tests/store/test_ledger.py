@@ -324,6 +324,10 @@ def test_keys_are_kept_as_they_are(ledger: Ledger, ctx: Context, store: SqliteSt
 def test_no_lease_inside_a_transaction(ledger: Ledger, ctx: Context) -> None:
     with pytest.raises(Invalid), ledger.write(ctx):
         ledger.lease("l", "me", 10, 0.0)
+    with pytest.raises(Invalid), ledger.write(ctx):
+        ledger.release("l", "me")
+    with pytest.raises(Invalid), ledger.group():
+        ledger.lease("l", "me", 10, 0.0)
     assert ledger.lease("l", "me", 10, 0.0) == 1
 
 

@@ -93,14 +93,12 @@ class Ledger:
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
         """Take or extend a lease: a fencing token that only grows, or None while another holds it."""
-        if self.local.root is not None:
-            raise Invalid(
-                "a lease cannot be taken inside a transaction", "a rollback would hand the same token out twice"
-            )
+        self._demand_no_transaction()
         return self.store.lease(name, owner, ttl_s, now)
 
     def release(self, name: str, owner: str) -> None:
         """Give a lease back before it runs out."""
+        self._demand_no_transaction()
         self.store.release(name, owner)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
@@ -117,6 +115,12 @@ class Ledger:
     def close(self) -> None:
         """Close the store; what was acknowledged is durable already."""
         self.store.close()
+
+    def _demand_no_transaction(self) -> None:
+        if self.local.root is not None or self.local.waiting is not None:
+            raise Invalid(
+                "a lease has no place inside a transaction", "an undone one would hand the same token out twice"
+            )
 
     def wake(self) -> None:
         """Tell everyone who asked that there is something new."""
