@@ -183,13 +183,15 @@ def test_another_tenant_sees_nothing_of_it(opened: Open, sara: RemotePlatform) -
 
 
 def test_a_named_request_is_done_once(opened: Open) -> None:
-    body = {"name": "once", "roles": ["auditor"]}
-    with opened.client(opened.token) as http:
-        first = http.post("/v1/people/add", json=body, headers={"idempotency-key": "add-once-1"})
-        again = http.post("/v1/people/add", json=body, headers={"idempotency-key": "add-once-1"})
-        other = http.post("/v1/people/add", json={**body, "name": "other"}, headers={"idempotency-key": "add-once-1"})
+    body = {"action": "model.promote", "digest": "sha256:" + "a" * 64, "reason": "once"}
+    with opened.client(opened.sara) as http:
+        first = http.post("/v1/approvals/ask", json=body, headers={"idempotency-key": "ask-once-1"})
+        again = http.post("/v1/approvals/ask", json=body, headers={"idempotency-key": "ask-once-1"})
+        other = http.post("/v1/approvals/ask", json={**body, "reason": "x"}, headers={"idempotency-key": "ask-once-1"})
     assert first.status_code == 200, first.text
     assert again.text == first.text
+    told = opened.house.ledger.tail(request="ask-once-1", limit=100)
+    assert [fact.event.verb for fact in told if fact.event.verb != "guard.deny"] == ["approvals.ask"]
     assert (other.status_code, other.json()["code"]) == (409, "conflict")
 
 
