@@ -33,7 +33,14 @@ def fill(store: SqliteStore, count: int) -> float:
     start = time.perf_counter()
     ref = Ref("model", "fraud", "scorer", "v3")
     key = Key("bank", "model", "fraud", "scorer", "v3")
-    body = {"digest": "b3:" + "ab" * 32, "size": 12345}
+    # As the guard writes it: what was decided about, so that the decision can be replayed.
+    facts = {
+        "action": "catalog.publish",
+        "actor": {"id": "alice@bank.example", "tenant": "bank", "kind": "person", "roles": ["data-scientist"]},
+        "cell": ["model", "fraud", "home", 1, ["AE-CBUAE"], [], 0],
+        "facts": {"tenant": "bank", "placed": True, "tenant_active": True, "actor_active": True, "purpose": "fraud"},
+    }
+    body = {"digest": "b3:" + "ab" * 32, "facts": json.dumps(facts, separators=(",", ":")), "size": 12345}
     for first in range(0, count, 10_000):
         rows = []
         for i in range(first, min(count, first + 10_000)):

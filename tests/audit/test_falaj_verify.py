@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -349,17 +350,55 @@ def test_proofs_in_a_pack_are_checked(files: Files, tmp_path: Path, signer: Ed25
             assert not check_files(tmp_path, changed)["ok"], (kind, change)
 
 
-def test_an_id_twice_is_found(house: House, tmp_path: Path) -> None:
-    """A writer that records one event twice and signs it: everything fits but the id."""
-    found = verifier.Pack(tmp_path, verifier.arguments([str(tmp_path)]))
-    task = verifier.Task(16384, 16388, "events/000000016384", (), (), [], ())
-    seen: set[bytes] = set()
-    for ids in ([b"a", b"b"], [b"c", b"d"]):
-        found.note_ids(task, ids, seen)
-    assert found.problems == []
-    found.note_ids(task, [b"e", b"f", b"a"], seen)
-    found.note_ids(task, [b"g", b"g"], seen)
-    assert [problem["event"] for problem in found.problems] == [16386, 16385]
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5000), min_size=1, max_size=400), min_size=1, max_size=6))
+def test_an_id_twice_is_found_in_whatever_order(segments: list[list[int]]) -> None:
+    """A writer that records one event twice and signs it: everything fits but the id. Against a plain set."""
+    checked = verifier.Pack(VERIFIER, verifier.arguments([str(VERIFIER)]))
+    seen: set[int] = set()
+    for n, segment in enumerate(segments):
+        names = sorted(f"{one:08d}".encode() + b'"' for one in segment)
+        place = (str(VERIFIER), 0, 0, -1)
+        task = verifier.Task(n, n + 1, "events/0", (place, place), (), [], ())
+        found = verifier.Found((True, True), len(names), ids=b"\n".join(names))
+        found.twice = next((a for a, b in itertools.pairwise(names) if a == b), b"")
+        before = len(checked.problems)
+        checked.note_ids(task, found)
+        assert (len(checked.problems) > before) == (len(set(segment)) < len(segment) or not seen.isdisjoint(segment))
+        seen |= set(segment)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 255, 256, 257, 300, 2047, 2048, 2049, 4999, 5000, 9999])
+def test_the_edges_of_segments_are_cut_right(bound: int) -> None:
+    names = [f"{n:08d}".encode() for n in range(5000)]
+    ids, at = b"\n".join(names), f"{bound:08d}".encode()
+    assert verifier.ids_from(ids, at) == {name for name in names if name >= at}
+    assert verifier.ids_upto(ids, at) == {name for name in names if name <= at}
+
+
+def test_an_id_twice_is_placed(tmp_path: Path) -> None:
+    house = embedded(tmp_path)
+    house.act(4)
+    rows = house.ledger.store.events("", tenant="bank", zone="home")
+    again = rows[1]._replace(pos="")
+    txn = Forgetful(house.ledger.store).begin(again)
+    txn.commit()
+    house.sealer.seal(house.ctx(), "bank", "home")
+    report = check_files(tmp_path, dict(house.pack()))
+    assert not report["ok"]
+    assert (report["first"]["event"], "second time" in report["first"]["what"]) == (4, True)
+
+
+class Forgetful:
+    """A store that can be made to write an event it has already."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def begin(self, row: Any) -> Any:
+        txn = self._store.begin(write=True)
+        txn.append([row])
+        return txn
 
 
 def test_rollback_is_found_with_a_known_checkpoint(house: House, tmp_path: Path) -> None:

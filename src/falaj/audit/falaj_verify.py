@@ -30,6 +30,7 @@ the lines `time` (microseconds), `number`, `previous` (SHA-256 of the previous t
 import argparse
 import base64
 import concurrent.futures
+import itertools
 import json
 import os
 import re
@@ -312,7 +313,8 @@ class Found:
     count: int
     used: int = 0
     damage: tuple[int, str, list[int]] | None = None
-    ids: bytes = b""
+    ids: bytes = b""  # sorted, one a line
+    twice: bytes = b""
     latest: dict[int, int] = field(default_factory=dict)
     cuts: dict[int, list[Piece]] = field(default_factory=dict)
 
@@ -344,7 +346,10 @@ def check_segment(task: Task) -> Found:
         read_slowly(events, task.marks, read, found)
     # Where the lines are known to be damaged and their hashes are not, go on with the hashes: more damage is found.
     used = read.leaves if events_well or not held_well else recorded
-    found.used, found.ids = len(used), b"\n".join(read.ids)
+    found.used, ids = len(used), sorted(read.ids)
+    found.ids = b"\n".join(ids)
+    if len(set(ids)) != len(ids):
+        found.twice = next(one for one, other in itertools.pairwise(ids) if one == other)
     levels, previous = build_levels(task.start, used), 0
     for cut in task.cuts:
         if cut <= task.start + len(used):
@@ -453,6 +458,22 @@ def find_flip(region: bytes, leaf: bytes) -> tuple[int, int] | None:
     return None
 
 
+def ids_from(ids: bytes, bound: bytes) -> set[bytes]:
+    """Of a sorted list of ids those not below `bound`: usually a few at its end."""
+    count = 256
+    while len(parts := ids.rsplit(b"\n", count)) > count and parts[1] >= bound:
+        count *= 8
+    return {one for one in parts[len(parts) > count :] if one >= bound}
+
+
+def ids_upto(ids: bytes, bound: bytes) -> set[bytes]:
+    """Of a sorted list of ids those not above `bound`: usually a few at its beginning."""
+    count = 256
+    while len(parts := ids.split(b"\n", count)) > count and parts[-2] <= bound:
+        count *= 8
+    return {one for one in parts[: len(parts) - (len(parts) > count)] if one <= bound}
+
+
 # ---------------------------------------------------------------- the pack
 
 
@@ -478,7 +499,7 @@ class Pack:
         self.witnesses: dict[str, bytes] = {}
         self.checkpoints: list[Checkpoint] = []
         self.stack: list[Piece] = []
-        self.ordered: list[bytes] = []  # the ids, in the order of the log
+        self.ids: list[tuple[bytes, bytes]] = []  # of each segment: its last id, and all of them
         self.roots: dict[int, bytes] = {}  # what the events themselves lead to, by size
 
     def check(self) -> dict[str, Any]:
@@ -615,13 +636,13 @@ class Pack:
 
     def check_events(self) -> None:
         """Hash every line, build the tree, and compare its root at every checkpoint."""
-        tasks, ids = self.tasks(), set[bytes]()
+        tasks = self.tasks()
         jobs = self.options.jobs or os.cpu_count() or 1
         if jobs > 1 and len(tasks) > 3:
             with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-                self.follow(tasks, pool.map(check_segment, tasks), ids)
+                self.follow(tasks, pool.map(check_segment, tasks))
         else:
-            self.follow(tasks, map(check_segment, tasks), ids)
+            self.follow(tasks, map(check_segment, tasks))
 
     def tasks(self) -> list[Task]:
         """One task a segment, in order, with no index left out and no file left over."""
@@ -650,12 +671,12 @@ class Pack:
                 self.add("these events are not in the part of the log that the pack is about", file=name)
         return tasks
 
-    def follow(self, tasks: list[Task], results: Iterable[Found], ids: set[bytes]) -> None:
+    def follow(self, tasks: list[Task], results: Iterable[Found]) -> None:
         """Put the segments together, in order."""
         notes, last = {note.size: note for note in self.checkpoints}, self.start
         for done, (task, found) in enumerate(zip(tasks, results, strict=True), 1):
             self.note_damage(task, found)
-            self.note_ids(task, found.ids.split(b"\n") if found.ids else [], ids)
+            self.note_ids(task, found)
             stack = self.stack
             for cut in task.cuts:
                 stack = list(self.stack)
@@ -691,20 +712,19 @@ class Pack:
         if found.damage and all(found.well) and found.count == must:
             self.add("the lines and their recorded hashes differ", file=held)
 
-    def note_ids(self, task: Task, fresh: list[bytes], ids: set[bytes]) -> None:
-        """No id twice."""
-        before = len(ids)
-        ids.update(fresh)
-        self.ordered += fresh
-        if len(ids) == before + len(fresh):
-            return
-        seen = set(self.ordered[: -len(fresh)])
-        for line, one in enumerate(fresh):
-            if one in seen:
-                where = {"file": task.stem + ".jsonl", "line": line + 1, "event": task.start + line}
-                self.add(f"the id {one[:-1].decode(errors='replace')} occurs a second time", **where)
-                break
-            seen.add(one)
+    def note_ids(self, task: Task, found: Found) -> None:
+        """No id twice. Ids begin with a time, so that a segment shares at most its edges with those before it."""
+        first, last = found.ids[: found.ids.find(b"\n")], found.ids[found.ids.rfind(b"\n") + 1 :]
+        twice = {found.twice} if found.twice else set()
+        for before_last, before in self.ids:
+            if before_last >= first:
+                twice |= ids_from(before, first) & ids_upto(found.ids, before_last)
+        self.ids.append((last, found.ids))
+        if twice:
+            events, one = load(task.places[0])[0], min(twice)
+            line = events.count(b"\n", 0, events.rfind(one))
+            where = {"file": task.stem + ".jsonl", "line": line + 1, "event": task.start + line}
+            self.add(f"the id {one[:-1].decode(errors='replace')} occurs a second time", **where)
 
     def check_proofs(self) -> None:
         """The proofs that came along, against the signed roots."""
