@@ -6,7 +6,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial, update_wrapper
+from functools import cache, partial, update_wrapper
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,9 +40,11 @@ from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
 from falaj.store.backup import BackupReport, Progress, restore
 from falaj.store.blobs import BlobStore
+from falaj.store.forget import ForgetOutcomes
 from falaj.store.ledger import Ledger
-from falaj.store.loop import Loop, Loops
+from falaj.store.loop import Loop, Loops, house_context
 from falaj.store.service import Storage
+from falaj.store.upkeep import CollectLoop, ScrubLoop
 
 EXTRAS = {"postgresql": "postgres", "s3": "s3", "gs": "s3", "az": "s3", "memory": "s3", "pkcs11": "pkcs11"}
 CHUNK = 1 << 20
@@ -72,6 +74,7 @@ def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) ->
     return settings if full == settings.home else read_settings(tree, os.environ, {**chosen, "home": full}, name)
 
 
+@cache
 def desk_class(name: str) -> type:
     """The class behind a desk's name; imports that desk and no other."""
     if name not in DESKS:
@@ -136,8 +139,9 @@ class House:
         self.zones = Zones(ledger, regimes, approvals)
         self.audit = Audit(ledger, keyring, settings.installation)
         self._rotations = Rotations(keyring)
+        self.storage = Storage(ledger, self.blobs)
         self.desks: dict[str, object] = {
-            "store": Storage(ledger, self.blobs),
+            "store": self.storage,
             "people": People(ledger, self.accounts, self.workloads, self._issuer),
             "policy": policy,
             "zones": self.zones,
@@ -210,11 +214,16 @@ class House:
 
     def start_loops(self) -> None:
         """Begin the background work: sealing, rotation, collecting."""
+        collector = self.storage.collector
         steps: list[Loop] = [
+            CollectLoop(self.ledger, collector),
+            ScrubLoop(self.ledger, collector),
             SealLoop(self.ledger, self.audit.sealer, self.settings.seal_s),
             RotationLoop(self._rotations),
+            ForgetOutcomes(self.ledger),
         ]
-        self._loops = Loops(self.ledger, self.replica, steps)
+        zone = self.settings.zone
+        self._loops = Loops(self.ledger, self.replica, steps, lambda name: house_context(name, zone))
         self._loops.start()
 
     def stop_loops(self) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 
 from falaj.cli import COMMANDS, main, split
+from falaj.cli.verbs import typed
 from falaj.core.verb import verbs_of
 from falaj.desks import DESKS
 from falaj.platform import desk_class
@@ -44,12 +45,12 @@ def test_every_verb_has_help_with_an_example(desk: str, capsys: pytest.CaptureFi
     assert main([desk, "--help"]) == 0
     listed = capsys.readouterr().out
     for verb in verbs_of(desk_class(desk)).values():
-        assert f"  {verb.name}" in listed
+        assert f"  {typed(verb)}" in listed
         with pytest.raises(SystemExit) as ended:
-            main([desk, verb.name, "--help"])
+            main([desk, typed(verb), "--help"])
         assert ended.value.code == 0
         shown = capsys.readouterr().out
-        assert shown.startswith(f"usage: falaj {desk} {verb.name}")
+        assert shown.startswith(f"usage: falaj {desk} {typed(verb)}")
         assert verb.summary[:40] in shown.replace("\n", " ")
 
 
@@ -67,7 +68,7 @@ def test_every_example_of_every_verb_can_be_typed() -> None:
             text = "\n".join(example(verb)).replace("\\\n", " ")
             for line in re.split(r"\n(?=falaj )", text):
                 words = shlex.split(re.split(r" (?:\||>|&&) ", line)[0], comments=True)
-                if words[:3] != ["falaj", name, verb.name]:
+                if words[:3] != ["falaj", name, typed(verb)]:
                     continue
                 try:
                     _, found = read(Frame(name), parser_of(name, verb), words[3:], plain=False)

@@ -19,7 +19,8 @@ def test_a_verb_teaches(desk: str, verb: Verb) -> None:
     assert verb.summary, f"{desk}.{verb.name} has no docstring"
     assert verb.summary.endswith("."), f"{desk}.{verb.name}: the summary is not a sentence"
     assert "Example:" in verb.doc, f"{desk}.{verb.name} shows no example"
-    assert f"falaj {desk} {verb.name.replace('_', '-')}" in verb.doc, f"{desk}.{verb.name}: its example is of another verb"
+    shown = f"falaj {desk} {verb.name.replace('_', '-')}"
+    assert shown in verb.doc, f"{desk}.{verb.name}: its example is of another verb"
     assert verb.result is not None, f"{desk}.{verb.name} gives nothing back"
 
 

@@ -31,7 +31,7 @@ class Work:
     """A loop with a script: `do` is called in every step."""
 
     def __init__(self, do: Callable[[Turn], bool], name: str = "work", every_s: float = 30.0) -> None:
-        self.name, self.every_s, self._do = name, every_s, do
+        self.name, self.every_s, self._do, self.eager = name, every_s, do, True
 
     def step(self, turn: Turn) -> bool:
         return self._do(turn)

@@ -15,6 +15,7 @@ import pytest
 import falaj
 from falaj.core.errors import Denied, FalajError
 from tests.replica import FALAJ, Replica
+from tests.servers.oidc import OidcServer
 from tests.servers.seaweed import SeaweedServer
 from tests.town import LABEL, Town, refusal
 
@@ -217,3 +218,35 @@ def test_errors_are_the_same_in_process_and_over_http(tmp_path: Path) -> None:
             assert type(mine) is type(theirs), (mine, theirs)
             assert json.dumps(mine.wire()) == json.dumps(theirs.wire())
         local.close()
+
+
+def test_people_of_the_provider_and_its_build_system_work_over_http(tmp_path: Path, oidc_provider: OidcServer) -> None:
+    """A person signs in with the enterprise's provider; its build system holds no secret of ours."""
+    server = oidc_provider
+    env = {
+        "FALAJ_IDENTITY": f"oidc:{server.issuer},local:",
+        "FALAJ_OIDC_ISSUER": server.issuer,
+        "FALAJ_OIDC_CLIENT": server.public_client,
+        "FALAJ_OIDC_AUDIENCE": server.audience,
+        "FALAJ_OIDC_TENANT": "bank",
+        "FALAJ_OIDC_ROLES": "data-scientists=data-scientist",
+        "FALAJ_OIDC_JURISDICTION": "AE",
+    }
+    with Replica(tmp_path / "house", env) as replica:
+        boss = replica.as_(replica.as_().people.add_tenant("bank", "fatima").token)
+        alice = replica.as_(server.sign_in("alice")["access_token"])
+        assert alice.people.whoami().tenant == "bank"
+        alice.store.put("blob:fraud/a", b"of alice", label="NONE")
+
+        boss.people.trust(
+            "ci",
+            {"issuer": server.issuer, "audience": server.audience, "subject": server.service_client, "zone": "home"},
+        )
+        with falaj.connect(replica.url) as build:
+            given = build.people.exchange("bank", "ci", server.service_token())
+            assert refusal(build.store.list).code == "unauthenticated"
+            assert refusal(lambda: build.people.exchange("bank", "ci", "not a token")).code == "unauthenticated"
+        ci = replica.as_(given.token)
+        assert ci.people.whoami().kind == "workload"
+        assert ci.store.get("blob:fraud/a").read() == b"of alice"
+        assert refusal(lambda: ci.people.add("mole", ("data-scientist",))).code == "denied"

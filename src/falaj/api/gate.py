@@ -13,10 +13,13 @@ from falaj.api.limits import Buckets
 from falaj.api.routes import Ask
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Denied, Invalid, QuotaExceeded, Unauthenticated
+from falaj.govern.people import GUEST
 
 if TYPE_CHECKING:
     from falaj.platform import House
 
+EXCHANGE = b"/v1/people/exchange"
+"""The one verb that nobody can have a token for yet: it gives the first one."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KNOWN_S = 1.0
 """A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
@@ -100,6 +103,8 @@ class Gate:
         if known is not None and self._clock() < known.until:
             ask.token = known.token
             return known.actor
+        if not header and ask.path == EXCHANGE and ask.method == "POST":
+            return self._guest(ask)
         ask.token = _bearer(header)
         wait = self._failures.wait(ask.peer, self._clock()) if known is None else 0.0
         if wait > 0.0:
@@ -116,6 +121,13 @@ class Gate:
                 self._failures.take(ask.peer, self._clock())
             raise error
         return self._remember(header, ask.token, actor)
+
+    def _guest(self, ask: Ask) -> Actor:
+        """A build system that has only its own provider's token yet; each try counts, as an unknown token would."""
+        wait = self._failures.take(ask.peer, self._clock())
+        if wait > 0.0:
+            raise too_fast(wait, "too many unknown tokens came from your address")
+        return GUEST
 
     def _remember(self, header: bytes, token: str, actor: Actor) -> Actor:
         lasts = min(KNOWN_S, actor.expires - time.time()) if actor.expires else KNOWN_S

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from falaj.core.errors import Unavailable
 
-BATCH = 64
+BATCH = 256
 WAITING = 4096
 OUTSIDE = 32
 

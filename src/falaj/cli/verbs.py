@@ -25,7 +25,7 @@ from falaj.desks import DESKS
 def desk(frame: Frame, arguments: list[str]) -> int:
     """`falaj <desk> <verb> ...`."""
     name = frame.command
-    verbs = verbs_of(room(name))
+    verbs = {typed(verb): verb for verb in verbs_of(room(name)).values()}
     word = next((a for a in arguments if not a.startswith("-")), "")
     if word not in verbs:
         if word:
@@ -36,20 +36,25 @@ def desk(frame: Frame, arguments: list[str]) -> int:
     rest = list(arguments)
     rest.remove(word)
     frame, found = read(frame, parser_of(name, verb), rest, plain=False)
-    typed = given(name, verb, found)
-    result = getattr(getattr(frame.connect(), name), verb.name)(**typed)
+    result = getattr(getattr(frame.connect(), name), verb.name)(**given(name, verb, found))
     if isinstance(result, Stream):
         outward(result, found.out)
     else:
         put(result, as_json=frame.as_json)
-    return 0
+    # What checks something says by its exit code, too, that it is not as it should be.
+    return 1 if getattr(result, "ok", True) is False else 0
+
+
+def typed(verb: Verb) -> str:
+    """A verb as people type it."""
+    return verb.name.replace("_", "-")
 
 
 def desk_help(name: str, verbs: Mapping[str, Verb]) -> str:
     """What `falaj <desk> --help` says: every verb, and the examples of all."""
     width = max(map(len, verbs), default=0)
     lines = [f"usage: falaj {name} <verb> [arguments]", "", DESKS[name].summary, "", "verbs:"]
-    lines += [f"  {verb.name:<{width}}  {verb.summary}" for verb in verbs.values()]
+    lines += [f"  {name_:<{width}}  {verb.summary}" for name_, verb in verbs.items()]
     examples = [line for verb in verbs.values() for line in example(verb)]
     lines += ["", "examples:", *(f"  {line}" for line in examples)] if examples else []
     return "\n".join([*lines, "", f"more: falaj {name} <verb> --help", ""])
@@ -66,7 +71,7 @@ def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
     about, _, _ = verb.doc.partition("Example:")
     shown = example(verb)
     parser = Parser(
-        prog=f"falaj {name} {verb.name}",
+        prog=f"falaj {name} {typed(verb)}",
         usage=usage(name, verb),
         description=about.strip(),
         epilog="\n".join(["examples:", *(f"  {line}" for line in shown)]) if shown else None,
@@ -90,7 +95,7 @@ def usage(name: str, verb: Verb) -> str:
     """One line that shows what is required, in order."""
     words = [f"{_shown(p, _one(p.type))}{' ...' if _many(p.type) else ''}" for p in in_order(verb)]
     words += [f"--{p.name.replace('_', '-')} KEY=VALUE" for p in verb.params if p.required and not _positional(p)]
-    return " ".join([f"falaj {name} {verb.name}", *words, "[flags]"])
+    return " ".join([f"falaj {name} {typed(verb)}", *words, "[flags]"])
 
 
 def in_order(verb: Verb) -> list[Param]:

@@ -30,7 +30,8 @@ class Fresh(Generic[K, V]):
         kept = self._kept.get(key)
         if kept is not None and monotonic() < kept[1]:
             return kept[0]
-        if self._ledger.busy:
+        # A group may yet be undone too, but then `changing` forgets what it changed.
+        if self._ledger.transacting:
             return self._load(key)
         changes, until = self._changes, monotonic() + STALE_S
         value = self._load(key)

@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from falaj.core.context import HOUSE, Actor, Context, Decision
+from falaj.core.bind import options
+from falaj.core.context import Actor, Context, Decision
 from falaj.core.errors import Conflict, Denied, FalajError
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ref import Ref
+from falaj.core.stream import Stream
 from falaj.core.verb import Verb
 from falaj.govern.policy import Authorizer, Facts
 from falaj.govern.records import Move, Verdict
-from falaj.govern.things import Thing, desk_thing, label_of, missing, things_of
-from falaj.store.codec import from_json, to_json
+from falaj.govern.things import Thing, desk_ref, desk_thing, label_of, missing, things_of
+from falaj.store.codec import from_json, to_json, to_stable_json
 from falaj.store.ledger import Ledger, Writer
 
 
@@ -56,7 +58,7 @@ class Guard:
         except _Refused as refused:
             self.record_denial(replace(ctx, decision=refused.decision), action, refused.why)
             raise refused.told from None
-        subject = next((t.ref for t in things if t.record is not None), Ref("desk", HOUSE, desk, "r1"))
+        subject = next((t.ref for t in things if t.record is not None), None) or desk_ref(desk)
         run = getattr(room, verb.name)
         if verb.outside:
             return self._outside(action, ctx, subject, lambda: run(ctx, **arguments))
@@ -73,7 +75,9 @@ class Guard:
         """Both judges, for everything the call names; gives the context the verb runs under."""
         into = (arguments.get(verb.into) if verb.into else "") or ctx.zone
         purpose = (arguments.get(verb.purpose) if verb.purpose else "") or ctx.purpose
-        ctx = replace(ctx, purpose=purpose, label=label_of(arguments.get("label"), verb, things))
+        label = label_of(arguments.get("label"), verb, things)
+        if label is not None or purpose != ctx.purpose:
+            ctx = replace(ctx, purpose=purpose, label=label)
         decision: Decision | None = None
         for thing in things or (desk_thing(action.partition(".")[0], ctx.zone),):
             decision = self._ask(action, ctx, thing, self._movement(verb, ctx, thing, into))
@@ -149,8 +153,10 @@ class Guard:
     ) -> Any:
         """One verb, one transaction; a repeat of a named request gives the first outcome."""
         fingerprint = ""
+        if ctx.keyed and Stream in options(verb.result):
+            ctx = replace(ctx, keyed=False)  # bytes are not kept for a repeat, and reading them twice harms nobody
         if ctx.keyed:
-            fingerprint = hashlib.sha256(action.encode() + b"\0" + to_json(dict(arguments))).hexdigest()
+            fingerprint = hashlib.sha256(action.encode() + b"\0" + to_stable_json(dict(arguments))).hexdigest()
             known = self._ledger.outcome(ctx, fingerprint)
             if known is not None and verb.once:
                 raise Conflict("this was done, and what it showed is not shown again", "ask for a new one")
@@ -183,7 +189,7 @@ class Guard:
         return result
 
 
-_GUARD = Ref("desk", HOUSE, "guard", "r1")
+_GUARD = desk_ref("guard")
 
 
 class _Refused(Exception):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from falaj.core.cell import Cell
@@ -59,6 +60,13 @@ class Thing:
         )
 
 
+@cache
+def desk_ref(desk: str) -> Ref:
+    """The name under which the log speaks of a desk."""
+    return Ref("desk", HOUSE, desk, "r1")
+
+
+@cache
 def desk_thing(desk: str, zone: str) -> Thing:
     """A call that names nothing is about its desk."""
     return Thing(Ref("desk", HOUSE, desk), False, None, _OPEN, zone)

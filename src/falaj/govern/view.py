@@ -49,7 +49,7 @@ class PlaceView:
             return kept.places
         turn = self._turn
         places = self._load(tenant, now)
-        if not self._ledger.busy:
+        if not self._ledger.transacting:
             # Inside a transaction what was read may yet be undone: good for this call, not for others.
             if len(self._kept) >= _TENANTS:
                 self._kept.clear()

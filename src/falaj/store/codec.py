@@ -13,6 +13,11 @@ def to_json(value: Any) -> bytes:
     return _ENCODER.encode(value)
 
 
+def to_stable_json(value: Any) -> bytes:
+    """The same with sets and keys in order, for whatever is hashed or compared."""
+    return _STABLE.encode(value)
+
+
 def to_plain(value: Any) -> Any:
     """The same as plain dicts, lists, texts and numbers."""
     return msgspec.to_builtins(value, enc_hook=_plain)
@@ -23,7 +28,9 @@ def from_json(kind: Any, data: bytes | str) -> Any:
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_typed)
     except msgspec.MsgspecError as error:
-        raise Invalid(f"the JSON does not fit: {error}", "compare it with the verb's schema in /v1/openapi.json") from error
+        raise Invalid(
+            f"the JSON does not fit: {error}", "compare it with the verb's schema in /v1/openapi.json"
+        ) from error
 
 
 def from_plain(kind: Any, value: Any) -> Any:
@@ -31,7 +38,9 @@ def from_plain(kind: Any, value: Any) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=_typed)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the value does not fit: {error}", "compare it with the verb's schema in /v1/openapi.json") from error
+        raise Invalid(
+            f"the value does not fit: {error}", "compare it with the verb's schema in /v1/openapi.json"
+        ) from error
 
 
 def _plain(value: Any) -> Any:
@@ -47,3 +56,4 @@ def _typed(kind: type, value: Any) -> Any:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_STABLE = msgspec.json.Encoder(enc_hook=_plain, order="deterministic")

@@ -112,6 +112,11 @@ class Ledger:
         """True while this thread is inside a transaction or a group: what it reads may yet be undone."""
         return self.local.root is not None or self.local.waiting is not None
 
+    @property
+    def transacting(self) -> bool:
+        """True while this thread is inside a transaction, be it in a group or not."""
+        return self.local.root is not None
+
     def close(self) -> None:
         """Close the store; what was acknowledged is durable already."""
         self.store.close()

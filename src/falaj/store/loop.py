@@ -38,6 +38,7 @@ class Loop(Protocol):
 
     name: str
     every_s: float
+    """How long it rests. One that has `eager = True` is also woken by every commit."""
 
     def step(self, turn: Turn) -> bool: ...
 
@@ -50,12 +51,14 @@ class Loops:
     ) -> None:
         made = ctx or house_context
         self._turners = [Turner(ledger, owner, loop, made(loop.name)) for loop in loops]
+        self._eager = [turner for turner in self._turners if getattr(turner.loop, "eager", False)]
         self._ledger = ledger
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start a thread for each loop."""
-        self._ledger.on_commit(self._wake)
+        if self._eager:
+            self._ledger.on_commit(self._wake)
         for turner in self._turners:
             thread = threading.Thread(target=turner.run, name=f"falaj-loop-{turner.loop.name}", daemon=True)
             self._threads.append(thread)
@@ -81,7 +84,7 @@ class Loops:
         return steps
 
     def _wake(self) -> None:
-        for turner in self._turners:
+        for turner in self._eager:
             turner.wake()
 
 

@@ -17,7 +17,7 @@ ROUND_S = 7 * 86400.0
 
 
 class CollectLoop:
-    """Takes space back, tenant after tenant. Loops are woken by every commit; this one works when its time has come."""
+    """Takes space back, tenant after tenant."""
 
     name = "collect"
 
@@ -25,17 +25,12 @@ class CollectLoop:
         self.every_s = every_s
         self._ledger = ledger
         self._collector = collector
-        self._due = 0.0
 
     def step(self, turn: Turn) -> bool:
-        """One collection of every tenant, if it is time."""
-        now = turn.ctx.now()
-        if now < self._due:
-            return False
+        """One collection of every tenant."""
         for ctx in _tenants(self._ledger, turn.ctx):
             if turn.alive():
                 self._collector.collect(ctx, turn.alive)
-        self._due = now + self.every_s
         return False
 
 
@@ -48,17 +43,12 @@ class ScrubLoop:
         self.every_s = every_s
         self._ledger = ledger
         self._collector = collector
-        self._due = 0.0
 
     def step(self, turn: Turn) -> bool:
         """The next few objects of each tenant whose round is not done."""
-        now = turn.ctx.now()
-        if now < self._due:
-            return False
         for ctx in _tenants(self._ledger, turn.ctx):
             if turn.alive():
                 self._scrub(ctx)
-        self._due = now + self.every_s
         return False
 
     def _scrub(self, ctx: Context) -> None:
