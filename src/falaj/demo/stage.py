@@ -88,7 +88,7 @@ class Stage:
         timer = threading.Timer(START_S, server.kill)
         timer.start()
         try:
-            url = token = ""
+            url, token = "", ""
             for line in server.stdout:
                 url = url or _found(r"(https?://\S+)", line)
                 token = token or _found(r"(fj_[0-9a-z]{16}_\S{43})", line)
