@@ -82,6 +82,7 @@ class Server(uvicorn.Server):
         # What exists now lives as long as the process: it need not be looked through again and again.
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
+        gc.enable()
         if self._renew is not None:
             self._tick()
         if self._on_ready is not None:

@@ -1,5 +1,6 @@
 """`falaj up`: the whole platform in one process; and `falaj demo`, the story told on a throw-away one."""
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -25,6 +26,8 @@ def up(frame: Frame, arguments: list[str]) -> int:
     frame, found = read(frame, parser, arguments)
     if frame.at.startswith(("http://", "https://")):
         raise Invalid("a URL cannot be started from here", "falaj up --at FOLDER")
+    # Nothing that is made on the way up is garbage; the server turns the collector on once it stands.
+    gc.disable()
     from falaj.api.logs import set_up
     from falaj.api.server import serve
     from falaj.platform import House, load_settings

@@ -53,8 +53,8 @@ PART_CHUNKS = 16
 RUN_CHUNKS = 2
 """How many chunks a get reads, checks and opens in one go."""
 _FAR_RUN_CHUNKS = 8
-# One thread hashes while the others seal or open; a thread more than there are cores makes all of them slower.
-_OPENERS = max(1, min(4, (os.cpu_count() or 1) - 1))
+# A thread more than there are cores makes all of them slower.
+_OPENERS = max(1, min(4, os.cpu_count() or 1))
 # Writers wait for the disk or the line most of the time.
 _WRITERS = 3
 _TRIES = 12
@@ -89,10 +89,7 @@ class BlobStore:
     def get(
         self, ctx: Context, thing: str, zone: str, digest: str, permit: Permit, start: int = 0, stop: int | None = None
     ) -> Iterator[bytes]:
-        """The bytes, or a range of them, every chunk authenticated before it is handed out.
-
-        Read whole, the last chunk is handed out only after the digest of all of them is right.
-        """
+        """The bytes, or a range of them, every chunk authenticated before it is handed out."""
         self._redeem(ctx, permit, "read", thing, zone)
         with self.ledger.read(ctx) as tx:
             found = readable(tx, ctx.tenant, zone, hex_of(digest))
@@ -120,15 +117,21 @@ class BlobStore:
         """Keep the bytes alive in the transaction that writes a record with their digest; gives their size."""
         return touch(tx, ctx.tenant, zone, hex_of(digest)).size
 
-    def read(self, ctx: Context, found: Object, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The plain bytes of an object for use inside the house (scrub, copy); outside it, `get`."""
+    def read(
+        self, ctx: Context, found: Object, start: int = 0, stop: int | None = None, *, whole: bool = False
+    ) -> Iterator[bytes]:
+        """The plain bytes of an object for use inside the house (scrub, copy); outside it, `get`.
+
+        Every chunk is authenticated under the object's own key, its place and its neighbours; `whole` computes the
+        digest as well, which finds nothing more unless the writer itself was wrong.
+        """
         stop = found.size if stop is None else min(stop, found.size)
         if stop <= start and found.size:
             return iter(())
         far = self._requests(found.zone)
         runs = self._runs(ctx, found, (start, stop), _FAR_RUN_CHUNKS if far else RUN_CHUNKS)
         opened = _in_order(runs, lambda run: run.open(self), far or _OPENERS, 2)
-        if start == 0 and stop == found.size:
+        if whole:
             return _verified(itertools.chain.from_iterable(opened), found)
         return _trimmed(itertools.chain.from_iterable(opened), start % CHUNK, stop - start)
 

@@ -250,7 +250,7 @@ class Collector:
 
     def _prove(self, ctx: Context, thing: Object) -> None:
         if not thing.parts:
-            for _ in self._blobs.read(ctx, thing):
+            for _ in self._blobs.read(ctx, thing, whole=True):
                 pass
             return
         # The parts prove themselves when their turn comes; here it is enough that they are there.

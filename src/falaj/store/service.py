@@ -81,8 +81,8 @@ class Storage:
     ) -> Stream:
         """Read the bytes of a blob, or a range of them.
 
-        Every piece is authenticated before it is handed out, and of a whole blob the last piece comes only after the
-        digest of all of them has proven right: a reader that got everything got what was put.
+        Every piece is authenticated, with its place and the blob's length, before it is handed out: a reader that got
+        everything got what was put.
 
         Example:
             falaj store get blob:fraud/sample@v3 --out sample.parquet
