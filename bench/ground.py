@@ -234,7 +234,7 @@ def wrk(url: str, token: str, home: Path) -> float:
 
 
 def group_commit() -> None:
-    """Events a second when commits share an fsync, beside one fsync an event."""
+    """Events a second when commits share an fsync, beside one fsync an event: our own, and SQLite's bare."""
     from falaj.core.ref import Ref
     from falaj.platform import House, load_settings
 
@@ -243,15 +243,19 @@ def group_commit() -> None:
         db = bare_sqlite(home / "bare.db")
         body, subject = secrets.token_bytes(400), Ref.parse("blob:bench/thing@v1")
         turn = iter(range(10**9))
+        note = "a fact of ordinary length, as rooms write them"
 
-        def ours() -> None:
+        def grouped() -> None:
             with house.ledger.group():
                 for _ in range(500):
                     with house.ledger.write(house.system()) as tx:
                         for _ in range(10):
-                            tx.emit(
-                                "bench.event", subject, size=400, note="a fact of ordinary length, as rooms write them"
-                            )
+                            tx.emit("bench.event", subject, size=400, note=note)
+
+        def single() -> None:
+            for _ in range(500):
+                with house.ledger.write(house.system()) as tx:
+                    tx.emit("bench.event", subject, size=400, note=note)
 
         def bare() -> None:
             for _ in range(500):
@@ -259,21 +263,17 @@ def group_commit() -> None:
                 db.execute("insert into events values (?, ?)", (next(turn), body))
                 db.execute("commit")
 
-        ours(), bare()
-        us, floor = [], []
+        grouped(), single(), bare()
+        rates: dict[str, list[float]] = {"grouped": [], "single": [], "bare": []}
         for _ in range(ROUNDS):
-            us.append(5000 / seconds(ours))
-            floor.append(500 / seconds(bare))
+            rates["grouped"].append(5000 / seconds(grouped))
+            rates["single"].append(500 / seconds(single))
+            rates["bare"].append(500 / seconds(bare))
         house.close()
-    a, b = statistics.median(us), statistics.median(floor)
-    bar(
-        "group_commit",
-        a / b,
-        20,
-        at_least=True,
-        ours=f"{a:,.0f} events/s, sealed",
-        floor=f"{b:,.0f} events/s, an fsync each",
-    )
+    g, s, b = (statistics.median(rates[name]) for name in ("grouped", "single", "bare"))
+    ours = f"{g:,.0f} events/s in groups"
+    bar("group_commit", g / s, 20, at_least=True, ours=ours, floor=f"{s:,.0f}/s, ours, an fsync each")
+    bar("group_commit_bare", g / b, 20, at_least=True, ours=ours, floor=f"{b:,.0f}/s, bare SQLite, an fsync each")
 
 
 def blobs() -> None:
@@ -291,21 +291,31 @@ def blobs() -> None:
             for _ in range(size // chunk):
                 cipher.encrypt(nonce, data, None)
 
+        def to_disk() -> None:
+            """The same cipher from file to file, as durable as a put: what the disk alone allows."""
+            with source.open("rb") as inward, (home / "sealed").open("wb") as outward:
+                while block := inward.read(chunk):
+                    outward.write(cipher.encrypt(nonce, block, None))
+                outward.flush()
+                os.fsync(outward.fileno())
+
         here = falaj.connect(str(home / "house"))
         source = home / "source"
-        put, get, floor = [], [], []
+        put, get, floor, disk = [], [], [], []
         for n in range(max(3, ROUNDS - 2)):
             with source.open("wb") as file:
                 for k in range(size // chunk):
                     file.write(data[16:] + n.to_bytes(8, "big") + k.to_bytes(8, "big"))
             floor.append(seconds(raw))
+            disk.append(seconds(to_disk))
             put.append(seconds(lambda n=n: here.store.put(f"blob:bench/b{n}", source)))
             get.append(seconds(lambda n=n: [None for _ in here.store.get(f"blob:bench/b{n}")]))
         here.close()
     gib = size / (1 << 30)
-    raw_s, put_s, get_s = (statistics.median(x) for x in (floor, put, get))
+    raw_s, put_s, get_s, disk_s = (statistics.median(x) for x in (floor, put, get, disk))
     floor_text = f"{gib / raw_s:.2f} GiB/s AES-256-GCM, one core"
     bar("blob_put", raw_s / put_s, 0.6, at_least=True, ours=f"{gib / put_s:.2f} GiB/s put", floor=floor_text)
+    print(f"  {'':<22} {'':<34} {gib / disk_s:.2f} GiB/s AES file to file, fsync   {disk_s / put_s:.2f} of that")
     bar("blob_get", raw_s / get_s, 0.6, at_least=True, ours=f"{gib / get_s:.2f} GiB/s get", floor=floor_text)
 
 

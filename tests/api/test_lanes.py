@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from falaj.api.lanes import WAITING, Lanes
+from falaj.api.lanes import BATCH, WAITING, Lanes
 from falaj.core.errors import Unavailable
 
 
@@ -71,6 +71,26 @@ def test_one_broken_call_leaves_its_neighbours_alone_and_a_broken_commit_none() 
         assert isinstance(bad.error, ValueError)
         groups.fail = True
         ended = await asyncio.gather(*(lanes.inside(groups.call, n) for n in range(5)))
+        assert all(isinstance(outcome.error, OSError) and outcome.value is None for outcome in ended)
+        lanes.stop()
+
+    asyncio.run(story())
+
+
+def test_short_calls_of_one_moment_share_a_commit_on_the_loop_itself() -> None:
+    groups = Groups()
+
+    async def story() -> None:
+        lanes = Lanes(groups.group, inline=True)
+        lanes.start()
+        outcomes = await asyncio.gather(*(lanes.short(groups.call, n) for n in range(-1, 30)))
+        assert isinstance(outcomes[0].error, ValueError)
+        assert [outcome.value for outcome in outcomes[1:]] == list(range(30))
+        assert groups.sizes == [31]
+        await asyncio.gather(*(lanes.short(groups.call, n) for n in range(BATCH + 5)))
+        assert groups.sizes == [31, BATCH, 5]
+        groups.fail = True
+        ended = await asyncio.gather(*(lanes.short(groups.call, n) for n in range(5)))
         assert all(isinstance(outcome.error, OSError) and outcome.value is None for outcome in ended)
         lanes.stop()
 

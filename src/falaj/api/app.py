@@ -48,7 +48,7 @@ class App:
     def __init__(self, house: "House", hosts: Iterable[str], lanes: int = 1) -> None:
         self.house = house
         self.metrics = Metrics()
-        self.lanes = Lanes(house.ledger.group, lanes)
+        self.lanes = Lanes(house.ledger.group, lanes, inline=house.settings.embedded)
         self.gate = Gate(house, self.lanes, hosts)
         self.router = Router()
         self._limits = house.settings.limits
@@ -173,8 +173,10 @@ class App:
         if call.verb.outside:
             self.deadlines.open(asyncio.current_task() or _NO_TASK, OUTSIDE_TIMES)
             body, error = await self.lanes.outside(self._within, call, ask, ctx, given)
-        else:
+        elif call.verb.reading:
             body, error = await self.lanes.inside(self._within, call, ask, ctx, given)
+        else:
+            body, error = await self.lanes.short(self._within, call, ask, ctx, given)
         if call.changes_people:
             self.gate.forget()
         return Answer(200, body, ctx.request) if error is None else render(error, ctx.request)

@@ -1,7 +1,8 @@
 """Lanes: where sync verbs run for an async edge. Verbs that queue together commit together, and are answered then.
 
-A lane is one thread. It takes what waits, runs each call inside one group of the ledger, and wakes the event loop
-once for all of them. Calls that act outside the ledger, and streams, run in a pool so that no lane waits for a disk.
+A lane is one thread or, for short calls of an embedded house, the event loop itself. It takes what waits, runs each
+call inside one group of the ledger, and wakes the event loop once for all of them. Calls that act outside the ledger,
+and streams, run in a pool so that no lane waits for a disk.
 """
 
 import asyncio
@@ -45,8 +46,13 @@ class _Job(NamedTuple):
 class Lanes:
     """The threads behind one event loop."""
 
-    def __init__(self, group: Callable[[], AbstractContextManager[None]], lanes: int = 1) -> None:
+    def __init__(
+        self, group: Callable[[], AbstractContextManager[None]], lanes: int = 1, *, inline: bool = False
+    ) -> None:
+        """`inline`: short calls run on the event loop itself, for a house in which none of them leaves the process."""
         self._group = group
+        self._inline = inline
+        self._together_soon: list[_Job] = []
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(OUTSIDE, thread_name_prefix="outside")
         self._threads = [threading.Thread(target=self._drive, name=f"lane-{n}", daemon=True) for n in range(lanes)]
@@ -74,6 +80,16 @@ class Lanes:
         """Calls that no lane has taken yet."""
         return self._queue.qsize()
 
+    def short(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
+        """Run a call that only writes a little, together with the others of this moment; durable when answered."""
+        if not self._inline:
+            return self.inside(run, *args)
+        if not self._together_soon:
+            self._loop.call_soon(self._run_soon)
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self._together_soon.append(_Job(future, run, args))
+        return future
+
     def inside(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
         """Run a short call in a lane; the outcome comes when it is durable."""
         if self._queue.qsize() >= WAITING:
@@ -85,6 +101,12 @@ class Lanes:
     def outside(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
         """Run a call that may take long, beside the lanes."""
         return self._loop.run_in_executor(self._pool, attempt, run, args)
+
+    def _run_soon(self) -> None:
+        batch, self._together_soon = self._together_soon[:BATCH], self._together_soon[BATCH:]
+        if self._together_soon:
+            self._loop.call_soon(self._run_soon)
+        _deliver(batch, self._together(batch))
 
     def _drive(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -91,6 +91,11 @@ class Settings:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each value that is not the default came from."""
 
+    @property
+    def embedded(self) -> bool:
+        """True when ledger and keys are files of this machine: no short act waits for another one."""
+        return self.store.startswith("sqlite:") and self.secrets.startswith("file:")
+
     def at(self, url: str) -> str:
         """The address with {home} filled in."""
         return url.replace("{home}", self.home)

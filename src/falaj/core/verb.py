@@ -43,6 +43,11 @@ class Verb:
     params: tuple[Param, ...]
     result: Any
 
+    @property
+    def reading(self) -> bool:
+        """True when it only looks: at what is known, and not at bytes."""
+        return self.group in ("see", "audit") and not self.writes and not self.outside
+
     def param(self, name: str) -> Param:
         """The parameter of that name."""
         return next(p for p in self.params if p.name == name)

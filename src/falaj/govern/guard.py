@@ -60,6 +60,8 @@ class Guard:
             raise refused.told from None
         subject = next((t.ref for t in things if t.record is not None), None) or desk_ref(desk)
         run = getattr(room, verb.name)
+        if verb.reading and not ctx.keyed:
+            return self._read(action, ctx, subject, lambda: run(ctx, **arguments))
         if verb.outside:
             return self._outside(action, ctx, subject, lambda: run(ctx, **arguments))
         return self._inside(action, verb, ctx, subject, lambda: run(ctx, **arguments), arguments)
@@ -173,6 +175,13 @@ class Guard:
 
         # Nothing of it left the ledger, so it may be run again when another writer got in between.
         return self._ledger.retry(ctx, work)
+
+    def _read(self, action: str, ctx: Context, subject: Ref, run: Callable[[], Any]) -> Any:
+        """A question: looked up first, recorded after, so that a long look holds no writer; unrecorded, no answer."""
+        result = run()
+        with self._ledger.write(ctx) as tx:
+            tx.emit(action, subject)
+        return result
 
     def _outside(self, action: str, ctx: Context, subject: Ref, run: Callable[[], Any]) -> Any:
         """An act outside the ledger: its intent is durable before, its outcome after."""
