@@ -49,7 +49,7 @@ check: $(VENV)/.dev ## lint, types, import contracts, shape, security
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/shape
-	$(BIN)/bandit -q -r src -c pyproject.toml
+	$(BIN)/bandit -q -r src -c pyproject.toml 2> >(grep -v WARNING >&2)
 
 bench: $(VENV)/.dev ## one benchmark: make bench NAME=ground
 	@test -f bench/$(NAME).py || { echo "no bench/$(NAME).py; there are: $$(cd bench 2>/dev/null && ls *.py 2>/dev/null | sed 's/\.py$$//' | tr '\n' ' ')" >&2; exit 2; }
