@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from falaj.audit import merkle
 from falaj.core.errors import Corrupt, Invalid
+from falaj.core.frontier import EMPTY_ROOT, Frontier, leaf_hash, node_hash
 from tests.audit import oracle
 
 VECTOR_LEAVES = [
@@ -29,7 +30,7 @@ VECTOR_ROOTS = [
 
 
 def leaves_of(count: int) -> list[bytes]:
-    return [merkle.leaf_hash(str(i).encode()) for i in range(count)]
+    return [leaf_hash(str(i).encode()) for i in range(count)]
 
 
 def tiles_of(leaves: list[bytes], steps: int = 1) -> merkle.Tiles:
@@ -43,16 +44,16 @@ def tiles_of(leaves: list[bytes], steps: int = 1) -> merkle.Tiles:
 
 
 def test_the_published_roots() -> None:
-    frontier = merkle.Frontier()
+    frontier = Frontier()
     assert frontier.root() == hashlib.sha256(b"").digest()
     for data, root in zip(VECTOR_LEAVES, VECTOR_ROOTS, strict=True):
-        frontier.append(merkle.leaf_hash(data))
+        frontier.append(leaf_hash(data))
         assert frontier.root().hex() == root
 
 
 def test_the_published_proofs() -> None:
     """Inclusion and consistency proofs of the certificate-transparency test suite."""
-    tiles = tiles_of([merkle.leaf_hash(data) for data in VECTOR_LEAVES])
+    tiles = tiles_of([leaf_hash(data) for data in VECTOR_LEAVES])
     assert [h.hex() for h in merkle.inclusion(0, 8, tiles.subtree)] == [
         "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7",
         "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
@@ -131,7 +132,7 @@ def test_sizes_of_nothing_and_too_much_are_refused() -> None:
         assert not merkle.check_consistency(1, size, leaf, leaf, [])
         with pytest.raises(Invalid):
             merkle.inclusion(0, size, tiles.subtree)
-    assert not merkle.check_consistency(0, 1, merkle.EMPTY_ROOT, leaf, [])
+    assert not merkle.check_consistency(0, 1, EMPTY_ROOT, leaf, [])
     assert not merkle.check_inclusion(leaf, 1, 1, [], leaf)
     assert not merkle.check_inclusion(leaf, -1, 1, [], leaf)
     assert not merkle.check_inclusion(leaf[:31], 0, 1, [], leaf[:31])
@@ -139,9 +140,9 @@ def test_sizes_of_nothing_and_too_much_are_refused() -> None:
     with pytest.raises(Invalid):
         merkle.consistency(0, 1, tiles.subtree)
     with pytest.raises(Invalid):
-        merkle.Frontier(2**63, [])
+        Frontier(2**63, [])
     with pytest.raises(Corrupt):
-        merkle.Frontier(3, [leaf])
+        Frontier(3, [leaf])
     with pytest.raises(Corrupt):
         merkle.grow(5, {0: [leaf]}, [leaf])
 
@@ -151,7 +152,7 @@ def test_a_proof_over_millions_reads_a_handful_of_tiles() -> None:
     size = 2**24 + 77
     towers = [leaves_of(1)[0]]
     for _ in range(30):
-        towers.append(merkle.node_hash(towers[-1], towers[-1]))
+        towers.append(node_hash(towers[-1], towers[-1]))
     tiles = merkle.Tiles(lambda level, index: [towers[8 * level]] * min(256, (size >> 8 * level) - 256 * index))
     root = merkle.frontier_at(size, tiles.subtree).root()
     for index in (0, 1_234_567, 2**24 - 1, 2**24, size - 1):

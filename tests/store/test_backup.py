@@ -15,8 +15,9 @@ from falaj.backends.postgres import PostgresStore
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Conflict, Corrupt, Invalid, Unavailable
+from falaj.core.frontier import Frontier
 from falaj.core.ref import Ref
-from falaj.store.backup import Frontier, backup, check, restore
+from falaj.store.backup import backup, check, restore
 from falaj.store.ledger import Ledger
 
 Open = Callable[[str], Ledger]
@@ -168,7 +169,7 @@ def test_a_failed_backup_leaves_no_file(fresh: Open, tmp_path: Path) -> None:
 def test_the_root_is_rfc_6962s(leaves: list[bytes]) -> None:
     grown = Frontier()
     for leaf in leaves:
-        grown.add(leaf)
+        grown.append(leaf)
     assert grown.root() == by_definition(leaves)
     assert grown.size == len(leaves)
 

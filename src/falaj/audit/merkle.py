@@ -1,20 +1,16 @@
-"""The Merkle tree of RFC 6962: leaf and node hashes, the compact frontier, tiles of 256 hashes, and the two proofs.
+"""The Merkle tree of RFC 6962 as it is stored and proved: tiles of 256 hashes, and the two proofs.
 
 Pure: no store and no clock. A proof needs the hashes of perfect subtrees only; `Tiles` finds each in one tile, so a
 proof over millions of events reads a handful of tiles.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 from falaj.core.errors import Corrupt, Invalid
+from falaj.core.frontier import HASH_BYTES, MAX_SIZE, Frontier, check_size, node_hash
 
-HASH_BYTES = 32
 TILE_HEIGHT = 8
 TILE_WIDTH = 1 << TILE_HEIGHT
-MAX_SIZE = 2**63 - 1
-EMPTY_ROOT = hashlib.sha256().digest()
 
 Subtree = Callable[[int, int], bytes]
 """(height, index) -> the hash of the perfect subtree over leaves [index << height, (index + 1) << height)."""
@@ -22,65 +18,12 @@ TileReader = Callable[[int, int], Sequence[bytes]]
 """(level, index) -> the hashes of that tile, fewer than 256 when it is still growing."""
 
 
-def leaf_hash(data: bytes) -> bytes:
-    """The hash of a leaf: SHA-256(0x00 || data)."""
-    return hashlib.sha256(b"\x00" + data).digest()
-
-
-def node_hash(left: bytes, right: bytes) -> bytes:
-    """The hash of an inner node: SHA-256(0x01 || left || right)."""
-    return hashlib.sha256(b"\x01" + left + right).digest()
-
-
-@dataclass(slots=True)
-class Frontier:
-    """The right edge of a tree: the hashes of its perfect subtrees, largest first; all that appending needs."""
-
-    size: int = 0
-    hashes: list[bytes] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        _check_size(self.size)
-        if len(self.hashes) != self.size.bit_count() or any(len(h) != HASH_BYTES for h in self.hashes):
-            raise Corrupt(
-                f"{len(self.hashes)} hashes are not the frontier of a tree of {self.size}", "run: falaj audit check"
-            )
-
-    def append(self, leaf: bytes) -> None:
-        """Add one leaf hash."""
-        _check_size(self.size + 1)
-        node, size = leaf, self.size
-        while size & 1:
-            node = node_hash(self.hashes.pop(), node)
-            size >>= 1
-        self.hashes.append(node)
-        self.size += 1
-
-    def extend(self, leaves: Iterable[bytes]) -> None:
-        """Add many."""
-        for leaf in leaves:
-            self.append(leaf)
-
-    def root(self) -> bytes:
-        """The tree head: MTH of RFC 6962."""
-        if not self.hashes:
-            return EMPTY_ROOT
-        node = self.hashes[-1]
-        for left in reversed(self.hashes[:-1]):
-            node = node_hash(left, node)
-        return node
-
-    def copy(self) -> "Frontier":
-        """A frontier that grows apart from this one."""
-        return Frontier(self.size, list(self.hashes))
-
-
 def grow(size: int, edge: Mapping[int, Sequence[bytes]], leaves: Sequence[bytes]) -> dict[tuple[int, int], list[bytes]]:
     """The tiles that change when `leaves` are added to a tree of `size`, whole, by (level, index).
 
     `edge` holds the growing tile of each level: (size >> 8*level) % 256 hashes.
     """
-    _check_size(size + len(leaves))
+    check_size(size + len(leaves))
     changed: dict[tuple[int, int], list[bytes]] = {}
     level, count, fresh = 0, size, list(leaves)
     while fresh:
@@ -142,7 +85,7 @@ class Tiles:
 
 def frontier_at(size: int, subtree: Subtree) -> Frontier:
     """The frontier a tree had when it was `size` leaves."""
-    _check_size(size)
+    check_size(size)
     hashes, start = [], 0
     for height in range(size.bit_length() - 1, -1, -1):
         if size >> height & 1:
@@ -153,7 +96,7 @@ def frontier_at(size: int, subtree: Subtree) -> Frontier:
 
 def inclusion(index: int, size: int, subtree: Subtree) -> list[bytes]:
     """PATH(index, D[size]) of RFC 6962: the siblings from the leaf up to the root."""
-    _check_size(size)
+    check_size(size)
     if not 0 <= index < size:
         raise Invalid(f"a tree of {size} has no leaf {index}", "ask for an event that is sealed")
     proof: list[bytes] = []
@@ -171,7 +114,7 @@ def inclusion(index: int, size: int, subtree: Subtree) -> list[bytes]:
 
 def consistency(old: int, new: int, subtree: Subtree) -> list[bytes]:
     """PROOF(old, D[new]) of RFC 6962: what shows that the tree of `old` is the beginning of the tree of `new`."""
-    _check_size(new)
+    check_size(new)
     if not 0 < old <= new:
         raise Invalid(f"there is no consistency proof from {old} to {new}", "1 <= from <= to")
     proof: list[bytes] = []
@@ -253,8 +196,3 @@ def _split(count: int) -> int:
 
 def _hashes(*values: bytes) -> bool:
     return all(len(value) == HASH_BYTES for value in values)
-
-
-def _check_size(size: int) -> None:
-    if not 0 <= size <= MAX_SIZE:
-        raise Invalid(f"{size} is no size of a log", f"0 to {MAX_SIZE}")

@@ -1,6 +1,7 @@
 """What the audit room hands out: checkpoints, proofs, log lines, packs, checks and lineage."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from falaj.core.ref import Ref
 
@@ -8,6 +9,8 @@ from falaj.core.ref import Ref
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A signed statement: at this time the log had this size and this root."""
+
+    COLUMNS: ClassVar = ("number", "size", "at", "root")
 
     origin: str
     number: int
@@ -26,6 +29,8 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the log, opened for reading."""
+
+    COLUMNS: ClassVar = ("at", "actor", "verb", "subject", "body", "id")
 
     id: str
     at: float

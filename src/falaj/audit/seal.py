@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from falaj.audit import note
-from falaj.audit.merkle import HASH_BYTES, TILE_WIDTH, Frontier, Tiles, grow
+from falaj.audit.merkle import TILE_WIDTH, Tiles, grow
 from falaj.audit.records import Checkpoint
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid, NotFound, Stale, Unavailable
+from falaj.core.frontier import HASH_BYTES, Frontier
 from falaj.core.ports import Key
 from falaj.govern.keys import Keyring
 from falaj.govern.keytable import Slot

@@ -14,7 +14,6 @@ from falaj.audit import draw as pictures
 from falaj.audit import lineage as lines
 from falaj.audit import note, pack, prove, reading
 from falaj.audit.lineage import Lineage
-from falaj.audit.merkle import Frontier
 from falaj.audit.records import (
     Check,
     Checkpoint,
@@ -32,11 +31,11 @@ from falaj.audit.seal import KeyringSigners, Log, LogKeys, Sealer, ShortReads
 from falaj.core.cell import Cell
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound
+from falaj.core.frontier import Frontier, leaf_hash
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verb
 from falaj.govern.keys import Keyring
-from falaj.store.envelope import leaf_hash
 from falaj.store.ledger import Ledger
 from falaj.store.records import Fact
 

@@ -83,7 +83,7 @@ def cell(name: str, value: Any) -> str:
             sorted(map(str, value)) if isinstance(value, (frozenset, set)) else (cell("", v) for v in value)
         )
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={cell('', inner)}" for key, inner in value.items())
+        return ", ".join(f"{key}={cell('', inner)}" for key, inner in value.items() if key != "facts")
     if is_dataclass(value):
         return ", ".join(
             f"{f.name}={cell(f.name, getattr(value, f.name))}"
@@ -109,7 +109,8 @@ def _put_many(values: Sequence[Any]) -> None:
         return
     first = values[0]
     if is_dataclass(first) and not isinstance(first, (type, Label)):
-        names = [item.name for item in fields(first)]
+        # A record may name the few columns a list shows; --json and a single record show everything.
+        names = list(getattr(first, "COLUMNS", ())) or [item.name for item in fields(first)]
         rows(
             [name.replace("_", " ") for name in names],
             [[cell(name, getattr(value, name)) for name in names] for value in values],

@@ -1,6 +1,7 @@
 """What the people and policy desks remember and answer with."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from falaj.core.label import ANY
 from falaj.core.ref import Ref
@@ -100,6 +101,8 @@ class Exchanged:
 @dataclass(frozen=True, slots=True)
 class PolicyText:
     """One rule, as `falaj policy show` prints it."""
+
+    COLUMNS: ClassVar = ("name", "layer", "effect", "says")
 
     name: str
     layer: str

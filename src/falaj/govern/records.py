@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from falaj.core.label import Label
 from falaj.core.ref import Ref
@@ -21,6 +21,8 @@ class Operator:
 @dataclass(frozen=True, slots=True)
 class Zone:
     """A legal place: where it stands, whose law holds there, what it may keep, who runs it, where its keys are."""
+
+    COLUMNS: ClassVar = ("id", "jurisdiction", "regimes", "max_class", "custody", "active")
 
     id: str
     region: str
@@ -71,6 +73,8 @@ class Timer:
 @dataclass(frozen=True, slots=True)
 class Regime:
     """A law as data, with its source, how far that was checked, and the day someone must look again."""
+
+    COLUMNS: ClassVar = ("id", "version", "status", "localisation", "home", "review_by", "title")
 
     id: str
     version: int

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from falaj.core.errors import Corrupt, Invalid, Unavailable
+from falaj.core.frontier import Frontier
 from falaj.core.ports import TABLES, CanCopy
 from falaj.store.ledger import Ledger
 
@@ -90,32 +91,6 @@ def check(path: str, progress: Progress | None = None) -> BackupReport:
     return tally.report(Path(path).stat().st_size)
 
 
-class Frontier:
-    """The RFC 6962 root of a growing list of leaves, in the memory of one hash a level."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._peaks: list[bytes] = []
-
-    def add(self, leaf: bytes) -> None:
-        """Append a leaf hash."""
-        size, node = self.size, leaf
-        while size & 1:
-            node = _node(self._peaks.pop(), node)
-            size >>= 1
-        self._peaks.append(node)
-        self.size += 1
-
-    def root(self) -> bytes:
-        """The root over all leaves so far."""
-        if not self._peaks:
-            return sha256(b"").digest()
-        node = self._peaks[-1]
-        for peak in reversed(self._peaks[:-1]):
-            node = _node(peak, node)
-        return node
-
-
 class Tally:
     """Counts rows and grows the root of every log while rows go by."""
 
@@ -130,7 +105,7 @@ class Tally:
         self.rows[table] += 1
         if table == "events":
             named = dict(zip(TABLES["events"], values, strict=True))
-            self._logs.setdefault((named["tenant"], named["zone"]), Frontier()).add(bytes(named["leaf"]))
+            self._logs.setdefault((named["tenant"], named["zone"]), Frontier()).append(bytes(named["leaf"]))
         self._seen += 1
         if self._progress is not None and self._seen % _EVERY == 0:
             self._progress(self._seen)
@@ -232,10 +207,6 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 def _damaged(what: str) -> Corrupt:
     return Corrupt(f"the backup is damaged: {what}", "nothing was restored; take another copy")
-
-
-def _node(left: bytes, right: bytes) -> bytes:
-    return sha256(b"\x01" + left + right).digest()
 
 
 def _sync_folder(folder: Path) -> None:

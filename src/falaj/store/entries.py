@@ -1,7 +1,7 @@
 """What the desk of bytes shows of a blob: its entries, lists and sums."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from falaj.core.label import Label
 from falaj.core.ref import Ref
@@ -11,6 +11,8 @@ from falaj.store.records import Record
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One version of a blob: what its bytes are, where they lie, what the law says of them."""
+
+    COLUMNS: ClassVar = ("ref", "size_bytes", "zones", "label", "author", "made_at")
 
     ref: Ref
     digest: str

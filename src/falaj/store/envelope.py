@@ -12,6 +12,7 @@ from falaj.core.cell import Cell
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, FalajError, Invalid
 from falaj.core.event import Event, new_id
+from falaj.core.frontier import leaf_hash
 from falaj.core.label import Label
 from falaj.core.ports import Cipher, EventRow, Key, Row
 from falaj.core.ref import Ref
@@ -88,11 +89,6 @@ def record_aad(key: Key, rev: int, cell: str, terms: tuple[tuple[str, str], ...]
 def event_aad(tenant: str, zone: str) -> bytes:
     """What the ciphertext of events is bound to; their ids are inside, and the leaf beside each one fixes all of it."""
     return f"events\0{tenant}\0{zone}".encode()
-
-
-def leaf_hash(raw: bytes) -> bytes:
-    """The RFC 6962 hash of a leaf."""
-    return sha256(b"\x00" + raw).digest()
 
 
 class Voice:
