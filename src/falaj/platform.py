@@ -255,7 +255,10 @@ class House:
         return [*(_opened("identity", url, options) for url in urls), self.workloads]
 
     def _issuer(self, url: str) -> Any:
-        """A provider whose tokens build systems exchange for ours."""
+        """A provider whose tokens build systems exchange for ours: one that the settings name, and no other."""
+        if url not in (*self.settings.federation, self.settings.oidc.issuer):
+            hint = "whoever runs this installation can add it to the setting `federation`"
+            raise Denied(f"this installation does not call {url[:200]}", hint)
         return _opened("identity", f"oidc:{url}", {"oidc": Oidc(issuer=url)})
 
     def _try_store(self) -> None:

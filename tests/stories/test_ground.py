@@ -242,6 +242,8 @@ def test_people_of_the_provider_and_its_build_system_work_over_http(tmp_path: Pa
             "ci",
             {"issuer": server.issuer, "audience": server.audience, "subject": server.service_client, "zone": "home"},
         )
+        foreign = {"issuer": "https://169.254.169.254", "audience": "x", "subject": "y", "zone": "home"}
+        assert "federation" in refusal(lambda: boss.people.trust("spy", foreign)).hint
         with falaj.connect(replica.url) as build:
             given = build.people.exchange("bank", "ci", server.service_token())
             assert refusal(build.store.list).code == "unauthenticated"

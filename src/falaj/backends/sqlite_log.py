@@ -42,7 +42,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
 )
 _SIZE = 64
-_FEW = 64
+_FEW = 16
 _BEHIND = 4096
 _EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
 _LAST = "SELECT max(n) FROM events"

@@ -85,6 +85,18 @@ class Context:
         if not self.tenant:
             object.__setattr__(self, "tenant", self.actor.tenant)
 
+    def ruled(
+        self,
+        decision: Decision | None,
+        asker: Callable[[str, str, str], Permit],
+        cells: Callable[[str], frozenset[str]],
+    ) -> "Context":
+        """The same caller with the guard's decision and windows; written out, since every call passes here."""
+        return Context(
+            self.actor, self.zone, self.tenant, self.request, self.keyed, self.purpose, self.now, decision, self.label,
+            self.permits, asker, cells,
+        )  # fmt: skip
+
     def permit(self, op: str, thing: str, zone: str) -> Permit:
         """The guard's permit to do `op` on `thing` in `zone`, or Denied: nobody asked, so nobody may."""
         for permit in self.permits:

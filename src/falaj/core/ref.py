@@ -77,6 +77,18 @@ class Ref:
         return self._text
 
     @staticmethod
+    def known(kind: str, project: str, name: str, version: str) -> "Ref":
+        """A reference whose parts have been a reference before, as those of a record have: nothing is checked again."""
+        ref = object.__new__(Ref)
+        put = object.__setattr__
+        put(ref, "kind", kind)
+        put(ref, "project", project)
+        put(ref, "name", name)
+        put(ref, "version", version)
+        put(ref, "_text", f"{kind}:{project}/{name}@{version}" if version else f"{kind}:{project}/{name}")
+        return ref
+
+    @staticmethod
     def parse(text: "str | Ref") -> "Ref":
         """Read a reference as people write it."""
         return text if isinstance(text, Ref) else _parse(text)

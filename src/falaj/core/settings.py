@@ -75,6 +75,8 @@ class Settings:
     blobs: str = "dir:{home}/blobs"
     identity: str = "local:"
     """Providers, separated by commas, asked in order."""
+    federation: tuple[str, ...] = ()
+    """Issuers whose tokens tenants may let their build systems exchange. We call no address that a tenant names."""
     secrets: str = "file:{home}/keys"
     step_up: bool = False
     """Demand more than one factor of people who approve, govern, erase, or read what is sensitive."""

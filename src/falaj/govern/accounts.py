@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 from falaj.core.context import HOUSE, Actor, Context
@@ -49,7 +50,7 @@ class Accounts:
     def standing(self, actor: Actor) -> tuple[bool, bool]:
         """(the tenant is active, the account is active), for the guard. An unknown tenant is not active."""
         tenant = self._kept.get(tenant_key(actor.tenant)) if actor.tenant != HOUSE else {}
-        names = [name for name in (actor.id, actor.behalf) if is_name(name) or _ALIEN.fullmatch(name)]
+        names = _accounts_of(actor.id, actor.behalf)
         found = [self._kept.get(person_key(actor.tenant, name)) or {} for name in names]
         gone = any(body.get("suspended") or body.get("removed") for body in found)
         return tenant is not None and not tenant.get("suspended"), not gone
@@ -141,6 +142,11 @@ class Accounts:
         with self._ledger.read(self._house) as tx:
             record = tx.key(key)
         return None if record is None else record.body
+
+
+@lru_cache(maxsize=4096)
+def _accounts_of(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in names if is_name(name) or _ALIEN.fullmatch(name))
 
 
 def token_key(id_: str) -> Key:

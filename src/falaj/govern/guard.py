@@ -7,6 +7,7 @@ decision is a refusal.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 from falaj.core.bind import options
@@ -83,11 +84,10 @@ class Guard:
         decision: Decision | None = None
         for thing in things or (desk_thing(action.partition(".")[0], ctx.zone),):
             decision = self._ask(action, ctx, thing, self._movement(verb, ctx, thing, into))
-        return replace(
-            ctx,
-            decision=decision,
-            asker=lambda op, name, zone: self._permit(ctx, things, op, name, zone),
-            cells=lambda kind: self._scope(action, ctx, kind),
+        return ctx.ruled(
+            decision,
+            lambda op, name, zone: self._permit(ctx, things, op, name, zone),
+            lambda kind: self._scope(action, ctx, kind),
         )
 
     def _movement(self, verb: Verb, ctx: Context, thing: Thing, into: str) -> Verdict | None:
@@ -123,7 +123,7 @@ class Guard:
     def _known(self, ctx: Context, thing: Thing | None, *, placed: bool) -> Facts:
         tenant_active, actor_active = self._standing(ctx.actor)
         author = thing is not None and thing.record is not None and thing.record.author == ctx.actor.id
-        return Facts(ctx.tenant, placed, tenant_active, actor_active, author, self._step_up, ctx.purpose)
+        return _facts(ctx.tenant, placed, tenant_active, actor_active, author, self._step_up, ctx.purpose)
 
     def _permit(self, ctx: Context, things: Sequence[Thing], op: str, name: str, zone: str) -> Permit:
         """A permit about a thing the call declared, and no other; place() is asked about exactly this movement."""
@@ -199,6 +199,7 @@ class Guard:
 
 
 _GUARD = desk_ref("guard")
+_facts = lru_cache(maxsize=4096)(Facts)
 
 
 class _Refused(Exception):

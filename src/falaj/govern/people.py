@@ -309,6 +309,7 @@ class People:
             raise Invalid("a build system may only work", f"roles {', '.join(sorted(WORK_ROLES))}")
         if not what.issuer or not what.audience or not what.subject.rstrip("*") or not what.zone:
             raise Invalid("issuer, audience, subject and zone must be named", "a star may end the subject, not be it")
+        self._issuer(what.issuer)
         kept = replace(what, name=checked_name(name), projects=projects_of(what.projects))
         with self._ledger.write(ctx) as tx:
             record = tx.put(Key(ctx.tenant, "trust", PROJECT, name), asdict(kept))
@@ -362,18 +363,20 @@ class People:
         return given
 
     def _proven(self, rule: Trust, token: str, now: float) -> str:
-        if self._open_issuer is None:
-            raise Unavailable("this house cannot check foreign tokens", "install its OpenID Connect backend")
-        issuer = self._issuers.get(rule.issuer)
-        if issuer is None:
-            issuer = self._issuers.setdefault(rule.issuer, self._open_issuer(rule.issuer))
-        claims = issuer.claims(token, now, rule.audience)
+        claims = self._issuer(rule.issuer).claims(token, now, rule.audience)
         subject = str(claims.get("sub", "")) if claims is not None else ""
         wanted = rule.subject
         fits = subject.startswith(wanted[:-1]) if wanted.endswith("*") else subject == wanted
         if not subject or not fits:
             raise refused("the token is not trusted here")
         return subject
+
+    def _issuer(self, url: str) -> Issuer:
+        """The provider at that address, opened once; Denied when it is not one that this installation calls."""
+        if self._open_issuer is None:
+            raise Unavailable("this house cannot check foreign tokens", "install its OpenID Connect backend")
+        issuer = self._issuers.get(url)
+        return issuer or self._issuers.setdefault(url, self._open_issuer(url))
 
 
 def _only_house(ctx: Context) -> None:

@@ -27,6 +27,8 @@ class Thing:
     record: Record | None
     label: Label
     zone: str
+    fixed: Cell | None = None
+    """Its cell, where that is known beforehand."""
 
     @property
     def ref(self) -> Ref:
@@ -40,6 +42,8 @@ class Thing:
 
     def cell(self, label: Label | None = None) -> Cell:
         """What policy may look at; `label` is what it will carry when it is about to be written."""
+        if self.fixed is not None:
+            return self.fixed
         chosen = label if self.written and label is not None else self.label
         return Cell.of(self.asked.kind, self.asked.project, self.zone, chosen, self.restricted)
 
@@ -69,7 +73,7 @@ def desk_ref(desk: str) -> Ref:
 @cache
 def desk_thing(desk: str, zone: str) -> Thing:
     """A call that names nothing is about its desk."""
-    return Thing(Ref("desk", HOUSE, desk), False, None, _OPEN, zone)
+    return Thing(Ref("desk", HOUSE, desk), False, None, _OPEN, zone, Cell.of("desk", HOUSE, zone, _OPEN))
 
 
 def things_of(

@@ -26,7 +26,8 @@ class Record:
     @property
     def ref(self) -> Ref:
         """The pinned name: its version, or its revision when it is a mutable record."""
-        return Ref(self.key.kind, self.key.project, self.key.name, self.key.version or f"r{self.rev}")
+        key = self.key
+        return Ref.known(key.kind, key.project, key.name, key.version or f"r{self.rev}")
 
 
 @dataclass(frozen=True, slots=True)
