@@ -293,7 +293,7 @@ def blobs() -> None:
 
         def to_disk() -> None:
             """The same cipher from file to file, as durable as a put: what the disk alone allows."""
-            with source.open("rb") as inward, (home / "sealed").open("wb") as outward:
+            with source.open("rb") as inward, (home / f"sealed-{len(disk)}").open("wb") as outward:
                 while block := inward.read(chunk):
                     outward.write(cipher.encrypt(nonce, block, None))
                 outward.flush()

@@ -21,7 +21,7 @@ def seal_of(size: int, head: bytes = b"\x01prefix0") -> Seal:
 
 
 def sealed(data: bytes, seal: Seal | None = None) -> bytes:
-    return b"".join((seal or seal_of(len(data))).seal(rechunk([data])))
+    return b"".join(bytes(piece) for piece in (seal or seal_of(len(data))).seal(rechunk([data])))
 
 
 SEALED = sealed(BIG)

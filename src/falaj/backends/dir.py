@@ -48,7 +48,7 @@ class DirBlobs:
             raise _failure(error) from None
         self._clear_stale()
 
-    def put(self, key: str, chunks: Iterable[bytes]) -> int:
+    def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write all or nothing, durable on return; gives the size."""
         fan, name = _where(key)
         draft = secrets.token_hex(16)
@@ -117,7 +117,7 @@ class DirBlobs:
         for descriptor in (self._incoming, self._objects, self._root):
             os.close(descriptor)
 
-    def _write(self, draft: str, chunks: Iterable[bytes]) -> int:
+    def _write(self, draft: str, chunks: Iterable[bytes | memoryview]) -> int:
         size = 0
         with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._incoming) as file:
             # The lock tells `_clear_stale` of another process that the writer lives.

@@ -49,7 +49,7 @@ class ObjectBlobs:
         scheme = open_url(url)[0]
         self._store: Any = MemoryStore() if scheme == "memory" else _connect(scheme, url, options)
 
-    def put(self, key: str, chunks: Iterable[bytes]) -> int:
+    def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write all or nothing, durable on return; gives the size."""
         path, count = _checked(key), _Counted(chunks)
         first = list(count.upto(_PIECE))
@@ -130,7 +130,7 @@ class ObjectBlobs:
 class _Counted:
     """Chunks on their way up: how many bytes went, whether they ended, and what broke inside their maker."""
 
-    def __init__(self, chunks: Iterable[bytes]) -> None:
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
         self._chunks = iter(chunks)
         self.size = 0
         self.ended = False
@@ -145,7 +145,7 @@ class _Counted:
                 self.ended = True
                 return
             self.size += len(chunk)
-            yield chunk
+            yield bytes(chunk)  # the next one will lie in the same place
 
     def joined(self, first: Iterable[bytes], size: int) -> Iterator[bytes]:
         """`first` and all that is left, in pieces of about `size`."""

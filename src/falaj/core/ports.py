@@ -182,8 +182,11 @@ class Stat:
 class Blobs(Protocol):
     """Large immutable bytes by key (letters, digits, `-`, `_` and `/` only, made by us, never by a client)."""
 
-    def put(self, key: str, chunks: Iterable[bytes]) -> int:
-        """Write all or nothing, durable on return; gives the size. The same key again is the same bytes."""
+    def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Write all or nothing, durable on return; gives the size. The same key again is the same bytes.
+
+        A chunk is valid until the next is asked for: copy what must be kept longer.
+        """
         ...
 
     def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]: ...

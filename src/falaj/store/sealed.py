@@ -69,15 +69,21 @@ class Seal:
         """How many bytes the sealed form has."""
         return HEAD + self.size + TAG * self.chunks
 
-    def seal(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-        """The sealed form of `pieces`, each of which but the last is exactly one chunk."""
+    def seal(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """The sealed form of `pieces`, each of which but the last is exactly one chunk.
+
+        What it yields is valid until the next is asked for: fresh memory for every chunk costs more than the cipher.
+        """
         yield self.head
+        buffer = memoryview(bytearray(min(self.size, CHUNK) + TAG))
         done = index = 0
         for piece in pieces:
             done += len(piece)
             if index >= self.chunks or len(piece) != self._length(index):
                 break
-            yield self._aead.encrypt(self._nonce(index), piece, self._aad(index))
+            sealed = buffer[: len(piece) + TAG]
+            self._aead.encrypt_into(self._nonce(index), piece, self._aad(index), sealed)
+            yield sealed
             index += 1
         if not index and not self.size and not done:
             yield self._aead.encrypt(self._nonce(0), b"", self._aad(0))
