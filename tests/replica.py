@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,20 @@ class Replica:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
         self.url = self.token = ""
         self._open: list[Any] = []
+        self._heard = threading.Event()
+        self._first = first
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._heard.wait(60)
+
+    def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.url = self.url or _found(r"https?://\S+", line)
             self.token = self.token or _found(r"fj_\w{16}_\S{43}", line)
-            if self.url and (self.token or not first):
-                break
+            if self.url and (self.token or not self._first):
+                self._heard.set()
+        self._heard.set()
 
     def as_(self, token: str = "") -> Any:
         """The platform with this token, or the admin's."""
@@ -46,6 +55,7 @@ class Replica:
         for platform in self._open:
             platform.close()
         self.kill()
+        self._reader.join()
         if self.process.stdout is not None:
             self.process.stdout.close()
 

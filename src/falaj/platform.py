@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import cache, partial, update_wrapper
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from falaj.audit.loop import SealLoop
 from falaj.audit.service import Audit
 from falaj.core.bind import bind, options
 from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.errors import Denied, FalajError, Invalid, NotFound, Unauthenticated
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.permit import PermitDesk
 from falaj.core.ports import Blobs, Identity
@@ -48,6 +48,7 @@ from falaj.store.upkeep import CollectLoop, ScrubLoop
 
 EXTRAS = {"postgresql": "postgres", "s3": "s3", "gs": "s3", "az": "s3", "memory": "s3", "pkcs11": "pkcs11"}
 CHUNK = 1 << 20
+T = TypeVar("T")
 
 
 def connect(address: str = "", *, token: str = "", purpose: str = "", **overrides: Any) -> Any:
@@ -152,12 +153,12 @@ class House:
         }
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
         self._identities = self._providers()
-        self.zones.ensure(self.system(), first_zone(settings, regimes))
-        policy.keep(self.system())
+        _first(lambda: self.zones.ensure(self.system(), first_zone(settings, regimes)))
+        _first(lambda: policy.keep(self.system()))
 
     def bootstrap(self) -> str:
         """At first start: the token of whoever runs this installation, shown this once; empty ever after."""
-        issued = self.accounts.found(self.system())
+        issued = _first(lambda: self.accounts.found(self.system()))
         return issued.token if issued else ""
 
     def call(self, desk: str, verb: str, ctx: Context, arguments: Mapping[str, Any]) -> Any:
@@ -363,6 +364,14 @@ def _file_chunks(file: BinaryIO) -> Iterator[bytes]:
 
 def _opened(port: str, url: str, options: Mapping[str, Any]) -> Any:
     return plugin(port, url.partition(":")[0])(url, options)
+
+
+def _first(make: Callable[[], T], tries: int = 10) -> T:
+    """What a new house makes for itself; when replicas start together one of them makes it and the others find it."""
+    for _ in range(tries - 1):
+        with suppress(Conflict):
+            return make()
+    return make()
 
 
 def _answers(ask: Callable[[], None]) -> bool:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,23 @@ def test_replicas_share_the_work_and_one_killed_loses_nothing(
         pack = tmp_path / "evidence.zip"
         pack.write_bytes(omar.audit.export().read())
         assert omar.audit.verify(pack).ok
+
+
+def test_replicas_that_start_together_make_one_house(tmp_path: Path, new_postgres: Callable[[], str]) -> None:
+    env = {"FALAJ_STORE": new_postgres()}
+    home = tmp_path / "house"
+    with ThreadPoolExecutor(3) as pool:
+        replicas = list(pool.map(lambda _: Replica(home, env, first=False), range(3)))
+    try:
+        assert all(replica.url for replica in replicas), "one of them did not start"
+        _until(lambda: [replica.token for replica in replicas if replica.token], bool)
+        tokens = [replica.token for replica in replicas if replica.token]
+        assert len(tokens) == 1, "the admin token is shown once"
+        for replica in replicas:
+            assert replica.as_(tokens[0]).people.whoami().id == "admin"
+    finally:
+        for replica in replicas:
+            replica.__exit__()
 
 
 def _ask_twenty(here: Any, who: str) -> list[str]:
