@@ -122,9 +122,7 @@ def flip(stage: Stage) -> str:
     data[len(data) // 2] ^= 1
     events.write_bytes(data)
     code, words = _verify(stage.home / "falaj_verify.py", folder)
-    stage.say(f"one bit of {len(data) * 8:,} flipped → exit {code}")
-    for line in words:
-        stage.say(f"[yellow]{line}[/yellow]")
+    stage.say(f"one bit of {len(data) * 8:,} flipped → exit {code}: [yellow]{words[0]}[/yellow]")
     return "found, and where" if code == 1 else "NOT FOUND"
 
 

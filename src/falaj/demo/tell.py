@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from falaj.core.errors import FalajError
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         for number, chapter in enumerate(CHAPTERS, 1):
             console.print(f"{number:2}. {chapter.title}")
         return 0
-    stage = Stage(lambda text: console.print(f"   {text}"))
+    stage = Stage(lambda text: console.print(Padding(text, (0, 0, 0, 3))))
     try:
         return _tell(console, stage)
     finally:
@@ -46,7 +47,7 @@ def _tell(console: Console, stage: Stage) -> int:
     told: list[Told] = []
     for number, chapter in enumerate(CHAPTERS, 1):
         console.print(f"[bold cyan]{number}/{len(CHAPTERS)}  {chapter.title}[/bold cyan]")
-        console.print(f"   [dim]{chapter.why}[/dim]")
+        console.print(Padding(f"[dim]{chapter.why}[/dim]", (0, 0, 0, 3)))
         began = time.perf_counter()
         try:
             with console.status("   …"):
