@@ -22,6 +22,7 @@ from psycopg_pool import ConnectionPool
 
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
+from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import Conflict, FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
 
@@ -213,7 +214,7 @@ class PostgresStore:
             callback()
 
 
-class PostgresTxn:
+class PostgresTxn(RowWrites):
     """One transaction on one connection of the pool."""
 
     def __init__(self, store: PostgresStore, connection: psycopg.Connection[Any], write: bool) -> None:
@@ -236,30 +237,9 @@ class PostgresTxn:
         """The distinct cells of a kind."""
         return frozenset(cell for (cell,) in self.run(sql.CELLS, (tenant, kind, tenant, kind)))
 
-    def put(self, row: Row, rev: int) -> None:
-        """Write over revision `rev`, or Stale."""
-        key, text = sql.key_values(row.key), sql.terms_text(row.terms)
-        self._check()
-        if rev == 0:
-            if not self._count(sql.INSERT, (*key, row.rev, row.cell, row.body, row.at, text)):
-                raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry")
-            if row.terms:
-                self._many(sql.ADD_TERM, sql.term_rows(row.key, row.terms))
-            return
-        old = self._old_terms(row.key, rev)
-        self._count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
-        if old != text:
-            sql.changed_terms(row.key, old, row.terms, self._many)
-
-    def delete(self, key: Key, rev: int) -> None:
-        """Remove the row at revision `rev`, or Stale."""
-        self._check()
-        sql.changed_terms(key, self._old_terms(key, rev), (), self._many)
-        self._count(sql.DELETE, (*sql.key_values(key), rev))
-
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log, in this order."""
-        self._check()
+        self._ready()
         with clear_errors():
             self._connection.cursor().executemany(_APPEND, [sql.event_values(event) for event in events])
 
@@ -298,16 +278,9 @@ class PostgresTxn:
                 self._connection.execute("ROLLBACK")
         self._store.pool.putconn(self._connection)
 
-    def _check(self) -> None:
+    def _ready(self) -> None:
         if not self._write or self._ended:
             raise Invalid("this transaction cannot write", "begin one that writes")
-
-    def _old_terms(self, key: Key, rev: int) -> str:
-        rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
-        if not rows:
-            raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
-        text: str = rows[0][0]
-        return text
 
     def _count(self, text: str, values: Sequence[Any]) -> int:
         with clear_errors():

@@ -18,7 +18,8 @@ from falaj.backends import sqlite_log
 from falaj.backends.lane import FLUSH_AT, Batch, Lane, SqliteGroup, again, clear_errors, failure
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Conflict, FalajError, Invalid, Stale, Unavailable
+from falaj.backends.sql.rows import RowWrites
+from falaj.core.errors import Conflict, FalajError, Invalid, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row
 
 _DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
@@ -223,7 +224,7 @@ class SqliteTxn:
             raise failure(error) from error
 
 
-class SqliteWrite(SqliteTxn):
+class SqliteWrite(RowWrites, SqliteTxn):
     """One transaction of the writer's open batch, behind a savepoint where it is not alone."""
 
     __slots__ = ("_batch", "_events", "_grouped", "_lane", "_marked", "_saved")
@@ -239,36 +240,15 @@ class SqliteWrite(SqliteTxn):
         self._events: list[EventRow] = []
         self._marked = self._saved = False
 
-    def put(self, row: Row, rev: int) -> None:
-        """Write over revision `rev`, or Stale."""
-        key, text = sql.key_values(row.key), sql.terms_text(row.terms)
-        self._mark()
-        if rev == 0:
-            if not self._count(sql.INSERT, (*key, row.rev, row.cell, row.body, row.at, text)):
-                raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry")
-            if row.terms:
-                self._many(sql.ADD_TERM, sql.term_rows(row.key, row.terms))
-            return
-        old = self._old_terms(row.key, rev)
-        self._count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
-        if old != text:
-            sql.changed_terms(row.key, old, row.terms, self._many)
-
-    def delete(self, key: Key, rev: int) -> None:
-        """Remove the row at revision `rev`, or Stale."""
-        self._mark()
-        sql.changed_terms(key, self._old_terms(key, rev), (), self._many)
-        self._count(sql.DELETE, (*sql.key_values(key), rev))
-
     def mark(self) -> bool:
         """Write marks of the log that are missing; True when there are more."""
-        self._mark()
+        self._ready()
         with clear_errors():
             return sqlite_log.mark(self._connection, 4096)
 
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """The rows of a dump, into an empty store."""
-        self._mark()
+        self._ready()
         if self.run(sql.OCCUPIED):
             raise Conflict("the store is not empty", "restore into a new store")
         log = sqlite_log.Loader(self._connection)
@@ -335,7 +315,7 @@ class SqliteWrite(SqliteTxn):
             self._batch.error = found
         return found
 
-    def _mark(self) -> None:
+    def _ready(self) -> None:
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
         if not self._marked:
@@ -354,13 +334,6 @@ class SqliteWrite(SqliteTxn):
             self._connection.execute("RELEASE one")
         except sqlite3.Error as error:
             self._batch.error = failure(error)
-
-    def _old_terms(self, key: Key, rev: int) -> str:
-        rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
-        if not rows:
-            raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
-        text: str = rows[0][0]
-        return text
 
     def _count(self, text: str, values: Sequence[Any]) -> int:
         try:

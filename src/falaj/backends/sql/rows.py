@@ -1,0 +1,56 @@
+"""How a record is written and removed, the same on every SQL engine: revision first, then the index of its terms."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from falaj.backends.sql import statements as sql
+from falaj.core.errors import Stale
+from falaj.core.ports import Key, Row
+
+
+class RowWrites:
+    """What a write transaction of either engine shares; the engine gives the four ways to run a statement."""
+
+    __slots__ = ()
+
+    def put(self, row: Row, rev: int) -> None:
+        """Write over revision `rev`, or Stale."""
+        key, text = sql.key_values(row.key), sql.terms_text(row.terms)
+        self._ready()
+        if rev == 0:
+            if not self._count(sql.INSERT, (*key, row.rev, row.cell, row.body, row.at, text)):
+                raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry")
+            if row.terms:
+                self._many(sql.ADD_TERM, sql.term_rows(row.key, row.terms))
+            return
+        old = self._old_terms(row.key, rev)
+        self._count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
+        if old != text:
+            sql.changed_terms(row.key, old, row.terms, self._many)
+
+    def delete(self, key: Key, rev: int) -> None:
+        """Remove the row at revision `rev`, or Stale."""
+        self._ready()
+        sql.changed_terms(key, self._old_terms(key, rev), (), self._many)
+        self._count(sql.DELETE, (*sql.key_values(key), rev))
+
+    def _old_terms(self, key: Key, rev: int) -> str:
+        rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
+        if not rows:
+            raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
+        text: str = rows[0][0]
+        return text
+
+    def _ready(self) -> None:
+        """Before the first change of a transaction."""
+        raise NotImplementedError
+
+    def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        """All rows of one statement."""
+        raise NotImplementedError
+
+    def _count(self, text: str, values: Sequence[Any]) -> int:
+        raise NotImplementedError
+
+    def _many(self, text: str, rows: list[tuple[str, ...]]) -> None:
+        raise NotImplementedError
