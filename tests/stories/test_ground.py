@@ -270,3 +270,12 @@ def test_people_of_the_provider_and_its_build_system_work_over_http(tmp_path: Pa
         assert ci.people.whoami().kind == "workload"
         assert ci.store.get("blob:fraud/a").read() == b"of alice"
         assert refusal(lambda: ci.people.add("mole", ("data-scientist",))).code == "denied"
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_server_stops_when_asked_though_callers_keep_their_connections(tmp_path: Path, tls: bool) -> None:
+    with Replica(tmp_path / "house", tls=tls) as replica:
+        assert replica.as_().people.whoami().id == "admin"
+        replica.process.terminate()
+        # TLS alone would wait half a minute for the silent caller's last word.
+        assert replica.process.wait(timeout=20) == 0

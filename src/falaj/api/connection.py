@@ -12,6 +12,7 @@ HEADERS = 100
 HEAD_S = 15.0
 """Within so long a head must be whole, from the first byte of the connection on."""
 CONNECTIONS = 4096
+FAREWELL_S = 1.0
 
 
 class HeadTooLarge(Exception):
@@ -56,6 +57,15 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """Asked to end. A caller that is silent is told so and left; TLS would wait half a minute for a last word."""
+        super().shutdown()
+        self.loop.call_later(FAREWELL_S, self._leave)
+
+    def _leave(self) -> None:
+        if getattr(self.cycle, "response_complete", True):
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """What cannot be parsed gets the same shape of answer as everything else."""
