@@ -7,9 +7,11 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from falaj.backends.postgres import PostgresStore
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import HOUSE
 from falaj.core.errors import FalajError, NotFound
@@ -38,8 +40,11 @@ def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def furnish(home: Path) -> dict[str, bytes]:
-    house = House(home, start=START)
+OpenStore = Callable[[], Any]
+
+
+def furnish(home: Path, open_store: OpenStore | None = None) -> dict[str, bytes]:
+    house = House(home, start=START, store=open_store() if open_store else None)
     house.write("d", {"n": 1})
     house.ring.prepare("acme", "uae")
     house.ring.permit_key()
@@ -48,9 +53,9 @@ def furnish(home: Path) -> dict[str, bytes]:
     return deks
 
 
-def check(home: Path, deks: dict[str, bytes], *, resume: bool) -> None:
+def check(home: Path, deks: dict[str, bytes], *, resume: bool, open_store: OpenStore | None = None) -> None:
     """Everything opens; with `resume`, also after the rotation was taken up again and ended."""
-    house = House(home, start=START + 10_000 * DAY_S)
+    house = House(home, start=START + 10_000 * DAY_S, store=open_store() if open_store else None)
     if resume:
         house.finish_rotations()
     assert house.read("d") == {"n": 1}
@@ -87,6 +92,34 @@ def test_killed_at_every_commit_of_a_rotation(tmp_path: Path, scope: str, after:
         deaths += 1
     assert deaths >= 4
     assert deaths < 199
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_every_commit_of_a_rotation_on_postgresql(
+    tmp_path: Path, new_postgres: Callable[[], str], after: bool
+) -> None:
+    deaths = 0
+    for at in range(1, 200):
+        home, url = tmp_path / str(at), new_postgres()
+        home.mkdir()
+
+        def open_store(url: str = url) -> PostgresStore:
+            return PostgresStore(url, {})
+
+        deks = furnish(home, open_store)
+
+        def rotate(home: Path = home, at: int = at, open_store: OpenStore = open_store) -> None:
+            house = House(home, start=START, store=Crashing(open_store(), at, after=after, die=kill_me))
+            house.rotations.begin(house.ctx("acme"), "tenant", "acme", "uae")
+            house.finish_rotations()
+
+        killed = in_a_process(rotate)
+        check(home, deks, resume=False, open_store=open_store)
+        check(home, deks, resume=True, open_store=open_store)
+        if not killed:
+            break
+        deaths += 1
+    assert 4 <= deaths < 199
 
 
 def test_killed_in_the_middle_of_work_again_and_again(tmp_path: Path) -> None:
