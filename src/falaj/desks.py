@@ -1,6 +1,10 @@
-"""The list of desks: the words a user says after `falaj`, and where their verbs are. Nothing is imported here."""
+"""The list of desks: the words a user says after `falaj`, and where their verbs are; imported when asked for."""
 
+from functools import cache
+from importlib import import_module
 from typing import NamedTuple
+
+from falaj.core.errors import NotFound
 
 
 class Desk(NamedTuple):
@@ -35,3 +39,13 @@ DESKS: dict[str, Desk] = {
         "falaj.audit.service:Audit", "What can be proved: the log, proofs, evidence packs, lineage", ("event",)
     ),
 }
+
+
+@cache
+def desk_class(name: str) -> type:
+    """The class behind a desk's name; imports that desk and no other."""
+    if name not in DESKS:
+        raise NotFound(f"there is no desk {name!r:.40}", f"there are: {', '.join(DESKS)}")
+    module, _, cls = DESKS[name].path.partition(":")
+    found: type = getattr(import_module(module), cls)
+    return found

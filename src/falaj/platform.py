@@ -6,8 +6,8 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, partial, update_wrapper
-from importlib import import_module, metadata
+from functools import partial, update_wrapper
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -22,7 +22,7 @@ from falaj.core.ports import Blobs, Identity
 from falaj.core.settings import Oidc, Settings, read_settings
 from falaj.core.stream import Stream
 from falaj.core.verb import Verb, verbs_of
-from falaj.desks import DESKS
+from falaj.desks import DESKS, desk_class
 from falaj.govern.accounts import Accounts
 from falaj.govern.approvals import Approvals
 from falaj.govern.guard import Guard
@@ -75,16 +75,6 @@ def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) ->
     return settings if full == settings.home else read_settings(tree, os.environ, {**chosen, "home": full}, name)
 
 
-@cache
-def desk_class(name: str) -> type:
-    """The class behind a desk's name; imports that desk and no other."""
-    if name not in DESKS:
-        raise NotFound(f"there is no desk {name!r:.40}", f"there are: {', '.join(DESKS)}")
-    module, _, cls = DESKS[name].path.partition(":")
-    found: type = getattr(import_module(module), cls)
-    return found
-
-
 def plugin(port: str, scheme: str) -> Any:
     """What a URL scheme means for a port; ours and strangers' come in by the same door."""
     own = metadata.distribution("falaj").entry_points.select(group=f"falaj.{port}", name=scheme)
@@ -117,7 +107,7 @@ class House:
         self.settings = settings
         Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.replica = f"replica-{new_id()}"
-        self.ledger = Ledger(_opened("store", settings.at(settings.store), {}), emitter=self.replica)
+        self.ledger = Ledger(_opened("store", settings.at(settings.store), {}))
         self._secrets = _opened("secrets", settings.at(settings.secrets), {})
         self.keyring = Keyring(self.ledger, self._secrets, home=settings.zone)
         self.ledger.cipher = self.keyring

@@ -257,7 +257,7 @@ def test_a_change_of_roles_holds_for_tokens_already_given(village: Village, admi
 def test_a_change_that_is_undone_was_never_seen(village: Village, admin: Context) -> None:
     issued = village.people.add(admin, "layla", ("data-scientist",))
     village.who(issued)
-    with pytest.raises(NotFound), village.house.ledger.unit(admin):  # noqa: PT012 - both acts are one transaction
+    with pytest.raises(NotFound), village.house.ledger.write(admin):  # noqa: PT012 - both acts are one transaction
         village.people.suspend(admin, "layla")
         village.people.suspend(admin, "nobody")
     assert village.who(issued).id == "layla"

@@ -148,7 +148,7 @@ def test_conflict_stale_and_silent_change_undo_everything(ledger: Ledger, ctx: C
 
 def test_the_first_event_carries_the_facts_of_the_decision(ledger: Ledger, ctx: Context) -> None:
     decided = replace(ctx, decision=Decision(True, ("rule",), "sha:1", facts="f:1"))
-    with ledger.unit(decided) as tx:
+    with ledger.write(decided) as tx:
         assert tx.emitted == 0
         with ledger.write(decided) as inner:
             inner.emit("one", THING.at("r1"))
@@ -167,7 +167,7 @@ def test_derived_data_needs_no_event_and_nothing_else_passes_as_such(ledger: Led
 
 def test_inner_writes_and_reads_join_the_unit(ledger: Ledger, ctx: Context) -> None:
     house = Context(Actor("house", "house"), "uae")
-    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), ledger.write(ctx) as outer:  # noqa: PT012
         outer.put(THING, {})
         with ledger.write(house) as inner:
             made = inner.put(Ref.parse("thing:p/h"), {})
@@ -182,7 +182,7 @@ def test_inner_writes_and_reads_join_the_unit(ledger: Ledger, ctx: Context) -> N
 
 
 def test_half_an_inner_write_cannot_be_committed_by_swallowing_its_error(ledger: Ledger, ctx: Context) -> None:
-    with pytest.raises(ZeroDivisionError), ledger.unit(ctx) as outer:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), ledger.write(ctx) as outer:  # noqa: PT012
         outer.emit("begin", THING.at("r1"))
         try:
             with ledger.write(ctx) as inner:
@@ -195,7 +195,7 @@ def test_half_an_inner_write_cannot_be_committed_by_swallowing_its_error(ledger:
 
 def test_an_inner_refusal_that_changed_nothing_can_be_handled(ledger: Ledger, ctx: Context) -> None:
     add(ledger, ctx)
-    with ledger.unit(ctx) as outer:
+    with ledger.write(ctx) as outer:
         with pytest.raises(Conflict), ledger.write(ctx) as inner:
             inner.put(THING, {})
         outer.emit("found", outer.need(THING).ref)
@@ -223,7 +223,7 @@ def test_callers_hear_how_it_ended(ledger: Ledger, ctx: Context) -> None:
 def test_a_repeated_request_finds_its_outcome(ledger: Ledger, ctx: Context) -> None:
     keyed = replace(ctx, request="pay-1", keyed=True)
     assert ledger.outcome(keyed, "f1") is None
-    with ledger.unit(keyed) as tx:
+    with ledger.write(keyed) as tx:
         tx.emit("pay", THING.at("r1"))
         tx.remember('{"paid":1}', "f1")
     assert ledger.outcome(keyed, "f1") == '{"paid":1}'
@@ -235,10 +235,10 @@ def test_a_repeated_request_finds_its_outcome(ledger: Ledger, ctx: Context) -> N
         replace(keyed, keyed=False),
     ):
         assert ledger.outcome(other, "f1") is None
-    with pytest.raises(Stale), ledger.unit(keyed) as tx:  # noqa: PT012
+    with pytest.raises(Stale), ledger.write(keyed) as tx:  # noqa: PT012
         tx.emit("pay", THING.at("r1"))
         tx.remember('{"paid":2}', "f1")
-    with pytest.raises(Conflict), ledger.unit(keyed) as tx:
+    with pytest.raises(Conflict), ledger.write(keyed) as tx:
         tx.remember("{}", "f2")
     assert len(ledger.tail()) == 1, "the second try left no trace"
 
@@ -252,7 +252,7 @@ def test_the_same_request_from_many_threads_is_done_once(ledger: Ledger, ctx: Co
         gate.wait()
         while (found := ledger.outcome(keyed, "f")) is None:
             try:
-                with ledger.unit(keyed) as tx:
+                with ledger.write(keyed) as tx:
                     tx.emit("do", THING.at("r1"))
                     tx.remember(str(n), "f")
             except Stale:

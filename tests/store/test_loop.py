@@ -230,7 +230,7 @@ def test_outcomes_are_kept_for_a_week_and_then_forgotten(ledger: Ledger, clock: 
     clock.now = 1_800_000_000.0
     asked = [Context(Actor("ann", "acme"), "home", request=f"r{n}", keyed=True, now=clock) for n in range(3)]
     for ctx in asked:
-        with ledger.unit(ctx) as tx:
+        with ledger.write(ctx) as tx:
             tx.emit("do", JOB.at("r1"))
             tx.remember("1", "f")
         clock.now += 2 * 86_400

@@ -151,7 +151,7 @@ def test_postgres_restarted_under_load(own_server: PostgresServer) -> None:
             ctx = Context(Actor(who, "acme"), "uae", request=f"{who}-{n}", keyed=True)
             try:
                 if ledger.outcome(ctx, "f") is None:
-                    with ledger.unit(ctx) as tx:
+                    with ledger.write(ctx) as tx:
                         tx.emit("add", tx.put(Ref("thing", who, f"n{n}"), {"n": n}, terms={"who": who}).ref, n=n)
                         tx.remember("1", "f")
             except (Stale, Unavailable) as error:

@@ -19,8 +19,8 @@ from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable, from_wi
 from falaj.core.event import Event
 from falaj.core.stream import Stream
 from falaj.core.verb import Verb
-from falaj.desks import DESKS
-from falaj.platform import BoundDesk, desk_class
+from falaj.desks import DESKS, desk_class
+from falaj.platform import BoundDesk
 from falaj.store.codec import from_json, to_json
 
 TRIES = 4

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from falaj.cli import COMMANDS, GLOBALS
 from falaj.cli.frame import Frame, Parser, read
-from falaj.cli.verbs import flags_of, room, typed
+from falaj.cli.verbs import flags_of, typed
 from falaj.core.verb import verbs_of
-from falaj.desks import DESKS
+from falaj.desks import DESKS, desk_class
 
 Words = Mapping[str, Mapping[str, list[str]]]
 
@@ -23,7 +23,7 @@ def completion(frame: Frame, arguments: list[str]) -> int:
 
 def words() -> dict[str, dict[str, list[str]]]:
     """Desk, verb, flags."""
-    return {name: {typed(verb): flags_of(verb) for verb in verbs_of(room(name)).values()} for name in DESKS}
+    return {name: {typed(verb): flags_of(verb) for verb in verbs_of(desk_class(name)).values()} for name in DESKS}
 
 
 def bash(known: Words) -> str:

@@ -19,13 +19,13 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import Param, Verb, verbs_of
-from falaj.desks import DESKS
+from falaj.desks import DESKS, desk_class
 
 
 def desk(frame: Frame, arguments: list[str]) -> int:
     """`falaj <desk> <verb> ...`."""
     name = frame.command
-    verbs = {typed(verb): verb for verb in verbs_of(room(name)).values()}
+    verbs = {typed(verb): verb for verb in verbs_of(desk_class(name)).values()}
     word = next((a for a in arguments if not a.startswith("-")), "")
     if word not in verbs:
         if word:
@@ -123,15 +123,6 @@ def flags_of(verb: Verb) -> list[str]:
     own = [f"--{p.name.replace('_', '-')}" for p in verb.params]
     negated = [f"--no-{p.name.replace('_', '-')}" for p in verb.params if _one(p.type) is bool]
     return sorted({*own, *negated, *GLOBALS, *(["--out"] if Stream in options(verb.result) else [])})
-
-
-def room(name: str) -> type:
-    """The class of a desk; only its own module is imported."""
-    from importlib import import_module
-
-    module, _, cls = DESKS[name].path.partition(":")
-    found: type = getattr(import_module(module), cls)
-    return found
 
 
 def _positional(param: Param) -> bool:

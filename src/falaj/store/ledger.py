@@ -1,6 +1,6 @@
 """The ledger: records and events in one transaction, on any Store. The only mutable state of the house.
 
-A transaction belongs to the thread that opened it: every `write`, `unit`, `project` or `read` inside it joins it,
+A transaction belongs to the thread that opened it: every `write`, `project` or `read` inside it joins it,
 whoever its context speaks for. So never hold a lock of your own across one, nor hand its Writer to another thread.
 """
 
@@ -32,10 +32,9 @@ T = TypeVar("T")
 class Ledger:
     """Transactions over records and events, the log's tail, leases."""
 
-    def __init__(self, store: Store, cipher: Cipher | None = None, emitter: str = "") -> None:
+    def __init__(self, store: Store, cipher: Cipher | None = None) -> None:
         self.store = store
         self.cipher = cipher
-        self.emitter = emitter
         self.bundled = isinstance(store, CanBundle)
         self.local = _Local()
         self._callbacks: tuple[Callable[[], None], ...] = ()
@@ -46,10 +45,6 @@ class Ledger:
 
     def write(self, ctx: Context) -> "Writer":
         """A transaction: commits on a clean exit, and then everything in it is durable; else nothing of it happened."""
-        return Writer(self, ctx)
-
-    def unit(self, ctx: Context) -> "Writer":
-        """The guard's transaction: one verb, one transaction, which the verb's own writes join."""
         return Writer(self, ctx)
 
     def project(self, ctx: Context) -> "Writer":
