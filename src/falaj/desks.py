@@ -4,8 +4,6 @@ from functools import cache
 from importlib import import_module
 from typing import NamedTuple
 
-from falaj.core.errors import NotFound
-
 
 class Desk(NamedTuple):
     """Where a desk's class is, what it is for, and the kinds of things whose `show` it answers."""
@@ -45,6 +43,8 @@ DESKS: dict[str, Desk] = {
 def desk_class(name: str) -> type:
     """The class behind a desk's name; imports that desk and no other."""
     if name not in DESKS:
+        from falaj.core.errors import NotFound  # the list itself must load nothing: `falaj --help` is made of it
+
         raise NotFound(f"there is no desk {name!r:.40}", f"there are: {', '.join(DESKS)}")
     module, _, cls = DESKS[name].path.partition(":")
     found: type = getattr(import_module(module), cls)

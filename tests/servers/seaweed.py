@@ -94,8 +94,11 @@ class SeaweedServer(Server):
     def ready(self) -> bool:
         try:
             httpx.get(f"{self.endpoint}/", trust_env=False, timeout=2)
-            return httpx.get(f"http://127.0.0.1:{self._ports['filer']}/", trust_env=False, timeout=2).is_success
-        except httpx.HTTPError:
+            filer = httpx.get(f"http://127.0.0.1:{self._ports['filer']}/", trust_env=False, timeout=2)
+            # Until the volumes are known to the master again, reads of what is there answer 500.
+            volume = httpx.get(f"http://127.0.0.1:{self._ports['master']}/dir/assign", trust_env=False, timeout=2)
+            return filer.is_success and "fid" in volume.json()
+        except (httpx.HTTPError, ValueError):
             return False
 
 
