@@ -11,9 +11,23 @@ class Desk(NamedTuple):
     path: str
     summary: str
     kinds: tuple[str, ...] = ()
+    errands: tuple[str, ...] = ()
+    """Modules of what runs beside the caller (core/errand.py) and belongs to this desk."""
 
 
 DESKS: dict[str, Desk] = {
+    "catalog": Desk(
+        "falaj.catalog.service:Catalog",
+        "Versions of datasets, models and code: publish, compare, promote, roll back",
+        ("dataset", "model", "code"),
+        ("falaj.catalog.errands", "falaj.exchange.errands"),
+    ),
+    "track": Desk(
+        "falaj.track.service:Track",
+        "Experiments: runs, parameters, metrics, artefacts; MLflow clients welcome",
+        ("run",),
+        ("falaj.track.errands",),
+    ),
     "store": Desk(
         "falaj.store.service:Storage", "Bytes under labels: put, get, copy between zones, check, back up", ("blob",)
     ),

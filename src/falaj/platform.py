@@ -4,8 +4,9 @@ import os
 import pwd
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import partial, update_wrapper
 from importlib import metadata
 from pathlib import Path
@@ -13,14 +14,18 @@ from typing import Any, BinaryIO, TypeVar
 
 from falaj.audit.loop import SealLoop
 from falaj.audit.service import Audit
+from falaj.catalog.service import Catalog
 from falaj.core.bind import bind, options
 from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.errand import Progress, Silence, errands_of
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
+from falaj.core.label import Label
 from falaj.core.permit import PermitDesk
 from falaj.core.ports import Blobs, Identity
 from falaj.core.settings import Oidc, Settings, read_settings
 from falaj.core.stream import Stream
+from falaj.core.transfer import Receipt
 from falaj.core.verb import Verb, verbs_of
 from falaj.desks import DESKS, desk_class
 from falaj.govern.accounts import Accounts
@@ -38,15 +43,22 @@ from falaj.govern.rotation import Rotations
 from falaj.govern.secrets import SecretShelf
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
-from falaj.store.backup import BackupReport, Progress, restore
+from falaj.store.backup import BackupReport, restore
+from falaj.store.backup import Progress as Restoring
 from falaj.store.blobs import BlobStore
+from falaj.store.codec import from_plain
+from falaj.store.collect import Collector
 from falaj.store.forget import ForgetOutcomes
 from falaj.store.ledger import Ledger
 from falaj.store.loop import Loop, Loops, house_context
 from falaj.store.service import Storage
+from falaj.store.transfer import Transfers
 from falaj.store.upkeep import CollectLoop, ScrubLoop
+from falaj.track.service import Track
 
 EXTRAS = {"postgresql": "postgres", "s3": "s3", "gs": "s3", "az": "s3", "memory": "s3", "pkcs11": "pkcs11"}
+HOLDERS = ("blob", "dataset", "model", "code", "artifact")
+"""Every kind of record that keeps bytes alive by the digests in its terms."""
 CHUNK = 1 << 20
 T = TypeVar("T")
 
@@ -90,7 +102,7 @@ def plugin(port: str, scheme: str) -> Any:
         raise Invalid(f"{scheme}: needs the package {error.name}", f"pip install 'falaj[{extra}]'") from error
 
 
-def restore_into(settings: Settings, path: str, progress: Progress | None = None) -> BackupReport:
+def restore_into(settings: Settings, path: str, progress: Restoring | None = None) -> BackupReport:
     """Bring a backup into the empty store these settings name; no house stands on it yet."""
     Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
     ledger = Ledger(_opened("store", settings.at(settings.store), {}))
@@ -130,8 +142,12 @@ class House:
         self.zones = Zones(ledger, regimes, approvals)
         self.audit = Audit(ledger, keyring, settings.installation)
         self._rotations = Rotations(keyring)
-        self.storage = Storage(ledger, self.blobs)
+        self.storage = Storage(ledger, self.blobs, Collector(self.blobs, HOLDERS))
+        self.transfers = Transfers(self.blobs, permits)
+        self.catalog = Catalog(ledger, self.blobs, self.transfers, approvals, keyring)
         self.desks: dict[str, object] = {
+            "catalog": self.catalog,
+            "track": Track(ledger, self.blobs),
             "store": self.storage,
             "people": People(ledger, self.accounts, self.workloads, self._issuer),
             "policy": policy,
@@ -269,11 +285,14 @@ class Platform:
         self.house = house
         self.actor = actor
         self.purpose = purpose
+        self.address = f"dir:{house.settings.home}"
+        self.progress: Progress = Silence()
+        self.bytes = HouseBytes(self)
 
     def __getattr__(self, name: str) -> "BoundDesk":
         if name.startswith("_") or name not in DESKS:
             raise AttributeError(f"there is no desk {name!r}; there are: {', '.join(DESKS)}")
-        return BoundDesk(name, desk_class(name), self._call)
+        return BoundDesk(name, self, self._call)
 
     def __dir__(self) -> list[str]:
         return [*DESKS, "close"]
@@ -293,22 +312,52 @@ class Platform:
         return self.house.call(desk, verb.name, ctx, arguments)
 
 
-class BoundDesk:
-    """A desk as its user sees it: every verb a method without the context."""
+class HouseBytes:
+    """The byte channel of a house in this process."""
 
-    def __init__(self, name: str, room: type, call: Callable[[str, Verb, dict[str, Any]], Any]) -> None:
-        self._name, self._room, self._call = name, room, call
-        self.__doc__ = room.__doc__
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+
+    def put(self, ticket: str, chunks: Iterable[bytes]) -> Receipt:
+        """Store one piece; durable on return."""
+        return self._platform.house.transfers.put(self._ctx(), ticket, chunks)
+
+    def bundle(self, ticket: str, receipts: tuple[Receipt, ...]) -> Receipt:
+        """Tie pieces together."""
+        return self._platform.house.transfers.bundle(self._ctx(), ticket, receipts)
+
+    def get(self, ticket: str, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Bytes of what the ticket opens."""
+        return self._platform.house.transfers.get(self._ctx(), ticket, digest, start, stop)
+
+    def _ctx(self) -> Context:
+        return self._platform.house.context(self._platform.actor)
+
+
+class BoundDesk:
+    """A desk as its user sees it: every verb a method without the context, every errand one without the platform."""
+
+    def __init__(self, name: str, here: Any, call: Callable[[str, Verb, dict[str, Any]], Any]) -> None:
+        self._name, self._here, self._call = name, here, call
+        self._room = desk_class(name)
+        self.__doc__ = self._room.__doc__
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         verb = verbs_of(self._room).get(name)
-        if verb is None:
-            raise AttributeError(f"{self._name} has no verb {name!r}; it has: {', '.join(verbs_of(self._room))}")
-        call = partial(_bound_call, self._name, verb, self._call)
-        return update_wrapper(call, getattr(self._room, name))
+        if verb is not None:
+            call = partial(_bound_call, self._name, verb, self._call)
+            return update_wrapper(call, getattr(self._room, name))
+        found = errands_of(DESKS[self._name].errands).get(name)
+        if found is None:
+            raise AttributeError(f"{self._name} has no verb {name!r}; it has: {', '.join(dir(self))}")
+        return update_wrapper(partial(_run_errand, self._here, *found), found[1])
 
     def __dir__(self) -> list[str]:
-        return list(verbs_of(self._room))
+        return [*verbs_of(self._room), *errands_of(DESKS[self._name].errands)]
+
+
+def _run_errand(here: Any, verb: Verb, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(here, **bind(verb, args, kwargs))
 
 
 def _bound_call(
@@ -322,7 +371,14 @@ def _bound_call(
             tuple(as_stream(v) if n in streams else v for n, v in zip(names, args, strict=False)) + args[len(names) :]
         )
         kwargs = {n: as_stream(v) if n in streams and v is not None else v for n, v in kwargs.items()}
-    return call(desk, verb, bind(verb, args, kwargs))
+    bound = bind(verb, args, {name: _record(verb, name, value) for name, value in kwargs.items()})
+    return call(desk, verb, bound)
+
+
+def _record(verb: Verb, name: str, value: Any) -> Any:
+    """A record that was written as plain values, as scripts and JSON files do."""
+    kinds = [kind for p in verb.params if p.name == name for kind in options(p.type) if is_dataclass(kind)]
+    return from_plain(kinds[0], value) if kinds and kinds[0] is not Label and isinstance(value, Mapping) else value
 
 
 def as_stream(value: Any) -> Stream:

@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from falaj.api import carrier
 from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render, send_answer
 from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
@@ -54,6 +55,7 @@ class App:
         self._limits = house.settings.limits
         self.deadlines = Deadlines(self._limits.timeout_s)
         self.events = Events(house, self.lanes, self.gate, self.metrics, self.deadlines)
+        self.carrier = carrier.Carrier(house, self.lanes)
         self._span = make_span()
         self._openapi = b""
         self._add_routes()
@@ -138,6 +140,9 @@ class App:
                 if verb.name == "show":
                     self.router.add_show(kinds, Route("GET", SHOW, call.action, partial(self._show, call), call))
         add(Route("GET", "/v1/events", self.events.action, self.events.serve))
+        add(Route("POST", carrier.PUT, "bytes.put", self._put_piece))
+        add(Route("POST", carrier.BUNDLE, "bytes.bundle", self._bundle_pieces))
+        add(Route("POST", carrier.GET, "bytes.get", self._get_piece))
 
     async def _call(self, call: Call, ask: Ask) -> Answer | None:
         """POST /v1/<desk>/<verb>."""
@@ -221,6 +226,20 @@ class App:
                 return to_json(result)
             outlet.push(result)
             return None
+
+    async def _put_piece(self, ask: Ask) -> Answer:
+        self.deadlines.close(asyncio.current_task() or _NO_TASK)  # streams are bounded by their idle time
+        return await self.carrier.put(ask, self.gate.context(ask, ask.caller, repeatable=False))
+
+    async def _bundle_pieces(self, ask: Ask) -> Answer:
+        ctx = self.gate.context(ask, ask.caller, repeatable=False)
+        return await self.carrier.bundle(ctx, await self._body(ask))
+
+    async def _get_piece(self, ask: Ask) -> Answer | None:
+        ctx = self.gate.context(ask, ask.caller, repeatable=False)
+        body = await self._body(ask)
+        self.deadlines.close(asyncio.current_task() or _NO_TASK)
+        return await self.carrier.get(ask, ctx, body)
 
     async def _body(self, ask: Ask) -> bytes:
         """The whole JSON body, within its limits of size and time."""

@@ -4,22 +4,25 @@ import json
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 import falaj
+from falaj.api.carrier import BUNDLE, GET, PUT, TICKET_HEADER
 from falaj.api.stream import BLOCK
 from falaj.api.tls import client_context
 from falaj.api.wire import ARGS_HEADER, encode_header
 from falaj.core.bind import options
+from falaj.core.errand import Progress, Silence
 from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable, from_wire
 from falaj.core.event import Event
 from falaj.core.stream import Stream
+from falaj.core.transfer import Receipt
 from falaj.core.verb import Verb
-from falaj.desks import DESKS, desk_class
+from falaj.desks import DESKS
 from falaj.platform import BoundDesk
 from falaj.store.codec import from_json, to_json
 
@@ -52,6 +55,8 @@ class RemotePlatform:
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         headers |= {"falaj-purpose": purpose} if purpose else {}
         verify: ssl.SSLContext | bool = client_context(ca, cert, key) if parts.scheme == "https" else False
+        self.progress: Progress = Silence()
+        self.bytes = RemoteBytes(self)
         self._http = httpx.Client(
             base_url=self.address,
             headers=headers,
@@ -63,7 +68,7 @@ class RemotePlatform:
     def __getattr__(self, name: str) -> BoundDesk:
         if name.startswith("_") or name not in DESKS:
             raise AttributeError(f"there is no desk {name!r}; there are: {', '.join(DESKS)}")
-        return BoundDesk(name, desk_class(name), self.call)
+        return BoundDesk(name, self, self.call)
 
     def __dir__(self) -> list[str]:
         return [*DESKS, "call", "close", "events", "get"]
@@ -102,6 +107,14 @@ class RemotePlatform:
     def get(self, path: str) -> Any:
         """The JSON at a read-only path: /health, /ready, /v1/login, /r/<ref>."""
         return self._tried(lambda: self._http.get(path), again=True).json()
+
+    def send(self, path: str, body: bytes, headers: dict[str, str], *, stream: bool = False) -> httpx.Response:
+        """POST what may be sent again without harm."""
+
+        def post() -> httpx.Response:
+            return self._http.send(self._http.build_request("POST", path, content=body, headers=headers), stream=stream)
+
+        return self._tried(post, again=True)
 
     def events(self, after: str = "", **where: str) -> Iterator[tuple[str, Event]]:
         """Follow the tenant's log: (cursor, event), for as long as the server speaks."""
@@ -168,6 +181,35 @@ class RemotePlatform:
         if isinstance(error, httpx.TimeoutException):
             return Unavailable(f"{self.address} did not answer in time", "try again")
         return Unavailable(f"the connection to {self.address} broke", "try again")
+
+
+class RemoteBytes:
+    """The byte channel of a platform somewhere else. A piece that was lost on the way is sent again."""
+
+    def __init__(self, platform: RemotePlatform) -> None:
+        self._platform = platform
+
+    def put(self, ticket: str, chunks: Iterable[bytes]) -> Receipt:
+        """Send one piece, of at most 64 MiB."""
+        body = b"".join(chunks)
+        headers = {"content-type": "application/octet-stream", TICKET_HEADER.decode(): ticket}
+        answer = self._platform.send(PUT, body, headers)
+        receipt: Receipt = from_json(Receipt, answer.content)
+        return receipt
+
+    def bundle(self, ticket: str, receipts: tuple[Receipt, ...]) -> Receipt:
+        """Tie pieces together."""
+        answer = self._platform.send(BUNDLE, to_json({"ticket": ticket, "receipts": receipts}), _JSON)
+        receipt: Receipt = from_json(Receipt, answer.content)
+        return receipt
+
+    def get(self, ticket: str, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Bytes of what the ticket opens."""
+        asked = to_json({"ticket": ticket, "digest": digest, "start": start, "stop": stop})
+        return _chunks(self._platform.send(GET, asked, _JSON, stream=True))
+
+
+_JSON = {"content-type": "application/json"}
 
 
 def _result(verb: Verb, response: httpx.Response) -> Any:

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 from falaj.cli import COMMANDS, GLOBALS
 from falaj.cli.frame import Frame, Parser, read
-from falaj.cli.verbs import flags_of, typed
-from falaj.core.verb import verbs_of
-from falaj.desks import DESKS, desk_class
+from falaj.cli.verbs import flags_of, typed, words_of
+from falaj.desks import DESKS
 
 Words = Mapping[str, Mapping[str, list[str]]]
 
@@ -23,7 +22,7 @@ def completion(frame: Frame, arguments: list[str]) -> int:
 
 def words() -> dict[str, dict[str, list[str]]]:
     """Desk, verb, flags."""
-    return {name: {typed(verb): flags_of(verb) for verb in verbs_of(desk_class(name)).values()} for name in DESKS}
+    return {name: {typed(verb): flags_of(verb) for verb in words_of(name)} for name in DESKS}
 
 
 def bash(known: Words) -> str:

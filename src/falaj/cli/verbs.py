@@ -11,9 +11,11 @@ from typing import Any
 
 from falaj.cli import GLOBALS
 from falaj.cli.frame import Frame, Parser, common, read
+from falaj.cli.progress import watched
 from falaj.cli.streams import inward, outward
 from falaj.cli.tables import put
 from falaj.core.bind import options, type_name
+from falaj.core.errand import ERRAND, errands_of
 from falaj.core.errors import Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
@@ -25,7 +27,7 @@ from falaj.desks import DESKS, desk_class
 def desk(frame: Frame, arguments: list[str]) -> int:
     """`falaj <desk> <verb> ...`."""
     name = frame.command
-    verbs = {typed(verb): verb for verb in verbs_of(desk_class(name)).values()}
+    verbs = {typed(verb): verb for verb in words_of(name)}
     word = next((a for a in arguments if not a.startswith("-")), "")
     if word not in verbs:
         if word:
@@ -36,13 +38,22 @@ def desk(frame: Frame, arguments: list[str]) -> int:
     rest = list(arguments)
     rest.remove(word)
     frame, found = read(frame, parser_of(name, verb), rest, plain=False)
-    result = getattr(getattr(frame.connect(), name), verb.name)(**given(name, verb, found))
+    platform = frame.connect()
+    if verb.group == ERRAND:
+        platform.progress = watched()
+    result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
     if isinstance(result, Stream):
         outward(result, found.out)
     else:
         put(result, as_json=frame.as_json)
     # What checks something says by its exit code, too, that it is not as it should be.
     return 1 if getattr(result, "ok", True) is False else 0
+
+
+def words_of(name: str) -> list[Verb]:
+    """All that can be said at a desk: its verbs and its errands."""
+    errands = [verb for verb, _ in errands_of(DESKS[name].errands).values()]
+    return [*errands, *verbs_of(desk_class(name)).values()]
 
 
 def typed(verb: Verb) -> str:
@@ -191,6 +202,8 @@ def _plain(param: Param, kind: Any, given: Any) -> Any:
     if is_dataclass(kind) and kind is not Label and isinstance(given, str):
         try:
             return json.loads(Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise Invalid(f"{given[1:]} cannot be read: {error.strerror}", "check the path") from error
+        except ValueError as error:
             raise Invalid(f"{param.name} is not JSON", "write a JSON object, or @FILE") from error
     return given

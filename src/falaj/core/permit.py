@@ -1,12 +1,21 @@
-"""Permit: a short signed capability to move bytes. Storage opens for nothing else, so no path can forget to ask."""
+"""Permit: a short signed capability to move bytes. Storage opens for nothing else, so no path can forget to ask.
 
+A permit opens storage once. Where many pieces of one thing move, its first spending gives a ticket: good for hours, for
+the same act on the same thing, and only in the hands of the person it was given to. For what came in under a ticket
+storage gives receipts.
+"""
+
+import base64
+import binascii
 import hashlib
 import hmac
+import json
 import secrets
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from falaj.core.errors import Denied
+from falaj.core.errors import Denied, Invalid
+from falaj.core.transfer import Receipt
 
 LIFETIME_S = 60.0
 
@@ -42,6 +51,21 @@ class Permit:
         return b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Many movements of one thing: what one permit allowed, for one holder, until `expires`."""
+
+    op: str
+    thing: str
+    """The bare name that is written, or the pinned version that is read."""
+    tenant: str
+    zone: str
+    holder: str
+    expires: float
+    intent: str = ""
+    """The open put that keeps the collector away from what was sent."""
+
+
 class PermitDesk:
     """Signs permits and redeems each once. One secret an installation; the guard issues, storage redeems."""
 
@@ -74,9 +98,48 @@ class PermitDesk:
             if len(self._spent) > 4096:
                 self._spent = {n: e for n, e in self._spent.items() if e > now}
 
+    def ticket(self, ticket: Ticket) -> str:
+        """The text of a ticket; whoever asks has spent the permit for it."""
+        data = base64.urlsafe_b64encode(json.dumps(asdict(ticket), separators=(",", ":")).encode())
+        return f"{data.decode()}.{self._sign(b'ticket', data)}"
+
+    def admit(self, text: str, op: str, holder: str, now: float) -> Ticket:
+        """The ticket behind a text, or Denied: forged, over, another person's, or for another act."""
+        data, _, mac = text.partition(".")
+        if not hmac.compare_digest(mac.encode(errors="replace"), self._sign(b"ticket", data.encode()).encode()):
+            raise Denied("the ticket is forged or altered", "tickets come from a verb, such as catalog.open")
+        try:
+            ticket = Ticket(**json.loads(base64.urlsafe_b64decode(data)))
+        except (binascii.Error, ValueError, TypeError) as error:
+            raise Invalid("the ticket is of another release", "ask the verb for a new one") from error
+        if ticket.holder != holder:
+            raise Denied("the ticket is another person's", "ask for one of your own", ticket.thing)
+        if ticket.op != op:
+            raise Denied(f"the ticket is to {ticket.op}", f"ask for one to {op}", ticket.thing)
+        if not now < ticket.expires:
+            raise Denied("the ticket has expired", "ask the verb for a new one", ticket.thing)
+        return ticket
+
+    def receipt(self, ticket: Ticket, digest: str, size: int) -> Receipt:
+        """What proves later that these bytes came in for the ticket's thing."""
+        return Receipt(digest, size, self._sign(b"receipt", _sent(ticket.tenant, ticket.zone, ticket.thing, digest)))
+
+    def accept(self, receipt: Receipt, tenant: str, zone: str, thing: str) -> None:
+        """Take a receipt as proof, or Denied."""
+        wanted = self._sign(b"receipt", _sent(tenant, zone, thing, receipt.digest))
+        if not hmac.compare_digest(receipt.mac.encode(errors="replace"), wanted.encode()):
+            raise Denied("a receipt is forged or of another thing", "send the bytes again", thing)
+
     def _mac(self, permit: Permit) -> str:
         return hmac.new(self._key, permit.message(), hashlib.sha256).hexdigest()
+
+    def _sign(self, what: bytes, data: bytes) -> str:
+        return hmac.new(self._key, what + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 def _signed(p: Permit, mac: str) -> Permit:
     return Permit(p.op, p.thing, p.tenant, p.src, p.dst, p.label, p.policy, p.expires, p.nonce, mac)
+
+
+def _sent(*parts: str) -> bytes:
+    return json.dumps(parts).encode()

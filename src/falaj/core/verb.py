@@ -38,6 +38,7 @@ class Verb:
     purpose: str
     outside: bool
     once: bool
+    heads: tuple[str, ...]
     summary: str
     doc: str
     params: tuple[Param, ...]
@@ -62,6 +63,7 @@ def verb(
     purpose: str = "",
     outside: bool = False,
     once: bool = False,
+    heads: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Mark a room's method `def name(self, ctx: Context, ...)` as reachable, and say what it touches.
 
@@ -70,6 +72,7 @@ def verb(
     into: the parameter that names the zone where what it writes will lie; the caller's own zone when empty.
     purpose: the parameter that says what for; checked against the label's purposes.
     outside: it acts outside the ledger (bytes, other systems), so it manages its own transactions: intent first.
+    heads: those of `reads` that are about the name itself, whatever its versions: they are given as asked, not pinned.
     once: what it gives holds a secret, shown this once: it is never kept, not even for a repeat of the same request.
     """
     chosen = group or ("write" if writes else "see")
@@ -77,7 +80,7 @@ def verb(
         raise ValueError(f"{chosen!r} is no group of verbs: {', '.join(GROUPS)}")
 
     def mark(function: F) -> F:
-        function.__verb_mark__ = (chosen, reads, writes, into, purpose, outside, once)  # type: ignore[attr-defined]
+        function.__verb_mark__ = (chosen, reads, writes, into, purpose, outside, once, heads)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -87,15 +90,18 @@ def verb(
 def verbs_of(room: type) -> dict[str, Verb]:
     """Every verb of a room class by name, in the order they are written."""
     found: dict[str, Verb] = {}
-    for name, function in vars(room).items():
-        mark = getattr(function, "__verb_mark__", None)
-        if mark is not None:
-            found[name] = _read(name, function, mark)
+    # A desk may be written in several classes, one idea each; the first one named comes first.
+    for part in room.__mro__:
+        for name, function in vars(part).items():
+            mark = getattr(function, "__verb_mark__", None)
+            if mark is not None and name not in found:
+                found[name] = read_verb(name, function, mark)
     return found
 
 
-def _read(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) -> Verb:
-    group, reads, writes, into, purpose, outside, once = mark
+def read_verb(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) -> Verb:
+    """What a mark, a signature and a docstring say together."""
+    group, reads, writes, into, purpose, outside, once, heads = mark
     hints = typing.get_type_hints(function, include_extras=True)
     params = []
     for param in list(inspect.signature(function).parameters.values())[1:]:
@@ -114,6 +120,7 @@ def _read(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) -> Ver
         purpose,
         outside,
         once,
+        heads,
         doc.partition("\n")[0],
         doc,
         tuple(params),

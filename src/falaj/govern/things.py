@@ -88,9 +88,10 @@ def things_of(
     with ledger.read(ctx) as tx:
         for name, refs in named.items():
             written = name in verb.writes
-            things = [_find(tx, ctx, ref, written) for ref in refs]
+            head = name in verb.heads
+            things = [_find(tx, ctx, ref, written, head) for ref in refs]
             found += things
-            if refs and not written:
+            if refs and not written and not head:
                 changed[name] = _with_pins(arguments[name], things)
     return changed, found
 
@@ -108,8 +109,8 @@ def missing(ref: Ref) -> NotFound:
     return NotFound(f"there is no {ref}", "list what there is, or check the spelling", ref)
 
 
-def _find(tx: Reader, ctx: Context, ref: Ref, written: bool) -> Thing:
-    record = _resolve(tx, ref)
+def _find(tx: Reader, ctx: Context, ref: Ref, written: bool, head: bool) -> Thing:
+    record = tx.get(ref.bare) if head else _resolve(tx, ref)
     if record is None:
         if not written:
             raise missing(ref)

@@ -84,6 +84,10 @@ class BlobStore:
     def put(self, ctx: Context, thing: str, zone: str, chunks: Iterable[bytes], permit: Permit) -> Blob:
         """Store bytes in a zone; durable on return. Bytes that are there already are not sent again."""
         self._redeem(ctx, permit, "write", thing, zone)
+        return self.take(ctx, thing, zone, chunks)
+
+    def take(self, ctx: Context, thing: str, zone: str, chunks: Iterable[bytes]) -> Blob:
+        """The same for one whose permit was spent before: a transfer under its ticket, or the house itself."""
         return self._write(ctx, "put", thing, zone, chunks)
 
     def get(
@@ -91,8 +95,14 @@ class BlobStore:
     ) -> Iterator[bytes]:
         """The bytes, or a range of them, every chunk authenticated before it is handed out."""
         self._redeem(ctx, permit, "read", thing, zone)
+        return self.give(ctx, zone, digest, start, stop)
+
+    def give(self, ctx: Context, zone: str, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The same for one whose permit was spent before: a transfer under its ticket, or the house itself."""
         with self.ledger.read(ctx) as tx:
             found = readable(tx, ctx.tenant, zone, hex_of(digest))
+        if found.bundle:
+            raise Invalid(f"{digest[:20]}… is a bundle", "read what it holds together, piece by piece")
         if start < 0 or (stop is not None and stop < start):
             raise Invalid(f"a range from {start} to {stop}", "ranges count bytes from 0 and end after they begin")
         return self.read(ctx, found, start, stop)
@@ -103,10 +113,20 @@ class BlobStore:
         self._redeem(ctx, permits[1], "copy", thing, dst)
         with self.ledger.read(ctx) as tx:
             found = readable(tx, ctx.tenant, src, hex_of(digest))
-        wanted = replace(found, zone=dst, at=ctx.now())
-        if self._project(ctx, lambda tx: is_there(tx, wanted)):
-            return Blob(digest, found.size, dst)
-        return self._write(ctx, "copy", thing, dst, self.read(ctx, found))
+        if not found.bundle:
+            return self._carry(ctx, thing, found, dst)
+        intent = self.project(ctx, lambda tx: open_intent(tx, ctx, "copy", thing, dst))
+        try:
+            for part in found.parts:
+                with self.ledger.read(ctx) as tx:
+                    piece = readable(tx, ctx.tenant, src, part)
+                self._carry(ctx, thing, piece, dst)
+                self.project(ctx, lambda tx: refresh_intent(tx, intent, ctx.now()))
+            there = replace(found, zone=dst, rev=0, at=ctx.now())
+            self.project(ctx, lambda tx: assemble(tx, there))
+        finally:
+            self.project(ctx, lambda tx: close_intent(tx, intent))
+        return Blob(digest, found.size, dst)
 
     def delete(self, ctx: Context, thing: str, zone: str, digest: str, permit: Permit) -> None:
         """Give up a thing's claim on bytes in a zone: they go when no record reaches them and the grace has passed."""
@@ -135,6 +155,13 @@ class BlobStore:
             return _verified(itertools.chain.from_iterable(opened), found)
         return _trimmed(itertools.chain.from_iterable(opened), start % CHUNK, stop - start)
 
+    def _carry(self, ctx: Context, thing: str, found: Object, dst: str) -> Blob:
+        """One object into another zone, unless it is there."""
+        wanted = replace(found, zone=dst, at=ctx.now())
+        if self.project(ctx, lambda tx: is_there(tx, wanted)):
+            return Blob(digest_of(found.digest), found.size, dst)
+        return self._write(ctx, "copy", thing, dst, self.read(ctx, found))
+
     def _write(self, ctx: Context, op: str, thing: str, zone: str, chunks: Iterable[bytes]) -> Blob:
         pieces = rechunk(chunks)
         first = list(itertools.islice(pieces, PART_CHUNKS + 1))
@@ -143,11 +170,11 @@ class BlobStore:
             return Blob(digest_of(digest), size, zone)
         pieces = itertools.chain(first, pieces)
         del first  # a long put must not hold its first part to the end
-        intent = self._project(ctx, lambda tx: open_intent(tx, ctx, op, thing, zone))
+        intent = self.project(ctx, lambda tx: open_intent(tx, ctx, op, thing, zone))
         try:
             return self._write_parts(ctx, zone, pieces, intent)
         finally:
-            self._project(ctx, lambda tx: close_intent(tx, intent))
+            self.project(ctx, lambda tx: close_intent(tx, intent))
 
     def _write_parts(self, ctx: Context, zone: str, pieces: Iterator[bytes], intent: Key) -> Blob:
         whole, size, parts = blake3(), 0, list[str]()
@@ -169,7 +196,7 @@ class BlobStore:
         for digest, _ in _in_order(cut(), lambda part: self._store(ctx, zone, part, intent), _WRITERS):
             parts.append(digest)
         made = Object(ctx.tenant, zone, whole.hexdigest(), LIVE, size, parts=tuple(parts), at=ctx.now())
-        self._project(ctx, lambda tx: assemble(tx, made))
+        self.project(ctx, lambda tx: assemble(tx, made))
         return Blob(digest_of(made.digest), size, zone)
 
     def _store(
@@ -188,10 +215,10 @@ class BlobStore:
                 refresh_intent(tx, intent, ctx.now())
             return claim(tx, wanted, attempt)
 
-        if self._project(ctx, announce):
+        if self.project(ctx, announce):
             store = self.open_zone(zone)
             store.put(attempt.key, wanted.seal(self.keys).seal(pieces))
-            won = self._project(ctx, lambda tx: settle(tx, wanted, attempt))
+            won = self.project(ctx, lambda tx: settle(tx, wanted, attempt))
             if won is not attempt:
                 # Nobody else may know this name any more, so it is ours to remove.
                 store.delete(attempt.key)
@@ -199,7 +226,7 @@ class BlobStore:
                 raise Conflict("the write took so long that its space was taken back", "write again")
         return digest, size
 
-    def _project(self, ctx: Context, work: Callable[[Writer], T]) -> T:
+    def project(self, ctx: Context, work: Callable[[Writer], T]) -> T:
         """Two writers of one object may meet; the later one looks again, after a moment that no two of them share."""
         for turn in range(_TRIES - 1):
             with contextlib.suppress(Stale), self.ledger.project(ctx) as tx:

@@ -71,6 +71,8 @@ class Object:
     stray: tuple[str, ...] = ()
     rev: int = 0
     at: float = 0.0
+    bundle: bool = False
+    """True when the parts are only kept together, and are not one run of bytes."""
 
     @property
     def record_key(self) -> Key:
@@ -94,7 +96,7 @@ def as_object(record: Record) -> Object:
     try:
         return Object(
             key.tenant, key.version, key.name, body["state"], body["size"], body["key"], body["dek"], body["head"],
-            tuple(body["parts"]), tuple(body["stray"]), record.rev, record.at,
+            tuple(body["parts"]), tuple(body["stray"]), record.rev, record.at, body.get("bundle", False),
         )  # fmt: skip
     except KeyError as error:
         raise Corrupt(f"the record of object {key.name[:16]} cannot be read", "restore it from a backup") from error
@@ -130,7 +132,7 @@ def save(tx: Writer, thing: Object) -> None:
     """Write the object over exactly the revision it was read at."""
     body = {
         "state": thing.state, "size": thing.size, "key": thing.key, "dek": thing.dek, "head": thing.head,
-        "parts": thing.parts, "stray": thing.stray,
+        "parts": thing.parts, "stray": thing.stray, **({"bundle": True} if thing.bundle else {}),
     }  # fmt: skip
     terms = {"state": thing.state, **{f"part.{part}": thing.zone for part in thing.parts}}
     try:
@@ -219,9 +221,14 @@ def assemble(tx: Writer, whole: Object) -> None:
 
 def open_intent(tx: Writer, ctx: Context, op: str, thing: str, zone: str) -> Key:
     """Announce a put or copy; while it is kept fresh, nothing that it touched is collected."""
-    key = Key(ctx.tenant, KIND, _INTENTS, new_id())
+    key = intent_key(ctx.tenant, new_id())
     tx.put(key, {"op": op, "thing": thing, "since": ctx.now()}, label=_OPEN, zone=zone)
     return key
+
+
+def intent_key(tenant: str, name: str) -> Key:
+    """Where an open put or copy is announced."""
+    return Key(tenant, KIND, _INTENTS, name)
 
 
 def refresh_intent(tx: Writer, key: Key, now: float) -> None:

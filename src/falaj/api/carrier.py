@@ -1,0 +1,80 @@
+"""The byte channel over HTTP: pieces in and out under tickets.
+
+The verbs that give tickets and take receipts are guarded and recorded; what moves between them is checked against the
+ticket and its holder, and passes through no verb.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from falaj.api.answers import Answer, Refusal, render
+from falaj.api.lanes import Lanes
+from falaj.api.routes import Ask
+from falaj.api.stream import Inlet, Outlet
+from falaj.core.context import Context
+from falaj.core.errors import Invalid
+from falaj.core.stream import Stream
+from falaj.core.transfer import Receipt
+from falaj.store.codec import from_json, to_json
+
+if TYPE_CHECKING:
+    from falaj.platform import House
+
+PUT, BUNDLE, GET = "/v1/bytes/put", "/v1/bytes/bundle", "/v1/bytes/get"
+TICKET_HEADER = b"falaj-ticket"
+PIECE_BYTES = 64 << 20
+"""The longest piece; senders cut at 16 MiB."""
+
+
+class Carrier:
+    """Answers the three paths of the channel."""
+
+    def __init__(self, house: "House", lanes: Lanes) -> None:
+        self._house = house
+        self._lanes = lanes
+
+    async def put(self, ask: Ask, ctx: Context) -> Answer:
+        """One piece as the body, the ticket in a header; gives its receipt."""
+        if ask.headers.get(b"content-type", b"").partition(b";")[0].strip() != b"application/octet-stream":
+            raise Refusal(Invalid("a piece is bytes", "send application/octet-stream"), 415)
+        ticket = ask.text(TICKET_HEADER)
+        ask.unread = False
+        inlet = Inlet(ask.receive, PIECE_BYTES)
+        filling = asyncio.get_running_loop().create_task(inlet.fill())
+        body, error = await self._lanes.outside(self._put, ctx, ticket, inlet)
+        if not filling.done():
+            filling.cancel()
+            ask.unread = True
+        return Answer(200, body, ctx.request) if error is None else render(error, ctx.request)
+
+    async def bundle(self, ctx: Context, body: bytes) -> Answer:
+        """Receipts in, one receipt out."""
+        answer, error = await self._lanes.outside(self._bundle, ctx, body)
+        return Answer(200, answer, ctx.request) if error is None else render(error, ctx.request)
+
+    async def get(self, ask: Ask, ctx: Context, body: bytes) -> Answer | None:
+        """A piece, or a range of one, as the answer."""
+        outlet = Outlet(ask.send, ask.receive, ctx.request)
+        try:
+            _, error = await self._lanes.outside(self._get, ctx, body, outlet)
+        finally:
+            outlet.close()
+        if error is None or outlet.started:
+            return None  # cut short, the connection is closed without an end, and the caller sees that
+        return render(error, ctx.request)
+
+    def _put(self, ctx: Context, ticket: str, inlet: Inlet) -> bytes:
+        return to_json(self._house.transfers.put(ctx, ticket, inlet))
+
+    def _bundle(self, ctx: Context, body: bytes) -> bytes:
+        asked: dict[str, Any] = from_json(dict[str, Any], body)
+        receipts = from_json(tuple[Receipt, ...], to_json(asked.get("receipts", ())))
+        return to_json(self._house.transfers.bundle(ctx, str(asked.get("ticket", "")), receipts))
+
+    def _get(self, ctx: Context, body: bytes, outlet: Outlet) -> None:
+        asked: dict[str, Any] = from_json(dict[str, Any], body)
+        start, stop = asked.get("start", 0), asked.get("stop")
+        if type(start) is not int or not (stop is None or type(stop) is int):
+            raise Invalid("a range is two whole numbers", "for example start 0, stop 1048576")
+        chunks = self._house.transfers.get(ctx, str(asked["ticket"]), str(asked["digest"]), start, stop)
+        outlet.push(Stream(chunks))

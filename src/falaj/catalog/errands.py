@@ -1,0 +1,1 @@
+"""What the catalog's users do beside the platform: publish a folder, check a version out, compare, verify."""

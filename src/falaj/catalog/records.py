@@ -1,0 +1,151 @@
+"""What the catalog knows of a version. Frozen, plain, and the same on the wire."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.transfer import Receipt
+from falaj.snapshot.records import Tree
+
+KINDS = ("dataset", "model", "code")
+STAGES = ("experiment", "staging", "production", "retired", "destroyed")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. What would show values is left out where the column is personal or sensitive."""
+
+    name: str
+    type: str
+    nulls: int = 0
+    distinct: int | None = None
+    low: str = ""
+    high: str = ""
+    mean: float | None = None
+    category: str = ""
+    """personal, sensitive, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is known of the rows in a tree."""
+
+    rows: int
+    columns: tuple[Column, ...]
+    format: str = "parquet"
+    files: int = 1
+    source: str = ""
+    """Where it was pinned, for example `delta:12` or `iceberg:8744…`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The program that made a model: where it came from, and the version of it that we keep."""
+
+    ref: Ref | None = None
+    commit: str = ""
+    remote: str = ""
+    dirty: str = ""
+    """The digest of what was not committed; empty when everything was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a model version is made of, beside its files."""
+
+    format: str = ""
+    """safetensors, onnx, skops, xgboost, lightgbm, …; see catalog/formats.py."""
+    code_bearing: bool = False
+    """True when loading it would run code: kept, never loaded by us, never in production."""
+    signature: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Package to version, with `python` and `platform`."""
+    command: tuple[str, ...] = ()
+    """What was run, inside the code's folder."""
+    code: Code | None = None
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a publisher says of a version."""
+
+    message: str = ""
+    table: Table | None = None
+    card: Card | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Of a model: SHA-256 by path, as signatures name files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a dataset, a model or a program."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "stage", "aliases", "num_files", "size_bytes", "made_at", "message")
+
+    ref: Ref
+    root: str
+    num_files: int
+    size_bytes: int
+    stage: str
+    label: Label
+    zones: tuple[str, ...]
+    author: str
+    made_at: float
+    message: str = ""
+    aliases: tuple[str, ...] = ()
+    inputs: Mapping[str, Ref] = field(default_factory=dict)
+    table: Table | None = None
+    card: Card | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    pinned: bool = False
+    signed: bool = False
+    state: str = "live"
+    """live, or deleted: a tombstone keeps its name, label, root and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Some versions and the cursor of the next page, empty at the end."""
+
+    versions: tuple[Version, ...]
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a publisher needs: the ticket to send under, and the version to build on, if there is one to read."""
+
+    ticket: str
+    base: Ref | None = None
+    base_tree: Tree | None = None
+    base_ticket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a reader needs: the tree, and the ticket to get its bytes under."""
+
+    ref: Ref
+    tree: Tree
+    ticket: str
+    table: Table | None = None
+    card: Card | None = None
+    signature: str = ""
+    """Of a model: the OpenSSF model-signing bundle, as JSON."""
+    key: str = ""
+    """The public key that made it, as PEM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a publisher hands in: the tree, and the receipts of the bundles that are new in it."""
+
+    ticket: str
+    tree: Tree
+    receipts: tuple[Receipt, ...] = ()

@@ -1,0 +1,224 @@
+"""Versions: begin a publish, commit it, open one to read, list and show them."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from falaj.catalog.records import KINDS, Begun, Facts, Listing, Made, Opened, Version
+from falaj.catalog.shelf import Shelf, as_version, check_kind, nearest, tree_of
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Denied, Invalid
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.snapshot.records import Tree
+from falaj.store.blobs import hex_of
+from falaj.store.codec import to_plain
+from falaj.store.ledger import Reader, Writer
+from falaj.store.objects import find_object
+from falaj.store.records import Record
+
+MOST_BATCHES = 4096
+
+
+class Versions(Shelf):
+    """How versions come in and are found again."""
+
+    @verb(writes=("name",), into="zone", outside=True)
+    def begin(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "what is to be published, for example dataset:fraud/tx"],
+        zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
+    ) -> Begun:
+        """Ask to publish: gives the ticket to send bytes under, and the newest version to build on.
+
+        `falaj catalog publish` does this and all that follows. What is sent and never committed is taken back.
+
+        Example:
+            falaj catalog begin dataset:fraud/tx
+        """
+        check_kind(name)
+        place, thing = zone or ctx.zone, str(name.bare)
+        ticket = self._transfers.begin(ctx, thing, place, ctx.permit("write", thing, place))
+        with self._ledger.read(ctx) as tx:
+            head = tx.get(name.bare)
+            base = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
+        if base is None or place not in base.body["zones"]:
+            return Begun(ticket)
+        try:
+            opened = self._transfers.grant(ctx, base.ref, place, ctx.permit("read", thing, place))
+        except Denied:
+            return Begun(ticket)  # who may write and not read sends everything again
+        return Begun(ticket, base.ref, tree_of(base), opened)
+
+    @verb(writes=("name",), reads=("inputs", "base"))
+    def commit(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "what is published, without a version"],
+        made: Annotated[Made, "the tree, its ticket and its receipts, as the client made them"],
+        facts: Annotated[Facts | None, "what its publisher says of it"] = None,
+        label: Annotated[Label | None, "what the law says of it; joined to what it carries already"] = None,
+        inputs: Annotated[dict[str, Ref] | None, "what it was made from, by role; their labels are joined"] = None,
+        base: Annotated[Ref | None, "the version whose batches it builds on"] = None,
+    ) -> Ref:
+        """Make a tree whose bytes were sent the next version of a name.
+
+        The same tree as the newest version with nothing new to say gives that version, and no new one.
+
+        Example:
+            falaj catalog commit dataset:fraud/tx --made @made.json
+        """
+        del label  # the guard has joined it into ctx.label, which is what counts
+        check_kind(name)
+        if name.version:
+            raise Invalid(f"{name} names a version", "versions are numbered by the platform: leave it out", name)
+        facts, thing = facts or Facts(), str(name.bare)
+        zone = self._transfers.zone_of(ctx, made.ticket)
+        if self._transfers.thing_of(ctx, made.ticket) != thing:
+            raise Denied("the ticket is for another thing", "begin again", name)
+        ctx.permit("write", thing, zone)  # the label may be stricter now than when the publish began
+        for receipt in made.receipts:
+            self._transfers.accept(receipt, ctx, thing, zone)
+        with self._ledger.write(ctx) as tx:
+            self._check_batches(tx, ctx, zone, made, base)
+            return self._add(tx, ctx, name, (made.tree, zone), facts, inputs or {})
+
+    @verb(reads=("name",), group="read")
+    def open(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Opened:
+        """Ask to read a version: gives its tree, and the ticket to get its bytes under.
+
+        `falaj catalog checkout` does this and all that follows.
+
+        Example:
+            falaj catalog open dataset:fraud/tx@v3
+        """
+        with self._ledger.read(ctx) as tx:
+            record = self._live(tx, name)
+        zone = nearest(record, ctx)
+        ticket = self._transfers.grant(ctx, record.ref, zone, ctx.permit("read", str(name.bare), zone))
+        version = as_version(record, {})
+        signature, key = record.body.get("signature", ""), record.body.get("key", "")
+        return Opened(record.ref, tree_of(record), ticket, version.table, version.card, signature, key)
+
+    @verb(reads=("name",))
+    def show(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Version:
+        """Show what a version is: size, label, schema, statistics, where it lies and who made it.
+
+        Example:
+            falaj catalog show dataset:fraud/tx
+        """
+        check_kind(name)
+        with self._ledger.read(ctx) as tx:
+            return as_version(tx.need(self._pinned(tx, name)), self._aliases(tx, name))
+
+    @verb()
+    def list(
+        self,
+        ctx: Context,
+        kind: Annotated[str, "dataset, model or code; all of them when left out"] = "",
+        project: Annotated[str, "of one project only"] = "",
+        name: Annotated[str, "every version of this one name"] = "",
+        after: Annotated[str, "where the page before ended"] = "",
+        limit: Annotated[int, "how many at most"] = 100,
+    ) -> Listing:
+        """List what you may see, each at its newest version, or every version of one name.
+
+        Example:
+            falaj catalog list --project fraud
+        """
+        wanted = {"live": "yes"} if name else {"newest": "yes"}
+        found: list[Version] = []
+        # The cursor says which kind it belongs to, so that one list can walk through all of them.
+        begun, _, cursor = after.partition(" ")
+        kinds = (kind,) if kind else KINDS[KINDS.index(begun) if begun in KINDS else 0 :]
+        for each in kinds:
+            with self._ledger.read(ctx) as tx:
+                page = tx.find(
+                    each,
+                    project=project,
+                    name=name,
+                    terms=wanted,
+                    cells=ctx.cells(each),
+                    after=cursor,
+                    limit=limit - len(found),
+                )
+                found += [as_version(record, self._aliases(tx, record.ref)) for record in page.records]
+            cursor = ""
+            if page.next or len(found) == limit:
+                return Listing(tuple(found), f"{each} {page.next}" if page.next else _following(each, kinds))
+        return Listing(tuple(found))
+
+    def add_version(
+        self, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
+    ) -> Ref:
+        """The same as `commit` for a room above that has put and bundled the bytes itself; inside its transaction.
+
+        `tree` comes with the zone its bytes lie in.
+        """
+        with self._ledger.write(ctx) as tx:
+            return self._add(tx, ctx, name, tree, facts, inputs)
+
+    def _check_batches(self, tx: Reader, ctx: Context, zone: str, made: Made, base: Ref | None) -> None:
+        """Every batch is new and paid for by a receipt, or held by the version that this one is built on."""
+        known = {receipt.digest for receipt in made.receipts}
+        if base is not None:
+            known |= {batch.bundle for batch in tree_of(self._live(tx, base)).batches}
+        if not 0 < len(made.tree.batches) <= MOST_BATCHES:
+            raise Invalid(f"a tree in {len(made.tree.batches)} batches", f"1 to {MOST_BATCHES}")
+        for batch in made.tree.batches:
+            if batch.bundle not in known:
+                raise Denied(f"{batch.bundle[:20]}… is not yours to build on", "publish again from the newest version")
+            bundle = find_object(tx, ctx.tenant, zone, hex_of(batch.bundle))
+            if bundle is None or hex_of(batch.shard) not in bundle.parts:
+                raise Conflict("what was sent was taken back meanwhile", "publish again")
+
+    def _add(
+        self, tx: Writer, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
+    ) -> Ref:
+        made, zone = tree
+        head = tx.get(name.bare)
+        newest = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
+        pins = {role: self._pinned(tx, ref) for role, ref in inputs.items()}
+        told = _told(facts, pins)
+        if newest is not None and _same(newest, made, told, ctx):
+            tx.emit("catalog.publish", newest.ref, unchanged=1)
+            return newest.ref
+        count = (head.body["count"] if head else 0) + 1
+        version = name.bare.at(f"v{count}")
+        for batch in made.batches:
+            self._blobs.hold(tx, ctx, zone, batch.bundle)
+        self._write_head(tx, name, {"newest": version.version, "count": count})
+        if newest is not None:
+            terms = {key: value for key, value in newest.terms.items() if key != "newest"}
+            tx.put(newest.ref, newest.body, rev=newest.rev, label=newest.label, terms=terms)
+        body = {
+            "root": made.root, "num_files": made.num_files, "size": made.size_bytes, "stage": "experiment",
+            "batches": to_plain(made.batches), "zones": [zone], "made_at": ctx.now(), "state": "live", **told,
+        }  # fmt: skip
+        held = {f"digest.{index}": batch.bundle for index, batch in enumerate(made.batches)}
+        terms = {**held, "root": made.root, "live": "yes", "newest": "yes", f"at.{zone}": "yes"}
+        tx.put(version, body, zone=zone, terms=terms)
+        tx.emit(
+            "catalog.publish", version, tuple(pins.values()),
+            root=made.root, size_bytes=made.size_bytes, num_files=made.num_files, place=zone,
+        )  # fmt: skip
+        return version
+
+
+def _told(facts: Facts, pins: Mapping[str, Ref]) -> dict[str, object]:
+    """What a publisher said, as the record keeps it."""
+    said = to_plain(facts)
+    return {**said, "inputs": {role: str(ref) for role, ref in pins.items()}}
+
+
+def _same(newest: Record, made: Tree, told: Mapping[str, object], ctx: Context) -> bool:
+    kept = {key: newest.body.get(key) for key in told if key != "message"}
+    asked = {key: value for key, value in told.items() if key != "message"}
+    covered = ctx.label is None or newest.label.covers(ctx.label)
+    return newest.body["root"] == made.root and kept == asked and covered
+
+
+def _following(kind: str, kinds: tuple[str, ...]) -> str:
+    left = kinds[kinds.index(kind) + 1 :]
+    return f"{left[0]} " if left else ""

@@ -1,0 +1,87 @@
+"""errand: what runs beside its caller and is made of verbs: publish a folder, check one out, carry runs in.
+
+A verb runs in the house and sees no path of its caller's. An errand reads and writes the caller's files and calls verbs
+and the byte channel like any other client, so it needs no permission of its own and has no route.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+
+from falaj.core.transfer import Bytes
+from falaj.core.verb import Verb, read_verb
+
+F = TypeVar("F", bound=Callable[..., Any])
+ERRAND = "errand"
+"""The group of what needs no permission of its own."""
+_MARK = (ERRAND, (), (), "", "", True, False, ())
+
+
+class Task(Protocol):
+    """One long piece of work that somebody may be watching."""
+
+    def advance(self, amount: int) -> None: ...
+    def resize(self, total: int | None) -> None:
+        """How much there is to do became known, or changed."""
+        ...
+
+
+class Progress(Protocol):
+    """Whom long errands tell how far they are. `unit` is "B" for bytes, else what is counted ("files")."""
+
+    def task(self, text: str, total: int | None = None, unit: str = "B") -> AbstractContextManager[Task]: ...
+
+
+class Here(Protocol):
+    """The platform as an errand sees it, in process or remote: desks as attributes, and these."""
+
+    @property
+    def address(self) -> str:
+        """What names this platform and its caller's view of it in local caches."""
+        ...
+
+    @property
+    def bytes(self) -> Bytes: ...
+    @property
+    def progress(self) -> Progress: ...
+    def __getattr__(self, desk: str) -> Any: ...
+
+
+def errand(function: F) -> F:
+    """Mark `def name(here: Here, ...)` of a desk's errand module as reachable from the SDK and the command line."""
+    function.__errand__ = True  # type: ignore[attr-defined]
+    return function
+
+
+@cache
+def errands_of(modules: tuple[str, ...]) -> dict[str, tuple[Verb, Callable[..., Any]]]:
+    """Every errand of these modules by name, in the order they are written, with its function."""
+    found: dict[str, tuple[Verb, Callable[..., Any]]] = {}
+    for module in modules:
+        for name, function in vars(import_module(module)).items():
+            if getattr(function, "__errand__", False):
+                found[name] = (read_verb(name, function, _MARK), function)
+    return found
+
+
+class Silence:
+    """Nobody watches."""
+
+    def task(self, text: str, total: int | None = None, unit: str = "B") -> "Silence":
+        """A task that tells nobody."""
+        del text, total, unit
+        return self
+
+    def advance(self, amount: int) -> None:
+        """Nothing."""
+
+    def resize(self, total: int | None) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> "Silence":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None

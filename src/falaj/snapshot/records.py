@@ -1,0 +1,24 @@
+"""What a tree of files is once it is published: its root, how much it holds, and the batches its bytes lie in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one publish added: a bundle of packs and pages, and the shard that says where in them each chunk lies."""
+
+    bundle: str
+    """The digest that keeps all of it (core/transfer.py)."""
+    shard: str
+    """The digest of the index, itself one of the bundle's pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A snapshot. The root depends on names and contents only: not on order, time, machine, packs or zone."""
+
+    root: str
+    num_files: int
+    size_bytes: int
+    batches: tuple[Batch, ...] = ()
+    """Oldest first; every chunk and page of the tree is in one of them."""

@@ -1,0 +1,1 @@
+"""What the users of experiments do beside the platform: plot curves, carry in runs recorded offline."""

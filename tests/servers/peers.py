@@ -1,0 +1,46 @@
+"""Other people's tools, each in an environment of its own: the real MLflow, DVC and their like, beside our own packages.
+
+`peer("dvc", "dvc==3.67.1")` gives the folder of programs of a virtual environment that holds exactly that, made on first
+use under .components/ and kept. Tests and benches share it.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.servers.process import COMPONENTS, Missing
+
+MLFLOW = ("mlflow==3.17.2", "scikit-learn==1.9.1")
+DVC = ("dvc==3.67.1",)
+OXEN = ("oxenai==0.65.1",)
+MODEL_SIGNING = ("model-signing==1.1.1", "pyOpenSSL")
+
+
+def peer(name: str, *requirements: str) -> Path:
+    """The `bin` folder of an environment with these packages; Missing when it cannot be installed."""
+    mark = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:12]
+    home = COMPONENTS / "peers" / f"{name}-{mark}"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with home.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "ready").is_file():
+            shutil.rmtree(home, ignore_errors=True)
+            _install(home, requirements)
+            (home / "ready").touch()
+    return home / "bin"
+
+
+def _install(home: Path, requirements: tuple[str, ...]) -> None:
+    uv = [sys.executable, "-m", "uv"]
+    env = {**os.environ, **({"UV_FIND_LINKS": found} if (found := os.environ.get("PIP_FIND_LINKS")) else {})}
+    for command in (
+        [*uv, "venv", "-q", "--python", sys.executable, str(home)],
+        [*uv, "pip", "install", "-q", "--python", str(home / "bin/python"), *requirements],
+    ):
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+        if done.returncode:
+            raise Missing(f"{requirements[0]} cannot be installed: {done.stderr.strip()[-300:]}")
