@@ -110,7 +110,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class VersionPage:
     """Some versions and the cursor of the next page, empty at the end."""
 
     versions: tuple[Version, ...]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from falaj.catalog.records import KINDS, Begun, Facts, Listing, Made, Opened, Version
+from falaj.catalog.records import KINDS, Begun, Facts, Made, Opened, Version, VersionPage
 from falaj.catalog.shelf import Shelf, as_version, check_kind, nearest, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid
@@ -121,7 +121,7 @@ class Versions(Shelf):
         name: Annotated[str, "every version of this one name"] = "",
         after: Annotated[str, "where the page before ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
-    ) -> Listing:
+    ) -> VersionPage:
         """List what you may see, each at its newest version, or every version of one name.
 
         Example:
@@ -146,8 +146,8 @@ class Versions(Shelf):
                 found += [as_version(record, self._aliases(tx, record.ref)) for record in page.records]
             cursor = ""
             if page.next or len(found) == limit:
-                return Listing(tuple(found), f"{each} {page.next}" if page.next else _following(each, kinds))
-        return Listing(tuple(found))
+                return VersionPage(tuple(found), f"{each} {page.next}" if page.next else _following(each, kinds))
+        return VersionPage(tuple(found))
 
     def add_version(
         self, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
