@@ -1,7 +1,7 @@
-"""Other people's tools, each in an environment of its own: the real MLflow, DVC and their like, beside our own packages.
+"""Other people's tools, each in an environment of its own: the real MLflow, DVC and their like.
 
-`peer("dvc", "dvc==3.67.1")` gives the folder of programs of a virtual environment that holds exactly that, made on first
-use under .components/ and kept. Tests and benches share it.
+`peer("dvc", "dvc==3.67.1")` gives the folder of programs of a virtual environment that holds exactly that, made on
+first use under .components/ and kept. Tests and benches share it.
 """
 
 import fcntl

@@ -5,6 +5,7 @@ import typing
 import pytest
 
 from falaj.core.bind import options
+from falaj.core.errand import errands_of
 from falaj.core.ref import Ref
 from falaj.core.verb import Verb, verbs_of
 from falaj.desks import DESKS
@@ -12,10 +13,12 @@ from falaj.platform import actions, desk_class
 
 VERBS = [(desk, verb) for desk in DESKS for verb in verbs_of(desk_class(desk)).values()]
 IDS = [f"{desk}.{verb.name}" for desk, verb in VERBS]
+ERRANDS = [(desk, verb) for desk in DESKS for verb, _ in errands_of(DESKS[desk].errands).values()]
+SAID = [*VERBS, *ERRANDS]
 
 
-@pytest.mark.parametrize(("desk", "verb"), VERBS, ids=IDS)
-def test_a_verb_teaches(desk: str, verb: Verb) -> None:
+@pytest.mark.parametrize(("desk", "verb"), SAID, ids=[f"{desk}.{verb.name}" for desk, verb in SAID])
+def test_what_can_be_said_teaches(desk: str, verb: Verb) -> None:
     assert verb.summary, f"{desk}.{verb.name} has no docstring"
     assert verb.summary.endswith("."), f"{desk}.{verb.name}: the summary is not a sentence"
     assert "Example:" in verb.doc, f"{desk}.{verb.name} shows no example"
@@ -33,6 +36,10 @@ def test_every_reference_is_declared(desk: str, verb: Verb) -> None:
     for param in verb.params:
         if _holds_ref(param.type):
             assert param.name in declared, f"{desk}.{verb.name}: nobody guards {param.name}"
+
+
+def test_no_errand_hides_a_verb() -> None:
+    assert {f"{desk}.{verb.name}" for desk, verb in ERRANDS} & set(IDS) == set()
 
 
 def test_policy_knows_every_verb_and_no_other() -> None:

@@ -5,7 +5,8 @@ ticket and its holder, and passes through no verb.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from falaj.api.answers import Answer, Refusal, render
 from falaj.api.lanes import Lanes
@@ -24,6 +25,24 @@ PUT, BUNDLE, GET = "/v1/bytes/put", "/v1/bytes/bundle", "/v1/bytes/get"
 TICKET_HEADER = b"falaj-ticket"
 PIECE_BYTES = 64 << 20
 """The longest piece; senders cut at 16 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """What is to be kept together."""
+
+    ticket: str
+    receipts: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which bytes a caller wants."""
+
+    ticket: str
+    digest: str
+    start: int = 0
+    stop: int | None = None
 
 
 class Carrier:
@@ -67,14 +86,9 @@ class Carrier:
         return to_json(self._house.transfers.put(ctx, ticket, inlet))
 
     def _bundle(self, ctx: Context, body: bytes) -> bytes:
-        asked: dict[str, Any] = from_json(dict[str, Any], body)
-        receipts = from_json(tuple[Receipt, ...], to_json(asked.get("receipts", ())))
-        return to_json(self._house.transfers.bundle(ctx, str(asked.get("ticket", "")), receipts))
+        asked: Tied = from_json(Tied, body)
+        return to_json(self._house.transfers.bundle(ctx, asked.ticket, asked.receipts))
 
     def _get(self, ctx: Context, body: bytes, outlet: Outlet) -> None:
-        asked: dict[str, Any] = from_json(dict[str, Any], body)
-        start, stop = asked.get("start", 0), asked.get("stop")
-        if type(start) is not int or not (stop is None or type(stop) is int):
-            raise Invalid("a range is two whole numbers", "for example start 0, stop 1048576")
-        chunks = self._house.transfers.get(ctx, str(asked["ticket"]), str(asked["digest"]), start, stop)
-        outlet.push(Stream(chunks))
+        asked: Wanted = from_json(Wanted, body)
+        outlet.push(Stream(self._house.transfers.get(ctx, asked.ticket, asked.digest, asked.start, asked.stop)))

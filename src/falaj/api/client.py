@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 import falaj
-from falaj.api.carrier import BUNDLE, GET, PUT, TICKET_HEADER
+from falaj.api.carrier import BUNDLE, GET, PUT, TICKET_HEADER, Tied, Wanted
 from falaj.api.stream import BLOCK
 from falaj.api.tls import client_context
 from falaj.api.wire import ARGS_HEADER, encode_header
@@ -199,13 +199,13 @@ class RemoteBytes:
 
     def bundle(self, ticket: str, receipts: tuple[Receipt, ...]) -> Receipt:
         """Tie pieces together."""
-        answer = self._platform.send(BUNDLE, to_json({"ticket": ticket, "receipts": receipts}), _JSON)
+        answer = self._platform.send(BUNDLE, to_json(Tied(ticket, receipts)), _JSON)
         receipt: Receipt = from_json(Receipt, answer.content)
         return receipt
 
     def get(self, ticket: str, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes of what the ticket opens."""
-        asked = to_json({"ticket": ticket, "digest": digest, "start": start, "stop": stop})
+        asked = to_json(Wanted(ticket, digest, start, stop))
         return _chunks(self._platform.send(GET, asked, _JSON, stream=True))
 
 
