@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.ports import Key, Secrets
@@ -21,6 +24,7 @@ from falaj.store.ledger import Ledger, Writer
 
 LANES = 4096
 OPENERS = 8192
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 Where = tuple[str, str, str]
 
 
@@ -106,6 +110,14 @@ class Keyring:
     def log_signer(self, tenant: str, zone: str) -> Ed25519PrivateKey:
         """What signs the checkpoints of one log; its public half is a record of kind log-key."""
         return Ed25519PrivateKey.from_private_bytes(self.table.newest(Slot(tenant, zone, "log"))[1])
+
+    def model_signer(self, tenant: str, zone: str) -> ec.EllipticCurvePrivateKey:
+        """What signs models, on the curve their verifiers know; each signature travels with the public half."""
+        # 16 bytes more than the order of the curve has, so that no scalar is likelier than another
+        wide = HKDF(hashes.SHA256(), 48, None, b"falaj model signer").derive(
+            self.table.newest(Slot(tenant, zone, "model"))[1]
+        )
+        return ec.derive_private_key(1 + int.from_bytes(wide) % (P256_ORDER - 1), ec.SECP256R1())
 
     def token_signer(self) -> Ed25519PrivateKey:
         """What signs the workload tokens of this installation."""

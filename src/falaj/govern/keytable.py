@@ -1,6 +1,6 @@
 """The table of keys: where each key of the hierarchy is recorded, how it is made once, found, unwrapped and remembered.
 
-    root (Secrets port) -> zone -> tenant in zone -> meta, secret, log, name, pepper, subject
+    root (Secrets port) -> zone -> tenant in zone -> meta, secret, log, model, name, pepper, subject
                         -> token, permit (of the installation)
 
 A key is a record of kind `key` whose body holds every version, each wrapped by the key above it. What is unwrapped

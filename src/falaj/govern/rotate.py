@@ -29,7 +29,7 @@ class Keys:
     def list(
         self,
         ctx: Context,
-        purpose: Annotated[str, "only keys of this purpose: zone, tenant, meta, secret, log, subject, …"] = "",
+        purpose: Annotated[str, "only keys of this purpose: zone, tenant, meta, secret, log, model, subject, …"] = "",
         after: Annotated[str, "the cursor where the previous page ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
     ) -> KeyPage:
@@ -64,7 +64,7 @@ class Keys:
     def rotate(
         self,
         ctx: Context,
-        scope: Annotated[str, "root, zone, tenant, meta, secret or log"],
+        scope: Annotated[str, "root, zone, tenant, meta, secret, log or model"],
         zone: Annotated[str, "the zone of the key; yours when left out"] = "",
     ) -> Rotation:
         """Make a new version of a key; everything it wraps is carried over in the background.

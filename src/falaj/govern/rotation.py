@@ -25,7 +25,7 @@ GRACE_S = 86_400.0
 BATCH = 200
 WRAPPING = ("root", "zone", "tenant")
 """Scopes whose old versions end; the others are data keys, whose old versions stay to read what they sealed."""
-DATA = ("meta", "secret", "log")
+DATA = ("meta", "secret", "log", "model")
 Change = tuple[Record, dict[str, Any]]
 
 
