@@ -18,6 +18,7 @@ COMMANDS = {
     "env": ("falaj.cli.status:env", "Print what curl, MLflow and Triton clients need"),
     "settings": ("falaj.cli.status:settings", "Every setting, its value and where it came from"),
     "doctor": ("falaj.cli.doctor:doctor", "Check the set-up and say what to fix"),
+    "reproduce": ("falaj.cli.short:reproduce", "Train a model version again, and say whether it is the same"),
     "restore": ("falaj.cli.restore:restore", "Bring a backup into an empty store, and prove it"),
     "tls": ("falaj.cli.status:tls", "The local authority: show it, issue certificates"),
     "completion": ("falaj.cli.completion:completion", "Print a completion script for bash, zsh or fish"),
