@@ -4,16 +4,14 @@ import json
 import os
 import subprocess  # nosec B404
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from falaj.audit import draw as pictures
+from falaj.audit import graphs, note, pack, prove, reading
 from falaj.audit import lineage as lines
-from falaj.audit import note, pack, prove, reading
-from falaj.audit.lineage import Lineage
 from falaj.audit.records import (
     Check,
     Checkpoint,
@@ -28,7 +26,6 @@ from falaj.audit.records import (
     Witness,
 )
 from falaj.audit.seal import KeyringSigners, Log, LogKeys, Sealer, ShortReads
-from falaj.core.cell import Cell
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound
 from falaj.core.frontier import Frontier, leaf_hash
@@ -53,8 +50,6 @@ class Audit:
         self._keys: LogKeys = KeyringSigners(keyring) if isinstance(keyring, Keyring) else keyring
         self.sealer = Sealer(ledger, self._keys, installation)
         self._unfinished = reading.Unfinished(ledger)
-        self._graphs: dict[str, tuple[str, Lineage]] = {}
-        self._lock = threading.Lock()
 
     @verb(group="audit")
     def log(
@@ -313,7 +308,7 @@ class Audit:
         Example:
             falaj audit lineage model:fraud/scorer@v3 --direction up
         """
-        return lines.hide(self._lineage(ctx.tenant).around(str(ref), direction, depth), self._sees(ctx, ref))
+        return graphs.around(self._ledger, ctx, ref, direction, depth)
 
     @verb(reads=("ref",))
     def draw(
@@ -329,7 +324,7 @@ class Audit:
         Example:
             falaj audit draw model:fraud/scorer@v3 --form svg > lineage.svg
         """
-        graph = lines.hide(self._lineage(ctx.tenant).around(str(ref), direction, depth), self._sees(ctx, ref))
+        graph = graphs.around(self._ledger, ctx, ref, direction, depth)
         drawn: dict[str, Callable[[], str]] = {
             "text": lambda: lines.as_tree(graph),
             "json": lambda: lines.as_json(graph),
@@ -348,8 +343,8 @@ class Audit:
         Example:
             falaj audit impact dataset:fraud/transactions@v3
         """
-        graph = self._lineage(ctx.tenant).around(str(ref), lines.DOWN, limit=1_000_000)
-        return lines.impact_of(lines.hide(graph, self._sees(ctx, ref)), lambda name: self._zone_of(ctx, name))
+        graph = graphs.around(self._ledger, ctx, ref, lines.DOWN, limit=1_000_000)
+        return lines.impact_of(graph, lambda name: self._zone_of(ctx, name))
 
     def seal_now(self, ctx: Context, zone: str = "") -> Checkpoint:
         """Seal at once, for callers that need a proof at once; gives the newest checkpoint."""
@@ -373,41 +368,6 @@ class Audit:
         with self._ledger.read(ctx) as tx:
             records = tx.find("witness", project=zone, limit=1000).records
         return [Witness(record.body["name"], record.body["key"], zone) for record in records]
-
-    def _lineage(self, tenant: str) -> Lineage:
-        """The tenant's graph, read on from where it stood. Rows name things in the clear, so nothing is opened."""
-        with self._lock:
-            after, graph = self._graphs.get(tenant, ("", Lineage()))
-            while rows := self._ledger.store.events(after, tenant=tenant, limit=_PAGE):
-                for row in rows:
-                    if row.inputs:
-                        key = row.subject
-                        graph.add(
-                            f"{key.kind}:{key.project}/{key.name}@{key.version}", row.inputs, row.verb, row.id, row.at
-                        )
-                after = rows[-1].pos
-                self._graphs[tenant] = (after, graph)
-            return graph
-
-    def _sees(self, ctx: Context, asked: Ref) -> Callable[[str], bool]:
-        """Whether the caller may know of a thing: the guard's own answer for its cell, asked once a kind."""
-        cells: dict[str, frozenset[str]] = {}
-
-        def sees(name: str) -> bool:
-            ref = Ref.parse(name)
-            if ref.bare == asked.bare:
-                return True
-            if ref.kind not in cells:
-                cells[ref.kind] = ctx.cells(ref.kind)
-            with self._ledger.read(ctx) as tx:
-                record = tx.get(ref) or tx.get(ref.bare)
-            if record is None:
-                return False
-            return (
-                Cell.of(ref.kind, ref.project, record.zone, record.label, record.restricted).encode() in cells[ref.kind]
-            )
-
-        return sees
 
     def _zone_of(self, ctx: Context, name: str) -> str:
         ref = Ref.parse(name)

@@ -1,0 +1,74 @@
+"""Lineage as somebody may see it: each tenant's graph, read on from where it stood, what is hidden left unnamed."""
+
+import threading
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from falaj.audit import lineage as lines
+from falaj.audit.lineage import Lineage
+from falaj.audit.records import Graph
+from falaj.core.cell import Cell
+from falaj.core.context import Context
+from falaj.core.ref import Ref
+from falaj.store.ledger import Ledger
+
+_PAGE = 5000
+
+
+class Graphs:
+    """The graphs of every tenant of one ledger, kept in memory and never older than the call."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[str, tuple[str, Lineage]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, ledger: Ledger, tenant: str) -> Lineage:
+        """One tenant's graph. Rows name things in the clear, so nothing is opened."""
+        with self._lock:
+            after, graph = self._graphs.get(tenant, ("", Lineage()))
+            while rows := ledger.store.events(after, tenant=tenant, limit=_PAGE):
+                for row in rows:
+                    if row.inputs:
+                        key = row.subject
+                        name = f"{key.kind}:{key.project}/{key.name}@{key.version}"
+                        graph.add(name, row.inputs, row.verb, row.id, row.at)
+                after = rows[-1].pos
+                self._graphs[tenant] = (after, graph)
+            return graph
+
+
+def around(
+    ledger: Ledger, ctx: Context, ref: Ref, direction: str = lines.BOTH, depth: int = 0, limit: int = 0
+) -> Graph:
+    """The graph around a thing as this caller may see it; every room of a house shares what was read."""
+    with _LOCK:
+        graphs = _GRAPHS.get(ledger)
+        if graphs is None:
+            graphs = _GRAPHS[ledger] = Graphs()
+    graph = graphs.of(ledger, ctx.tenant).around(str(ref), direction, depth, limit or lines.MAX_NODES)
+    return lines.hide(graph, sight(ledger, ctx, ref))
+
+
+def sight(ledger: Ledger, ctx: Context, asked: Ref) -> Callable[[str], bool]:
+    """Whether the caller may know of a thing: the guard's own answer for its cell, asked once a kind."""
+    cells: dict[str, frozenset[str]] = {}
+
+    def sees(name: str) -> bool:
+        ref = Ref.parse(name)
+        if ref.bare == asked.bare:
+            return True
+        if ref.kind not in cells:
+            cells[ref.kind] = ctx.cells(ref.kind)
+        with ledger.read(ctx) as tx:
+            record = tx.get(ref) or tx.get(ref.bare)
+        if record is None:
+            return False
+        cell = Cell.of(ref.kind, ref.project, record.zone, record.label, record.restricted)
+        return cell.encode() in cells[ref.kind]
+
+    return sees
+
+
+_GRAPHS: WeakKeyDictionary[Ledger, Graphs] = WeakKeyDictionary()
+"""Graphs hold no ledger, so that both go when the house does."""
+_LOCK = threading.Lock()
