@@ -1,0 +1,367 @@
+"""The engine room of tables: which files are one, a DuckDB that sees nothing else, and a child process to run it in.
+
+What a stranger made of a Parquet footer or a CSV line is parsed by large libraries in C++. So they run in a child with
+limits on memory, processor time and the clock: a file made to break them breaks the child, and its caller hears so.
+Inside, DuckDB may open the files asked for and nothing else, load no extension, and spill only into a folder that is
+removed at the end. No text of the engine's is passed on: it quotes the rows it stumbled over.
+"""
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from falaj.core.errors import FalajError, Invalid, from_wire
+
+MAX_COLUMNS = 4096
+LIMIT_S = 900.0
+_MEMORY = "1GiB"
+_DATA_BYTES = 4 << 30
+_FOOTER_BYTES = 64 << 20
+_LINE_BYTES = 2_000_000
+_SAMPLE = 20_480
+_READ = 1 << 20
+_TOLD = 3
+"""The exit code of a child that says in its answer what is wrong."""
+_LEFT_OUT = "check the files with the tool that wrote them"
+_FORMATS = {
+    **dict.fromkeys((".parquet", ".parq", ".pq"), "parquet"),
+    **dict.fromkeys((".csv", ".csv.gz", ".csv.zst"), "csv"),
+    **dict.fromkeys((".tsv", ".tsv.gz", ".tsv.zst"), "tsv"),
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), "jsonl"),
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """The files of one table, sorted, and how to read them."""
+
+    format: str
+    paths: tuple[str, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table inside the engine. `scan` makes anew what stands behind FROM, since a stream is read only once."""
+
+    scan: Callable[[], str]
+    columns: tuple[tuple[str, Any], ...]
+    """Names and DuckDB's types, in the order of the table."""
+    names: str = ""
+    """The files behind it as SQL lists them, where the engine opens them itself."""
+
+
+def find_table(source: Path) -> TableFiles | None:
+    """The table in a folder (or the one that a file is); None when there is none, Invalid when there are several."""
+    found: dict[str, list[str]] = {}
+    for path in _walk(source):
+        if form := format_of(path):
+            found.setdefault(form, []).append(path)
+    if not found:
+        return None
+    if len(found) > 1:
+        raise Invalid(
+            f"tables of several kinds lie together: {', '.join(sorted(found))}", "publish each as a dataset of its own"
+        )
+    form, paths = next(iter(found.items()))
+    return TableFiles(form, tuple(sorted(paths)), sum(Path(path).stat().st_size for path in paths))
+
+
+def format_of(path: str) -> str:
+    """How a file of that name is read as a table; empty when it is none."""
+    return _FORMATS.get(_suffix(path), "")
+
+
+def ask(module: str, question: object, answer: type[T]) -> T:
+    """What `module`, run as a program in a child process with limits, answers."""
+    # -P: nothing that lies in the current folder is imported.
+    command = [sys.executable, "-P", "-m", module]
+    try:
+        asked = msgspec.json.encode(question)
+        done = subprocess.run(  # noqa: S603  # nosec B603 - our own module, and no shell
+            command, input=asked, capture_output=True, check=False, timeout=LIMIT_S + 60
+        )
+    except UnicodeError:
+        raise Invalid("the name of a table file is no text", "give its file a name in UTF-8") from None
+    except subprocess.TimeoutExpired:
+        raise _slow() from None
+    if done.returncode == _TOLD:
+        raise from_wire(msgspec.json.decode(done.stdout, type=dict[str, str]))
+    if done.returncode:
+        raise Invalid("what lies there as a table breaks whatever reads it, or needs too much memory", _LEFT_OUT)
+    return msgspec.json.decode(done.stdout, type=answer)
+
+
+def reply(question: type[T], work: Callable[[T], object]) -> None:
+    """The other end of `ask`: read the question, work under limits, write the answer."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * LIMIT_S), int(2 * LIMIT_S)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=question)
+    try:
+        found, code = msgspec.json.encode(work(asked)), 0
+    except FalajError as error:
+        found, code = msgspec.json.encode(error.wire()), _TOLD
+    sys.stdout.buffer.write(found)
+    sys.stdout.buffer.flush()
+    # Threads of the engine's may still hold on to something; nothing here needs an orderly end.
+    os._exit(code)
+
+
+class Duck:
+    """One DuckDB, closed off: it reads the files given to it, and what it makes is gone with it."""
+
+    def __init__(self, connection: Any, home: Path) -> None:
+        self.engine = connection
+        self._home = home
+        self._count = 0
+
+    def select(self, query: str) -> list[tuple[Any, ...]]:
+        """Every row of an answer. Names in queries are our own or `named`, values our own or `quoted`."""
+        found: list[tuple[Any, ...]] = self.engine.execute(f"SELECT {query}").fetchall()
+        return found
+
+    def make(self, what: str, query: str) -> None:
+        """A view or a table of an answer, gone with the engine."""
+        self.engine.execute(f"CREATE OR REPLACE {what} AS {query}")
+
+    def types(self, query: str) -> tuple[tuple[str, Any], ...]:
+        """The names and types of an answer's columns."""
+        made = self.engine.sql(query)
+        return tuple(zip(made.columns, made.types, strict=True))
+
+    def read(self, files: TableFiles, work: Callable[[Relation], T]) -> T:
+        """What `work` makes of the files, read in the first way that fits all of their rows."""
+        import duckdb
+
+        ways = list(self._ways(files, self._linked(files)))
+        for way in ways[:-1]:
+            # Types were guessed from the first rows and a later row is of another type.
+            with contextlib.suppress(duckdb.ConversionException, duckdb.InvalidInputException):
+                return work(way())
+        return work(ways[-1]())
+
+    def _ways(self, files: TableFiles, links: list[str]) -> Iterator[Callable[[], Relation]]:
+        names = f"[{', '.join(map(quoted, links))}]"
+        if files.format == "arrow":
+            yield lambda: self._arrow(links)
+        elif files.format == "parquet":
+            _check_footers(links)
+            self._check_schemas(names)
+            yield lambda: self._relation("read_parquet(FILES, hive_partitioning=false, union_by_name=true)", names)
+        else:
+            _check_lines(links)
+            self._check_headers(files.format, links)
+            for options in _OPTIONS[files.format]:
+                yield partial(self._relation, options, names)
+
+    def _relation(self, reader: str, names: str) -> Relation:
+        scan = reader.replace("FILES", names)
+        return _bounded(Relation(lambda: scan, self.types(f"FROM {scan} LIMIT 0"), names))
+
+    def _arrow(self, links: list[str]) -> Relation:
+        import pyarrow as pa
+
+        schemas = [schema for schema, _ in map(_batches, links)]
+        if any(not schema.equals(schemas[0]) for schema in schemas):
+            raise _mixed()
+
+        def scan() -> str:
+            batches = (batch for link in links for batch in _batches(link)[1])
+            self.engine.register("arrow_rows", pa.RecordBatchReader.from_batches(schemas[0], batches))
+            return "arrow_rows"
+
+        self.engine.register("arrow_none", schemas[0].empty_table())
+        return _bounded(Relation(scan, self.types("FROM arrow_none")))
+
+    def _linked(self, files: TableFiles) -> list[str]:
+        """Names without a star or a quote in them, which lead to the files."""
+        folder = self._home / "files" / str(self._count)
+        folder.mkdir()
+        self._count += 1
+        links = [folder / f"{number:06}{_suffix(path)}" for number, path in enumerate(files.paths)]
+        for link, path in zip(links, files.paths, strict=True):
+            link.symlink_to(Path(path).absolute())
+        return [str(link) for link in links]
+
+    def _check_schemas(self, names: str) -> None:
+        whole = "concat_ws('|', name, type, type_length, repetition_type, scale, precision, logical_type)"
+        leaves = f"list_sort(list({whole}) FILTER (coalesce(num_children, 0) = 0))"
+        if len(self.select(f"DISTINCT {leaves} FROM parquet_schema({names}) GROUP BY file_name")) > 1:
+            raise _mixed()
+
+    def _check_headers(self, form: str, links: list[str]) -> None:
+        wide = (self._relation(_OPTIONS[form][0], quoted(link)).columns for link in links)
+        if len({tuple(sorted(name for name, _ in columns)) for columns in wide}) > 1:
+            raise _mixed()
+
+
+@contextlib.contextmanager
+def opened(*tables: TableFiles) -> Iterator[Duck]:
+    """A closed-off engine that sees these tables and a private folder; what goes wrong is said in our words."""
+    duckdb = _duckdb()
+    seen = [os.path.realpath(path) for table in tables for path in table.paths]
+    with tempfile.TemporaryDirectory(prefix="falaj-tables-") as home:
+        files = Path(home) / "files"
+        files.mkdir()
+        connection = duckdb.connect(str(Path(home) / "rows.db"), config=_CONFIG | {"temp_directory": f"{home}/spill"})
+        clock = threading.Timer(LIMIT_S, connection.interrupt)
+        try:
+            allowed = (f"allowed_directories=[{quoted(str(files))}]", f"allowed_paths=[{', '.join(map(quoted, seen))}]")
+            for setting in (*_SETTINGS, *allowed, *_LOCKS):
+                connection.execute(f"SET {setting}")
+            clock.start()
+            yield Duck(connection, Path(home))
+        except (duckdb.Error, MemoryError, UnicodeError, OSError, RuntimeError, ValueError) as error:
+            raise _failure(error) from None
+        finally:
+            clock.cancel()
+            connection.close()
+
+
+_CONFIG: dict[str, Any] = {
+    "memory_limit": _MEMORY,
+    "threads": 2,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+    "allow_persistent_secrets": False,
+    "python_enable_replacements": False,
+    "preserve_insertion_order": False,
+}
+# Times are shown and compared in UTC wherever this runs. Footers leave NaN out of their bounds, and the optimizer would
+# conclude that there is none.
+_SETTINGS = ("TimeZone='UTC'", "enable_progress_bar=false", "disabled_optimizers='statistics_propagation'")
+_LOCKS = ("enable_external_access=false", "lock_configuration=true")
+_CSV = f"FILES, hive_partitioning=false, max_line_size={_LINE_BYTES}"
+_LOOKS = (f"sample_size={_SAMPLE}", "sample_size=-1", "all_varchar=true")
+_OPTIONS = {
+    "csv": tuple(f"read_csv({_CSV}, {look})" for look in _LOOKS),
+    "tsv": tuple(f"read_csv({_CSV}, delim='\t', {look})" for look in _LOOKS),
+    "jsonl": tuple(
+        f"read_json(FILES, format='newline_delimited', hive_partitioning=false, union_by_name=true, sample_size={size})"
+        for size in (_SAMPLE, -1)
+    ),
+}
+
+
+def quoted(text: str) -> str:
+    """A text inside SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def named(name: str) -> str:
+    """A name inside SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _walk(source: Path) -> Iterator[str]:
+    if not source.is_dir():
+        yield str(source)
+        return
+    for folder, folders, names in os.walk(source):
+        # Hidden folders and those of other tools' bookkeeping (_delta_log, _temporary) are no part of a table.
+        folders[:] = sorted(name for name in folders if name[0] not in "._")
+        paths = (os.path.join(folder, name) for name in names if name[0] not in "._")  # noqa: PTH118 - a million of them
+        yield from (path for path in paths if os.path.isfile(path) and not os.path.islink(path))  # noqa: PTH113, PTH114
+
+
+def _suffix(path: str) -> str:
+    parts = path.rpartition("/")[2].lower().split(".")
+    return next((end for end in (f".{'.'.join(parts[-2:])}", f".{parts[-1]}") if end in _FORMATS), "")
+
+
+def _batches(link: str) -> tuple[Any, Iterator[Any]]:
+    """The schema and the batches of an Arrow file or stream, each batch checked before anyone believes it."""
+    import pyarrow as pa
+
+    mapped = pa.memory_map(link)
+    if mapped.read(6) == b"ARROW1":
+        file = pa.ipc.open_file(mapped)
+        schema, batches = file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
+    else:
+        mapped.seek(0)
+        schema, batches = (stream := pa.ipc.open_stream(mapped)).schema, iter(stream)
+
+    def checked() -> Iterator[Any]:
+        for batch in batches:
+            batch.validate(full=True)
+            yield batch
+
+    return schema, checked()
+
+
+def _check_footers(links: list[str]) -> None:
+    """A footer is read whole before anything is known of it, so its size is looked at first."""
+    for link in links:
+        with open(link, "rb") as file:  # noqa: PTH123 - thousands of them
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 8))
+            end = file.read(8)
+        length = int.from_bytes(end[:4], "little")
+        if len(end) < 8 or end[4:] not in (b"PAR1", b"PARE") or length > size - 12:
+            raise Invalid("a file that is called Parquet is none, or was cut off", _LEFT_OUT)
+        if length > _FOOTER_BYTES:
+            raise Invalid("a Parquet file describes more columns and row groups than we read", _LEFT_OUT)
+
+
+def _check_lines(links: list[str]) -> None:
+    """No line is longer than the reader takes; it would look for the end of one for seconds, and may drop the last."""
+    for link in links:
+        if link.endswith((".gz", ".zst")):
+            continue
+        open_line = 0
+        with open(link, "rb") as file:  # noqa: PTH123 - thousands of them
+            while block := file.read(_READ):
+                last = max(block.rfind(b"\n"), block.rfind(b"\r"))
+                open_line = open_line + len(block) if last < 0 else len(block) - last - 1
+                if open_line > _LINE_BYTES:
+                    raise Invalid(f"a line is longer than {_LINE_BYTES:,} bytes", _LEFT_OUT)
+
+
+def _bounded(relation: Relation) -> Relation:
+    if len(relation.columns) > MAX_COLUMNS:
+        raise Invalid(f"the table has {len(relation.columns):,} columns", f"up to {MAX_COLUMNS:,} are described")
+    return relation
+
+
+def _mixed() -> Invalid:
+    return Invalid("the table files have different columns", "publish each table as a dataset of its own")
+
+
+def _slow() -> Invalid:
+    return Invalid(f"the table was not read within {LIMIT_S / 60:.0f} minutes", _LEFT_OUT)
+
+
+def _failure(error: Exception) -> FalajError:
+    import duckdb
+
+    if isinstance(error, duckdb.InterruptException):
+        return _slow()
+    if isinstance(error, (duckdb.OutOfMemoryException, MemoryError)):
+        return Invalid(f"reading the table needs more memory than {_MEMORY}", _LEFT_OUT)
+    if isinstance(error, OSError) and not isinstance(error, FalajError):
+        return Invalid(f"the table cannot be read ({error.strerror or 'no more is known'})", _LEFT_OUT)
+    return Invalid("the files cannot be read as a table: they are malformed, or of a kind we do not know", _LEFT_OUT)
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+        import pyarrow  # noqa: F401, ICN001 - asked for here, so that what is missing is said once
+    except ModuleNotFoundError as error:
+        raise Invalid(f"tables need the package {error.name}", "pip install 'falaj[tables]'") from None
+    return duckdb
