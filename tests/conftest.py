@@ -10,6 +10,7 @@ import pytest
 from tests.servers.oidc import OidcServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import Missing
+from tests.servers.registry import RegistryServer
 from tests.servers.seaweed import Bucket, SeaweedServer
 from tests.servers.softhsm import SoftHsm
 
@@ -62,6 +63,12 @@ def oidc_provider() -> Iterator[OidcServer]:
 def softhsm() -> Iterator[SoftHsm]:
     """The PKCS#11 token shared by this process: `library`, `label`, `pin`. Give each key a label of its own."""
     yield from _running(SoftHsm)
+
+
+@pytest.fixture(scope="session")
+def oci_registry() -> Iterator[RegistryServer]:
+    """The OCI registry shared by this process: `host`, `url`, `blob(digest)`. Use a repository of your own."""
+    yield from _running(RegistryServer)
 
 
 def _running(server: Callable[[], AbstractContextManager[Running]]) -> Iterator[Running]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.servers import oidc, postgres, seaweed, softhsm
+from tests.servers import fuse, oidc, postgres, registry, seaweed, softhsm
 from tests.servers.process import COMPONENTS, Missing
 
 _NODE_FROM = 20
@@ -24,14 +24,20 @@ def main() -> int:
             install()
         except (subprocess.CalledProcessError, OSError) as failed:
             print(f"could not install: {failed}", file=sys.stderr)
-    for find in (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program):
+    every = (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program)
+    for find in (*every, registry.program, fuse.library):
         if (missing := _missing(find)) is not None:
             print(missing, file=sys.stderr)
     return 0
 
 
 def _install_debian_packages() -> None:
-    needed = {"postgresql": postgres.programs, "softhsm2": softhsm.program}
+    needed = {
+        "postgresql": postgres.programs,
+        "softhsm2": softhsm.program,
+        "docker-registry": registry.program,
+        "fuse3": fuse.library,
+    }
     packages = [package for package, find in needed.items() if _missing(find)]
     if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return

@@ -1,0 +1,258 @@
+"""DVC projects: their outputs as a version, and a version as an output that the real `dvc` takes for its own.
+
+DVC's files are read and written here as they are laid down; DVC itself is not needed.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigError
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from falaj.catalog.gitfacts import read_code
+from falaj.catalog.sources import Source, source
+from falaj.core.errors import Corrupt, Invalid, NotFound
+from falaj.exchange.intake import (
+    as_mapping,
+    inside,
+    link_or_copy,
+    read_document,
+    read_json,
+    read_yaml,
+    staging,
+    unlinked,
+)
+
+_OID = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
+_REMOTE = re.compile(r"""'?remote "(.+)"'?""")
+_PIECE = 1 << 20
+_MOST_TAGS = 32
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """One output of a project: where it lies, and the MD5 that DVC knows it by."""
+
+    path: Path
+    oid: str
+    rows: tuple[Row, ...] = ()
+    """The files of a folder, where they are listed beside it and not in a manifest of their own."""
+
+
+@source("dvc")
+@contextmanager
+def open_dvc(rest: str, only: Sequence[str] = ()) -> Iterator[Source]:
+    """`dvc:PROJECT`: every output of a project, or `only` those at or below some paths."""
+    root = Path(rest).expanduser().resolve()
+    project = Project(root)
+    outs = project.outs(only)
+    with staging("dvc", str(root), *only) as stage:
+        for out in outs:
+            project.lay_out(out, stage)
+        if project.missing:
+            shown = ", ".join(project.missing[:5]) + (", …" if len(project.missing) > 5 else "")
+            raise NotFound(
+                f"{len(project.missing)} files are not on this machine: {shown}", "run `dvc pull` there first"
+            )
+        yield Source(stage, tags=_tags(root, outs))
+
+
+class Project:
+    """A folder with `.dvc` in it. Its own files are trusted no further than a download is."""
+
+    def __init__(self, root: Path) -> None:
+        if not (root / ".dvc").is_dir():
+            raise NotFound(f"{root} is no DVC project", "name the folder that holds .dvc")
+        self._root = root
+        config = ConfigParser(interpolation=None, strict=False)
+        try:
+            config.read((root / ".dvc/config", root / ".dvc/config.local"), encoding="utf-8")
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise Invalid(f"{root}/.dvc/config cannot be read", "check it with: dvc config --list") from error
+        self.cache = self._place(config.get("cache", "dir", fallback="cache"))
+        urls = (config.get(section, "url", fallback="") for section in config.sections() if _REMOTE.fullmatch(section))
+        self._shelves = [self.cache, *(self._place(url) for url in urls if url and "://" not in url)]
+        self.missing: list[str] = []
+
+    def outs(self, only: Sequence[str] = ()) -> list[Out]:
+        """Every output, or those at or below one of these paths."""
+        wanted = [inside(self._root, path) for path in only]
+        found = sorted({out.path: out for out in self._all()}.values(), key=lambda out: out.path)
+        chosen = [out for out in found if not wanted or any(out.path.is_relative_to(path) for path in wanted)]
+        if not chosen:
+            known = ", ".join(str(out.path.relative_to(self._root)) for out in found[:8])
+            raise NotFound(f"{self._root} has no such output", f"it has: {known or 'none'}")
+        return chosen
+
+    def lay_out(self, out: Out, stage: Path) -> None:
+        """Bring the files of an output into `stage`; those that are nowhere are noted in `missing`."""
+        if not out.oid.endswith(".dir") and not out.rows:
+            self._bring(out.oid, out.path, stage)
+            return
+        for row in out.rows or self._manifest(out):
+            oid, name = row.get("md5"), row.get("relpath")
+            if not isinstance(oid, str) or not _OID.fullmatch(oid) or not isinstance(name, str):
+                raise Invalid(f"{out.path} lists a file without path or MD5", "run `dvc commit` there")
+            self._bring(oid, inside(out.path, name), stage)
+
+    def _all(self) -> Iterator[Out]:
+        for folder, folders, names in os.walk(self._root):
+            # A project inside this one keeps its own outputs.
+            folders[:] = [name for name in folders if name != ".git" and not (Path(folder, name) / ".dvc").is_dir()]
+            folders[:] = [name for name in folders if name != ".dvc"]
+            for name in sorted(names):
+                if name.endswith(".dvc"):
+                    yield from self._described(Path(folder, name))
+                elif name == "dvc.lock":
+                    yield from self._locked(Path(folder))
+
+    def _described(self, file: Path) -> Iterator[Out]:
+        told = read_yaml(read_document(file), str(file))
+        yield from self._listed(file.parent, told.get("wdir"), told.get("outs"))
+
+    def _locked(self, folder: Path) -> Iterator[Out]:
+        """Outputs of pipelines; where a stage works is said in dvc.yaml only."""
+        lock = read_yaml(read_document(folder / "dvc.lock"), "dvc.lock")
+        yaml = folder / "dvc.yaml"
+        told = as_mapping(read_yaml(read_document(yaml), "dvc.yaml").get("stages") or {}, "dvc.yaml")
+        stages = as_mapping(lock.get("stages", lock), "dvc.lock")
+        for name, stage in stages.items():
+            if isinstance(stage, dict):
+                asked = told.get(name) or told.get(name.partition("@")[0])
+                wdir = asked.get("wdir") if isinstance(asked, dict) else None
+                yield from self._listed(folder, wdir, stage.get("outs"))
+
+    def _listed(self, folder: Path, wdir: object, outs: object) -> Iterator[Out]:
+        if not isinstance(wdir, str | None) or (wdir and "${" in wdir) or not isinstance(outs, list | None):
+            raise Invalid(f"{folder} describes outputs in a way we do not read", "name its working folders plainly")
+        base = (folder / (wdir or ".")).resolve()
+        for row in outs or ():
+            told = as_mapping(row, f"an output in {folder}")
+            path, oid, files = told.get("path"), told.get("md5"), told.get("files")
+            if isinstance(path, str) and "://" in path:
+                continue  # it lies in a store of its own, and was never part of the project
+            if not isinstance(path, str) or not base.is_relative_to(self._root):
+                raise Invalid(f"an output in {folder} leads out of the project", "only what lies in it can be taken")
+            if isinstance(oid, str) and _OID.fullmatch(oid):
+                yield Out(self._within(base, path), oid)
+            elif isinstance(files, list):
+                yield Out(self._within(base, path), "", tuple(as_mapping(row, f"{path!r:.80}") for row in files))
+            else:
+                raise NotFound(f"DVC has no MD5 of {path!r:.120}", "run `dvc commit` there first")
+
+    def _within(self, base: Path, path: str) -> Path:
+        """`../data` from a folder below is fine as long as it stays in the project."""
+        joined = Path(os.path.normpath(base / path)) if not path.startswith("/") else Path("/")
+        if joined == self._root or not joined.is_relative_to(self._root):
+            raise Invalid(f"the output {path!r:.120} leads out of the project", "only what lies in it can be taken")
+        return inside(self._root, str(joined.relative_to(self._root)))
+
+    def _manifest(self, out: Out) -> list[Row]:
+        for shelf in self._places(out.oid):
+            if shelf.is_file():
+                rows = read_json(read_document(shelf), f"the list of {out.path}")
+                if _md5(shelf) != {out.oid.removesuffix(".dir")} or not isinstance(rows, list):
+                    raise Corrupt(f"the list of {out.path} is damaged", "run `dvc pull --force` there")
+                return [as_mapping(row, f"the list of {out.path}") for row in rows]
+        self.missing.append(f"{out.path.relative_to(self._root)}/")
+        return []
+
+    def _bring(self, oid: str, path: Path, stage: Path) -> None:
+        """From the cache, where nothing changes any more; else a copy of the working file, checked as a copy."""
+        into = stage / path.relative_to(self._root)
+        for held in self._places(oid):
+            if held.is_file() and oid in _md5(held):
+                link_or_copy(held.resolve(), into)
+                return
+        if unlinked(self._root, path) and path.is_file():
+            into.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, into, follow_symlinks=False)
+            if oid in _md5(into):
+                return
+            into.unlink()
+        self.missing.append(str(path.relative_to(self._root)))
+
+    def _places(self, oid: str) -> list[Path]:
+        """Where bytes of this MD5 may lie: as DVC 3 lays its cache out, and as DVC 2 did."""
+        name = Path(oid[:2], oid[2:])
+        return [shelf / layout / name for shelf in self._shelves for layout in ("files/md5", "")]
+
+    def _place(self, text: str) -> Path:
+        return (self._root / ".dvc" / Path(text).expanduser()).resolve()
+
+
+def write_out(project: Path, data: Path) -> Path:
+    """Make a folder of files that lies in a project an output of it, as `dvc add` would; gives the `.dvc` file."""
+    cache = Project(project).cache / "files/md5"
+    rows, size = [], 0
+    for path in sorted(path for path in data.rglob("*") if path.is_file()):
+        if path.is_symlink():
+            raise Invalid(f"{path} is a symbolic link, and DVC keeps none", "export a version without links")
+        with path.open("rb") as file:
+            oid = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        rows.append({"md5": _keep(cache, oid, path), "relpath": path.relative_to(data).as_posix()})
+        size += path.stat().st_size
+    # The text DVC takes the MD5 of: sorted by path, keys sorted, as Python's json writes it.
+    rows.sort(key=lambda row: row["relpath"])
+    listed = json.dumps(rows, sort_keys=True).encode()
+    oid = _keep(cache, f"{hashlib.md5(listed, usedforsecurity=False).hexdigest()}.dir", listed)
+    lines = ["outs:", f"- md5: {oid}", f"  size: {size}", f"  nfiles: {len(rows)}", "  hash: md5"]
+    described = data.with_name(f"{data.name}.dvc")
+    described.write_text("\n".join([*lines, f"  path: {json.dumps(data.name)}", ""]), encoding="utf-8")
+    _ignore(data)
+    return described
+
+
+def project_of(folder: Path) -> Path:
+    """The DVC project that a folder lies in."""
+    for each in (folder, *folder.parents):
+        if (each / ".dvc").is_dir():
+            return each
+    raise NotFound(f"{folder} lies in no DVC project", "run `dvc init` there first, or export elsewhere")
+
+
+def _keep(cache: Path, oid: str, source: Path | bytes) -> str:
+    """Put bytes into a cache as DVC does: under their MD5, whole or not at all, and not to be written to."""
+    kept = cache / oid[:2] / oid[2:]
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        part.write_bytes(source) if isinstance(source, bytes) else shutil.copyfile(source, part)
+        part.chmod(0o444)
+        part.replace(kept)
+    return oid
+
+
+def _ignore(data: Path) -> None:
+    """Data is DVC's business and not git's."""
+    file, line = data.parent / ".gitignore", f"/{data.name}"
+    known = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if line not in known.splitlines():
+        file.write_text(f"{known}{'' if not known or known.endswith(chr(10)) else chr(10)}{line}\n", encoding="utf-8")
+
+
+def _md5(path: Path) -> set[str]:
+    """The MD5 of a file's bytes, and the one that DVC 2 gave to a text, line ends made the same."""
+    plain, lines = hashlib.md5(usedforsecurity=False), hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            plain.update(piece)
+            lines.update(piece.replace(b"\r\n", b"\n"))
+    return {plain.hexdigest(), lines.hexdigest()}
+
+
+def _tags(root: Path, outs: Sequence[Out]) -> dict[str, str]:
+    """Where it came from: the commit, and what DVC knows each output by."""
+    code = read_code(root)
+    told = {"git.commit": code.commit, "git.remote": code.remote, "git.dirty": code.dirty}
+    named = {f"dvc.{out.path.relative_to(root)}": out.oid for out in outs[:_MOST_TAGS]}
+    every = hashlib.sha256("\n".join(f"{out.oid} {out.path.relative_to(root)}" for out in outs).encode()).hexdigest()
+    return {**{name: value for name, value in told.items() if value}, **named, "dvc.outputs": f"sha256:{every}"}

@@ -1,0 +1,109 @@
+"""What comes from strangers: their paths, their documents, and the folder it is laid out in before it is published."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from falaj.catalog.sources import cache_folder
+from falaj.core.errors import Conflict, Invalid
+
+LONGEST = 4096
+MOST_DOCUMENT = 64 << 20
+
+
+def inside(root: Path, text: str) -> Path:
+    """Where `text` lies under `root`; Invalid when it is absolute, climbs out or names nothing."""
+    path = PurePosixPath(text)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text or len(text) > LONGEST:
+        raise Invalid(f"the path {text!r:.120} leads out of its folder", "whoever wrote it must name files below it")
+    return root.joinpath(*path.parts)
+
+
+def unlinked(root: Path, path: Path) -> bool:
+    """True when nothing between `root` and `path` is a symbolic link, nor `path` itself."""
+    between = [path, *path.parents]
+    return not any(each.is_symlink() for each in between[: between.index(root)])
+
+
+def read_document(file: Path) -> bytes:
+    """The bytes of a file that describes others; Invalid when it is too large for that."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MOST_DOCUMENT + 1)
+    except OSError as error:
+        raise Invalid(f"{file} cannot be read: {error.strerror}", "check the path") from error
+    if len(data) > MOST_DOCUMENT:
+        raise Invalid(f"{file} is larger than {MOST_DOCUMENT >> 20} MiB", "such a file only describes others")
+    return data
+
+
+def read_json(data: bytes, what: str) -> Any:
+    """JSON from a stranger."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"{what} is not JSON", "ask whoever made it") from error
+
+
+def read_object(data: bytes, what: str) -> Mapping[str, Any]:
+    """A JSON object from a stranger."""
+    return as_mapping(read_json(data, what), what)
+
+
+def read_yaml(data: bytes, what: str) -> Mapping[str, Any]:
+    """A mapping in YAML from a stranger, plain values only; nothing gives an empty one."""
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise Invalid(f"reading {what} needs the package PyYAML", "pip install 'falaj[exchange]'") from error
+    try:
+        # Never the loader in C: it recurses without a limit, and a deep document ends the process.
+        return as_mapping(yaml.safe_load(data) or {}, what)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Invalid(f"{what} is not YAML", "ask whoever made it") from error
+
+
+def as_mapping(found: Any, what: str) -> Mapping[str, Any]:
+    """The same, as a mapping by text; Invalid when it is none."""
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise Invalid(f"{what} is not laid out as it should be", "ask whoever made it")
+    return found
+
+
+@contextmanager
+def staging(*names: str) -> Iterator[Path]:
+    """An empty folder for what is to be published as this, gone afterwards.
+
+    The same names give the same folder, so that an interrupted publish finds again what it had sent.
+    """
+    mark = hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()[:40]
+    folder = cache_folder() / "incoming" / mark
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Conflict("the same is being brought in by another process", "wait until it has ended") from error
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def link_or_copy(source: Path, into: Path) -> None:
+    """The same bytes under another name; only read from there, so a second name for the file is enough."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, into, follow_symlinks=False)
+    except FileExistsError as error:
+        raise Invalid(f"two files would be {into.name!r:.120}", "ask whoever made it") from error
+    except OSError:
+        shutil.copyfile(source, into)
