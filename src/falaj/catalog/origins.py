@@ -1,0 +1,136 @@
+"""Origins: where a version came from, who had a hand in it, and what was made from it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+from falaj.audit import draw, graphs
+from falaj.catalog import signing
+from falaj.catalog.records import Version
+from falaj.catalog.shelf import Shelf, as_version, check_kind
+from falaj.catalog.statements import (
+    HIDDEN,
+    Deed,
+    Origin,
+    Provenance,
+    as_cyclonedx,
+    as_json,
+    as_slsa,
+    as_text,
+)
+from falaj.core.context import Context
+from falaj.core.errors import FalajError, Invalid
+from falaj.core.event import Event
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.store.ledger import Reader
+from falaj.store.records import Record
+
+FORMS: dict[str, Callable[[Provenance], str]] = {
+    "text": as_text,
+    "json": as_json,
+    "slsa": as_slsa,
+    "cyclonedx": as_cyclonedx,
+    "svg": lambda told: draw.as_svg(told.graph),
+    "dot": lambda told: draw.as_dot(told.graph),
+}
+MOST_DEEDS = 1000
+
+
+class Origins(Shelf):
+    """What can be told of a version's origin."""
+
+    @verb(reads=("name",))
+    def provenance(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        form: Annotated[str, "text, json, slsa, cyclonedx, svg or dot"] = "text",
+    ) -> str:
+        """Tell where a version came from: data, code, environment, parameters, metrics, run, people; and who uses it.
+
+        `slsa` is an in-toto statement with SLSA provenance, `cyclonedx` a bill of materials with a model card, `svg`
+        and `dot` draw the lineage. What you may not see is shown as hidden.
+
+        Example:
+            falaj catalog provenance model:fraud/scorer@v7 --form cyclonedx > bom.json
+        """
+        check_kind(name)
+        if form not in FORMS:
+            raise Invalid(f"{form!r:.40} is no form of provenance", f"one of: {', '.join(FORMS)}")
+        with self._ledger.read(ctx) as tx:
+            record = tx.need(self._pinned(tx, name))
+            version = as_version(record, self._aliases(tx, name))
+            sees = graphs.sight(self._ledger, ctx, record.ref)
+            origins = tuple(self._origin(tx, role, ref, sees) for role, ref in _inputs(version).items())
+        signed, key = _signature(record)
+        told = Provenance(
+            _covered(version, sees),
+            origins,
+            self._deeds(ctx, record.ref),
+            record.body.get("files", {}),
+            signed,
+            key,
+            graphs.around(self._ledger, ctx, record.ref),
+        )
+        return FORMS[form](told)
+
+    def _origin(self, tx: Reader, role: str, ref: Ref, sees: Callable[[str], bool]) -> Origin:
+        record = tx.get(ref) if sees(str(ref)) else None
+        if record is None:
+            return Origin(role, HIDDEN)
+        return Origin(role, str(ref), str(record.body.get("root", "")), record.label)
+
+    def _deeds(self, ctx: Context, ref: Ref) -> tuple[Deed, ...]:
+        """Who published, moved and judged it, oldest first."""
+        where = {"kind": ref.kind, "project": ref.project, "name": ref.name, "version": ref.version}
+        facts = self._ledger.tail(tenant=ctx.tenant, limit=MOST_DEEDS, **where)
+        return tuple(deed for fact in facts if (deed := _deed(fact.event)) is not None)
+
+
+def _inputs(version: Version) -> dict[str, Ref]:
+    code = version.card.code.ref if version.card and version.card.code else None
+    return {**version.inputs, **({"code": code} if code and "code" not in version.inputs else {})}
+
+
+def _covered(version: Version, sees: Callable[[str], bool]) -> Version:
+    """The same without the names of what the caller may not see."""
+    inputs = {role: ref for role, ref in version.inputs.items() if sees(str(ref))}
+    card = version.card
+    if card and card.code and card.code.ref and not sees(str(card.code.ref)):
+        card = replace(card, code=replace(card.code, ref=None))
+    return replace(version, inputs=inputs, card=card and replace(card, run=_shown(card.run, sees)))
+
+
+def _shown(run: str, sees: Callable[[str], bool]) -> str:
+    try:
+        return run if not run or sees(run) else HIDDEN
+    except Invalid:
+        return run  # a name that another tool gave it
+
+
+def _signature(record: Record) -> tuple[str, str]:
+    """Whether the signature holds over the files the record names, and the key's short name."""
+    bundle, pem = record.body.get("signature", ""), record.body.get("key", "")
+    if not bundle:
+        return "none", ""
+    try:
+        signing.verify(bundle, pem, record.body.get("files", {}))
+    except FalajError as error:
+        return error.message, signing.key_hint(pem)
+    return "valid", signing.key_hint(pem)
+
+
+def _deed(event: Event) -> Deed | None:
+    """An event as a deed; None when it only read, or only meant to."""
+    body = {name: str(value) for name, value in event.body.items()}
+    desk, _, what = event.verb.partition(".")
+    if desk != "catalog" or body.get("phase") == "intent" or what in _NO_DEEDS:
+        return None
+    if what == "point":
+        what = f"{body.get('how', 'point')} {body.get('alias', '')}".strip()
+    approved = tuple(name for name in body.get("people", "").split(",") if name)
+    return Deed(what, body.get("asker") or event.behalf or event.actor, event.at, approved, body.get("reason", ""))
+
+
+_NO_DEEDS = frozenset({"open", "show", "list", "begin", "provenance"})

@@ -1,0 +1,159 @@
+"""Statements of origin against the standards' own words: in-toto's and SLSA's messages, CycloneDX's schema."""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.audit.records import Edge, Graph, Node
+from falaj.catalog import statements
+from falaj.catalog.records import Card, Code, Version
+from falaj.catalog.statements import HIDDEN, Deed, Origin, Provenance
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from tests.servers import peers
+from tests.servers.process import Missing
+
+LABEL = Label.parse("AE-PDPL,sensitive,purpose=fraud,category=financial")
+MODEL, DATA = Ref.parse("model:fraud/scorer@v7"), Ref.parse("dataset:fraud/tx@v3")
+CARD = Card(
+    format="safetensors",
+    signature={"inputs": [{"name": "amount", "type": "double"}], "outputs": {"type": "tensor"}},
+    metrics={"auc": 0.93, "f1": 0.5},
+    params={"depth": "6", "note": "\x1b[2Jclear\nthe screen"},
+    environment={"python": "3.11.7", "platform": "Linux", "numpy": "2.1.0", "a b/c@d": "1+x"},
+    command=("python", "train.py"),
+    code=Code(
+        Ref.parse("code:fraud/train@v2"), "c0ffee" * 6 + "beef", "https://git.example/f.git", "sha256:" + "0" * 64
+    ),
+    run="run:fraud/night-7",
+)
+VERSION = Version(
+    MODEL, "b3:" + "a" * 64, 2, 1234, "production", LABEL, ("ae-dubai",), "amal", 1_790_000_000.0,
+    aliases=("champion", "production"), inputs={"training": DATA}, card=CARD,
+)  # fmt: skip
+TOLD = Provenance(
+    VERSION,
+    (
+        Origin("training", str(DATA), "b3:" + "b" * 64, LABEL),
+        Origin("code", "code:fraud/train@v2", "b3:" + "c" * 64, Label()),
+        Origin("salaries", HIDDEN),
+    ),
+    (
+        Deed("publish", "amal", 1_790_000_000.0),
+        Deed("promote production", "mona", 1_790_000_100.0, ("badr", "dana"), "better on every slice"),
+    ),
+    {"config.json": "1" * 64, "نموذج.safetensors": "2" * 64},
+    "valid",
+    "d" * 64,
+    Graph(
+        str(MODEL),
+        (Node(str(MODEL), 0), Node(str(DATA), -1), Node("hidden-3", -1, True), Node("endpoint:fraud/score@r1", 1)),
+        (Edge(str(DATA), str(MODEL), "catalog.publish", "e", 1.0),),
+    ),
+)
+CASES = {
+    "all of it": TOLD,
+    "nothing known": replace(
+        TOLD, version=replace(VERSION, card=None), origins=(), deeds=(), files={}, signed="none", key=""
+    ),
+    "code-bearing": replace(TOLD, version=replace(VERSION, card=replace(CARD, code_bearing=True), label=Label())),
+    "a dataset": replace(TOLD, version=replace(VERSION, ref=DATA, card=None), files={}, signed="none", key=""),
+    "a program": replace(TOLD, version=replace(VERSION, ref=Ref.parse("code:fraud/train@v2"), card=None), files={}),
+}
+_SLSA = """
+import json, sys
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+told = json.load(open(sys.argv[1]))
+made = json_format.ParseDict(told, statement_pb2.Statement())
+Statement.copy_from_pb(made).validate()
+json_format.ParseDict(told["predicate"], provenance_pb2.Provenance())
+"""
+_CYCLONEDX = """
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+wrong = JsonStrictValidator(SchemaVersion.V1_6).validate_str(open(sys.argv[1]).read())
+sys.exit(repr(wrong) if wrong else 0)
+"""
+CYCLONEDX = ("cyclonedx-python-lib[json-validation]==11.12.0",)
+
+
+def judge(tmp_path: Path, peer: tuple[str, ...], script: str, text: str) -> None:
+    try:
+        python = peers.peer(*peer) / "python"
+    except Missing as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing), pytrace=False)
+        pytest.skip(str(missing))
+    (tmp_path / "told.json").write_text(text)
+    done = subprocess.run([python, "-c", script, tmp_path / "told.json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_slsa_is_what_in_toto_reads(tmp_path: Path, case: str) -> None:
+    judge(tmp_path, ("model-signing", *peers.MODEL_SIGNING), _SLSA, statements.as_slsa(CASES[case]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bill_of_materials_fits_its_schema(tmp_path: Path, case: str) -> None:
+    judge(tmp_path, ("cyclonedx", *CYCLONEDX), _CYCLONEDX, statements.as_cyclonedx(CASES[case]))
+
+
+def test_slsa_names_every_file_and_everything_it_was_made_from() -> None:
+    told: dict[str, Any] = json.loads(statements.as_slsa(TOLD))
+    assert {one["name"]: one["digest"]["sha256"] for one in told["subject"]} == TOLD.files
+    definition = told["predicate"]["buildDefinition"]
+    assert definition["externalParameters"]["command"] == ["python", "train.py"]
+    needs = {one["name"]: one for one in definition["resolvedDependencies"]}
+    assert needs["training"] == {"name": "training", "uri": f"falaj:{DATA}", "digest": {"falajTree": "b" * 64}}
+    assert needs["salaries"] == {"name": "salaries", "uri": "falaj:hidden"}
+    assert needs["source"]["digest"] == {"gitCommit": "c0ffee" * 6 + "beef"}
+    assert needs["source"]["annotations"] == {"uncommitted": "sha256:" + "0" * 64}
+    assert needs["numpy"]["uri"] == "pkg:pypi/numpy@2.1.0"
+    assert not {"python", "platform"} & set(needs)
+
+
+def test_the_bill_of_materials_says_what_is_proved_and_what_is_declared() -> None:
+    told: dict[str, Any] = json.loads(statements.as_cyclonedx(TOLD))
+    me = told["metadata"]["component"]
+    assert (me["type"], me["group"], me["name"], me["version"]) == ("machine-learning-model", "fraud", "scorer", "v7")
+    properties = {one["name"]: one["value"] for one in me["properties"]}
+    assert "declared by the publisher" in properties["falaj:declared"]
+    assert properties["falaj:signature"] == "valid"
+    card = me["modelCard"]
+    assert card["modelParameters"]["datasets"] == [{"ref": str(DATA)}]
+    assert card["quantitativeAnalysis"]["performanceMetrics"][0] == {"type": "auc", "value": "0.93"}
+    assert card["considerations"]["useCases"] == ["fraud"]
+    data = next(one for one in told["components"] if one["bom-ref"] == str(DATA))
+    assert data["data"][0]["classification"] == "sensitive"
+    assert data["data"][0]["sensitiveData"] == ["financial"]
+    assert set(told["dependencies"][0]["dependsOn"]) == {one["bom-ref"] for one in told["components"]}
+    assert statements.as_cyclonedx(TOLD) == statements.as_cyclonedx(TOLD), "asked twice, told the same"
+
+
+def test_text_cannot_be_made_to_lie_by_what_is_in_it() -> None:
+    told = statements.as_text(TOLD)
+    assert "\x1b" not in told
+    assert "note = \\x1b[2Jclear\\nthe screen" in told
+    assert "model:fraud/scorer@v7  (production, champion)" in told
+    assert "2026-09-21T14:15:00Z promote production by mona, approved by badr, dana: better on every slice" in told
+    assert "salaries = hidden" in told
+    assert "endpoint:fraud/score@r1" in told
+    for case in CASES.values():
+        assert statements.as_text(case).count(str(case.version.ref)) >= 1
+
+
+def test_json_holds_all_of_it() -> None:
+    told = json.loads(statements.as_json(TOLD))
+    assert told["version"]["card"]["params"]["depth"] == "6"
+    assert told["deeds"][1]["approved_by"] == ["badr", "dana"]
+    assert told["consumers"] == ["endpoint:fraud/score@r1"]
