@@ -1,8 +1,11 @@
 """The catalog's desk: one class, written in the parts it inherits."""
 
+from falaj.catalog.keeping import Keeping
+from falaj.catalog.naming import Names
 from falaj.catalog.origins import Origins
+from falaj.catalog.stages import Stages
 from falaj.catalog.versions import Versions
 
 
-class Catalog(Versions, Origins):
+class Catalog(Versions, Names, Stages, Keeping, Origins):
     """Versions of datasets, models and code: find, compare, promote, roll back, prove."""

@@ -1,11 +1,18 @@
-"""The shelf: what the parts of the catalog share. Heads, versions, and how a record is read as one."""
+"""The shelf: what the parts of the catalog share. Heads, versions, aliases, and how a record is read as one.
+
+A name's head is its one mutable record (version ""): `newest`, `count`, `aliases`, `about`, `tags`, and for each alias
+the `trail` of versions it meant before. Every move of an alias is an event `catalog.point`; those are its history.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from falaj.catalog.life_records import Named
 from falaj.catalog.records import KINDS, Card, Table, Version
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid, NotFound, Stale
+from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.govern.approvals import Approvals
 from falaj.govern.keys import Keyring
@@ -15,6 +22,24 @@ from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
 from falaj.store.transfer import Transfers
+
+HEAD = {"head": "yes"}
+"""The term by which the names themselves are found."""
+MOST_TRAIL = 100
+_MOST_ALIASES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Why an alias moves, as its event tells it."""
+
+    how: str
+    """tag, untag, promote, ratify, rollback, lapse or delete."""
+    reason: str = ""
+    approval: str = ""
+    people: tuple[str, ...] = ()
+    asker: str = ""
+    """Whoever wanted it, where somebody else (a loop) does it."""
 
 
 class Shelf:
@@ -29,12 +54,13 @@ class Shelf:
         self._approvals = approvals
         self._keyring = keyring
 
-    def _write_head(self, tx: Writer, name: Ref, changes: Mapping[str, Any]) -> Record:
-        """Change the one mutable record of a name (made when it is not there): newest, count, aliases, about."""
+    def _write_head(self, tx: Writer, name: Ref, changes: Mapping[str, Any], now: float = 0.0) -> Record:
+        """Change the one mutable record of a name; made at `now` when it is not there."""
         head = tx.get(name.bare)
-        body = {"newest": "", "count": 0, "aliases": {}, **(head.body if head else {}), **changes}
+        new = {"newest": "", "count": 0, "aliases": {}, "made_at": now}
+        body = {**new, **(head.body if head else {}), **changes}
         try:
-            return tx.put(name.bare, body, rev=head.rev if head else None)
+            return tx.put(name.bare, body, rev=head.rev if head else None, terms=HEAD)
         except Conflict as error:
             raise Stale(f"somebody else wrote {name.bare} at the same moment", "call again", name) from error
 
@@ -61,10 +87,67 @@ class Shelf:
         head = tx.get(name.bare)
         return dict(head.body.get("aliases", {})) if head else {}
 
+    def _trail(self, tx: Reader, name: Ref, alias: str) -> list[str]:
+        """The versions an alias meant before, oldest first; what was rolled back is not among them."""
+        return list(tx.need(name.bare).body.get("trail", {}).get(alias, ()))
+
+    def _point(self, tx: Writer, name: Ref, alias: str, to: str, act: Act) -> str:
+        """Let an alias mean version `to` (nothing: no version) and say so; gives what it meant before."""
+        body = tx.need(name.bare).body
+        aliases, trails = dict(body.get("aliases", {})), dict(body.get("trail", {}))
+        before, trail = str(aliases.pop(alias, "")), list(trails.get(alias, ()))
+        if to == before and act.how != "ratify":
+            return before
+        if act.how in ("rollback", "lapse") and (to in trail or not to):
+            # Going back forgets what was left, so that going back again goes further back.
+            trail = trail[: len(trail) - 1 - trail[::-1].index(to)] if to else trail
+        elif before and before != to:
+            trail = [*trail, before][-MOST_TRAIL:]
+        if to:
+            aliases[alias] = to
+        if len(aliases) > _MOST_ALIASES:
+            raise Invalid(f"{name.bare} has {_MOST_ALIASES} aliases", "take one away: falaj catalog untag", name)
+        self._write_head(tx, name, {"aliases": aliases, "trail": {**trails, alias: trail}})
+        tx.emit(
+            "catalog.point", name.at(to or before), alias=alias, to=to, before=before, how=act.how, reason=act.reason,
+            approval=act.approval, people=",".join(act.people), asker=act.asker,
+        )  # fmt: skip
+        return before
+
+    def _rewrite(self, tx: Writer, record: Record, **changes: Any) -> Record:
+        """Change what is known of a version, and neither its label nor how it is found."""
+        return tx.put(record.ref, {**record.body, **changes}, rev=record.rev, label=record.label)
+
 
 def missing(name: Ref) -> NotFound:
     """The one way to say that there is no such version."""
     return NotFound(f"there is no {name}", "falaj catalog list shows what there is", name)
+
+
+def gone(record: Record) -> Conflict:
+    """The one way to say that a version was deleted."""
+    return Conflict(f"{record.ref} was deleted", "falaj catalog list shows what there is", record.ref)
+
+
+def open_label(label: Label) -> Label:
+    """The label of what is written about a version: as hidden, and under none of its terms of keeping."""
+    return replace(label, purposes=Label().purposes, holds=frozenset(), min_retain_s=0, max_retain_s=None)
+
+
+def as_named(head: Record) -> Named:
+    """A head as its readers see it."""
+    body = head.body
+    return Named(
+        head.ref.bare,
+        body["newest"],
+        body["count"],
+        body.get("aliases", {}),
+        body.get("about", ""),
+        body.get("tags", {}),
+        head.author,
+        body.get("made_at", head.at),
+        head.at,
+    )
 
 
 def check_kind(name: Ref) -> None:
@@ -76,7 +159,7 @@ def check_kind(name: Ref) -> None:
 def as_version(record: Record, aliases: Mapping[str, str]) -> Version:
     """A record as its readers see it; `aliases` are those of its name."""
     body = record.body
-    table, card = body.get("table"), body.get("card")
+    table, card, notes = body.get("table"), body.get("card"), body.get("notes", {})
     return Version(
         record.ref,
         body["root"],
@@ -87,12 +170,12 @@ def as_version(record: Record, aliases: Mapping[str, str]) -> Version:
         tuple(body["zones"]),
         record.author,
         body["made_at"],
-        message=body.get("message", ""),
+        message=notes.get("message", body.get("message", "")),
         aliases=tuple(sorted(alias for alias, version in aliases.items() if version == record.key.version)),
         inputs={role: Ref.parse(ref) for role, ref in body.get("inputs", {}).items()},
         table=from_plain(Table, table) if table else None,
         card=from_plain(Card, card) if card else None,
-        tags=body.get("tags", {}),
+        tags=notes.get("tags", body.get("tags", {})),
         pinned=bool(body.get("pinned")),
         signed=bool(body.get("signature")),
         state=body["state"],

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated
 
+from falaj.catalog.limits import MOST_BATCHES, check_facts, check_inputs, check_tree
 from falaj.catalog.records import KINDS, Begun, Facts, Made, Opened, Version, VersionPage
-from falaj.catalog.shelf import Shelf, as_version, check_kind, nearest, tree_of
+from falaj.catalog.shelf import Shelf, as_version, check_kind, missing, nearest, tree_of
+from falaj.catalog.signing import sign_model
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid
 from falaj.core.label import Label
@@ -16,8 +18,6 @@ from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import find_object
 from falaj.store.records import Record
-
-MOST_BATCHES = 4096
 
 
 class Versions(Shelf):
@@ -78,11 +78,19 @@ class Versions(Shelf):
         if self._transfers.thing_of(ctx, made.ticket) != thing:
             raise Denied("the ticket is for another thing", "begin again", name)
         ctx.permit("write", thing, zone)  # the label may be stricter now than when the publish began
+        if base is not None and base.bare != name:
+            # Who may see another thing may not read it, and a version hands out all that it holds.
+            raise Denied(f"{base} is another thing", f"build on a version of {name}, or send everything", base)
+        if len(made.receipts) > MOST_BATCHES:
+            raise Invalid(f"{len(made.receipts)} receipts", f"at most {MOST_BATCHES}")
         for receipt in made.receipts:
             self._transfers.accept(receipt, ctx, thing, zone)
         with self._ledger.write(ctx) as tx:
             self._check_batches(tx, ctx, zone, made, base)
-            return self._add(tx, ctx, name, (made.tree, zone), facts, inputs or {})
+            version = self._add(tx, ctx, name, (made.tree, zone), facts, inputs or {})
+            # In the same transaction: what was sent is safe from the collector by the record, or still by the intent.
+            self._transfers.end(ctx, made.ticket)
+            return version
 
     @verb(reads=("name",), group="read")
     def open(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Opened:
@@ -127,6 +135,8 @@ class Versions(Shelf):
         Example:
             falaj catalog list --project fraud
         """
+        if kind:
+            check_kind(Ref(kind, "any", "any"))
         wanted = {"live": "yes"} if name else {"newest": "yes"}
         found: list[Version] = []
         # The cursor says which kind it belongs to, so that one list can walk through all of them.
@@ -156,16 +166,16 @@ class Versions(Shelf):
 
         `tree` comes with the zone its bytes lie in.
         """
+        check_kind(name)
         with self._ledger.write(ctx) as tx:
-            return self._add(tx, ctx, name, tree, facts, inputs)
+            return self._add(tx, ctx, name.bare, tree, facts, inputs)
 
     def _check_batches(self, tx: Reader, ctx: Context, zone: str, made: Made, base: Ref | None) -> None:
         """Every batch is new and paid for by a receipt, or held by the version that this one is built on."""
+        check_tree(made.tree)
         known = {receipt.digest for receipt in made.receipts}
         if base is not None:
             known |= {batch.bundle for batch in tree_of(self._live(tx, base)).batches}
-        if not 0 < len(made.tree.batches) <= MOST_BATCHES:
-            raise Invalid(f"a tree in {len(made.tree.batches)} batches", f"1 to {MOST_BATCHES}")
         for batch in made.tree.batches:
             if batch.bundle not in known:
                 raise Denied(f"{batch.bundle[:20]}… is not yours to build on", "publish again from the newest version")
@@ -177,33 +187,61 @@ class Versions(Shelf):
         self, tx: Writer, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
     ) -> Ref:
         made, zone = tree
-        head = tx.get(name.bare)
+        check_facts(facts)
+        check_inputs(inputs)
+        head = tx.get(name)
         newest = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
-        pins = {role: self._pinned(tx, ref) for role, ref in inputs.items()}
+        pins = {role: _pin(tx, ref) for role, ref in inputs.items()}
         told = _told(facts, pins)
         if newest is not None and _same(newest, made, told, ctx):
             tx.emit("catalog.publish", newest.ref, unchanged=1)
             return newest.ref
         count = (head.body["count"] if head else 0) + 1
-        version = name.bare.at(f"v{count}")
+        version = name.at(f"v{count}")
         for batch in made.batches:
             self._blobs.hold(tx, ctx, zone, batch.bundle)
-        self._write_head(tx, name, {"newest": version.version, "count": count})
+        self._write_head(tx, name, {"newest": version.version, "count": count}, ctx.now())
         if newest is not None:
             terms = {key: value for key, value in newest.terms.items() if key != "newest"}
             tx.put(newest.ref, newest.body, rev=newest.rev, label=newest.label, terms=terms)
         body = {
             "root": made.root, "num_files": made.num_files, "size": made.size_bytes, "stage": "experiment",
             "batches": to_plain(made.batches), "zones": [zone], "made_at": ctx.now(), "state": "live", **told,
+            **self._signed(ctx, version, zone, facts),
         }  # fmt: skip
-        held = {f"digest.{index}": batch.bundle for index, batch in enumerate(made.batches)}
-        terms = {**held, "root": made.root, "live": "yes", "newest": "yes", f"at.{zone}": "yes"}
-        tx.put(version, body, zone=zone, terms=terms)
+        tx.put(version, body, zone=zone, terms=_terms(made, zone, pins))
         tx.emit(
-            "catalog.publish", version, tuple(pins.values()),
+            "catalog.publish", version, tuple(dict.fromkeys(pins.values())),
             root=made.root, size_bytes=made.size_bytes, num_files=made.num_files, place=zone,
         )  # fmt: skip
         return version
+
+    def _signed(self, ctx: Context, version: Ref, zone: str, facts: Facts) -> dict[str, str]:
+        """Of a model whose files were named: the signature over them, and the key that made it."""
+        if version.kind != "model" or not facts.files:
+            return {}
+        signature, key = sign_model(self._keyring, ctx.tenant, zone, str(version), facts.files)
+        return {"signature": signature, "key": key}
+
+
+def _terms(made: Tree, zone: str, pins: Mapping[str, Ref]) -> dict[str, str]:
+    """How a version is found: by what it holds, where it lies and what it was made from."""
+    held = {f"digest.{index}": batch.bundle for index, batch in enumerate(made.batches)}
+    sources = {f"from.{ref}": "yes" for ref in pins.values()}
+    return {**held, **sources, "root": made.root, "live": "yes", "newest": "yes", f"at.{zone}": "yes"}
+
+
+def _pin(tx: Reader, ref: Ref) -> Ref:
+    """Exactly what was used: a version that is or was, or the revision of a thing that has none."""
+    if ref.pinned:
+        return tx.need(ref).ref
+    head = tx.need(ref.bare)
+    version = (
+        head.body.get("newest") if ref.version in ("", "latest") else head.body.get("aliases", {}).get(ref.version)
+    )
+    if not version and ("newest" in head.body or ref.version):
+        raise missing(ref)
+    return ref.at(version) if version else head.ref
 
 
 def _told(facts: Facts, pins: Mapping[str, Ref]) -> dict[str, object]:

@@ -1,0 +1,210 @@
+"""Demands: the rules a project sets for its stages, the evidence people attach, and the case a gate judges."""
+
+import math
+import re
+from typing import Annotated
+
+from falaj.catalog.gates import (
+    ATTESTED,
+    DEFAULTS,
+    GATED,
+    PLACED,
+    SIGNED,
+    Case,
+    Rule,
+    digest_of_rules,
+    read_rules,
+    voices,
+)
+from falaj.catalog.life_records import Attestation, GateRules
+from falaj.catalog.limits import LONG, MOST_ENTRIES, check_tags, check_text
+from falaj.catalog.shelf import Shelf, as_version, open_label
+from falaj.catalog.signing import verify
+from falaj.core.context import Context
+from falaj.core.errors import Corrupt, Denied, Invalid
+from falaj.core.event import new_id
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.store.codec import from_plain, to_plain
+from falaj.store.ledger import Reader
+from falaj.store.records import Record
+
+GATE, ATTESTATION = "gate", "attestation"
+MOST_ATTESTATIONS = 1000
+_KIND = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+
+
+class Demands(Shelf):
+    """What must be true of a version before it enters a stage, and who says that it is."""
+
+    @verb(writes=("gate",), heads=("gate",), group="govern")
+    def require(
+        self,
+        ctx: Context,
+        gate: Annotated[Ref, "the gate: gate:PROJECT/STAGE, for example gate:fraud/production"],
+        rules: Annotated[tuple[str, ...], "each as `falaj catalog rules` shows them; none at all: the house's own"],
+    ) -> GateRules:
+        """Set what a project demands of every version before it enters a stage.
+
+        Rules are: `auc >= 0.8` (a metric against a number), `auc >= current`, `latency_ms <= 1.1 * current` (against
+        the version that holds the stage), `signature`, `safe format`, `bias` or `attestation NAME` (the newest one of
+        that kind passed), `zone ae-dubai` (its label may be served there), `2 approvals`, `1 dpo`. A model that runs
+        code when it is loaded never enters production, whatever the rules say. Another set of rules voids approvals
+        that were given under the old one.
+
+        Example:
+            falaj catalog require gate:fraud/production "auc >= current" signature bias "2 approvals" "1 dpo"
+        """
+        if gate.kind != GATE or gate.version:
+            raise Invalid(f"{gate} is no gate", "gate:PROJECT/STAGE, for example gate:fraud/production", gate)
+        read = read_rules(gate.name, rules or DEFAULTS.get(gate.name, ()))
+        needs, officers = voices(read)
+        with self._ledger.write(ctx) as tx:
+            old = tx.get(gate)
+            texts = [rule.text for rule in read]
+            record = tx.put(gate, {"rules": texts, "own": bool(rules)}, rev=old.rev if old else None)
+            tx.emit(
+                "catalog.require", record.ref,
+                rules="; ".join(texts), digest=digest_of_rules(read), needs=needs, dpo=officers,
+            )  # fmt: skip
+        return _shown(gate, record)
+
+    @verb()
+    def rules(self, ctx: Context, project: Annotated[str, "the project"]) -> tuple[GateRules, ...]:
+        """Show what a project demands for each stage; where it said nothing, what the house demands.
+
+        Example:
+            falaj catalog rules fraud
+        """
+        gates = [Ref(GATE, project, stage) for stage in GATED]
+        with self._ledger.read(ctx) as tx:
+            found = tx.find(GATE, project=project, cells=ctx.cells(GATE), limit=100).records
+        own = {record.ref.bare: record for record in found}
+        return tuple(_shown(gate, own.get(gate)) for gate in gates)
+
+    @verb(reads=("name",), group="write")
+    def attest(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        kind: Annotated[str, "what was looked into, for example bias, security-scan or benchmark"],
+        passed: Annotated[bool, "whether it is as it should be"],
+        facts: Annotated[dict[str, str] | None, "what was found, and where the report lies"] = None,
+        metrics: Annotated[dict[str, float] | None, "what was measured; gates compare these too"] = None,
+    ) -> Attestation:
+        """Attach what you found out about a version, in your name. It is never changed; the newest of a kind counts.
+
+        Example:
+            falaj catalog attest model:fraud/scorer@v3 bias --passed --facts report=sha256:9f… --metrics gap=0.02
+        """
+        _check_attestation(kind, facts or {}, metrics or {})
+        with self._ledger.write(ctx) as tx:
+            version = self._live(tx, name)
+            if len(_attestations(tx, version.ref)) >= MOST_ATTESTATIONS:
+                raise Invalid(f"{version.ref} has {MOST_ATTESTATIONS} attestations", "publish a new version", name)
+            ref = Ref(ATTESTATION, version.key.project, new_id())
+            made = Attestation(
+                ref, version.ref, kind, passed, ctx.actor.id, ctx.now(), dict(facts or {}), dict(metrics or {})
+            )
+            terms = {"of": str(version.ref)}
+            tx.put(ref, to_plain(made), label=open_label(version.label), zone=version.zone, terms=terms)
+            tx.emit("catalog.attest", version.ref, kind=kind, passed=int(passed), attestation=ref.name)
+        return made
+
+    @verb(reads=("name",))
+    def evidence(
+        self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]
+    ) -> tuple[Attestation, ...]:
+        """List what people attested of a version, oldest first.
+
+        Example:
+            falaj catalog evidence model:fraud/scorer@v3
+        """
+        with self._ledger.read(ctx) as tx:
+            return tuple(_attestations(tx, self._pinned(tx, name)))
+
+    def _rules(self, tx: Reader, project: str, stage: str) -> tuple[Rule, ...]:
+        return _rules_of(stage, tx.get(Ref(GATE, project, stage)))
+
+    def _case(self, tx: Reader, ctx: Context, record: Record, rules: tuple[Rule, ...], holder: str) -> Case:
+        """What is known of a version, as far as these rules ask."""
+        current = tx.get(record.ref.at(holder)) if holder else None
+        attested = {each.kind: each for each in _attestations(tx, record.ref)}
+        asked = {rule.kind for rule in rules}
+        return Case(
+            kind=record.key.kind,
+            metrics=_metrics(tx, record),
+            holder=str(current.ref) if current else "",
+            current=_metrics(tx, current) if current else {},
+            unsigned=_unsigned(record) if SIGNED in asked else "",
+            unsafe=_unsafe(record),
+            attested=attested if ATTESTED in asked else {},
+            refused={zone: _refused(ctx, record, zone) for zone in _zones(record, rules)},
+        )
+
+
+def _zones(record: Record, rules: tuple[Rule, ...]) -> set[str]:
+    asked = [rule for rule in rules if rule.kind == PLACED]
+    return {zone for rule in asked for zone in ([rule.name] if rule.name else record.body["zones"])}
+
+
+def _refused(ctx: Context, record: Record, zone: str) -> str:
+    """Why place() does not let it be served there; the permit itself is not used."""
+    try:
+        ctx.permit("serve", str(record.ref.bare), zone)
+    except Denied as error:
+        return error.message
+    return ""
+
+
+def _metrics(tx: Reader, record: Record) -> dict[str, float]:
+    """What its publisher measured, and what others measured beside that; nobody overrules the publisher unseen."""
+    card = as_version(record, {}).card
+    later = {name: value for each in _attestations(tx, record.ref) for name, value in each.metrics.items()}
+    return {**later, **(card.metrics if card else {})}
+
+
+def _unsigned(record: Record) -> str:
+    body = record.body
+    if not body.get("signature"):
+        return "it is not signed: falaj catalog publish signs the models it publishes"
+    try:
+        verify(body["signature"], body["key"], body.get("files", {}), str(record.ref))
+    except (Corrupt, Invalid) as error:
+        return error.message
+    return ""
+
+
+def _unsafe(record: Record) -> str:
+    card = as_version(record, {}).card
+    if card is None or not card.format:
+        return "nobody knows its format: publish it with a card"
+    return f"loading {card.format} would run code: export it to safetensors, ONNX or skops" if card.code_bearing else ""
+
+
+def _attestations(tx: Reader, version: Ref) -> list[Attestation]:
+    page = tx.find(ATTESTATION, project=version.project, terms={"of": str(version)}, limit=MOST_ATTESTATIONS)
+    made: list[Attestation] = [from_plain(Attestation, record.body) for record in page.records]
+    return sorted(made, key=lambda each: (each.at, each.ref.name))
+
+
+def _check_attestation(kind: str, facts: dict[str, str], metrics: dict[str, float]) -> None:
+    if not _KIND.fullmatch(kind):
+        raise Invalid(f"{kind[:80]!r} is no kind of attestation", "a word such as bias or security-scan")
+    check_tags(facts)
+    if len(metrics) > MOST_ENTRIES:
+        raise Invalid(f"{len(metrics)} metrics", f"at most {MOST_ENTRIES}")
+    for name, value in metrics.items():
+        check_text("the name of a metric", name, LONG)
+        if not math.isfinite(value):
+            raise Invalid(f"{name[:80]} is {value}", "a finite number")
+
+
+def _shown(gate: Ref, record: Record | None) -> GateRules:
+    rules = _rules_of(gate.name, record)
+    own = record is not None and record.body["own"]
+    return GateRules(gate.bare, gate.name, tuple(rule.text for rule in rules), digest_of_rules(rules), own)
+
+
+def _rules_of(stage: str, record: Record | None) -> tuple[Rule, ...]:
+    return read_rules(stage, record.body["rules"] if record is not None and record.body["own"] else DEFAULTS[stage])

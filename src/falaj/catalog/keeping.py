@@ -1,0 +1,241 @@
+"""Keeping: holds, deletion that leaves a tombstone, copies in other zones, and what stays in the local cache."""
+
+import re
+from dataclasses import replace
+from typing import Annotated
+
+from falaj.audit.graphs import sight
+from falaj.catalog.limits import MESSAGE, check_text
+from falaj.catalog.records import KINDS, STAGES, Version
+from falaj.catalog.shelf import Act, Shelf, as_version, nearest, tree_of
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Denied, Invalid, NotFound
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.store.ledger import Reader, Writer
+from falaj.store.objects import close_intent, open_intent, refresh_intent
+from falaj.store.records import Record
+
+DAY_S = 86_400
+_WHY = re.compile(r"[^\s,=*][^,=*\r\n\0]{0,199}")
+_NAMED = 5
+
+
+class Keeping(Shelf):
+    """How long a version stays, and where."""
+
+    @verb(reads=("name",), group="govern")
+    def hold(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        why: Annotated[str, "the case it is kept for, for example 'case 2027-114'"],
+    ) -> Version:
+        """Put a version under a legal hold: it cannot be deleted until the hold is released.
+
+        What is made from it, and the next version of the same name, is under the hold too.
+
+        Example:
+            falaj catalog hold dataset:fraud/tx@v3 "case 2027-114"
+        """
+        if not _WHY.fullmatch(why):
+            raise Invalid(f"{why[:60]!r} cannot name a hold", "a few words without , = and *")
+        with self._ledger.write(ctx) as tx:
+            record = self._live(tx, name)
+            label = replace(record.label, holds=record.label.holds | {why})
+            return self._relabel(tx, record, label, "catalog.hold", why)
+
+    @verb(reads=("name",), group="govern")
+    def release(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        why: Annotated[str, "the hold that ends, as show names it"],
+    ) -> Version:
+        """Release a legal hold. Others that stand on the version stay.
+
+        Example:
+            falaj catalog release dataset:fraud/tx@v3 "case 2027-114"
+        """
+        with self._ledger.write(ctx) as tx:
+            record = self._live(tx, name)
+            if why not in record.label.holds:
+                held = ", ".join(sorted(record.label.holds)) or "none"
+                raise NotFound(f"{record.ref} is not under the hold {why[:60]!r}", f"holds on it: {held}", record.ref)
+            label = replace(record.label, holds=record.label.holds - {why})
+            return self._relabel(tx, record, label, "catalog.release", why)
+
+    @verb(reads=("name",), group="erase")
+    def delete(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        reason: Annotated[str, "why, for the log"],
+        force: Annotated[bool, "also when others were made from it"] = False,
+    ) -> Version:
+        """Delete a version. It can no longer be read, and its bytes go when nothing else needs them.
+
+        Refused while a hold or a retention period stands, while it is in staging or production, and, unless forced,
+        while other versions were made from it. A tombstone stays with its name, label, root and the reason; the number
+        is never used again. `falaj audit prove` proves the deletion, `falaj audit impact` says who would be hit.
+
+        Example:
+            falaj catalog delete dataset:fraud/tx@v2 --reason "consent withdrawn"
+        """
+        check_text("the reason", reason, MESSAGE)
+        if not reason.strip():
+            raise Invalid("a deletion needs a reason", "--reason says why, for the log", name)
+        with self._ledger.write(ctx) as tx:
+            record = self._live(tx, name)
+            aliases = [alias for alias, to in self._aliases(tx, name).items() if to == record.key.version]
+            _check_kept(record, aliases, ctx.now())
+            made = self._made_from(tx, record.ref)
+            if made and not force:
+                raise _needed(record.ref, made, self._seen(ctx, record.ref, made))
+            for zone in record.body["zones"]:
+                permit = ctx.permit("delete", str(name.bare), zone)
+                self._blobs.delete(ctx, str(name.bare), zone, tree_of(record).batches[0].bundle, permit)
+            for alias in aliases:
+                self._point(tx, name, alias, "", Act("delete", reason))
+            return self._bury(tx, ctx, record, reason, len(made))
+
+    @verb(reads=("name",), group="move", into="to", outside=True)
+    def copy(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        to: Annotated[str, "the zone that shall have a copy"],
+    ) -> Version:
+        """Copy a version into another zone, encrypted anew under that zone's keys.
+
+        Allowed only where its label may lie in that zone, or where a transfer grant with two approvers says so. A copy
+        that broke off is taken up where it stopped when it is asked for again.
+
+        Example:
+            falaj catalog copy dataset:fraud/tx@v3 --to difc
+        """
+        with self._ledger.read(ctx) as tx:
+            record = self._live(tx, name)
+            aliases = self._aliases(tx, name)
+        if to in record.body["zones"]:
+            return as_version(record, aliases)
+        thing, source = str(name.bare), nearest(record, ctx)
+        ctx.permit("copy", thing, to)  # refused before anything is said or sent
+        self._ledger.retry(ctx, lambda tx: tx.emit("catalog.copy", record.ref, phase="begin", source=source, to=to))
+        # One intent over all batches: the first is still safe when the last one arrives.
+        intent = self._blobs.project(ctx, lambda tx: open_intent(tx, ctx, "copy", thing, to))
+        try:
+            for batch in tree_of(record).batches:
+                permits = (ctx.permit("read", thing, source), ctx.permit("copy", thing, to))
+                self._blobs.copy(ctx, thing, batch.bundle, source, to, permits)
+                self._blobs.project(ctx, lambda tx: refresh_intent(tx, intent, ctx.now()))
+            return self._ledger.retry(ctx, lambda tx: self._add_zone(tx, ctx, record.ref, source, to))
+        finally:
+            self._blobs.project(ctx, lambda tx: close_intent(tx, intent))
+
+    @verb(reads=("name",), group="write")
+    def pin(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Version:
+        """Keep a version in the local block caches of those who read it, whatever else they read.
+
+        Example:
+            falaj catalog pin dataset:fraud/tx@v3
+        """
+        return self._set_pin(ctx, name, pinned=True)
+
+    @verb(reads=("name",), group="write")
+    def unpin(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Version:
+        """Let the local block caches drop a version again.
+
+        Example:
+            falaj catalog unpin dataset:fraud/tx@v3
+        """
+        return self._set_pin(ctx, name, pinned=False)
+
+    def _set_pin(self, ctx: Context, name: Ref, *, pinned: bool) -> Version:
+        with self._ledger.write(ctx) as tx:
+            record = self._rewrite(tx, self._live(tx, name), pinned=pinned)
+            tx.emit("catalog.pin" if pinned else "catalog.unpin", record.ref)
+            return as_version(record, self._aliases(tx, name))
+
+    def _relabel(self, tx: Writer, record: Record, label: Label, said: str, why: str) -> Version:
+        record = tx.put(record.ref, record.body, rev=record.rev, label=label)
+        tx.emit(said, record.ref, why=why, holds=", ".join(sorted(label.holds))[:500])
+        return as_version(record, self._aliases(tx, record.ref))
+
+    def _add_zone(self, tx: Writer, ctx: Context, ref: Ref, source: str, to: str) -> Version:
+        record = self._live(tx, ref)
+        for batch in tree_of(record).batches:
+            self._blobs.hold(tx, ctx, to, batch.bundle)
+        zones = list(dict.fromkeys((*record.body["zones"], to)))
+        terms = {**record.terms, f"at.{to}": "yes"}
+        record = tx.put(ref, {**record.body, "zones": zones}, rev=record.rev, label=record.label, terms=terms)
+        size = record.body["size"]
+        tx.emit("catalog.copy", ref, phase="done", source=source, to=to, root=record.body["root"], size_bytes=size)
+        return as_version(record, self._aliases(tx, ref))
+
+    def _made_from(self, tx: Reader, ref: Ref) -> list[Record]:
+        """Versions that are live and name this one among what they were made from."""
+        pages = (tx.find(kind, terms={f"from.{ref}": "yes"}, limit=1000) for kind in KINDS)
+        return [record for page in pages for record in page.records]
+
+    def _seen(self, ctx: Context, ref: Ref, made: list[Record]) -> list[str]:
+        sees = sight(self._ledger, ctx, ref)
+        return [str(record.ref) for record in made if sees(str(record.ref))]
+
+    def _bury(self, tx: Writer, ctx: Context, record: Record, reason: str, hit: int) -> Version:
+        """A tombstone: nothing in it shows what the version held."""
+        body = record.body
+        stone = {
+            "root": body["root"], "num_files": body["num_files"], "size": body["size"], "made_at": body["made_at"],
+            "inputs": body.get("inputs", {}), "stage": "destroyed", "state": "deleted", "zones": [], "batches": [],
+            "message": reason, "deleted_by": ctx.actor.id, "deleted_at": ctx.now(),
+        }  # fmt: skip
+        buried = tx.put(record.ref, stone, rev=record.rev, label=record.label, terms={})
+        self._step_back(tx, record.ref)
+        tx.emit(
+            "catalog.delete", record.ref, root=body["root"], size_bytes=body["size"], num_files=body["num_files"],
+            label=record.label.digest, reason=reason, made_from_it=hit,
+        )  # fmt: skip
+        return as_version(buried, {})
+
+    def _step_back(self, tx: Writer, deleted: Ref) -> None:
+        """When the newest version goes, the newest of those that are left takes its place."""
+        if tx.need(deleted.bare).body["newest"] != deleted.version:
+            return
+        newest: Record | None = None
+        for number in range(int(deleted.version[1:]) - 1, 0, -1):
+            found = tx.get(deleted.at(f"v{number}"))
+            if found is not None and found.body["state"] == "live":
+                newest = found
+                break
+        if newest is not None:
+            terms = {**newest.terms, "newest": "yes"}
+            tx.put(newest.ref, newest.body, rev=newest.rev, label=newest.label, terms=terms)
+        self._write_head(tx, deleted, {"newest": newest.key.version if newest else ""})
+
+
+def _check_kept(record: Record, aliases: list[str], now: float) -> None:
+    """Denied or Conflict while something says that it must stay."""
+    label, ref = record.label, record.ref
+    if label.holds:
+        raise Denied(
+            f"{ref} is under legal hold: {', '.join(sorted(label.holds))}", "falaj catalog release ends a hold", ref
+        )
+    left = record.body["made_at"] + label.min_retain_s - now
+    if left > 0:
+        raise Denied(f"{ref} must be kept {-(-left // DAY_S):.0f} days more", "its label sets how long it is kept", ref)
+    stages = sorted(set(aliases) & set(STAGES))
+    if stages:
+        hint = f"falaj catalog promote {ref} retired, or promote another version first"
+        raise Conflict(f"{ref} is in {', '.join(stages)}", hint, ref)
+
+
+def _needed(ref: Ref, made: list[Record], seen: list[str]) -> Conflict:
+    hidden = len(made) - len(seen)
+    more = [f"{len(seen) - _NAMED} more"] if len(seen) > _NAMED else []
+    unseen = [f"{hidden} that you may not see"] if hidden else []
+    told = ", ".join([*seen[:_NAMED], *more, *unseen])
+    return Conflict(
+        f"made from {ref}: {told}", f"falaj audit impact {ref} shows all of it; --force deletes anyway", ref
+    )

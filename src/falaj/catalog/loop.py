@@ -1,0 +1,81 @@
+"""The loop of stages: a promotion that waits is done as soon as people approved it, and an emergency ends in time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from falaj.catalog.stages import Stages
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Denied, FalajError
+from falaj.core.permit import Permit
+from falaj.core.ref import Ref
+from falaj.govern.records import Move, Verdict
+from falaj.store.ledger import Ledger
+from falaj.store.loop import Turn
+
+SWEEP_S = 2.0
+"""How long a voice heard by another replica may go unnoticed."""
+
+
+class Residency(Protocol):
+    """What the loop needs of zones."""
+
+    def verdict(self, move: Move, now: float) -> Verdict: ...
+
+
+class StageLoop:
+    """Follows what people say about promotions, for every tenant."""
+
+    name = "stages"
+    eager = True
+
+    def __init__(self, ledger: Ledger, catalog: Stages, residency: Residency, every_s: float = SWEEP_S) -> None:
+        self.every_s = every_s
+        self._ledger = ledger
+        self._catalog = catalog
+        self._residency = residency
+        self._heard = True
+        self._swept = 0.0
+        # Every commit wakes an eager loop; only what people say of an approval is worth a look at every tenant.
+        catalog.watch(self._listen)
+
+    def step(self, turn: Turn) -> bool:
+        """Settle what is due in every tenant; a promotion that cannot be settled holds up no other."""
+        now = turn.ctx.now()
+        if not self._heard and abs(now - self._swept) < self.every_s:
+            return False
+        self._heard, self._swept = False, now
+        failure: FalajError | None = None
+        for tenant in sorted({tenant for tenant, _ in self._ledger.logs()}):
+            ctx = replace(turn.ctx, tenant=tenant)
+            for due in self._catalog.due(ctx):
+                if not turn.alive():
+                    return False
+                try:
+                    self._settle(ctx, due)
+                except Conflict:
+                    self._heard = True  # somebody wrote first: look again in the next step
+                except FalajError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return False
+
+    def _settle(self, ctx: Context, promotion: Ref) -> None:
+        asked = replace(ctx, asker=self._asker(ctx, promotion))
+        self._ledger.retry(asked, lambda tx: self._catalog.settle(asked, promotion))
+
+    def _asker(self, ctx: Context, promotion: Ref) -> Callable[[str, str, str], Permit]:
+        """place() about the version of this promotion; what it gives is an answer, and opens nothing."""
+
+        def ask(op: str, thing: str, zone: str) -> Permit:
+            move = self._catalog.movement(ctx, promotion, op, zone)
+            verdict = self._residency.verdict(move, ctx.now())
+            if not verdict.allowed:
+                raise Denied("; ".join(verdict.reasons), verdict.hint, thing)
+            return Permit(op, thing, ctx.tenant, move.src, zone, "", "", 0.0, "")
+
+        return ask
+
+    def _listen(self) -> None:
+        self._heard = True
