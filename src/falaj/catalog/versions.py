@@ -14,7 +14,7 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.snapshot.records import Tree
 from falaj.store.blobs import hex_of
-from falaj.store.codec import to_plain
+from falaj.store.codec import from_json, to_json, to_plain
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import find_object
 from falaj.store.records import Record
@@ -246,7 +246,8 @@ def _pin(tx: Reader, ref: Ref) -> Ref:
 
 def _told(facts: Facts, pins: Mapping[str, Ref]) -> dict[str, object]:
     """What a publisher said, as the record keeps it."""
-    said = to_plain(facts)
+    # By way of JSON, so that what is compared with a record's body has lists where that has lists.
+    said: dict[str, object] = from_json(dict[str, object], to_json(facts))
     return {**said, "inputs": {role: str(ref) for role, ref in pins.items()}}
 
 
