@@ -1,7 +1,7 @@
 """Versions: begin a publish, commit it, open one to read, list and show them."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from falaj.catalog.limits import MOST_BATCHES, check_facts, check_inputs, check_tree
 from falaj.catalog.records import KINDS, Begun, Facts, Made, Opened, Version, VersionPage
@@ -247,7 +247,7 @@ def _pin(tx: Reader, ref: Ref) -> Ref:
 def _told(facts: Facts, pins: Mapping[str, Ref]) -> dict[str, object]:
     """What a publisher said, as the record keeps it."""
     # By way of JSON, so that what is compared with a record's body has lists where that has lists.
-    said: dict[str, object] = from_json(dict[str, object], to_json(facts))
+    said: dict[str, object] = from_json(dict[str, Any], to_json(facts))
     return {**said, "inputs": {role: str(ref) for role, ref in pins.items()}}
 
 
