@@ -1,4 +1,4 @@
-"""What every Blobs store must do, asked of a real folder, a real S3 server and the memory store."""
+"""What every Blobs store must do, asked of a real folder, a real S3 server, the memory store, and a cache."""
 
 import contextlib
 import os
@@ -16,21 +16,25 @@ from falaj.backends.dir import DirBlobs
 from falaj.backends.objects import ObjectBlobs
 from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound, Unavailable
 from falaj.core.ports import Blobs
+from falaj.store.cache import CachedBlobs
 
-STORES = ("dir", "memory", "s3")
+STORES = ("dir", "memory", "s3", "cached-dir", "cached-s3")
 MIB = 1 << 20
 
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blobs]:
     made: Blobs
-    if request.param == "dir":
+    kind = request.param.removeprefix("cached-")
+    if kind == "dir":
         made = DirBlobs(f"dir:{tmp_path}/blobs", {})
-    elif request.param == "memory":
+    elif kind == "memory":
         made = ObjectBlobs("memory:", {})
     else:
         bucket = request.getfixturevalue("s3_url")
         made = ObjectBlobs(f"{bucket.url}/some/prefix", bucket.options)
+    if kind != request.param:
+        made = CachedBlobs(made, tmp_path / "cache", 64 * MIB)
     yield made
     made.close()
 
