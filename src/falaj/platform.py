@@ -22,7 +22,7 @@ from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, U
 from falaj.core.event import new_id
 from falaj.core.label import Label
 from falaj.core.permit import PermitDesk
-from falaj.core.ports import Blobs, Identity
+from falaj.core.ports import Blobs, Identity, Series
 from falaj.core.settings import Oidc, Settings, read_settings
 from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
@@ -144,10 +144,12 @@ class House:
         self._rotations = Rotations(keyring)
         self.storage = Storage(ledger, self.blobs, Collector(self.blobs, HOLDERS))
         self.transfers = Transfers(self.blobs, permits)
+        self._series: Series = _opened("series", settings.series_url, {})
         self.catalog = Catalog(ledger, self.blobs, self.transfers, approvals, keyring)
+        self.track = Track(ledger, self.blobs, self._series, self.catalog)
         self.desks: dict[str, object] = {
             "catalog": self.catalog,
-            "track": Track(ledger, self.blobs),
+            "track": self.track,
             "store": self.storage,
             "people": People(ledger, self.accounts, self.workloads, self._issuer),
             "policy": policy,
@@ -242,7 +244,8 @@ class House:
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
         self.stop_loops()
-        for opened in (*self._identities, *self._stores.values(), self._secrets, self.ledger):
+        self.track.close()
+        for opened in (*self._identities, self._series, *self._stores.values(), self._secrets, self.ledger):
             opened.close()
 
     def _zone_store(self, zone: str) -> Blobs:

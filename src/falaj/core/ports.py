@@ -196,6 +196,63 @@ class Blobs(Protocol):
     def close(self) -> None: ...
 
 
+class Block(NamedTuple):
+    """Measurements or lines as series keep them: `data` is ciphertext, all else stands in the clear."""
+
+    tenant: str
+    series: str
+    """Whose measurements, as an id that says nothing."""
+    shelf: str
+    """Empty where appends land; what compaction makes lies on shelves of other names."""
+    id: str
+    """Made by the writer, unique in the series; ids sort by birth."""
+    zone: str
+    low: str
+    high: str
+    """The first and the last place inside, as texts that sort as places do."""
+    length: int
+    """How many points or lines are inside."""
+    at: float
+    data: bytes
+    told: bool = True
+    """False for what `changes` need not tell of."""
+
+
+class Series(Protocol):
+    """Append-only measurements and log lines, in blocks. Nothing acknowledged is ever lost."""
+
+    def append(self, blocks: Sequence[Block]) -> None:
+        """Add blocks, of any series, all or nothing; durable on return. One whose id is there already is left out."""
+        ...
+
+    def read(
+        self, tenant: str, series: Sequence[str], shelf: str, low: str = "", limit: int = 1_000_000
+    ) -> list[Block]:
+        """Blocks of a shelf whose `high` is not below `low`, ordered by series, low, high, id; from one snapshot."""
+        ...
+
+    def changes(self, tenant: str, after: str = "") -> tuple[list[Block], str]:
+        """What was added since a cursor and is still there, and the cursor of now; from nothing, only the cursor.
+
+        Nothing that commits late is skipped; therefore a block may be told more than once.
+        """
+        ...
+
+    def swap(self, tenant: str, series: str, gone: Sequence[str], blocks: Sequence[Block]) -> bool:
+        """Put blocks in the place of others, all or nothing; False, and nothing happened, when one of them is gone."""
+        ...
+
+    def delete(self, tenant: str, series: str) -> None:
+        """Remove a series whole."""
+        ...
+
+    def expire(self, tenant: str, prefix: str, before: float) -> int:
+        """Remove the blocks written before a moment of all series whose name begins so; gives how many."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Identity(Protocol):
     """Who a bearer token is."""
 

@@ -73,6 +73,8 @@ class Settings:
     """The jurisdiction of the first zone, made at first start; more zones are declared with `falaj zones add`."""
     store: str = "sqlite:{home}/ledger.db"
     blobs: str = "dir:{home}/blobs"
+    series: str = ""
+    """Where measurements lie; when empty, in the ledger's own PostgreSQL, or else in a file beside it."""
     identity: str = "local:"
     """Providers, separated by commas, asked in order."""
     federation: tuple[str, ...] = ()
@@ -97,6 +99,12 @@ class Settings:
     def embedded(self) -> bool:
         """True when ledger and keys are files of this machine: no short act waits for another one."""
         return self.store.startswith("sqlite:") and self.secrets.startswith("file:")
+
+    @property
+    def series_url(self) -> str:
+        """The address of measurements, chosen by where the ledger lies when none is set."""
+        beside = self.store if self.store.startswith("postgresql:") else "sqlite:{home}/series.db"
+        return self.at(self.series or beside)
 
     def at(self, url: str) -> str:
         """The address with {home} filled in."""

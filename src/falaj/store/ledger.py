@@ -467,8 +467,15 @@ def _undo(root: Root) -> None:
 
 
 def _tell(callbacks: list[Callable[[bool], None]], *, durable: bool) -> None:
+    """Tell everyone, also when telling one of them fails; then raise that."""
+    failed: list[FalajError] = []
     for callback in callbacks:
-        callback(durable)
+        try:
+            callback(durable)
+        except FalajError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 def _stale(key: Key, rev: int, newest: int) -> FalajError:

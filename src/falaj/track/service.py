@@ -1,12 +1,9 @@
-"""The desk of experiments: runs, what they were told and what they measured."""
+"""The desk of experiments: one class, written in the parts it inherits."""
 
-from falaj.store.blobs import BlobStore
-from falaj.store.ledger import Ledger
+from falaj.track.artifacts import Artifacts
+from falaj.track.experiments import Experiments
+from falaj.track.runs import Runs
 
 
-class Track:
+class Track(Runs, Experiments, Artifacts):
     """Experiments and runs: parameters, metrics, artefacts."""
-
-    def __init__(self, ledger: Ledger, blobs: BlobStore) -> None:
-        self._ledger = ledger
-        self._blobs = blobs

@@ -1,0 +1,331 @@
+"""Measures: the points of runs on the Series port. Sealed, written together, settled into blocks by metric.
+
+What is logged lands on the shelf "" as it came, one block a call. Once a run has many of those they are settled: its
+points go, sorted, onto one shelf for each metric, in blocks of up to 4096 that do not overlap, and the newest of each
+metric onto the shelf "head". A reader reads "" first and the rest after: what moves meanwhile it meets twice, and never
+misses.
+"""
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+from falaj.core.context import Context
+from falaj.core.errors import FalajError, Unavailable
+from falaj.core.event import new_id
+from falaj.core.ports import Block, Series
+from falaj.store.ledger import Ledger, Writer
+from falaj.store.records import Record
+from falaj.track.points import (
+    BLOCK,
+    Columns,
+    Head,
+    Point,
+    Spot,
+    by_metric,
+    distinct,
+    newest,
+    pack_columns,
+    pack_heads,
+    pack_points,
+    place,
+    read_cursor,
+    unpack_columns,
+    unpack_heads,
+    unpack_points,
+    write_cursor,
+)
+from falaj.track.records import Curve, Metric
+
+TAIL, HEAD = "", "head"
+MANY_BLOCKS, MANY_POINTS = 256, 16_384
+_THIN = 16
+"""With fewer points than so many a metric, settling would rewrite more than it settles: they are only put together."""
+_WATCHED = 100_000
+_ALL = 1 << 62
+_LOG = logging.getLogger(__name__)
+
+
+class Measures:
+    """Points in, curves and heads out. One instance a house; threads share it."""
+
+    def __init__(self, series: Series, ledger: Ledger) -> None:
+        self._series = series
+        self._ledger = ledger
+        self._local = _Staged()
+        self._writing = threading.Lock()
+        self._mutex = threading.Lock()
+        self._waiting: list[_Job] = []
+        self._tails: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._settler = Settler(self.settle)
+
+    def stage(self, tx: Writer, ctx: Context, run: Record, points: Sequence[Point]) -> None:
+        """Write points once the transaction is durable, and before its caller hears of it.
+
+        A named request is remembered in that transaction and a repeat of it writes nothing: its points go first.
+        """
+        block = self._sealed(
+            (run.key.tenant, run.key.name, run.zone), TAIL, pack_points(points), len(points), ctx.now()
+        )
+        if ctx.keyed:
+            self.write([block])
+            return
+        staged = self._local.blocks
+        staged[block.id] = block
+        tx.after(lambda durable: self._staged(staged, block, durable))
+
+    def write(self, blocks: Sequence[Block]) -> None:
+        """Durable on return. Whoever comes while another writes waits, and then one writes for all that wait."""
+        job = _Job(blocks)
+        with self._mutex:
+            self._waiting.append(job)
+        with self._writing:
+            if not job.done:
+                with self._mutex:
+                    jobs, self._waiting = self._waiting, []
+                self._write_all(jobs)
+        if job.error is not None:
+            raise Unavailable(job.error.message, job.error.hint)
+        self._count(blocks)
+
+    def heads(self, tenant: str, run: str) -> dict[str, Metric]:
+        """The newest of each metric of one run."""
+        return as_metrics(self.heads_of(tenant, (run,)).get(run, {}))
+
+    def heads_of(self, tenant: str, runs: Sequence[str]) -> dict[str, dict[str, Head]]:
+        """The newest of each metric of many runs."""
+        tails = self._tail(tenant, runs)
+        found = {block.series: unpack_heads(self._opened(block)) for block in self._series.read(tenant, runs, HEAD)}
+        for block in tails:
+            found[block.series] = newest(found.get(block.series, {}), unpack_points(self._opened(block)))
+        return found
+
+    def told(self, tenant: str, after: str) -> tuple[list[Block], str]:
+        """What arrived since a cursor, sealed, and the cursor of now."""
+        return self._series.changes(tenant, after)
+
+    def heads_in(self, block: Block) -> dict[str, Head]:
+        """The newest of each metric in a block that was told."""
+        plain = self._opened(block)
+        return unpack_heads(plain) if block.shelf == HEAD else newest({}, unpack_points(plain))
+
+    def curve(self, run: tuple[str, str], metric: str, after: str, limit: int, bins: int) -> Curve:
+        """The points of a metric by step and time: a page of them, or down-sampled."""
+        spot = read_cursor(after)
+        if bins:
+            whole = self._columns(run, metric, None, _ALL)
+            return Curve(metric, tuple(_metric(metric, one) for one in whole.binned(bins)), total=len(whole))
+        columns = self._columns(run, metric, spot, limit + 1)
+        page = columns[:limit]
+        more = len(columns) > limit
+        return Curve(metric, tuple(_metric(metric, one) for one in page), write_cursor(page.spot(-1)) if more else "")
+
+    def settle_soon(self, tenant: str, run: str) -> None:
+        """Settle a run's points beside whoever works."""
+        self._settler.ask((tenant, run))
+
+    def settle(self, tenant: str, run: str) -> bool:
+        """Move what lies on the shelf of arrivals to where it stays; False when another was first or nothing is due."""
+        tail = self._series.read(tenant, (run,), TAIL)
+        self._tails.pop((tenant, run), None)
+        points = [point for block in tail for point in unpack_points(self._opened(block))]
+        thin = len(points) < _THIN * len({point[0] for point in points})
+        if not tail or (thin and len(tail) == 1):
+            return False
+        where, at = (tenant, run, tail[0].zone), tail[-1].at
+        gone = [block.id for block in tail]
+        if thin:
+            unique = distinct(points)
+            made = [self._sealed(where, TAIL, pack_points(unique), len(unique), at)]
+        else:
+            replaced, made = self._by_metric(where, points, at)
+            gone += replaced
+        return self._series.swap(tenant, run, gone, made)
+
+    def forget(self, tenant: str, run: str) -> None:
+        """Remove all that a run measured."""
+        self._series.delete(tenant, run)
+
+    def close(self) -> None:
+        """End the settling."""
+        self._settler.close()
+
+    def _columns(self, run: tuple[str, str], metric: str, spot: Spot | None, least: int) -> Columns:
+        """The spots of a metric after one, at least so many of them where there are so many."""
+        tenant, name = run
+        tail = self._tail(tenant, (name,))
+        heads = self._series.read(tenant, (name,), HEAD)
+        head = unpack_heads(self._opened(heads[-1])).get(metric) if heads else None
+        points = [point for block in tail for point in unpack_points(self._opened(block))]
+        late = Columns.of(by_metric(points).get(metric, ()))
+        if head is None:
+            return late.after(spot)
+        settled = self._settled(run, f"m{head[0]}", spot, least)
+        return late.merged([columns.after(spot) for columns in settled]).after(spot)
+
+    def _settled(self, run: tuple[str, str], shelf: str, spot: Spot | None, least: int) -> list[Columns]:
+        """Blocks of a shelf from a spot on, in order: enough for `least` spots after it, or all there are."""
+        low, most = place(spot) if spot else "", least // BLOCK + 8
+        while True:
+            blocks = self._series.read(run[0], (run[1],), shelf, low, most)
+            # The first one may lie wholly before the spot, all but its end.
+            if len(blocks) < most or sum(block.length for block in blocks[1:]) >= least:
+                return [unpack_columns(self._opened(block)) for block in blocks]
+            most *= 4
+
+    def _by_metric(
+        self, where: tuple[str, str, str], points: Sequence[Point], at: float
+    ) -> tuple[list[str], list[Block]]:
+        """Points sorted onto the shelves of their metrics, and a new head: which blocks go, and what comes."""
+        old = self._series.read(where[0], (where[1],), HEAD)
+        before = unpack_heads(self._opened(old[-1])) if old else {}
+        heads = newest(before, points)
+        gone, made = [block.id for block in old], list[Block]()
+        for metric, spots in by_metric(points).items():
+            known = before.get(metric)
+            fresh = Columns.of(spots)
+            first = place(fresh.spot(0))
+            shelf, low = f"m{heads[metric][0]}", first if known is None else min(first, place(known[1:]))
+            blocks = self._series.read(where[0], (where[1],), shelf, low)
+            # Blocks must not overlap; and a small last one grows, like the tiles of a game that join in pairs.
+            small = min(2 * len(fresh), BLOCK - 1)
+            joined = [b for n, b in enumerate(blocks, 1) if b.high >= first or (n == len(blocks) and b.length <= small)]
+            whole = fresh.merged([unpack_columns(self._opened(block)) for block in joined])
+            gone += [block.id for block in joined]
+            made += [self._sealed(where, shelf, pack_columns(piece), piece, at) for piece in whole.cut()]
+        made.append(self._sealed(where, HEAD, pack_heads(heads), len(heads), at))
+        return gone, made
+
+    def _tail(self, tenant: str, runs: Sequence[str]) -> list[Block]:
+        """What arrived and is not settled; a reader that meets too much of it has it settled."""
+        tail = self._series.read(tenant, runs, TAIL)
+        if len(tail) > MANY_BLOCKS:
+            counts = Counter(block.series for block in tail)
+            for run in [run for run, count in counts.items() if count > MANY_BLOCKS]:
+                self.settle_soon(tenant, run)
+        return tail
+
+    def _sealed(self, where: tuple[str, str, str], shelf: str, plain: bytes, held: Columns | int, at: float) -> Block:
+        tenant, run, zone = where
+        low = high = ""
+        if isinstance(held, Columns):
+            low, high = place(held.spot(0)), place(held.spot(-1))
+        told = shelf in (TAIL, HEAD)
+        count = held if isinstance(held, int) else len(held)
+        bare = Block(tenant, run, shelf, new_id(), zone, low, high, count, at, b"", told)
+        cipher = self._ledger.cipher
+        return bare._replace(data=plain if cipher is None else cipher.seal(tenant, zone, plain, _aad(bare)))
+
+    def _opened(self, block: Block) -> bytes:
+        cipher = self._ledger.cipher
+        return block.data if cipher is None else cipher.unseal(block.tenant, block.zone, block.data, _aad(block))
+
+    def _staged(self, staged: dict[str, Block], block: Block, durable: bool) -> None:
+        """A transaction has ended. Those that end together write together: the first of them writes for all."""
+        if not durable:
+            staged.pop(block.id, None)
+        elif block.id in staged:
+            blocks = list(staged.values())
+            staged.clear()
+            self.write(blocks)
+
+    def _write_all(self, jobs: Sequence["_Job"]) -> None:
+        try:
+            self._series.append([block for job in jobs for block in job.blocks])
+        except FalajError as error:
+            for job in jobs:
+                job.error = error
+        finally:
+            for job in jobs:
+                job.done = True
+
+    def _count(self, blocks: Sequence[Block]) -> None:
+        """Have a run settled once enough of it has arrived."""
+        for block in blocks:
+            name = (block.tenant, block.series)
+            with self._mutex:
+                arrived = self._tails.setdefault(name, [0, 0])
+                arrived[0] += 1
+                arrived[1] += block.length
+                due = arrived[0] >= MANY_BLOCKS or arrived[1] >= MANY_POINTS
+                if due or len(self._tails) > _WATCHED:
+                    self._tails.popitem(last=False) if not due else self._tails.pop(name)
+            if due:
+                self._settler.ask(name)
+
+
+class _Job:
+    """What one caller wants written."""
+
+    __slots__ = ("blocks", "done", "error")
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = blocks
+        self.done = False
+        self.error: FalajError | None = None
+
+
+class _Staged(threading.local):
+    def __init__(self) -> None:
+        self.blocks: dict[str, Block] = {}
+
+
+class Settler:
+    """One thread that settles what it is asked to, begun when it is first asked."""
+
+    def __init__(self, settle: Callable[[str, str], bool]) -> None:
+        self._settle = settle
+        self._asked: dict[tuple[str, str], None] = {}
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def ask(self, name: tuple[str, str]) -> None:
+        """Settle this one soon; being asked twice before that is being asked once."""
+        with self._change:
+            if self._closed:
+                return
+            self._asked[name] = None
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._drive, name="settler", daemon=True)
+                self._thread.start()
+            self._change.notify()
+
+    def close(self) -> None:
+        """End after what is under way; what is left is settled when it is next met."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+
+    def _drive(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._asked or self._closed)
+                if self._closed:
+                    return
+                name = next(iter(self._asked))
+                del self._asked[name]
+            try:
+                self._settle(*name)
+            except FalajError as error:
+                # Nothing is lost: the points stay where they arrived, and are settled when there are more of them.
+                _LOG.warning("points of a run were not settled", extra={"tenant": name[0], "why": error.message})
+
+
+def as_metrics(heads: Mapping[str, Head]) -> dict[str, Metric]:
+    """Heads as readers see them."""
+    return {key: Metric(key, value, at, step) for key, (_, step, at, value) in heads.items()}
+
+
+def _metric(key: str, spot: Spot) -> Metric:
+    step, at, value = spot
+    return Metric(key, value, at, step)
+
+
+def _aad(block: Block) -> bytes:
+    """What the ciphertext is bound to: all that stands beside it in the clear. No part can hold a NUL."""
+    parts = ("measures", *block[:7], str(block.length), repr(block.at))
+    return "\0".join(parts).encode()
