@@ -1,0 +1,178 @@
+"""Checking a tree out into a folder: each file whole or not at all, and nothing of anybody else's lost.
+
+What a checkout wrote is remembered in `.falaj/` inside the folder (snapshot/target.py), so that the next one keeps what
+is right, replaces what is its own, and refuses to touch what somebody changed.
+
+Links are made last. A link may climb only at the beginning of its target (`../a/b`), not above the folder, and may not
+be absolute: then no chain of links leads out. Any other link is refused by name.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from falaj.core.errors import Invalid, NotFound, Unavailable
+from falaj.snapshot.format import PACK_BYTES, Entry, shown
+from falaj.snapshot.read import Run, Snapshot
+from falaj.snapshot.target import LargeFile, SmallFile, Target
+
+_WINDOW_BYTES, _WINDOW_PIECES, _WINDOW_FOLDERS = 64 << 20, 8192, 128
+
+Spot = tuple[SmallFile | LargeFile, int]
+"""A file being written, and where in it a chunk belongs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOut:
+    """What a checkout did; `kept` of the files were right already."""
+
+    num_files: int
+    size_bytes: int
+    kept: int
+
+
+def checkout(
+    snapshot: Snapshot,
+    folder: Path,
+    *,
+    paths: Sequence[bytes] = (),
+    advance: Callable[[int], None] = lambda _bytes: None,
+    threads: int = 2,
+) -> CheckedOut:
+    """Write a tree, or some files and folders of it, into a folder that is new, empty, or of an earlier checkout.
+
+    Files of the earlier checkout that this tree does not have are removed, unless `paths` are given or they were
+    changed since.
+    """
+    try:
+        with Target(folder) as target, ThreadPoolExecutor(max(threads, 1), thread_name_prefix="falaj-out") as pool:
+            if not paths:
+                target.sweep(entry.path for entry in snapshot.entries())
+            work = _Work(snapshot, target, pool, advance)
+            for entry in _chosen(snapshot, paths):
+                work.add(entry)
+            return work.finish()
+    except OSError as error:
+        what = shown(os.fsencode(error.filename)) if isinstance(error.filename, str | bytes) else str(folder)
+        raise Unavailable(f"{what} cannot be written: {error.strerror}", f"look at {folder}, then repeat") from error
+
+
+class _Work:
+    """Gathers what the files of a stretch of the tree need, fetches it in runs, and writes in threads."""
+
+    def __init__(
+        self, snapshot: Snapshot, target: Target, pool: ThreadPoolExecutor, advance: Callable[[int], None]
+    ) -> None:
+        self._snapshot = snapshot
+        self._target = target
+        self._pool = pool
+        self._advance = advance
+        self._wanted: dict[bytes, list[Spot]] = {}
+        self._large: list[LargeFile] = []
+        self._links: list[Entry] = []
+        self._have = 0
+        self._num_files = self._size_bytes = self._kept = 0
+
+    def add(self, entry: Entry) -> None:
+        """The next entry, in order of paths."""
+        self._num_files += 1
+        self._size_bytes += entry.size
+        if entry.kind == "link" and not _stays_inside(entry.path, entry.target):
+            raise Invalid(f"the link {shown(entry.path)} leads out of the folder", "check out the other paths only")
+        if self._target.stands(entry, self._snapshot):
+            self._kept += 1
+            self._advance(entry.size)
+        elif entry.kind == "link":
+            self._links.append(entry)
+        elif entry.content.depth or len(entry.content.pieces) > 1 or entry.size > PACK_BYTES:
+            self._add_large(entry)
+        else:
+            small = self._target.small(entry)
+            if entry.size:
+                self._want(entry.content.pieces[0][0], entry.size, (small, 0))
+            else:
+                self._target.record(small.write(0, b""))
+
+    def finish(self) -> CheckedOut:
+        """Write the rest, and the links."""
+        self._flush()
+        for link in self._links:
+            self._target.link(link)
+        self._target.finish()
+        return CheckedOut(self._num_files, self._size_bytes, self._kept)
+
+    def _add_large(self, entry: Entry) -> None:
+        large = self._target.large(entry)
+        self._large.append(large)
+        at = 0
+        for digest, length in self._snapshot.pieces(entry.content):
+            self._want(digest, length, (large, at))
+            at += length
+        large.complete = True
+
+    def _want(self, digest: bytes, length: int, spot: Spot) -> None:
+        self._wanted.setdefault(digest, []).append(spot)
+        self._have += length
+        full = self._have >= _WINDOW_BYTES or len(self._wanted) >= _WINDOW_PIECES
+        if full or self._target.num_folders >= _WINDOW_FOLDERS or len(self._large) >= _WINDOW_FOLDERS:
+            self._flush()
+
+    def _flush(self) -> None:
+        runs = self._snapshot.plan(self._wanted)
+        try:
+            for done in as_completed([self._pool.submit(self._bring, run, self._wanted) for run in runs]):
+                written, records = done.result()
+                self._target.record(*records)
+                self._advance(written)
+        finally:
+            # What failed must not go on writing while its folder is being closed.
+            self._wanted, self._have = {}, 0
+        for large in self._large:
+            if large.complete:
+                self._target.record(large.finish(self._target))
+        self._large = [large for large in self._large if not large.complete]
+        self._target.let_go()
+
+    def _bring(self, run: Run, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[tuple[bytes, bytes, bytes]]]:
+        written, records = 0, []
+        for digest, at, data in self._snapshot.open(run):
+            for file, offset in wanted[digest]:
+                record = file.write(offset + at, data)
+                if record is not None:
+                    records.append(record)
+                written += len(data)
+        return written, records
+
+
+def _chosen(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
+    """The entries of some files and folders, each once and in order."""
+    if not paths:
+        yield from snapshot.entries()
+        return
+    last = b""
+    for path in sorted({path.rstrip(b"/") for path in paths}):
+        found = False
+        for entry in _at(snapshot, path):
+            found = True
+            if entry.path > last:
+                last = entry.path
+                yield entry
+        if not found:
+            raise NotFound(f"there is no {shown(path)} in the tree", "list its files")
+
+
+def _at(snapshot: Snapshot, path: bytes) -> Iterable[Entry]:
+    try:
+        return (snapshot.entry(path),)
+    except NotFound:
+        return snapshot.entries(path + b"/" if path else b"")
+
+
+def _stays_inside(path: bytes, target: bytes) -> bool:
+    if target.startswith(b"/") or b"\0" in target:
+        return False
+    parts = [part for part in target.split(b"/") if part not in {b"", b"."}]
+    climbs = next((at for at, part in enumerate(parts) if part != b".."), len(parts))
+    return climbs <= path.count(b"/") and b".." not in parts[climbs:]

@@ -1,0 +1,332 @@
+"""Reading a tree: its entries in order, one entry by its path, the bytes of a file; every chunk checked before use.
+
+Pages are read through blocks of a megabyte, which is what the house opens at once anyway, so that walking a tree does
+not ask for each page by itself. Shards and those blocks are immutable and can be kept in a folder between uses.
+"""
+
+import contextlib
+import itertools
+import mmap
+import secrets
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound
+from falaj.snapshot.format import (
+    PACK_BYTES,
+    Content,
+    Entry,
+    Page,
+    PageRef,
+    Piece,
+    decode_page,
+    decode_recipe,
+    raw,
+    shown,
+    written,
+)
+from falaj.snapshot.records import Tree
+from falaj.snapshot.shard import Index, Place, Shard, mapped, missing
+
+Fetch = Callable[[str, int, int | None], Iterator[bytes]]
+"""Bytes by digest, from and to a place in them; a stop beyond the end gives what there is."""
+
+_BLOCK = 1 << 20
+_BLOCKS, _PAGES = 16, 64
+_GAP = 128 << 10
+_READ_RUN = 4 << 20
+
+
+class Run(NamedTuple):
+    """Chunks of one pack that are fetched in one go: digest, start and length of each."""
+
+    pack: bytes
+    start: int
+    stop: int
+    chunks: list[tuple[bytes, int, int]]
+
+
+class Snapshot:
+    """A tree and a way to its bytes. Threads may share one."""
+
+    def __init__(self, tree: Tree, fetch: Fetch, cache: Path | None = None) -> None:
+        self.tree = tree
+        self.shards = [partial(self._shard, batch.shard) for batch in tree.batches]
+        self._fetch = fetch
+        self._cache = cache
+        self._index = Index(self.shards)
+        self._blocks: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
+        self._pages: OrderedDict[bytes, Page] = OrderedDict()
+        self._lock = RLock()
+
+    def entries(self, prefix: bytes = b"") -> Iterator[Entry]:
+        """The entries whose paths begin with `prefix`, sorted by path."""
+        last = b""
+        for page in self._leaves(self.root(), None, prefix):
+            for entry in page.entries:
+                if entry.path <= last:
+                    raise Corrupt(f"{shown(entry.path)} is out of order in the tree", "publish it again")
+                last = entry.path
+                if last.startswith(prefix):
+                    yield entry
+
+    def entry(self, path: bytes) -> Entry:
+        """The entry of one path; reads the pages on the way to it only."""
+        page = self.page(self.root())
+        while page.level:
+            at = bisect_right(page.pages, path, key=lambda ref: ref.first) - 1
+            if at < 0:
+                break
+            page = self.page(page.pages[at])
+        for entry in page.entries:
+            if entry.path == path:
+                return entry
+        raise NotFound(f"there is no file {shown(path)} in the tree", "list its files")
+
+    def read(self, entry: Entry, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """A file's bytes, or a range of them. Every chunk's digest is checked before any of it is handed out.
+
+        A file that was composed of one large blob is checked as a whole when it is read whole; a range of it rests on
+        the store, which authenticates every block.
+        """
+        if entry.kind != "file":
+            raise Invalid(f"{shown(entry.path)} is a link to {shown(entry.target)}", "read the file it points to")
+        stop = entry.size if stop is None else min(stop, entry.size)
+        if start < 0 or (stop < start and start <= entry.size):
+            raise Invalid(f"a range from {start} to {stop}", "ranges count bytes from 0 and end after they begin")
+        for group in _groups(self._within(entry.content, start, stop)):
+            at = group[0][0]
+            yield from self._read_pieces([(digest, length) for _, digest, length in group], start - at, stop - at)
+
+    def root(self) -> PageRef:
+        """The topmost page."""
+        return PageRef(-1, b"", raw(self.tree.root))
+
+    def page(self, ref: PageRef) -> Page:
+        """A page, checked against what the page above says of it."""
+        with self._lock:
+            page = self._pages.get(ref.digest)
+            if page is None:
+                page = decode_page(self.chunk(ref.digest))
+                self._pages[ref.digest] = page
+                if len(self._pages) > _PAGES:
+                    self._pages.popitem(last=False)
+            else:
+                self._pages.move_to_end(ref.digest)
+        first = page.pages[0].first if page.level else page.entries[0].path if page.entries else b""
+        if ref.level >= 0 and (page.level != ref.level or first != ref.first):
+            raise Corrupt(f"page {written(ref.digest)[:20]}… is not where it belongs", "publish the tree again")
+        return page
+
+    def pieces(self, content: Content) -> Iterator[Piece]:
+        """The pieces of a file's bytes, in order, whatever its depth."""
+        return self._below(content.pieces, content.depth)
+
+    def locate(self, digest: bytes) -> Place:
+        """Where a chunk lies, or Corrupt."""
+        with self._lock:
+            found = self._index.find(digest)
+        if found is None:
+            raise missing(digest)
+        return found[1]
+
+    def chunk(self, digest: bytes, *, keep: bool = True) -> bytes:
+        """A page, a recipe or a small file; `keep` allows the cache folder."""
+        place = self.locate(digest)
+        if place.length > PACK_BYTES:
+            raise Corrupt(f"chunk {written(digest)[:20]}… is too large for what it should be", "publish the tree again")
+        for fresh in (False, True):
+            data = self._from_blocks(place, keep=keep, fresh=fresh)
+            if blake3(data).digest() == digest:
+                return data
+        raise _spoiled(digest, place)
+
+    def plan(self, digests: Iterable[bytes]) -> list[Run]:
+        """The fetches that bring these chunks: neighbours in a pack come together."""
+        places = sorted((*self.locate(digest), digest) for digest in digests)
+        runs: list[Run] = []
+        for pack, start, length, digest in places:
+            last = runs[-1] if runs else None
+            stop = start + length
+            near = last is not None and last.pack == pack and start <= last.stop + _GAP
+            if last is None or not near or stop - last.start > PACK_BYTES:
+                runs.append(Run(pack, start, stop, [(digest, start, length)]))
+            else:
+                last.chunks.append((digest, start, length))
+                runs[-1] = last._replace(stop=max(last.stop, stop))
+        return runs
+
+    def open(self, run: Run) -> Iterator[tuple[bytes, int, bytes | memoryview]]:
+        """Fetch a run: digest, place in the chunk, and bytes; a chunk larger than a pack comes in several parts."""
+        if run.stop - run.start > PACK_BYTES:
+            ((digest, start, length),) = run.chunks
+            at = 0
+            for block in self._streamed(digest, Place(run.pack, start, length)):
+                yield digest, at, block
+                at += len(block)
+            return
+        data = memoryview(b"".join(self._fetch(written(run.pack), run.start, run.stop)))
+        for digest, start, length in run.chunks:
+            found = data[start - run.start : start - run.start + length]
+            if blake3(found).digest() != digest:
+                raise _spoiled(digest, Place(run.pack, start, length))
+            yield digest, 0, found
+
+    def _read_pieces(self, pieces: list[Piece], start: int, stop: int) -> Iterator[bytes]:
+        """Neighbouring pieces, cut to a range that counts from the first of them."""
+        if len(pieces) == 1 and pieces[0][1] > PACK_BYTES:
+            yield from self._read_blob(pieces[0], start, stop)
+            return
+        got: dict[bytes, bytes | memoryview] = {}
+        if sum(length for _, length in pieces) > _BLOCK // 2:
+            got = {digest: data for run in self.plan({d for d, _ in pieces}) for digest, _, data in self.open(run)}
+        at = 0
+        for digest, length in pieces:
+            data = got.get(digest)
+            if data is None:
+                data = self.chunk(digest, keep=False)
+            if len(data) != length:
+                raise Corrupt(f"chunk {written(digest)[:20]}… is not as long as its file says", "publish it again")
+            yield bytes(data[max(start - at, 0) : max(stop - at, 0)])
+            at += length
+
+    def _read_blob(self, piece: Piece, start: int, stop: int) -> Iterator[bytes]:
+        digest, length = piece
+        place = self.locate(digest)
+        if start <= 0 and stop >= length:
+            return self._streamed(digest, place)
+        return self._fetch(written(place.pack), place.start + max(start, 0), place.start + min(stop, length))
+
+    def _streamed(self, digest: bytes, place: Place) -> Iterator[bytes]:
+        """A chunk too large for memory; its last block only when the digest of the whole is right."""
+        hashed, held = blake3(), b""
+        for block in self._fetch(written(place.pack), place.start, place.start + place.length):
+            if held:
+                yield held
+            hashed.update(block)
+            held = block
+        if hashed.digest() != digest:
+            raise _spoiled(digest, place)
+        yield held
+
+    def _within(self, content: Content, start: int, stop: int) -> Iterator[tuple[int, bytes, int]]:
+        """The pieces that hold a range, each with its place in the file; recipes outside it are not read."""
+        return self._within_level(content.pieces, content.depth, 0, (start, stop))
+
+    def _within_level(
+        self, pieces: Iterable[Piece], depth: int, at: int, span: tuple[int, int]
+    ) -> Iterator[tuple[int, bytes, int]]:
+        for digest, length in pieces:
+            if at >= span[1]:
+                return
+            if at + length > span[0]:
+                if depth:
+                    yield from self._within_level(self._recipe(digest, depth, length), depth - 1, at, span)
+                else:
+                    yield at, digest, length
+            at += length
+
+    def _below(self, pieces: Iterable[Piece], depth: int) -> Iterator[Piece]:
+        if not depth:
+            yield from pieces
+            return
+        for digest, length in pieces:
+            yield from self._below(self._recipe(digest, depth, length), depth - 1)
+
+    def _recipe(self, digest: bytes, depth: int, length: int) -> list[Piece]:
+        pieces = decode_recipe(self.chunk(digest), depth)
+        if sum(each for _, each in pieces) != length:
+            raise Corrupt(f"recipe {written(digest)[:20]}… is not as long as its file says", "publish it again")
+        return pieces
+
+    def _leaves(self, ref: PageRef, until: bytes | None, prefix: bytes) -> Iterator[Page]:
+        """The leaf pages that can hold paths with a prefix; `until` is the first path after this page."""
+        if until is not None and until <= prefix:
+            return
+        if ref.first > prefix and not ref.first.startswith(prefix):
+            return
+        page = self.page(ref)
+        if not page.level:
+            yield page
+        for below, after in itertools.zip_longest(page.pages, page.pages[1:]):
+            yield from self._leaves(below, after.first if after else until, prefix)
+
+    def _from_blocks(self, place: Place, *, keep: bool, fresh: bool) -> bytes:
+        if not place.length:
+            return b""
+        first, last = place.start // _BLOCK, (place.start + place.length - 1) // _BLOCK
+        data = b"".join(self._block(place.pack, number, keep=keep, fresh=fresh) for number in range(first, last + 1))
+        return data[place.start - first * _BLOCK :][: place.length]
+
+    def _block(self, pack: bytes, number: int, *, keep: bool, fresh: bool) -> bytes:
+        key = (pack, number)
+        file = self._cache / f"{pack.hex()}-{number}" if keep and self._cache is not None else None
+        with self._lock:
+            block = None if fresh else self._blocks.get(key)
+            if block is None and file is not None and not fresh:
+                with contextlib.suppress(OSError):
+                    block = file.read_bytes()
+            if block is None:
+                block = b"".join(self._fetch(written(pack), number * _BLOCK, (number + 1) * _BLOCK))
+                if file is not None:
+                    _keep(file, iter((block,)))
+            self._blocks[key] = block
+            self._blocks.move_to_end(key)
+            if len(self._blocks) > _BLOCKS:
+                self._blocks.popitem(last=False)
+        return block
+
+    def _shard(self, digest: str) -> Shard:
+        file = self._cache / f"{raw(digest).hex()}-shard" if self._cache is not None else None
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError, FalajError), file.open("rb") as kept:
+                data = mmap.mmap(kept.fileno(), 0, access=mmap.ACCESS_READ)
+                if blake3(data).digest() == raw(digest):
+                    return Shard(data)
+            _keep(file, self._fetch(digest, 0, None))
+            with file.open("rb") as kept:
+                data = mmap.mmap(kept.fileno(), 0, access=mmap.ACCESS_READ)
+        else:
+            data = mapped(self._fetch(digest, 0, None))
+        if blake3(data).digest() != raw(digest):
+            raise Corrupt(f"the index {digest[:20]}… of a batch is spoiled", "restore it, or publish the tree again")
+        return Shard(data)
+
+
+def _groups(pieces: Iterator[tuple[int, bytes, int]]) -> Iterator[list[tuple[int, bytes, int]]]:
+    """Pieces in groups that fit in memory; one that does not is alone."""
+    group: list[tuple[int, bytes, int]] = []
+    have = 0
+    for piece in pieces:
+        if group and have + piece[2] > _READ_RUN:
+            yield group
+            group, have = [], 0
+        group.append(piece)
+        have += piece[2]
+    if group:
+        yield group
+
+
+def _keep(file: Path, blocks: Iterator[bytes]) -> None:
+    """Write a file of the cache whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
+    try:
+        with part.open("xb") as out:
+            for block in blocks:
+                out.write(block)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _spoiled(digest: bytes, place: Place) -> Corrupt:
+    where = f"{written(place.pack)[:20]}… at {place.start}"
+    return Corrupt(f"chunk {written(digest)[:20]}… in pack {where} is spoiled", "restore it, or publish the tree again")

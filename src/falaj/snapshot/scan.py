@@ -1,0 +1,248 @@
+"""The walk over a folder that is to be published, and the reading of its files, without following any link.
+
+Folders are opened one below the other by descriptor, so a folder that is swapped for a link meanwhile leads nowhere.
+The order is that of the full raw paths. A file that changes while it is read is read again, and refused if it goes on.
+"""
+
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from blake3 import blake3
+
+from falaj.core.errors import Invalid, NotFound
+from falaj.snapshot.format import SMALL, Content, PieceWriter, shown
+
+try:
+    from pyfastcdc.cy import FastCDC
+except ImportError:
+    # Without the wheel, blocks of one size: the tree is as good, but an insertion makes all that follows it new.
+    FastCDC = None
+
+RESERVED = b".falaj"
+"""The folder in which a checkout remembers what it wrote; no part of any tree."""
+TRIES = 4
+CUTTER = "fastcdc" if FastCDC else "fixed"
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_DEEPEST = 512
+_BLOCK = 4 << 20
+_LEAST, _AVERAGE, _MOST = 16 << 10, 64 << 10, 256 << 10
+_ZEROS = memoryview(bytes(_MOST if FastCDC else _AVERAGE))
+_STAMP = struct.Struct("<QqqQI")
+STAMP_BYTES = _STAMP.size
+_NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
+_KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
+
+
+class Found(NamedTuple):
+    """A file or link that the walk met; `folder` is open until the walk goes on."""
+
+    path: bytes
+    folder: int
+    name: bytes
+    stat: os.stat_result
+
+
+class Keep(Protocol):
+    """Where the chunks of a file go; each gives the digest of what it kept."""
+
+    def chunk(self, data: bytes | memoryview) -> bytes:
+        """Keep bytes of a file."""
+        ...
+
+    def page(self, data: bytes) -> bytes:
+        """Keep a page or a recipe."""
+        ...
+
+
+def stamp_of(found: os.stat_result) -> bytes:
+    """What changes when the file does."""
+    return _STAMP.pack(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode)
+
+
+def walk(folder: Path) -> Iterator[Found]:
+    """Every file and link below a folder (or the one file it is), sorted by raw path."""
+    top, names = _open_top(folder)
+    levels = [(top, b"", names)]
+    try:
+        while levels:
+            fd, prefix, names = levels[-1]
+            yield from _leaves(fd, prefix, names)
+            if not names:
+                os.close(levels.pop()[0])
+                continue
+            name = names.pop()
+            below = _enter(fd, prefix + name, len(levels))
+            levels.append((below, prefix + name, []))
+            levels[-1][2].extend(_listed(below))
+    finally:
+        for fd, _, _ in levels:
+            os.close(fd)
+
+
+def read_link(found: Found) -> bytes:
+    """Where a link points."""
+    try:
+        return os.readlink(found.name, dir_fd=found.folder)
+    except OSError as error:
+        raise _unreadable(found.path, error) from None
+
+
+def read_file(found: Found, keep: Keep) -> tuple[Content, bytes]:
+    """Cut a file into chunks and keep them; gives its content, and its stamp at that time."""
+    before = found.stat
+    for _ in range(TRIES):
+        try:
+            fd = os.open(found.name, READ, dir_fd=found.folder)
+        except OSError as error:
+            raise _unreadable(found.path, error) from None
+        try:
+            content = _content(fd, before, keep)
+            after = os.fstat(fd)
+        except OSError as error:
+            raise _unreadable(found.path, error) from None
+        finally:
+            os.close(fd)
+        # What was read must be what was met, from before the first byte until after the last.
+        stamp = stamp_of(after)
+        if content is not None and stamp == stamp_of(before):
+            return content, stamp
+        if not stat.S_ISREG(after.st_mode):
+            break
+        before = after
+    raise Invalid(f"{shown(found.path)} changes while it is read", "publish a copy that nothing writes to")
+
+
+def cut(fd: int, size: int, *, sparse: bool) -> Iterator[memoryview]:
+    """The content-defined pieces of a file's first `size` bytes; each is good until the next is asked for."""
+    buffer = memoryview(bytearray(_BLOCK))
+    start = have = 0
+    while start < size:
+        if sparse and (hole := _hole(fd, start, size)) >= _MOST:
+            for _ in range((hole - _MOST) // len(_ZEROS) + 1):
+                yield _ZEROS
+                start += len(_ZEROS)
+            have = 0
+            continue
+        got = os.preadv(fd, [buffer[have : have + size - start - have]], start + have)
+        have += got
+        final, done = not got or start + have == size, 0
+        for end in _ends(buffer[:have]):
+            if end == have and not final:
+                break  # it may go on in the next block
+            yield buffer[done:end]
+            done = end
+        buffer[: have - done] = buffer[done:have]
+        start, have = start + done, have - done
+        if not got:
+            return
+
+
+def _content(fd: int, before: os.stat_result, keep: Keep) -> Content | None:
+    size = before.st_size
+    if size <= SMALL:
+        data = os.read(fd, size + 1)
+        while 0 < len(data) < size and (more := os.read(fd, size + 1 - len(data))):
+            data += more
+        if len(data) != size:
+            return None
+        return Content(size, 0, ((keep.chunk(data), size),) if size else ())
+    pieces = PieceWriter(keep.page)
+    zeros = b""
+    for piece in cut(fd, size, sparse=before.st_blocks * 512 < size):
+        if piece is _ZEROS:
+            zeros = zeros or keep.chunk(piece)
+            pieces.add(zeros, len(piece))
+        else:
+            pieces.add(keep.chunk(piece), len(piece))
+    content = pieces.finish()
+    return content if content.size == size else None
+
+
+def _ends(view: memoryview) -> Iterator[int]:
+    """Where the pieces of a buffer end."""
+    if FastCDC is None:
+        yield from range(_AVERAGE, len(view), _AVERAGE)
+        if len(view):
+            yield len(view)
+        return
+    for piece in FastCDC(_AVERAGE, min_size=_LEAST, max_size=_MOST).cut_buf(view):
+        yield piece.offset + piece.length
+
+
+def _hole(fd: int, start: int, size: int) -> int:
+    """How many zero bytes a file has from here that lie on no disk."""
+    try:
+        return min(os.lseek(fd, start, os.SEEK_DATA), size) - start
+    except OSError:
+        return size - start if os.fstat(fd).st_size >= size else 0
+
+
+def _leaves(fd: int, prefix: bytes, names: list[bytes]) -> Iterator[Found]:
+    """What comes before the next folder of a listing; taken off it, so that what was visited is let go."""
+    while names and names[-1][-1] != 47:  # 47 is the slash
+        name = names.pop()
+        try:
+            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            found = None
+        if found is None:
+            continue  # deleted a moment ago is deleted
+        kind = found.st_mode & 0o170000
+        if kind not in {stat.S_IFREG, stat.S_IFLNK}:
+            what = _KINDS.get(kind, "a folder now")
+            raise Invalid(f"{shown(prefix + name)} is {what}", "publish files, folders and links only; move it away")
+        yield Found(prefix + name, fd, name, found)
+
+
+def _open_top(folder: Path) -> tuple[int, list[bytes]]:
+    try:
+        if not folder.is_dir():
+            folder.stat()
+            return os.open(folder.parent, FOLDER), [os.fsencode(folder.name)]
+        top = os.open(folder, FOLDER)
+    except FileNotFoundError:
+        raise NotFound(f"there is no {folder}", "name a folder or a file that exists") from None
+    except OSError as error:
+        raise _unreadable(os.fsencode(folder), error) from None
+    return top, [name for name in _listed(top) if name != RESERVED + b"/"]
+
+
+def _listed(fd: int) -> list[bytes]:
+    """The names in a folder, last first; a folder's ends with a slash, which is how it sorts among full paths."""
+    names: list[bytes] = []
+    encoding, errors = _NAMES
+    with os.scandir(fd) as listing:
+        for entry in listing:
+            name = entry.name.encode(encoding, errors)
+            names.append(name + b"/" if entry.is_dir(follow_symlinks=False) else name)
+    names.sort(reverse=True)
+    return names
+
+
+def _enter(fd: int, path: bytes, depth: int) -> int:
+    if depth >= _DEEPEST:
+        raise Invalid(f"{shown(path)} is {depth} folders deep", f"publish trees of at most {_DEEPEST} levels")
+    name = path[path.rfind(b"/", 0, -1) + 1 : -1]
+    try:
+        return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: bytes, error: OSError) -> Invalid:
+    return Invalid(f"{shown(path)} cannot be read: {error.strerror}", "make it readable, or leave it out")
+
+
+def digest_of_file(fd: int, start: int, length: int) -> bytes:
+    """BLAKE3 of a range of an open file; shorter where the file ends early."""
+    hashed = blake3()
+    while length and (block := os.pread(fd, min(length, _BLOCK), start)):
+        hashed.update(block)
+        start, length = start + len(block), length - len(block)
+    return hashed.digest()

@@ -1,0 +1,317 @@
+"""The folder that a checkout writes into: reached by descriptors only, so that no link in it leads anywhere else.
+
+`.falaj/` in it holds files that are not whole yet, and a list of what checkouts wrote: a file that still has the stamp
+it was given is the checkout's own, any other belongs to somebody.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import stat
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from falaj.core.errors import Conflict, Corrupt
+from falaj.snapshot.format import Entry, shown
+from falaj.snapshot.read import Snapshot
+from falaj.snapshot.scan import FOLDER, READ, RESERVED, STAMP_BYTES, digest_of_file, stamp_of
+from falaj.snapshot.state import State
+
+Record = tuple[bytes, bytes, bytes]
+"""Path, stamp and digest of a file that was written."""
+
+_LIST = "checkout"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Target:
+    """The open folder. Its folders stay open until `let_go`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._top = os.open(folder, FOLDER)
+        self._folders: dict[bytes, int] = {}
+        self._count = itertools.count()
+        try:
+            names = _names(self._top)
+            if names and RESERVED not in names:
+                raise Conflict(f"{folder} is not empty, and no checkout made it", "name a new folder")
+            self._fresh = names in ([], [RESERVED])
+            self.inbox = self._open_inbox()
+        except BaseException:
+            os.close(self._top)
+            raise
+        self._names = Names() if _folds(self.inbox) else None
+        self._state = State(folder / os.fsdecode(RESERVED) / _LIST, lambda _path, _row: False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._state.__exit__(kind, error, None)
+        self.let_go()
+        os.close(self.inbox)
+        os.close(self._top)
+
+    @property
+    def num_folders(self) -> int:
+        """How many folders are open."""
+        return len(self._folders)
+
+    def sweep(self, paths: Iterable[bytes]) -> None:
+        """Remove what earlier checkouts wrote, nobody changed, and the tree does not have."""
+        if self._fresh:
+            return
+        self._state.__exit__(None, None, None)
+        place = self._folder / os.fsdecode(RESERVED) / _LIST
+        with State(place, self._remove) as state:
+            for path in paths:
+                state.match(path, b"")
+            state.finish()
+        self._state = State(place, lambda _path, _row: False)
+
+    def stands(self, entry: Entry, snapshot: Snapshot) -> bool:
+        """Whether an entry is there already; Conflict when something else is that no checkout wrote."""
+        if entry.path.split(b"/", 1)[0] == RESERVED:
+            raise Conflict(f"the tree has a file {shown(entry.path)}", "that folder is the checkout's own")
+        if self._names is not None:
+            self._names.claim(entry.path)
+        if self._fresh:
+            return False
+        folder, name = self.folder_of(entry.path)
+        try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            self._state.match(entry.path, b"")
+            return False
+        known = self._state.match(entry.path, stamp_of(found))
+        same = known == _digest(entry) if known is not None else _equals(entry, snapshot, (folder, name, found))
+        if known is None and not same:
+            raise Conflict(f"{shown(entry.path)} is in the way: no checkout wrote it as it is", "move it away")
+        if not same or (entry.kind == "file" and bool(found.st_mode & stat.S_IXUSR) != entry.executable):
+            os.unlink(name, dir_fd=folder)
+            return False
+        if known is None:
+            self.record((entry.path, stamp_of(found), _digest(entry)))
+        return True
+
+    def small(self, entry: Entry) -> "SmallFile":
+        """A file that is written in one go."""
+        return SmallFile(self, entry, *self.folder_of(entry.path))
+
+    def large(self, entry: Entry) -> "LargeFile":
+        """A file that is written piece by piece."""
+        return LargeFile(self, entry)
+
+    def link(self, entry: Entry) -> None:
+        """Make a link."""
+        folder, name = self.folder_of(entry.path)
+        try:
+            os.symlink(entry.target, name, dir_fd=folder)
+        except FileExistsError:
+            raise Conflict(f"{shown(entry.path)} is a link and a folder at once", "publish the tree again") from None
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        self.record((entry.path, stamp_of(found), _digest(entry)))
+
+    def record(self, *written: Record | None) -> None:
+        """Remember what was written."""
+        for each in written:
+            if each is not None:
+                self._state.save(*each)
+
+    def finish(self) -> None:
+        """All is written."""
+        self._state.finish()
+
+    def new_name(self) -> bytes:
+        """A name in the inbox that nobody has."""
+        return b"new-%x" % next(self._count)
+
+    def folder_of(self, path: bytes) -> tuple[int, bytes]:
+        """The open folder of a path, made where it is not there, and the path's name in it."""
+        parent, _, name = path.rpartition(b"/")
+        if not parent:
+            return self._top, name
+        found = self._folders.get(parent)
+        if found is None:
+            found = self._folders[parent] = self._descend(parent, make=True)
+        return found, name
+
+    def let_go(self) -> None:
+        """Close the folders."""
+        for fd in self._folders.values():
+            os.close(fd)
+        self._folders.clear()
+
+    def _descend(self, path: bytes, *, make: bool) -> int:
+        fd = os.dup(self._top)
+        for part in path.split(b"/"):
+            try:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=fd)
+                below = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            except NotADirectoryError:
+                what = f"in the folder {shown(path)}, {shown(part)} is a file or a link"
+                raise Conflict(what, "move it away, or check out into a new folder") from None
+            finally:
+                os.close(fd)
+            fd = below
+        return fd
+
+    def _remove(self, path: bytes, row: bytes) -> bool:
+        parent, _, name = path.rpartition(b"/")
+        with contextlib.suppress(OSError, Conflict):
+            fd = self._descend(parent, make=False) if parent else os.dup(self._top)
+            try:
+                if stamp_of(os.stat(name, dir_fd=fd, follow_symlinks=False)) == row[:STAMP_BYTES]:
+                    os.unlink(name, dir_fd=fd)
+            finally:
+                os.close(fd)
+            while parent:  # until one is not empty
+                above, _, name = parent.rpartition(b"/")
+                fd = self._descend(above, make=False) if above else os.dup(self._top)
+                try:
+                    os.rmdir(name, dir_fd=fd)
+                finally:
+                    os.close(fd)
+                parent = above
+        return True
+
+    def _open_inbox(self) -> int:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(RESERVED, 0o700, dir_fd=self._top)
+        inbox = os.open(RESERVED, FOLDER | os.O_NOFOLLOW, dir_fd=self._top)
+        try:
+            fcntl.flock(inbox, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(inbox)
+            raise Conflict(f"another checkout is writing into {self._folder}", "wait for it") from None
+        for name in _names(inbox):
+            if name.startswith(b"new-"):
+                os.unlink(name, dir_fd=inbox)
+        return inbox
+
+
+class SmallFile:
+    """A file of one chunk."""
+
+    __slots__ = ("_entry", "_folder", "_name", "_target")
+
+    def __init__(self, target: Target, entry: Entry, folder: int, name: bytes) -> None:
+        self._target = target
+        self._entry = entry
+        self._folder = folder
+        self._name = name
+
+    def write(self, _at: int, data: bytes | memoryview) -> Record:
+        """Write it, and put it in its place."""
+        new, inbox, entry = self._target.new_name(), self._target.inbox, self._entry
+        fd = os.open(new, _NEW, 0o777 if entry.executable else 0o666, dir_fd=inbox)
+        try:
+            _write(fd, data, 0)
+        finally:
+            os.close(fd)
+        return _place(inbox, new, (self._folder, self._name), entry)
+
+
+class LargeFile:
+    """A file of many chunks, written wherever they belong as they come."""
+
+    def __init__(self, target: Target, entry: Entry) -> None:
+        self.complete = False
+        self._entry = entry
+        self._new = target.new_name()
+        self._fd = os.open(self._new, _NEW, 0o777 if entry.executable else 0o666, dir_fd=target.inbox)
+        os.ftruncate(self._fd, entry.size)
+
+    def write(self, at: int, data: bytes | memoryview) -> None:
+        """Write one chunk; threads may do so at once."""
+        _write(self._fd, data, at)
+
+    def finish(self, target: Target) -> Record:
+        """Put it in its place."""
+        os.close(self._fd)
+        return _place(target.inbox, self._new, target.folder_of(self._entry.path), self._entry)
+
+
+class Names:
+    """For a folder that takes different names for one: refuses the second, where it would overwrite the first."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bytes] = {}
+
+    def claim(self, path: bytes) -> None:
+        """Conflict when a path, or a folder on its way, is another one to this file system."""
+        at = path.find(b"/")
+        while True:
+            part = path if at < 0 else path[:at]
+            text = unicodedata.normalize("NFC", part.decode(errors="surrogateescape")).casefold()
+            known = self._known.setdefault(text, part)
+            if known != part:
+                what = f"{shown(part)} and {shown(known)} are one name on this file system"
+                raise Conflict(what, "check out where names are told apart, or check out one of them")
+            if at < 0:
+                return
+            at = path.find(b"/", at + 1)
+
+
+def _names(folder: int) -> list[bytes]:
+    with os.scandir(folder) as listing:
+        return [os.fsencode(entry.name) for entry in listing]
+
+
+def _folds(inbox: int) -> bool:
+    """Whether a file system confuses upper and lower case, or two ways to write one letter."""
+    os.close(os.open(b"new-\xc3\xa9", _NEW, 0o600, dir_fd=inbox))
+    try:
+        for other in (b"NEW-\xc3\xa9", b"new-e\xcc\x81"):
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(other, dir_fd=inbox)
+                return True
+        return False
+    finally:
+        os.unlink(b"new-\xc3\xa9", dir_fd=inbox)
+
+
+def _digest(entry: Entry) -> bytes:
+    return entry.digest.encode()
+
+
+def _equals(entry: Entry, snapshot: Snapshot, there: tuple[int, bytes, os.stat_result]) -> bool:
+    """Whether what stands there has the entry's content; read piece by piece."""
+    folder, name, found = there
+    if entry.kind == "link":
+        return stat.S_ISLNK(found.st_mode) and os.readlink(name, dir_fd=folder) == entry.target
+    if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+        return False
+    fd = os.open(name, READ, dir_fd=folder)
+    try:
+        at = 0
+        for digest, length in snapshot.pieces(entry.content):
+            if digest_of_file(fd, at, length) != digest:
+                return False
+            at += length
+        return True
+    finally:
+        os.close(fd)
+
+
+def _place(inbox: int, new: bytes, there: tuple[int, bytes], entry: Entry) -> Record:
+    folder, name = there
+    os.rename(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if found.st_size != entry.size:
+        raise Corrupt(f"{shown(entry.path)} is not as long as the tree says", "publish it again")
+    return entry.path, stamp_of(found), _digest(entry)
+
+
+def _write(fd: int, data: bytes | memoryview, at: int) -> None:
+    done = os.pwrite(fd, data, at)
+    while done < len(data):
+        done += os.pwrite(fd, memoryview(data)[done:], at + done)
