@@ -1,6 +1,7 @@
 """A real OCI registry: the distribution server, its blobs in a temporary folder."""
 
 import json
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class RegistryServer(Server):
         return subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, env=environment)
 
     def ready(self) -> bool:
-        verify = str(self._tls[0]) if self._tls else True
+        verify = ssl.create_default_context(cafile=self._tls[0]) if self._tls else True
         try:
             return httpx.get(f"{self.url}/v2/", trust_env=False, timeout=2, verify=verify).status_code in (200, 401)
         except httpx.HTTPError:

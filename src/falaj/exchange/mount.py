@@ -1,0 +1,217 @@
+"""A version as a read-only folder: FUSE operations over a snapshot, and the life of a mount."""
+
+import errno
+import os
+import stat
+import subprocess  # nosec B404: our own command line, as it was typed
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unavailable
+from falaj.snapshot.format import Entry, PageRef
+from falaj.snapshot.read import Snapshot
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_SKIP = 256
+"""So many files of a folder below are passed by one by one; then the rest of it is jumped over."""
+_FOREVER_S = 86400.0
+_START_S = 60.0
+_BACKGROUND = "--background"
+
+
+def _as_system(function: Callable[P, T]) -> Callable[P, T]:
+    """Our errors as the kernel knows them."""
+
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except NotFound as error:
+            raise FileNotFoundError(errno.ENOENT, error.message) from error
+        except Denied as error:
+            raise PermissionError(errno.EACCES, error.message) from error
+        except FalajError as error:
+            raise OSError(errno.EIO, error.message) from error
+
+    return wrapped
+
+
+class View:
+    """What FUSE asks, answered from a snapshot. There is nothing in it that could write."""
+
+    use_ns = True
+
+    def __init__(self, snapshot: Snapshot, made_at: float = 0.0) -> None:
+        self._snapshot = snapshot
+        self._time_ns = int(made_at * 1e9)
+
+    def init(self, path: str) -> None:
+        """Nothing is to be made ready."""
+
+    @_as_system
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
+        """A file, a link, or a folder: whatever has something below it."""
+        del fh
+        name = _name(path)
+        try:
+            entry = self._snapshot.entry(name)
+        except NotFound:
+            if name and next(iter(self._snapshot.entries(name + b"/")), None) is None:
+                raise
+            return self._attributes(stat.S_IFDIR | 0o555, 0, 2)
+        return self._attributes(_mode(entry), len(entry.target) if entry.kind == "link" else entry.size, 1)
+
+    def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        """What lies in a folder, as it is read: a million names need no more memory than one."""
+        del fh
+        for dots in (".", ".."):
+            yield dots, {"st_mode": stat.S_IFDIR}, 0
+        for name, mode in self._children(_name(path)):
+            yield os.fsdecode(name), {"st_mode": mode}, 0
+
+    @_as_system
+    def open(self, path: str, flags: int) -> int:
+        """Files need no handle: a version does not change."""
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        self._snapshot.entry(_name(path))
+        return 0
+
+    @_as_system
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        """Bytes of a file, each chunk checked against its digest before it is handed out."""
+        del fh
+        entry = self._snapshot.entry(_name(path))
+        stop = min(offset + size, entry.size)
+        if offset >= stop:
+            return b""
+        return b"".join(self._snapshot.read(entry, offset, stop))
+
+    @_as_system
+    def readlink(self, path: str) -> str:
+        """Where a link points, as it was published; the kernel follows it, not we."""
+        entry = self._snapshot.entry(_name(path))
+        if entry.kind != "link":
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return os.fsdecode(entry.target)
+
+    def statfs(self, path: str) -> dict[str, int]:
+        """Full, as far as anybody who would write is concerned."""
+        del path
+        return {"f_bsize": 1 << 20, "f_frsize": 4096, "f_namemax": 255}
+
+    def _children(self, folder: bytes) -> Iterator[tuple[bytes, int]]:
+        prefix = folder + b"/" if folder else b""
+        key: bytes | None = prefix
+        while key is not None:
+            start, key, last, passed = key, None, b"", 0
+            for entry in self._since(start, self._snapshot.root()):
+                if not entry.path.startswith(prefix):
+                    break
+                name, below, _ = entry.path[len(prefix) :].partition(b"/")
+                passed = passed + 1 if below and name == last else 0
+                if passed == _SKIP:
+                    key = prefix + name + b"0"  # what follows everything with a slash there
+                    break
+                if not passed:
+                    last = name
+                    yield name, stat.S_IFDIR | 0o555 if below else _mode(entry)
+
+    def _since(self, key: bytes, ref: PageRef, until: bytes | None = None) -> Iterator[Entry]:
+        """The entries from `key` on; pages before it are not read."""
+        if until is not None and until <= key:
+            return
+        page = self._snapshot.page(ref)
+        yield from (entry for entry in page.entries if entry.path >= key)
+        for below, after in zip_longest(page.pages, page.pages[1:]):
+            yield from self._since(key, below, after.first if after else until)
+
+    def _attributes(self, mode: int, size: int, links: int) -> dict[str, int]:
+        at = self._time_ns
+        own = {"st_uid": os.getuid(), "st_gid": os.getgid()}
+        times = {"st_atime": at, "st_mtime": at, "st_ctime": at}
+        return {"st_mode": mode, "st_nlink": links, "st_size": size, "st_blocks": -(-size // 512), **own, **times}
+
+
+def mount(view: View, at: Path, name: str) -> None:
+    """Mount and serve until somebody unmounts, or this process is told to end; the mount is gone on return."""
+    fuse = _library()
+    try:
+        # One at a time: what is slow is the store behind it, and the snapshot's caches are then nobody else's.
+        fuse.FUSE(
+            view,
+            str(at),
+            foreground=True,
+            nothreads=True,
+            ro=True,
+            fsname=name,
+            subtype="falaj",
+            attr_timeout=_FOREVER_S,
+            entry_timeout=_FOREVER_S,
+            kernel_cache=True,
+        )
+    except RuntimeError as error:
+        if error.args and isinstance(error.args[0], int) and error.args[0] < 8:  # from 8 on: told to end by a signal
+            raise Unavailable(
+                f"{at} cannot be mounted", "the line above says why; it may need root, or fuse3"
+            ) from error
+
+
+def ready(at: str) -> tuple[Path, bool]:
+    """The empty folder to mount at, and whether it was made for that."""
+    path = Path(at).expanduser().absolute()
+    if os.path.ismount(path):
+        raise Conflict(f"something is mounted at {path}", f"unmount it first: fusermount3 -u {path}")
+    made = not path.exists()
+    if made:
+        path.mkdir(parents=True)
+    elif not path.is_dir() or next(path.iterdir(), None) is not None:
+        raise Invalid(f"{path} is not an empty folder", "mount at an empty folder, or at a name that is not there yet")
+    return path, made
+
+
+def start_behind(at: Path) -> int:
+    """The same command once more, in a session of its own; gives its process id when the mount stands."""
+    words = list(sys.orig_argv)
+    if _BACKGROUND not in words:
+        raise Invalid("only the command line mounts in the background", "mount in a process of your own")
+    words.remove(_BACKGROUND)
+    with tempfile.TemporaryFile() as said:
+        command = [sys.executable, *words[1:]]
+        child = subprocess.Popen(  # noqa: S603  # nosec B603
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+        )
+        end = time.monotonic() + _START_S
+        while child.poll() is None and not os.path.ismount(at) and time.monotonic() < end:
+            time.sleep(0.05)
+        if os.path.ismount(at):
+            child.returncode = 0  # it lives on, and is nobody's to wait for
+            return child.pid
+        child.kill()
+        said.seek(0)
+        raise Unavailable(f"{at} cannot be mounted: {said.read(500).decode(errors='replace')}", "mount without it")
+
+
+def _library() -> Any:
+    try:
+        import mfusepy
+    except ImportError as error:
+        raise Invalid("mounting needs the package mfusepy", "pip install 'falaj[mount]'") from error
+    except OSError as error:
+        raise Invalid("mounting needs libfuse", "apt-get install fuse3, or your system's name for it") from error
+    return mfusepy
+
+
+def _name(path: str) -> bytes:
+    return os.fsencode(path.lstrip("/"))
+
+
+def _mode(entry: Entry) -> int:
+    if entry.kind == "link":
+        return stat.S_IFLNK | 0o777
+    return stat.S_IFREG | (0o555 if entry.executable else 0o444)
