@@ -165,7 +165,7 @@ def _files(folder: Path) -> Iterator[Path]:
         return
     count = 0
     for here, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if name != ".falaj" or here != str(folder))  # a checkout's notes
         for name in sorted(names):
             path = Path(here, name)
             if path.is_symlink() or not path.is_file():

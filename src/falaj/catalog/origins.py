@@ -115,7 +115,7 @@ def _signature(record: Record) -> tuple[str, str]:
     if not bundle:
         return "none", ""
     try:
-        signing.verify(bundle, pem, record.body.get("files", {}))
+        signing.verify(bundle, pem, record.body.get("files", {}), str(record.ref))
     except FalajError as error:
         return error.message, signing.key_hint(pem)
     return "valid", signing.key_hint(pem)
