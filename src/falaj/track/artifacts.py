@@ -17,13 +17,12 @@ from falaj.store.objects import assemble, close_intent, open_intent
 from falaj.store.records import Record
 from falaj.store.transfer import bundle_of
 from falaj.track.notebook import Notebook, check_texts
-from falaj.track.reading import need
+from falaj.track.reading import find_all, need
 from falaj.track.records import Artifact
 
 LONGEST_PATH, MOST_FILES = 1_000, 10_000
 OWNERS = ("run", "output", "trace")
 """What may have files: a run, a model that one logged, a trace."""
-_PAGE = 1_000
 
 
 class Artifacts(Notebook):
@@ -189,14 +188,8 @@ class Artifacts(Notebook):
         return found
 
     def _files(self, tx: Reader, record: Record) -> list[Record]:
-        found: list[Record] = []
-        after = ""
-        while True:
-            page = tx.find("artifact", terms={"run": record.key.name}, after=after, limit=_PAGE)
-            found += page.records
-            after = page.next
-            if not after:
-                return sorted(found, key=lambda one: str(one.body["path"]))
+        found = find_all(tx, "artifact", terms={"run": record.key.name})
+        return sorted(found, key=lambda one: str(one.body["path"]))
 
 
 class _Sink:

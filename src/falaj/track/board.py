@@ -15,11 +15,11 @@ from falaj.core.errors import Invalid
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.store.envelope import cell_text
-from falaj.store.ledger import Ledger, Reader
+from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 from falaj.track.measures import Measures, as_metrics
 from falaj.track.points import Head, rank
-from falaj.track.reading import as_run, house
+from falaj.track.reading import as_run, find_all, house
 from falaj.track.records import Run, RunPage
 from falaj.track.where import RUNS, arrange, read_order, read_where, select
 
@@ -163,7 +163,7 @@ class Board:
             if experiments:
                 records: Iterable[Record] = [tx.need(ref.bare) for ref in experiments]
             else:
-                records = _all(tx, "experiment", project, {})
+                records = find_all(tx, "experiment", project=project)
             return tuple(sorted({one.body["id"] for one in records if project in ("", one.key.project)}))
 
     def _table(self, tenant: str) -> _Table:
@@ -241,7 +241,7 @@ class Board:
                 table.experiments.move_to_end(name)
         for name in missing:
             with self._ledger.read(house(tenant)) as tx:
-                records = list(_all(tx, "run", "", {"experiment": name}))
+                records = list(find_all(tx, "run", terms={"experiment": name}))
             heads = self._measures.heads_of(tenant, [record.key.name for record in records])
             table.experiments[name] = {}
             table.elsewhere.clear()
@@ -308,13 +308,3 @@ def _start(found: list[Row], after: str) -> int:
 def _dataset(used: Mapping[str, Any]) -> dict[str, str]:
     context = used.get("tags", {}).get("mlflow.data.context")
     return {"name": used["name"], "digest": used["digest"], **({"context": context} if context else {})}
-
-
-def _all(tx: Reader, kind: str, project: str, terms: Mapping[str, str]) -> Iterable[Record]:
-    after = ""
-    while True:
-        page = tx.find(kind, project=project, terms=terms, after=after, limit=_PAGE)
-        yield from page.records
-        after = page.next
-        if not after:
-            return

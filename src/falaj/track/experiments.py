@@ -1,7 +1,8 @@
 """Experiments: make, find, rename, delete and restore them. Deleting is soft: everything can be had back."""
 
 import secrets
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
@@ -9,10 +10,12 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.store.ledger import Reader, Writer
 from falaj.track.notebook import MOST_TAGS, Notebook, check_texts, check_title
-from falaj.track.reading import as_experiment, digest_of
+from falaj.track.reading import as_experiment, digest_of, find_all
 from falaj.track.records import DEFAULT, Experiment, ExperimentPage
+from falaj.track.where import EXPERIMENTS, arrange, read_order, read_where, select
 
 STATES = ("active", "deleted", "all")
+MOST_PAGE = 50_000
 
 
 class Experiments(Notebook):
@@ -54,6 +57,8 @@ class Experiments(Notebook):
         ctx: Context,
         project: Annotated[str, "of one project only"] = "",
         title: Annotated[str, "the one with exactly this title"] = "",
+        where: Annotated[str, "which, as in: name LIKE 'fraud%' and tags.team = 'risk'"] = "",
+        order: Annotated[tuple[str, ...], "by what, as in: creation_time DESC; by name when left out"] = (),
         state: Annotated[str, "active, deleted or all"] = "active",
         after: Annotated[str, "where the page before ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
@@ -63,13 +68,24 @@ class Experiments(Notebook):
         Example:
             falaj track experiments --project fraud
         """
+        tests, ways = read_where(where, EXPERIMENTS), read_order(order, EXPERIMENTS)
         if state not in STATES:
             raise Invalid(f"{state[:40]!r} is no state", f"one of {', '.join(STATES)}")
         terms = {**({"title": digest_of(title)} if title else {}), **({"state": state} if state != "all" else {})}
         cells = ctx.cells("experiment")
         with self._ledger.read(ctx) as tx:
-            page = tx.find("experiment", project=project, terms=terms, cells=cells, after=after, limit=limit)
-        return ExperimentPage(tuple(map(as_experiment, page.records)), page.next)
+            if not tests and not ways:
+                page = tx.find("experiment", project=project, terms=terms, cells=cells, after=after, limit=limit)
+                return ExperimentPage(tuple(map(as_experiment, page.records)), page.next)
+            records = find_all(tx, "experiment", project=project, terms=terms, cells=cells)
+            found = arrange(select([_Seen(as_experiment(one)) for one in records], tests), ways)
+        if not (after or "0").isdigit() or not 0 < limit <= MOST_PAGE:
+            raise Invalid(
+                f"a page of {limit} after {after[:80]!r}", f"1 to {MOST_PAGE}, and the `next` of the page before"
+            )
+        start = int(after or 0)
+        page_of = tuple(one.experiment for one in found[start : start + limit])
+        return ExperimentPage(page_of, str(start + limit) if start + limit < len(found) else "")
 
     @verb(reads=("name",))
     def experiment(self, ctx: Context, name: Annotated[Ref, "which experiment"]) -> Experiment:
@@ -145,6 +161,22 @@ class Experiments(Notebook):
         if tx.find("experiment", terms={"title": digest_of(title)}, limit=1).records:
             raise Conflict(f"there is an experiment {title[:80]!r}", "choose another title, or restore that one")
         return title
+
+
+class _Seen:
+    """An experiment as filters see it."""
+
+    metrics: Mapping[str, float] = {}
+    params: Mapping[str, str] = {}
+    datasets: tuple[Mapping[str, str], ...] = ()
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.tags = experiment.tags
+        self.attributes: dict[str, Any] = {
+            "name": experiment.title, "experiment_id": experiment.id, "creation_time": round(experiment.made_at * 1000),
+            "last_update_time": round(experiment.changed_at * 1000),
+        }  # fmt: skip
 
 
 def _new_number(tx: Reader) -> str:

@@ -1,6 +1,6 @@
 """How records are read as experiments and runs, and what they are looked up by."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -11,6 +11,8 @@ from falaj.store.codec import from_plain
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
 from falaj.track.records import Experiment, MadeModel, Metric, Run, UsedData
+
+_PAGE = 1_000
 
 
 def need(tx: Reader, ref: Ref, kind: str) -> Record:
@@ -23,6 +25,17 @@ def need(tx: Reader, ref: Ref, kind: str) -> Record:
             f"there is no {ref}", f"falaj track {'list' if kind == 'run' else 'experiments'} shows them", ref
         )
     return record
+
+
+def find_all(tx: Reader, kind: str, **where: Any) -> Iterator[Record]:
+    """Every record that `find` gives, page after page."""
+    after = ""
+    while True:
+        page = tx.find(kind, after=after, limit=_PAGE, **where)
+        yield from page.records
+        after = page.next
+        if not after:
+            return
 
 
 def as_experiment(record: Record) -> Experiment:
