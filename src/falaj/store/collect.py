@@ -112,7 +112,7 @@ class Collector:
     def __init__(self, blobs: BlobStore, holders: tuple[str, ...] = ("blob",), grace_s: float = GRACE_S) -> None:
         self._blobs = blobs
         self._ledger = blobs.ledger
-        self._holders = holders
+        self.holders = holders
         self._grace_s = grace_s
 
     def collect(self, ctx: Context, alive: Callable[[], bool] = lambda: True) -> Collected:
@@ -163,7 +163,7 @@ class Collector:
 
     def _reach(self, tx: Reader, tenant: str) -> Reach:
         reach = Reach()
-        for kind in self._holders:
+        for kind in self.holders:
             after = ""
             while True:
                 page = tx.find(kind, tenant=tenant, after=after, limit=1000)
@@ -219,7 +219,7 @@ class Collector:
 
     def _guard(self, tx: Reader, seen: Object) -> None:
         """Ask the index once more: who wrote a record without holding its bytes must not lose them to us."""
-        for kind in self._holders:
+        for kind in self.holders:
             page = tx.find(kind, tenant=seen.tenant, terms={"digest": digest_of(seen.digest)}, limit=100)
             reach = Reach()
             for record in page.records:

@@ -38,7 +38,19 @@ class Usage:
 
     project: str
     zone: str
+    kind: str
     versions: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What lies in the store of a zone, by what will become of it; shared bytes are counted once."""
+
+    zone: str
+    state: str
+    """live, broken, writing, or condemned and deleting: no longer needed, and going after the grace."""
+    objects: int
     size_bytes: int
 
 

@@ -17,8 +17,9 @@ from falaj.core.verb import verb
 from falaj.store.backup import backup
 from falaj.store.blobs import Blob, BlobStore
 from falaj.store.collect import Collected, Collector, Scrubbed
-from falaj.store.entries import Entry, Listing, Usage, as_entry, nearest
+from falaj.store.entries import Entry, Listing, Space, Usage, as_entry, nearest
 from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.objects import objects_after
 from falaj.store.records import Record
 from falaj.store.sealed import CHUNK
 
@@ -187,18 +188,35 @@ class Storage:
         Example:
             falaj store usage --project fraud
         """
-        sums: dict[tuple[str, str], tuple[int, int]] = {}
-        after, cells = "", ctx.cells(KIND)
+        sums: dict[tuple[str, str, str], list[int]] = {}
+        for kind in self.collector.holders:
+            cells = ctx.cells(kind)
+            for record in self._all(ctx, kind, project, cells):
+                for zone in record.body["zones"]:
+                    known = sums.setdefault((record.key.project, zone, kind), [0, 0])
+                    known[0] += 1
+                    known[1] += record.body["size"]
+        return tuple(Usage(*key, *values) for key, values in sorted(sums.items()))
+
+    @verb(group="operate")
+    def space(self, ctx: Context) -> tuple[Space, ...]:
+        """Sum what lies in the stores of the tenant's zones, and what of it is about to go.
+
+        Example:
+            falaj store space
+        """
+        sums: dict[tuple[str, str], list[int]] = {}
+        after = ""
         while True:
             with self._ledger.read(ctx) as tx:
-                page = tx.find(KIND, project=project, terms={"live": "yes"}, cells=cells, after=after, limit=1000)
-            for entry in map(as_entry, page.records):
-                for zone in entry.zones:
-                    count, size = sums.get((entry.ref.project, zone), (0, 0))
-                    sums[entry.ref.project, zone] = (count + 1, size + entry.size_bytes)
-            after = page.next
+                page, after = objects_after(tx, ctx.tenant, after, 1000)
+            for thing in page:
+                if not thing.parts:  # what is made of parts holds no bytes of its own
+                    known = sums.setdefault((thing.zone, thing.state), [0, 0])
+                    known[0] += 1
+                    known[1] += thing.size
             if not after:
-                return tuple(Usage(*key, *values) for key, values in sorted(sums.items()))
+                return tuple(Space(*key, *values) for key, values in sorted(sums.items()))
 
     @verb(group="operate", outside=True)
     def scrub(
@@ -246,6 +264,17 @@ class Storage:
             # Opened before its folder goes: whatever becomes of the reader, nothing is left behind.
             file = path.open("rb")
         return Stream(_drained(file), report.size_bytes)
+
+    def _all(self, ctx: Context, kind: str, project: str, cells: frozenset[str]) -> Iterator[Record]:
+        """Every record of a kind that keeps bytes."""
+        after = ""
+        while True:
+            with self._ledger.read(ctx) as tx:
+                page = tx.find(kind, project=project, terms={"live": "yes"}, cells=cells, after=after, limit=1000)
+            yield from page.records
+            after = page.next
+            if not after:
+                return
 
     def _add_version(self, tx: Writer, ctx: Context, name: Ref, made: tuple[Blob, str], inputs: tuple[Ref, ...]) -> Ref:
         blob, media = made
