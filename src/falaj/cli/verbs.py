@@ -28,7 +28,9 @@ def desk(frame: Frame, arguments: list[str]) -> int:
     """`falaj <desk> <verb> ...`."""
     name = frame.command
     verbs = {typed(verb): verb for verb in words_of(name)}
-    word = next((a for a in arguments if not a.startswith("-")), "")
+    word = next(
+        (a for a, before in zip(arguments, ["", *arguments]) if not (a.startswith("-") or GLOBALS.get(before))), ""
+    )
     if word not in verbs:
         if word:
             raise Invalid(f"{name} has no verb {word[:40]!r}", f"it has: {', '.join(verbs)}")
