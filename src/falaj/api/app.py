@@ -118,11 +118,18 @@ class App:
 
     async def _refused(self, ask: Ask | None, error: FalajError | Refusal) -> Answer:
         """Render it. What the edge itself refuses leaves an event; the guard has recorded its own refusals."""
-        answer = render(error, ask.request if ask is not None else "")
+        answer = self._render(ask, error)
         self.metrics.refused[(error.error if isinstance(error, Refusal) else error).code] += 1
         if ask is not None and not ask.request and answer.status in (401, 403, 404, 405, 421):
             await self.gate.record(ask, error.error.message if isinstance(error, Refusal) else error.message)
         return answer
+
+    def _render(self, ask: Ask | None, error: BaseException) -> Answer:
+        if ask is not None and ask.path.startswith(b"/api/"):
+            from falaj.api.mlflow.coding import said
+
+            return said(error, ask.request, routed=ask.action != "none" or ask.actor is None)
+        return render(error, ask.request if ask is not None else "")
 
     def _add_routes(self) -> None:
         add = self.router.add
@@ -143,6 +150,10 @@ class App:
         add(Route("POST", carrier.PUT, "bytes.put", self._put_piece))
         add(Route("POST", carrier.BUNDLE, "bytes.bundle", self._bundle_pieces))
         add(Route("POST", carrier.GET, "bytes.get", self._get_piece))
+        if "track" in self.house.desks:
+            from falaj.api.mlflow.routes import Facade
+
+            Facade(self).mount()
 
     async def _call(self, call: Call, ask: Ask) -> Answer | None:
         """POST /v1/<desk>/<verb>."""
@@ -152,14 +163,14 @@ class App:
             if content_type(ask) != b"application/octet-stream":
                 hint = f"send application/octet-stream, and the arguments in {ARGS_HEADER}"
                 raise Refusal(Invalid(f"{call.action} takes its bytes as the body", hint), 415)
-            return await self._streamed(call, ask, ctx, arguments.decode_header(ask.text(ARGS_HEADER.encode())))
-        body = await self._body(ask)
+            return await self.streamed(call, ask, ctx, arguments.decode_header(ask.text(ARGS_HEADER.encode())))
+        body = await self.body(ask)
         if len(body) > LARGE:
             given = (await self.lanes.outside(self._parsed, arguments, body)).unwrap()
         else:
             given = self._parsed(arguments, body)
         if arguments.gives_stream:
-            return await self._streamed(call, ask, ctx, given)
+            return await self.streamed(call, ask, ctx, given)
         return await self._run(call, ask, ctx, given)
 
     def _parsed(self, arguments: Arguments, body: bytes) -> dict[str, Any]:
@@ -194,7 +205,7 @@ class App:
         with self._span(call.action, ask.headers):
             return to_json(self.house.call(call.desk, call.verb.name, ctx, given))
 
-    async def _streamed(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer | None:
+    async def streamed(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer | None:
         """Bytes in, bytes out, or both, on one thread."""
         self.deadlines.close(asyncio.current_task() or _NO_TASK)  # streams are bounded by their idle time
         filling = None
@@ -214,7 +225,7 @@ class App:
         if error is None:
             return Answer(200, body, ctx.request) if body is not None else None
         if not outlet.started:
-            return render(error, ctx.request)
+            return self._render(ask, error)
         _log.warning("stream ended early", extra={"request": ctx.request, "why": str(error)})
         return None  # the server closes a connection whose answer has no end, and the caller sees that it is cut
 
@@ -233,15 +244,15 @@ class App:
 
     async def _bundle_pieces(self, ask: Ask) -> Answer:
         ctx = self.gate.context(ask, ask.caller, repeatable=False)
-        return await self.carrier.bundle(ctx, await self._body(ask))
+        return await self.carrier.bundle(ctx, await self.body(ask))
 
     async def _get_piece(self, ask: Ask) -> Answer | None:
         ctx = self.gate.context(ask, ask.caller, repeatable=False)
-        body = await self._body(ask)
+        body = await self.body(ask)
         self.deadlines.close(asyncio.current_task() or _NO_TASK)
         return await self.carrier.get(ask, ctx, body)
 
-    async def _body(self, ask: Ask) -> bytes:
+    async def body(self, ask: Ask) -> bytes:
         """The whole JSON body, within its limits of size and time."""
         limit = self._limits.body_bytes
         if (length(ask) or 0) > limit:

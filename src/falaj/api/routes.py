@@ -1,8 +1,10 @@
 """The guarded router: a path exists only with an action, and only three exist without a caller."""
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from falaj.api.answers import Answer, Refusal, Send
 from falaj.api.stream import Receive
@@ -16,6 +18,12 @@ OPEN = "open"
 PUBLIC = frozenset({("GET", "/health"), ("GET", "/v1/login"), ("GET", "/v1/openapi.json")})
 """All that answers without a caller: alive or not, how to sign in, and which verbs exist. None holds data."""
 SHOW = "/r/"
+REST = "{path}"
+"""The part of a path that takes all that is left of it; any other named part takes one piece between slashes."""
+PART_BYTES, REST_BYTES = 255, 2048
+# What clients send between slashes: visible ASCII and escapes. A backslash is a slash to some readers.
+_PART = re.compile(rb"(?:[!-$&-.0-\[\]-~]|%[0-9A-Fa-f]{2})+")
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\\/\u2028\u2029]")
 
 
 class Ask:
@@ -26,6 +34,7 @@ class Ask:
         "actor",
         "headers",
         "method",
+        "named",
         "path",
         "peer",
         "query",
@@ -48,6 +57,7 @@ class Ask:
         self.request = ""
         self.token = ""  # nosec B105 - nobody yet
         self.actor: Actor | None = None
+        self.named: Mapping[str, str] = {}
         self.unread = True
 
     @property
@@ -99,10 +109,15 @@ class Route:
 
 
 class Router:
-    """Exact paths only, compared byte for byte as sent: nothing is decoded, joined, trimmed or guessed."""
+    """Exact paths, compared byte for byte as sent: nothing is decoded, joined, trimmed or guessed.
+
+    A few paths have named parts, as `/api/…/traces/{trace}/tags` has. Their other parts are compared the same way; a
+    named part is decoded once, and what comes out must be a plain name: no dots that climb, no slash, no control.
+    """
 
     def __init__(self) -> None:
         self._table: dict[bytes, dict[str, Route]] = {}
+        self._shapes: dict[bytes, list[_Shape]] = {}
         self._shows: dict[str, Route] = {}
 
     def add(self, route: Route) -> None:
@@ -111,7 +126,7 @@ class Router:
             raise ValueError(f"{route.path} has no action")
         if (route.action == OPEN) != ((route.method, route.path) in PUBLIC):
             raise ValueError(f"{route.method} {route.path} may not be {route.action}")
-        methods = self._table.setdefault(route.path.encode(), {})
+        methods = self._named(route.path) if "{" in route.path else self._table.setdefault(route.path.encode(), {})
         if methods.setdefault(route.method, route) is not route:
             raise ValueError(f"{route.method} {route.path} is registered twice")
 
@@ -122,7 +137,9 @@ class Router:
 
     def routes(self) -> list[Route]:
         """Every route, in the order of their paths."""
-        return [route for path in sorted(self._table) for route in self._table[path].values()]
+        found = [route for methods in self._table.values() for route in methods.values()]
+        found += [r for shapes in self._shapes.values() for shape in shapes for r in shape.methods.values()]
+        return sorted(found, key=lambda route: route.path)
 
     def open(self, ask: Ask) -> Route | None:
         """The route, when anybody may ask for it; a wrong method on such a path is an error already here."""
@@ -133,7 +150,7 @@ class Router:
 
     def find(self, ask: Ask) -> Route:
         """The route of a known caller's request."""
-        methods = self._table.get(ask.path)
+        methods = self._table.get(ask.path) or self._match(ask)
         if methods is not None:
             return methods.get(ask.method) or _wrong_method(methods)
         if ask.path.startswith(SHOW.encode()):
@@ -145,6 +162,67 @@ class Router:
         raise NotFound(
             "there is nothing at this path", "paths are POST /v1/<desk>/<verb> and GET /r/<ref>; see /v1/openapi.json"
         )
+
+    def _named(self, path: str) -> dict[str, Route]:
+        """The methods of a path with named parts, filed under what stands before the first of them."""
+        head, brace, rest = path.partition("{")
+        parts = tuple((brace + rest).split("/"))
+        if REST in parts[:-1]:
+            raise ValueError(f"{path} goes on after its rest")
+        shapes = self._shapes.setdefault(head.encode(), [])
+        shape = next((known for known in shapes if known.parts == parts), None)
+        if shape is None:
+            shapes.append(shape := _Shape(parts, {}))
+        return shape.methods
+
+    def _match(self, ask: Ask) -> dict[str, Route] | None:
+        for head, shapes in self._shapes.items():
+            if ask.path.startswith(head):
+                given = ask.path[len(head) :].split(b"/")
+                shape = next((shape for shape in shapes if shape.fits(given)), None)
+                if shape is not None:
+                    ask.named = shape.read(given)
+                    return shape.methods
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What follows the fixed beginning of a path with named parts."""
+
+    parts: tuple[str, ...]
+    methods: dict[str, Route]
+
+    def fits(self, given: Sequence[bytes]) -> bool:
+        """True when there are as many parts, and those that have no name of ours are the same."""
+        last = len(self.parts) - 1
+        if len(given) <= last or (len(given) - 1 > last and self.parts[last] != REST):
+            return False
+        return all(part.startswith("{") or part.encode() == given[n] for n, part in enumerate(self.parts))
+
+    def read(self, given: Sequence[bytes]) -> dict[str, str]:
+        """What was given for each name, or Invalid."""
+        if sum(map(len, given)) > 3 * REST_BYTES:
+            raise Invalid("this path is too long", f"stay below {REST_BYTES} bytes")
+        named = {part.strip("{}"): (part, n) for n, part in enumerate(self.parts) if part.startswith("{")}
+        return {
+            name: "/".join(map(plain_name, given[n:])) if part == REST else plain_name(given[n])
+            for name, (part, n) in named.items()
+        }
+
+
+def plain_name(given: bytes) -> str:
+    """One part of a path, decoded once; Invalid when it is not a name that means the same to every reader."""
+    if len(given) <= 3 * PART_BYTES and _PART.fullmatch(given):
+        text = unquote_to_bytes(given).decode("utf-8", "replace")
+        if "\ufffd" not in text and is_plain(text):
+            return text
+    raise Invalid("a part of this path is no plain name", "no empty part, no dots alone, no backslash, no control")
+
+
+def is_plain(name: str) -> bool:
+    """True when a name climbs nowhere, whoever reads it."""
+    return name not in ("", ".", "..") and len(name.encode()) <= PART_BYTES and not _NO_NAME.search(name)
 
 
 def _wrong_method(methods: Mapping[str, Route]) -> Route:

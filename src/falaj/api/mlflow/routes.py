@@ -1,0 +1,88 @@
+"""Every path of MLflow's REST API that we answer, mounted on the guarded router. What is not here does not exist."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from falaj.api.answers import Answer
+from falaj.api.mlflow import experiments, outputs, registry, runs, traces
+from falaj.api.mlflow.artifacts import Files
+from falaj.api.mlflow.coding import ENDPOINTS, Endpoint, Visit, read_query, reader_of, said
+from falaj.api.mlflow.names import project_of
+from falaj.api.routes import Ask, Route
+from falaj.api.wire import check_depth
+from falaj.core.verb import verbs_of
+from falaj.desks import desk_class
+
+if TYPE_CHECKING:
+    from falaj.api.app import App
+
+PARTS = (experiments, runs, outputs, registry, traces)
+"""Imported for what they answer."""
+VERSION = b"0+falaj"
+"""We are no version of MLflow's server: clients that hear so send the spans of traces as files, in JSON."""
+INFO = {
+    "store_type": "SqlStore",
+    "workspaces_enabled": True,
+    "trace_archival_enabled": False,
+    "multipart_uploads_enabled": False,
+    "multipart_downloads_enabled": False,
+    "features_enabled": {"gateway": False},
+}
+_encode = msgspec.json.encode
+
+
+class Facade:
+    """Turns a request of MLflow's into a visit to our desks."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._depth = app.house.settings.limits.body_depth
+        self._files = Files(app)
+
+    def mount(self) -> None:
+        """Add every path to the router."""
+        add = self._app.router.add
+        for one in ENDPOINTS:
+            add(
+                Route(
+                    one.method, one.path, one.action, partial(self._serve, one, reader_of(one.shape), self._lane(one))
+                )
+            )
+        add(Route("GET", "/version", "edge.version", self._version))
+        add(Route("GET", "/api/3.0/mlflow/server-info", "edge.server-info", self._info))
+        self._files.mount()
+
+    def _lane(self, one: Endpoint) -> Any:
+        """Where it runs: as the verb it comes down to would."""
+        desk, _, name = one.action.partition(".")
+        verb = verbs_of(desk_class(desk))[name]
+        lanes = self._app.lanes
+        return lanes.outside if verb.outside else lanes.inside if verb.reading else lanes.short
+
+    async def _serve(self, one: Endpoint, read: Any, lane: Any, ask: Ask) -> Answer:
+        app = self._app
+        ctx = app.gate.context(ask, ask.caller, repeatable=False)
+        if one.method == "GET":
+            asked: Any = read_query(one.shape, ask.query)
+        else:
+            body = await app.body(ask)
+            check_depth(body, self._depth)
+            asked = read(body)
+        visit = Visit(app.house, ctx, project_of(ask.text(b"x-mlflow-workspace")), ask.named)
+        answer, error = await lane(_within, one, visit, asked)
+        return Answer(200, answer, ctx.request) if error is None else said(error, ctx.request)
+
+    async def _version(self, ask: Ask) -> Answer:
+        ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
+        return Answer(200, VERSION, ctx.request, b"text/plain; charset=utf-8")
+
+    async def _info(self, ask: Ask) -> Answer:
+        ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
+        return Answer(200, _encode(INFO), ctx.request)
+
+
+def _within(one: Endpoint, visit: Visit, asked: Any) -> bytes:
+    answer: bytes = _encode(one.answer(visit, asked))
+    return answer

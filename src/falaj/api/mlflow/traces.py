@@ -1,0 +1,283 @@
+"""Traces as MLflow's tracing clients know them. Their spans are a file, sent and fetched like any artefact."""
+
+import re
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from falaj.api.mlflow.coding import Question, Visit, endpoint, millis
+from falaj.api.mlflow.filters import TRACES, Page, Sight, chosen, page_of
+from falaj.api.mlflow.ids import experiment_ref, run_ref, trace_ref
+from falaj.core.errors import Invalid, NotFound
+from falaj.core.ref import Ref
+from falaj.track.traces import Trace
+
+STATES = {"ok": "OK", "error": "ERROR", "running": "IN_PROGRESS"}
+LOCATION = "mlflow.artifactLocation"
+RUN = "mlflow.sourceRun"
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z")
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
+
+
+class Experiment(msgspec.Struct):
+    """Which experiment."""
+
+    experiment_id: str = "0"
+
+
+class Location(msgspec.Struct):
+    """Where a trace belongs."""
+
+    mlflow_experiment: Experiment
+
+
+class Info(msgspec.Struct):
+    """What a client says of a trace."""
+
+    trace_id: str
+    trace_location: Location
+    client_request_id: str = ""
+    request_preview: str = ""
+    response_preview: str = ""
+    request_time: str = ""
+    execution_duration: str = ""
+    state: str = "OK"
+    trace_metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Whole(msgspec.Struct):
+    """A trace without its spans."""
+
+    trace_info: Info
+
+
+class Start(Question):
+    """traces."""
+
+    trace: Whole
+
+
+class Search(Question):
+    """traces/search."""
+
+    locations: list[Location] = msgspec.field(default_factory=list)
+    filter: str = ""
+    max_results: int = 100
+    order_by: list[str] = msgspec.field(default_factory=list)
+    page_token: str = ""
+
+
+class Some(Question):
+    """Traces by id, or by age."""
+
+    trace_ids: list[str] = msgspec.field(default_factory=list)
+    request_ids: list[str] = msgspec.field(default_factory=list)
+    experiment_id: str = "0"
+    max_timestamp_millis: int = 0
+    max_traces: int = 0
+    run_id: str = ""
+
+
+class Tag(Question):
+    """One tag."""
+
+    key: str = ""
+    value: str = ""
+
+
+class Assess(Question):
+    """What somebody thinks of a trace."""
+
+    assessment: dict[str, Any]
+    update_mask: str = ""
+
+
+@endpoint("traces.record", "POST 3.0 traces")
+def start(visit: Visit, asked: Start) -> Any:
+    """Keep one; its client sends it when it is over."""
+    info = asked.trace.trace_info
+    facts = {"request": info.request_preview, "response": info.response_preview, "client": info.client_request_id}
+    made = visit.call(
+        "traces", "record", experiment=experiment_ref(visit, info.trace_location.mlflow_experiment.experiment_id),
+        trace=info.trace_id, status=next((ours for ours, theirs in STATES.items() if theirs == info.state), "ok"),
+        started=_moment(info.request_time), lasted_s=_span(info.execution_duration),
+        facts={**info.trace_metadata, **{key: value for key, value in facts.items() if value}}, tags=info.tags,
+    )  # fmt: skip
+    return {"trace": {"trace_info": shown(made)}}
+
+
+@endpoint("traces.show", "GET 3.0 traces/{trace}")
+def get(visit: Visit, asked: Question) -> Any:
+    """One of them."""
+    del asked
+    return {"trace": {"trace_info": shown(_one(visit))}}
+
+
+@endpoint("traces.show", "POST 3.0 traces/batchGetInfos")
+def get_some(visit: Visit, asked: Some) -> Any:
+    """Several."""
+    found = [visit.look("traces", "show", trace=trace_ref(visit, one)) for one in asked.trace_ids[:1000]]
+    return {"trace_infos": [shown(one) for one in found if one is not None]}
+
+
+@endpoint("traces.list", "POST 3.0 traces/search")
+def search(visit: Visit, asked: Search) -> Any:
+    """Those of a filter, in an order, a page at a time; newest first."""
+    found = list[Trace]()
+    for place in asked.locations:
+        found += _all(visit, experiment_ref(visit, place.mlflow_experiment.experiment_id))
+    order = asked.order_by or ["timestamp_ms DESC"]
+    picked: Page[Trace] = page_of(chosen(map(_sight, found), TRACES, asked.filter, order), asked)
+    return {"traces": [shown(one) for one in picked.items], "next_page_token": picked.next}
+
+
+@endpoint("traces.delete", "POST 2.0 traces/delete-traces", "POST 3.0 traces/delete-traces")
+def delete(visit: Visit, asked: Some) -> Any:
+    """Those named, or the oldest up to a moment."""
+    names = asked.request_ids or asked.trace_ids
+    if names:
+        refs = [trace_ref(visit, name) for name in names]
+    elif asked.max_timestamp_millis:
+        every = sorted(_all(visit, experiment_ref(visit, asked.experiment_id)), key=lambda one: one.started)
+        old = [one.ref for one in every if millis(one.started) <= asked.max_timestamp_millis]
+        refs = old[: asked.max_traces or len(old)]
+    else:
+        raise Invalid("nothing says which traces", "give request_ids or max_timestamp_millis")
+    for ref in refs:
+        visit.look("track", "detach", run=ref, path="traces.json")
+        visit.call("traces", "delete", trace=ref)
+    return {"traces_deleted": len(refs)}
+
+
+@endpoint("traces.change", "PATCH 2.0 traces/{trace}/tags", "PATCH 3.0 traces/{trace}/tags")
+def set_tag(visit: Visit, asked: Tag) -> Any:
+    """Set one tag."""
+    visit.call("traces", "change", trace=_ref(visit), tags={asked.key: asked.value})
+    return {}
+
+
+@endpoint("traces.change", "DELETE 2.0 traces/{trace}/tags", "DELETE 3.0 traces/{trace}/tags")
+def delete_tag(visit: Visit, asked: Tag) -> Any:
+    """Take one away."""
+    visit.call("traces", "change", trace=_ref(visit), drop=(asked.key,))
+    return {}
+
+
+@endpoint("traces.change", "POST 2.0 traces/link-to-run")
+def link(visit: Visit, asked: Some) -> Any:
+    """Say which run traces belong to."""
+    run_ref(visit, asked.run_id)
+    for one in asked.trace_ids[:100]:
+        visit.call("traces", "change", trace=trace_ref(visit, one), tags={RUN: asked.run_id})
+    return {}
+
+
+@endpoint("traces.change", "POST 3.0 traces/{trace}/assessments")
+def assess(visit: Visit, asked: Assess) -> Any:
+    """What somebody thinks of it."""
+    return _note(visit, f"a-{uuid.uuid4().hex}", asked.assessment)
+
+
+@endpoint("traces.show", "GET 3.0 traces/{trace}/assessments/{assessment}")
+def get_assessment(visit: Visit, asked: Question) -> Any:
+    """One of those."""
+    del asked
+    return {"assessment": _thought(visit)}
+
+
+@endpoint("traces.change", "PATCH 3.0 traces/{trace}/assessments/{assessment}")
+def update_assessment(visit: Visit, asked: Assess) -> Any:
+    """Think again."""
+    old = _thought(visit)
+    wanted = [part.strip() for part in asked.update_mask.split(",")]
+    names = {part: re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", part) for part in wanted}
+    fresh = {name: asked.assessment[name] for name in names.values() if name in asked.assessment}
+    return _note(visit, visit.named["assessment"], {**old, **fresh})
+
+
+@endpoint("traces.change", "DELETE 3.0 traces/{trace}/assessments/{assessment}")
+def delete_assessment(visit: Visit, asked: Question) -> Any:
+    """Take it back."""
+    del asked
+    visit.call("traces", "change", trace=_ref(visit), notes={visit.named["assessment"]: ""})
+    return {}
+
+
+def shown(one: Trace) -> dict[str, Any]:
+    """A trace in MLflow's fields. Its tag says where its spans are."""
+    place = f"mlflow-artifacts:/{one.experiment_id}/traces/{one.ref.name}/artifacts"
+    info = {
+        "trace_id": one.ref.name,
+        "trace_location": {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": one.experiment_id}},
+        "request_preview": one.request,
+        "response_preview": one.response,
+        "request_time": _stamp(one.started),
+        "execution_duration": f"{one.lasted_s:.3f}s",
+        "state": STATES[one.status],
+        "trace_metadata": one.facts,
+        "tags": {**one.tags, LOCATION: place},
+        "assessments": [msgspec.json.decode(note) for note in one.notes.values()],
+    }
+    return info | ({"client_request_id": one.client} if one.client else {})
+
+
+def _ref(visit: Visit) -> Ref:
+    return trace_ref(visit, visit.named["trace"])
+
+
+def _one(visit: Visit) -> Trace:
+    found: Trace = visit.call("traces", "show", trace=_ref(visit))
+    return found
+
+
+def _all(visit: Visit, experiment: Ref) -> list[Trace]:
+    found, after = list[Trace](), ""
+    while True:
+        page = visit.call("traces", "list", experiment=experiment, after=after, limit=1000)
+        found += page.traces
+        if not (after := page.next):
+            return found
+
+
+def _thought(visit: Visit) -> dict[str, Any]:
+    note = _one(visit).notes.get(visit.named["assessment"])
+    if note is None:
+        raise NotFound("there is no such assessment", "the trace lists its own")
+    return msgspec.json.decode(note, type=dict[str, Any])
+
+
+def _note(visit: Visit, name: str, said: dict[str, Any]) -> Any:
+    now = _stamp(visit.ctx.now())
+    kept = {"create_time": now, "valid": True, **said, "last_update_time": now}
+    kept |= {"assessment_id": name, "trace_id": visit.named["trace"]}
+    visit.call("traces", "change", trace=_ref(visit), notes={name: msgspec.json.encode(kept).decode()})
+    return {"assessment": kept}
+
+
+def _sight(one: Trace) -> Sight:
+    when = millis(one.started)
+    attributes = {
+        "name": one.tags.get("mlflow.traceName", ""), "status": STATES[one.status], "timestamp_ms": when,
+        "timestamp": when, "execution_time_ms": round(one.lasted_s * 1000), "request_id": one.ref.name,
+        "run_id": one.facts.get(RUN) or one.tags.get(RUN),
+    }  # fmt: skip
+    return Sight(one, attributes, one.tags, params=one.facts)
+
+
+def _moment(text: str) -> float:
+    found = _TIME.fullmatch(text)
+    if not text or found is None:
+        return 0.0
+    return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp() + float(found[2] or 0)
+
+
+def _span(text: str) -> float:
+    found = _SPAN.fullmatch(text)
+    return float(found[1]) if found else 0.0
+
+
+def _stamp(at: float) -> str:
+    return datetime.fromtimestamp(round(at, 3), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
