@@ -1,1 +1,254 @@
-"""What the catalog's users do beside the platform: publish a folder, check a version out, compare, verify."""
+"""What the catalog's users do beside the platform: publish a folder, check a version out, read, compare, verify."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from falaj.catalog.cards import hash_entries, hash_files, make_card
+from falaj.catalog.comparing import VersionDiff, compare_versions
+from falaj.catalog.gitfacts import read_code, tracked
+from falaj.catalog.publishing import Order, Published, carry_out
+from falaj.catalog.reading import FileRow, open_version, path_of, printable, row_of, text_of
+from falaj.catalog.records import Code, Facts, Opened
+from falaj.catalog.sources import Source, open_source
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Corrupt, Invalid
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.stream import Stream
+from falaj.snapshot.checkout import checkout as check_out
+from falaj.snapshot.verify import verify as find_faults
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """Where a version lies now, and how much of it was there already."""
+
+    ref: Ref
+    folder: str
+    num_files: int
+    size_bytes: int
+    kept_files: int
+    signed: bool
+    """True when it is a model whose signature was checked against the files that were written."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenFile:
+    """A file that is not what was published, and why."""
+
+    path: str
+    problem: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a reading of every byte of a version found."""
+
+    ref: Ref
+    ok: bool
+    num_files: int
+    size_bytes: int
+    signed: bool
+    faults: tuple[BrokenFile, ...]
+
+
+@errand
+def publish(
+    here: Here,
+    name: Annotated[Ref, "what to call it, for example dataset:fraud/tx or model:fraud/scorer"],
+    source: Annotated[str, "a folder, a file, or another tool's table or project, for example delta:./table@12"],
+    label: Annotated[Label | None, "what the law says of it, for example AE-PDPL,sensitive"] = None,
+    inputs: Annotated[
+        dict[str, Ref] | None, "what it was made from, by role; their labels are joined to its own"
+    ] = None,
+    message: Annotated[str, "what is new in it, for those who read the list"] = "",
+    zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
+    columns: Annotated[dict[str, str] | None, "of a table: columns that are personal or sensitive"] = None,
+    metrics: Annotated[
+        dict[str, float] | None, "of a model: how good it is; card.json in its folder may say so too"
+    ] = None,
+    params: Annotated[dict[str, str] | None, "of a model: what it was trained with"] = None,
+    code: Annotated[str, "of a model: the folder of the program that made it, kept as a version of its own"] = "",
+    command: Annotated[str, "of a model: what was run, inside the folder of its code"] = "",
+) -> Published:
+    """Publish files as the next version of a dataset, a model or a program.
+
+    Only what is new since the newest version is read and sent, encrypted under the zone's keys. A publish that broke
+    off is taken up where it stopped; until it is done nobody sees anything of it. The same files with nothing new to
+    say are no new version. Of tables (Parquet, CSV, Arrow, JSON lines) the schema, the number of rows and statistics
+    are recorded. Of models the format, the packages of this Python and, with --code, the program and its git commit.
+
+    Example:
+        falaj catalog publish dataset:fraud/tx ./transactions --label AE-PDPL,sensitive --columns email=personal
+        falaj catalog publish model:fraud/scorer ./model --inputs data=dataset:fraud/tx@v3 --metrics auc=0.93
+    """
+    began = time.monotonic()
+    if name.version:
+        raise Invalid(f"{name} names a version", "versions are numbered by the platform: leave it out", name)
+    about_model = {"metrics": metrics, "params": params, "code": code, "command": command}
+    given = [word for word, value in about_model.items() if value]
+    if given and name.kind != "model":
+        raise Invalid(f"a {name.kind} has no {', '.join(given)}", "those are for models", name)
+    used = {role: Ref.parse(ref) for role, ref in (inputs or {}).items()}
+    with open_source(source) as found:
+        facts = Facts(message, tags=dict(found.tags))
+        if name.kind == "model":
+            card = make_card(found.path, metrics or {}, params or {}, command)
+            if code:
+                program = _publish_code(here, name, Path(code), zone)
+                card = replace(card, code=program)
+                used = {**used, **({"code": program.ref} if program.ref else {})}
+            facts = replace(facts, card=card, files=hash_files(found.path))
+        done = carry_out(here, Order(name, found, facts, label, used, zone, columns or {}))
+    return replace(done, seconds=round(time.monotonic() - began, 3))
+
+
+@errand
+def checkout(
+    here: Here,
+    name: Annotated[Ref, "which version; the newest when none is given"],
+    to: Annotated[str, "the folder to write it to: a new or empty one, or one that an earlier checkout made"],
+    paths: Annotated[tuple[str, ...], "only these files and folders of it"] = (),
+) -> Checkout:
+    """Write the files of a version into a folder, byte for byte.
+
+    Every byte is checked on its way, and each file appears whole or not at all. Files that are there and right are
+    kept, so a checkout that broke off goes on where it stopped, and going from one version to another moves only what
+    differs. Of a signed model the signature is checked before the folder is yours.
+
+    Example:
+        falaj catalog checkout dataset:fraud/tx@v3 ./transactions
+    """
+    began = time.monotonic()
+    opened, snapshot = open_version(here, name)
+    folder = Path(to).expanduser()
+    fresh = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    wanted = [path_of(path) for path in paths]
+    with here.progress.task(f"checking out {opened.ref}", None if wanted else opened.tree.size_bytes) as task:
+        done = check_out(snapshot, folder, paths=wanted, advance=task.advance)
+    try:
+        signed = not wanted and _check_signature(opened, lambda: hash_files(folder))
+    except Corrupt:
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    took = round(time.monotonic() - began, 3)
+    return Checkout(opened.ref, str(folder), done.num_files, done.size_bytes, done.kept, signed, took)
+
+
+@errand
+def cat(
+    here: Here,
+    name: Annotated[Ref, "which version; the newest when none is given"],
+    path: Annotated[str, "which file of it"],
+    start: Annotated[int, "the first byte wanted"] = 0,
+    stop: Annotated[int | None, "the byte after the last one wanted; to the end when left out"] = None,
+) -> Stream:
+    """Read one file of a version, or a range of it, and nothing else.
+
+    Example:
+        falaj catalog cat dataset:fraud/tx@v3 2026/july.csv --stop 4096
+    """
+    if start < 0 or (stop is not None and stop < start):
+        raise Invalid(f"a range from {start} to {stop}", "ranges count bytes from 0 and end after they begin")
+    _, snapshot = open_version(here, name)
+    entry = snapshot.entry(path_of(path))
+    if entry.kind != "file":
+        raise Invalid(f"{path!r:.300} is a link to {text_of(entry.target)!r:.300}", "read that file")
+    end = entry.size if stop is None else min(stop, entry.size)
+    return Stream(snapshot.read(entry, start, stop), max(end - start, 0))
+
+
+@errand
+def files(
+    here: Here,
+    name: Annotated[Ref, "which version; the newest when none is given"],
+    prefix: Annotated[str, "only those whose path begins so, for example 2026/"] = "",
+) -> tuple[FileRow, ...]:
+    """List the files of a version by path, with their sizes and digests.
+
+    Example:
+        falaj catalog files dataset:fraud/tx@v3 --prefix 2026/
+    """
+    _, snapshot = open_version(here, name)
+    return tuple(row_of(entry) for entry in snapshot.entries(path_of(prefix)))
+
+
+@errand
+def diff(
+    here: Here,
+    a: Annotated[Ref, "the version before"],
+    b: Annotated[Ref, "the version after"],
+    rows: Annotated[bool, "of tables: which rows and columns changed, too; reads the files that differ"] = False,
+    key: Annotated[tuple[str, ...], "the columns that tell rows apart; rows are compared as wholes without it"] = (),
+) -> VersionDiff:
+    """Compare two versions: files added, removed and changed, and of tables the schema, the statistics and the rows.
+
+    Equal folders are not looked into, so the cost is that of what differs.
+
+    Example:
+        falaj catalog diff dataset:fraud/tx@v1 dataset:fraud/tx@v2 --rows --key id
+    """
+    return compare_versions(here, a, b, key if rows or key else None)
+
+
+@errand
+def verify(here: Here, name: Annotated[Ref, "which version; the newest when none is given"]) -> Verified:
+    """Read every byte of a version and say whether it is what was published; name each file that is not.
+
+    Of a signed model the signature is checked, too. The exit code is 1 when anything is wrong.
+
+    Example:
+        falaj catalog verify dataset:fraud/tx@v3
+    """
+    opened, snapshot = open_version(here, name)
+    with here.progress.task(f"verifying {opened.ref}", opened.tree.size_bytes) as task:
+        found = find_faults(snapshot, advance=task.advance)
+        faults = [BrokenFile(printable(text_of(fault.path)), fault.problem, fault.digest) for fault in found]
+    signed = False
+    if not faults:
+        try:
+            signed = _check_signature(opened, lambda: hash_entries(snapshot))
+        except Corrupt as error:
+            faults = [BrokenFile("", error.message)]
+    return Verified(opened.ref, not faults, opened.tree.num_files, opened.tree.size_bytes, signed, tuple(faults))
+
+
+def _check_signature(opened: Opened, files_of: Callable[[], dict[str, str]]) -> bool:
+    """True when it is signed and the signature is of these files; Corrupt when it is of others."""
+    if opened.ref.kind != "model" or not opened.signature:
+        return False
+    from falaj.catalog.signing import verify as check
+
+    check(opened.signature, opened.key, files_of(), str(opened.ref))
+    return True
+
+
+def _publish_code(here: Here, name: Ref, folder: Path, zone: str) -> Code:
+    """Keep the program: what git counts as its files where there is git, else all of them."""
+    if not folder.is_dir():
+        raise Invalid(f"{str(folder)!r:.300} is not a folder", "name the folder of the program", name)
+    program = Ref("code", name.project, name.name)
+    listed = tracked(folder)
+    if listed is None:
+        done = carry_out(here, Order(program, Source(folder.resolve()), zone=zone))
+        return Code(done.ref)
+    facts = read_code(folder)
+    with tempfile.TemporaryDirectory(prefix="falaj-code-") as scratch:
+        for path in map(os.fsdecode, listed):
+            target = Path(scratch, path)
+            if (folder / path).is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(folder / path, target, follow_symlinks=False)
+        tags = {"commit": facts.commit, "remote": facts.remote, "dirty": facts.dirty}
+        told = Facts(tags={key: value for key, value in tags.items() if value})
+        done = carry_out(here, Order(program, Source(Path(scratch)), told, zone=zone))
+    return replace(facts, ref=done.ref)
