@@ -19,7 +19,7 @@ from typing import Annotated
 
 from falaj.catalog.demands import Demands
 from falaj.catalog.gates import GATED, Rule, digest_of_rules, judge, voices
-from falaj.catalog.life_records import Binding, Evidence, Promotion
+from falaj.catalog.life_records import Binding, Promotion
 from falaj.catalog.limits import MESSAGE, check_text
 from falaj.catalog.records import STAGES
 from falaj.catalog.shelf import Act, check_kind, gone, missing, open_label
@@ -195,7 +195,7 @@ class Stages(Demands):
         needs, officers = voices(rules)
         if not needs:
             return self._move(tx, ctx, record, replace(wish, digest=""), told, Act("promote", wish.reason))
-        wish = replace(wish, digest=_digest(record, wish, rules, rows))
+        wish = replace(wish, digest=_digest(record, wish, rules, told))
         return self._consult(tx, ctx, record, wish, told, (needs, officers))
 
     def _there(self, tx: Writer, wish: Wish) -> Promotion:
@@ -448,10 +448,11 @@ def _stirred(tx: Reader, ctx: Context, wish: Wish) -> bool:
     return state != "waiting" and (wish.state, state) != (EMERGENCY, "emergency")
 
 
-def _digest(record: Record, wish: Wish, rules: tuple[Rule, ...], rows: tuple[Evidence, ...]) -> str:
-    """What people approve: exactly this version for this stage, under these rules, on this evidence."""
+def _digest(record: Record, wish: Wish, rules: tuple[Rule, ...], told: Promotion) -> str:
+    """What people approve: exactly this version in the place of that one, under these rules, on this evidence."""
     body = {
         "ref": str(record.ref), "root": record.body["root"], "label": record.label.digest, "stage": wish.stage,
-        "before": wish.before, "emergency": wish.emergency, "gate": digest_of_rules(rules), "evidence": rows,
+        "before": (str(told.before), wish.before), "emergency": wish.emergency, "gate": digest_of_rules(rules),
+        "evidence": told.evidence,
     }  # fmt: skip
     return "sha256:" + hashlib.sha256(to_stable_json(body)).hexdigest()

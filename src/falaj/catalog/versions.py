@@ -1,6 +1,7 @@
 """Versions: begin a publish, commit it, open one to read, list and show them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from falaj.catalog.limits import MOST_BATCHES, check_facts, check_inputs, check_tree
@@ -8,7 +9,7 @@ from falaj.catalog.records import KINDS, Begun, Facts, Made, Opened, Version, Ve
 from falaj.catalog.shelf import Shelf, as_version, check_kind, missing, nearest, tree_of
 from falaj.catalog.signing import sign_model
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Denied, Invalid
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
@@ -87,10 +88,8 @@ class Versions(Shelf):
             self._transfers.accept(receipt, ctx, thing, zone)
         with self._ledger.write(ctx) as tx:
             self._check_batches(tx, ctx, zone, made, base)
-            version = self._add(tx, ctx, name, (made.tree, zone), facts, inputs or {})
-            # In the same transaction: what was sent is safe from the collector by the record, or still by the intent.
-            self._transfers.end(ctx, made.ticket)
-            return version
+            tx.after(lambda durable: self._ended(ctx, made.ticket) if durable else None)
+            return self._add(tx, ctx, name, (made.tree, zone), facts, inputs or {})
 
     @verb(reads=("name",), group="read")
     def open(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Opened:
@@ -169,6 +168,11 @@ class Versions(Shelf):
         check_kind(name)
         with self._ledger.write(ctx) as tx:
             return self._add(tx, ctx, name.bare, tree, facts, inputs)
+
+    def _ended(self, ctx: Context, ticket: str) -> None:
+        """The record holds what was sent from now on; an intent that cannot be closed runs out by itself."""
+        with suppress(FalajError):
+            self._transfers.end(ctx, ticket)
 
     def _check_batches(self, tx: Reader, ctx: Context, zone: str, made: Made, base: Ref | None) -> None:
         """Every batch is new and paid for by a receipt, or held by the version that this one is built on."""

@@ -1,0 +1,52 @@
+"""A town with things on the shelf: versions made by the raw exchange, without a folder to read."""
+
+from dataclasses import replace
+from typing import Any
+
+from blake3 import blake3
+
+from falaj.catalog.loop import StageLoop
+from falaj.catalog.records import Card, Facts, Made
+from falaj.core.ref import Ref
+from falaj.snapshot.records import Batch, Tree
+from falaj.store.loop import Turn, house_context
+from tests.town import Town
+
+MODEL, DATA = "model:fraud/scorer", "dataset:fraud/tx"
+
+
+def tree_of(here: Any, ticket: str, text: str) -> Made:
+    """A tree of one piece and its index, sent under a ticket."""
+    pieces = tuple(here.bytes.put(ticket, [part]) for part in (text.encode(), b"shard " + text.encode()))
+    whole = here.bytes.bundle(ticket, pieces)
+    root = "b3:" + blake3(text.encode()).hexdigest()
+    return Made(ticket, Tree(root, 1, len(text), (Batch(whole.digest, pieces[1].digest),)), (whole,))
+
+
+def publish(here: Any, name: str = DATA, text: str = "rows", **more: Any) -> Ref:
+    """The next version of a name, holding `text`."""
+    begun = here.catalog.begin(name, zone=more.pop("zone", ""))
+    made: Ref = here.catalog.commit(name, tree_of(here, begun.ticket, text), **more)
+    return made
+
+
+def model(here: Any, text: str, name: str = MODEL, **card: Any) -> Ref:
+    """The next version of a model: signed, of a safe format unless told otherwise, with metrics."""
+    inputs = card.pop("inputs", None)
+    facts = Facts(card=Card(**{"format": "safetensors", **card}), files={"model.safetensors": f"{len(text):064x}"})
+    return publish(here, name, text, facts=facts, inputs=inputs)
+
+
+def pass_time(town: Town, hours: float = 0.0) -> None:
+    """What the loop of stages does when it is so many hours later."""
+    house = town.house
+    loop = StageLoop(house.ledger, house.catalog, house.zones)
+    ctx = house_context(loop.name, house.settings.zone)
+    now = ctx.now() + hours * 3600.0
+    loop.step(Turn(replace(ctx, now=lambda: now), 1, lambda: True))
+
+
+def approve(town: Town, asked: Any, *people: str) -> None:
+    """These people say yes to what a promotion asks."""
+    for person in people:
+        town.as_(person).approvals.give(asked.approval, asked.digest)
