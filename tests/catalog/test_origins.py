@@ -97,13 +97,25 @@ def test_a_signature_is_checked_and_not_only_shown(town: Town) -> None:
         with house.ledger.write(ctx) as tx:
             record = tx.need(made)
             tx.put(made, {**record.body, "signature": bundle, "key": key}, rev=record.rev, label=record.label)
-            tx.emit("catalog.sign", made)
+            tx.emit("catalog.annotate", made)
 
     sign({"w.safetensors": hashlib.sha256(b"w").hexdigest()})
     assert "signature    valid, key " in here.catalog.provenance(made)
-    assert "sign by amal" in here.catalog.provenance(made)
     sign({"w.safetensors": hashlib.sha256(b"other").hexdigest()})
     assert "signature    'w.safetensors' is not as it was signed: changed" in here.catalog.provenance(made)
+
+
+def test_the_hands_it_went_through_are_named(town: Town) -> None:
+    here = town.as_("amal")
+    made = model(town)
+    town.as_("mona").catalog.attest(made, "bias", passed=False)
+    here.catalog.tag(made, "champion")
+    told = here.catalog.provenance(made)
+    assert "(experiment, champion)" in told
+    assert "publish by amal" in told
+    assert "attest bias: failed, by mona" in told
+    assert "tag champion by amal" in told
+    assert told.index("publish by") < told.index("tag champion")
 
 
 def test_a_question_that_makes_no_sense_is_answered(town: Town) -> None:

@@ -34,6 +34,7 @@ FORMS: dict[str, Callable[[Provenance], str]] = {
     "svg": lambda told: draw.as_svg(told.graph),
     "dot": lambda told: draw.as_dot(told.graph),
 }
+DEEDS = ("catalog.publish", "catalog.attest", "catalog.point", "catalog.copy", "catalog.delete")
 MOST_DEEDS = 1000
 
 
@@ -82,10 +83,13 @@ class Origins(Shelf):
         return Origin(role, str(ref), str(record.body.get("root", "")), record.label)
 
     def _deeds(self, ctx: Context, ref: Ref) -> tuple[Deed, ...]:
-        """Who published, moved and judged it, oldest first."""
+        """Who published, moved, copied and deleted it, oldest first. Asked for act by act: reads are far more."""
         where = {"kind": ref.kind, "project": ref.project, "name": ref.name, "version": ref.version}
-        facts = self._ledger.tail(tenant=ctx.tenant, limit=MOST_DEEDS, **where)
-        return tuple(deed for fact in facts if (deed := _deed(fact.event)) is not None)
+        facts = [
+            fact for act in DEEDS for fact in self._ledger.tail(tenant=ctx.tenant, limit=MOST_DEEDS, verb=act, **where)
+        ]
+        deeds = [deed for fact in facts if (deed := _deed(fact.event)) is not None]
+        return tuple(sorted(deeds, key=lambda deed: deed.at))
 
 
 def _inputs(version: Version) -> dict[str, Ref]:
@@ -122,15 +126,14 @@ def _signature(record: Record) -> tuple[str, str]:
 
 
 def _deed(event: Event) -> Deed | None:
-    """An event as a deed; None when it only read, or only meant to."""
+    """An event as a deed; None while it is only begun, or changed nothing."""
     body = {name: str(value) for name, value in event.body.items()}
-    desk, _, what = event.verb.partition(".")
-    if desk != "catalog" or body.get("phase") == "intent" or what in _NO_DEEDS:
+    if body.get("phase", "done") != "done" or body.get("unchanged"):
         return None
+    what = event.verb.partition(".")[2]
     if what == "point":
-        what = f"{body.get('how', 'point')} {body.get('alias', '')}".strip()
+        what = f"{body.get('how', what)} {body.get('alias', '')}"
+    elif what == "attest":
+        what = f"attest {body.get('kind', '')}: {'passed' if body.get('passed') == '1' else 'failed'},"
     approved = tuple(name for name in body.get("people", "").split(",") if name)
     return Deed(what, body.get("asker") or event.behalf or event.actor, event.at, approved, body.get("reason", ""))
-
-
-_NO_DEEDS = frozenset({"open", "show", "list", "begin", "provenance"})
