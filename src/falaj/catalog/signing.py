@@ -32,37 +32,26 @@ _HASHES = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "secp521r
 _AGAIN = "do not load it: check it out again, or publish it anew"
 
 
-class _Wire(msgspec.Struct, rename="camel"):
-    """Fields as the standards spell them; what a standard adds later is let pass."""
-
-
-class _KeyHint(_Wire):
-    hint: str = ""
-
-
-class _Material(_Wire):
-    public_key: _KeyHint = msgspec.field(default_factory=_KeyHint)
-    tlog_entries: tuple[Any, ...] = ()
-
-
-class _Signature(_Wire):
+class _Signature(msgspec.Struct):
     sig: str
     keyid: str = ""
 
 
-class _Envelope(_Wire):
+class _Envelope(msgspec.Struct, rename="camel"):
     payload: str
     payload_type: str
     signatures: tuple[_Signature, ...]
 
 
-class _Bundle(_Wire):
+class _Bundle(msgspec.Struct, rename="camel"):
+    """Fields as the standards spell them; what a standard adds later is let pass."""
+
     media_type: str
-    verification_material: _Material
+    verification_material: dict[str, Any]
     dsse_envelope: _Envelope
 
 
-class _Subject(_Wire):
+class _Subject(msgspec.Struct):
     name: str
     digest: dict[str, str]
 
@@ -73,18 +62,12 @@ class _Resource(msgspec.Struct):
     digest: str
 
 
-class _Serialization(msgspec.Struct):
-    method: str
-    hash_type: str
-    allow_symlinks: bool = False
-
-
-class _Predicate(_Wire):
-    serialization: _Serialization
+class _Predicate(msgspec.Struct):
+    serialization: dict[str, Any]
     resources: tuple[_Resource, ...]
 
 
-class _Statement(_Wire):
+class _Statement(msgspec.Struct, rename="camel"):
     subject: tuple[_Subject, ...]
     predicate_type: str
     predicate: _Predicate
@@ -101,18 +84,15 @@ def sign_model(keyring: Keyring, tenant: str, zone: str, name: str, files: Mappi
         type=STATEMENT_TYPE,
         subject=(_Subject(name, {"sha256": _over(resources)}),),
         predicate_type=PREDICATE_TYPE,
-        predicate=_Predicate(_Serialization("files", "sha256"), resources),
+        predicate=_Predicate({"method": "files", "hash_type": "sha256", "allow_symlinks": False}, resources),
     )
     payload = msgspec.json.encode(statement)
     key = keyring.model_signer(tenant, zone)
     pem = _pem(key.public_key())
     signature = key.sign(_encoded(payload), ec.ECDSA(hashes.SHA256()))
-    bundle = _Bundle(
-        MEDIA_TYPE,
-        _Material(_KeyHint(key_hint(pem))),
-        _Envelope(_b64(payload), PAYLOAD_TYPE, (_Signature(_b64(signature)),)),
-    )
-    return msgspec.json.encode(bundle).decode(), pem
+    envelope = _Envelope(_b64(payload), PAYLOAD_TYPE, (_Signature(_b64(signature)),))
+    material = {"publicKey": {"hint": key_hint(pem)}, "tlogEntries": []}
+    return msgspec.json.encode(_Bundle(MEDIA_TYPE, material, envelope)).decode(), pem
 
 
 def verify(bundle: str, public_key: str, files: Mapping[str, str], name: str = "") -> None:
@@ -124,7 +104,7 @@ def verify(bundle: str, public_key: str, files: Mapping[str, str], name: str = "
     subject, predicate = statement.subject[0], statement.predicate
     if name and subject.name != name:
         raise Corrupt(f"the signature is of {subject.name!r:.200} and not of {name}", _AGAIN)
-    if predicate.serialization.method != "files" or {one.algorithm for one in predicate.resources} - {"sha256"}:
+    if predicate.serialization.get("method") != "files" or {one.algorithm for one in predicate.resources} - {"sha256"}:
         raise Invalid("the signature does not name whole files by SHA-256", "sign with the defaults of model_signing")
     if subject.digest.get("sha256") != _over(predicate.resources):
         raise Corrupt("the signature contradicts itself", _AGAIN)
@@ -165,14 +145,14 @@ def _opened(bundle: str, key: ec.EllipticCurvePublicKey) -> _Statement:
         raise Corrupt("a signature of this size is none", _AGAIN)
     try:
         told = msgspec.json.decode(bundle, type=_Bundle)
-        envelope, hint = told.dsse_envelope, told.verification_material.public_key.hint
+        envelope, public = told.dsse_envelope, told.verification_material.get("publicKey", {})
         payload = base64.b64decode(envelope.payload, validate=True)
         signatures = [base64.b64decode(one.sig, validate=True) for one in envelope.signatures]
     except (msgspec.MsgspecError, binascii.Error, UnicodeError, ValueError) as error:
         raise Corrupt("the signature cannot be read", _AGAIN) from error
     if told.media_type != MEDIA_TYPE or envelope.payload_type != PAYLOAD_TYPE or len(signatures) != 1:
         raise Corrupt("this is not the signature of a model", _AGAIN)
-    if hint and hint != key_hint(_pem(key)):
+    if public != {"hint": key_hint(_pem(key))}:
         raise Corrupt("the signature was made by another key", _AGAIN)
     try:
         key.verify(signatures[0], _encoded(payload), ec.ECDSA(_HASHES[key.curve.name]))
