@@ -1,0 +1,237 @@
+"""How versions come in and are found: what a hostile publisher cannot do, what is said once, what names tell."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from falaj.catalog.records import Card, Column, Facts, Made, Table
+from falaj.catalog.signing import verify
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
+from falaj.core.ref import Ref
+from falaj.core.transfer import Receipt
+from falaj.snapshot.records import Batch
+from falaj.store.objects import intents
+from tests.catalog.shelfhouse import model, publish, tree_of
+from tests.town import LABEL, Town, refusal
+
+
+@pytest.fixture
+def town(shared_town: Town) -> Town:
+    return shared_town
+
+
+@pytest.fixture
+def name(project: str) -> str:
+    return f"dataset:{project}/tx"
+
+
+def begun(here: Any, name: str, text: str = "rows") -> Made:
+    return tree_of(here, here.catalog.begin(name).ticket, text)
+
+
+def test_the_same_again_is_no_new_version(town: Town, name: str) -> None:
+    amal = town.as_("amal")
+    first = publish(amal, name, "one", facts=Facts(message="first"))
+    assert publish(amal, name, "one", facts=Facts(message="again")) == first
+    amal.catalog.annotate(first, message="better said", tags={"reviewed": "yes"})
+    assert publish(amal, name, "one") == first, "what others say of it made it another thing"
+    assert publish(amal, name, "one", facts=Facts(tags={"a": "b"})).version == "v2"
+    assert publish(amal, name, "one", facts=Facts(tags={"a": "b"}), label=LABEL).version == "v3"
+    assert publish(amal, name, "one", facts=Facts(tags={"a": "b"}), inputs={"from": first}).version == "v4"
+    shown = amal.catalog.show(first)
+    assert (shown.message, shown.tags) == ("better said", {"reviewed": "yes"})
+    assert amal.catalog.annotate(first, drop=("reviewed",)).tags == {}
+
+
+def test_a_publish_that_ended_holds_nothing_back(town: Town, name: str) -> None:
+    amal = town.as_("amal")
+    ctx = town.house.context(town.actor("amal"))
+
+    def open_intents() -> int:
+        with town.house.ledger.read(ctx) as tx:
+            return sum(record.body["thing"] == name for record in intents(tx, "bank"))
+
+    made = begun(amal, name)
+    assert open_intents() == 1
+    assert isinstance(refusal(lambda: amal.catalog.commit(name, made, facts=Facts(message="x" * 4001))), Invalid)
+    assert open_intents() == 1, "a publish that failed can be tried again"
+    amal.catalog.commit(name, made)
+    assert open_intents() == 0
+    assert amal.catalog.commit(name, made).version == "v1", "an answer that was lost cannot be asked for again"
+
+
+def test_nobody_builds_on_what_was_not_sent_or_read(town: Town, name: str, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    other = publish(amal, f"dataset:{project}/secret", "other's rows")
+    stolen = catalog.open(other).tree
+    made = begun(amal, name)
+    sara = town.as_("sara")
+    acts: list[Callable[[], Any]] = [
+        lambda: catalog.commit(name, replace(made, tree=stolen)),
+        lambda: catalog.commit(name, replace(made, tree=stolen), base=other),
+        lambda: catalog.commit(f"dataset:{project}/third", made),
+        lambda: catalog.commit(name, replace(made, receipts=(Receipt("b3:" + "0" * 64, 1, "00"),))),
+        lambda: catalog.commit(name, replace(made, ticket="x.y")),
+        lambda: town.as_("mona").catalog.commit(name, made),
+        lambda: sara.catalog.commit(name, made),
+        lambda: catalog.commit(name, replace(made, ticket=catalog.open(other).ticket)),
+    ]
+    for act in acts:
+        assert isinstance(refusal(act), Denied)
+    assert isinstance(refusal(lambda: sara.catalog.open(other)), NotFound)
+    assert isinstance(refusal(lambda: catalog.show(name)), NotFound), "half of it can be seen"
+
+
+HOSTILE: list[tuple[str, Callable[[Made], Made]]] = [
+    ("root", lambda made: replace(made, tree=replace(made.tree, root="../../etc"))),
+    ("counts", lambda made: replace(made, tree=replace(made.tree, num_files=-1))),
+    ("size", lambda made: replace(made, tree=replace(made.tree, size_bytes=1 << 70))),
+    ("no batch", lambda made: replace(made, tree=replace(made.tree, batches=()))),
+    ("twice", lambda made: replace(made, tree=replace(made.tree, batches=made.tree.batches * 2))),
+    ("many", lambda made: replace(made, tree=replace(made.tree, batches=made.tree.batches * 5000))),
+    ("receipts", lambda made: replace(made, receipts=made.receipts * 5000)),
+    ("bundle", lambda made: replace(made, tree=replace(made.tree, batches=(Batch("sha1:0", "b3:0"),)))),
+    (
+        "shard",
+        lambda made: replace(made, tree=replace(made.tree, batches=(replace(made.tree.batches[0], shard="x"),))),
+    ),
+    (
+        "another shard",
+        lambda made: replace(
+            made, tree=replace(made.tree, batches=(replace(made.tree.batches[0], shard="b3:" + "1" * 64),))
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "spoil"), HOSTILE, ids=[what for what, _ in HOSTILE])
+def test_a_hostile_tree_is_refused(town: Town, name: str, what: str, spoil: Callable[[Made], Made]) -> None:
+    amal = town.as_("amal")
+    made = begun(amal, name)
+    assert isinstance(refusal(lambda: amal.catalog.commit(name, spoil(made))), Invalid | Conflict | Denied)
+    assert amal.catalog.commit(name, made).version == "v1"
+
+
+WIDE = Table(1, tuple(Column(f"c{n}", "int") for n in range(5001)))
+TOO_MUCH = [
+    Facts(message="x" * 4001),
+    Facts(tags={str(n): "" for n in range(1001)}),
+    Facts(tags={"": "x"}),
+    Facts(tags={"k" * 251: "x"}),
+    Facts(tags={"k": "x" * 5001}),
+    Facts(table=WIDE),
+    Facts(table=Table(1, (Column("c", "t" * 5001),))),
+    Facts(table=Table(1, (Column("c", "int", mean=float("nan")),))),
+    Facts(card=Card(metrics={"auc": float("inf")})),
+    Facts(card=Card(metrics={f"m{n}": 0.0 for n in range(10_001)})),
+    Facts(card=Card(params={"p": "x" * (5 << 20)})),
+    Facts(card=Card(signature={"x": float("nan")})),
+    Facts(files={"model.bin": "not a digest"}),
+    Facts(files={f"{n}": "0" * 64 for n in range(10_001)}),
+]
+
+
+@pytest.mark.parametrize("facts", TOO_MUCH, ids=range(len(TOO_MUCH)))
+def test_more_is_said_than_a_record_holds(town: Town, name: str, facts: Facts) -> None:
+    amal = town.as_("amal")
+    assert isinstance(refusal(lambda: publish(amal, name, facts=facts)), Invalid)
+
+
+def test_inputs_are_pinned_and_their_labels_joined(town: Town, name: str, project: str) -> None:
+    amal = town.as_("amal")
+    source = publish(amal, f"dataset:{project}/source", label=LABEL)
+    blob = amal.store.put(f"blob:{project}/x", b"x", label="NONE")
+    made = publish(amal, name, inputs={"rows": Ref("dataset", project, "source"), "more": blob})
+    shown = amal.catalog.show(made)
+    assert shown.inputs == {"rows": source, "more": blob}
+    assert shown.label.classification == 2
+    [event] = [each for each in town.events(verb="catalog.publish", name="tx") if each.subject == made]
+    assert set(event.inputs) == {source, blob}
+    assert isinstance(refusal(lambda: publish(amal, name, "2", inputs={"x": Ref("dataset", project, "none")})), NotFound)
+    assert isinstance(refusal(lambda: publish(amal, name, "2", inputs={"a\nb": source})), Invalid)
+
+
+def test_models_are_signed_as_themselves(town: Town, project: str) -> None:
+    amal = town.as_("amal")
+    version = model(amal, "weights", f"model:{project}/m")
+    opened = amal.catalog.open(version)
+    verify(opened.signature, opened.key, {"model.safetensors": f"{7:064x}"}, str(version))
+    assert amal.catalog.show(version).signed
+    assert not amal.catalog.show(publish(amal, f"model:{project}/m", "no files")).signed
+
+
+def test_names_are_described_before_they_have_versions(town: Town, name: str, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    made = catalog.describe(name, about="card payments", tags={"team": "fraud", "x": "y"})
+    assert (made.newest, made.count, made.about) == ("", 0, "card payments")
+    assert isinstance(refusal(lambda: catalog.show(name)), NotFound)
+    catalog.describe(name, drop=("x",))
+    version = publish(amal, name)
+    told = catalog.about(name)
+    assert (told.newest, told.about, told.tags) == (version.version, "card payments", {"team": "fraud"})
+    assert told.made_at == made.made_at
+    assert catalog.describe(name, about="").about == ""
+    for act in (
+        lambda: catalog.describe(version, about="x"),
+        lambda: catalog.describe("run:a/b", about="x"),
+        lambda: catalog.describe(name, about="x" * 4001),
+        lambda: catalog.describe(name, tags={"k" * 300: ""}),
+    ):
+        assert isinstance(refusal(act), Invalid)
+    assert isinstance(refusal(lambda: town.as_("sara").catalog.about(name)), NotFound)
+
+
+def test_lists_walk_through_every_kind_and_show_no_more_than_one_may_see(town: Town, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    made = [
+        publish(amal, f"{kind}:{project}/n{n}", f"{kind}{n}") for kind in ("dataset", "model", "code") for n in "12"
+    ]
+    catalog.describe(f"model:{project}/empty")
+    for limit in (1, 2, 3, 100):
+        refs, names = [], []
+        after = ""
+        while True:
+            page = catalog.list(project=project, after=after, limit=limit)
+            refs += [each.ref for each in page.versions]
+            after = page.next
+            if not after:
+                break
+        while True:
+            named = catalog.names(project=project, after=after, limit=limit)
+            names += [each.ref for each in named.names]
+            after = named.next
+            if not after:
+                break
+        assert sorted(refs) == sorted(made)
+        assert sorted(names) == sorted([*(ref.bare for ref in made), Ref("model", project, "empty")])
+    assert [each.ref.kind for each in catalog.names(kind="code", project=project).names] == ["code", "code"]
+    assert town.as_("sara").catalog.names(project=project).names == ()
+    for act in (
+        lambda: catalog.list(kind="secret"),
+        lambda: catalog.names(kind="person"),
+        lambda: catalog.list(limit=0),
+    ):
+        assert isinstance(refusal(act), Invalid)
+
+
+def test_many_publish_one_name_at_once(town: Town, name: str) -> None:
+    def act(n: int) -> str:
+        for _ in range(20):
+            try:
+                return publish(town.as_("amal"), name, f"text {n}").version
+            except FalajError as error:
+                if not error.retry:
+                    raise
+        raise AssertionError("never let through")
+
+    with ThreadPoolExecutor(4) as pool:
+        versions = list(pool.map(act, range(12)))
+    assert sorted(versions, key=lambda v: int(v[1:])) == [f"v{n}" for n in range(1, 13)]
+    catalog = town.as_("amal").catalog
+    assert catalog.about(name).newest == "v12"
+    ref = Ref.parse(name)
+    newest = [each for each in catalog.list(project=ref.project).versions if each.ref.bare == ref]
+    assert [each.ref.version for each in newest] == ["v12"], "two versions are the newest"
