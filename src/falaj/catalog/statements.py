@@ -24,6 +24,7 @@ SLSA = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://falaj.example/build/declared/v1"
 """Made by whoever published it, on a machine of theirs: level 1 of SLSA, and said to be no more."""
 HIDDEN = "hidden"
+_MACHINE = ("python", "platform")
 _KINDS = {"model": "machine-learning-model", "dataset": "data", "code": "application"}
 _DECLARED = "parameters, metrics, environment, command and commit are declared by the publisher"
 Plain = dict[str, Any]
@@ -158,10 +159,13 @@ def _lines(told: Provenance) -> Iterator[str]:
     if card.code and card.code.commit:
         dirty = f" and what was not committed ({card.code.dirty})" if card.code.dirty else ""
         yield f"  commit       {card.code.commit}{dirty}{f' of {card.code.remote}' if card.code.remote else ''}"
-    for title, one in (("command", " ".join(card.command)), ("run", card.run)):
-        if one:
+    packages = f"{len(_packages(card))} packages (--form json lists them)"
+    where = [f"{name} {card.environment[name]}" for name in _MACHINE if name in card.environment]
+    about = {"command": " ".join(card.command), "run": card.run, "environment": ", ".join([*where, packages])}
+    for title, one in about.items():
+        if one and (title != "environment" or card.environment):
             yield f"  {title:<12} {one}"
-    for title, pairs in (("parameters", card.params), ("metrics", card.metrics), ("environment", card.environment)):
+    for title, pairs in (("parameters", card.params), ("metrics", card.metrics)):
         yield from _section(title, [f"{name} = {value}" for name, value in pairs.items()])
     yield from _section("people", [_deed(deed) for deed in told.deeds])
     yield from _section("went into", list(told.consumers))
@@ -201,7 +205,7 @@ def _tree(root: str) -> Plain:
 
 
 def _packages(card: Card) -> list[tuple[str, str]]:
-    return [(name, release) for name, release in card.environment.items() if name not in ("python", "platform")]
+    return [(name, release) for name, release in card.environment.items() if name not in _MACHINE]
 
 
 def _purl(name: str, release: str) -> str:
