@@ -6,13 +6,14 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from falaj.catalog import gitfacts, sources
-from falaj.core.errors import Denied, FalajError, Invalid, NotFound
+from falaj.catalog import errands, gitfacts, sources
+from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound
 from falaj.core.permit import PermitDesk
 from falaj.snapshot import state
 from falaj.store import transfer
@@ -20,7 +21,7 @@ from tests.replica import FALAJ, Replica
 from tests.town import LABEL, Town, refusal
 
 DATA = "dataset:fraud/tx"
-AWKWARD = ("plain.txt", "with space", "نص.csv", "new\nline", "tab\there", "\x1b[2J", "a" * 255, "-rf", "%41;#&?")
+AWKWARD = ("plain.txt", "with space", "نص.bin", "new\nline", "tab\there", "\x1b[2J", "a" * 255, "-rf", "%41;#&?")
 
 
 @pytest.fixture(autouse=True)
@@ -426,3 +427,115 @@ def test_git_is_asked_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert gitfacts.tracked(tmp_path) is None
     monkeypatch.setenv("PATH", "")
     assert gitfacts.read_code(code).commit == ""
+
+
+def rows_of(name: str, *rows: str) -> str:
+    return "\n".join([name, *rows]) + "\n"
+
+
+def test_a_table_is_described_and_its_rows_are_compared(
+    here: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    name, data = names(request), tmp_path / "table"
+    data.mkdir()
+    (data / "a.csv").write_text(rows_of("id,email,amount", "1,a@x,10", "2,b@x,20", "3,c@x,30"))
+    (data / "b.csv").write_text(rows_of("id,email,amount", "4,d@x,40"))
+    first = here.catalog.publish(name, str(data), columns={"email": "personal"})
+    table = here.catalog.show(first.ref).table
+    assert (table.rows, table.format, table.files) == (4, "csv", 2)
+    assert {column.name: column.category for column in table.columns} == {"id": "", "email": "personal", "amount": ""}
+    assert str(here.catalog.publish(name, str(data), columns={"email": "personal"}).ref) == f"{name}@v1"
+
+    (data / "a.csv").write_text(rows_of("id,email,amount", "1,a@x,10", "2,b@x,25", "5,e@x,50"))
+    (data / "b.csv").rename(data / "c.csv")
+    second = here.catalog.publish(name, str(data), columns={"email": "personal"})
+    diff = here.catalog.diff(first.ref, second.ref, rows=True, key=("id",))
+    assert (diff.rows_before, diff.rows_after) == (4, 4)
+    assert (diff.rows_added, diff.rows_removed, diff.rows_changed) == (1, 1, 1)
+    assert diff.columns_changed == {"amount": 1}
+    assert ("amount", "high", "40", "50") in {(c.column, c.what, c.before, c.after) for c in diff.columns}
+    assert "a@x" not in repr(diff)
+    assert "e@x" not in repr(diff)
+    assert here.catalog.diff(first.ref, second.ref).rows_added is None
+    same = here.catalog.diff(first.ref, first.ref, rows=True)
+    assert (same.rows_added, same.files) == (0, ())
+
+
+def test_a_broken_table_is_published_without_a_schema(town: Town, tmp_path: Path) -> None:
+    amal, data = town.as_("amal"), tmp_path / "table"
+    data.mkdir()
+    (data / "a.parquet").write_bytes(b"PAR1 and then nothing")
+    done = amal.catalog.publish("dataset:fraud/broken", str(data))
+    assert "without a schema" in done.note
+    assert amal.catalog.show(done.ref).table is None
+    error = refusal(lambda: amal.catalog.publish("dataset:fraud/broken", str(data), columns={"id": "personal"}))
+    assert isinstance(error, Invalid)
+    (data / "a.parquet").rename(data / "a.bin")
+    error = refusal(lambda: amal.catalog.publish("dataset:fraud/broken", str(data), columns={"id": "personal"}))
+    assert "no table" in error.message
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model that only holds numbers, with its card."""
+    root = tmp_path / "model"
+    root.mkdir()
+    head = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (root / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
+    (root / "card.json").write_text(json.dumps({"metrics": {"auc": 0.9}, "params": {"depth": 6}, "command": "old"}))
+    return root
+
+
+def test_a_model_comes_with_all_that_made_it(here: Any, model: Path, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    subprocess.run(["git", "init", "-q", str(code)], check=True)
+    (code / ".gitignore").write_text("secret\n")
+    (code / "secret").write_text("not code")
+    (code / "train.py").write_text("print(1)\n")
+    data = here.catalog.publish("dataset:fraud/for-model", str(model))
+    done = here.catalog.publish(
+        "model:fraud/scorer", str(model), inputs={"data": data.ref}, metrics={"auc": 0.93, "f1": 1},
+        code=str(code), command="python train.py --lr 0.1",
+    )  # fmt: skip
+    shown = here.catalog.show(done.ref)
+    card = shown.card
+    assert (card.format, card.code_bearing) == ("safetensors", False)
+    assert (card.metrics, card.params) == ({"auc": 0.93, "f1": 1.0}, {"depth": "6"})
+    assert card.command == ("python", "train.py", "--lr", "0.1")
+    assert {"python", "platform", "msgspec"} <= set(card.environment)
+    assert str(card.code.ref) == "code:fraud/scorer@v1"
+    assert shown.inputs == {"data": data.ref, "code": card.code.ref}
+    assert [row.path for row in here.catalog.files(card.code.ref)] == [".gitignore", "train.py"]
+    assert shown.signed
+    out = here.catalog.checkout(done.ref, str(tmp_path / "out"))
+    assert out.signed
+    assert here.catalog.verify(done.ref).signed
+
+
+def test_a_model_that_is_not_what_was_signed_is_not_handed_out(
+    town: Town, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mona = town.as_("mona")
+    done = mona.catalog.publish("model:fraud/forged", str(model))
+    true = errands.open_version
+
+    def forged(platform: Any, name: Any) -> Any:
+        """What a server that lies would say: the signature of another model."""
+        opened, snapshot = true(platform, name)
+        (model / "card.json").write_text("{}")
+        other, _ = true(platform, platform.catalog.publish("model:fraud/other", str(model)).ref)
+        return replace(opened, signature=other.signature, key=other.key), snapshot
+
+    monkeypatch.setattr(errands, "open_version", forged)
+    error = refusal(lambda: mona.catalog.checkout(done.ref, str(tmp_path / "out")))
+    assert isinstance(error, Corrupt)
+    assert not (tmp_path / "out").exists()
+    assert not mona.catalog.verify(done.ref).ok
+
+
+@pytest.mark.parametrize("card", ["[]", '{"metrics": {"auc": "high"}}', "{" * 5000, '{"command": "unclosed \\""}'])
+def test_a_card_that_says_nonsense(town: Town, model: Path, card: str) -> None:
+    (model / "card.json").write_text(card)
+    error = refusal(lambda: town.as_("mona").catalog.publish("model:fraud/nonsense", str(model)))
+    assert isinstance(error, Invalid)
