@@ -29,12 +29,12 @@ from falaj.exchange.intake import (
     staging,
     unlinked,
 )
+from falaj.snapshot.scan import RESERVED
 
 _OID = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
 _REMOTE = re.compile(r"""'?remote "(.+)"'?""")
 _PIECE = 1 << 20
 _MOST_TAGS = 32
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,6 @@ class Out:
 
     path: Path
     oid: str
-    rows: tuple[Row, ...] = ()
-    """The files of a folder, where they are listed beside it and not in a manifest of their own."""
 
 
 @source("dvc")
@@ -94,10 +92,10 @@ class Project:
 
     def lay_out(self, out: Out, stage: Path) -> None:
         """Bring the files of an output into `stage`; those that are nowhere are noted in `missing`."""
-        if not out.oid.endswith(".dir") and not out.rows:
+        if not out.oid.endswith(".dir"):
             self._bring(out.oid, out.path, stage)
             return
-        for row in out.rows or self._manifest(out):
+        for row in self._manifest(out):
             oid, name = row.get("md5"), row.get("relpath")
             if not isinstance(oid, str) or not _OID.fullmatch(oid) or not isinstance(name, str):
                 raise Invalid(f"{out.path} lists a file without path or MD5", "run `dvc commit` there")
@@ -106,8 +104,8 @@ class Project:
     def _all(self) -> Iterator[Out]:
         for folder, folders, names in os.walk(self._root):
             # A project inside this one keeps its own outputs.
-            folders[:] = [name for name in folders if name != ".git" and not (Path(folder, name) / ".dvc").is_dir()]
-            folders[:] = [name for name in folders if name != ".dvc"]
+            own = (name for name in folders if name not in (".dvc", ".git"))
+            folders[:] = [name for name in own if not Path(folder, name, ".dvc").is_dir()]
             for name in sorted(names):
                 if name.endswith(".dvc"):
                     yield from self._described(Path(folder, name))
@@ -136,17 +134,14 @@ class Project:
         base = (folder / (wdir or ".")).resolve()
         for row in outs or ():
             told = as_mapping(row, f"an output in {folder}")
-            path, oid, files = told.get("path"), told.get("md5"), told.get("files")
+            path, oid = told.get("path"), told.get("md5")
             if isinstance(path, str) and "://" in path:
                 continue  # it lies in a store of its own, and was never part of the project
             if not isinstance(path, str) or not base.is_relative_to(self._root):
                 raise Invalid(f"an output in {folder} leads out of the project", "only what lies in it can be taken")
-            if isinstance(oid, str) and _OID.fullmatch(oid):
-                yield Out(self._within(base, path), oid)
-            elif isinstance(files, list):
-                yield Out(self._within(base, path), "", tuple(as_mapping(row, f"{path!r:.80}") for row in files))
-            else:
+            if not isinstance(oid, str) or not _OID.fullmatch(oid):
                 raise NotFound(f"DVC has no MD5 of {path!r:.120}", "run `dvc commit` there first")
+            yield Out(self._within(base, path), oid)
 
     def _within(self, base: Path, path: str) -> Path:
         """`../data` from a folder below is fine as long as it stays in the project."""
@@ -155,7 +150,7 @@ class Project:
             raise Invalid(f"the output {path!r:.120} leads out of the project", "only what lies in it can be taken")
         return inside(self._root, str(joined.relative_to(self._root)))
 
-    def _manifest(self, out: Out) -> list[Row]:
+    def _manifest(self, out: Out) -> list[Mapping[str, Any]]:
         for shelf in self._places(out.oid):
             if shelf.is_file():
                 rows = read_json(read_document(shelf), f"the list of {out.path}")
@@ -189,9 +184,10 @@ class Project:
         return (self._root / ".dvc" / Path(text).expanduser()).resolve()
 
 
-def write_out(project: Path, data: Path) -> Path:
-    """Make a folder of files that lies in a project an output of it, as `dvc add` would; gives the `.dvc` file."""
+def write_out(project: Path, data: Path) -> str:
+    """Make a folder of files that lies in a project an output of it, as `dvc add` would; gives what DVC knows it by."""
     cache = Project(project).cache / "files/md5"
+    shutil.rmtree(data / os.fsdecode(RESERVED), ignore_errors=True)  # what a checkout remembers is no data
     rows, size = [], 0
     for path in sorted(path for path in data.rglob("*") if path.is_file()):
         if path.is_symlink():
@@ -208,7 +204,7 @@ def write_out(project: Path, data: Path) -> Path:
     described = data.with_name(f"{data.name}.dvc")
     described.write_text("\n".join([*lines, f"  path: {json.dumps(data.name)}", ""]), encoding="utf-8")
     _ignore(data)
-    return described
+    return oid
 
 
 def project_of(folder: Path) -> Path:

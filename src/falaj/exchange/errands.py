@@ -1,1 +1,219 @@
 """What carries versions to and from other tools, from the catalog's command line."""
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from falaj.catalog.publishing import Order, Published, carry_out
+from falaj.catalog.reading import open_version
+from falaj.catalog.records import Card, Facts
+from falaj.catalog.sources import Source
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Denied
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.exchange import hub, lake  # noqa: F401 - what they can open, publish can name
+from falaj.exchange.dvc import open_dvc, project_of, write_out
+from falaj.exchange.intake import read_document, staging
+from falaj.snapshot.checkout import checkout
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A version that went out to another tool, or came in from one."""
+
+    ref: Ref
+    place: str
+    digest: str
+    """What the other tool knows it by."""
+    num_files: int
+    moved_bytes: int
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A version as a folder. No process: it was mounted, and is not any more."""
+
+    ref: Ref
+    at: str
+    process: int = 0
+
+
+@errand
+def import_dvc(
+    here: Here,
+    name: Annotated[Ref, "what to publish it as, for example dataset:fraud/tx"],
+    project: Annotated[str, "the DVC project's folder"],
+    only: Annotated[tuple[str, ...], "outputs at or below these paths; all of them when left out"] = (),
+    message: Annotated[str, "what this version is"] = "",
+    label: Annotated[Label | None, "what the law says of it"] = None,
+    zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
+) -> Published:
+    """Publish the outputs of a DVC project, with its git commit and DVC's hashes as tags.
+
+    Bytes come from DVC's cache, its local remotes and the working files, each checked against its MD5. What is on none
+    of them is named: `dvc pull` brings it.
+
+    Example:
+        falaj catalog import-dvc dataset:fraud/tx ./project --only data/raw
+    """
+    begun = time.monotonic()
+    with open_dvc(project, only) as source:
+        facts = Facts(message, tags=source.tags)
+        done = carry_out(here, Order(name, source, facts, label, zone=zone))
+    return replace(done, seconds=time.monotonic() - begun)
+
+
+@errand
+def export_dvc(
+    here: Here,
+    name: Annotated[Ref, "which version; the newest when none is given"],
+    to: Annotated[str, "the folder to write, inside a DVC project; not there yet"],
+) -> Carried:
+    """Write a version into a DVC project as an output of it, with its `.dvc` file and its bytes in DVC's cache.
+
+    The same as `dvc add` would leave: `dvc status` is clean, and `dvc push` sends it on.
+
+    Example:
+        falaj catalog export-dvc dataset:fraud/tx@v3 ./project/data/tx
+    """
+    data = Path(to).expanduser().absolute()
+    project = project_of(data.parent)
+    opened, snapshot = open_version(here, name)
+    with here.progress.task(f"writing {opened.ref}", opened.tree.size_bytes) as task:
+        out = checkout(snapshot, data, advance=task.advance)
+    return Carried(opened.ref, str(data), write_out(project, data), out.num_files, out.size_bytes)
+
+
+@errand
+def push(
+    here: Here,
+    name: Annotated[Ref, "which version; the newest when none is given"],
+    to: Annotated[str, "registry.example/project/repository:tag; the version is the tag when none is given"],
+    user: Annotated[str, "who you are there; the password is in FALAJ_REGISTRY_PASSWORD"] = "",
+    authority: Annotated[str, "a PEM file, where the registry's certificate is not signed publicly"] = "",
+) -> Carried:
+    """Push a version into an OCI registry (Harbor, Nexus, any other) as an artefact that ORAS can pull.
+
+    Each file is a layer; more than a hundred are one tar. The description carries label, card and tags, and a model's
+    signature goes along. What the registry holds already is not sent. Without --user, what `docker login` left counts.
+    The bytes leave the platform: its labels follow them in writing only.
+
+    Example:
+        falaj catalog push model:fraud/scorer@v7 registry.example/fraud/scorer:v7 --user robot
+    """
+    from falaj.exchange.oci import Sender
+    from falaj.exchange.registry import Place, Registry
+
+    opened, snapshot = open_version(here, name)
+    version, place = here.catalog.show(opened.ref), Place.parse(to, opened.ref.version)
+    with (
+        Registry(place, user, authority, write=True) as registry,
+        tempfile.TemporaryDirectory(prefix="falaj-push-") as folder,
+        here.progress.task(f"pushing {opened.ref}", opened.tree.size_bytes) as task,
+    ):
+        sender = Sender(registry, Path(folder), task.advance)
+        digest = sender.send(opened, version, snapshot)
+    return Carried(opened.ref, str(place), digest, opened.tree.num_files, sender.sent_bytes)
+
+
+@errand
+def pull(
+    here: Here,
+    name: Annotated[Ref, "what to publish it as, for example model:fraud/scorer"],
+    source: Annotated[str, "registry.example/project/repository:tag, or …@sha256:…"],
+    user: Annotated[str, "who you are there; the password is in FALAJ_REGISTRY_PASSWORD"] = "",
+    authority: Annotated[str, "a PEM file, where the registry's certificate is not signed publicly"] = "",
+    key: Annotated[str, "a PEM file with the public key that must have signed it"] = "",
+    label: Annotated[Label | None, "what the law says of it; joined to what the artefact carries"] = None,
+) -> Carried:
+    """Publish what lies in an OCI registry: a version pushed from another platform, or files that ORAS pushed.
+
+    Every byte is checked against its digest, and a model's signature against --key, or against the key that came with
+    it, which shows that nothing changed on the way and not who made it.
+
+    Example:
+        falaj catalog pull model:fraud/scorer registry.example/fraud/scorer:v7 --key release.pem
+    """
+    from falaj.exchange.oci import Receiver
+    from falaj.exchange.registry import Place, Registry
+
+    place = Place.parse(source)
+    with (
+        staging("oci", here.address, str(name), str(place)) as stage,
+        tempfile.TemporaryDirectory(prefix="falaj-pull-") as folder,
+        Registry(place, user, authority) as registry,
+    ):
+        receiver = Receiver(registry, Path(folder), stage)
+        with here.progress.task(f"pulling {place}", receiver.size_bytes) as task:
+            receiver.receive(task.advance)
+        told, pem = receiver.told, read_document(Path(key)).decode() if key else receiver.told.key
+        signature = _checked(receiver.signature, pem, stage, demanded=bool(key))
+        tags = {**told.tags, "oci.source": str(place), "oci.digest": receiver.digest}
+        strict = Label.parse(told.label or {}).join(label or Label())
+        facts = Facts(told.message, card=_card(name, told.card, stage), tags=tags, files=_files(name, stage))
+        done = carry_out(here, Order(name, Source(stage), facts, strict))
+    return Carried(done.ref, str(place), receiver.digest, done.num_files, receiver.size_bytes, signature)
+
+
+@errand
+def mount_read(
+    here: Here,
+    name: Annotated[Ref, "which version; the newest when none is given"],
+    at: Annotated[str, "an empty folder, or one that is not there yet"],
+    background: Annotated[bool, "come back once it is mounted; `fusermount3 -u FOLDER` ends it"] = False,
+) -> Mounted:
+    """Mount a version as a read-only folder: bytes are fetched, and checked, when somebody reads them.
+
+    It stays until Ctrl-C, a polite kill, or `fusermount3 -u`.
+
+    Example:
+        falaj catalog mount-read dataset:fraud/tx@v3 ./tx
+    """
+    from falaj.exchange.mount import View, mount, ready, start_behind
+
+    opened, snapshot = open_version(here, name)
+    folder, made = ready(at)
+    try:
+        if background:
+            return Mounted(opened.ref, str(folder), start_behind(folder))
+        with here.progress.task(f"{opened.ref} is at {folder}: Ctrl-C ends it", None, "files"):
+            mount(View(snapshot, here.catalog.show(opened.ref).made_at), folder, str(opened.ref))
+    finally:
+        if made and not background:
+            folder.rmdir()
+    return Mounted(opened.ref, str(folder))
+
+
+def _checked(signature: str, pem: str, stage: Path, *, demanded: bool) -> str:
+    """What is known of a signature, in words; Corrupt when it is not over these files, Denied when one is missing."""
+    from falaj.catalog.cards import hash_files
+    from falaj.catalog.signing import verify
+
+    if not signature or not pem:
+        if demanded:
+            raise Denied("the artefact is not signed", "pull it without --key if that is fine")
+        return "none"
+    verify(signature, pem, hash_files(stage))
+    return "by the key you named" if demanded else "by the key that came with it"
+
+
+def _card(name: Ref, told: dict[str, object] | None, stage: Path) -> Card | None:
+    """What its publisher said, but what it is we look up ourselves."""
+    from falaj.catalog.formats import inspect
+    from falaj.store.codec import from_plain
+
+    if name.kind != "model":
+        return None
+    card: Card = from_plain(Card, told or {})
+    found = inspect(stage)
+    return replace(card, format=found.format, code_bearing=found.code_bearing, code=None, run="")
+
+
+def _files(name: Ref, stage: Path) -> dict[str, str]:
+    from falaj.catalog.cards import hash_files
+
+    return hash_files(stage) if name.kind == "model" else {}

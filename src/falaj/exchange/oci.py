@@ -82,8 +82,8 @@ class Sender:
         self._registry, self._folder, self._advance = registry, folder, advance
         self.sent_bytes = 0
 
-    def send(self, opened: Opened, version: Version, snapshot: Snapshot) -> tuple[str, int]:
-        """Everything, then the manifest that names it; gives its digest and the number of layers."""
+    def send(self, opened: Opened, version: Version, snapshot: Snapshot) -> str:
+        """Everything, then the manifest that names it; gives its digest."""
         entries = list(islice(snapshot.entries(), MOST_FILES + 1))
         plain = len(entries) <= MOST_FILES and all(_decodes(entry.path) for entry in entries)
         layers = [self._file(snapshot, entry) for entry in entries] if plain else [self._tar(snapshot, version)]
@@ -98,7 +98,7 @@ class Sender:
         config = self._blob(ARTEFACT, (msgspec.json.encode(told, order="deterministic"),))
         notes = {TITLE: str(version.ref)}
         manifest = Manifest(config, tuple(layers), 2, MANIFEST, ARTEFACT, notes)
-        return self._registry.put_manifest(msgspec.json.encode(manifest)), len(layers)
+        return self._registry.put_manifest(msgspec.json.encode(manifest))
 
     def _file(self, snapshot: Snapshot, entry: Entry) -> Descriptor:
         notes = {TITLE: entry.path.decode(), **({EXECUTABLE: "true"} if entry.executable else {})}
@@ -157,7 +157,11 @@ class Receiver:
                 self._layer(layer, advance)
 
     def _layer(self, layer: Descriptor, advance: Advance) -> None:
-        title, packed = layer.note(TITLE), layer.note(ORAS_UNPACK) == "true"
+        title = layer.note(TITLE)
+        # ORAS in Go marks a folder by a note, ORAS in Python by its media type.
+        packed = layer.note(ORAS_UNPACK) == "true" or (
+            layer.media_type == TAR_GZ and not title.endswith((".gz", ".tgz"))
+        )
         if not title:
             raise Invalid("it has layers without names: a container's, and not files", "pull what was pushed as files")
         if packed or (layer.media_type == TAR and layer.note(UNPACK) == "true"):

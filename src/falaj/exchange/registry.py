@@ -15,16 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from falaj.core.errors import (
-    Corrupt,
-    Denied,
-    FalajError,
-    Invalid,
-    NotFound,
-    QuotaExceeded,
-    Unauthenticated,
-    Unavailable,
-)
+from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
 from falaj.exchange.intake import read_object
 
 PASSWORD = "FALAJ_REGISTRY_PASSWORD"  # noqa: S105 - the variable's name
@@ -33,7 +24,7 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 DIGEST = r"sha256:[0-9a-f]{64}"
 MOST_MANIFEST = 4 << 20
 CHUNK = 64 << 20
-"""What is sent in one request; an upload that breaks goes on at the last of these."""
+"""What is sent in one request."""
 _PIECE = 1 << 20
 _TRIES = 3
 _HOPS = 3
@@ -42,6 +33,8 @@ _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 Advance = Callable[[int], None]
+Body = tuple[Callable[[], Iterator[bytes]], int]
+"""What begins the bytes of a request, as often as it has to be sent, and how many they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,8 @@ class Registry:
         self._scope = f"repository:{place.repository}:{'pull,push' if write else 'pull'}"
         self._authorization = ""
         # A proxy of the environment is asked for strangers only.
-        self._client = httpx.Client(verify=_trust(authority), trust_env=not place.loopback, timeout=60)
+        plain = {"Accept-Encoding": "identity"}
+        self._client = httpx.Client(verify=_trust(authority), trust_env=not place.loopback, timeout=60, headers=plain)
         self.chunk_bytes = CHUNK
 
     def __enter__(self) -> "Registry":
@@ -106,9 +100,8 @@ class Registry:
 
     def put_manifest(self, data: bytes) -> str:
         """Name what was uploaded; gives its digest."""
-        self._ask(
-            "PUT", f"manifests/{self._place.reference}", lambda: iter((data,)), len(data), {"Content-Type": MANIFEST}
-        )
+        body: Body = (lambda: iter((data,)), len(data))
+        self._ask("PUT", f"manifests/{self._place.reference}", body, {"Content-Type": MANIFEST})
         return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
     def has(self, digest: str) -> bool:
@@ -120,117 +113,96 @@ class Registry:
         return True
 
     def upload(self, file: Path, digest: str, advance: Advance) -> bool:
-        """Send a blob unless it is there; True when it was sent."""
-        size = file.stat().st_size
-        if self.has(digest):
-            advance(size)
-            return False
-        where, sent, broken = self._begin(), 0, 0
-        while size - sent > self.chunk_bytes:
-            try:
-                where = self._patch(where, file, sent)
-                sent += self.chunk_bytes
-                advance(self.chunk_bytes)
-            except Unavailable:
-                broken += 1
-                if broken == _TRIES:
-                    raise
-                where, sent = self._resume(where)
-        rest = where.copy_merge_params({"digest": digest})
-        self._ask("PUT", rest, lambda: _pieces(file, sent, size), size - sent, _BYTES)
-        advance(size - sent)
-        return True
+        """Send a blob unless it is there; True when it was sent. One that breaks off is begun anew."""
+        size, tries = file.stat().st_size, 0
+        if not (there := self.has(digest)):
+            while tries < _TRIES:
+                tries += 1
+                try:
+                    self._send(file, digest, size)
+                    tries = _TRIES
+                except Unavailable:
+                    if tries == _TRIES:
+                        raise
+        advance(size)
+        return not there
 
     def download(self, digest: str, size: int, into: Path, advance: Advance) -> None:
         """A blob as a new file; Corrupt, and no file, unless it is exactly what was said of it."""
         done, tries, hasher = 0, 0, hashlib.sha256()
         try:
             with into.open("xb") as file:
-                while done < size and tries < _TRIES:
+                while tries < _TRIES and done <= size:
                     tries += 1
-                    for piece in self._get(digest, done, last=tries == _TRIES):
-                        done += len(piece)
-                        hasher.update(piece)
-                        file.write(piece)
-                        advance(len(piece))
-                        if done > size:
-                            break
+                    try:
+                        for piece in self._get(digest, done):
+                            hasher.update(piece)
+                            file.write(piece)
+                            done += len(piece)
+                            advance(len(piece))
+                            if done > size:
+                                break
+                        tries = _TRIES
+                    except Unavailable:
+                        if tries == _TRIES:
+                            raise
             if done != size or f"sha256:{hasher.hexdigest()}" != digest:
                 raise Corrupt(f"{digest} is not what its digest says", "the registry, or somebody between, changed it")
         except FalajError:
             into.unlink(missing_ok=True)
             raise
 
-    def _get(self, digest: str, start: int, *, last: bool) -> Iterator[bytes]:
-        """Bytes from `start` on, as far as they come; what breaks off is an error the last time only."""
+    def _get(self, digest: str, start: int) -> Iterator[bytes]:
+        """Bytes from `start` on, whether or not the registry can begin there."""
         headers = {"Range": f"bytes={start}-"} if start else {}
-        try:
-            with self._open("GET", f"blobs/{digest}", headers=headers) as answer:
-                skip = start if answer.status_code == httpx.codes.OK else 0
-                for piece in answer.iter_raw(_PIECE):
-                    if len(piece) > skip:
-                        yield piece[skip:]
-                    skip = max(0, skip - len(piece))
-        except Unavailable:
-            if last:
-                raise
+        with self._open("GET", f"blobs/{digest}", headers=headers) as answer:
+            skip = start if answer.status_code == httpx.codes.OK else 0
+            for piece in answer.iter_raw(_PIECE):
+                if len(piece) > skip:
+                    yield piece[skip:]
+                skip = max(0, skip - len(piece))
 
-    def _begin(self) -> httpx.URL:
-        return self._location(self._ask("POST", "blobs/uploads/"))
-
-    def _patch(self, where: httpx.URL, file: Path, start: int) -> httpx.URL:
-        stop = start + self.chunk_bytes
-        headers = {**_BYTES, "Content-Range": f"{start}-{stop - 1}"}
-        return self._location(self._ask("PATCH", where, lambda: _pieces(file, start, stop), stop - start, headers))
-
-    def _resume(self, where: httpx.URL) -> tuple[httpx.URL, int]:
-        """Where an upload that broke goes on: after what the registry holds of it, or from the start."""
-        try:
-            answer = self._ask("GET", where)
-            held = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", answer.headers.get("Range", ""))
-            return self._location(answer), int(held[1]) + 1 if held else 0
-        except FalajError:
-            return self._begin(), 0
+    def _send(self, file: Path, digest: str, size: int) -> None:
+        """In pieces that a proxy lets pass, the last of which names the whole."""
+        where, sent = self._location(self._ask("POST", "blobs/uploads/")), 0
+        while size - sent > self.chunk_bytes:
+            stop = sent + self.chunk_bytes
+            headers = {**_BYTES, "Content-Range": f"{sent}-{stop - 1}"}
+            where, sent = self._location(self._ask("PATCH", where, _part(file, sent, stop), headers)), stop
+        self._ask("PUT", where.copy_merge_params({"digest": digest}), _part(file, sent, size), _BYTES)
 
     def _location(self, answer: httpx.Response) -> httpx.URL:
         return self._admitted(answer.url.join(answer.headers.get("Location", "")))
 
     def _ask(
-        self,
-        method: str,
-        url: str | httpx.URL,
-        body: Callable[[], Iterator[bytes]] | None = None,
-        size: int = 0,
-        headers: dict[str, str] | None = None,
+        self, method: str, url: str | httpx.URL, body: Body | None = None, headers: dict[str, str] | None = None
     ) -> httpx.Response:
         """An answer, read whole up to the size of a manifest."""
-        with self._open(method, url, body, size, headers) as answer:
+        with self._open(method, url, body, headers) as answer:
             read = bytearray()
-            for piece in answer.iter_bytes(_PIECE):
+            for piece in answer.iter_raw(_PIECE):
                 read += piece
                 if len(read) > MOST_MANIFEST:
                     raise Invalid(f"{self._place.host} answers with more than 4 MiB", "a manifest may not be larger")
-            kept = [(name, value) for name, value in answer.headers.multi_items() if name != "content-encoding"]
-            return httpx.Response(answer.status_code, headers=kept, content=bytes(read), request=answer.request)
+            return httpx.Response(200, headers=answer.headers, content=bytes(read), request=answer.request)
 
     @contextmanager
     def _open(
-        self,
-        method: str,
-        url: str | httpx.URL,
-        body: Callable[[], Iterator[bytes]] | None = None,
-        size: int = 0,
-        headers: dict[str, str] | None = None,
+        self, method: str, url: str | httpx.URL, body: Body | None = None, headers: dict[str, str] | None = None
     ) -> Iterator[httpx.Response]:
         """Ask, sign in when told to, follow where a blob lies; raises for whatever is no success."""
         target, signed_in = self._base.join(url), False
         try:
             for _ in range(_HOPS + 2):
-                sent = {**(headers or {}), **self._mine(target), **({"Content-Length": str(size)} if body else {})}
-                request = self._client.build_request(method, target, headers=sent, content=body() if body else None)
+                # Who we are is for the registry itself, and for nobody it sends us to.
+                own = _origin(target) == _origin(self._base)
+                sent = dict(headers or {}) | ({"Content-Length": str(body[1])} if body else {})
+                if own and self._authorization:
+                    sent["Authorization"] = self._authorization
+                request = self._client.build_request(method, target, headers=sent, content=body[0]() if body else None)
                 answer = self._client.send(request, stream=True)
                 try:
-                    if answer.status_code == httpx.codes.UNAUTHORIZED and not signed_in:
+                    if answer.status_code == httpx.codes.UNAUTHORIZED and own and not signed_in:
                         self._sign_in(answer.headers.get("WWW-Authenticate", ""))
                         signed_in = True
                     elif answer.is_redirect and method in ("GET", "HEAD"):
@@ -246,11 +218,6 @@ class Registry:
                 raise Denied(f"nobody we trust vouches for {self._place.host}", "give --authority FILE") from error
             raise Unavailable(f"{self._place.host} does not answer: {type(error).__name__}", "try again") from error
         raise Unavailable(f"{self._place.host} sends us around in circles", "ask whoever runs it")
-
-    def _mine(self, target: httpx.URL) -> dict[str, str]:
-        """The right to be there, for the registry itself and for nobody it sends us to."""
-        own = (target.scheme, target.host, target.port) == (self._base.scheme, self._base.host, self._base.port)
-        return {"Authorization": self._authorization} if own and self._authorization else {}
 
     def _admitted(self, target: httpx.URL) -> httpx.URL:
         if target.scheme == "https" or (self._place.loopback and target.host in _LOOPBACK):
@@ -280,31 +247,34 @@ class Registry:
         return token
 
     def _raise_for(self, answer: httpx.Response) -> None:
-        if answer.is_success:
-            return
         code, place = answer.status_code, self._place
         if code in (401, 403):
-            raise Denied(
-                f"{place.host} refuses you {place.repository}", "check the user, the password and their rights"
-            )
+            raise Denied(f"{place.host} refuses you {place.repository}", "check user, password and their rights")
         if code == httpx.codes.NOT_FOUND:
             raise NotFound(f"{place.host} has no {place.repository}:{place.reference}", "check its name and tag")
-        if code == httpx.codes.TOO_MANY_REQUESTS:
-            raise QuotaExceeded(f"{place.host} has had enough of us", "try again later")
-        if code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        if code >= httpx.codes.INTERNAL_SERVER_ERROR or code == httpx.codes.TOO_MANY_REQUESTS:
             raise Unavailable(f"{place.host} answers {code}", "try again later")
-        raise Invalid(f"{place.host} answers {code} to {answer.request.method}", "it may not keep OCI artefacts")
+        if not answer.is_success:
+            raise Invalid(f"{place.host} answers {code} to {answer.request.method}", "it may not keep OCI artefacts")
 
 
 _BYTES = {"Content-Type": "application/octet-stream"}
 
 
-def _pieces(file: Path, start: int, stop: int) -> Iterator[bytes]:
-    with file.open("rb") as source:
-        source.seek(start)
-        while start < stop and (piece := source.read(min(_PIECE, stop - start))):
-            start += len(piece)
-            yield piece
+def _part(file: Path, start: int, stop: int) -> Body:
+    def pieces() -> Iterator[bytes]:
+        with file.open("rb") as source:
+            source.seek(start)
+            left = stop - start
+            while left and (piece := source.read(min(_PIECE, left))):
+                left -= len(piece)
+                yield piece
+
+    return pieces, stop - start
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def _trust(authority: str) -> ssl.SSLContext:
