@@ -45,8 +45,10 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     reproduce.run([sys.executable, "-c", "print('fine')"], tmp_path, {}, log)
     assert log.read_text() == "fine\n"
-    with pytest.raises(UserCodeFailed, match=r"ended with 3.*no such column"):
-        reproduce.run([sys.executable, "-c", "import sys; print('no such column'); sys.exit(3)"], tmp_path, {}, log)
+    with pytest.raises(UserCodeFailed, match=r"ended with 3.*it said: \?\[2Jno such column"):
+        reproduce.run(
+            [sys.executable, "-c", "import sys; print('\\x1b[2Jno such column'); sys.exit(3)"], tmp_path, {}, log
+        )
     with pytest.raises(UserCodeFailed, match="cannot be run"):
         reproduce.run(["./not-there"], tmp_path, {}, log)
 
@@ -137,10 +139,12 @@ def test_files_that_came_and_went_and_links(tmp_path: Path) -> None:
     (before / ".falaj").mkdir()
     (before / ".falaj" / "notes").touch()
     (after / "fresh").touch()
+    (after / os.fsdecode(b"bad\x80")).touch()
     (before / "link").symlink_to("a")
     (after / "link").symlink_to("b")
     found = {one.path: one.difference for one in reproduce.compare(before, after)}
     assert found == {
+        "bad\\x80": "it is new this time",
         "fresh": "it is new this time", "link": "'a' became 'b'", "same": "", "sub/old": "it was not made this time",
     }  # fmt: skip
 

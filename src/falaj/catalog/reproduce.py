@@ -127,13 +127,12 @@ def compare(recorded: Path, produced: Path) -> tuple[Matched, ...]:
     before, after = set(_files(recorded)), set(_files(produced))
     found = []
     for path in sorted(before | after):
-        if path not in after:
-            found.append(Matched(path, False, "it was not made this time"))
-        elif path not in before:
-            found.append(Matched(path, False, "it is new this time"))
-        else:
+        if path in before and path in after:
             difference = _difference(recorded / path, produced / path)
-            found.append(Matched(path, not difference, difference))
+        else:
+            difference = "it was not made this time" if path in before else "it is new this time"
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        found.append(Matched(shown, not difference, difference))
     return tuple(found)
 
 
@@ -156,7 +155,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def _last_words(log: Path) -> str:
     with log.open("rb") as said:
         said.seek(max(0, log.stat().st_size - _TAIL))
-        return said.read().decode(errors="replace").strip() or "nothing"
+        words = said.read().decode(errors="replace").strip()
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in words) or "nothing"
 
 
 def _files(folder: Path) -> Iterator[str]:

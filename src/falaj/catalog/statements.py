@@ -22,6 +22,7 @@ from falaj.store.codec import to_plain
 STATEMENT = "https://in-toto.io/Statement/v1"
 SLSA = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://falaj.example/build/declared/v1"
+BUILDER = "https://falaj.example/builder/publisher"
 """Made by whoever published it, on a machine of theirs: level 1 of SLSA, and said to be no more."""
 HIDDEN = "hidden"
 _MACHINE = ("python", "platform")
@@ -104,7 +105,7 @@ def as_slsa(told: Provenance) -> str:
         "resolvedDependencies": [*_dependencies(told)],
     }
     run = {
-        "builder": {"id": BUILD_TYPE, "version": {"falaj": __version__}},
+        "builder": {"id": BUILDER, "version": {"falaj": __version__}},
         "metadata": {"invocationId": card.run or str(version.ref), "finishedOn": when(version.made_at)},
     }
     subject = [{"name": path, "digest": {"sha256": digest}} for path, digest in sorted(told.files.items())]
@@ -236,9 +237,10 @@ def _model_card(told: Provenance) -> Plain:
         side: [{"format": json.dumps(one, ensure_ascii=False)} for one in _listed(card.signature.get(side))]
         for side in ("inputs", "outputs")
     }
+    data = [{"ref": one.ref} for one in told.origins if one.ref.startswith("dataset:")]
     limits = ["Loading it runs code: it is stored and never loaded by the platform."] if card.code_bearing else []
     return {
-        "modelParameters": {"datasets": [{"ref": one.ref} for one in _named(told, "dataset")], **shapes},
+        "modelParameters": {"datasets": data, **shapes},
         "quantitativeAnalysis": {
             "performanceMetrics": [{"type": name, "value": str(value)} for name, value in card.metrics.items()]
         },
@@ -275,10 +277,6 @@ def _materials(told: Provenance) -> Iterator[Plain]:
             "version": release,
             "purl": _purl(name, release),
         }
-
-
-def _named(told: Provenance, kind: str) -> list[Origin]:
-    return [one for one in told.origins if one.label and one.ref.startswith(f"{kind}:")]
 
 
 def _listed(value: Any) -> list[Any]:
