@@ -18,7 +18,7 @@ from falaj.snapshot.format import PACK_BYTES, Entry, shown
 from falaj.snapshot.read import Run, Snapshot
 from falaj.snapshot.target import LargeFile, SmallFile, Target
 
-_WINDOW_BYTES, _WINDOW_PIECES, _WINDOW_FOLDERS = 64 << 20, 8192, 128
+_WINDOW_BYTES, _WINDOW_PIECES, _WINDOW_FOLDERS = 32 << 20, 8192, 128
 
 Spot = tuple[SmallFile | LargeFile, int]
 """A file being written, and where in it a chunk belongs."""
@@ -106,10 +106,8 @@ class _Work:
     def _add_large(self, entry: Entry) -> None:
         large = self._target.large(entry)
         self._large.append(large)
-        at = 0
-        for digest, length in self._snapshot.pieces(entry.content):
+        for at, digest, length in self._snapshot.pieces(entry.content):
             self._want(digest, length, (large, at))
-            at += length
         large.complete = True
 
     def _want(self, digest: bytes, length: int, spot: Spot) -> None:

@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from blake3 import blake3
@@ -27,7 +27,7 @@ FILE, EXECUTABLE, LINK = 0, 1, 2
 EMPTY = blake3(b"").digest()
 PATH_BYTES = 0xFFFF
 PAGE_BYTES = 1 << 20
-"""A page is cut beyond this; one entry can pass it by no more than a path and its pieces."""
+"""A page or recipe is cut beyond this."""
 
 _NEAR = 0x80  # the path goes on from the folder of the one before
 _PAGE, _RECIPE = b"FPG", b"FRC"
@@ -107,103 +107,104 @@ class Page(NamedTuple):
     pages: list[PageRef]
 
 
-class PageWriter:
+class _Level:
+    __slots__ = ("items", "marks", "num_bytes")
+
+    def __init__(self) -> None:
+        self.items: list[bytes] = []
+        self.marks: list[Any] = []
+        self.num_bytes = 0
+
+
+class _Tower:
+    """Items that are cut into nodes, which are items of the level above: pages of entries, recipes of pieces."""
+
+    def __init__(self, store: Store, magic: bytes, cut: tuple[int, int, int], lowest: int) -> None:
+        self._store = store
+        self._magic = magic
+        self._cut = cut
+        self._lowest = lowest
+        self._levels: list[_Level] = [_Level()]
+
+    def _put(self, level: int, key: bytes, item: bytes, mark: bytes | int) -> None:
+        """Append an item; `key` decides whether the node ends with it, `mark` is what the level above says of it."""
+        if level == len(self._levels):
+            self._levels.append(_Level())
+        here = self._levels[level]
+        here.items.append(item)
+        here.marks.append(mark)
+        here.num_bytes += len(item)
+        least, most, mask = self._cut
+        count = len(here.items)
+        if (count >= least and (not crc32(key) & mask or count >= most)) or here.num_bytes > PAGE_BYTES:
+            self._close(level)
+
+    def _close(self, level: int) -> None:
+        here, self._levels[level] = self._levels[level], _Level()
+        head = _HEAD.pack(self._magic, VERSION, self._lowest + level, len(here.items))
+        self._put(level + 1, *self._above(here.marks, self._store(head + b"".join(here.items))))
+
+    def _above(self, marks: list[Any], digest: bytes) -> tuple[bytes, bytes, bytes | int]:
+        raise NotImplementedError
+
+    def _top(self, level: int, most: int) -> int:
+        """Close what is open until one level holds all, in few items."""
+        while level < len(self._levels) - 1 or len(self._levels[level].items) > most:
+            if self._levels[level].items:
+                self._close(level)
+            level += 1
+        return level
+
+
+class PageWriter(_Tower):
     """Takes entries in order, stores pages as they fill, and ends with the root."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store, _PAGE, _PAGE_CUT, 0)
         self._last = self._folder = b""
-        self._leaf: list[bytes] = []
-        self._first = b""
-        self._bytes = 0
-        self._above: list[list[tuple[bytes, bytes]]] = []
 
     def add(self, path: bytes, mode: int, body: bytes) -> None:
         """The next entry; `body` is an encoded content, or the target of a link."""
         if path <= self._last or len(path) > PATH_BYTES or _UNSAFE.search(path):
             raise _refused(path, self._last)
-        leaf, folder = self._leaf, self._folder
-        if not leaf:
-            self._first = path
-            folder = b""
         if mode == LINK:
             body = _LENGTH.pack(len(body)) + body
-        if folder and path.startswith(folder):
-            name = path[len(folder) :]
-            leaf.append(_ENTRY.pack(mode | _NEAR, len(name)) + name + body)
-        else:
-            leaf.append(_ENTRY.pack(mode, len(path)) + path + body)
-        self._bytes += len(leaf[-1])
+        name = path
+        if self._folder and self._levels[0].items and path.startswith(self._folder):
+            name, mode = path[len(self._folder) :], mode | _NEAR
         self._last, self._folder = path, path[: path.rfind(b"/") + 1]
-        if _ends(len(leaf), path, _PAGE_CUT) or self._bytes > PAGE_BYTES:
-            self._close_leaf()
+        self._put(0, path, _ENTRY.pack(mode, len(name)) + name + body, path)
 
     def finish(self) -> bytes:
         """Store what is left; gives the root's digest."""
-        if self._leaf or not self._above:
-            self._close_leaf()
-        level = 0
-        while level < len(self._above) - 1 or len(self._above[level]) > 1:
-            if self._above[level]:
-                self._close(level)
-            level += 1
-        return self._above[level][0][1]
+        if self._levels[0].items or len(self._levels) == 1:
+            self._close(0)
+        return self._levels[self._top(1, 1)].items[0][-32:]
 
-    def _close_leaf(self) -> None:
-        page = _HEAD.pack(_PAGE, VERSION, 0, len(self._leaf)) + b"".join(self._leaf)
-        self._leaf, self._bytes = [], 0
-        self._list(0, self._first, self._store(page))
-
-    def _list(self, level: int, first: bytes, digest: bytes) -> None:
-        if level == len(self._above):
-            self._above.append([])
-        refs = self._above[level]
-        refs.append((first, digest))
-        if _ends(len(refs), first, _PAGE_CUT):
-            self._close(level)
-
-    def _close(self, level: int) -> None:
-        refs, self._above[level] = self._above[level], []
-        listed = [_LENGTH.pack(len(first)) + first + digest for first, digest in refs]
-        page = _HEAD.pack(_PAGE, VERSION, level + 1, len(refs)) + b"".join(listed)
-        self._list(level + 1, refs[0][0], self._store(page))
+    def _above(self, marks: list[Any], digest: bytes) -> tuple[bytes, bytes, bytes]:
+        first = marks[0] if marks else b""
+        return first, _LENGTH.pack(len(first)) + first + digest, first
 
 
-class PieceWriter:
+class PieceWriter(_Tower):
     """Takes the pieces of one file in order, stores recipes as they fill, and ends with the content."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._levels: list[list[Piece]] = [[]]
-        self._size = 0
+        super().__init__(store, _RECIPE, _RECIPE_CUT, 1)
 
     def add(self, digest: bytes, length: int) -> None:
         """The next piece."""
-        self._size += length
-        self._list(0, (digest, length))
+        self._put(0, digest, _PIECE.pack(digest, length), length)
 
     def finish(self) -> Content:
         """Store what is left; gives the content."""
-        level = 0
-        while level < len(self._levels) - 1 or len(self._levels[level]) > INLINE:
-            if self._levels[level]:
-                self._close(level)
-            level += 1
-        return Content(self._size, level, tuple(self._levels[level]))
+        depth = self._top(0, INLINE)
+        top = self._levels[depth]
+        pieces = tuple(_PIECE.unpack(item) for item in top.items)
+        return Content(sum(length for _, length in pieces), depth, pieces)
 
-    def _list(self, level: int, piece: Piece) -> None:
-        if level == len(self._levels):
-            self._levels.append([])
-        pieces = self._levels[level]
-        pieces.append(piece)
-        if _ends(len(pieces), piece[0], _RECIPE_CUT):
-            self._close(level)
-
-    def _close(self, level: int) -> None:
-        pieces, self._levels[level] = self._levels[level], []
-        listed = b"".join([_PIECE.pack(*piece) for piece in pieces])
-        digest = self._store(_HEAD.pack(_RECIPE, VERSION, level + 1, len(pieces)) + listed)
-        self._list(level + 1, (digest, sum(length for _, length in pieces)))
+    def _above(self, marks: list[Any], digest: bytes) -> tuple[bytes, bytes, int]:
+        return digest, _PIECE.pack(digest, sum(marks)), sum(marks)
 
 
 def decode_page(data: bytes) -> Page:
@@ -231,7 +232,10 @@ def decode_recipe(data: bytes, depth: int) -> list[Piece]:
         raise _broken("a recipe ends early") from None
     if level != depth or not 0 < count <= _RECIPE_CUT[1] or len(data) - at != count * _PIECE.size:
         raise _broken("a recipe is not what its file says")
-    return list(_PIECE.iter_unpack(memoryview(data)[at:]))
+    pieces: list[Piece] = list(_PIECE.iter_unpack(memoryview(data)[at:]))
+    if not all(length for _, length in pieces):
+        raise _broken("a recipe has an empty piece")
+    return pieces
 
 
 def decode_content(data: bytes, at: int = 0) -> tuple[Content, int]:
@@ -245,7 +249,7 @@ def decode_content(data: bytes, at: int = 0) -> tuple[Content, int]:
             raise struct.error
         return Content(size, 0, ((data[at : at + 32], size),)), at + 32
     pieces = tuple(_PIECE.unpack_from(data, at + index * _PIECE.size) for index in range(count))
-    if sum(length for _, length in pieces) != size:
+    if sum(length for _, length in pieces) != size or not all(length for _, length in pieces):
         raise _broken("a file's pieces are not as long as the file")
     return Content(size, depth, pieces), at + count * _PIECE.size
 
@@ -268,11 +272,6 @@ def shown(path: bytes) -> str:
     text = path.decode(errors="backslashreplace")
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= 240 else f"{text[:200]}…{text[-39:]}"
-
-
-def _ends(count: int, key: bytes, cut: tuple[int, int, int]) -> bool:
-    least, most, mask = cut
-    return count >= least and (not crc32(key) & mask or count >= most)
 
 
 def _refused(path: bytes, last: bytes) -> Invalid:

@@ -13,12 +13,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from threading import RLock
+from threading import Lock
 from typing import NamedTuple
 
 from blake3 import blake3
 
-from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound
+from falaj.core.errors import Corrupt, Invalid, NotFound
 from falaj.snapshot.format import (
     PACK_BYTES,
     Content,
@@ -33,10 +33,12 @@ from falaj.snapshot.format import (
     written,
 )
 from falaj.snapshot.records import Tree
-from falaj.snapshot.shard import Index, Place, Shard, mapped, missing
+from falaj.snapshot.shard import Index, Place, Shard, mapped
 
 Fetch = Callable[[str, int, int | None], Iterator[bytes]]
 """Bytes by digest, from and to a place in them; a stop beyond the end gives what there is."""
+
+__all__ = ["Entry", "Fetch", "Run", "Snapshot"]
 
 _BLOCK = 1 << 20
 _BLOCKS, _PAGES = 16, 64
@@ -64,7 +66,7 @@ class Snapshot:
         self._index = Index(self.shards)
         self._blocks: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
-        self._lock = RLock()
+        self._lock = Lock()
 
     def entries(self, prefix: bytes = b"") -> Iterator[Entry]:
         """The entries whose paths begin with `prefix`, sorted by path."""
@@ -101,7 +103,7 @@ class Snapshot:
         stop = entry.size if stop is None else min(stop, entry.size)
         if start < 0 or (stop < start and start <= entry.size):
             raise Invalid(f"a range from {start} to {stop}", "ranges count bytes from 0 and end after they begin")
-        for group in _groups(self._within(entry.content, start, stop)):
+        for group in _groups(self.pieces(entry.content, start, stop)):
             at = group[0][0]
             yield from self._read_pieces([(digest, length) for _, digest, length in group], start - at, stop - at)
 
@@ -113,28 +115,28 @@ class Snapshot:
         """A page, checked against what the page above says of it."""
         with self._lock:
             page = self._pages.get(ref.digest)
-            if page is None:
-                page = decode_page(self.chunk(ref.digest))
-                self._pages[ref.digest] = page
-                if len(self._pages) > _PAGES:
-                    self._pages.popitem(last=False)
-            else:
-                self._pages.move_to_end(ref.digest)
+        if page is None:
+            page = decode_page(self.chunk(ref.digest))
+        with self._lock:
+            self._pages[ref.digest] = page
+            self._pages.move_to_end(ref.digest)
+            if len(self._pages) > _PAGES:
+                self._pages.popitem(last=False)
         first = page.pages[0].first if page.level else page.entries[0].path if page.entries else b""
         if ref.level >= 0 and (page.level != ref.level or first != ref.first):
             raise Corrupt(f"page {written(ref.digest)[:20]}… is not where it belongs", "publish the tree again")
         return page
 
-    def pieces(self, content: Content) -> Iterator[Piece]:
-        """The pieces of a file's bytes, in order, whatever its depth."""
-        return self._below(content.pieces, content.depth)
+    def pieces(self, content: Content, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes, int]]:
+        """The pieces that hold a range of a file: place in it, digest, length. Other recipes are not read."""
+        return self._pieces(content.pieces, content.depth, 0, (start, content.size if stop is None else stop))
 
     def locate(self, digest: bytes) -> Place:
         """Where a chunk lies, or Corrupt."""
         with self._lock:
             found = self._index.find(digest)
         if found is None:
-            raise missing(digest)
+            raise Corrupt(f"chunk {written(digest)[:20]}… is in no batch of the tree", "publish the tree again")
         return found[1]
 
     def chunk(self, digest: bytes, *, keep: bool = True) -> bytes:
@@ -156,7 +158,7 @@ class Snapshot:
             last = runs[-1] if runs else None
             stop = start + length
             near = last is not None and last.pack == pack and start <= last.stop + _GAP
-            if last is None or not near or stop - last.start > PACK_BYTES:
+            if last is None or not near or max(stop, last.stop) - last.start > PACK_BYTES:
                 runs.append(Run(pack, start, stop, [(digest, start, length)]))
             else:
                 last.chunks.append((digest, start, length))
@@ -194,7 +196,7 @@ class Snapshot:
                 data = self.chunk(digest, keep=False)
             if len(data) != length:
                 raise Corrupt(f"chunk {written(digest)[:20]}… is not as long as its file says", "publish it again")
-            yield bytes(data[max(start - at, 0) : max(stop - at, 0)])
+            yield bytes(data[max(start - at, 0) : stop - at])
             at += length
 
     def _read_blob(self, piece: Piece, start: int, stop: int) -> Iterator[bytes]:
@@ -216,35 +218,20 @@ class Snapshot:
             raise _spoiled(digest, place)
         yield held
 
-    def _within(self, content: Content, start: int, stop: int) -> Iterator[tuple[int, bytes, int]]:
-        """The pieces that hold a range, each with its place in the file; recipes outside it are not read."""
-        return self._within_level(content.pieces, content.depth, 0, (start, stop))
-
-    def _within_level(
+    def _pieces(
         self, pieces: Iterable[Piece], depth: int, at: int, span: tuple[int, int]
     ) -> Iterator[tuple[int, bytes, int]]:
         for digest, length in pieces:
             if at >= span[1]:
                 return
-            if at + length > span[0]:
-                if depth:
-                    yield from self._within_level(self._recipe(digest, depth, length), depth - 1, at, span)
-                else:
-                    yield at, digest, length
+            if at + length > span[0] and not depth:
+                yield at, digest, length
+            elif at + length > span[0]:
+                below = decode_recipe(self.chunk(digest), depth)
+                if sum(each for _, each in below) != length:
+                    raise Corrupt(f"recipe {written(digest)[:20]}… is not as long as its file says", "publish it again")
+                yield from self._pieces(below, depth - 1, at, span)
             at += length
-
-    def _below(self, pieces: Iterable[Piece], depth: int) -> Iterator[Piece]:
-        if not depth:
-            yield from pieces
-            return
-        for digest, length in pieces:
-            yield from self._below(self._recipe(digest, depth, length), depth - 1)
-
-    def _recipe(self, digest: bytes, depth: int, length: int) -> list[Piece]:
-        pieces = decode_recipe(self.chunk(digest), depth)
-        if sum(each for _, each in pieces) != length:
-            raise Corrupt(f"recipe {written(digest)[:20]}… is not as long as its file says", "publish it again")
-        return pieces
 
     def _leaves(self, ref: PageRef, until: bytes | None, prefix: bytes) -> Iterator[Page]:
         """The leaf pages that can hold paths with a prefix; `until` is the first path after this page."""
@@ -268,15 +255,18 @@ class Snapshot:
     def _block(self, pack: bytes, number: int, *, keep: bool, fresh: bool) -> bytes:
         key = (pack, number)
         file = self._cache / f"{pack.hex()}-{number}" if keep and self._cache is not None else None
-        with self._lock:
-            block = None if fresh else self._blocks.get(key)
-            if block is None and file is not None and not fresh:
+        block = None
+        if not fresh:
+            with self._lock:
+                block = self._blocks.get(key)
+            if block is None and file is not None:
                 with contextlib.suppress(OSError):
                     block = file.read_bytes()
-            if block is None:
-                block = b"".join(self._fetch(written(pack), number * _BLOCK, (number + 1) * _BLOCK))
-                if file is not None:
-                    _keep(file, iter((block,)))
+        if block is None:
+            block = b"".join(self._fetch(written(pack), number * _BLOCK, (number + 1) * _BLOCK))
+            if file is not None:
+                _keep(file, block)
+        with self._lock:
             self._blocks[key] = block
             self._blocks.move_to_end(key)
             if len(self._blocks) > _BLOCKS:
@@ -286,17 +276,15 @@ class Snapshot:
     def _shard(self, digest: str) -> Shard:
         file = self._cache / f"{raw(digest).hex()}-shard" if self._cache is not None else None
         if file is not None:
-            with contextlib.suppress(OSError, ValueError, FalajError), file.open("rb") as kept:
+            with contextlib.suppress(OSError, ValueError), file.open("rb") as kept:
                 data = mmap.mmap(kept.fileno(), 0, access=mmap.ACCESS_READ)
                 if blake3(data).digest() == raw(digest):
                     return Shard(data)
-            _keep(file, self._fetch(digest, 0, None))
-            with file.open("rb") as kept:
-                data = mmap.mmap(kept.fileno(), 0, access=mmap.ACCESS_READ)
-        else:
-            data = mapped(self._fetch(digest, 0, None))
+        data = mapped(self._fetch(digest, 0, None))
         if blake3(data).digest() != raw(digest):
             raise Corrupt(f"the index {digest[:20]}… of a batch is spoiled", "restore it, or publish the tree again")
+        if file is not None:
+            _keep(file, data)
         return Shard(data)
 
 
@@ -314,17 +302,16 @@ def _groups(pieces: Iterator[tuple[int, bytes, int]]) -> Iterator[list[tuple[int
         yield group
 
 
-def _keep(file: Path, blocks: Iterator[bytes]) -> None:
-    """Write a file of the cache whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _keep(file: Path, data: bytes | mmap.mmap) -> None:
+    """Write a file of the cache whole or not at all; where it cannot be written there is no cache."""
     part = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
-    try:
-        with part.open("xb") as out:
-            for block in blocks:
-                out.write(block)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_bytes(data)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _spoiled(digest: bytes, place: Place) -> Corrupt:

@@ -76,10 +76,9 @@ def walk(folder: Path) -> Iterator[Found]:
             if not names:
                 os.close(levels.pop()[0])
                 continue
-            name = names.pop()
-            below = _enter(fd, prefix + name, len(levels))
-            levels.append((below, prefix + name, []))
-            levels[-1][2].extend(_listed(below))
+            path = prefix + names.pop()
+            levels.append((_enter(fd, path, len(levels)), path, []))
+            levels[-1][2].extend(_listed(levels[-1][0], path))
     finally:
         for fd, _, _ in levels:
             os.close(fd)
@@ -202,25 +201,28 @@ def _leaves(fd: int, prefix: bytes, names: list[bytes]) -> Iterator[Found]:
 
 def _open_top(folder: Path) -> tuple[int, list[bytes]]:
     try:
+        folder = folder.resolve(strict=True)
         if not folder.is_dir():
-            folder.stat()
             return os.open(folder.parent, FOLDER), [os.fsencode(folder.name)]
         top = os.open(folder, FOLDER)
     except FileNotFoundError:
         raise NotFound(f"there is no {folder}", "name a folder or a file that exists") from None
     except OSError as error:
         raise _unreadable(os.fsencode(folder), error) from None
-    return top, [name for name in _listed(top) if name != RESERVED + b"/"]
+    return top, [name for name in _listed(top, b"") if name != RESERVED + b"/"]
 
 
-def _listed(fd: int) -> list[bytes]:
+def _listed(fd: int, path: bytes) -> list[bytes]:
     """The names in a folder, last first; a folder's ends with a slash, which is how it sorts among full paths."""
     names: list[bytes] = []
     encoding, errors = _NAMES
-    with os.scandir(fd) as listing:
-        for entry in listing:
-            name = entry.name.encode(encoding, errors)
-            names.append(name + b"/" if entry.is_dir(follow_symlinks=False) else name)
+    try:
+        with os.scandir(fd) as listing:
+            for entry in listing:
+                name = entry.name.encode(encoding, errors)
+                names.append(name + b"/" if entry.is_dir(follow_symlinks=False) else name)
+    except OSError as error:
+        raise _unreadable(path, error) from None
     names.sort(reverse=True)
     return names
 

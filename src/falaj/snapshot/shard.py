@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from falaj.core.errors import Corrupt
-from falaj.snapshot.format import VERSION, raw, written
+from falaj.snapshot.format import VERSION, raw
 
 MOST_PACKS = 4000
 MOST_CHUNKS = 320_000
@@ -144,11 +144,6 @@ def mapped(blocks: Iterator[bytes]) -> mmap.mmap:
         if not file.tell():
             raise _broken("is empty")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def missing(digest: bytes) -> Corrupt:
-    """The error for a chunk that no shard knows."""
-    return Corrupt(f"chunk {written(digest)[:20]}… is in no batch of the tree", "verify the version, or publish again")
 
 
 def _broken(what: str) -> Corrupt:

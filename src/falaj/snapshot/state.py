@@ -109,11 +109,9 @@ class State:
 
     def sent_pack(self, pack: SentPack) -> None:
         """A pack has arrived: if we are killed now, it need not be sent again."""
-        with self._db:
-            self._flush()
-            digest, size, mac = pack.receipt.digest, pack.receipt.size, pack.receipt.mac
-            values = (digest, size, mac, time.time(), _checked(digest.encode(), pack.chunks))
-            self._db.execute("INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?, ?)", values)
+        self._flush()
+        digest, size, mac = pack.receipt.digest, pack.receipt.size, pack.receipt.mac
+        self._insert("packs", digest, size, mac, time.time(), _checked(digest.encode(), pack.chunks))
 
     def sent_batch(self, sent: SentBatch) -> None:
         """A batch is whole; its packs are known by it from now on."""
@@ -155,6 +153,11 @@ class State:
     def _pass(self, head: tuple[bytes, bytes]) -> None:
         if self._drop(*head):
             self._save(head[0], None)
+
+    def _insert(self, table: str, *values: object) -> None:
+        if self._path is not None:
+            marks = ", ".join("?" * len(values))
+            self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608 - two constants
 
     def _save(self, path: bytes, row: bytes | None) -> None:
         if self._path is None:
@@ -205,21 +208,27 @@ def _unpacked(path: bytes, row: bytes, stamp: bytes) -> bytes | None:
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
-    if path is None:
-        return _prepared(sqlite3.connect("", isolation_level=None), new=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(2):
-        new = not path.exists() or not path.stat().st_size
-        db = sqlite3.connect(path, isolation_level=None, timeout=0)
-        try:
-            return _prepared(db, new=new)
-        except sqlite3.OperationalError:
-            db.close()
-            break  # another publish holds it: this one does without
-        except sqlite3.DatabaseError:
-            db.close()
-            discard(path)
-    return _prepared(sqlite3.connect("", isolation_level=None), new=True)
+    """The file, new where it is not ours; where another publish holds it or it cannot be written, do without."""
+    with contextlib.suppress(OSError, sqlite3.OperationalError):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return _connected(path)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                discard(path)
+                return _connected(path)
+    return _connected("")
+
+
+def _connected(path: Path | str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=0)
+    try:
+        return _prepared(db, new=not path or not Path(path).stat().st_size)
+    except sqlite3.Error:
+        db.close()
+        raise
 
 
 def _prepared(db: sqlite3.Connection, *, new: bool) -> sqlite3.Connection:

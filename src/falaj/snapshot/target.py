@@ -36,12 +36,13 @@ class Target:
         self._folder = folder
         self._top = os.open(folder, FOLDER)
         self._folders: dict[bytes, int] = {}
+        self.writing: set[int] = set()
         self._count = itertools.count()
         try:
             names = _names(self._top)
-            if names and RESERVED not in names:
-                raise Conflict(f"{folder} is not empty, and no checkout made it", "name a new folder")
             self._fresh = names in ([], [RESERVED])
+            if not self._fresh and not (folder / os.fsdecode(RESERVED) / _LIST).is_file():
+                raise Conflict(f"{folder} is not empty, and no checkout made it", "name a new folder")
             self.inbox = self._open_inbox()
         except BaseException:
             os.close(self._top)
@@ -55,6 +56,8 @@ class Target:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._state.__exit__(kind, error, None)
         self.let_go()
+        for fd in self.writing:
+            os.close(fd)
         os.close(self.inbox)
         os.close(self._top)
 
@@ -94,8 +97,7 @@ class Target:
         if known is None and not same:
             raise Conflict(f"{shown(entry.path)} is in the way: no checkout wrote it as it is", "move it away")
         if not same or (entry.kind == "file" and bool(found.st_mode & stat.S_IXUSR) != entry.executable):
-            os.unlink(name, dir_fd=folder)
-            return False
+            return False  # our own, to be replaced
         if known is None:
             self.record((entry.path, stamp_of(found), _digest(entry)))
         return True
@@ -112,9 +114,11 @@ class Target:
         """Make a link."""
         folder, name = self.folder_of(entry.path)
         try:
-            os.symlink(entry.target, name, dir_fd=folder)
-        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+        except OSError:
             raise Conflict(f"{shown(entry.path)} is a link and a folder at once", "publish the tree again") from None
+        os.symlink(entry.target, name, dir_fd=folder)
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         self.record((entry.path, stamp_of(found), _digest(entry)))
 
@@ -228,6 +232,7 @@ class LargeFile:
         self._entry = entry
         self._new = target.new_name()
         self._fd = os.open(self._new, _NEW, 0o777 if entry.executable else 0o666, dir_fd=target.inbox)
+        target.writing.add(self._fd)
         os.ftruncate(self._fd, entry.size)
 
     def write(self, at: int, data: bytes | memoryview) -> None:
@@ -236,6 +241,7 @@ class LargeFile:
 
     def finish(self, target: Target) -> Record:
         """Put it in its place."""
+        target.writing.remove(self._fd)
         os.close(self._fd)
         return _place(target.inbox, self._new, target.folder_of(self._entry.path), self._entry)
 
@@ -292,12 +298,8 @@ def _equals(entry: Entry, snapshot: Snapshot, there: tuple[int, bytes, os.stat_r
         return False
     fd = os.open(name, READ, dir_fd=folder)
     try:
-        at = 0
-        for digest, length in snapshot.pieces(entry.content):
-            if digest_of_file(fd, at, length) != digest:
-                return False
-            at += length
-        return True
+        pieces = snapshot.pieces(entry.content)
+        return all(digest_of_file(fd, at, length) == digest for at, digest, length in pieces)
     finally:
         os.close(fd)
 

@@ -31,7 +31,7 @@ def verify(snapshot: Snapshot, advance: Callable[[int], None] = lambda _bytes: N
             yield item
             continue
         try:
-            for digest, length in snapshot.pieces(item.content):
+            for _, digest, length in snapshot.pieces(item.content):
                 window.append((digest, item.path, length))
                 have += length
                 if have > _WINDOW_BYTES or len(window) >= _WINDOW_PIECES:
