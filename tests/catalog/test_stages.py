@@ -221,6 +221,34 @@ def test_an_emergency_is_ratified_refused_or_withdrawn(town: Town, name: str, pr
     assert catalog.show(f"{name}@production").ref == versions[2], "what lapsed was no longer there, and yet it undid"
 
 
+def test_a_softer_question_later_gains_nothing(town: Town, name: str, project: str) -> None:
+    """Anybody may ask people about any digest, also about one that a promotion waits for."""
+    amal, catalog, mona = town.as_("amal"), town.as_("amal").catalog, town.as_("mona")
+    town.as_("salem").catalog.require(f"gate:{project}/production", ("2 approvals",))
+    v1, v2 = model(amal, "1", name), model(amal, "2", name)
+    first = catalog.promote(v1, "production")
+    mona.approvals.ask("catalog.promote", first.digest, "one is enough", needs=1)
+    approve(town, first, "badr")
+    pass_time(town)
+    assert catalog.show(v1).stage == "experiment"
+    assert catalog.promote(v1, "production").state == "waiting"
+    approve(town, first, "badr", "dana")
+    pass_time(town)
+    assert catalog.show(v1).stage == "production"
+
+    hasty = catalog.promote(v2, "production", emergency=True)
+    approve(town, hasty, "badr")
+    pass_time(town)
+    assert catalog.show(v2).stage == "production"
+    mona.approvals.ask("catalog.promote", hasty.digest, "one is enough", needs=1, emergency=True)
+    approve(town, hasty, "badr")
+    pass_time(town)
+    pass_time(town, 23.9)
+    assert catalog.show(v2).stage == "production"
+    pass_time(town, 24.1)
+    assert catalog.show(v1).stage == "production", "asking anew made an emergency last"
+
+
 def test_an_emergency_with_nothing_before_leaves_nothing(town: Town, name: str, project: str) -> None:
     catalog = town.as_("amal").catalog
     town.as_("salem").catalog.require(f"gate:{project}/production", ("2 approvals",))

@@ -46,6 +46,15 @@ def test_the_same_again_is_no_new_version(town: Town, name: str) -> None:
     assert amal.catalog.annotate(first, drop=("reviewed",)).tags == {}
 
 
+def test_the_same_model_again_is_no_new_version(town: Town, project: str) -> None:
+    amal, table = town.as_("amal"), Table(2, (Column("a", "int", mean=0.5), Column("b", "text")))
+    card = Card("onnx", command=("python", "train.py"), metrics={"auc": 0.1})
+    facts = Facts(table=table, card=card, files={"m": "0" * 64})
+    first = publish(amal, f"model:{project}/m", "one", facts=facts)
+    assert publish(amal, f"model:{project}/m", "one", facts=facts) == first
+    assert amal.catalog.show(first).table == table
+
+
 def test_a_publish_that_ended_holds_nothing_back(town: Town, name: str) -> None:
     amal = town.as_("amal")
     ctx = town.house.context(town.actor("amal"))
@@ -150,7 +159,9 @@ def test_inputs_are_pinned_and_their_labels_joined(town: Town, name: str, projec
     assert shown.label.classification == 2
     [event] = [each for each in town.events(verb="catalog.publish", name="tx") if each.subject == made]
     assert set(event.inputs) == {source, blob}
-    assert isinstance(refusal(lambda: publish(amal, name, "2", inputs={"x": Ref("dataset", project, "none")})), NotFound)
+    assert isinstance(
+        refusal(lambda: publish(amal, name, "2", inputs={"x": Ref("dataset", project, "none")})), NotFound
+    )
     assert isinstance(refusal(lambda: publish(amal, name, "2", inputs={"a\nb": source})), Invalid)
 
 

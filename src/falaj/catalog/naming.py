@@ -8,7 +8,7 @@ from typing import Annotated
 
 from falaj.catalog.life_records import Binding, Named, NamedPage
 from falaj.catalog.limits import MESSAGE, check_tags, check_text
-from falaj.catalog.records import KINDS, STAGES, Version
+from falaj.catalog.records import STAGES, Version
 from falaj.catalog.shelf import HEAD, Act, Shelf, as_named, as_version, check_kind, missing
 from falaj.core.context import Context
 from falaj.core.errors import Invalid
@@ -77,22 +77,9 @@ class Names(Shelf):
         Example:
             falaj catalog names --kind model --project fraud
         """
-        if kind:
-            check_kind(Ref(kind, "any", "any"))
-        begun, _, cursor = after.partition(" ")
-        kinds = (kind,) if kind else KINDS[KINDS.index(begun) if begun in KINDS else 0 :]
-        found: list[Named] = []
-        for place, each in enumerate(kinds):
-            with self._ledger.read(ctx) as tx:
-                page = tx.find(
-                    each, project=project, terms=HEAD, cells=ctx.cells(each), after=cursor, limit=limit - len(found)
-                )
-            cursor = ""
-            found += map(as_named, page.records)
-            if page.next or len(found) == limit:
-                following = f"{each} {page.next}" if page.next else " ".join((*kinds[place + 1 : place + 2], ""))
-                return NamedPage(tuple(found), following)
-        return NamedPage(tuple(found))
+        with self._ledger.read(ctx) as tx:
+            found, following = self._page(tx, ctx, (kind, project, ""), HEAD, after, limit)
+        return NamedPage(tuple(map(as_named, found)), following)
 
     @verb(reads=("name",), group="write")
     def annotate(

@@ -87,6 +87,33 @@ class Shelf:
         head = tx.get(name.bare)
         return dict(head.body.get("aliases", {})) if head else {}
 
+    def _page(
+        self, tx: Reader, ctx: Context, of: tuple[str, str, str], terms: Mapping[str, str], after: str, limit: int
+    ) -> tuple[list[Record], str]:
+        """Some records that the caller may see, of a kind (or all), project and name; and the next page's cursor."""
+        kind, project, name = of
+        if kind:
+            check_kind(Ref(kind, "any", "any"))
+        # The cursor says which kind it belongs to, so that one list can walk through all of them.
+        begun, _, cursor = after.partition(" ")
+        kinds = (kind,) if kind else KINDS[KINDS.index(begun) if begun in KINDS else 0 :]
+        found: list[Record] = []
+        for each, following in zip(kinds, (*kinds[1:], ""), strict=True):
+            page = tx.find(
+                each,
+                project=project,
+                name=name,
+                terms=terms,
+                cells=ctx.cells(each),
+                after=cursor,
+                limit=limit - len(found),
+            )
+            cursor = ""
+            found += page.records
+            if page.next or len(found) == limit:
+                return found, f"{each} {page.next}" if page.next else f"{following} ".lstrip()
+        return found, ""
+
     def _trail(self, tx: Reader, name: Ref, alias: str) -> list[str]:
         """The versions an alias meant before, oldest first; what was rolled back is not among them."""
         return list(tx.need(name.bare).body.get("trail", {}).get(alias, ()))

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 from falaj.catalog.limits import MOST_BATCHES, check_facts, check_inputs, check_tree
-from falaj.catalog.records import KINDS, Begun, Facts, Made, Opened, Version, VersionPage
+from falaj.catalog.records import Begun, Facts, Made, Opened, Version, VersionPage
 from falaj.catalog.shelf import Shelf, as_version, check_kind, missing, nearest, tree_of
 from falaj.catalog.signing import sign_model
 from falaj.core.context import Context
@@ -134,29 +134,11 @@ class Versions(Shelf):
         Example:
             falaj catalog list --project fraud
         """
-        if kind:
-            check_kind(Ref(kind, "any", "any"))
         wanted = {"live": "yes"} if name else {"newest": "yes"}
-        found: list[Version] = []
-        # The cursor says which kind it belongs to, so that one list can walk through all of them.
-        begun, _, cursor = after.partition(" ")
-        kinds = (kind,) if kind else KINDS[KINDS.index(begun) if begun in KINDS else 0 :]
-        for each in kinds:
-            with self._ledger.read(ctx) as tx:
-                page = tx.find(
-                    each,
-                    project=project,
-                    name=name,
-                    terms=wanted,
-                    cells=ctx.cells(each),
-                    after=cursor,
-                    limit=limit - len(found),
-                )
-                found += [as_version(record, self._aliases(tx, record.ref)) for record in page.records]
-            cursor = ""
-            if page.next or len(found) == limit:
-                return VersionPage(tuple(found), f"{each} {page.next}" if page.next else _following(each, kinds))
-        return VersionPage(tuple(found))
+        with self._ledger.read(ctx) as tx:
+            found, following = self._page(tx, ctx, (kind, project, name), wanted, after, limit)
+            shown = tuple(as_version(record, self._aliases(tx, record.ref)) for record in found)
+        return VersionPage(shown, following)
 
     def add_version(
         self, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
@@ -260,8 +242,3 @@ def _same(newest: Record, made: Tree, told: Mapping[str, object], ctx: Context) 
     asked = {key: value for key, value in told.items() if key != "message"}
     covered = ctx.label is None or newest.label.covers(ctx.label)
     return newest.body["root"] == made.root and kept == asked and covered
-
-
-def _following(kind: str, kinds: tuple[str, ...]) -> str:
-    left = kinds[kinds.index(kind) + 1 :]
-    return f"{left[0]} " if left else ""
