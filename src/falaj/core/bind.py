@@ -64,7 +64,7 @@ def _as(kind: Any, value: Any) -> Any:
     if origin is tuple:
         return _tuple(typing.get_args(kind), value)
     if origin is dict or origin is Mapping:
-        return dict(value) if isinstance(value, Mapping) else _MISFIT
+        return _dict(typing.get_args(kind), value)
     if kind is float and type(value) is int:
         return float(value)
     if kind is int and type(value) is bool:
@@ -79,3 +79,14 @@ def _tuple(inner: tuple[Any, ...], value: Any) -> Any:
         return _MISFIT
     fitted = tuple(_as(inner[0], item) for item in value)
     return _MISFIT if any(item is _MISFIT for item in fitted) else fitted
+
+
+def _dict(inner: tuple[Any, ...], value: Any) -> Any:
+    if not isinstance(value, Mapping) or len(inner) < 2:
+        return dict(value) if isinstance(value, Mapping) else _MISFIT
+    fitted = {key: _any(inner[1], item) for key, item in value.items()}
+    return _MISFIT if any(item is _MISFIT for item in fitted.values()) else fitted
+
+
+def _any(kind: Any, value: Any) -> Any:
+    return next((fitted for one in options(kind) if (fitted := _as(one, value)) is not _MISFIT), _MISFIT)

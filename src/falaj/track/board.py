@@ -7,7 +7,7 @@ least used experiments leave when there are too many rows.
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from falaj.core.context import Context
@@ -38,13 +38,17 @@ class Row:
     __slots__ = ("_run", "attributes", "cell", "datasets", "heads", "metrics", "params", "record", "tags")
 
     def __init__(self, record: Record, heads: dict[str, Head]) -> None:
-        self.record, self.heads = record, heads
-        body = record.body
-        key = record.key
+        self.heads = heads
+        self.metrics = {metric: head[3] for metric, head in heads.items()}
+        self.rewrite(record)
+
+    def rewrite(self, record: Record) -> None:
+        """Take another revision of its record in."""
+        body, key = record.body, record.key
+        self.record = record
         self.cell = cell_text(key.kind, key.project, record.zone, record.label, record.restricted)
         self.params: dict[str, str] = body["params"]
         self.tags: dict[str, str] = body["tags"]
-        self.metrics = {metric: head[3] for metric, head in heads.items()}
         self.datasets = [_dataset(used) for used in body["inputs"]]
         self.attributes: dict[str, Any] = {
             "run_id": body["id"], "run_name": body["title"], "status": body["status"].upper(),
@@ -53,6 +57,11 @@ class Row:
             "start_time": round(body["started"] * 1000), "end_time": round(body["ended"] * 1000) or None,
         }  # fmt: skip
         self._run: Run | None = None
+
+    @property
+    def stand(self) -> tuple[Any, ...]:
+        """What decides in which lists it stands, and where."""
+        return self.cell, self.record.body["state"], self.attributes["start_time"]
 
     @property
     def run(self) -> Run:
@@ -83,9 +92,10 @@ class _Table:
         self.tail = ""
         self.came: deque[Record] = deque()
         self.doubted: deque[Key] = deque()
+        self.lists: OrderedDict[tuple[Any, ...], list[Row]] = OrderedDict()
         self.results: OrderedDict[tuple[Any, ...], list[Row]] = OrderedDict()
 
-    def put(self, record: Record, heads: dict[str, Head] | None = None) -> None:
+    def put(self, record: Record, heads: dict[str, Head]) -> None:
         name = record.key.name
         members = self.experiments.get(record.body["experiment_id"])
         if members is None:
@@ -93,15 +103,36 @@ class _Table:
                 self.elsewhere.clear()
             self.elsewhere.add(name)
             return
-        old = self.rows.get(name)
-        if heads is None:
-            heads = old.heads if old is not None else {}
-        members[name] = self.rows[name] = Row(record, heads)
         self.results.clear()
+        row = self.rows.get(name)
+        if row is None:
+            members[name] = self.rows[name] = Row(record, heads)
+            self.lists.clear()
+            return
+        before = row.stand
+        row.rewrite(record)
+        if row.stand != before:
+            self.lists.clear()
 
     def drop(self, experiment: str) -> None:
         for name in self.experiments.pop(experiment, {}):
             del self.rows[name]
+        self.changed()
+
+    def keep(
+        self, kept: OrderedDict[tuple[Any, ...], list[Row]], question: tuple[Any, ...], answer: Callable[[], list[Row]]
+    ) -> list[Row]:
+        """The answer to a question, made anew when something changed since."""
+        found = kept.get(question)
+        if found is None:
+            found = kept[question] = answer()
+            if len(kept) > _RESULTS:
+                kept.popitem(last=False)
+        return found
+
+    def changed(self) -> None:
+        """Runs came or went."""
+        self.lists.clear()
         self.results.clear()
 
 
@@ -131,7 +162,7 @@ class Board:
     def search(self, ctx: Context, experiments: Sequence[Ref], asked: Asked, after: str, limit: int) -> RunPage:
         """A page of the runs that the caller may see and that fit, in order."""
         project, where, order, state = asked
-        tests, ways = read_where(where, RUNS), read_order(order, RUNS)
+        picks, ways = read_where(where, RUNS), read_order(order, RUNS)
         if state not in _STATES:
             raise Invalid(f"{state[:40]!r} is no state", f"one of {', '.join(_STATES)}")
         cells, wanted = ctx.cells("run"), self._wanted(ctx, experiments, project)
@@ -141,16 +172,11 @@ class Board:
         with table.lock:
             self._catch_up(ctx.tenant, table, heard)
             self._load(ctx.tenant, table, wanted)
-            question = (wanted, where, order, state, cells)
-            found = table.results.get(question)
-            if found is None:
-                rows = [row for name in wanted for row in table.experiments[name].values() if row.cell in cells]
-                if state != "all":
-                    rows = [row for row in rows if row.record.body["state"] == state]
-                found = arrange(_newest_first(select(rows, tests)), ways)
-                table.results[question] = found
-                if len(table.results) > _RESULTS:
-                    table.results.popitem(last=False)
+            question = (wanted, state, cells)
+            rows = table.keep(table.lists, question, lambda: _listed(table, question))
+            found = rows
+            if picks or ways:
+                found = table.keep(table.results, (*question, where, order), lambda: arrange(select(rows, picks), ways))
             start = _start(found, after)
             page = found[start : start + limit]
             runs = tuple([row.run for row in page])
@@ -200,7 +226,7 @@ class Board:
             record = table.came.popleft()
             known = table.rows.get(record.key.name)
             if known is None or known.record.rev < record.rev:
-                table.put(record)
+                table.put(record, {})
         while table.doubted:
             changed[table.doubted.popleft().name] = 1 << 62
         self._read_again(tenant, table, changed)
@@ -218,11 +244,11 @@ class Board:
                 found = tx.find("run", terms={"id": name}, limit=1).records
                 known = table.rows.get(name)
                 if found:
-                    table.put(found[0], None if known else self._heads(tenant, table, found[0]))
+                    table.put(found[0], {} if known else self._heads(tenant, table, found[0]))
                 elif known is not None:
                     table.experiments[known.record.body["experiment_id"]].pop(name)
                     del table.rows[name]
-                    table.results.clear()
+                    table.changed()
 
     def _heads(self, tenant: str, table: _Table, record: Record) -> dict[str, Head]:
         """Of a run that is new to the board: its points may have been told before it was there to be told about."""
@@ -287,7 +313,12 @@ def _newer(head: Head, old: Head | None) -> bool:
     return old is None or rank(head[1:]) > rank(old[1:])
 
 
-def _newest_first(rows: list[Row]) -> list[Row]:
+def _listed(table: _Table, question: tuple[tuple[str, ...], str, frozenset[str]]) -> list[Row]:
+    """The runs of some experiments that may be seen, newest first."""
+    wanted, state, cells = question
+    rows = [row for name in wanted for row in table.experiments[name].values() if row.cell in cells]
+    if state != "all":
+        rows = [row for row in rows if row.record.body["state"] == state]
     rows.sort(key=lambda row: (-row.attributes["start_time"], row.record.key.name))
     return rows
 

@@ -68,17 +68,17 @@ class Experiments(Notebook):
         Example:
             falaj track experiments --project fraud
         """
-        tests, ways = read_where(where, EXPERIMENTS), read_order(order, EXPERIMENTS)
+        picks, ways = read_where(where, EXPERIMENTS), read_order(order, EXPERIMENTS)
         if state not in STATES:
             raise Invalid(f"{state[:40]!r} is no state", f"one of {', '.join(STATES)}")
         terms = {**({"title": digest_of(title)} if title else {}), **({"state": state} if state != "all" else {})}
         cells = ctx.cells("experiment")
         with self._ledger.read(ctx) as tx:
-            if not tests and not ways:
+            if not picks and not ways:
                 page = tx.find("experiment", project=project, terms=terms, cells=cells, after=after, limit=limit)
                 return ExperimentPage(tuple(map(as_experiment, page.records)), page.next)
             records = find_all(tx, "experiment", project=project, terms=terms, cells=cells)
-            found = arrange(select([_Seen(as_experiment(one)) for one in records], tests), ways)
+            found = arrange(select([_Seen(as_experiment(one)) for one in records], picks), ways)
         if not (after or "0").isdigit() or not 0 < limit <= MOST_PAGE:
             raise Invalid(
                 f"a page of {limit} after {after[:80]!r}", f"1 to {MOST_PAGE}, and the `next` of the page before"

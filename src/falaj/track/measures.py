@@ -193,7 +193,7 @@ class Measures:
             joined = [b for n, b in enumerate(blocks, 1) if b.high >= first or (n == len(blocks) and b.length <= small)]
             whole = fresh.merged([unpack_columns(self._opened(block)) for block in joined])
             gone += [block.id for block in joined]
-            made += [self._sealed(where, shelf, pack_columns(piece), piece, at) for piece in whole.cut()]
+            made += [self._sealed(where, shelf, pack_columns(piece), piece, at) for piece in whole.cut(BLOCK)]
         made.append(self._sealed(where, HEAD, pack_heads(heads), len(heads), at))
         return gone, made
 

@@ -181,7 +181,7 @@ class Runs(Notebook):
         """List the runs you may see, by what they were told and what they measured.
 
         Example:
-            falaj track list --where "metrics.auc > 0.9 and params.model = 'tree'" --order "metrics.auc DESC"
+            falaj track list --where "metrics.auc >= 0.9 and params.model = 'tree'" --order "metrics.auc DESC"
         """
         if not 0 < limit <= MOST_PAGE:
             raise Invalid(f"a page of {limit} runs", f"ask for 1 to {MOST_PAGE} and follow `next`")

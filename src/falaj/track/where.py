@@ -17,7 +17,7 @@ from falaj.core.errors import Invalid
 
 LONGEST, MOST_CLAUSES, MOST_VALUES = 20_000, 200, 2_000
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<sign><=|>=|!=|==|<>|=|<|>|\(|\)|,)
+    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<sign><=|>=|!=|==|<>|=|<|>|!|\(|\)|,)
     |(?P<word>[^\s'"`<>=!(),]+)|(?P<end>$))""",
     re.VERBOSE | re.DOTALL,
 )
@@ -49,8 +49,10 @@ class Seen(Protocol):
     def datasets(self) -> Sequence[Mapping[str, str]]: ...
 
 
-Test = Callable[[Any], bool]
 S = TypeVar("S", bound=Seen)
+Look = Callable[[Any], Any]
+Pick = Callable[[list[Any]], list[Any]]
+"""One clause: those of some things for which it holds. A list at a time: there are many things and few clauses."""
 
 
 @dataclass(frozen=True)
@@ -80,27 +82,27 @@ EXPERIMENTS = Words(
 
 
 @lru_cache(maxsize=512)
-def read_where(text: str, words: Words = RUNS) -> tuple[Test, ...]:
-    """The tests that all must hold, or Invalid that says where the text goes wrong."""
+def read_where(text: str, words: Words = RUNS) -> tuple[Pick, ...]:
+    """The clauses, all of which must hold, or Invalid that says where the text goes wrong."""
     if len(text) > LONGEST:
         raise Invalid(f"a filter of {len(text)} characters", f"at most {LONGEST}")
     reader = _Reader(text, words)
-    tests: list[Test] = []
+    picks: list[Pick] = []
     if reader.at_end():
         return ()
     while True:
-        tests.append(reader.clause())
+        picks.append(reader.clause())
         if reader.at_end():
-            return tuple(tests)
-        if len(tests) >= MOST_CLAUSES:
+            return tuple(picks)
+        if len(picks) >= MOST_CLAUSES:
             raise Invalid(f"a filter of more than {MOST_CLAUSES} clauses", "ask in several questions")
         reader.word("AND")
 
 
 @lru_cache(maxsize=512)
-def read_order(order: tuple[str, ...], words: Words = RUNS) -> tuple[tuple[Callable[[Any], Any], bool], ...]:
+def read_order(order: tuple[str, ...], words: Words = RUNS) -> tuple[tuple[Look, bool], ...]:
     """(how to read what orders, True when the greatest comes first) of each clause."""
-    found: list[tuple[Callable[[Any], Any], bool]] = []
+    found: list[tuple[Look, bool]] = []
     if len(order) > 32 or sum(map(len, order)) > LONGEST:
         raise Invalid(f"an order of {len(order)} parts", "at most 32")
     for text in order:
@@ -115,15 +117,14 @@ def read_order(order: tuple[str, ...], words: Words = RUNS) -> tuple[tuple[Calla
     return tuple(found)
 
 
-def select(things: Sequence[S], tests: tuple[Test, ...]) -> list[S]:
-    """Those for which every test holds."""
-    found = list(things)
-    for test in tests:
-        found = [thing for thing in found if test(thing)]
-    return found
+def select(things: list[S], picks: tuple[Pick, ...]) -> list[S]:
+    """Those for which every clause holds."""
+    for pick in picks:
+        things = pick(things)
+    return things
 
 
-def arrange(things: list[S], order: tuple[tuple[Callable[[Any], Any], bool], ...]) -> list[S]:
+def arrange(things: list[S], order: tuple[tuple[Look, bool], ...]) -> list[S]:
     """In order; what has no such thing to order by comes last, and NaN before that. The last clause sorts first."""
     for look, descending in reversed(order):
         seen = [(look(thing), thing) for thing in things]
@@ -159,30 +160,27 @@ class _Reader:
             self.wrong(" or ".join(wanted), token)
         return token.text.upper()
 
-    def clause(self) -> Test:
+    def clause(self) -> Pick:
         """One comparison."""
         family, key = self.subject()
-        look, number = (
-            _look(family, key),
-            family == "metrics" or (family == "attributes" and key in self._words.numbers),
-        )
+        number = family == "metrics" or (family == "attributes" and key in self._words.numbers)
         token = self._take()
         if token.kind == "sign" and token.text in _SIGNS:
-            return self._compared(look, number, token)
+            return self._compared(family, key, number, token)
         name = token.text.upper() if token.kind == "word" else ""
         if name == "IS":
-            return self._null(look)
+            return self._null(_look(family, key))
         if number and name in ("LIKE", "ILIKE"):
             self.wrong("a sign that compares numbers", token)
         if name in ("LIKE", "ILIKE"):
-            return _liking(look, self._string(), fold=name == "ILIKE")
+            return _picking(family, key, _liking(self._string(), fold=name == "ILIKE"))
         negated = name == "NOT"
         if negated:
             name = self.word("IN")
         if name != "IN":
             self.wrong("a comparison: = != < <= > >= LIKE ILIKE IN IS", token)
         values = self._list(number)
-        return _any_of(look, lambda value: (value in values) is not negated)
+        return _picking(family, key, lambda value: (value in values) is not negated)
 
     def subject(self) -> tuple[str, str]:
         """What a clause is about: the family and the key."""
@@ -218,21 +216,24 @@ class _Reader:
             self.wrong(f"an attribute: {', '.join(sorted(self._words.attributes))}", token)
         return known
 
-    def _compared(self, look: Callable[[Any], Any], number: bool, sign: _Token) -> Test:
+    def _compared(self, family: str, key: str, number: bool, sign: _Token) -> Pick:
         compare = _SIGNS[sign.text]
-        if number:
-            wanted = self._number()
-            return _any_of(look, lambda value: compare(value, wanted))
-        if sign.text not in ("=", "==", "!=", "<>"):
+        if not number and sign.text not in ("=", "==", "!=", "<>"):
             self.wrong("= or != or LIKE, since this is a text", sign)
-        text = self._string()
-        return _any_of(look, lambda value: compare(value, text))
+        wanted = self._number() if number else self._string()
+        if family == "metrics":  # the commonest ones, written out
+            return lambda all_: [
+                one for one in all_ if (value := one.metrics.get(key)) is not None and compare(value, wanted)
+            ]
+        if family == "params" and compare is operator.eq:
+            return lambda all_: [one for one in all_ if one.params.get(key) == wanted]
+        return _picking(family, key, lambda value: compare(value, wanted))
 
-    def _null(self, look: Callable[[Any], Any]) -> Test:
+    def _null(self, look: Look) -> Pick:
         negated = self.word("NOT", "NULL") == "NOT"
         if negated:
             self.word("NULL")
-        return lambda seen: (look(seen) in (None, ())) is not negated
+        return lambda all_: [one for one in all_ if (look(one) in (None, ())) is not negated]
 
     def _list(self, number: bool) -> frozenset[Any]:
         self._sign("(")
@@ -289,41 +290,31 @@ def _unquoted(text: str) -> str:
     return re.sub(r"\\(['\"\\])", r"\1", inside)
 
 
-def _look(family: str, key: str) -> Callable[[Any], Any]:
-    if family == "metrics":
-        return lambda seen: seen.metrics.get(key)
-    if family == "params":
-        return lambda seen: seen.params.get(key)
-    if family == "tags":
-        return lambda seen: seen.tags.get(key)
+def _look(family: str, key: str) -> Look:
     if family == "datasets":
         return lambda seen: tuple(one[key] for one in seen.datasets if key in one)
-    return lambda seen: seen.attributes.get(key)
+    table = operator.attrgetter(family)
+    return lambda seen: table(seen).get(key)
 
 
-def _any_of(look: Callable[[Any], Any], holds: Callable[[Any], bool]) -> Test:
-    """The test of a clause: of what is there; of datasets, any one of them."""
-
-    def test(seen: Any) -> bool:
-        value = look(seen)
-        if value is None:
-            return False
-        return any(map(holds, value)) if type(value) is tuple else holds(value)
-
-    return test
+def _picking(family: str, key: str, holds: Callable[[Any], bool]) -> Pick:
+    """What has such a thing and for which it holds; of datasets, for any one of them."""
+    look = _look(family, key)
+    if family == "datasets":
+        return lambda all_: [one for one in all_ if any(map(holds, look(one)))]
+    return lambda all_: [one for one in all_ if (value := look(one)) is not None and holds(value)]
 
 
-def _liking(look: Callable[[Any], Any], pattern: str, *, fold: bool) -> Test:
+def _liking(pattern: str, *, fold: bool) -> Callable[[str], bool]:
     """LIKE: % is any run of characters and _ any one. Read piece by piece, so that no pattern takes long."""
     flags = re.DOTALL | (re.IGNORECASE if fold else 0)
     parts = pattern.split("%")
     pieces = [re.compile("".join("." if c == "_" else re.escape(c) for c in part), flags) for part in parts]
-    widths = [len(part) for part in parts]
 
     def holds(text: str) -> bool:
         if len(pieces) == 1:
             return pieces[0].fullmatch(text) is not None
-        first, last = pieces[0].match(text), len(text) - widths[-1]
+        first, last = pieces[0].match(text), len(text) - len(parts[-1])
         if first is None:
             return False
         at = first.end()
@@ -334,4 +325,4 @@ def _liking(look: Callable[[Any], Any], pattern: str, *, fold: bool) -> Test:
             at = found.end()
         return at <= last and pieces[-1].match(text, last) is not None
 
-    return _any_of(look, holds)
+    return holds
