@@ -165,6 +165,23 @@ def test_inputs_are_pinned_and_their_labels_joined(town: Town, name: str, projec
     assert isinstance(refusal(lambda: publish(amal, name, "2", inputs={"a\nb": source})), Invalid)
 
 
+def test_nobody_learns_the_names_of_what_they_may_not_see(town: Town, project: str) -> None:
+    amal = town.as_("amal")
+    hidden = publish(amal, f"dataset:{project}/hidden")
+    version = model(amal, "1", f"model:{project}-open/m", inputs={"train": hidden})
+    town.tokens["visitor"] = (
+        town.as_("fatima")
+        .people.add(f"visitor-{project}", ("data-scientist",), projects=(f"{project}-open",), jurisdiction="AE")
+        .token
+    )
+    guest = town.as_("visitor").catalog
+    assert guest.show(version).inputs == {}
+    assert [each.inputs for each in guest.list(kind="model").versions if each.ref == version] == [{}]
+    assert amal.catalog.show(version).inputs == {"train": hidden}
+    told = refusal(lambda: guest.open(hidden))
+    assert isinstance(told, NotFound)
+
+
 def test_models_are_signed_as_themselves(town: Town, project: str) -> None:
     amal = town.as_("amal")
     version = model(amal, "weights", f"model:{project}/m")

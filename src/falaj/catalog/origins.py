@@ -66,7 +66,7 @@ class Origins(Shelf):
             origins = tuple(self._origin(tx, role, ref, sees) for role, ref in _inputs(version).items())
         signed, key = _signature(record)
         told = Provenance(
-            _covered(version, sees),
+            covered(version, sees),
             origins,
             self._deeds(ctx, record.ref),
             record.body.get("files", {}),
@@ -97,7 +97,7 @@ def _inputs(version: Version) -> dict[str, Ref]:
     return {**version.inputs, **({"code": code} if code and "code" not in version.inputs else {})}
 
 
-def _covered(version: Version, sees: Callable[[str], bool]) -> Version:
+def covered(version: Version, sees: Callable[[str], bool]) -> Version:
     """The same without the names of what the caller may not see."""
     inputs = {role: ref for role, ref in version.inputs.items() if sees(str(ref))}
     card = version.card

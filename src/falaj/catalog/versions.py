@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
+from falaj.audit.graphs import sight
 from falaj.catalog.limits import MOST_BATCHES, check_facts, check_inputs, check_tree
+from falaj.catalog.origins import covered
 from falaj.catalog.records import Begun, Facts, Made, Opened, Version, VersionPage
 from falaj.catalog.shelf import Shelf, as_version, check_kind, missing, nearest, tree_of
 from falaj.catalog.signing import sign_model
@@ -19,6 +21,8 @@ from falaj.store.codec import from_json, to_json, to_plain
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import find_object
 from falaj.store.records import Record
+
+_LIST = Ref("list", "catalog", "versions")
 
 
 class Versions(Shelf):
@@ -117,7 +121,8 @@ class Versions(Shelf):
         """
         check_kind(name)
         with self._ledger.read(ctx) as tx:
-            return as_version(tx.need(self._pinned(tx, name)), self._aliases(tx, name))
+            version = as_version(tx.need(self._pinned(tx, name)), self._aliases(tx, name))
+            return covered(version, sight(self._ledger, ctx, name))
 
     @verb()
     def list(
@@ -137,8 +142,9 @@ class Versions(Shelf):
         wanted = {"live": "yes"} if name else {"newest": "yes"}
         with self._ledger.read(ctx) as tx:
             found, following = self._page(tx, ctx, (kind, project, name), wanted, after, limit)
-            shown = tuple(as_version(record, self._aliases(tx, record.ref)) for record in found)
-        return VersionPage(shown, following)
+            shown = [as_version(record, self._aliases(tx, record.ref)) for record in found]
+            sees = sight(self._ledger, ctx, _LIST)
+            return VersionPage(tuple(covered(version, sees) for version in shown), following)
 
     def add_version(
         self, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
