@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.core.errors import Denied, Invalid, UserCodeFailed
 from tests.town import LABEL, Town, refusal
 
 # Logistic regression by gradient descent, in nothing but Python: rows in, one safetensors file out.
@@ -120,6 +120,28 @@ def test_what_cannot_be_made_again_says_why(tmp_path: Path, town: Town, monkeypa
     bare = here.catalog.publish("model:fraud/bare", str(tmp_path / "out")).ref
     assert "nobody kept the program" in refusal(lambda: here.catalog.reproduce(bare)).message
     assert list(scratch.iterdir()) == [], "nothing is left behind"
+
+
+def test_who_may_not_see_an_input_is_told_so(tmp_path: Path, town: Town) -> None:
+    """Made without it, it would be another model: better none."""
+    here = town.as_("amal")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "x").touch()
+    payroll = here.catalog.publish("dataset:payroll/salaries", str(tmp_path / "more"), label=LABEL).ref
+    model = trained(tmp_path, here, "7")
+    out = str(tmp_path / "out")
+    both = here.catalog.publish(
+        "model:fraud/scorer", out, code=str(tmp_path / "code"), command="python train.py",
+        inputs={"data": "dataset:fraud/tx", "salaries": payroll},
+    ).ref  # fmt: skip
+    fatima = town.as_("fatima")
+    town.tokens["nura"] = fatima.people.add("nura", ("data-scientist",), projects=("fraud",), jurisdiction="AE").token
+    nura = town.as_("nura")
+    assert nura.catalog.reproduce(model).ok
+    error = refusal(lambda: nura.catalog.reproduce(both))
+    assert isinstance(error, Denied)
+    assert "may not see: salaries" in error.message
+    assert "payroll" not in str(error)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The way back: `falaj reproduce` fetches what a model was made from, and makes it again beside the caller."""
 
+import json
 import shutil
 import sys
 import tempfile
@@ -12,8 +13,9 @@ from typing import Annotated
 
 from falaj.catalog.records import KINDS, Card, Version
 from falaj.catalog.reproduce import Matched, compare, environ, environment_differs, installed, make_exact, run, variable
+from falaj.catalog.statements import HIDDEN
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Invalid
+from falaj.core.errors import Denied, Invalid
 from falaj.core.ref import Ref
 
 
@@ -55,6 +57,7 @@ def reproduce(
     """
     began = time.monotonic()
     version: Version = here.catalog.show(name)
+    _check_sight(here, version.ref)
     card, code = _recipe(version)
     with _workplace(folder) as place:
         output = place / "output"
@@ -81,6 +84,15 @@ def reproduce(
         version.ref, not wrong, verdict, files, differs, {**data, "code": code}, card.command,
         round(time.monotonic() - began, 3), folder,
     )  # fmt: skip
+
+
+def _check_sight(here: Here, version: Ref) -> None:
+    """Denied when it was made from something the caller may not know of: without that it would be another model."""
+    told = json.loads(here.catalog.provenance(version, form="json"))
+    hidden = [one["role"] for one in told["origins"] if one["ref"] == HIDDEN]
+    if hidden:
+        said = f"{version} was made from something you may not see: {', '.join(hidden)[:200]}"
+        raise Denied(said, "ask somebody who may read all of its inputs to reproduce it", version)
 
 
 def _recipe(version: Version) -> tuple[Card, Ref]:
