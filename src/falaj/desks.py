@@ -20,13 +20,17 @@ DESKS: dict[str, Desk] = {
         "falaj.catalog.service:Catalog",
         "Versions of datasets, models and code: publish, compare, promote, roll back",
         ("dataset", "model", "code"),
-        ("falaj.catalog.errands", "falaj.exchange.errands"),
+        ("falaj.catalog.errands", "falaj.catalog.retrace", "falaj.exchange.errands"),
     ),
     "track": Desk(
         "falaj.track.service:Track",
         "Experiments: runs, parameters, metrics, artefacts; MLflow clients welcome",
         ("run",),
         ("falaj.track.errands",),
+    ),
+    "outputs": Desk("falaj.track.outputs:Outputs", "Models that runs logged, before they are registered", ("output",)),
+    "traces": Desk(
+        "falaj.track.traces:Traces", "What programs did, call by call, with what people think of it", ("trace",)
     ),
     "store": Desk(
         "falaj.store.service:Storage", "Bytes under labels: put, get, copy between zones, check, back up", ("blob",)

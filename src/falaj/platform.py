@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from falaj.audit.loop import SealLoop
 from falaj.audit.service import Audit
+from falaj.catalog.loop import StageLoop
 from falaj.catalog.service import Catalog
 from falaj.core.bind import bind, options
 from falaj.core.context import HOUSE, Actor, Context
@@ -54,7 +55,9 @@ from falaj.store.loop import Loop, Loops, house_context
 from falaj.store.service import Storage
 from falaj.store.transfer import Transfers
 from falaj.store.upkeep import CollectLoop, ScrubLoop
+from falaj.track.outputs import Outputs
 from falaj.track.service import Track
+from falaj.track.traces import Traces
 
 EXTRAS = {"postgresql": "postgres", "s3": "s3", "gs": "s3", "az": "s3", "memory": "s3", "pkcs11": "pkcs11"}
 HOLDERS = ("blob", "dataset", "model", "code", "artifact")
@@ -150,6 +153,8 @@ class House:
         self.desks: dict[str, object] = {
             "catalog": self.catalog,
             "track": self.track,
+            "outputs": Outputs(ledger, self.track),
+            "traces": Traces(ledger),
             "store": self.storage,
             "people": People(ledger, self.accounts, self.workloads, self._issuer),
             "policy": policy,
@@ -230,6 +235,7 @@ class House:
             SealLoop(self.ledger, self.audit.sealer, self.settings.seal_s),
             RotationLoop(self._rotations),
             ForgetOutcomes(self.ledger),
+            StageLoop(self.ledger, self.catalog, self.zones),
         ]
         zone = self.settings.zone
         self._loops = Loops(self.ledger, self.replica, steps, lambda name: house_context(name, zone))
@@ -256,8 +262,17 @@ class House:
                 raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
             if not found.store:
                 raise Invalid(f"the zone {zone} has no store", f"falaj zones change {zone} --more store=…")
-            self._stores[zone] = _opened("blobs", self.settings.at(found.store), {})
+            self._stores[zone] = self._near(zone, _opened("blobs", self.settings.at(found.store), {}))
         return self._stores[zone]
+
+    def _near(self, zone: str, store: Blobs) -> Blobs:
+        """The same store with a cache before it, where it is far and the settings name a place for one."""
+        if not self.settings.cache or not getattr(store, "requests", 0):
+            return store
+        from falaj.store.cache import CachedBlobs
+
+        folder = Path(self.settings.at(self.settings.cache)).expanduser() / zone
+        return CachedBlobs(store, folder, self.settings.cache_bytes)
 
     def _providers(self) -> list[Identity]:
         options = {"find": self.accounts.lookup, "oidc": self.settings.oidc}

@@ -28,9 +28,8 @@ def desk(frame: Frame, arguments: list[str]) -> int:
     """`falaj <desk> <verb> ...`."""
     name = frame.command
     verbs = {typed(verb): verb for verb in words_of(name)}
-    word = next(
-        (a for a, before in zip(arguments, ["", *arguments]) if not (a.startswith("-") or GLOBALS.get(before))), ""
-    )
+    pairs = zip(["", *arguments], arguments, strict=False)
+    word = next((word for before, word in pairs if not word.startswith("-") and not GLOBALS.get(before)), "")
     if word not in verbs:
         if word:
             raise Invalid(f"{name} has no verb {word[:40]!r}", f"it has: {', '.join(verbs)}")
