@@ -127,7 +127,7 @@ def _piece(here: object, ref: Ref) -> str:
     return str(here.catalog.open(ref).tree.batches[0].shard)  # type: ignore[attr-defined]
 
 
-def test_a_copy_obeys_the_law_and_is_taken_up_where_it_stopped(town: Town, name: str, project: str) -> None:
+def test_a_copy_obeys_the_law_and_is_made_once(town: Town, name: str) -> None:
     amal = town.as_("amal")
     v1 = publish(amal, name, label=LABEL)
     denied = refusal(lambda: amal.catalog.copy(v1, to="eu-west"))

@@ -43,7 +43,9 @@ def test_the_rules_of_the_house_stand_where_a_project_says_nothing(town: Town, n
     told = catalog.promote(unsigned, "production")
     assert {row.rule: row.passed for row in told.evidence} == {"signature": False, "safe format": False}
     pickled = model(town.as_("amal"), "p", name, format="pickle", code_bearing=True)
-    assert "would run code" in catalog.promote(pickled, "staging").why
+    assert "may run code" in catalog.promote(pickled, "staging").why
+    disguised = model(town.as_("amal"), "d", name, format="pickle", code_bearing=False)
+    assert "may run code" in catalog.promote(disguised, "staging").why
     town.as_("salem").catalog.require(f"gate:{project}/production", ("0 approvals",))
     assert catalog.promote(pickled, "production").state == "refused", "code entered production"
     safe = model(town.as_("amal"), "s", name)
@@ -152,7 +154,8 @@ def test_rollback_goes_further_back_each_time_and_forward_by_name(town: Town, na
     assert [catalog.rollback(name).ref.version for _ in range(2)] == ["v2", "v1"]
     assert "nothing before" in refusal(lambda: catalog.rollback(name)).message
     assert catalog.rollback(name, to="v3", reason="it was not the model").ref == versions[2]
-    assert catalog.rollback(name).ref == versions[0]
+    assert catalog.rollback(f"{name}@production").ref == versions[0]
+    assert isinstance(refusal(lambda: catalog.rollback(versions[1])), Invalid)
     for wrong, kind in (("v1", Conflict), ("v4", Denied), ("v9", NotFound), ("newest", Invalid), ("v0", Invalid)):
         assert isinstance(refusal(lambda each=wrong: catalog.rollback(name, to=each)), kind), wrong
 

@@ -4,6 +4,7 @@ import math
 import re
 from typing import Annotated
 
+from falaj.catalog.formats import SAFE
 from falaj.catalog.gates import (
     ATTESTED,
     DEFAULTS,
@@ -30,6 +31,8 @@ from falaj.store.ledger import Reader
 from falaj.store.records import Record
 
 GATE, ATTESTATION = "gate", "attestation"
+PLAIN = frozenset({*SAFE, "json", "text"})
+"""Formats that are known to hold no code; what is not known may."""
 MOST_ATTESTATIONS = 1000
 _KIND = re.compile(r"[a-z][a-z0-9._-]{0,62}")
 
@@ -179,7 +182,9 @@ def _unsafe(record: Record) -> str:
     card = as_version(record, {}).card
     if card is None or not card.format:
         return "nobody knows its format: publish it with a card"
-    return f"loading {card.format} would run code: export it to safetensors, ONNX or skops" if card.code_bearing else ""
+    if card.code_bearing or card.format not in PLAIN:
+        return f"loading {card.format[:40]} may run code: export it to safetensors, ONNX or skops"
+    return ""
 
 
 def _attestations(tx: Reader, version: Ref) -> list[Attestation]:

@@ -121,7 +121,6 @@ class Keeping(Shelf):
         if to in record.body["zones"]:
             return as_version(record, aliases)
         thing, source = str(name.bare), nearest(record, ctx)
-        ctx.permit("copy", thing, to)  # refused before anything is said or sent
         self._ledger.retry(ctx, lambda tx: tx.emit("catalog.copy", record.ref, phase="begin", source=source, to=to))
         # One intent over all batches: the first is still safe when the last one arrives.
         intent = self._blobs.project(ctx, lambda tx: open_intent(tx, ctx, "copy", thing, to))
