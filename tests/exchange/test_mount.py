@@ -163,11 +163,13 @@ def test_nothing_is_written(view: View) -> None:
 
 def test_our_errors_become_the_systems(source: Path) -> None:
     shelf = Shelf()
-    view = View(Snapshot(publish_folder(source, shelf).tree, shelf.fetch))
+    tree = publish_folder(source, shelf).tree
+    view = View(Snapshot(tree, shelf.fetch))
     view.getattr("/big")
     for error, number in ((Corrupt("spoiled"), errno.EIO), (Denied("no"), errno.EACCES)):
         shelf.broken = error
         assert code(lambda: view.read("/big", 4096, BIG - 4096, 0)) == number
+        assert code(lambda: names(View(Snapshot(tree, shelf.fetch)), "/")) == number
 
 
 def test_where_to_mount(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 @pytest.mark.parametrize("title", ["../evil", "/etc/evil", "a/../../evil", "", ".", "a\0b", "x" * 5000, "n" * 300])
 def test_titles_that_lead_out_are_refused(place: str, tmp_path: Path, title: str) -> None:
     put_artefact(place, [{**put_blob(place, b"evil"), "annotations": {TITLE: title}}])
-    with pytest.raises((Invalid, OSError)):
+    with pytest.raises(Invalid):
         pulled(place, tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -526,7 +526,14 @@ def test_credentials_do_not_follow_a_redirect(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "where", ["http://169.254.169.254/latest/meta-data", "http://example.invalid/", "file:///etc/passwd", "ftp://x/"]
+    "where",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://example.invalid/",
+        "file:///etc/passwd",
+        "ftp://x/",
+        "http://[",
+    ],
 )
 def test_a_redirect_or_a_realm_off_tls_is_refused(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, SECRET)

@@ -18,7 +18,7 @@ from typing import Any
 
 from falaj.catalog.gitfacts import read_code
 from falaj.catalog.sources import Source, source
-from falaj.core.errors import Corrupt, Invalid, NotFound
+from falaj.core.errors import Invalid, NotFound
 from falaj.exchange.intake import (
     as_mapping,
     inside,
@@ -151,34 +151,32 @@ class Project:
         return inside(self._root, str(joined.relative_to(self._root)))
 
     def _manifest(self, out: Out) -> list[Mapping[str, Any]]:
-        for shelf in self._places(out.oid):
-            if shelf.is_file():
-                rows = read_json(read_document(shelf), f"the list of {out.path}")
-                if _md5(shelf) != {out.oid.removesuffix(".dir")} or not isinstance(rows, list):
-                    raise Corrupt(f"the list of {out.path} is damaged", "run `dvc pull --force` there")
-                return [as_mapping(row, f"the list of {out.path}") for row in rows]
-        self.missing.append(f"{out.path.relative_to(self._root)}/")
-        return []
+        held, what = self._held(out.oid), f"the list of {out.path}"
+        if held is None:
+            self.missing.append(f"{out.path.relative_to(self._root)}/")
+            return []
+        rows = read_json(read_document(held), what)
+        return [as_mapping(row, what) for row in (rows if isinstance(rows, list) else [rows])]
 
     def _bring(self, oid: str, path: Path, stage: Path) -> None:
         """From the cache, where nothing changes any more; else a copy of the working file, checked as a copy."""
         into = stage / path.relative_to(self._root)
-        for held in self._places(oid):
-            if held.is_file() and oid in _md5(held):
-                link_or_copy(held.resolve(), into)
-                return
+        if (held := self._held(oid)) is not None:
+            link_or_copy(held.resolve(), into)
+            return
         if unlinked(self._root, path) and path.is_file():
             into.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, into, follow_symlinks=False)
-            if oid in _md5(into):
+            if _fits(into, oid):
                 return
             into.unlink()
         self.missing.append(str(path.relative_to(self._root)))
 
-    def _places(self, oid: str) -> list[Path]:
-        """Where bytes of this MD5 may lie: as DVC 3 lays its cache out, and as DVC 2 did."""
+    def _held(self, oid: str) -> Path | None:
+        """Where bytes of this MD5 lie: as DVC 3 lays its cache out, or as DVC 2 did. What is damaged counts as gone."""
         name = Path(oid[:2], oid[2:])
-        return [shelf / layout / name for shelf in self._shelves for layout in ("files/md5", "")]
+        places = (shelf / layout / name for shelf in self._shelves for layout in ("files/md5", ""))
+        return next((place for place in places if place.is_file() and _fits(place, oid.removesuffix(".dir"))), None)
 
     def _place(self, text: str) -> Path:
         return (self._root / ".dvc" / Path(text).expanduser()).resolve()
@@ -189,13 +187,10 @@ def write_out(project: Path, data: Path) -> str:
     cache = Project(project).cache / "files/md5"
     shutil.rmtree(data / os.fsdecode(RESERVED), ignore_errors=True)  # what a checkout remembers is no data
     rows, size = [], 0
-    for path in sorted(path for path in data.rglob("*") if path.is_file()):
-        if path.is_symlink():
-            raise Invalid(f"{path} is a symbolic link, and DVC keeps none", "export a version without links")
-        with path.open("rb") as file:
-            oid = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        rows.append({"md5": _keep(cache, oid, path), "relpath": path.relative_to(data).as_posix()})
-        size += path.stat().st_size
+    for path in data.rglob("*"):
+        if path.is_file():
+            rows.append({"md5": _keep(cache, _md5(path), path), "relpath": path.relative_to(data).as_posix()})
+            size += path.stat().st_size
     # The text DVC takes the MD5 of: sorted by path, keys sorted, as Python's json writes it.
     rows.sort(key=lambda row: row["relpath"])
     listed = json.dumps(rows, sort_keys=True).encode()
@@ -235,14 +230,20 @@ def _ignore(data: Path) -> None:
         file.write_text(f"{known}{'' if not known or known.endswith(chr(10)) else chr(10)}{line}\n", encoding="utf-8")
 
 
-def _md5(path: Path) -> set[str]:
-    """The MD5 of a file's bytes, and the one that DVC 2 gave to a text, line ends made the same."""
-    plain, lines = hashlib.md5(usedforsecurity=False), hashlib.md5(usedforsecurity=False)
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _fits(path: Path, oid: str) -> bool:
+    """True when a file has this MD5, or had it to DVC 2, which made the line ends of texts the same."""
+    if _md5(path) == oid:
+        return True
+    lines = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
-            plain.update(piece)
             lines.update(piece.replace(b"\r\n", b"\n"))
-    return {plain.hexdigest(), lines.hexdigest()}
+    return lines.hexdigest() == oid
 
 
 def _tags(root: Path, outs: Sequence[Out]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What carries versions to and from other tools, from the catalog's command line."""
 
+import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from falaj.catalog.reading import open_version
 from falaj.catalog.records import Card, Facts
 from falaj.catalog.sources import Source
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Denied
+from falaj.core.errors import Denied, Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.exchange import hub, lake  # noqa: F401 - what they can open, publish can name
@@ -83,6 +84,8 @@ def export_dvc(
     data = Path(to).expanduser().absolute()
     project = project_of(data.parent)
     opened, snapshot = open_version(here, name)
+    if any(entry.kind == "link" for entry in snapshot.entries()):
+        raise Invalid(f"{opened.ref} has symbolic links, and DVC keeps none", "export a version without", opened.ref)
     with here.progress.task(f"writing {opened.ref}", opened.tree.size_bytes) as task:
         out = checkout(snapshot, data, advance=task.advance)
     return Carried(opened.ref, str(data), write_out(project, data), out.num_files, out.size_bytes)
@@ -153,9 +156,10 @@ def pull(
         told, pem = receiver.told, read_document(Path(key)).decode() if key else receiver.told.key
         signature = _checked(receiver.signature, pem, stage, demanded=bool(key))
         tags = {**told.tags, "oci.source": str(place), "oci.digest": receiver.digest}
-        strict = Label.parse(told.label or {}).join(label or Label())
+        if told.label is not None:
+            label = Label.parse(told.label).join(label or Label())
         facts = Facts(told.message, card=_card(name, told.card, stage), tags=tags, files=_files(name, stage))
-        done = carry_out(here, Order(name, Source(stage), facts, strict))
+        done = carry_out(here, Order(name, Source(stage), facts, label))
     return Carried(done.ref, str(place), receiver.digest, done.num_files, receiver.size_bytes, signature)
 
 
@@ -183,7 +187,7 @@ def mount_read(
         with here.progress.task(f"{opened.ref} is at {folder}: Ctrl-C ends it", None, "files"):
             mount(View(snapshot, here.catalog.show(opened.ref).made_at), folder, str(opened.ref))
     finally:
-        if made and not background:
+        if made and not os.path.ismount(folder):
             folder.rmdir()
     return Mounted(opened.ref, str(folder))
 
@@ -208,9 +212,11 @@ def _card(name: Ref, told: dict[str, object] | None, stage: Path) -> Card | None
 
     if name.kind != "model":
         return None
-    card: Card = from_plain(Card, told or {})
     found = inspect(stage)
-    return replace(card, format=found.format, code_bearing=found.code_bearing, code=None, run="")
+    # Its program and its run are those of another house.
+    known = {field: value for field, value in (told or {}).items() if field not in ("code", "run")}
+    card: Card = from_plain(Card, {**known, "format": found.format, "code_bearing": found.code_bearing})
+    return card
 
 
 def _files(name: Ref, stage: Path) -> dict[str, str]:

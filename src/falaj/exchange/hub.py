@@ -25,7 +25,7 @@ _LONGEST = 500
 @contextmanager
 def open_hub(rest: str) -> Iterator[Source]:
     """`hub:FOLDER` or, of a cache, `hub:FOLDER@REVISION`."""
-    folder, _, revision = rest.partition("@")
+    folder, _, revision = rest.rpartition("@") if "@" in rest and not Path(rest).is_dir() else (rest, "", "")
     with staging("hub", rest) as stage:
         root, facts = read_hub(Path(folder).expanduser().absolute(), stage, revision)
         yield Source(root, tags=facts)

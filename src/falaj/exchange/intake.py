@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from falaj.catalog.sources import cache_folder
-from falaj.core.errors import Conflict, Invalid
+from falaj.core.errors import Invalid
 
 LONGEST = 4096
 MOST_DOCUMENT = 64 << 20
@@ -62,9 +63,15 @@ def read_yaml(data: bytes, what: str) -> Mapping[str, Any]:
         import yaml  # type: ignore[import-untyped]
     except ImportError as error:
         raise Invalid(f"reading {what} needs the package PyYAML", "pip install 'falaj[exchange]'") from error
+
+    # Never the loader in C: it recurses without a limit, and a deep document ends the process.
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def flatten_mapping(self, node: Any) -> None:
+            """Leave merges (`<<`) out: a page of them can make gigabytes."""
+            node.value = [pair for pair in node.value if pair[0].tag != "tag:yaml.org,2002:merge"]
+
     try:
-        # Never the loader in C: it recurses without a limit, and a deep document ends the process.
-        return as_mapping(yaml.safe_load(data) or {}, what)
+        return as_mapping(yaml.load(data, Loader=Loader) or {}, what)  # noqa: S506  # nosec B506: a safe one
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Invalid(f"{what} is not YAML", "ask whoever made it") from error
 
@@ -88,8 +95,8 @@ def staging(*names: str) -> Iterator[Path]:
     with folder.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise Conflict("the same is being brought in by another process", "wait until it has ended") from error
+        except OSError:  # somebody brings in the same at this moment
+            folder = folder.with_name(f"{mark}-{secrets.token_hex(4)}")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         try:

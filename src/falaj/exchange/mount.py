@@ -7,17 +7,16 @@ import subprocess  # nosec B404: our own command line, as it was typed
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unavailable
 from falaj.snapshot.format import Entry, PageRef
 from falaj.snapshot.read import Snapshot
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _SKIP = 256
 """So many files of a folder below are passed by one by one; then the rest of it is jumped over."""
 _FOREVER_S = 86400.0
@@ -25,20 +24,17 @@ _START_S = 60.0
 _BACKGROUND = "--background"
 
 
-def _as_system(function: Callable[P, T]) -> Callable[P, T]:
+@contextmanager
+def _as_system() -> Iterator[None]:
     """Our errors as the kernel knows them."""
-
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except NotFound as error:
-            raise FileNotFoundError(errno.ENOENT, error.message) from error
-        except Denied as error:
-            raise PermissionError(errno.EACCES, error.message) from error
-        except FalajError as error:
-            raise OSError(errno.EIO, error.message) from error
-
-    return wrapped
+    try:
+        yield
+    except NotFound as error:
+        raise FileNotFoundError(errno.ENOENT, error.message) from error
+    except Denied as error:
+        raise PermissionError(errno.EACCES, error.message) from error
+    except FalajError as error:
+        raise OSError(errno.EIO, error.message) from error
 
 
 class View:
@@ -53,7 +49,7 @@ class View:
     def init(self, path: str) -> None:
         """Nothing is to be made ready."""
 
-    @_as_system
+    @_as_system()
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
         """A file, a link, or a folder: whatever has something below it."""
         del fh
@@ -71,10 +67,11 @@ class View:
         del fh
         for dots in (".", ".."):
             yield dots, {"st_mode": stat.S_IFDIR}, 0
-        for name, mode in self._children(_name(path)):
-            yield os.fsdecode(name), {"st_mode": mode}, 0
+        with _as_system():
+            for name, mode in self._children(_name(path)):
+                yield os.fsdecode(name), {"st_mode": mode}, 0
 
-    @_as_system
+    @_as_system()
     def open(self, path: str, flags: int) -> int:
         """Files need no handle: a version does not change."""
         if flags & (os.O_WRONLY | os.O_RDWR):
@@ -82,7 +79,7 @@ class View:
         self._snapshot.entry(_name(path))
         return 0
 
-    @_as_system
+    @_as_system()
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         """Bytes of a file, each chunk checked against its digest before it is handed out."""
         del fh
@@ -92,7 +89,7 @@ class View:
             return b""
         return b"".join(self._snapshot.read(entry, offset, stop))
 
-    @_as_system
+    @_as_system()
     def readlink(self, path: str) -> str:
         """Where a link points, as it was published; the kernel follows it, not we."""
         entry = self._snapshot.entry(_name(path))

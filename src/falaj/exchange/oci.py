@@ -29,7 +29,7 @@ TITLE = "org.opencontainers.image.title"
 UNPACK, ORAS_UNPACK, EXECUTABLE = "vnd.falaj.unpack", "io.deis.oras.content.unpack", "vnd.falaj.executable"
 MOST_FILES = 100
 """From here on one tar is easier on a registry than a layer for each."""
-MOST_LAYERS, MOST_MEMBERS, MOST_CONFIG, MOST_HEADER = 4096, 10_000_000, 4 << 20, 1 << 20
+MOST_LAYERS, MOST_MEMBERS, MOST_DOCUMENT, MOST_HEADER = 4096, 10_000_000, 32 << 20, 1 << 20
 ROOMY, MOST_RATIO = 1 << 30, 100
 """A packed archive may unpack to so much, or to so many times its size, whichever is more."""
 _PIECE = 1 << 20
@@ -108,6 +108,7 @@ class Sender:
         """Every file, in order, without times and owners: the same version is the same bytes."""
         file = self._folder / "blob"
         with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
+            archive.copybufsize = _PIECE  # type: ignore[attr-defined]
             for entry in snapshot.entries():
                 member = tarfile.TarInfo(os.fsdecode(_plain(entry).path))
                 member.size, member.mode = entry.size, 0o755 if entry.executable else 0o644
@@ -174,8 +175,8 @@ class Receiver:
         into.chmod(0o755 if layer.note(EXECUTABLE) == "true" else 0o644)
 
     def _document(self, blob: Descriptor) -> bytes:
-        if blob.size > MOST_CONFIG:
-            raise Invalid(f"{blob.digest} has {blob.size} bytes", f"what describes files has at most {MOST_CONFIG}")
+        if blob.size > MOST_DOCUMENT:
+            raise Invalid(f"{blob.digest} has {blob.size} bytes", f"what describes files has at most {MOST_DOCUMENT}")
         file = self._folder / "document"
         self._registry.download(blob.digest, blob.size, file, lambda amount: None)
         data = file.read_bytes()
@@ -206,11 +207,10 @@ def _new(stage: Path, name: str) -> Path:
     path = inside(stage, name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        taken = path.exists()
     except OSError as error:
-        raise Invalid(
-            f"{name!r:.200} cannot lie where it says", "two files have one name, or a name is too long"
-        ) from error
-    if path.exists():
+        raise Invalid(f"{name!r:.200} cannot lie where it says: {error.strerror}", "ask whoever made it") from error
+    if taken:
         raise Invalid(f"two files are named {name!r:.200}", "ask whoever made it")
     return path
 
@@ -225,7 +225,7 @@ def _unzipped(file: Path) -> Path:
                 if left < 0:
                     raise Invalid("a layer unpacks to far more than it is", "an archive like this is made to do harm")
                 out.write(piece)
-    except (OSError, EOFError, zlib.error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise Corrupt("a layer is not packed as it says", "ask whoever made it") from error
     finally:
         file.unlink()

@@ -18,7 +18,7 @@ import httpx
 from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
 from falaj.exchange.intake import read_object
 
-PASSWORD = "FALAJ_REGISTRY_PASSWORD"  # noqa: S105 - the variable's name
+PASSWORD = "FALAJ_REGISTRY_PASSWORD"  # noqa: S105  # nosec B105: the name of a variable
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 DIGEST = r"sha256:[0-9a-f]{64}"
@@ -172,7 +172,17 @@ class Registry:
         self._ask("PUT", where.copy_merge_params({"digest": digest}), _part(file, sent, size), _BYTES)
 
     def _location(self, answer: httpx.Response) -> httpx.URL:
-        return self._admitted(answer.url.join(answer.headers.get("Location", "")))
+        return self._admitted(answer.url, answer.headers.get("Location", ""))
+
+    def _admitted(self, base: httpx.URL, text: str) -> httpx.URL:
+        """Where a registry sends us, if it may: over TLS, as long as we are not on this machine anyway."""
+        try:
+            target = base.join(text)
+        except (httpx.InvalidURL, ValueError):
+            target = httpx.URL()
+        if target.scheme == "https" or (self._place.loopback and target.scheme == "http" and target.host in _LOOPBACK):
+            return target
+        raise Denied(f"{self._place.host} sends us to {text!r:.100}", "only TLS is spoken there")
 
     def _ask(
         self, method: str, url: str | httpx.URL, body: Body | None = None, headers: dict[str, str] | None = None
@@ -219,11 +229,6 @@ class Registry:
             raise Unavailable(f"{self._place.host} does not answer: {type(error).__name__}", "try again") from error
         raise Unavailable(f"{self._place.host} sends us around in circles", "ask whoever runs it")
 
-    def _admitted(self, target: httpx.URL) -> httpx.URL:
-        if target.scheme == "https" or (self._place.loopback and target.host in _LOOPBACK):
-            return target
-        raise Denied(f"{self._place.host} sends us to {target.scheme}://{target.host}", "only TLS is spoken there")
-
     def _sign_in(self, challenge: str) -> None:
         scheme, _, rest = challenge.partition(" ")
         said = dict(re.findall(r'(\w+)="([^"]*)"', rest))
@@ -235,7 +240,7 @@ class Registry:
             raise Unauthenticated(f"{self._place.host} asks who you are", f"give --user and set {PASSWORD}")
 
     def _token(self, said: dict[str, str]) -> str:
-        realm = self._admitted(httpx.URL(said["realm"]))
+        realm = self._admitted(self._base, said["realm"])
         params = {"scope": self._scope, **({"service": said["service"]} if "service" in said else {})}
         headers = {"Authorization": self._basic} if self._basic else {}
         with self._client.stream("GET", realm, params=params, headers=headers) as answer:
