@@ -351,6 +351,16 @@ class TestHostile:
         (tmp_path / "u.parquet").mkdir()
         (tmp_path / "v.parquet").symlink_to("/dev/zero")
         assert describe(tmp_path) is None
+        assert describe(tmp_path / "t.parquet") is None
+
+    def test_a_child_that_is_killed_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pq.write_table(ROWS, tmp_path / "t.parquet")
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+        monkeypatch.setattr(duck, "LIMIT_S", -59.9)
+        with pytest.raises(Invalid, match="not read within"):
+            describe(tmp_path)
+        assert list((tmp_path / "tmp").iterdir()) == []
 
     def test_names_that_are_no_text(self, tmp_path: Path) -> None:
         pq.write_table(ROWS, tmp_path / "t.parquet")

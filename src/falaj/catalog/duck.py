@@ -89,20 +89,30 @@ def ask(module: str, question: object, answer: type[T]) -> T:
     """What `module`, run as a program in a child process with limits, answers."""
     # -P: nothing that lies in the current folder is imported.
     command = [sys.executable, "-P", "-m", module]
-    try:
-        asked = msgspec.json.encode(question)
-        done = subprocess.run(  # noqa: S603  # nosec B603 - our own module, and no shell
-            command, input=asked, capture_output=True, check=False, timeout=LIMIT_S + 60
-        )
-    except UnicodeError:
-        raise Invalid("the name of a table file is no text", "give its file a name in UTF-8") from None
-    except subprocess.TimeoutExpired:
-        raise _slow() from None
+    # Whatever becomes of the child, what it spilled is removed.
+    with tempfile.TemporaryDirectory(prefix="falaj-tables-") as home:
+        done = _run(command, question, {**os.environ, "TMPDIR": home})
     if done.returncode == _TOLD:
         raise from_wire(msgspec.json.decode(done.stdout, type=dict[str, str]))
     if done.returncode:
         raise Invalid("what lies there as a table breaks whatever reads it, or needs too much memory", _LEFT_OUT)
     return msgspec.json.decode(done.stdout, type=answer)
+
+
+def _run(command: list[str], question: object, env: dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
+    try:
+        return subprocess.run(  # noqa: S603  # nosec B603 - our own module, and no shell
+            command,
+            input=msgspec.json.encode(question),
+            env=env,
+            capture_output=True,
+            check=False,
+            timeout=LIMIT_S + 60,
+        )
+    except UnicodeError:
+        raise Invalid("the name of a table file is no text", "give its file a name in UTF-8") from None
+    except subprocess.TimeoutExpired:
+        raise _slow() from None
 
 
 def reply(question: type[T], work: Callable[[T], object]) -> None:
@@ -232,16 +242,11 @@ def opened(*tables: TableFiles) -> Iterator[Duck]:
             connection.close()
 
 
-_CONFIG: dict[str, Any] = {
-    "memory_limit": _MEMORY,
-    "threads": 2,
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "allow_community_extensions": False,
-    "allow_persistent_secrets": False,
-    "python_enable_replacements": False,
-    "preserve_insertion_order": False,
-}
+_OFF = (
+    *("autoinstall_known_extensions", "autoload_known_extensions", "allow_community_extensions"),
+    *("allow_persistent_secrets", "python_enable_replacements", "preserve_insertion_order"),
+)
+_CONFIG: dict[str, Any] = {"memory_limit": _MEMORY, "threads": 2, **dict.fromkeys(_OFF, False)}
 # Times are shown and compared in UTC wherever this runs. Footers leave NaN out of their bounds, and the optimizer would
 # conclude that there is none.
 _SETTINGS = ("TimeZone='UTC'", "enable_progress_bar=false", "disabled_optimizers='statistics_propagation'")
@@ -269,9 +274,8 @@ def named(name: str) -> str:
 
 
 def _walk(source: Path) -> Iterator[str]:
-    if not source.is_dir():
+    if source.is_file():
         yield str(source)
-        return
     ends = tuple(_FORMATS)
     for folder, folders, names in os.walk(source):
         # Hidden folders and those of other tools' bookkeeping (_delta_log, _temporary) are no part of a table.

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from falaj.catalog.duck import Duck, Relation, TableFiles, ask, find_table, format_of, named, opened, reply
-from falaj.catalog.records import Column
-from falaj.catalog.tables import NUMBERS, TIMES, Known, Seen, category_of, column_of, fields_of, measure, type_name
+from falaj.catalog.tables import NUMBERS, TIMES, Seen, category_of, fields_of, measure, type_name
 from falaj.core.errors import Invalid
 
 SAMPLES = 5
@@ -245,17 +244,15 @@ class _Comparison:
     def _shifts(self, nothing_before: bool, nothing_after: bool) -> Iterator[StatisticShift]:
         if nothing_before or nothing_after:
             return
-        left, right = (self._statistics(side) for side in self._sides)
+        fields = (fields_of(side, self._question.categories) for side in self._sides)
+        seen = (Seen({found: {} for found in of_side}) for of_side in fields)
+        measured = (measure(self._duck, *each) for each in zip(self._sides, seen, strict=True))
+        left, right = ({column.name: column for column in columns} for columns in measured)
         for name in left:
             for statistic in ("nulls", "distinct", "low", "high", "mean") if name in right else ():
                 was, now = getattr(left[name], statistic), getattr(right[name], statistic)
                 if was != now:
                     yield StatisticShift(name, statistic, _text(was), _text(now))
-
-    def _statistics(self, side: Relation) -> dict[str, Column]:
-        seen = Seen({found: Known() for found in fields_of(side, self._question.categories)})
-        measure(self._duck, side, seen)
-        return {found.name: column_of(found, known, seen.rows or 0) for found, known in seen.fields.items()}
 
     def _samples(self) -> Iterator[RowSample]:
         for how, paired, loose, side in (

@@ -9,7 +9,7 @@ read once, and of a table beyond `READ_BYTES` nothing is read, so that its colum
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,15 +81,8 @@ class Field:
         return text
 
 
-@dataclass(slots=True)
-class Known:
-    """What has been found out of a field so far."""
-
-    nulls: int | None = None
-    distinct: int | None = None
-    low: str | None = None
-    high: str | None = None
-    mean: float | None = None
+Known = dict[str, Any]
+"""What has been found out of a field so far, by the names that `Column` has for it."""
 
 
 @dataclass(slots=True)
@@ -122,50 +115,27 @@ def type_name(kind: Any) -> str:
     return re.sub(r"ENUM\(.*\)", "ENUM", str(kind), flags=re.DOTALL)
 
 
-def measure(duck: Duck, relation: Relation, seen: Seen) -> None:
-    """Fill in what is not known yet, by reading every row once."""
-    wanted = [(field, known, list(_asks(field, known))) for field, known in seen.fields.items()]
-    wanted = [(field, known, asks) for field, known, asks in wanted if asks]
-    for start in range(0, max(len(wanted), 1), _GROUP):
+def measure(duck: Duck, relation: Relation, seen: Seen, whole: bool = True) -> tuple[Column, ...]:
+    """Every column; what is not known yet is found out by reading each row once. Not `whole`: the nulls and no more."""
+    wanted = [(field, asks) for field in seen.fields if (asks := dict(_asks(field, seen.fields[field], whole)))]
+    for start in range(0, len(wanted), _GROUP):
         group = wanted[start : start + _GROUP]
-        if not group and seen.rows is not None:
-            return
-        texts = ["count(*)", *(text for _, _, asks in group for text, _ in asks)]
+        texts = ["count(*)", *(text for _, asks in group for text in asks.values())]
         (row,) = duck.select(f"{', '.join(texts)} FROM {relation.scan()}")
         seen.rows, values = int(row[0]), iter(row[1:])
-        for field, known, asks in group:
-            for _, keep in asks:
-                keep(known, next(values), seen.rows)
-            _tidy(field, known)
-
-
-def column_of(field: Field, known: Known, rows: int) -> Column:
-    """A field as records keep it."""
-    nulls = known.nulls if known.nulls is not None else 0
-    distinct = None if known.distinct is None else min(known.distinct, rows - nulls)
-    return Column(
-        field.name,
-        type_name(field.type),
-        nulls,
-        distinct,
-        known.low or "",
-        known.high or "",
-        known.mean,
-        field.category,
-    )
+        for field, asks in group:
+            seen.fields[field].update(zip(asks, values, strict=False))
+    return tuple(_column(field, known, seen.rows or 0) for field, known in seen.fields.items())
 
 
 def _table(duck: Duck, files: TableFiles, relation: Relation, categories: Mapping[str, str]) -> Table:
     fields = fields_of(relation, categories)
     _check_declared(fields, categories)
-    seen = Seen({field: Known() for field in fields})
+    seen = Seen({field: {} for field in fields})
     if files.format == "parquet":
         _read_footers(duck, relation, seen)
-    if seen.rows is None or files.size_bytes <= READ_BYTES:
-        measure(duck, relation, seen)
-    rows = seen.rows or 0
-    columns = tuple(column_of(field, known, rows) for field, known in seen.fields.items())
-    return Table(rows, columns, files.format, len(files.paths))
+    columns = measure(duck, relation, seen, files.format != "parquet" or files.size_bytes <= READ_BYTES)
+    return Table(seen.rows or 0, columns, files.format, len(files.paths))
 
 
 def _below(path: tuple[str, ...], kind: Any, above: str, categories: Mapping[str, str]) -> Iterator[Field]:
@@ -183,34 +153,34 @@ def _check_declared(fields: Sequence[Field], categories: Mapping[str, str]) -> N
             raise NotFound(f"the table has no column {name!r:.80}", f"it was declared {category}; check the spelling")
 
 
-Keep = Callable[[Known, Any, int], None]
-
-
-def _asks(field: Field, known: Known) -> Iterator[tuple[str, Keep]]:
-    """The expressions that are still wanted of a field, and where their values go."""
+def _asks(field: Field, known: Known, whole: bool) -> Iterator[tuple[str, str]]:
+    """What is still wanted of a field, and the expression that gives it."""
     x, kind = field.sql, field.type.id
-    if known.nulls is None:
-        yield f"count({x})", lambda known, value, rows: setattr(known, "nulls", rows - value)
-    if field.category or kind not in _ORDERED:
+    if "nulls" not in known:
+        yield "nulls", f"count(*) - count({x})"
+    if field.category or kind not in _ORDERED or not whole:
         return
-    if known.distinct is None:
-        yield f"approx_count_distinct({x})", lambda known, value, _: setattr(known, "distinct", value)
+    yield "distinct", f"approx_count_distinct({x})"
     # Where some numbers are none (NaN), the bounds and the mean are those of the others.
     real = f" FILTER (NOT isnan({x}))" if kind in _FLOATS else ""
     short = f"left({x}, {_BOUND})" if kind == "varchar" else x
-    if known.low is None:
-        yield f"CAST(min({short}){real} AS VARCHAR)", lambda known, value, _: setattr(known, "low", value)
-        yield f"CAST(max({short}){real} AS VARCHAR)", lambda known, value, _: setattr(known, "high", value)
+    if "low" not in known:
+        yield "low", f"CAST(min({short}){real} AS VARCHAR)"
+        yield "high", f"CAST(max({short}){real} AS VARCHAR)"
     if kind in NUMBERS:
-        number = f"CAST({x} AS DOUBLE)" if kind != "boolean" else f"CAST({x} AS INTEGER)"
-        yield f"favg({number}){real}", lambda known, value, _: setattr(known, "mean", value)
+        yield "mean", f"favg(CAST({x} AS {'INTEGER' if kind == 'boolean' else 'DOUBLE'})){real}"
 
 
-def _tidy(field: Field, known: Known) -> None:
-    if known.mean is not None:
+def _column(field: Field, known: Known, rows: int) -> Column:
+    """A field as records keep it."""
+    nulls, distinct, mean = int(known.get("nulls", 0)), known.get("distinct"), known.get("mean")
+    low, high = (_shown(field.type.id, known.get(bound) or "") for bound in ("low", "high"))
+    if distinct is not None:
+        distinct = min(distinct, rows - nulls)
+    if mean is not None:
         # Two threads add in no fixed order; fewer digits are the same every time. Infinity is no number on the wire.
-        known.mean = float(f"{known.mean:.12g}") if math.isfinite(known.mean) else None
-    known.low, known.high = (text and _shown(field.type.id, text) for text in (known.low, known.high))
+        mean = float(f"{mean:.12g}") if math.isfinite(mean) else None
+    return Column(field.name, type_name(field.type), nulls, distinct, low, high, mean, field.category)
 
 
 def _shown(kind: str, text: str) -> str:
@@ -238,24 +208,20 @@ def _read_footers(duck: Duck, relation: Relation, seen: Seen) -> None:
     seen.rows = int(rows)
     by_path = {row[0]: row[1:] for row in found if row[1] == groups}
     for field, known in seen.fields.items():
-        if (row := by_path.get(", ".join(field.path))) is not None and field.type.id not in ("list", "map", "struct"):
-            _take(field, known, row)
-            _tidy(field, known)
+        if field.type.id not in ("list", "map", "struct"):
+            known.update(_stated(field, by_path.get(", ".join(field.path))))
 
 
-def _take(field: Field, known: Known, row: tuple[Any, ...]) -> None:
+def _stated(field: Field, row: tuple[Any, ...] | None) -> Known:
+    if row is None:
+        return {}
     chunks, counted, nulls, bounded, exact, *bounds = row
-    if counted == chunks:
-        known.nulls = int(nulls or 0)
-    if field.category or not bounded:
-        return
+    known = {"nulls": nulls or 0} if counted == chunks else {}
     kind = field.type.id
-    if kind in _INTEGERS:
-        known.low, known.high = bounds[0:2]
-    elif kind == "timestamp":
-        known.low, known.high = bounds[2:4]
-    elif kind == "varchar" and exact:
-        known.low, known.high = bounds[4:6]
+    at = 0 if kind in _INTEGERS else 2 if kind == "timestamp" else 4 if kind == "varchar" and exact else None
+    if bounded and at is not None and not field.category:
+        known |= {"low": bounds[at], "high": bounds[at + 1]}
+    return known
 
 
 _NAMES = {
