@@ -74,7 +74,7 @@ class Settings:
     store: str = "sqlite:{home}/ledger.db"
     blobs: str = "dir:{home}/blobs"
     cache: str = ""
-    """A folder on a local disk that keeps what was last read from far stores, sealed as it lies there; none when empty."""
+    """A folder on a local disk that keeps what was last read from far stores, sealed as it lies there."""
     cache_bytes: int = 21_474_836_480
     series: str = ""
     """Where measurements lie; when empty, in the ledger's own PostgreSQL, or else in a file beside it."""

@@ -61,6 +61,10 @@ class Stage:
         self._open.append(platform)
         return platform
 
+    def header(self, name: str) -> dict[str, str]:
+        """What a client that is not ours sends as this person."""
+        return {"authorization": f"Bearer {self._tokens[name]}"}
+
     def refused(self, act: Callable[[], Any]) -> FalajError:
         """Run what must be refused, and give the refusal; that it is allowed would be the end of the story."""
         try:
