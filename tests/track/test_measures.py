@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -133,7 +134,7 @@ def test_points_without_steps_are_not_written_over_and_over(measures: Measures) 
     blocks = measures._series.read("t", ["r"], "m0")
     assert sum(block.length for block in blocks) == 20_000
     assert 5 <= len(blocks) <= 12
-    assert all(a.high < b.low for a, b in zip(blocks, blocks[1:], strict=False))
+    assert all(a.high < b.low for a, b in pairwise(blocks))
 
 
 def test_a_thin_run_is_only_put_together(measures: Measures) -> None:
