@@ -307,9 +307,9 @@ def test_history_answers_for_a_day(town: Town, name: str) -> None:
     [told] = catalog.history(name)
     assert told.until >= told.since > 0
     assert catalog.history(v1) == (told,)
-    assert catalog.history(f"{name}@champion", at="2001-01-01") == ()
+    assert catalog.history(f"{name}@champion", on="2001-01-01") == ()
     assert catalog.history(f"{name}@other") == ()
-    assert isinstance(refusal(lambda: catalog.history(name, at="yesterday")), Invalid)
+    assert isinstance(refusal(lambda: catalog.history(name, on="yesterday")), Invalid)
     assert isinstance(refusal(lambda: catalog.untag(name, "champion")), NotFound)
 
 

@@ -66,7 +66,7 @@ def test_promote_with_approval(town: Town) -> None:
         (v2, "amal", ("badr", "dana")),
     ]
     assert told[0].until == told[1].since
-    assert catalog.history(f"{MODEL}@production", at=str(told[0].since))[0].ref == v1
+    assert catalog.history(f"{MODEL}@production", on=str(told[0].since))[0].ref == v1
 
     back = catalog.rollback(MODEL, reason="false alarms")
     assert (back.ref, back.approved_by) == (v1, ("badr", "dana"))

@@ -153,18 +153,18 @@ class Names(Shelf):
         self,
         ctx: Context,
         name: Annotated[Ref, "the name with an alias; all its aliases when none is given"],
-        at: Annotated[str, "only what held then: a day such as 2027-03-03, a time, or seconds since 1970"] = "",
+        on: Annotated[str, "only what held then: a day such as 2027-03-03, a time, or seconds since 1970"] = "",
     ) -> tuple[Binding, ...]:
         """Say what an alias or a stage meant, from when to when, who moved it, why, and who approved that.
 
         It is read from the log, so it stays when versions and aliases go.
 
         Example:
-            falaj catalog history model:fraud/scorer@production --at 2027-03-03
+            falaj catalog history model:fraud/scorer@production --on 2027-03-03
         """
         check_kind(name)
         found = bindings(_moves(self._ledger, ctx.tenant, name.bare))
-        span = _span(at) if at else None
+        span = _span(on) if on else None
         return tuple(
             each
             for each in found
