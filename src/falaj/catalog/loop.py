@@ -2,25 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from falaj.catalog.stages import Stages
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, FalajError
 from falaj.core.permit import Permit
 from falaj.core.ref import Ref
-from falaj.govern.records import Move, Verdict
+from falaj.govern.guard import Residency
 from falaj.store.ledger import Ledger
 from falaj.store.loop import Turn
 
 SWEEP_S = 2.0
 """How long a voice heard by another replica may go unnoticed."""
-
-
-class Residency(Protocol):
-    """What the loop needs of zones."""
-
-    def verdict(self, move: Move, now: float) -> Verdict: ...
 
 
 class StageLoop:
