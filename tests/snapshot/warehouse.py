@@ -1,4 +1,4 @@
-"""A place for bytes on a folder, with the two halves of the channel that snapshots use. A real one, only without a house."""
+"""A place for bytes on a folder, with both halves of the channel that snapshots use: real, only without a house."""
 
 import hashlib
 import threading

@@ -321,10 +321,10 @@ def _decode_entries(data: bytes, count: int, at: int) -> tuple[list[Entry], int]
         at += _ENTRY.size
         path = data[at : at + length]
         at += length
-        if mode & _NEAR:
-            path = folder + path
-        elif folder and path.startswith(folder):
+        near = bool(folder) and (bool(mode & _NEAR) or path.startswith(folder))
+        if near != bool(mode & _NEAR):
             raise _broken("a path is not written as it should be")
+        path = folder + path if near else path
         if at > len(data) or path <= last or _UNSAFE.search(path):
             raise _broken(f"a page lists {shown(path)!r}, which is out of order or no path in a folder")
         last, folder = path, path[: path.rfind(b"/") + 1]

@@ -119,7 +119,7 @@ def read_file(found: Found, keep: Keep) -> tuple[Content, bytes]:
 
 def cut(fd: int, size: int, *, sparse: bool) -> Iterator[memoryview]:
     """The content-defined pieces of a file's first `size` bytes; each is good until the next is asked for."""
-    buffer = memoryview(bytearray(_BLOCK))
+    buffer = memoryview(bytearray(min(_BLOCK, size)))
     start = have = 0
     while start < size:
         if sparse and (hole := _hole(fd, start, size)) >= _MOST:

@@ -6,6 +6,7 @@ Rows carry a checksum, and a file that is not ours or does not read well is thro
 """
 
 import contextlib
+import json
 import sqlite3
 import struct
 import time
@@ -30,10 +31,12 @@ _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE files(path BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID;
 CREATE TABLE fresh(path BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID;
-CREATE TABLE packs(digest TEXT PRIMARY KEY, size INTEGER, mac TEXT, at REAL, chunks BLOB);
-CREATE TABLE batches(digest TEXT PRIMARY KEY, size INTEGER, mac TEXT, at REAL, shard TEXT, data BLOB);
+CREATE TABLE packs(at REAL, receipts BLOB, chunks BLOB);
+CREATE TABLE batches(at REAL, receipts BLOB, data BLOB, bundle TEXT, shard TEXT);
 """
 _ROWS = 8192
+_READ = "SELECT path, row FROM files WHERE typeof(path) = 'blob' AND typeof(row) = 'blob' ORDER BY path"
+_AWAY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 
 
 class SentPack(NamedTuple):
@@ -47,8 +50,10 @@ class SentBatch(NamedTuple):
     """A batch that was sent whole and may not be committed yet."""
 
     batch: Batch
-    receipt: Receipt
+    receipts: tuple[Receipt, ...]
+    """Of its pieces: tied together again, they say whether the house still has them."""
     data: bytes
+    """The shard."""
 
 
 class State:
@@ -61,7 +66,7 @@ class State:
         self._db = _open(path)
         self._saved: list[tuple[bytes, bytes | None]] = []
         self._settle()
-        self._rows = self._db.execute("SELECT path, row FROM files ORDER BY path")
+        self._rows = self._db.execute(_READ)
         self._head: tuple[bytes, bytes] | None = self._rows.fetchone()
 
     def __enter__(self) -> Self:
@@ -92,7 +97,8 @@ class State:
         if head is None or head[0] != path:
             return None
         self._head, row = self._rows.fetchone(), head[1]
-        return _unpacked(path, row, stamp)
+        found = _valid(path, row) if row.startswith(stamp) else None
+        return found[STAMP_BYTES:] if found is not None else None
 
     def save(self, path: bytes, stamp: bytes, body: bytes) -> None:
         """Remember a file."""
@@ -110,42 +116,39 @@ class State:
     def sent_pack(self, pack: SentPack) -> None:
         """A pack has arrived: if we are killed now, it need not be sent again."""
         self._flush()
-        digest, size, mac = pack.receipt.digest, pack.receipt.size, pack.receipt.mac
-        self._insert("packs", digest, size, mac, time.time(), _checked(digest.encode(), pack.chunks))
+        receipts = _listed((pack.receipt,))
+        self._insert("packs", time.time(), receipts, _checked(receipts, pack.chunks))
 
     def sent_batch(self, sent: SentBatch) -> None:
         """A batch is whole; its packs are known by it from now on."""
-        with self._db:
-            self._db.execute("DELETE FROM packs")
-            values = (
-                sent.receipt.digest,
-                sent.receipt.size,
-                sent.receipt.mac,
-                time.time(),
-                sent.batch.shard,
-                sent.data,
-            )
-            self._db.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?)", values)
+        receipts = _listed(sent.receipts)
+        self._insert(
+            "batches", time.time(), receipts, _checked(receipts, sent.data), sent.batch.bundle, sent.batch.shard
+        )
+        self._db.execute("DELETE FROM packs")
 
     def packs(self) -> Iterator[SentPack]:
         """What an interrupted publish sent and did not tie together."""
         since = time.time() - SENT_S
-        for digest, size, mac, chunks in self._db.execute(
-            "SELECT digest, size, mac, chunks FROM packs WHERE at > ? ORDER BY rowid", (since,)
-        ):
-            if crc32(chunks[:-4], crc32(digest.encode())) == int.from_bytes(chunks[-4:], "little"):
-                yield SentPack(Receipt(digest, size, mac), chunks[:-4])
+        for receipts, row in self._db.execute("SELECT receipts, chunks FROM packs WHERE at > ?", (since,)):
+            chunks = _valid(receipts, row)
+            if chunks is not None:
+                yield SentPack(Receipt(*json.loads(receipts)[0]), chunks)
 
-    def batches(self) -> list[SentBatch]:
+    def batches(self) -> Iterator[SentBatch]:
         """Batches that were sent whole; the caller drops what its base holds by now."""
         since = time.time() - SENT_S
-        found = self._db.execute("SELECT digest, size, mac, shard, data FROM batches WHERE at > ?", (since,))
-        return [SentBatch(Batch(d, shard), Receipt(d, size, mac), data) for d, size, mac, shard, data in found]
+        for receipts, row, *batch in self._db.execute(
+            "SELECT receipts, data, bundle, shard FROM batches WHERE at > ?", (since,)
+        ):
+            data = _valid(receipts, row)
+            if data is not None:
+                yield SentBatch(Batch(*batch), tuple(Receipt(*each) for each in json.loads(receipts)), data)
 
     def forget(self, bundles: Iterable[str] | None = None) -> None:
         """Count no longer on what was sent: of some batches, or of all."""
         if bundles is not None:
-            self._db.executemany("DELETE FROM batches WHERE digest = ?", [(bundle,) for bundle in bundles])
+            self._db.executemany("DELETE FROM batches WHERE bundle = ?", [(bundle,) for bundle in bundles])
         else:
             self._db.execute("DELETE FROM batches")
             self._db.execute("DELETE FROM packs")
@@ -201,34 +204,32 @@ def _checked(key: bytes, row: bytes) -> bytes:
     return row + crc32(row, crc32(key)).to_bytes(4, "little")
 
 
-def _unpacked(path: bytes, row: bytes, stamp: bytes) -> bytes | None:
-    if row[:STAMP_BYTES] != stamp or crc32(row[:-4], crc32(path)) != int.from_bytes(row[-4:], "little"):
+def _valid(key: object, row: object) -> bytes | None:
+    """What `_checked` was given; None for a row that is not as it was."""
+    if not isinstance(key, bytes) or not isinstance(row, bytes):
         return None
-    return row[STAMP_BYTES:-4]
+    return row[:-4] if crc32(row[:-4], crc32(key)) == int.from_bytes(row[-4:], "little") else None
+
+
+def _listed(receipts: Iterable[Receipt]) -> bytes:
+    return json.dumps([(receipt.digest, receipt.size, receipt.mac) for receipt in receipts]).encode()
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
     """The file, new where it is not ours; where another publish holds it or it cannot be written, do without."""
-    with contextlib.suppress(OSError, sqlite3.OperationalError):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                return _connected(path)
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                discard(path)
-                return _connected(path)
-    return _connected("")
-
-
-def _connected(path: Path | str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=0)
-    try:
-        return _prepared(db, new=not path or not Path(path).stat().st_size)
-    except sqlite3.Error:
-        db.close()
-        raise
+    for _ in range(2 if path else 0):
+        db = None
+        try:
+            Path(path or "").parent.mkdir(parents=True, exist_ok=True)
+            db = sqlite3.connect(path or "", isolation_level=None, timeout=0)
+            return _prepared(db, new=not Path(path or "").stat().st_size)
+        except (OSError, sqlite3.Error, UnicodeError) as error:  # SQLite may quote a spoiled file in its message
+            if db is not None:
+                db.close()
+            if not isinstance(error, sqlite3.Error | UnicodeError) or getattr(error, "sqlite_errorcode", 0) in _AWAY:
+                break
+            discard(path)
+    return _prepared(sqlite3.connect("", isolation_level=None), new=True)
 
 
 def _prepared(db: sqlite3.Connection, *, new: bool) -> sqlite3.Connection:

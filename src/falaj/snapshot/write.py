@@ -38,7 +38,7 @@ def publish_folder(
     """
     try:
         return _publish(folder, sink, base, state, advance)
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeError):  # SQLite may quote a spoiled file in its message
         discard(state)
         state = None
     except TakenBack:
