@@ -263,9 +263,9 @@ def make_big(path: Path) -> None:
 
 
 def edit_big(path: Path) -> None:
-    """Overwrite 1 % of it in runs of 512 KiB, and put a MiB in the middle."""
+    """Overwrite 1 % of it in runs of 128 KiB, and put a MiB in the middle."""
     file, size = path / "big.bin", BIG_MIB << 20
-    dice, run_bytes = random.Random(7), 512 << 10
+    dice, run_bytes = random.Random(7), 128 << 10
     with file.open("r+b") as opened:
         for _ in range(max(1, size // 100 // run_bytes)):
             opened.seek(dice.randrange(size - run_bytes))

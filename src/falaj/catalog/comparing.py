@@ -2,18 +2,20 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from falaj.catalog.reading import open_version, printable, text_of
 from falaj.catalog.records import Column, Opened, Table
-from falaj.catalog.rowdiff import RowSample, TableDiff, diff_tables
 from falaj.core.errand import Here
 from falaj.core.ref import Ref
 from falaj.snapshot.checkout import checkout
 from falaj.snapshot.compare import Change, compare
 from falaj.snapshot.read import Snapshot
+
+if TYPE_CHECKING:
+    from falaj.catalog.rowdiff import RowSample, TableDiff
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class VersionDiff:
     duplicate_keys: int = 0
     files: tuple[FileChange, ...] = ()
     columns: tuple[ColumnChange, ...] = ()
-    samples: tuple[RowSample, ...] = ()
+    samples: "tuple[RowSample, ...]" = ()
 
 
 def compare_versions(here: Here, a: Ref, b: Ref, key: Sequence[str] | None) -> VersionDiff:
@@ -73,21 +75,30 @@ def compare_versions(here: Here, a: Ref, b: Ref, key: Sequence[str] | None) -> V
         for change in compare(before, after):
             changes.append(change)
             task.advance(1)
-    counts = (sum(change.how == how for change in changes) for how in ("added", "removed", "changed"))
-    rows = TableDiff(0, 0, 0, 0)
-    if key is not None and changes:
-        rows = _rows(here, (before, after), changes, tuple(key), _categories(first, second))
-    return VersionDiff(
+    added, removed, changed = (sum(change.how == how for change in changes) for how in ("added", "removed", "changed"))
+    found = VersionDiff(
         first.ref,
         second.ref,
-        *counts,
+        added,
+        removed,
+        changed,
         first.table.rows if first.table else None,
         second.table.rows if second.table else None,
-        *((rows.rows_added, rows.rows_removed, rows.rows_changed) if key is not None else (None, None, None)),
-        columns_changed=rows.columns_changed,
-        duplicate_keys=rows.duplicate_keys,
         files=tuple(_file(change) for change in changes),
         columns=tuple(_columns(first.table, second.table)),
+    )
+    if key is None:
+        return found
+    if not changes:
+        return replace(found, rows_added=0, rows_removed=0, rows_changed=0)
+    rows = _rows(here, (before, after), changes, tuple(key), _categories(first, second))
+    return replace(
+        found,
+        rows_added=rows.rows_added,
+        rows_removed=rows.rows_removed,
+        rows_changed=rows.rows_changed,
+        columns_changed=rows.columns_changed,
+        duplicate_keys=rows.duplicate_keys,
         samples=rows.samples,
     )
 
@@ -127,8 +138,10 @@ def _rows(
     changes: list[Change],
     key: tuple[str, ...],
     categories: Mapping[str, str],
-) -> TableDiff:
+) -> "TableDiff":
     """Fetch the files that differ, and no others, and compare what is in them."""
+    from falaj.catalog.rowdiff import diff_tables
+
     sides = [[e for c in changes if (e := getattr(c, side)) is not None] for side in ("before", "after")]
     # The same bytes under another name are the same rows.
     moved = {e.digest for e in sides[0]} & {e.digest for e in sides[1]}
