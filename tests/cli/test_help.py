@@ -9,10 +9,8 @@ from importlib import import_module
 import pytest
 
 from falaj.cli import COMMANDS, main, split
-from falaj.cli.verbs import typed
-from falaj.core.verb import verbs_of
+from falaj.cli.verbs import typed, words_of
 from falaj.desks import DESKS
-from falaj.platform import desk_class
 from tests.cli.conftest import Run
 
 
@@ -44,7 +42,7 @@ def test_a_desks_help_imports_no_other_desk_and_no_server() -> None:
 def test_every_verb_has_help_with_an_example(desk: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([desk, "--help"]) == 0
     listed = capsys.readouterr().out
-    for verb in verbs_of(desk_class(desk)).values():
+    for verb in words_of(desk):
         assert f"  {typed(verb)}" in listed
         with pytest.raises(SystemExit) as ended:
             main([desk, typed(verb), "--help"])
@@ -64,7 +62,7 @@ def test_every_example_of_every_verb_can_be_typed() -> None:
 
     wrong = []
     for name in DESKS:
-        for verb in verbs_of(desk_class(name)).values():
+        for verb in words_of(name):
             text = "\n".join(example(verb)).replace("\\\n", " ")
             for line in re.split(r"\n(?=falaj )", text):
                 words = shlex.split(re.split(r" (?:\||>|&&) ", line)[0], comments=True)

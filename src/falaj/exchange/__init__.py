@@ -1,1 +1,1 @@
-"""How versions travel to and from other tools: Delta Lake, Iceberg, DVC, OCI registries, git, file-system mounts."""
+"""How versions travel to and from other tools: Delta Lake, Iceberg, DVC, model hubs, OCI registries, mounts."""

@@ -60,12 +60,12 @@ def read_object(data: bytes, what: str) -> Mapping[str, Any]:
 def read_yaml(data: bytes, what: str) -> Mapping[str, Any]:
     """A mapping in YAML from a stranger, plain values only; nothing gives an empty one."""
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError as error:
         raise Invalid(f"reading {what} needs the package PyYAML", "pip install 'falaj[exchange]'") from error
 
     # Never the loader in C: it recurses without a limit, and a deep document ends the process.
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         def flatten_mapping(self, node: Any) -> None:
             """Leave merges (`<<`) out: a page of them can make gigabytes."""
             node.value = [pair for pair in node.value if pair[0].tag != "tag:yaml.org,2002:merge"]
