@@ -1,0 +1,163 @@
+"""Files of runs: paths that stay inside, bytes that stay alive, folders that become models."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
+from falaj.core.ref import Ref
+from falaj.store.objects import objects_after
+from falaj.track.records import Metric
+from tests.town import LABEL, Town, refusal
+
+EXPERIMENT = "experiment:fraud/scoring"
+
+
+def test_a_file_comes_back_whole_and_in_ranges(amal: Any, run: Ref) -> None:
+    data = bytes(range(256)) * 20_000
+    made = amal.track.attach(run, "model/weights.bin", data)
+    assert (made.size_bytes, made.path) == (len(data), "model/weights.bin")
+    got = amal.track.fetch(run, "model/weights.bin")
+    assert got.size == len(data)
+    assert got.read() == data
+    assert (
+        amal.track.fetch(run, "model/weights.bin", start=1_000_000, stop=1_000_010).read() == data[1_000_000:1_000_010]
+    )
+    amal.track.attach(run, "empty", b"")
+    assert amal.track.fetch(run, "empty").read() == b""
+
+
+def test_folders_are_listed_level_by_level(amal: Any, run: Ref) -> None:
+    for path, data in (
+        ("a.txt", b"1"),
+        ("d/b.txt", b"22"),
+        ("d/e/c.txt", b"333"),
+        ("d2", b"4444"),
+        ("صورة/١.png", b"5"),
+    ):
+        amal.track.attach(run, path, data)
+    assert [(one.path, one.folder, one.size_bytes) for one in amal.track.artifacts(run)] == [
+        ("a.txt", False, 1),
+        ("d", True, 5),
+        ("d2", False, 4),
+        ("صورة", True, 1),
+    ]
+    assert [(one.path, one.folder) for one in amal.track.artifacts(run, "d")] == [("d/b.txt", False), ("d/e", True)]
+    assert [one.path for one in amal.track.artifacts(run, deep=True)] == [
+        "a.txt",
+        "d/b.txt",
+        "d/e/c.txt",
+        "d2",
+        "صورة/١.png",
+    ]
+    assert amal.track.artifacts(run, "nothing") == ()
+    assert amal.track.artifacts(run, "a.txt") == ()
+
+
+def test_the_same_path_replaces_and_detach_removes(amal: Any, run: Ref) -> None:
+    amal.track.attach(run, "a", b"1")
+    amal.track.attach(run, "a", b"2")
+    assert amal.track.fetch(run, "a").read() == b"2"
+    amal.track.attach(run, "d/x", b"1")
+    amal.track.attach(run, "d/y", b"1")
+    assert amal.track.detach(run, "d") == 2
+    assert amal.track.detach(run, "a") == 1
+    assert amal.track.artifacts(run) == ()
+    for act in (lambda: amal.track.detach(run, "a"), lambda: amal.track.fetch(run, "a")):
+        assert isinstance(refusal(act), NotFound)
+
+
+@pytest.mark.parametrize("path", ["", "/a", "a/", "../a", "a/../b", ".", "a//b", "a\\b", "a\nb", "a\0", "x" * 1001])
+def test_a_path_that_leads_out_is_refused(amal: Any, run: Ref, path: str) -> None:
+    with pytest.raises(Invalid):
+        amal.track.attach(run, path, b"x")
+    with pytest.raises(Invalid):
+        amal.track.fetch(run, path)
+
+
+def test_a_name_is_a_file_or_a_folder(amal: Any, run: Ref) -> None:
+    amal.track.attach(run, "a/b", b"x")
+    for path in ("a", "a/b/c"):
+        assert isinstance(refusal(lambda path=path: amal.track.attach(run, path, b"x")), Conflict)
+
+
+def test_nobody_else_reads_them(town: Town, amal: Any, run: Ref) -> None:
+    amal.track.attach(run, "a", b"secret")
+    sara, badr = town.as_("sara"), town.as_("badr")
+    assert isinstance(refusal(lambda: sara.track.fetch(run, "a")), NotFound)
+    assert isinstance(refusal(lambda: sara.track.artifacts(run)), NotFound)
+    assert isinstance(refusal(lambda: badr.track.fetch(run, "a")), Denied)
+    assert badr.track.artifacts(run)
+
+
+def test_their_bytes_are_kept_as_long_as_they_are(town: Town, amal: Any, run: Ref) -> None:
+    house = town.house
+    amal.track.attach(run, "a", b"kept")
+    amal.track.attach(run, "b", b"gone")
+    amal.track.detach(run, "b")
+    later = replace(house.context(town.actor("ola")), now=lambda: time.time() + 30 * 86_400)
+    for days in (30, 60, 90):
+        house.storage.collector.collect(replace(later, now=lambda days=days: time.time() + days * 86_400))
+    assert amal.track.fetch(run, "a").read() == b"kept"
+    with house.ledger.read(house.context(town.actor("amal"))) as tx:
+        objects, _ = objects_after(tx, "bank")
+    assert len(objects) == 1
+
+
+def test_a_folder_becomes_a_version_of_a_model(town: Town, amal: Any) -> None:
+    town.as_("salem").store.put("blob:fraud/tx", b"rows", label=LABEL)
+    run = amal.track.start(EXPERIMENT, params={"lr": "0.1"}, inputs={"data": "blob:fraud/tx"}).ref
+    amal.track.log(run, metrics=(Metric("auc", 0.9), Metric("odd", float("nan"))))
+    for path, data in (("model/MLmodel", b"yaml"), ("model/data/weights", b"w" * 100_000), ("other", b"x")):
+        amal.track.attach(run, path, data)
+    with town.house.ledger.read(town.house.context(town.actor("amal"))) as tx:
+        before = {one.digest for one in objects_after(tx, "bank", limit=1000)[0]}
+    version = amal.track.register(run, "model", "model:fraud/scorer", message="first", tags={"a": "b"})
+    assert str(version) == "model:fraud/scorer@v1"
+    shown = amal.catalog.show(version)
+    assert (shown.num_files, shown.size_bytes, shown.message) == (2, 100_004, "first")
+    assert shown.label.classification == 2
+    assert shown.card.metrics == {"auc": 0.9}
+    assert shown.card.params == {"lr": "0.1"}
+    assert shown.inputs["run"].bare == run
+    assert Ref.parse("blob:fraud/tx@v1") in shown.inputs.values()
+    with town.house.ledger.read(town.house.context(town.actor("amal"))) as tx:
+        new = [one for one in objects_after(tx, "bank", limit=1000)[0] if one.digest not in before]
+    assert sum(one.size for one in new if not one.bundle) < 10_000, "no byte of a file is copied"
+    amal.track.attach(run, "model/MLmodel", b"yaml2")
+    assert amal.track.register(run, "model", "model:fraud/scorer").version == "v2"
+
+
+def test_a_registered_model_can_be_read(town: Town, amal: Any, run: Ref, tmp_path: Any) -> None:
+    for path, data in (("model/a", b"1" * 5000), ("model/b/c", b"2")):
+        amal.track.attach(run, path, data)
+    version = amal.track.register(run, "model", "model:fraud/scorer")
+    amal.catalog.checkout(str(version), str(tmp_path / "out"))
+    assert (tmp_path / "out" / "a").read_bytes() == b"1" * 5000
+    assert (tmp_path / "out" / "b" / "c").read_bytes() == b"2"
+    one = amal.track.register(run, "model/a", "model:fraud/single")
+    assert amal.catalog.show(one).num_files == 1
+
+
+def test_a_model_keeps_its_bytes_when_the_run_lets_go(town: Town, amal: Any, run: Ref, tmp_path: Any) -> None:
+    amal.track.attach(run, "model/a", b"weights")
+    version = amal.track.register(run, "model", "model:fraud/scorer")
+    amal.track.detach(run, "model")
+    for days in (30, 60, 90):
+        ctx = replace(town.house.context(town.actor("ola")), now=lambda days=days: time.time() + days * 86_400)
+        town.house.storage.collector.collect(ctx)
+    amal.catalog.checkout(str(version), str(tmp_path / "out"))
+    assert (tmp_path / "out" / "a").read_bytes() == b"weights"
+
+
+def test_what_cannot_be_registered(town: Town, amal: Any, run: Ref) -> None:
+    amal.track.attach(run, "model/a", b"x")
+    for path, model in (("model", "dataset:fraud/x"), ("model", "model:fraud/x@v1"), ("../m", "model:fraud/x")):
+        assert isinstance(refusal(lambda path=path, model=model: amal.track.register(run, path, model)), Invalid)
+    assert isinstance(refusal(lambda: amal.track.register(run, "nothing", "model:fraud/x")), NotFound)
+    for person in ("sara", "badr"):
+        assert isinstance(
+            refusal(lambda person=person: town.as_(person).track.register(run, "model", "model:fraud/x")), FalajError
+        )

@@ -1,0 +1,71 @@
+"""Curves in the terminal."""
+
+import math
+from typing import Any
+
+import pytest
+
+from falaj.core.errors import Invalid
+from falaj.core.ref import Ref
+from falaj.track.draw import draw, spark
+from falaj.track.records import Metric
+from tests.town import refusal
+
+
+def test_a_line_rises_from_left_to_right() -> None:
+    text = draw([("up", [(float(n), float(n)) for n in range(100)])], 20, 4)
+    lines = text.splitlines()
+    assert lines[0].startswith("99 ┤")
+    assert lines[3].strip().startswith("0 ┤")
+    assert lines[0].rstrip().endswith("⡀") or len(lines[0].rstrip()) > len(lines[3].rstrip())
+    assert "● up  99" in lines[-1]
+
+
+def test_several_curves_have_marks_or_colours() -> None:
+    curves = [("a", [(0.0, 0.0), (1.0, 1.0)]), ("b", [(0.0, 1.0), (1.0, 0.0)])]
+    plain = draw(curves, 10, 4)
+    assert "●" in plain
+    assert "○" in plain
+    coloured = draw(curves, 10, 4, colour=True)
+    assert "\x1b[36m" in coloured
+    assert "\x1b[33m" in coloured
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [math.nan], [math.inf, -math.inf], [1.0], [1.0, 1.0], [-1.8e308 / 2, 1.7e308], [5e-324, 0.0], [1e308, -1e308]],
+)
+def test_odd_numbers_are_drawn_or_left_out(values: list[float]) -> None:
+    spots = [(float(n), value) for n, value in enumerate(values)]
+    for log in (False, True):
+        assert draw([("odd", spots)], 10, 3, log=log)
+    assert len(spark(values)) == min(24, len(values))
+
+
+def test_a_spark_shows_the_shape() -> None:
+    assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert spark([1.0, math.nan, 0.0]) == "█ ▁"
+    assert len(spark(list(range(1000)))) == 24
+
+
+def test_runs_are_plotted_over_one_another(amal: Any, run: Ref) -> None:
+    other = amal.track.start("experiment:fraud/scoring", title="second").ref
+    for which, slope in ((run, 1.0), (other, -1.0)):
+        amal.track.log(which, metrics=tuple(Metric("loss", slope * n, 1.0, n) for n in range(500)))
+    one = amal.track.plot("loss", (run,), width=40)
+    assert one.startswith("loss\n")
+    assert "499" in one
+    both = amal.track.plot("loss", (run, other), width=40, height=8)
+    assert "second" in both
+    assert "-499" in both
+    assert "nothing to draw" in amal.track.plot("nothing", (run,))
+    for wrong in ({"runs": ()}, {"runs": (run,), "height": 1}, {"runs": (run,), "width": 10**6}):
+        assert isinstance(refusal(lambda wrong=wrong: amal.track.plot("loss", **wrong)), Invalid)
+
+
+def test_every_metric_in_a_line(amal: Any, run: Ref) -> None:
+    amal.track.log(run, metrics=tuple(Metric("loss", float(n), 1.0, n) for n in range(8)))
+    amal.track.log(run, metrics=(Metric("odd", math.nan),))
+    loss, odd = amal.track.sparks(run)
+    assert (loss.curve, loss.newest, loss.lowest, loss.num_points) == ("▁▂▃▄▅▆▇█", "7", "0", 8)
+    assert (odd.curve, odd.newest, odd.lowest) == (" ", "nan", "nan")
