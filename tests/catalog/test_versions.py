@@ -165,6 +165,19 @@ def test_inputs_are_pinned_and_their_labels_joined(town: Town, name: str, projec
     assert isinstance(refusal(lambda: publish(amal, name, "2", inputs={"a\nb": source})), Invalid)
 
 
+def test_who_may_write_and_not_look_gets_nothing_to_read(town: Town, name: str, project: str) -> None:
+    amal = town.as_("amal")
+    version = publish(amal, name, label=LABEL)
+    assert amal.catalog.begin(name).base == version
+    for place in ("GB", ""):
+        who = f"abroad-{place.lower()}{project}"
+        town.tokens[who] = town.as_("fatima").people.add(who, ("data-scientist",), jurisdiction=place).token
+        abroad = town.as_(who)
+        assert isinstance(refusal(lambda each=abroad: each.catalog.open(version)), Denied)
+        begun = abroad.catalog.begin(name)
+        assert (begun.base, begun.base_tree, begun.base_ticket) == (None, None, "")
+
+
 def test_nobody_learns_the_names_of_what_they_may_not_see(town: Town, project: str) -> None:
     amal = town.as_("amal")
     hidden = publish(amal, f"dataset:{project}/hidden")
