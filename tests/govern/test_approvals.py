@@ -296,8 +296,18 @@ def test_a_question_put_by_another_does_not_give_the_asker_a_voice(place_: Town)
     friend = place_.who("friend", "bank", "data-scientist")
     place_.approvals.ask(friend, "catalog.promote", DIGEST, "for amal")
     ref = ask(place_)
-    with pytest.raises(Denied, match="whoever asks"):
+    with pytest.raises(Denied, match="does not approve"):
         place_.approvals.give(approver(place_, "amal"), ref)
+
+
+def test_asking_harder_keeps_what_people_said(place_: Town) -> None:
+    """Else whoever may ask could undo approvals by asking the same thing again."""
+    ref = ask(place_)
+    place_.approvals.give(approver(place_, "badr"), ref)
+    friend = place_.who("friend", "bank", "data-scientist")
+    place_.approvals.ask(friend, "catalog.promote", DIGEST, "once more", needs=3)
+    state = place_.approvals.show(place_.who("amal"), ref)
+    assert ([voice.actor for voice in state.approval.voices], state.approval.needs) == (["badr"], 3)
 
 
 def test_an_emergency_needs_one_lasts_a_day_and_is_opted_into(place_: Town) -> None:

@@ -106,7 +106,9 @@ class PermitDesk:
     def admit(self, text: str, op: str, holder: str, now: float) -> Ticket:
         """The ticket behind a text, or Denied: forged, over, another person's, or for another act."""
         data, _, mac = text.partition(".")
-        if not hmac.compare_digest(mac.encode(errors="replace"), self._sign(b"ticket", data.encode(errors="replace")).encode()):
+        if not hmac.compare_digest(
+            mac.encode(errors="replace"), self._sign(b"ticket", data.encode(errors="replace")).encode()
+        ):
             raise Denied("the ticket is forged or altered", "tickets come from a verb, such as catalog.open")
         try:
             ticket = Ticket(**json.loads(base64.urlsafe_b64decode(data)))

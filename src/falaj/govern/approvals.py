@@ -217,8 +217,10 @@ class Approvals:
         old = tx.get(ref)
         if old is not None:
             state = _state(old, ctx.now())
-            if state.standing.state in ("waiting", "granted", "emergency") and _as_strict(state.approval, question):
-                return state
+            if state.standing.state in ("waiting", "granted", "emergency"):
+                if _as_strict(state.approval, question):
+                    return state
+                question = _both(state.approval, question)
             if state.standing.state == "refused":
                 raise Conflict(f"{ref} was refused", "change what was refused: another digest is another question", ref)
         terms = {"action": question.action, "asker": question.asker}
@@ -335,6 +337,13 @@ def _as_strict(old: Approval, new: Approval) -> bool:
     known = {old.asker, *old.barred}
     harder = old.needs >= new.needs and old.dpo >= new.dpo and set(old.roles) <= set(new.roles)
     return harder and known >= {new.asker, *new.barred} and (new.emergency or not old.emergency)
+
+
+def _both(old: Approval, new: Approval) -> Approval:
+    """One question under the rules of both: asking again makes it harder, and never loses what people said."""
+    roles = tuple(role for role in old.roles if role in new.roles) or new.roles
+    merged = stricter(old, (new.asker, *new.barred), new.needs, new.dpo)
+    return replace(merged, roles=roles, emergency=old.emergency and new.emergency)
 
 
 def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:

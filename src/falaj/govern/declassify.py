@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
@@ -163,8 +164,17 @@ def _next(tx: Writer, original: Record, into: Ref, label: Label) -> Ref:
         old = tx.need(into.at(newest))
         rest = {name: value for name, value in old.terms.items() if name != "newest"}
         tx.put(old.ref, old.body, rev=old.rev, label=old.label, terms=rest)
-    tx.put(made, original.body, label=label, zone=original.zone, terms={**original.terms, "newest": "yes"})
+    tx.put(made, _afresh(original.body), label=label, zone=original.zone, terms={**original.terms, "newest": "yes"})
     # The head says which version is the newest and nothing else; it stays as open as it was.
     kept = label if head is None else head.label
-    tx.put(into, {**body, "newest": made.version, "count": count}, rev=head.rev if head else None, label=kept)
+    known = tx.get(original.ref.bare)
+    terms = dict(known.terms) if head is None and known is not None else None
+    body = {**body, "newest": made.version, "count": count}
+    tx.put(into, body, rev=head.rev if head else None, label=kept, terms=terms)
     return made
+
+
+def _afresh(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a version holds without what was said of the old one: its stage, its signature, its place near readers."""
+    kept = {name: value for name, value in body.items() if name not in ("signature", "key", "pinned")}
+    return {**kept, "stage": "experiment"} if "stage" in kept else kept

@@ -60,8 +60,14 @@ class Thing:
             jurisdiction=jurisdiction,
             restricted=self.restricted,
             size=self.record.body.get("size") if self.record is not None and not self.written else None,
-            since=self.record.at if self.record is not None else ctx.now(),
+            since=_since(self.record) if self.record is not None else ctx.now(),
         )
+
+
+def _since(record: Record) -> float:
+    """When a thing came to be: a version says so itself, since its record changes when it is promoted or described."""
+    made = record.body.get("made_at")
+    return float(made) if isinstance(made, (int, float)) else record.at
 
 
 @cache
