@@ -39,7 +39,7 @@ def same(value: Any) -> Any:
     if isinstance(value, float):
         return "nan" if math.isnan(value) else value + 0.0
     if isinstance(value, dict):
-        return tuple((name, same(each)) for name, each in value.items())
+        return tuple((name, same(value[name])) for name in sorted(value))
     if isinstance(value, list):
         return ("list", *map(same, value))
     return value
