@@ -45,7 +45,8 @@ class CachedBlobs:
     def __init__(self, inner: Blobs, folder: Path, limit_bytes: int) -> None:
         if limit_bytes < LEAST:
             raise Invalid(f"a cache of {limit_bytes:,} bytes is too small", f"give it at least {LEAST:,} bytes")
-        self._inner, self._folder, self._limit = inner, folder, limit_bytes
+        self.inner = inner  # whoever checks what the store holds must not ask its cache
+        self._folder, self._limit = folder, limit_bytes
         self._blocks, self._pins, self._incoming = (folder / name for name in ("blocks", "pins", "incoming"))
         for path in (folder, self._blocks, self._pins, self._incoming):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,13 +59,13 @@ class CachedBlobs:
     @property
     def requests(self) -> int:
         """How many requests at once the store behind it wants; 0 for one that is near."""
-        return int(getattr(self._inner, "requests", 0))
+        return int(getattr(self.inner, "requests", 0))
 
     def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write to the store behind, all or nothing, durable on return; what was written is then near."""
         name, drafts = _hashed(key), deque[Path]()
         try:
-            size = self._inner.put(key, self._copied(name, chunks, drafts))
+            size = self.inner.put(key, self._copied(name, chunks, drafts))
             for number, draft in enumerate(drafts):
                 self._place_draft(draft, name, number)
         finally:
@@ -87,15 +88,15 @@ class CachedBlobs:
 
     def stat(self, keys: Iterable[str]) -> dict[str, Stat]:
         """What is known of those of `keys` that exist."""
-        return self._inner.stat(keys)
+        return self.inner.stat(keys)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Every object whose key begins with `prefix`, in no order."""
-        return self._inner.list(prefix)
+        return self.inner.list(prefix)
 
     def delete(self, key: str) -> None:
         """Remove the object there and here; one that is not there is removed already."""
-        self._inner.delete(key)
+        self.inner.delete(key)
         self.unpin((key,))
         name = _hashed(key)
         for path in (self._blocks / name[:2]).glob(f"{name}-*"):
@@ -103,7 +104,7 @@ class CachedBlobs:
 
     def close(self) -> None:
         """Let go of the store behind; the blocks stay for the next process."""
-        self._inner.close()
+        self.inner.close()
 
     def pin(self, keys: Iterable[str]) -> None:
         """Never take away the blocks of these objects, those here and those still to come; remembered on disk."""
@@ -148,7 +149,7 @@ class CachedBlobs:
 
     def _fetch(self, key: str, name: str, numbers: range) -> Sequence[bytes]:
         self.misses += len(numbers)
-        data = b"".join(self._inner.open(key, numbers.start * BLOCK, numbers.stop * BLOCK))
+        data = b"".join(self.inner.open(key, numbers.start * BLOCK, numbers.stop * BLOCK))
         blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
         if len(blocks) < len(numbers) and len(data) % BLOCK == 0:
             blocks.append(b"")  # the object ends where a block does, and that is worth remembering
