@@ -29,7 +29,7 @@ def test_what_was_acknowledged_is_there_after_kill_9(
     tmp_path: Path, engine: str, request: pytest.FixtureRequest
 ) -> None:
     store = request.getfixturevalue("new_postgres")() if engine == "postgresql" else "sqlite:{home}/ledger.db"
-    acknowledged: dict[int, int] = {}
+    acknowledged = dict.fromkeys(range(4), -1)
     with Replica(tmp_path, {"FALAJ_STORE": store}) as replica:
         token = hire(replica)
         replica.as_(token).track.create(EXPERIMENT)
@@ -64,7 +64,7 @@ def test_what_was_acknowledged_is_there_after_kill_9(
         assert points[: last + 1] == list(range(last + 1))
         assert len(points) <= last + 2
         assert set(shown.params) >= {f"p{step}" for step in range(last + 1)}
-        assert shown.metrics["a"].step >= last
+        assert last < 0 or shown.metrics["a"].step >= last
     assert len(here.track.list().runs) == 4
     house.close()
 

@@ -24,7 +24,7 @@ from tests.town import Town
 
 KEYS = st.sampled_from(["loss", "acc", "wide"])
 STEPS = st.integers(-2, 12) | st.just(0)
-VALUES = st.floats() | st.sampled_from([0.0, 1.0, math.nan])
+VALUES = st.floats().map(lambda value: math.nan if math.isnan(value) else value) | st.sampled_from([0.0, 1.0, math.nan])
 POINTS = st.lists(st.tuples(KEYS, STEPS, st.sampled_from([0.0, 1.0, 2.5]), VALUES), min_size=1, max_size=60)
 ACTS = st.lists(POINTS | st.just("settle"), max_size=12)
 

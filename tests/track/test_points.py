@@ -25,7 +25,7 @@ from falaj.track.points import (
 
 STEPS = st.integers(-MOST_STEP, MOST_STEP) | st.integers(0, 3)
 TIMES = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, 1.0, -1.0])
-VALUES = st.floats() | st.sampled_from([0.0, 1.0, math.nan])
+VALUES = st.floats().map(lambda value: math.nan if math.isnan(value) else value) | st.sampled_from([0.0, 1.0, math.nan])
 SPOTS = st.lists(st.tuples(STEPS, TIMES, VALUES), max_size=30)
 
 

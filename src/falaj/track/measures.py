@@ -143,10 +143,6 @@ class Measures:
             gone += replaced
         return self._series.swap(tenant, run, gone, made)
 
-    def forget(self, tenant: str, run: str) -> None:
-        """Remove all that a run measured."""
-        self._series.delete(tenant, run)
-
     def close(self) -> None:
         """End the settling."""
         self._settler.close()

@@ -43,7 +43,7 @@ class Columns:
     @staticmethod
     def of(spots: Iterable[Spot]) -> "Columns":
         """The spots, each once, in order."""
-        unique = {(step, at, pack("d", value)): (step, at, value) for step, at, value in spots}
+        unique = {(step, at, _bits(value)): (step, at, value) for step, at, value in spots}
         ranked = sorted(unique.values(), key=rank)
         return Columns(
             array("q", [spot[0] for spot in ranked]),
@@ -118,7 +118,7 @@ def place(spot: Spot) -> str:
 
 def distinct(points: Iterable[Point]) -> list[Point]:
     """The points, each once, in the order they came."""
-    return list({(key, step, at, pack("d", value)): (key, step, at, value) for key, step, at, value in points}.values())
+    return list({(key, step, at, _bits(value)): (key, step, at, value) for key, step, at, value in points}.values())
 
 
 def newest(heads: Mapping[str, Head], points: Iterable[Point]) -> dict[str, Head]:
@@ -196,6 +196,11 @@ def read_cursor(text: str) -> Spot | None:
         return int(step), float(at), float(value)
     except ValueError as error:
         raise Invalid(f"{text[:80]!r} is no cursor of a curve", "use the `next` of the page before") from error
+
+
+def _bits(value: float) -> bytes:
+    """What makes a value itself: 0.0 is not -0.0, and every NaN is NaN."""
+    return b"" if math.isnan(value) else pack("d", value)
 
 
 def _ends(values: "array[float]", start: int, stop: int) -> tuple[int, int]:

@@ -155,7 +155,7 @@ def _texts(folder: Path) -> dict[str, str]:
 
 def _yaml(file: Path) -> dict[str, Any]:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ModuleNotFoundError as error:
         raise Invalid("reading MLflow's folders needs the package PyYAML", "pip install pyyaml") from error
     try:
