@@ -8,18 +8,20 @@ be absolute: then no chain of links leads out. Any other link is refused by name
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.core.errors import Invalid, NotFound, Unavailable
 from falaj.snapshot.format import PACK_BYTES, Entry, shown
 from falaj.snapshot.read import Run, Snapshot
-from falaj.snapshot.target import LargeFile, SmallFile, Target
+from falaj.snapshot.target import LargeFile, Record, SmallFile, Target
 
 _WINDOW_BYTES, _WINDOW_PIECES, _WINDOW_FOLDERS = 32 << 20, 8192, 128
 
+_Window = tuple[list[Future[tuple[int, list[Record]]]], list[LargeFile], dict[bytes, int]]
 Spot = tuple[SmallFile | LargeFile, int]
 """A file being written, and where in it a chunk belongs."""
 
@@ -72,6 +74,7 @@ class _Work:
         self._wanted: dict[bytes, list[Spot]] = {}
         self._large: list[LargeFile] = []
         self._links: list[Entry] = []
+        self._windows: deque[_Window] = deque()
         self._have = 0
         self._num_files = self._size_bytes = self._kept = 0
 
@@ -93,11 +96,13 @@ class _Work:
             if entry.size:
                 self._want(entry.content.pieces[0][0], entry.size, (small, 0))
             else:
-                self._target.record(small.write(0, b""))
+                self._target.record(small.write(b""))
 
     def finish(self) -> CheckedOut:
         """Write the rest, and the links."""
         self._flush()
+        while self._windows:
+            self._collect()
         for link in self._links:
             self._target.link(link)
         self._target.finish()
@@ -118,30 +123,65 @@ class _Work:
             self._flush()
 
     def _flush(self) -> None:
-        runs = self._snapshot.plan(self._wanted)
+        """Send a window off, and wait for the one before it: the next is planned while this one is written."""
+        wanted, self._wanted, self._have = self._wanted, {}, 0
+        sent = [self._pool.submit(self._bring, run, wanted) for run in self._snapshot.plan(wanted)]
+        complete = [large for large in self._large if large.complete]
+        self._large = [large for large in self._large if not large.complete]
+        self._windows.append((sent, complete, self._target.take_folders()))
+        if len(self._windows) > 1:
+            self._collect()
+
+    def _collect(self) -> None:
+        sent, complete, folders = self._windows.popleft()
         try:
-            for done in as_completed([self._pool.submit(self._bring, run, self._wanted) for run in runs]):
+            for done in as_completed(sent):
                 written, records = done.result()
                 self._target.record(*records)
                 self._advance(written)
-        finally:
-            # What failed must not go on writing while its folder is being closed.
-            self._wanted, self._have = {}, 0
-        for large in self._large:
-            if large.complete:
+            for large in complete:
                 self._target.record(large.finish(self._target))
-        self._large = [large for large in self._large if not large.complete]
-        self._target.let_go()
+        finally:
+            wait(sent)  # what failed must not go on writing where its folder is closed
+            self._target.close(*folders.values())
 
-    def _bring(self, run: Run, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[tuple[bytes, bytes, bytes]]]:
-        written, records = 0, []
-        for digest, at, data in self._snapshot.open(run):
-            for file, offset in wanted[digest]:
-                record = file.write(offset + at, data)
-                if record is not None:
-                    records.append(record)
-                written += len(data)
+    def _bring(self, run: Run, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[Record]]:
+        if run.is_large:
+            return self._pour(run.chunks[0][0], wanted)
+        data = self._snapshot.open(run)
+        records: list[Record] = []
+        written = 0
+        for file, at, begin, end in _writes(run, wanted):
+            if isinstance(file, SmallFile):
+                records.append(file.write(data[begin:end]))
+            else:
+                file.write(at, data[begin:end])
+            written += end - begin
         return written, records
+
+    def _pour(self, digest: bytes, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[Record]]:
+        written = 0
+        for block in self._snapshot.stream(digest):
+            for file, _ in wanted[digest]:
+                if isinstance(file, LargeFile):
+                    file.write(written, block)
+            written += len(block)
+        return written * len(wanted[digest]), []
+
+
+def _writes(run: Run, wanted: dict[bytes, list[Spot]]) -> list[tuple[SmallFile | LargeFile, int, int, int]]:
+    """What goes where: file, place in it, begin and end in the run. Neighbours in both are one write."""
+    writes: list[tuple[SmallFile | LargeFile, int, int, int]] = []
+    for digest, start, length in run.chunks:
+        begin = start - run.start
+        for file, at in wanted[digest]:
+            if writes and writes[-1][0] is file and writes[-1][3] == begin:
+                _, first, since, _ = writes[-1]
+                if first + begin - since == at:
+                    writes[-1] = (file, first, since, begin + length)
+                    continue
+            writes.append((file, at, begin, begin + length))
+    return writes
 
 
 def _chosen(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:

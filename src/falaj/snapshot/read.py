@@ -40,6 +40,8 @@ Fetch = Callable[[str, int, int | None], Iterator[bytes]]
 
 __all__ = ["Entry", "Fetch", "Run", "Snapshot"]
 
+RUN_BYTES = 8 << 20
+"""What is fetched in one go: small enough to be still in the processor's cache when it is written."""
 _BLOCK = 1 << 20
 _BLOCKS, _PAGES = 16, 64
 _GAP = 128 << 10
@@ -53,6 +55,11 @@ class Run(NamedTuple):
     start: int
     stop: int
     chunks: list[tuple[bytes, int, int]]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is one chunk that does not fit in memory."""
+        return self.stop - self.start > PACK_BYTES
 
 
 class Snapshot:
@@ -158,56 +165,24 @@ class Snapshot:
             last = runs[-1] if runs else None
             stop = start + length
             near = last is not None and last.pack == pack and start <= last.stop + _GAP
-            if last is None or not near or max(stop, last.stop) - last.start > PACK_BYTES:
+            if last is None or not near or max(stop, last.stop) - last.start > RUN_BYTES:
                 runs.append(Run(pack, start, stop, [(digest, start, length)]))
             else:
                 last.chunks.append((digest, start, length))
                 runs[-1] = last._replace(stop=max(last.stop, stop))
         return runs
 
-    def open(self, run: Run) -> Iterator[tuple[bytes, int, bytes | memoryview]]:
-        """Fetch a run: digest, place in the chunk, and bytes; a chunk larger than a pack comes in several parts."""
-        if run.stop - run.start > PACK_BYTES:
-            ((digest, start, length),) = run.chunks
-            at = 0
-            for block in self._streamed(digest, Place(run.pack, start, length)):
-                yield digest, at, block
-                at += len(block)
-            return
+    def open(self, run: Run) -> memoryview:
+        """The bytes from a run's start to its stop, every chunk of it checked; for a chunk beyond a pack, `stream`."""
         data = memoryview(b"".join(self._fetch(written(run.pack), run.start, run.stop)))
         for digest, start, length in run.chunks:
-            found = data[start - run.start : start - run.start + length]
-            if blake3(found).digest() != digest:
+            if blake3(data[start - run.start : start - run.start + length]).digest() != digest:
                 raise _spoiled(digest, Place(run.pack, start, length))
-            yield digest, 0, found
+        return data
 
-    def _read_pieces(self, pieces: list[Piece], start: int, stop: int) -> Iterator[bytes]:
-        """Neighbouring pieces, cut to a range that counts from the first of them."""
-        if len(pieces) == 1 and pieces[0][1] > PACK_BYTES:
-            yield from self._read_blob(pieces[0], start, stop)
-            return
-        got: dict[bytes, bytes | memoryview] = {}
-        if sum(length for _, length in pieces) > _BLOCK // 2:
-            got = {digest: data for run in self.plan({d for d, _ in pieces}) for digest, _, data in self.open(run)}
-        at = 0
-        for digest, length in pieces:
-            data = got.get(digest)
-            if data is None:
-                data = self.chunk(digest, keep=False)
-            if len(data) != length:
-                raise Corrupt(f"chunk {written(digest)[:20]}… is not as long as its file says", "publish it again")
-            yield bytes(data[max(start - at, 0) : stop - at])
-            at += length
-
-    def _read_blob(self, piece: Piece, start: int, stop: int) -> Iterator[bytes]:
-        digest, length = piece
+    def stream(self, digest: bytes) -> Iterator[bytes]:
+        """A chunk that is too large for memory; its last block only when the digest of the whole is right."""
         place = self.locate(digest)
-        if start <= 0 and stop >= length:
-            return self._streamed(digest, place)
-        return self._fetch(written(place.pack), place.start + max(start, 0), place.start + min(stop, length))
-
-    def _streamed(self, digest: bytes, place: Place) -> Iterator[bytes]:
-        """A chunk too large for memory; its last block only when the digest of the whole is right."""
         hashed, held = blake3(), b""
         for block in self._fetch(written(place.pack), place.start, place.start + place.length):
             if held:
@@ -217,6 +192,31 @@ class Snapshot:
         if hashed.digest() != digest:
             raise _spoiled(digest, place)
         yield held
+
+    def _read_pieces(self, pieces: list[Piece], start: int, stop: int) -> Iterator[bytes]:
+        """Neighbouring pieces, cut to a range that counts from the first of them."""
+        if pieces[0][1] > PACK_BYTES:
+            yield from self._read_blob(pieces[0], start, stop)
+            return
+        got: dict[bytes, memoryview] = {}
+        if sum(length for _, length in pieces) > _BLOCK // 2:
+            for run in self.plan({digest for digest, _ in pieces}):
+                data = self.open(run)
+                got |= {digest: data[at - run.start :][:length] for digest, at, length in run.chunks}
+        at = 0
+        for digest, length in pieces:
+            piece = got[digest] if got else self.chunk(digest, keep=False)
+            if len(piece) != length:
+                raise Corrupt(f"chunk {written(digest)[:20]}… is not as long as its file says", "publish it again")
+            yield bytes(piece[max(start - at, 0) : stop - at])
+            at += length
+
+    def _read_blob(self, piece: Piece, start: int, stop: int) -> Iterator[bytes]:
+        digest, length = piece
+        if start <= 0 and stop >= length:
+            return self.stream(digest)
+        place = self.locate(digest)
+        return self._fetch(written(place.pack), place.start + max(start, 0), place.start + min(stop, length))
 
     def _pieces(
         self, pieces: Iterable[Piece], depth: int, at: int, span: tuple[int, int]

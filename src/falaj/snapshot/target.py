@@ -29,14 +29,14 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Target:
-    """The open folder. Its folders stay open until `let_go`."""
+    """The open folder, and the folders in it that are open until somebody takes them."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._top = os.open(folder, FOLDER)
         self._folders: dict[bytes, int] = {}
-        self.writing: set[int] = set()
+        self.opened: set[int] = set()
         self._count = itertools.count()
         try:
             names = _names(self._top)
@@ -55,9 +55,7 @@ class Target:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._state.__exit__(kind, error, None)
-        self.let_go()
-        for fd in self.writing:
-            os.close(fd)
+        self.close(*self.opened)
         os.close(self.inbox)
         os.close(self._top)
 
@@ -144,13 +142,19 @@ class Target:
         found = self._folders.get(parent)
         if found is None:
             found = self._folders[parent] = self._descend(parent, make=True)
+            self.opened.add(found)
         return found, name
 
-    def let_go(self) -> None:
-        """Close the folders."""
-        for fd in self._folders.values():
+    def take_folders(self) -> dict[bytes, int]:
+        """The open folders, for the caller to close."""
+        taken, self._folders = self._folders, {}
+        return taken
+
+    def close(self, *opened: int) -> None:
+        """Close folders and files."""
+        for fd in opened:
+            self.opened.remove(fd)
             os.close(fd)
-        self._folders.clear()
 
     def _descend(self, path: bytes, *, make: bool) -> int:
         fd = os.dup(self._top)
@@ -213,7 +217,7 @@ class SmallFile:
         self._folder = folder
         self._name = name
 
-    def write(self, _at: int, data: bytes | memoryview) -> Record:
+    def write(self, data: bytes | memoryview) -> Record:
         """Write it, and put it in its place."""
         new, inbox, entry = self._target.new_name(), self._target.inbox, self._entry
         fd = os.open(new, _NEW, 0o777 if entry.executable else 0o666, dir_fd=inbox)
@@ -232,7 +236,7 @@ class LargeFile:
         self._entry = entry
         self._new = target.new_name()
         self._fd = os.open(self._new, _NEW, 0o777 if entry.executable else 0o666, dir_fd=target.inbox)
-        target.writing.add(self._fd)
+        target.opened.add(self._fd)
         os.ftruncate(self._fd, entry.size)
 
     def write(self, at: int, data: bytes | memoryview) -> None:
@@ -241,8 +245,7 @@ class LargeFile:
 
     def finish(self, target: Target) -> Record:
         """Put it in its place."""
-        target.writing.remove(self._fd)
-        os.close(self._fd)
+        target.close(self._fd)
         return _place(target.inbox, self._new, target.folder_of(self._entry.path), self._entry)
 
 

@@ -1,0 +1,294 @@
+"""Checking out: the tree as it was, nothing outside the folder, nothing of anybody's lost."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, Unavailable
+from falaj.core.transfer import Receipt
+from falaj.snapshot import read
+from falaj.snapshot.checkout import CheckedOut, checkout
+from falaj.snapshot.format import FILE, LINK, Content, PageWriter, raw
+from falaj.snapshot.outbox import Outbox
+from falaj.snapshot.read import Snapshot
+from falaj.snapshot.state import State
+from falaj.snapshot.target import Names
+from falaj.snapshot.write import compose, publish_folder
+from tests.snapshot.folders import content, fill, noise
+from tests.snapshot.warehouse import Warehouse
+
+FILES = {
+    b"a.txt": b"text",
+    b"a/one": noise(900),
+    b"a/two": noise(700_000, 2),
+    b"a/two again": noise(700_000, 2),
+    b"b/empty": b"",
+    b"b/c/d/e": b"deep",
+    b"many/pieces": noise(5_000_000, 3),
+    b"new\nline": b"1",
+    b"\xff\xfe": b"2",
+    "سمك 🐟".encode(): b"3",
+}
+
+
+def publish(folder: Path, warehouse: Warehouse) -> Snapshot:
+    return warehouse.open(publish_folder(folder, warehouse).tree)
+
+
+def tree_with(warehouse: Warehouse, *entries: tuple[bytes, int, bytes]) -> Snapshot:
+    """A tree as an attacker would write it, past every check of `publish`."""
+    with State(None) as state, Outbox(warehouse, None, state) as out:
+        pages = PageWriter(out.page)
+        for path, mode, body in sorted(entries):
+            pages.add(path, mode, body)
+        return warehouse.open(out.finish(pages.finish(), len(entries), 0).tree)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_tree_comes_back_as_it_was(tmp_path: Path, warehouse: Warehouse, threads: int) -> None:
+    folder = fill(tmp_path / "f", FILES)
+    (folder / "run").write_bytes(b"#!")
+    (folder / "run").chmod(0o755)
+    (folder / "b/up").symlink_to("../a/one")
+    (folder / "folder").symlink_to("a")
+    told: list[int] = []
+    snapshot = publish(folder, warehouse)
+    done = checkout(snapshot, tmp_path / "new/out", threads=threads, advance=told.append)
+    assert content(tmp_path / "new/out") == content(folder)
+    assert done == CheckedOut(13, snapshot.tree.size_bytes, 0)
+    assert sum(told) == snapshot.tree.size_bytes
+    assert checkout(snapshot, tmp_path / "new/out").kept == 13
+    assert publish(tmp_path / "new/out", warehouse).tree.root == snapshot.tree.root
+
+
+def test_small_windows_change_nothing(tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("falaj.snapshot.checkout._WINDOW_BYTES", 300_000)
+    monkeypatch.setattr("falaj.snapshot.checkout._WINDOW_FOLDERS", 2)
+    monkeypatch.setattr(read, "RUN_BYTES", 200_000)
+    folder = fill(tmp_path / "f", FILES | {b"d%d/f" % i: noise(10, i) for i in range(50)})
+    checkout(publish(folder, warehouse), tmp_path / "out")
+    assert content(tmp_path / "out") == content(folder)
+
+
+def test_sparse_files_and_composed_blobs(tmp_path: Path, warehouse: Warehouse) -> None:
+    blob = noise(17 << 20)
+    sent = [(b"x/large", warehouse.put((blob,))), (b"y", warehouse.put((blob,))), (b"z", warehouse.put((b"small",)))]
+    checkout(warehouse.open(compose(sent, warehouse).tree), tmp_path / "out")
+    assert (tmp_path / "out/x/large").read_bytes() == blob == (tmp_path / "out/y").read_bytes()
+    assert (tmp_path / "out/z").read_bytes() == b"small"
+
+
+def test_some_paths_only(tmp_path: Path, warehouse: Warehouse) -> None:
+    snapshot = publish(fill(tmp_path / "f", FILES), warehouse)
+    done = checkout(snapshot, tmp_path / "out", paths=(b"a/", b"b/c", b"a/one", b"new\nline"))
+    assert set(content(tmp_path / "out")) == {b"a/one", b"a/two", b"a/two again", b"b/c/d/e", b"new\nline"}
+    assert done.num_files == 5
+    checkout(snapshot, tmp_path / "out", paths=(b"a.txt",))
+    assert len(content(tmp_path / "out")) == 6
+    with pytest.raises(NotFound, match="nothing"):
+        checkout(snapshot, tmp_path / "out", paths=(b"nothing",))
+
+
+def test_over_an_earlier_checkout(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder, out = fill(tmp_path / "f", FILES), tmp_path / "out"
+    (folder / "l").symlink_to("a.txt")
+    first = publish(folder, warehouse)
+    checkout(first, out)
+    fill(folder, {b"a.txt": b"changed", b"new": b"1"})
+    for gone in ("a/one", "b/c/d/e", "l"):
+        (folder / gone).unlink()
+    (folder / "b/c/d").rmdir()
+    (folder / "b/c").rmdir()
+    fill(folder, {b"b/c": b"a file where a folder was"})
+    (folder / "l").symlink_to("a/two")
+    (folder / "a/two again").chmod(0o755)
+    second = publish(folder, warehouse)
+    (out / "mine").write_bytes(b"not of any tree")
+    assert checkout(second, out).kept == 6
+    assert content(out) == content(folder) | {b"mine": ("file", b"not of any tree", False)}
+    checkout(first, out)
+    assert (out / "b/c/d/e").read_bytes() == b"deep"
+    assert not (out / "new").exists()
+
+
+def test_what_somebody_changed_is_not_touched(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder, out = fill(tmp_path / "f", {b"a": b"one", b"b": b"two"}), tmp_path / "out"
+    checkout(publish(folder, warehouse), out)
+    (out / "a").write_bytes(b"mine")
+    (out / "b").write_bytes(b"mine too")
+    fill(folder, {b"a": b"new"})
+    (folder / "b").unlink()
+    with pytest.raises(Conflict, match="a is in the way"):
+        checkout(publish(folder, warehouse), out)
+    assert {path: data for path, (_, data, _) in content(out).items()} == {b"a": b"mine", b"b": b"mine too"}
+    (out / "a").write_bytes(b"new")
+    assert checkout(publish(folder, warehouse), out).kept == 1
+    assert (out / "b").read_bytes() == b"mine too"
+
+
+def test_a_strange_folder_is_left_alone(tmp_path: Path, warehouse: Warehouse) -> None:
+    snapshot = publish(fill(tmp_path / "f", {b"a": b"1"}), warehouse)
+    for strange in ({b"x": b"1"}, {b"x": b"1", b".falaj/other": b"2"}):
+        out = fill(tmp_path / f"out{len(strange)}", strange)
+        with pytest.raises(Conflict, match="not empty"):
+            checkout(snapshot, out)
+        assert (out / "x").read_bytes() == b"1"
+
+
+def test_two_checkouts_do_not_mix(tmp_path: Path, warehouse: Warehouse) -> None:
+    snapshot = publish(fill(tmp_path / "f", {b"a": noise(100)}), warehouse)
+    refused: list[FalajError] = []
+
+    def meanwhile(_bytes: int) -> None:
+        try:
+            checkout(snapshot, tmp_path / "out")
+        except FalajError as error:
+            refused.append(error)
+
+    checkout(snapshot, tmp_path / "out", advance=meanwhile)
+    assert [type(error) for error in refused] == [Conflict]
+    assert checkout(snapshot, tmp_path / "out").kept == 1
+
+
+def test_interrupted_it_goes_on(tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file whole or not at all, whenever it stops."""
+    monkeypatch.setattr("falaj.snapshot.checkout._WINDOW_BYTES", 100_000)
+    files = {b"%02d" % i: noise(30_000, i) for i in range(40)} | {b"big": noise(2_000_000)}
+    tree = publish_folder(fill(tmp_path / "f", files), warehouse).tree
+    for allowed in range(4, 30, 3):
+        left = [allowed]
+
+        def fetch(digest: str, start: int, stop: int | None, left: list[int] = left) -> object:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Unavailable("the line is cut", "try again")
+            return warehouse.fetch(digest, start, stop)
+
+        try:
+            checkout(Snapshot(tree, fetch), tmp_path / "out")  # type: ignore[arg-type]
+        except Unavailable:
+            for path, (_, data, _) in content(tmp_path / "out").items():
+                assert data == files[path]
+    assert checkout(warehouse.open(tree), tmp_path / "out").kept > 0
+    assert {path: data for path, (_, data, _) in content(tmp_path / "out").items()} == files
+    assert [name for name in os.listdir(tmp_path / "out/.falaj") if name.startswith("new-")] == []  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        (b"l", b"/etc/passwd"),
+        (b"l", b"../x"),
+        (b"d/l", b"../../x"),
+        (b"d/l", b"x/../../../y"),
+        (b"l", b"a/../../x"),
+        (b"l", b"a/.."),
+        (b"l", b"./../x"),
+    ],
+)
+def test_a_link_that_leads_out_is_refused(tmp_path: Path, warehouse: Warehouse, path: bytes, target: bytes) -> None:
+    """Invariant 22."""
+    snapshot = tree_with(warehouse, (path, LINK, target))
+    with pytest.raises(Invalid, match="leads out"):
+        checkout(snapshot, tmp_path / "out")
+    assert content(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(("path", "target"), [(b"l", b"a/b"), (b"d/l", b"../x"), (b"d/l", b".././x/y"), (b"l", b".")])
+def test_a_link_that_stays_is_made(tmp_path: Path, warehouse: Warehouse, path: bytes, target: bytes) -> None:
+    checkout(tree_with(warehouse, (path, LINK, target)), tmp_path / "out")
+    assert content(tmp_path / "out") == {path: ("link", target, False)}
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, warehouse: Warehouse) -> None:
+    """Invariant 22: a link in the tree, or one that somebody put there meanwhile."""
+    (tmp_path / "outside").mkdir()
+    body = Content(1, 0, ((raw(warehouse.put((b"x",)).digest), 1),)).encode()
+    snapshot = publish(fill(tmp_path / "f", {b"d/file": b"1"}), warehouse)
+    with pytest.raises(FalajError):
+        checkout(tree_with(warehouse, (b"d", LINK, b"e"), (b"d/file", FILE, Content(0).encode())), tmp_path / "a")
+    with pytest.raises(FalajError):
+        checkout(tree_with(warehouse, (b"d", FILE, body), (b"d/file", FILE, Content(0).encode())), tmp_path / "b")
+    checkout(snapshot, tmp_path / "out")
+    (tmp_path / "out/d/file").unlink()
+    (tmp_path / "out/d").rmdir()
+    (tmp_path / "out/d").symlink_to(tmp_path / "outside")
+    with pytest.raises(Conflict, match="a file or a link"):
+        checkout(snapshot, tmp_path / "out")
+    (tmp_path / "out/d").unlink()
+    (tmp_path / "out/d").mkdir()
+    (tmp_path / "out/d/file").symlink_to(tmp_path / "outside/target")
+    with pytest.raises(Conflict, match="in the way"):
+        checkout(snapshot, tmp_path / "out")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_the_checkouts_own_folder_is_no_part_of_a_tree(tmp_path: Path, warehouse: Warehouse) -> None:
+    for path in (b".falaj", b".falaj/checkout"):
+        with pytest.raises(Conflict):
+            checkout(tree_with(warehouse, (path, FILE, Content(0).encode())), tmp_path / "out")
+
+
+def test_names_that_a_file_system_confuses() -> None:
+    """Invariant 22."""
+    for a, b in ((b"README", b"readme"), (b"D/x", b"d/y"), ("é".encode(), "e\u0301".encode()), ("ß".encode(), b"ss")):
+        names = Names()
+        names.claim(a)
+        names.claim(a)
+        with pytest.raises(Conflict, match="one name"):
+            names.claim(b)
+    names = Names()
+    for path in (b"a/b/c", b"a/b/d", b"a/e", b"\xff", b"\xfe"):
+        names.claim(path)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([b"a", b"b", b"..", b".", b"", b"A", b"\xff", b".falaj"]), max_size=4).map(
+                b"/".join
+            ),
+            st.sampled_from([FILE, LINK]),
+            st.lists(st.sampled_from([b"a", b"b", b"..", b".", b""]), min_size=1, max_size=5).map(b"/".join),
+        ),
+        max_size=6,
+        unique_by=lambda entry: entry[0],
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+def test_no_tree_leads_out(tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[bytes, int, bytes]]) -> None:
+    """Invariant 22, by trying: whatever the tree, nothing appears beside the folder and no link resolves out of it."""
+    home = tmp_path_factory.mktemp("out")
+    warehouse = Warehouse(home / "w")
+    receipt: Receipt = warehouse.put((b"x",))
+    body = Content(1, 0, ((raw(receipt.digest), 1),)).encode()
+    try:
+        with State(None) as state, Outbox(warehouse, None, state) as out:
+            out.adopt(receipt)
+            pages = PageWriter(out.page)
+            for path, mode, target in sorted(entries):
+                pages.add(path, mode, target if mode == LINK and target else body)
+            tree = out.finish(pages.finish(), len(entries), 0).tree
+        checkout(warehouse.open(tree), home / "x/y/out")
+    except FalajError:
+        pass
+    assert {path.name for path in home.iterdir()} <= {"w", "x"}
+    for above in (home / "x", home / "x/y"):
+        assert not above.exists() or len(list(above.iterdir())) == 1
+    top = os.path.realpath(home / "x/y/out")
+    for path in content(home / "x/y/out") if (home / "x/y/out").exists() else ():
+        whole = os.path.realpath(os.path.join(os.fsencode(top), path))  # noqa: PTH118
+        assert whole == os.fsencode(top) or whole.startswith(os.fsencode(top) + b"/")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, warehouse: Warehouse) -> None:
+    snapshot = publish(fill(tmp_path / "f", {b"a": b"1"}), warehouse)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Unavailable):
+        checkout(snapshot, tmp_path / "file/out")
+    long = tree_with(warehouse, (b"n" * 300, FILE, Content(0).encode()))
+    with pytest.raises(Unavailable):
+        checkout(long, tmp_path / "out")
