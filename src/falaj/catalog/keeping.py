@@ -133,9 +133,30 @@ class Keeping(Shelf):
         finally:
             self._blobs.project(ctx, lambda tx: close_intent(tx, intent))
 
+    @verb(reads=("name",), group="move")
+    def carry(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        to: Annotated[str, "where it goes, as those who read the log shall see it"],
+    ) -> Version:
+        """Say that you carry a version out of the platform, and where to; whoever may not, hears it here.
+
+        `falaj catalog push` does this before it sends anything.
+
+        Example:
+            falaj catalog carry model:fraud/scorer@v7 registry.example/fraud/scorer:v7
+        """
+        if not 0 < len(to) <= 500:
+            raise Invalid("a place of no or too many letters", "name where it goes in at most 500 characters", name)
+        with self._ledger.write(ctx) as tx:
+            record = self._live(tx, name)
+            tx.emit("catalog.carry", record.ref, to=to)
+            return as_version(record, self._aliases(tx, name))
+
     @verb(reads=("name",), group="write")
     def pin(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Version:
-        """Keep a version in the local block caches of those who read it, whatever else they read.
+        """Keep a version in the block cache of the server that answers, whatever else is read there.
 
         Example:
             falaj catalog pin dataset:fraud/tx@v3
@@ -144,7 +165,7 @@ class Keeping(Shelf):
 
     @verb(reads=("name",), group="write")
     def unpin(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Version:
-        """Let the local block caches drop a version again.
+        """Let the block cache drop a version again.
 
         Example:
             falaj catalog unpin dataset:fraud/tx@v3
@@ -155,7 +176,12 @@ class Keeping(Shelf):
         with self._ledger.write(ctx) as tx:
             record = self._rewrite(tx, self._live(tx, name), pinned=pinned)
             tx.emit("catalog.pin" if pinned else "catalog.unpin", record.ref)
+            tx.after(lambda durable: self._pin_bytes(ctx, record, pinned=pinned) if durable else None)
             return as_version(record, self._aliases(tx, name))
+
+    def _pin_bytes(self, ctx: Context, record: Record, *, pinned: bool) -> None:
+        for batch in tree_of(record).batches:
+            self._blobs.pin(ctx, nearest(record, ctx), batch.bundle, pinned=pinned)
 
     def _relabel(self, tx: Writer, record: Record, label: Label, said: str, why: str) -> Version:
         record = tx.put(record.ref, record.body, rev=record.rev, label=label)

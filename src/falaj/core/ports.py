@@ -253,6 +253,14 @@ class Series(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class CanPin(Protocol):
+    """Blobs with a cache before them, where some can be kept for good."""
+
+    def pin(self, keys: Iterable[str]) -> None: ...
+    def unpin(self, keys: Iterable[str]) -> None: ...
+
+
 class Identity(Protocol):
     """Who a bearer token is."""
 

@@ -103,7 +103,7 @@ def push(
 
     Each file is a layer; more than a hundred are one tar. The description carries label, card and tags, and a model's
     signature goes along. What the registry holds already is not sent. Without --user, what `docker login` left counts.
-    The bytes leave the platform: its labels follow them in writing only.
+    The bytes leave the platform, which records where to: its labels follow them in writing only.
 
     Example:
         falaj catalog push model:fraud/scorer@v7 registry.example/fraud/scorer:v7 --user robot
@@ -112,7 +112,8 @@ def push(
     from falaj.exchange.registry import Place, Registry
 
     opened, snapshot = open_version(here, name)
-    version, place = here.catalog.show(opened.ref), Place.parse(to, opened.ref.version)
+    place = Place.parse(to, opened.ref.version)
+    version = here.catalog.carry(opened.ref, str(place))
     with (
         Registry(place, user, authority, write=True) as registry,
         tempfile.TemporaryDirectory(prefix="falaj-push-") as folder,

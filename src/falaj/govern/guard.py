@@ -96,7 +96,7 @@ class Guard:
             move = thing.move(ctx, "copy", into)
         elif thing.written and verb.group != "erase":
             move = thing.move(ctx, "write", into)
-        elif verb.group == "read":
+        elif verb.group in ("read", "move"):
             move = thing.move(ctx, "view", "", ctx.actor.jurisdiction)
         else:
             return None

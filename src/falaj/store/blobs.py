@@ -27,8 +27,8 @@ from blake3 import blake3
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.permit import Permit, PermitDesk
-from falaj.core.ports import Blobs, Key
-from falaj.store.ledger import Ledger, Writer
+from falaj.core.ports import Blobs, CanPin, Key
+from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.objects import (
     LIVE,
     WRITING,
@@ -133,6 +133,14 @@ class BlobStore:
         hex_of(digest)
         self._redeem(ctx, permit, "delete", thing, zone)
 
+    def pin(self, ctx: Context, zone: str, digest: str, *, pinned: bool) -> None:
+        """Keep the bytes in the cache before a far store, or no longer; nothing where there is none."""
+        store = self.open_zone(zone)
+        if isinstance(store, CanPin):
+            with self.ledger.read(ctx) as tx:
+                keys = list(_storage_keys(tx, readable(tx, ctx.tenant, zone, hex_of(digest))))
+            (store.pin if pinned else store.unpin)(keys)
+
     def hold(self, tx: Writer, ctx: Context, zone: str, digest: str) -> int:
         """Keep the bytes alive in the transaction that writes a record with their digest; gives their size."""
         return touch(tx, ctx.tenant, zone, hex_of(digest)).size
@@ -150,7 +158,7 @@ class BlobStore:
             return iter(())
         far = self._requests(found.zone)
         runs = self._runs(ctx, found, (start, stop), _FAR_RUN_CHUNKS if far else RUN_CHUNKS)
-        opened = _in_order(runs, lambda run: run.open(self), far or _OPENERS, 2)
+        opened = _in_order(runs, lambda run: run.open(self._behind(found.zone, whole)), far or _OPENERS, 2)
         if whole:
             return _verified(itertools.chain.from_iterable(opened), found)
         return _trimmed(itertools.chain.from_iterable(opened), start % CHUNK, stop - start)
@@ -255,6 +263,12 @@ class BlobStore:
             base = index * part_size
             yield from self._runs(ctx, part, (max(start - base, 0), min(stop - base, part.size)), step)
 
+    def _behind(self, zone: str, proving: bool) -> Blobs:
+        """The store of a zone; what proves that bytes lie there asks the store itself, and no cache before it."""
+        store = self.open_zone(zone)
+        behind: Blobs = getattr(store, "inner", store) if proving else store
+        return behind
+
     def _requests(self, zone: str) -> int:
         """How many requests at once a far store wants; 0 for one that is near."""
         return int(getattr(self.open_zone(zone), "requests", 0))
@@ -274,12 +288,12 @@ class _Run:
     first: int
     last: int
 
-    def open(self, store: BlobStore) -> list[bytes]:
+    def open(self, store: Blobs) -> list[bytes]:
         """Read and open them, or Corrupt."""
         start, stop = self.seal.span(self.first, self.last)
         skip = 0 if self.first else HEAD
         try:
-            data = b"".join(store.open_zone(self.found.zone).open(self.found.key, start - skip, stop))
+            data = b"".join(store.open(self.found.key, start - skip, stop))
         except NotFound:
             raise self._broken("is not in the blob store") from None
         if skip:
@@ -328,6 +342,14 @@ def _trimmed(chunks: Iterable[bytes], skip: int, left: int) -> Iterator[bytes]:
         skip, left = 0, left - len(piece)
         if piece:
             yield piece
+
+
+def _storage_keys(tx: Reader, thing: Object) -> Iterator[str]:
+    """The names under which a thing's bytes lie, its own or those of what it is made of."""
+    if not thing.parts:
+        yield thing.key
+    for part in thing.parts:
+        yield from _storage_keys(tx, readable(tx, thing.tenant, thing.zone, part))
 
 
 R = TypeVar("R")
