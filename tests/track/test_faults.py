@@ -87,7 +87,16 @@ def test_the_desk_over_the_wire(tmp_path: Path) -> None:
         assert str(here.track.register(run, "a", "model:default/m")) == "model:default/m@v1"
         with Recorder(tmp_path / "offline", experiment=EXPERIMENT) as recorder:
             recorder.log({"x": 1.0}, step=1)
+            for name in ("full", "empty"):
+                (tmp_path / name).write_bytes(name.encode() if name == "full" else b"")
+                recorder.attach(tmp_path / name)
         (synced,) = here.track.sync(str(tmp_path / "offline"))
-        assert synced.state == "new"
+        assert (synced.state, synced.files) == ("new", 2)
+        assert here.track.fetch(synced.run, "full").read() == b"full"
+        (again,) = here.track.sync(str(tmp_path / "offline"))
+        assert (again.state, again.files) == ("same", 0)
+        here.track.delete(synced.run)
+        (gone,) = here.track.sync(str(tmp_path / "offline"))
+        assert gone.state == "deleted"
         assert "0.5" in here.track.plot("loss", (run,), width=30)
         assert here.track.end(run).status == "finished"

@@ -48,7 +48,7 @@ class Synced:
     run: Ref
     title: str
     state: str
-    """new, grown, or same."""
+    """new, grown, same, or deleted: what was deleted here is not brought back."""
     points: int
     params: int
     tags: int
@@ -151,6 +151,8 @@ def _experiment(here: Here, named: str, project: str) -> Ref:
 def _carry(here: Here, recorded: Recorded, experiment: Ref) -> Synced:
     """One run: what is missing here, and no more."""
     known = here.track.list(experiments=(experiment,), where=f"run_id = '{recorded.id}'", state="all", limit=1).runs
+    if known and known[0].state != "active":
+        return Synced(known[0].ref, known[0].title, "deleted", 0, 0, 0, 0)
     run: Run = here.track.start(experiment, title=recorded.title, started=recorded.started, run=recorded.id)
     params = {key: value for key, value in recorded.params.items() if run.params.get(key) != value}
     tags = {key: value for key, value in recorded.tags.items() if run.tags.get(key) != value}

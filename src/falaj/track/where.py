@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from falaj.core.errors import Invalid
 
-LONGEST, MOST_CLAUSES, MOST_VALUES = 20_000, 200, 2_000
+LONGEST, MOST_CLAUSES, MOST_VALUES, MOST_PIECES = 20_000, 64, 2_000, 64
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*"|`[^`]*`)|(?P<sign><=|>=|!=|==|<>|=|<|>|!|\(|\)|,)
     |(?P<word>[^\s'"`<>=!(),]+)|(?P<end>$))""",
@@ -309,6 +309,8 @@ def _liking(pattern: str, *, fold: bool) -> Callable[[str], bool]:
     """LIKE: % is any run of characters and _ any one. Read piece by piece, so that no pattern takes long."""
     flags = re.DOTALL | (re.IGNORECASE if fold else 0)
     parts = pattern.split("%")
+    if len(parts) > MOST_PIECES:
+        raise Invalid(f"a pattern with {len(parts) - 1} times %", f"fewer than {MOST_PIECES}")
     pieces = [re.compile("".join("." if c == "_" else re.escape(c) for c in part), flags) for part in parts]
 
     def holds(text: str) -> bool:
