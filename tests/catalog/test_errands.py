@@ -448,7 +448,8 @@ def test_a_table_is_described_and_its_rows_are_compared(
 
     (data / "a.csv").write_text(rows_of("id,email,amount", "1,a@x,10", "2,b@x,25", "5,e@x,50"))
     (data / "b.csv").rename(data / "c.csv")
-    second = here.catalog.publish(name, str(data), columns={"email": "personal"})
+    second = here.catalog.publish(name, str(data))  # what was declared once holds for what comes after
+    assert {c.name for c in here.catalog.show(second.ref).table.columns if c.category} == {"email"}
     diff = here.catalog.diff(first.ref, second.ref, rows=True, key=("id",))
     assert (diff.rows_before, diff.rows_after) == (4, 4)
     assert (diff.rows_added, diff.rows_removed, diff.rows_changed) == (1, 1, 1)
@@ -459,6 +460,12 @@ def test_a_table_is_described_and_its_rows_are_compared(
     assert here.catalog.diff(first.ref, second.ref).rows_added is None
     same = here.catalog.diff(first.ref, first.ref, rows=True)
     assert (same.rows_added, same.files) == (0, ())
+    for file in data.iterdir():
+        file.write_text(rows_of("id,phone", "1,0501234567"))
+    third = here.catalog.publish(name, str(data))
+    assert "phone" in third.note
+    changes = here.catalog.diff(second.ref, third.ref).columns
+    assert {("email", "VARCHAR", ""), ("amount", "BIGINT", "")} <= {(c.column, c.before, c.after) for c in changes}
 
 
 def test_a_broken_table_is_published_without_a_schema(town: Town, tmp_path: Path) -> None:

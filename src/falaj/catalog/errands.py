@@ -250,5 +250,5 @@ def _publish_code(here: Here, name: Ref, folder: Path, zone: str) -> Code:
                 shutil.copy2(folder / path, target, follow_symlinks=False)
         tags = {"commit": facts.commit, "remote": facts.remote, "dirty": facts.dirty}
         told = Facts(tags={key: value for key, value in tags.items() if value})
-        done = carry_out(here, Order(program, Source(Path(scratch)), told, zone=zone))
+        done = carry_out(here, Order(program, Source(Path(scratch), passing=True), told, zone=zone))
     return replace(facts, ref=done.ref)

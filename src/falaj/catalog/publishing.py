@@ -1,8 +1,10 @@
 """Publishing: what becomes of a folder between the asking and the version, beside the platform."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from falaj.catalog.reading import Reading
 from falaj.catalog.records import Begun, Facts, Made, Table
@@ -62,8 +64,8 @@ class _Sink:
 
 def carry_out(here: Here, order: Order) -> Published:
     """Send what is new, and have it made a version."""
-    path = order.source.path
-    with memory_of(here.address, str(order.name), order.zone, str(path)) as memory:
+    found = order.source
+    with memory_of(here.address, str(order.name), order.zone, "" if found.passing else str(found.path)) as memory:
         try:
             return _attempt(here, order, memory)
         except (Conflict, NotFound):
@@ -95,46 +97,46 @@ def _write(here: Here, order: Order, begun: Begun, memory: Path | None) -> Writt
 def _commit(here: Here, order: Order, begun: Begun, written: Written, facts: Facts) -> Ref:
     """Make it a version; when others make theirs at the same moment, one after the other."""
     made = Made(begun.ticket, written.tree, written.receipts)
-    for turn in range(_TRIES):
-        try:
-            ref: Ref = here.catalog.commit(
-                order.name, made, facts=facts, label=order.label, inputs=dict(order.inputs), base=begun.base
-            )
-        except Stale:
-            if turn + 1 == _TRIES:
-                raise
-        else:
-            return ref
-    raise Conflict(f"too many publish {order.name} at once", "publish again", order.name)
+    said = {"facts": facts, "label": order.label, "inputs": dict(order.inputs), "base": begun.base}
+    for _ in range(_TRIES - 1):
+        with suppress(Stale):
+            return cast(Ref, here.catalog.commit(order.name, made, **said))
+    return cast(Ref, here.catalog.commit(order.name, made, **said))
 
 
 def _table(here: Here, order: Order, begun: Begun, written: Written) -> tuple[Table | None, str]:
-    """What the files say of their rows, and why nothing when they could not be read."""
+    """What the files say of their rows; and what a person should know of that."""
     if order.name.kind != "dataset":
         return None, ""
-    found = order.source.table
-    if found is None:
-        same = begun.base_tree is not None and begun.base_tree.root == written.tree.root
-        found, note = _described(here, order, begun.base if same else None)
-        if found is None:
-            return None, note
-    return replace(found, source=order.source.pinned or found.source), ""
-
-
-def _described(here: Here, order: Order, same: Ref | None) -> tuple[Table | None, str]:
-    if same is not None and not order.columns:
-        # The very same files: what was found out about them still holds.
-        known: Table | None = here.catalog.show(same).table
-        return known, ""
-    from falaj.catalog.tables import describe
+    before: Table | None = here.catalog.show(begun.base).table if begun.base is not None else None
+    if begun.base_tree is not None and begun.base_tree.root == written.tree.root and not order.columns:
+        return before, ""  # the very same files: what was found out about them still holds
+    from falaj.catalog.tables import guess
 
     try:
-        table = describe(order.source.path, order.columns)
+        found = order.source.table or _described(order, before)
     except (Invalid, Corrupt, NotFound) as error:
         if order.columns:
             raise Invalid(error.message, error.hint, order.name) from error
         return None, f"published without a schema: {error.message}"
-    if table is None and order.columns:
+    if found is None:
+        return None, ""
+    return replace(found, source=order.source.pinned or found.source), "; ".join(guess(found.columns))
+
+
+def _described(order: Order, before: Table | None) -> Table | None:
+    """A column that was declared personal stays so, until it is gone."""
+    from falaj.catalog.tables import describe
+
+    path, given = order.source.path, dict(order.columns)
+    known = {column.name: column.category for column in (before.columns if before else ()) if column.category}
+    try:
+        table = describe(path, {**known, **given})
+    except NotFound:
+        table = describe(path, given)
+        there = {column.name for column in (table.columns if table else ())}
+        table = describe(path, {name: kind for name, kind in known.items() if name in there} | given)
+    if table is None and given:
         hint = "columns are those of Parquet, CSV, Arrow or JSON-lines files"
-        raise Invalid(f"there is no table in {str(order.source.path)!r:.200}", hint)
-    return table, ""
+        raise Invalid(f"there is no table in {str(path)!r:.200}", hint)
+    return table

@@ -35,6 +35,8 @@ class Source:
     table: Table | None = None
     """What that tool says of its rows; asked of the files themselves when it says nothing."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    passing: bool = False
+    """True when the files were made for this one publish: there is nothing to remember of them."""
 
 
 Opener = Callable[[str], AbstractContextManager[Source]]
@@ -122,3 +124,4 @@ def _forget_old(folder: Path) -> None:
         with suppress(OSError):
             if file.stat().st_mtime < time.time() - _FORGET_S:
                 forget(file)
+                file.with_suffix(".lock").unlink(missing_ok=True)
