@@ -45,7 +45,7 @@ def open_delta(rest: str) -> Iterator[Source]:
     table, version = _pin(rest, r"\d+|\d{4}-\d\d-\d\d(T[\d:.]+(Z|[+-]\d\d:\d\d)?)?")
     with tempfile.TemporaryDirectory(prefix="falaj-lake-") as out:
         found = read_delta(table, int(version) if version.isdigit() else version or None, Path(out))
-        yield Source(Path(out), found.source)
+        yield Source(Path(out), found.source, passing=True)
 
 
 @source("iceberg")
@@ -55,7 +55,7 @@ def open_iceberg(rest: str) -> Iterator[Source]:
     table, snapshot = _pin(rest, r"\d+")
     with tempfile.TemporaryDirectory(prefix="falaj-lake-") as out:
         found = read_iceberg(table, int(snapshot) if snapshot else None, Path(out))
-        yield Source(Path(out), found.source)
+        yield Source(Path(out), found.source, passing=True)
 
 
 def read_delta(table: str, version: int | str | None, out: Path) -> LakeSnapshot:
