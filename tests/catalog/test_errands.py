@@ -468,6 +468,17 @@ def test_a_table_is_described_and_its_rows_are_compared(
     assert {("email", "VARCHAR", ""), ("amount", "BIGINT", "")} <= {(c.column, c.before, c.after) for c in changes}
 
 
+def test_what_is_personal_by_now_is_not_shown_from_before(town: Town, tmp_path: Path) -> None:
+    amal, file = town.as_("amal"), tmp_path / "t.csv"
+    file.write_text(rows_of("id,email", "1,a@x.org"))
+    first = amal.catalog.publish("dataset:fraud/late", str(file))
+    assert "email" in first.note
+    second = amal.catalog.publish("dataset:fraud/late", str(file), columns={"email": "personal"})
+    diff = amal.catalog.diff(first.ref, second.ref, rows=True)
+    assert [(c.column, c.what, c.after) for c in diff.columns] == [("email", "category", "personal")]
+    assert "a@x.org" not in repr(diff)
+
+
 def test_a_broken_table_is_published_without_a_schema(town: Town, tmp_path: Path) -> None:
     amal, data = town.as_("amal"), tmp_path / "table"
     data.mkdir()

@@ -17,6 +17,8 @@ from falaj.snapshot.read import Snapshot
 if TYPE_CHECKING:
     from falaj.catalog.rowdiff import RowSample, TableDiff
 
+_VALUES = ("distinct", "low", "high", "mean")
+
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
@@ -120,7 +122,11 @@ def _columns(a: Table | None, b: Table | None) -> Iterator[ColumnChange]:
 
 
 def _about(old: Column, new: Column) -> Iterator[ColumnChange]:
+    # What one version calls personal is not shown from the other, which did not know yet.
+    hidden = _VALUES if old.category or new.category else ()
     for item in fields(Column):
+        if item.name in hidden:
+            continue
         before, after = getattr(old, item.name), getattr(new, item.name)
         if before != after:
             yield ColumnChange(new.name, item.name, *("" if v is None else str(v) for v in (before, after)))
