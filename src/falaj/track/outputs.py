@@ -184,7 +184,7 @@ class Outputs:
         """Say which logged models a run made; gives how many it made in all.
 
         Example:
-            falaj outputs link run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 output:fraud/m-0f3c2b5a9d8e4f7180a1b2c3d4e5f607
+            falaj outputs link run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 output:fraud/m-0f3c2b5a9d8e4f7180
         """
         at = dict(zip(models, steps, strict=False))
         with self._ledger.write(ctx) as tx:

@@ -45,13 +45,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         tokens = {"admin": replica.token}
         for tenant, boss in (("bank", "fatima"), ("clinic", "yusuf")):
             tokens[boss] = admin.people.add_tenant(tenant, boss).token
-        for boss, name, role in (
-            ("fatima", "amal", "ml-engineer"),
-            ("fatima", "badr", "approver"),
+        for boss, name, *roles in (
+            ("fatima", "amal", "ml-engineer", "data-steward"),
+            ("fatima", "mona", "ml-engineer"),
             ("fatima", "omar", "auditor"),
             ("yusuf", "sara", "ml-engineer"),
         ):
-            tokens[name] = replica.as_(tokens[boss]).people.add(name, (role,), jurisdiction="AE").token
+            tokens[name] = replica.as_(tokens[boss]).people.add(name, tuple(roles), jurisdiction="AE").token
         yield Place(replica.url, tokens, replica)
 
 

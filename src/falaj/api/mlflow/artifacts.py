@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from falaj.api.answers import Answer
-from falaj.api.mlflow.coding import BASE, Question, Visit, endpoint, read_query, said
+from falaj.api.mlflow.coding import BASE, Endpoint, Question, Visit, read_query, said
 from falaj.api.mlflow.ids import output_ref, run_ref, trace_ref
 from falaj.api.mlflow.names import project_of
 from falaj.api.routes import Ask, Call, Route, is_plain
@@ -89,18 +89,20 @@ def listed(visit: Visit, place: Place) -> list[dict[str, Any]]:
     ]
 
 
-@endpoint("track.artifacts", "GET 2.0 artifacts/list")
-def list_run(visit: Visit, asked: Listing) -> Any:
-    """A run's files, as older clients ask for them."""
+def _list_run(visit: Visit, asked: Listing) -> Any:
     run = run_ref(visit, asked.run_id or asked.run_uuid)
     return {"files": listed(visit, Place(run, plain_path(asked.path)))}
 
 
-@endpoint("track.artifacts", "GET 2.0 logged-models/{model}/artifacts/directories")
-def list_output(visit: Visit, asked: Listing) -> Any:
-    """A logged model's files."""
+def _list_output(visit: Visit, asked: Listing) -> Any:
     place = Place(output_ref(visit, visit.named["model"]), plain_path(asked.artifact_directory_path))
     return {"files": listed(visit, place)}
+
+
+ENDPOINTS = (
+    Endpoint("GET 2.0 artifacts/list", "track.artifacts", Listing, _list_run),
+    Endpoint("GET 2.0 logged-models/{model}/artifacts/directories", "track.artifacts", Listing, _list_output),
+)
 
 
 class Files:

@@ -3,6 +3,7 @@
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
@@ -22,6 +23,7 @@ from falaj.core.errors import (
     Unauthenticated,
     Unavailable,
 )
+from falaj.core.ref import Ref
 
 if TYPE_CHECKING:
     from falaj.platform import House
@@ -41,7 +43,6 @@ CODES: dict[type[FalajError], str] = {
     Corrupt: "DATA_LOSS",
 }
 _encode = msgspec.json.encode
-T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 
@@ -59,17 +60,41 @@ class Pair(msgspec.Struct):
 class Visit:
     """One call of a client on its way through our verbs: who asks, and which project plain names mean."""
 
-    __slots__ = ("ctx", "house", "named", "workspace")
+    __slots__ = ("ctx", "found", "house", "named", "places", "workspace")
 
-    def __init__(self, house: "House", ctx: Context, workspace: str, named: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        house: "House",
+        ctx: Context,
+        workspace: str,
+        named: Mapping[str, str],
+        places: Mapping[tuple[str, str], Ref] = MappingProxyType({}),
+    ) -> None:
+        """`places`: ids that were looked up before, by tenant; what is looked up now is in `found`."""
         self.house = house
         self.ctx = ctx
         self.workspace = workspace
         self.named = named
+        self.places = places
+        self.found: dict[tuple[str, str], Ref] = {}
 
     def call(self, desk: str, verb: str, **arguments: Any) -> Any:
         """One verb, through the guard like any other."""
         return self.house.call(desk, verb, self.ctx, arguments)
+
+    def do(self, desk: str, verb: str, **arguments: Any) -> dict[str, Any]:
+        """The same for an act that MLflow answers with nothing."""
+        self.call(desk, verb, **arguments)
+        return {}
+
+    def all(self, desk: str, verb: str, field: str, **arguments: Any) -> list[Any]:
+        """Everything a listing verb gives, page after page."""
+        found, after = list[Any](), ""
+        while True:
+            page = self.call(desk, verb, after=after, limit=1000, **arguments)
+            found += getattr(page, field)
+            if not (after := page.next):
+                return found
 
     def look(self, desk: str, verb: str, **arguments: Any) -> Any:
         """The same, or None where there is no such thing for this caller."""
@@ -80,30 +105,23 @@ class Visit:
 
 
 class Endpoint(NamedTuple):
-    """One method of one path: the verb it stands for, how its request is read, and what answers."""
+    """`METHOD version path`, the verb it comes down to, how its question is read, and what answers."""
 
-    method: str
-    path: str
+    where: str
     action: str
     shape: type[msgspec.Struct]
     answer: Callable[[Visit, Any], Any]
 
+    @property
+    def method(self) -> str:
+        """How it is asked."""
+        return self.where.partition(" ")[0]
 
-def endpoint(action: str, *paths: str) -> Callable[[Callable[[Visit, Any], T]], Callable[[Visit, Any], T]]:
-    """Mark what answers `METHOD version path`, for example `POST 2.0 runs/create`, and the verb it comes down to."""
-
-    def mark(function: Callable[[Visit, Any], T]) -> Callable[[Visit, Any], T]:
-        shape = typing.get_type_hints(function)["asked"]
-        for text in paths:
-            method, version, rest = text.split(" ")
-            ENDPOINTS.append(Endpoint(method, f"{BASE}{version}/mlflow/{rest}", action, shape, function))
-        return function
-
-    return mark
-
-
-ENDPOINTS: list[Endpoint] = []
-"""What the modules beside this one answer, filled as they are imported."""
+    @property
+    def path(self) -> str:
+        """Where it is asked."""
+        _, version, rest = self.where.split(" ")
+        return f"{BASE}{version}/mlflow/{rest}"
 
 
 def read_query(shape: type[Q], query: bytes) -> Q:
@@ -125,11 +143,11 @@ def read_query(shape: type[Q], query: bytes) -> Q:
         raise Invalid(f"the query does not fit: {str(error)[:300]}", "see MLflow's REST API") from None
 
 
-def reader_of(shape: type[T]) -> Callable[[bytes], T]:
+def reader_of(shape: type[Q]) -> Callable[[bytes], Q]:
     """How a body of that shape is read; numbers may come as texts, as some clients write 64-bit ones."""
     decoder = msgspec.json.Decoder(shape, strict=False)
 
-    def read(body: bytes) -> T:
+    def read(body: bytes) -> Q:
         try:
             return decoder.decode(body or b"{}")
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -23,8 +23,12 @@ def experiment_ref(visit: Visit, number: str) -> Ref:
 
 def run_ref(visit: Visit, name: str) -> Ref:
     """The run of that id, or NotFound."""
-    found = _desk(visit).run_ref(visit.ctx.tenant, name) if _RUN.fullmatch(name) else None
-    return _found(found, "run", name, "mlflow.search_runs() lists them")
+    key = (visit.ctx.tenant, name)
+    ref = visit.places.get(key)
+    if ref is None:
+        found = _desk(visit).run_ref(*key) if _RUN.fullmatch(name) else None
+        ref = visit.found[key] = _found(found, "run", name, "mlflow.search_runs() lists them")
+    return ref
 
 
 def output_ref(visit: Visit, name: str) -> Ref:

@@ -4,10 +4,9 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Pair, Question, Visit, endpoint, mapping, millis, number, pairs
+from falaj.api.mlflow.coding import Endpoint, Pair, Question, Visit, mapping, millis, number, pairs
 from falaj.api.mlflow.filters import OUTPUTS, Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import experiment_ref, output_ref, run_ref
-from falaj.api.mlflow.runs import Inputs
 from falaj.core.ref import Ref
 from falaj.track.outputs import Measured, Output
 
@@ -18,23 +17,30 @@ STATUSES = {
 }
 
 
-class Create(Question):
-    """logged-models."""
+class Said(Question):
+    """What is said of a logged model, at first or later."""
 
-    experiment_id: str
+    experiment_id: str = "0"
     name: str = ""
     model_type: str = ""
     source_run_id: str = ""
-    params: list[Pair] = msgspec.field(default_factory=list)
-    tags: list[Pair] = msgspec.field(default_factory=list)
-
-
-class Change(Question):
-    """What is said of one later."""
-
     status: str = ""
     params: list[Pair] = msgspec.field(default_factory=list)
     tags: list[Pair] = msgspec.field(default_factory=list)
+
+
+class Linked(msgspec.Struct):
+    """A model that a run made."""
+
+    model_id: str
+    step: int = 0
+
+
+class Made(Question):
+    """runs/outputs."""
+
+    run_id: str
+    models: list[Linked] = msgspec.field(default_factory=list)
 
 
 class Order(msgspec.Struct):
@@ -52,89 +58,6 @@ class Search(Question):
     max_results: int = 100
     order_by: list[Order] = msgspec.field(default_factory=list)
     page_token: str = ""
-
-
-def _named(visit: Visit) -> Ref:
-    return output_ref(visit, visit.named["model"])
-
-
-@endpoint("outputs.create", "POST 2.0 logged-models")
-def create(visit: Visit, asked: Create) -> Any:
-    """Announce one."""
-    made = visit.call(
-        "outputs", "create", experiment=experiment_ref(visit, asked.experiment_id), title=asked.name,
-        type=asked.model_type, run=run_ref(visit, asked.source_run_id) if asked.source_run_id else None,
-        params=mapping(asked.params), tags=mapping(asked.tags),
-    )  # fmt: skip
-    return {"model": shown(made)}
-
-
-@endpoint("outputs.show", "GET 2.0 logged-models/{model}")
-def get(visit: Visit, asked: Question) -> Any:
-    """All that is known of it."""
-    del asked
-    return {"model": shown(visit.call("outputs", "show", model=_named(visit)))}
-
-
-@endpoint("outputs.change", "PATCH 2.0 logged-models/{model}")
-def finalize(visit: Visit, asked: Change) -> Any:
-    """Its files are there, or will not come."""
-    status = next((ours for ours, theirs in STATUSES.items() if theirs == asked.status), asked.status)
-    return {"model": shown(visit.call("outputs", "change", model=_named(visit), status=status))}
-
-
-@endpoint("outputs.delete", "DELETE 2.0 logged-models/{model}")
-def delete(visit: Visit, asked: Question) -> Any:
-    """Away with it; versions made of it stay."""
-    del asked
-    visit.call("outputs", "delete", model=_named(visit))
-    return {}
-
-
-@endpoint("outputs.change", "PATCH 2.0 logged-models/{model}/tags")
-def set_tags(visit: Visit, asked: Change) -> Any:
-    """Set tags."""
-    return {"model": shown(visit.call("outputs", "change", model=_named(visit), tags=mapping(asked.tags)))}
-
-
-@endpoint("outputs.change", "DELETE 2.0 logged-models/{model}/tags/{key}")
-def delete_tag(visit: Visit, asked: Question) -> Any:
-    """Take one tag away."""
-    del asked
-    visit.call("outputs", "change", model=_named(visit), drop=(visit.named["key"],))
-    return {}
-
-
-@endpoint("outputs.change", "POST 2.0 logged-models/{model}/params")
-def log_params(visit: Visit, asked: Change) -> Any:
-    """More parameters."""
-    visit.call("outputs", "change", model=_named(visit), params=mapping(asked.params))
-    return {}
-
-
-@endpoint("outputs.list", "POST 2.0 logged-models/search")
-def search(visit: Visit, asked: Search) -> Any:
-    """Those of a filter, in an order, a page at a time; newest first."""
-    places = tuple(experiment_ref(visit, one) for one in asked.experiment_ids)
-    found, after = list[Output](), ""
-    while True:
-        page = visit.call("outputs", "list", experiments=places, after=after, limit=1000)
-        found += page.outputs
-        if not (after := page.next):
-            break
-    order = [f"{part.field_name} {'ASC' if part.ascending else 'DESC'}" for part in asked.order_by]
-    sights = map(_sight, sorted(found, key=lambda one: one.made_at, reverse=True))
-    picked: Page[Output] = page_of(chosen(sights, OUTPUTS, asked.filter, order), asked)
-    return {"models": [shown(one) for one in picked.items], "next_page_token": picked.next}
-
-
-@endpoint("outputs.link", "POST 2.0 runs/outputs")
-def link(visit: Visit, asked: Inputs) -> Any:
-    """Which of them a run made."""
-    models = tuple(output_ref(visit, one.model_id) for one in asked.models)
-    run = run_ref(visit, asked.run_id or asked.run_uuid)
-    visit.call("outputs", "link", run=run, models=models, steps=tuple(one.step for one in asked.models))
-    return {}
 
 
 def shown(one: Output) -> dict[str, Any]:
@@ -156,6 +79,41 @@ def shown(one: Output) -> dict[str, Any]:
     }
 
 
+def _create(visit: Visit, asked: Said) -> Any:
+    made = visit.call(
+        "outputs", "create", experiment=experiment_ref(visit, asked.experiment_id), title=asked.name,
+        type=asked.model_type, run=run_ref(visit, asked.source_run_id) if asked.source_run_id else None,
+        params=mapping(asked.params), tags=mapping(asked.tags),
+    )  # fmt: skip
+    return {"model": shown(made)}
+
+
+def _search(visit: Visit, asked: Search) -> Any:
+    """Those of a filter, in an order, a page at a time; newest first."""
+    places = tuple(experiment_ref(visit, one) for one in asked.experiment_ids)
+    found = sorted(visit.all("outputs", "list", "outputs", experiments=places), key=lambda one: -one.made_at)
+    order = [f"{part.field_name} {'ASC' if part.ascending else 'DESC'}" for part in asked.order_by]
+    picked: Page[Output] = page_of(chosen(map(_sight, found), OUTPUTS, asked.filter, order), asked)
+    return {"models": [shown(one) for one in picked.items], "next_page_token": picked.next}
+
+
+def _link(visit: Visit, asked: Made) -> Any:
+    models, steps = tuple(output_ref(visit, one.model_id) for one in asked.models), tuple(m.step for m in asked.models)
+    return visit.do("outputs", "link", run=run_ref(visit, asked.run_id), models=models, steps=steps)
+
+
+def _change(visit: Visit, **changes: Any) -> Any:
+    return {"model": shown(visit.call("outputs", "change", model=_named(visit), **changes))}
+
+
+def _status(asked: Said) -> str:
+    return next((ours for ours, theirs in STATUSES.items() if theirs == asked.status), asked.status)
+
+
+def _named(visit: Visit) -> Ref:
+    return output_ref(visit, visit.named["model"])
+
+
 def _measured(one: Output, each: Measured) -> dict[str, Any]:
     point = each.point
     return {
@@ -169,3 +127,34 @@ def _sight(one: Output) -> Sight:
     times = {"creation_time": info["creation_timestamp_ms"], "last_updated_time": info["last_updated_timestamp_ms"]}
     metrics = {each.point.key: each.point.number for each in one.metrics}
     return Sight(one, {**info, "status": one.status.upper(), **times}, one.tags, metrics, one.params)
+
+
+ENDPOINTS = (
+    Endpoint("POST 2.0 logged-models", "outputs.create", Said, _create),
+    Endpoint("POST 2.0 logged-models/search", "outputs.list", Search, _search),
+    Endpoint(
+        "GET 2.0 logged-models/{model}", "outputs.show", Question,
+        lambda visit, _: {"model": shown(visit.call("outputs", "show", model=_named(visit)))},
+    ),
+    Endpoint(
+        "PATCH 2.0 logged-models/{model}", "outputs.change", Said,
+        lambda visit, asked: _change(visit, status=_status(asked)),
+    ),
+    Endpoint(
+        "DELETE 2.0 logged-models/{model}", "outputs.delete", Question,
+        lambda visit, _: visit.do("outputs", "delete", model=_named(visit)),
+    ),
+    Endpoint(
+        "PATCH 2.0 logged-models/{model}/tags", "outputs.change", Said,
+        lambda visit, asked: _change(visit, tags=mapping(asked.tags)),
+    ),
+    Endpoint(
+        "DELETE 2.0 logged-models/{model}/tags/{key}", "outputs.change", Question,
+        lambda visit, _: _change(visit, drop=(visit.named["key"],)),
+    ),
+    Endpoint(
+        "POST 2.0 logged-models/{model}/params", "outputs.change", Said,
+        lambda visit, asked: _change(visit, params=mapping(asked.params)),
+    ),
+    Endpoint("POST 2.0 runs/outputs", "outputs.link", Made, _link),
+)  # fmt: skip

@@ -1,25 +1,25 @@
 """Every path of MLflow's REST API that we answer, mounted on the guarded router. What is not here does not exist."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from falaj.api.answers import Answer
-from falaj.api.mlflow import experiments, outputs, registry, runs, traces
-from falaj.api.mlflow.artifacts import Files
-from falaj.api.mlflow.coding import ENDPOINTS, Endpoint, Visit, read_query, reader_of, said
-from falaj.api.mlflow.names import project_of
+from falaj.api.mlflow import artifacts, experiments, outputs, registry, runs, traces
+from falaj.api.mlflow.coding import Endpoint, Visit, read_query, reader_of, said
+from falaj.api.mlflow.names import MAIN, project_of
 from falaj.api.routes import Ask, Route
 from falaj.api.wire import check_depth
+from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import desk_class
 
 if TYPE_CHECKING:
     from falaj.api.app import App
 
-PARTS = (experiments, runs, outputs, registry, traces)
-"""Imported for what they answer."""
+PARTS = (experiments, runs, outputs, registry, traces, artifacts)
 VERSION = b"0+falaj"
 """We are no version of MLflow's server: clients that hear so send the spans of traces as files, in JSON."""
 INFO = {
@@ -30,6 +30,7 @@ INFO = {
     "multipart_downloads_enabled": False,
     "features_enabled": {"gateway": False},
 }
+PLACES = 100_000
 _encode = msgspec.json.encode
 
 
@@ -39,12 +40,13 @@ class Facade:
     def __init__(self, app: "App") -> None:
         self._app = app
         self._depth = app.house.settings.limits.body_depth
-        self._files = Files(app)
+        self._files = artifacts.Files(app)
+        self._places: dict[tuple[str, str], Ref] = {}
 
     def mount(self) -> None:
         """Add every path to the router."""
         add = self._app.router.add
-        for one in ENDPOINTS:
+        for one in (one for part in PARTS for one in part.ENDPOINTS):
             add(
                 Route(
                     one.method, one.path, one.action, partial(self._serve, one, reader_of(one.shape), self._lane(one))
@@ -70,9 +72,20 @@ class Facade:
             body = await app.body(ask)
             check_depth(body, self._depth)
             asked = read(body)
-        visit = Visit(app.house, ctx, project_of(ask.text(b"x-mlflow-workspace")), ask.named)
+        workspace = project_of(ask.text(b"x-mlflow-workspace")) if b"x-mlflow-workspace" in ask.headers else MAIN
+        visit = Visit(app.house, ctx, workspace, ask.named, self._places)
         answer, error = await lane(_within, one, visit, asked)
-        return Answer(200, answer, ctx.request) if error is None else said(error, ctx.request)
+        if error is not None:
+            return said(error, ctx.request)
+        if visit.found:
+            self._remember(visit.found)
+        return Answer(200, answer, ctx.request)
+
+    def _remember(self, found: Mapping[tuple[str, str], Ref]) -> None:
+        """Runs never move. Only now is durable what was read inside a group of calls that commit together."""
+        if len(self._places) > PLACES:
+            self._places.clear()
+        self._places.update(found)
 
     async def _version(self, ask: Ask) -> Answer:
         ctx = self._app.gate.context(ask, ask.caller, repeatable=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Question, Visit, endpoint, millis
+from falaj.api.mlflow.coding import Endpoint, Question, Visit, millis
 from falaj.api.mlflow.filters import TRACES, Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import experiment_ref, run_ref, trace_ref
 from falaj.core.errors import Invalid, NotFound
@@ -95,8 +95,7 @@ class Assess(Question):
     update_mask: str = ""
 
 
-@endpoint("traces.record", "POST 3.0 traces")
-def start(visit: Visit, asked: Start) -> Any:
+def _start(visit: Visit, asked: Start) -> Any:
     """Keep one; its client sends it when it is over."""
     info = asked.trace.trace_info
     facts = {"request": info.request_preview, "response": info.response_preview, "client": info.client_request_id}
@@ -109,101 +108,46 @@ def start(visit: Visit, asked: Start) -> Any:
     return {"trace": {"trace_info": shown(made)}}
 
 
-@endpoint("traces.show", "GET 3.0 traces/{trace}")
-def get(visit: Visit, asked: Question) -> Any:
-    """One of them."""
-    del asked
-    return {"trace": {"trace_info": shown(_one(visit))}}
-
-
-@endpoint("traces.show", "POST 3.0 traces/batchGetInfos")
-def get_some(visit: Visit, asked: Some) -> Any:
-    """Several."""
+def _get_some(visit: Visit, asked: Some) -> Any:
     found = [visit.look("traces", "show", trace=trace_ref(visit, one)) for one in asked.trace_ids[:1000]]
     return {"trace_infos": [shown(one) for one in found if one is not None]}
 
 
-@endpoint("traces.list", "POST 3.0 traces/search")
-def search(visit: Visit, asked: Search) -> Any:
+def _search(visit: Visit, asked: Search) -> Any:
     """Those of a filter, in an order, a page at a time; newest first."""
-    found = list[Trace]()
-    for place in asked.locations:
-        found += _all(visit, experiment_ref(visit, place.mlflow_experiment.experiment_id))
+    places = [experiment_ref(visit, place.mlflow_experiment.experiment_id) for place in asked.locations]
+    found = [one for place in places for one in visit.all("traces", "list", "traces", experiment=place)]
     order = asked.order_by or ["timestamp_ms DESC"]
     picked: Page[Trace] = page_of(chosen(map(_sight, found), TRACES, asked.filter, order), asked)
     return {"traces": [shown(one) for one in picked.items], "next_page_token": picked.next}
 
 
-@endpoint("traces.delete", "POST 2.0 traces/delete-traces", "POST 3.0 traces/delete-traces")
-def delete(visit: Visit, asked: Some) -> Any:
+def _delete(visit: Visit, asked: Some) -> Any:
     """Those named, or the oldest up to a moment."""
-    names = asked.request_ids or asked.trace_ids
-    if names:
-        refs = [trace_ref(visit, name) for name in names]
-    elif asked.max_timestamp_millis:
-        every = sorted(_all(visit, experiment_ref(visit, asked.experiment_id)), key=lambda one: one.started)
-        old = [one.ref for one in every if millis(one.started) <= asked.max_timestamp_millis]
-        refs = old[: asked.max_traces or len(old)]
-    else:
+    refs = [trace_ref(visit, name) for name in asked.request_ids or asked.trace_ids]
+    if not refs and not asked.max_timestamp_millis:
         raise Invalid("nothing says which traces", "give request_ids or max_timestamp_millis")
+    if not refs:
+        every = visit.all("traces", "list", "traces", experiment=experiment_ref(visit, asked.experiment_id))
+        old = [one for one in every if millis(one.started) <= asked.max_timestamp_millis]
+        refs = [one.ref for one in sorted(old, key=lambda one: one.started)[: asked.max_traces or len(old)]]
     for ref in refs:
         visit.look("track", "detach", run=ref, path="traces.json")
         visit.call("traces", "delete", trace=ref)
     return {"traces_deleted": len(refs)}
 
 
-@endpoint("traces.change", "PATCH 2.0 traces/{trace}/tags", "PATCH 3.0 traces/{trace}/tags")
-def set_tag(visit: Visit, asked: Tag) -> Any:
-    """Set one tag."""
-    visit.call("traces", "change", trace=_ref(visit), tags={asked.key: asked.value})
-    return {}
-
-
-@endpoint("traces.change", "DELETE 2.0 traces/{trace}/tags", "DELETE 3.0 traces/{trace}/tags")
-def delete_tag(visit: Visit, asked: Tag) -> Any:
-    """Take one away."""
-    visit.call("traces", "change", trace=_ref(visit), drop=(asked.key,))
-    return {}
-
-
-@endpoint("traces.change", "POST 2.0 traces/link-to-run")
-def link(visit: Visit, asked: Some) -> Any:
-    """Say which run traces belong to."""
+def _link(visit: Visit, asked: Some) -> Any:
     run_ref(visit, asked.run_id)
     for one in asked.trace_ids[:100]:
         visit.call("traces", "change", trace=trace_ref(visit, one), tags={RUN: asked.run_id})
     return {}
 
 
-@endpoint("traces.change", "POST 3.0 traces/{trace}/assessments")
-def assess(visit: Visit, asked: Assess) -> Any:
-    """What somebody thinks of it."""
-    return _note(visit, f"a-{uuid.uuid4().hex}", asked.assessment)
-
-
-@endpoint("traces.show", "GET 3.0 traces/{trace}/assessments/{assessment}")
-def get_assessment(visit: Visit, asked: Question) -> Any:
-    """One of those."""
-    del asked
-    return {"assessment": _thought(visit)}
-
-
-@endpoint("traces.change", "PATCH 3.0 traces/{trace}/assessments/{assessment}")
-def update_assessment(visit: Visit, asked: Assess) -> Any:
-    """Think again."""
-    old = _thought(visit)
-    wanted = [part.strip() for part in asked.update_mask.split(",")]
-    names = {part: re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", part) for part in wanted}
-    fresh = {name: asked.assessment[name] for name in names.values() if name in asked.assessment}
-    return _note(visit, visit.named["assessment"], {**old, **fresh})
-
-
-@endpoint("traces.change", "DELETE 3.0 traces/{trace}/assessments/{assessment}")
-def delete_assessment(visit: Visit, asked: Question) -> Any:
-    """Take it back."""
-    del asked
-    visit.call("traces", "change", trace=_ref(visit), notes={visit.named["assessment"]: ""})
-    return {}
+def _think_again(visit: Visit, asked: Assess) -> Any:
+    wanted = [re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", part.strip()) for part in asked.update_mask.split(",")]
+    fresh = {name: asked.assessment[name] for name in wanted if name in asked.assessment}
+    return _note(visit, visit.named["assessment"], {**_thought(visit), **fresh})
 
 
 def shown(one: Trace) -> dict[str, Any]:
@@ -231,15 +175,6 @@ def _ref(visit: Visit) -> Ref:
 def _one(visit: Visit) -> Trace:
     found: Trace = visit.call("traces", "show", trace=_ref(visit))
     return found
-
-
-def _all(visit: Visit, experiment: Ref) -> list[Trace]:
-    found, after = list[Trace](), ""
-    while True:
-        page = visit.call("traces", "list", experiment=experiment, after=after, limit=1000)
-        found += page.traces
-        if not (after := page.next):
-            return found
 
 
 def _thought(visit: Visit) -> dict[str, Any]:
@@ -281,3 +216,46 @@ def _span(text: str) -> float:
 
 def _stamp(at: float) -> str:
     return datetime.fromtimestamp(round(at, 3), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _change(visit: Visit, **changes: Any) -> Any:
+    return visit.do("traces", "change", trace=_ref(visit), **changes)
+
+
+def _set_tag(visit: Visit, asked: Tag) -> Any:
+    return _change(visit, tags={asked.key: asked.value})
+
+
+def _delete_tag(visit: Visit, asked: Tag) -> Any:
+    return _change(visit, drop=(asked.key,))
+
+
+ENDPOINTS = (
+    Endpoint("POST 3.0 traces", "traces.record", Start, _start),
+    Endpoint(
+        "GET 3.0 traces/{trace}", "traces.show", Question,
+        lambda visit, _: {"trace": {"trace_info": shown(_one(visit))}},
+    ),
+    Endpoint("POST 3.0 traces/batchGetInfos", "traces.show", Some, _get_some),
+    Endpoint("POST 3.0 traces/search", "traces.list", Search, _search),
+    Endpoint("POST 2.0 traces/delete-traces", "traces.delete", Some, _delete),
+    Endpoint("POST 3.0 traces/delete-traces", "traces.delete", Some, _delete),
+    Endpoint("PATCH 2.0 traces/{trace}/tags", "traces.change", Tag, _set_tag),
+    Endpoint("PATCH 3.0 traces/{trace}/tags", "traces.change", Tag, _set_tag),
+    Endpoint("DELETE 2.0 traces/{trace}/tags", "traces.change", Tag, _delete_tag),
+    Endpoint("DELETE 3.0 traces/{trace}/tags", "traces.change", Tag, _delete_tag),
+    Endpoint("POST 2.0 traces/link-to-run", "traces.change", Some, _link),
+    Endpoint(
+        "POST 3.0 traces/{trace}/assessments", "traces.change", Assess,
+        lambda visit, asked: _note(visit, f"a-{uuid.uuid4().hex}", asked.assessment),
+    ),
+    Endpoint(
+        "GET 3.0 traces/{trace}/assessments/{assessment}", "traces.show", Question,
+        lambda visit, _: {"assessment": _thought(visit)},
+    ),
+    Endpoint("PATCH 3.0 traces/{trace}/assessments/{assessment}", "traces.change", Assess, _think_again),
+    Endpoint(
+        "DELETE 3.0 traces/{trace}/assessments/{assessment}", "traces.change", Question,
+        lambda visit, _: _change(visit, notes={visit.named["assessment"]: ""}),
+    ),
+)  # fmt: skip

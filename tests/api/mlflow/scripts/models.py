@@ -49,12 +49,13 @@ assert run.inputs.dataset_inputs, "the training data is an input"
 assert len(run.outputs.model_outputs) == 1
 auto_model = run.outputs.model_outputs[0].model_id
 logged = client.get_logged_model(auto_model)
-assert logged.source_run_id == auto.info.run_id and str(logged.status) == "LoggedModelStatus.READY", logged
+assert logged.source_run_id == auto.info.run_id and logged.status == "READY", logged
 assert logged.metrics, "what was measured of a model is its own too"
 
 # Logged models: made, tagged, found, loaded.
 with mlflow.start_run(run_name="by hand") as hand:
-    info = mlflow.sklearn.log_model(fitted, name="churn", params={"C": "0.5"}, tags={"who": "amal"}, input_example=X[:2])
+    info = mlflow.sklearn.log_model(fitted, name="churn", params={"C": "0.5"}, tags={"who": "amal"}, input_example=X[:2],
+                                    pip_requirements=["scikit-learn"])
 assert info.model_id.startswith("m-")
 model = client.get_logged_model(info.model_id)
 assert model.name == "churn" and model.params["C"] == "0.5" and model.tags["who"] == "amal"
@@ -80,10 +81,10 @@ assert (first.version, first.status, first.current_stage) == ("1", "READY", "Non
 second = mlflow.register_model(f"runs:/{auto.info.run_id}/model", "scorer")
 assert second.version == "2"
 with mlflow.start_run() as third_run:
-    third_info = mlflow.sklearn.log_model(fitted, name="third", registered_model_name="scorer")
-assert third_info.registered_model_version == 3
+    third_info = mlflow.sklearn.log_model(fitted, name="third", registered_model_name="scorer", pip_requirements=["scikit-learn"])
+assert int(third_info.registered_model_version) == 3
 got = client.get_model_version("scorer", "1")
-assert got.tags == {"try": "1"} and got.model_id == info.model_id
+assert got.tags == {"try": "1"} and got.source == info.model_uri, got
 client.update_model_version("scorer", "1", description="the first one")
 client.set_model_version_tag("scorer", "1", "checked", "yes")
 client.delete_model_version_tag("scorer", "1", "try")

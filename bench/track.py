@@ -1,0 +1,266 @@
+"""Tracking: the real MLflow client, in several processes, against us and against `mlflow server`, in the same run.
+
+Run by `make bench NAME=track`; `python bench/track.py sqlite` runs one half. Both sides keep their runs in the same kind
+of store, made durable at every answer, and hold the same 10,000 runs when they are searched. Machines are noisy, so
+both have a turn in every round: throughput is the median of the rounds, p99 is of all calls. A table for people, then
+one last line of JSON with every bar. ROUNDS, SECONDS, RUNS and CLIENTS make it smaller.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.replica import Replica
+from tests.servers.peers import MLFLOW, peer
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import free_ports
+
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+SECONDS = float(os.environ.get("SECONDS", "6"))
+RUNS = int(os.environ.get("RUNS", "10000"))
+CLIENTS = int(os.environ.get("CLIENTS", "8"))
+FASTER, QUICKER = 5.0, 1 / 3
+BARS: dict[str, dict[str, Any]] = {}
+# Users' Pythons keep compiled modules; ours must too, or every start measures the compiler.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+CLIENT = """
+import json, sys, time, warnings
+warnings.simplefilter("ignore")
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+act, seconds, experiment = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+client = MlflowClient()
+run = client.create_run("0").info.run_id
+WHERE = [
+    ("metrics.loss < 0.3 and params.model = 'tree'", ["metrics.loss ASC"]),
+    ("tags.team = 'risk' and metrics.acc > 0.8", ["attributes.start_time DESC"]),
+    ("params.lr = '0.1' and metrics.loss > 0.9", []),
+    ("attributes.status = 'RUNNING' and metrics.acc > 0.99", ["metrics.acc DESC"]),
+]
+def log_metric(n):
+    client.log_metric(run, "loss", 1 / (n + 1), step=n)
+def log_batch(n):
+    now = int(time.time() * 1000)
+    client.log_batch(run, [Metric(f"m{k}", k / 7 + n, now, n) for k in range(50)], [Param(f"p{n}", str(n))])
+def search(n):
+    where, order = WHERE[n % len(WHERE)]
+    found = client.search_runs([experiment], where, order_by=order, max_results=20)
+    assert 0 < len(found) <= 20, where
+call = {"log_metric": log_metric, "log_batch": log_batch, "search": search}[act]
+for n in range(8):
+    call(n)
+print("ready", flush=True)
+sys.stdin.readline()
+took, n, end = [], 8, time.perf_counter() + seconds
+while time.perf_counter() < end:
+    began = time.perf_counter()
+    call(n)
+    took.append(time.perf_counter() - began)
+    n += 1
+print(json.dumps(took))
+"""
+FILL = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from sqlalchemy import insert
+from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlMetric, SqlParam, SqlRun, SqlTag
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+store = SqlAlchemyStore(sys.argv[1], sys.argv[2])
+experiment = int(store.create_experiment("searched"))
+rows = {SqlRun: [], SqlMetric: [], SqlLatestMetric: [], SqlParam: [], SqlTag: []}
+for line in sys.stdin:
+    run = json.loads(line)
+    who = {"run_uuid": run["id"]}
+    rows[SqlRun].append({**who, "name": run["title"], "source_type": "UNKNOWN", "source_name": "", "entry_point_name": "",
+        "user_id": "amal", "status": "RUNNING", "start_time": int(run["started"] * 1000), "source_version": "", "lifecycle_stage": "active", "artifact_uri": f"mlflow-artifacts:/{experiment}/{run['id']}/artifacts",
+        "experiment_id": experiment})
+    for key, value in run["metrics"].items():
+        point = {**who, "key": key, "value": value, "timestamp": int(run["started"] * 1000), "step": 0, "is_nan": False}
+        rows[SqlMetric].append(point)
+        rows[SqlLatestMetric].append(point)
+    rows[SqlParam] += [{**who, "key": key, "value": value} for key, value in run["params"].items()]
+    rows[SqlTag] += [{**who, "key": key, "value": value} for key, value in run["tags"].items()]
+with store.ManagedSessionMaker() as session:
+    for table, found in rows.items():
+        session.execute(insert(table), found)
+print(experiment)
+"""
+
+
+def main() -> None:
+    """Both halves in turn, or the one that is named."""
+    chosen = sys.argv[1:]
+    print(f"  {'bar':<26} {'ours':<38} {'mlflow server':<38} ratio")
+    for half in (sqlite, postgres):
+        if not chosen or half.__name__ in chosen:
+            half()
+    print()
+    missed = [name for name, found in BARS.items() if not found["ok"]]
+    print(f"{len(BARS) - len(missed)} of {len(BARS)} bars met" + (f"; missed: {', '.join(missed)}" if missed else ""))
+    print(json.dumps({"bench": "track", "bars": BARS}))
+
+
+def sqlite() -> None:
+    """Both on SQLite files."""
+    program = peer("mlflow", *MLFLOW)
+    with folder() as home, us(home / "ours", {}) as ours, them(program, home, f"sqlite:///{home}/mlflow.db") as theirs:
+        compare("sqlite", program, ours, theirs)
+
+
+def postgres() -> None:
+    """Both on one PostgreSQL, each in a database of its own."""
+    program = peer("mlflow-postgres", *MLFLOW, "psycopg2-binary")
+    with folder() as home, PostgresServer(fsync="on") as server:
+        store = {"FALAJ_STORE": server.create_database()}
+        with us(home / "ours", store) as ours, them(program, home, server.create_database()) as theirs:
+            compare("postgres", program, ours, theirs)
+
+
+Side = dict[str, str]
+"""What a client needs in its environment to reach one server."""
+
+
+def compare(store: str, program: Path, ours: Side, theirs: Side) -> None:
+    """Every act, both sides in every round."""
+    for act in ("log_metric", "log_batch", "search"):
+        us_, them_ = [], []
+        for _ in range(ROUNDS):
+            us_.append(load(program, ours, act))
+            them_.append(load(program, theirs, act))
+        rates = [statistics.median(len(took) / SECONDS for took in side) for side in (us_, them_)]
+        late = [statistics.quantiles([t for took in side for t in took], n=100)[98] * 1e3 for side in (us_, them_)]
+        told = [f"{rate:.0f}/s, p99 {p99:.1f} ms" for rate, p99 in zip(rates, late, strict=True)]
+        bar(f"{act}_x_{store}", rates[0] / rates[1], FASTER, at_least=True, ours=told[0], peer=told[1])
+        bar(f"{act}_p99_{store}", late[0] / late[1], QUICKER, at_least=False, ours=told[0], peer=told[1])
+
+
+def load(program: Path, side: Side, act: str) -> list[float]:
+    """Seconds of every call that CLIENTS processes made in SECONDS, all begun at one sign."""
+    env = {**{key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")}, **side}
+    command = [str(program / "python"), "-c", CLIENT, act, str(SECONDS), side["EXPERIMENT"]]
+    clients = [
+        subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(CLIENTS)
+    ]
+    for client in clients:
+        if client.stdout is None or client.stdout.readline().strip() != "ready":
+            raise SystemExit(f"a client of {side['MLFLOW_TRACKING_URI']} did not come up for {act}")
+    said = [pool.result() for pool in _together(clients)]
+    if any(client.returncode for client in clients):
+        raise SystemExit(f"a client of {side['MLFLOW_TRACKING_URI']} failed in {act}")
+    return [took for text in said for took in json.loads(text)]
+
+
+def _together(clients: list[subprocess.Popen[str]]) -> list[Any]:
+    with ThreadPoolExecutor(len(clients)) as pool:
+        return [pool.submit(lambda one=client: one.communicate("go\n")[0]) for client in clients]
+
+
+@contextlib.contextmanager
+def us(home: Path, env: dict[str, str]) -> Iterator[Side]:
+    """`falaj up`, with a tenant, somebody who works there, and the runs to search."""
+    free = {"FALAJ_LIMITS_REQUESTS_PER_S": "1e6", "FALAJ_LIMITS_BURST": "1000000"}
+    with Replica(home, {**env, **free}) as server:
+        boss = server.as_().people.add_tenant("bank", "fatima").token
+        token = server.as_(boss).people.add("amal", ("ml-engineer",), jurisdiction="AE").token
+        here = server.as_(token)
+        searched = here.track.create("experiment:bench/searched", title="searched")
+
+        def fill(run: dict[str, Any]) -> None:
+            made = here.track.start(
+                searched.ref,
+                title=run["title"],
+                started=run["started"],
+                run=run["id"],
+                params=run["params"],
+                tags=run["tags"],
+            )
+            here.track.log(
+                made.ref, metrics=tuple({"key": k, "value": v, "at": run["started"]} for k, v in run["metrics"].items())
+            )
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(fill, runs()))
+        yield {"MLFLOW_TRACKING_URI": server.url, "MLFLOW_TRACKING_TOKEN": token, "EXPERIMENT": searched.id}
+
+
+@contextlib.contextmanager
+def them(program: Path, home: Path, store: str) -> Iterator[Side]:
+    """`mlflow server` as its users start it; its runs are written straight into its tables, which is quicker."""
+    lines = "\n".join(json.dumps(run) for run in runs())
+    command = [str(program / "python"), "-c", FILL, store, str(home / "artifacts")]
+    filled = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    port = next(free_ports())
+    command = [str(program / "mlflow"), "server", "--backend-store-uri", store, "--port", str(port)]
+    command += ["--artifacts-destination", str(home / "artifacts")]
+    with (home / "mlflow.log").open("w") as log:
+        server = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, "PATH": f"{program}:{os.environ['PATH']}"}
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200)  # noqa: S310 - our own peer
+        yield {"MLFLOW_TRACKING_URI": url, "EXPERIMENT": filled.stdout.split()[-1]}
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def runs() -> Iterator[dict[str, Any]]:
+    """The runs to search, the same for both."""
+    for n in range(RUNS):
+        yield {
+            "id": f"{n:032x}",
+            "title": f"run-{n}",
+            "started": 1_700_000_000.0 + n,
+            "metrics": {"loss": n * 7919 % 10_007 / 10_007, "acc": n * 6151 % 9_973 / 9_973, "a": n * 0.5, "b": 1.0, "c": -n * 0.1},
+            "params": {"model": ("tree", "net", "linear")[n % 3], "lr": ("0.1", "0.01")[n % 2], "p1": str(n), "p2": "x", "p3": "y"},
+            "tags": {"team": ("risk", "fraud", "credit", "cards")[n % 4], "note": f"the run {n}", "mlflow.user": "amal"},
+        }  # fmt: skip
+
+
+def until(works: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait until it does."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if works():
+                return
+        if time.monotonic() > end:
+            raise SystemExit("mlflow server did not come up")
+        time.sleep(0.2)
+
+
+def bar(name: str, value: float, limit: float, *, at_least: bool, ours: str, peer: str) -> None:
+    """Note one bar: its value, its limit and both figures it came from."""
+    ok = value >= limit if at_least else value <= limit
+    BARS[name] = {"value": round(value, 4), "bar": round(limit, 4), "ok": ok}
+    verdict = f"{value:.2f} ({'≥' if at_least else '≤'} {limit:.2f}) {'ok' if ok else 'MISSED'}"
+    print(f"  {name:<26} {ours:<38} {peer:<38} {verdict}", flush=True)
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A scratch folder on the disk that holds this repository."""
+    path = Path(tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).resolve().parents[1]))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
