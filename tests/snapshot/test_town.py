@@ -48,7 +48,8 @@ def opened(here: Any, tree: Any, ticket: str) -> Snapshot:
 
 def publish(here: Any, folder: Path, state: Path) -> tuple[Any, Written]:
     begun = here.catalog.begin(NAME)
-    base = opened(here, begun.base_tree, begun.base_ticket) if begun.base else None
+    known = here.catalog.open(begun.base) if begun.base else None
+    base = opened(here, known.tree, known.ticket) if known else None
     done = publish_folder(folder, Channel(here, begun.ticket), base=base, state=state)
     return commit(here, begun, done), done
 

@@ -179,11 +179,14 @@ def _unsigned(record: Record) -> str:
 
 
 def _unsafe(record: Record) -> str:
-    card = as_version(record, {}).card
-    if card is None or not card.format:
-        return "nobody knows its format: publish it with a card"
-    if card.code_bearing or card.format not in PLAIN:
-        return f"loading {card.format[:40]} may run code: export it to safetensors, ONNX or skops"
+    """What the platform found in its files itself; what a publisher says of them counts for nothing here."""
+    seen = record.body.get("seen")
+    if seen is None:
+        return f"the platform has not looked into its files: falaj catalog inspect {record.ref}"
+    if not seen["ok"]:
+        return "; ".join(seen["reasons"])
+    if seen["code_bearing"] or seen["format"] not in PLAIN:
+        return f"loading {seen['format'][:40]} may run code: export it to safetensors, ONNX or skops"
     return ""
 
 

@@ -108,6 +108,8 @@ def publish(
                 used = {**used, **({"code": program.ref} if program.ref else {})}
             facts = replace(facts, card=card, files=hash_files(found.path))
         done = carry_out(here, Order(name, found, facts, label, used, zone, columns or {}))
+    if name.kind == "model":
+        done = replace(done, note="; ".join(here.catalog.inspect(done.ref).reasons))
     return replace(done, seconds=round(time.monotonic() - began, 3))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from falaj.catalog.reading import Reading
-from falaj.catalog.records import Begun, Facts, Made, Table
+from falaj.catalog.records import Begun, Facts, Made, Opened, Table
 from falaj.catalog.sources import Source, forget, memory_of
 from falaj.core.errand import Here
-from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound, Stale
+from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt
@@ -76,40 +76,46 @@ def carry_out(here: Here, order: Order) -> Published:
 
 def _attempt(here: Here, order: Order, memory: Path | None) -> Published:
     begun: Begun = here.catalog.begin(order.name, zone=order.zone)
-    written = _write(here, order, begun, memory)
-    table, note = _table(here, order, begun, written)
+    base = _open_base(here, begun)
+    written = _write(here, order, (begun.ticket, base), memory)
+    table, note = _table(order, base, written)
     facts = replace(order.facts, table=table)
-    ref = _commit(here, order, begun, written, facts)
+    ref = _commit(here, order, Made(begun.ticket, written.tree, written.receipts), facts, base.ref if base else None)
     tree = written.tree
     return Published(ref, tree.num_files, tree.size_bytes, written.new_bytes, written.kept_files, note=note)
 
 
-def _write(here: Here, order: Order, begun: Begun, memory: Path | None) -> Written:
-    base = None
-    if begun.base is not None and begun.base_tree is not None:
-        base = Snapshot(begun.base_tree, Reading(here, begun.base, begun.base_ticket))
+def _open_base(here: Here, begun: Begun) -> Opened | None:
+    """The newest version, to build on; whoever may write and not read sends everything again."""
+    if begun.base is None:
+        return None
+    with suppress(Denied, NotFound):
+        return cast(Opened, here.catalog.open(begun.base))
+    return None
+
+
+def _write(here: Here, order: Order, begun: tuple[str, Opened | None], memory: Path | None) -> Written:
+    ticket, base = begun
+    known = Snapshot(base.tree, Reading(here, base.ref, base.ticket)) if base is not None else None
     with here.progress.task(f"publishing {order.name}") as task:
-        return publish_folder(
-            order.source.path, _Sink(here, begun.ticket), base=base, state=memory, advance=task.advance
-        )
+        return publish_folder(order.source.path, _Sink(here, ticket), base=known, state=memory, advance=task.advance)
 
 
-def _commit(here: Here, order: Order, begun: Begun, written: Written, facts: Facts) -> Ref:
+def _commit(here: Here, order: Order, made: Made, facts: Facts, base: Ref | None) -> Ref:
     """Make it a version; when others make theirs at the same moment, one after the other."""
-    made = Made(begun.ticket, written.tree, written.receipts)
-    said = {"facts": facts, "label": order.label, "inputs": dict(order.inputs), "base": begun.base}
+    said = {"facts": facts, "label": order.label, "inputs": dict(order.inputs), "base": base}
     for _ in range(_TRIES - 1):
         with suppress(Stale):
             return cast(Ref, here.catalog.commit(order.name, made, **said))
     return cast(Ref, here.catalog.commit(order.name, made, **said))
 
 
-def _table(here: Here, order: Order, begun: Begun, written: Written) -> tuple[Table | None, str]:
+def _table(order: Order, base: Opened | None, written: Written) -> tuple[Table | None, str]:
     """What the files say of their rows; and what a person should know of that."""
     if order.name.kind != "dataset":
         return None, ""
-    before: Table | None = here.catalog.show(begun.base).table if begun.base is not None else None
-    if begun.base_tree is not None and begun.base_tree.root == written.tree.root and not order.columns:
+    before = base.table if base is not None else None
+    if base is not None and base.tree.root == written.tree.root and not order.columns:
         return before, ""  # the very same files: what was found out about them still holds
     from falaj.catalog.tables import guess
 

@@ -119,12 +119,10 @@ class VersionPage:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a publisher needs: the ticket to send under, and the version to build on, if there is one to read."""
+    """What a publisher needs: the ticket to send under, and the newest version, to build on by whoever may open it."""
 
     ticket: str
     base: Ref | None = None
-    base_tree: Tree | None = None
-    base_ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
