@@ -69,3 +69,14 @@ def test_every_metric_in_a_line(amal: Any, run: Ref) -> None:
     loss, odd = amal.track.sparks(run)
     assert (loss.curve, loss.newest, loss.lowest, loss.num_points) == ("▁▂▃▄▅▆▇█", "7", "0", 8)
     assert (odd.curve, odd.newest, odd.lowest) == (" ", "nan", "nan")
+
+
+def test_a_list_of_runs_is_for_eyes(amal: Any, run: Ref, capsys: pytest.CaptureFixture[str]) -> None:
+    from falaj.cli.tables import put
+
+    amal.track.log(run, metrics=(Metric("loss", 0.123456789), Metric("odd", math.nan)), params={"lr": "0.1"})
+    put(amal.track.list())
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split("\t")[-2:] == ["metrics", "params"]
+    assert line.split("\t")[-2:] == ["loss=0.123457, odd=nan", "lr=0.1"]
+    assert "Z" in line.split("\t")[4]

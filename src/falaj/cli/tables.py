@@ -75,7 +75,7 @@ def cell(name: str, value: Any) -> str:
     if (
         isinstance(value, float)
         and value > 1e9
-        and (name in ("at", "expires", "until", "since") or name.endswith("_at"))
+        and (name in ("at", "expires", "until", "since", "started", "ended") or name.endswith("_at"))
     ):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, (tuple, list, frozenset, set)):
@@ -85,6 +85,9 @@ def cell(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={cell('', inner)}" for key, inner in value.items() if key != "facts")
     if is_dataclass(value):
+        # A record that stands inside another may say itself in a word.
+        if brief := getattr(value, "brief", ""):
+            return str(brief)
         return ", ".join(
             f"{f.name}={cell(f.name, getattr(value, f.name))}"
             for f in fields(value)

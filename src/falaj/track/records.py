@@ -36,8 +36,6 @@ class Experiment:
 class Metric:
     """One point. JSON knows no NaN and no infinity: those stand in `odd`, and `value` is 0. Read `number`."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("key", "step", "at", "number")
-
     key: str
     value: float = 0.0
     at: float = 0.0
@@ -54,6 +52,11 @@ class Metric:
     def number(self) -> float:
         """What was measured."""
         return _ODD.get(self.odd, self.value) if self.odd else self.value
+
+    @property
+    def brief(self) -> str:
+        """The number alone, short, for lists."""
+        return f"{self.number:.6g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class MadeModel:
 class Run:
     """One run: what it was told, what it used, the newest of each thing it measured."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "title", "status", "author", "started_at", "newest", "params")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "title", "status", "author", "started", "metrics", "params")
 
     ref: Ref
     experiment: Ref
@@ -106,16 +109,6 @@ class Run:
     def id(self) -> str:
         """The 32 hexadecimal digits that MLflow's clients know it by."""
         return self.ref.name
-
-    @property
-    def started_at(self) -> float:
-        """The same as `started`, by the name under which lists show a time as one."""
-        return self.started
-
-    @property
-    def newest(self) -> Mapping[str, str]:
-        """The newest value of each metric, short, for lists."""
-        return {key: f"{metric.number:.6g}" for key, metric in self.metrics.items()}
 
 
 @dataclass(frozen=True, slots=True)
