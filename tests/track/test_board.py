@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Invalid
+from falaj.core.errors import Corrupt, Invalid
 from falaj.core.ref import Ref
 from falaj.platform import House, Platform, load_settings
 from falaj.track import board as module
@@ -275,3 +275,16 @@ def test_ten_thousand_runs_are_searched_in_milliseconds(town: Town, amal: Any) -
     for n in range(20):
         call("list", experiments=(experiment,), where=f"metrics.acc > 0.5{n} and params.model = 'tree'")
     assert (time.process_time() - begun) / 20 < 0.1
+
+
+def test_one_damaged_run_does_not_hide_the_others(town: Town, amal: Any, run: Ref) -> None:
+    other = amal.track.start(EXPERIMENT).ref
+    for each in (run, other):
+        amal.track.log(each, metrics=(Metric("a", 1.0),))
+    series = town.house.track.measures._series
+    (block,) = series.read("bank", [run.name], "")
+    assert series.swap("bank", run.name, [block.id], [block._replace(data=block.data[:-1] + b"!")])
+    assert set(ids(amal.track.list())) == {run.name, other.name}
+    assert ids(amal.track.list(where="metrics.a = 1")) == [other.name]
+    assert isinstance(refusal(lambda: amal.track.show(run)), Corrupt)
+    assert isinstance(refusal(lambda: amal.track.history(run, "a")), Corrupt)

@@ -18,7 +18,7 @@ from falaj.store.envelope import cell_text
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 from falaj.track.measures import Measures, as_metrics
-from falaj.track.points import Head, rank
+from falaj.track.points import Head, newer
 from falaj.track.reading import as_run, find_all, house
 from falaj.track.records import Run, RunPage
 from falaj.track.where import RUNS, arrange, read_order, read_where, select
@@ -72,12 +72,12 @@ class Row:
 
     def measure(self, heads: Mapping[str, Head]) -> bool:
         """Take newer points in; True when any was newer."""
-        fresh = {key: head for key, head in heads.items() if _newer(head, self.heads.get(key))}
-        if fresh:
-            self.heads = {**self.heads, **fresh}
-            self.metrics = {**self.metrics, **{key: head[3] for key, head in fresh.items()}}
+        known, self.heads = self.heads, newer(self.heads, heads)
+        changed = known != self.heads
+        if changed:
+            self.metrics = {metric: head[3] for metric, head in self.heads.items()}
             self._run = None
-        return bool(fresh)
+        return changed
 
 
 class _Table:
@@ -307,10 +307,6 @@ class Board:
             if marks:
                 return max(marks)
         return ""
-
-
-def _newer(head: Head, old: Head | None) -> bool:
-    return old is None or rank(head[1:]) > rank(old[1:])
 
 
 def _listed(table: _Table, question: tuple[tuple[str, ...], str, frozenset[str]]) -> list[Row]:

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from falaj.core.context import Context
-from falaj.core.errors import FalajError, Unavailable
+from falaj.core.errors import Corrupt, FalajError, Unavailable
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
 from falaj.store.ledger import Ledger, Writer
@@ -25,6 +25,7 @@ from falaj.track.points import (
     Spot,
     by_metric,
     distinct,
+    newer,
     newest,
     pack_columns,
     pack_heads,
@@ -91,24 +92,31 @@ class Measures:
 
     def heads(self, tenant: str, run: str) -> dict[str, Metric]:
         """The newest of each metric of one run."""
-        return as_metrics(self.heads_of(tenant, (run,)).get(run, {}))
+        return as_metrics(self.heads_of(tenant, (run,), strict=True).get(run, {}))
 
-    def heads_of(self, tenant: str, runs: Sequence[str]) -> dict[str, dict[str, Head]]:
-        """The newest of each metric of many runs."""
+    def heads_of(self, tenant: str, runs: Sequence[str], *, strict: bool = False) -> dict[str, dict[str, Head]]:
+        """The newest of each metric of many runs; strict: a damaged block is an error, and not only left out."""
         tails = self._tail(tenant, runs)
-        found = {block.series: unpack_heads(self._opened(block)) for block in self._series.read(tenant, runs, HEAD)}
-        for block in tails:
-            found[block.series] = newest(found.get(block.series, {}), unpack_points(self._opened(block)))
+        found: dict[str, dict[str, Head]] = {}
+        for block in (*self._series.read(tenant, runs, HEAD), *tails):
+            found[block.series] = newer(found.get(block.series, {}), self.heads_in(block, strict=strict))
         return found
 
     def told(self, tenant: str, after: str) -> tuple[list[Block], str]:
         """What arrived since a cursor, sealed, and the cursor of now."""
         return self._series.changes(tenant, after)
 
-    def heads_in(self, block: Block) -> dict[str, Head]:
-        """The newest of each metric in a block that was told."""
-        plain = self._opened(block)
-        return unpack_heads(plain) if block.shelf == HEAD else newest({}, unpack_points(plain))
+    def heads_in(self, block: Block, *, strict: bool = False) -> dict[str, Head]:
+        """The newest of each metric in a block."""
+        try:
+            plain = self._opened(block)
+            return unpack_heads(plain) if block.shelf == HEAD else newest({}, unpack_points(plain))
+        except Corrupt as error:
+            if strict:
+                raise
+            # One run's damage must not hide all the others; whoever asks for that run hears of it.
+            _LOG.warning("a block of points is damaged", extra={"run": block.series, "why": error.message})
+            return {}
 
     def curve(self, run: tuple[str, str], metric: str, after: str, limit: int, bins: int) -> Curve:
         """The points of a metric by step and time: a page of them, or down-sampled."""

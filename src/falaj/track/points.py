@@ -133,6 +133,12 @@ def newest(heads: Mapping[str, Head], points: Iterable[Point]) -> dict[str, Head
     return found
 
 
+def newer(heads: Mapping[str, Head], others: Mapping[str, Head]) -> dict[str, Head]:
+    """Heads with those of others that are newer."""
+    fresh = {key: head for key, head in others.items() if key not in heads or rank(head[1:]) > rank(heads[key][1:])}
+    return {**heads, **fresh} if fresh else dict(heads)
+
+
 def by_metric(points: Iterable[Point]) -> dict[str, list[Spot]]:
     """Points sorted out by metric."""
     found: dict[str, list[Spot]] = {}
