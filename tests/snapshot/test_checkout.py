@@ -226,12 +226,6 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, warehouse: Warehouse)
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_the_checkouts_own_folder_is_no_part_of_a_tree(tmp_path: Path, warehouse: Warehouse) -> None:
-    for path in (b".falaj", b".falaj/checkout"):
-        with pytest.raises(Conflict):
-            checkout(tree_with(warehouse, (path, FILE, Content(0).encode())), tmp_path / "out")
-
-
 def test_names_that_a_file_system_confuses() -> None:
     """Invariant 22."""
     for a, b in ((b"README", b"readme"), (b"D/x", b"d/y"), ("é".encode(), "e\u0301".encode()), ("ß".encode(), b"ss")):

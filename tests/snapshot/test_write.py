@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from falaj.core.errors import Denied, Invalid, Unavailable
 from falaj.core.transfer import Receipt
 from falaj.snapshot import outbox
-from falaj.snapshot.state import State
+from falaj.snapshot.scan import stamp_of
+from falaj.snapshot.state import State, is_settled
 from falaj.snapshot.verify import verify
 from falaj.snapshot.write import Written, compose, publish_folder
 from tests.snapshot.folders import fill, noise
@@ -327,6 +328,15 @@ def test_a_young_file_is_read_again(tmp_path: Path, warehouse: Warehouse) -> Non
     first = publish_folder(folder, warehouse, state=tmp_path / "s")
     second = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=tmp_path / "s")
     assert second.read_files == 1
+
+
+def test_how_old_a_file_must_be(tmp_path: Path) -> None:
+    """What counts is the time of change: a file may say of itself that it is of tomorrow."""
+    fill(tmp_path, {b"a": b"1"})
+    os.utime(tmp_path / "a", (9e9, 9e9))
+    stamp = stamp_of((tmp_path / "a").stat())
+    changed = (tmp_path / "a").stat().st_ctime_ns
+    assert [is_settled(stamp, changed + ns) for ns in (0, 10_000_000, 3_000_000_000)] == [False, False, True]
 
 
 @pytest.mark.usefixtures("steady")

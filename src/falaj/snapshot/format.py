@@ -21,6 +21,8 @@ VERSION = 1
 PACK_BYTES = 16 << 20
 SMALL = 256 << 10
 """A file up to this size is one piece."""
+RESERVED = b".falaj"
+"""The folder in which a checkout remembers what it wrote; no part of any tree."""
 INLINE = 16
 """How many pieces an entry lists itself; more lie in recipes."""
 FILE, EXECUTABLE, LINK = 0, 1, 2
@@ -41,7 +43,7 @@ _PAGE_CUT = (32, 1024, 127)  # least, most, mask
 _RECIPE_CUT = (128, 2048, 511)
 # A list of pieces is hashed in a domain of its own: no file's bytes can have the digest of another file's list.
 _LIST_CONTEXT = "falaj snapshot 2026 list of pieces"
-_UNSAFE = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")
+_UNSAFE = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0|\A\.falaj(?:/|\Z)")
 
 Piece = tuple[bytes, int]
 """A chunk's digest, and how many bytes of the file it stands for."""
@@ -278,7 +280,9 @@ def _refused(path: bytes, last: bytes) -> Invalid:
     if len(path) > PATH_BYTES:
         return Invalid(f"{shown(path)} is {len(path)} bytes long", f"a path has at most {PATH_BYTES}")
     if _UNSAFE.search(path):
-        return Invalid(f"{shown(path)!r} is no path in a folder", "use names without empty parts, . and ..")
+        return Invalid(
+            f"{shown(path)!r} is no path in a folder", "use names without empty parts, . and .., and not .falaj"
+        )
     if path == last:
         return Invalid(f"two files are called {shown(path)}", "name each file once")
     return Invalid(f"{shown(path)} comes after {shown(last)}", "entries are sorted by the bytes of their paths")

@@ -122,13 +122,15 @@ class Outbox:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Whatever stopped us, what has arrived is written down."""
-        while self._sending:
-            try:
-                self._arrived()
-            except (FalajError, OSError, sqlite3.Error):
-                if error is None:
-                    raise
-        self._senders.shutdown()
+        try:
+            while self._sending:
+                try:
+                    self._arrived()
+                except (FalajError, OSError, sqlite3.Error):
+                    if error is None:
+                        raise
+        finally:
+            self._senders.shutdown()
 
     def chunk(self, data: bytes | memoryview) -> bytes:
         """Keep bytes of a file."""

@@ -280,12 +280,12 @@ class Snapshot:
                 data = mmap.mmap(kept.fileno(), 0, access=mmap.ACCESS_READ)
                 if blake3(data).digest() == raw(digest):
                     return Shard(data)
-        data = mapped(self._fetch(digest, 0, None))
-        if blake3(data).digest() != raw(digest):
+        found = mapped(self._fetch(digest, 0, None))
+        if blake3(found).digest() != raw(digest):
             raise Corrupt(f"the index {digest[:20]}… of a batch is spoiled", "restore it, or publish the tree again")
         if file is not None:
-            _keep(file, data)
-        return Shard(data)
+            _keep(file, found)
+        return Shard(found)
 
 
 def _groups(pieces: Iterator[tuple[int, bytes, int]]) -> Iterator[list[tuple[int, bytes, int]]]:

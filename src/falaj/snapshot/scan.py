@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from blake3 import blake3
 
 from falaj.core.errors import Invalid, NotFound
-from falaj.snapshot.format import SMALL, Content, PieceWriter, shown
+from falaj.snapshot.format import RESERVED, SMALL, Content, PieceWriter, shown
 
 try:
     from pyfastcdc.cy import FastCDC
@@ -23,8 +23,6 @@ except ImportError:
     # Without the wheel, blocks of one size: the tree is as good, but an insertion makes all that follows it new.
     FastCDC = None
 
-RESERVED = b".falaj"
-"""The folder in which a checkout remembers what it wrote; no part of any tree."""
 TRIES = 4
 CUTTER = "fastcdc" if FastCDC else "fixed"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -209,7 +207,7 @@ def _open_top(folder: Path) -> tuple[int, list[bytes]]:
         raise NotFound(f"there is no {folder}", "name a folder or a file that exists") from None
     except OSError as error:
         raise _unreadable(os.fsencode(folder), error) from None
-    return top, [name for name in _listed(top, b"") if name != RESERVED + b"/"]
+    return top, [name for name in _listed(top, b"") if name.rstrip(b"/") != RESERVED]
 
 
 def _listed(fd: int, path: bytes) -> list[bytes]:

@@ -23,6 +23,7 @@ _CHUNK = struct.Struct("<32sIIQ")
 _PLACE = struct.Struct("<IIQ")
 _SMALL = 4096
 _MEMORY = 131_072
+_MAPPED_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -135,14 +136,15 @@ def encode_shard(packs: Sequence[tuple[str, int]], chunks: Iterable[tuple[bytes,
     return b"".join([_HEAD.pack(_MAGIC, VERSION, len(packs), len(records)), *listed, *records])
 
 
-def mapped(blocks: Iterator[bytes]) -> mmap.mmap:
-    """Bytes as a nameless file, so that they need no memory of ours."""
-    with tempfile.TemporaryFile(prefix="falaj-shard-") as file:
+def mapped(blocks: Iterator[bytes]) -> bytes | mmap.mmap:
+    """Bytes in a nameless file, so that they need no memory of ours; few bytes as they are."""
+    with tempfile.SpooledTemporaryFile(_MAPPED_BYTES, prefix="falaj-shard-") as file:
         for block in blocks:
             file.write(block)
+        if file.tell() <= _MAPPED_BYTES:
+            file.seek(0)
+            return file.read()
         file.flush()
-        if not file.tell():
-            raise _broken("is empty")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 

@@ -194,10 +194,9 @@ def discard(path: Path | None) -> None:
 
 def is_settled(stamp: bytes, now_ns: int) -> bool:
     """Whether a later change would show in the stamp: it is not so young that one could hide in the clock's tick."""
-    _, modified, changed = struct.unpack_from("<Qqq", stamp)
-    newest = max(modified, changed)
-    # A clock without fractions of a second ticks once in two seconds at worst.
-    return bool(newest + (RACY_NS if newest % 1_000_000_000 else 20 * RACY_NS + RACY_NS) < now_ns)
+    # Every write sets the time of change, which nobody can choose. Without fractions of a second it is coarse.
+    (changed,) = struct.unpack_from("<q", stamp, 16)
+    return bool(changed + (RACY_NS if changed % 1_000_000_000 else 21 * RACY_NS) < now_ns)
 
 
 def _checked(key: bytes, row: bytes) -> bytes:

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Self
 
 from falaj.core.errors import Conflict, Corrupt
-from falaj.snapshot.format import Entry, shown
+from falaj.snapshot.format import RESERVED, Entry, shown
 from falaj.snapshot.read import Snapshot
-from falaj.snapshot.scan import FOLDER, READ, RESERVED, STAMP_BYTES, digest_of_file, stamp_of
+from falaj.snapshot.scan import FOLDER, READ, STAMP_BYTES, digest_of_file, stamp_of
 from falaj.snapshot.state import State
 
 Record = tuple[bytes, bytes, bytes]
@@ -78,8 +78,6 @@ class Target:
 
     def stands(self, entry: Entry, snapshot: Snapshot) -> bool:
         """Whether an entry is there already; Conflict when something else is that no checkout wrote."""
-        if entry.path.split(b"/", 1)[0] == RESERVED:
-            raise Conflict(f"the tree has a file {shown(entry.path)}", "that folder is the checkout's own")
         if self._names is not None:
             self._names.claim(entry.path)
         if self._fresh:
