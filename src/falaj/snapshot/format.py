@@ -21,8 +21,6 @@ VERSION = 1
 PACK_BYTES = 16 << 20
 SMALL = 256 << 10
 """A file up to this size is one piece."""
-RESERVED = b".falaj"
-"""The folder in which a checkout remembers what it wrote; no part of any tree."""
 INLINE = 16
 """How many pieces an entry lists itself; more lie in recipes."""
 FILE, EXECUTABLE, LINK = 0, 1, 2

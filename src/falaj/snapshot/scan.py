@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from blake3 import blake3
 
 from falaj.core.errors import Invalid, NotFound
-from falaj.snapshot.format import RESERVED, SMALL, Content, PieceWriter, shown
+from falaj.snapshot.format import SMALL, Content, PieceWriter, shown
 
 try:
     from pyfastcdc.cy import FastCDC
@@ -23,6 +23,8 @@ except ImportError:
     # Without the wheel, blocks of one size: the tree is as good, but an insertion makes all that follows it new.
     FastCDC = None
 
+RESERVED = b".falaj"
+"""The folder in which a checkout remembers what it wrote; no part of any tree (snapshot/format.py refuses it)."""
 TRIES = 4
 CUTTER = "fastcdc" if FastCDC else "fixed"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

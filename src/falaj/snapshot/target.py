@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Self
 
 from falaj.core.errors import Conflict, Corrupt
-from falaj.snapshot.format import RESERVED, Entry, shown
+from falaj.snapshot.format import Entry, shown
 from falaj.snapshot.read import Snapshot
-from falaj.snapshot.scan import FOLDER, READ, STAMP_BYTES, digest_of_file, stamp_of
+from falaj.snapshot.scan import FOLDER, READ, RESERVED, STAMP_BYTES, digest_of_file, stamp_of
 from falaj.snapshot.state import State
 
 Record = tuple[bytes, bytes, bytes]
