@@ -1,9 +1,9 @@
 """Tracking: the real MLflow client, in several processes, against us and against `mlflow server`, in the same run.
 
-Run by `make bench NAME=track`; `python bench/track.py sqlite` runs one half. Both sides keep their runs in the same kind
-of store, made durable at every answer, and hold the same 10,000 runs when they are searched. Machines are noisy, so
-both have a turn in every round: throughput is the median of the rounds, p99 is of all calls. A table for people, then
-one last line of JSON with every bar. ROUNDS, SECONDS, RUNS and CLIENTS make it smaller.
+Run by `make bench NAME=track`; `python bench/track.py sqlite` runs one half. Both sides keep their runs in the same
+kind of store, made durable at every answer, and hold the same 10,000 runs when they are searched. Machines are noisy,
+so both have a turn in every round: throughput is the median of the rounds, p99 is of all calls. A table for people,
+then one last line of JSON with every bar. ROUNDS, SECONDS, RUNS and CLIENTS make it smaller.
 """
 
 import contextlib
@@ -84,11 +84,14 @@ rows = {SqlRun: [], SqlMetric: [], SqlLatestMetric: [], SqlParam: [], SqlTag: []
 for line in sys.stdin:
     run = json.loads(line)
     who = {"run_uuid": run["id"]}
-    rows[SqlRun].append({**who, "name": run["title"], "source_type": "UNKNOWN", "source_name": "", "entry_point_name": "",
-        "user_id": "amal", "status": "RUNNING", "start_time": int(run["started"] * 1000), "source_version": "", "lifecycle_stage": "active", "artifact_uri": f"mlflow-artifacts:/{experiment}/{run['id']}/artifacts",
-        "experiment_id": experiment})
+    began = int(run["started"] * 1000)
+    rows[SqlRun].append({
+        **who, "name": run["title"], "source_type": "UNKNOWN", "source_name": "", "entry_point_name": "",
+        "user_id": "amal", "status": "RUNNING", "start_time": began, "source_version": "", "lifecycle_stage": "active",
+        "artifact_uri": f"mlflow-artifacts:/{experiment}/{run['id']}/artifacts", "experiment_id": experiment,
+    })
     for key, value in run["metrics"].items():
-        point = {**who, "key": key, "value": value, "timestamp": int(run["started"] * 1000), "step": 0, "is_nan": False}
+        point = {**who, "key": key, "value": value, "timestamp": began, "step": 0, "is_nan": False}
         rows[SqlMetric].append(point)
         rows[SqlLatestMetric].append(point)
     rows[SqlParam] += [{**who, "key": key, "value": value} for key, value in run["params"].items()]
@@ -226,8 +229,12 @@ def runs() -> Iterator[dict[str, Any]]:
             "id": f"{n:032x}",
             "title": f"run-{n}",
             "started": 1_700_000_000.0 + n,
-            "metrics": {"loss": n * 7919 % 10_007 / 10_007, "acc": n * 6151 % 9_973 / 9_973, "a": n * 0.5, "b": 1.0, "c": -n * 0.1},
-            "params": {"model": ("tree", "net", "linear")[n % 3], "lr": ("0.1", "0.01")[n % 2], "p1": str(n), "p2": "x", "p3": "y"},
+            "metrics": {
+                "loss": n * 7919 % 10_007 / 10_007, "acc": n * 6151 % 9_973 / 9_973, "a": n * 0.5, "b": 1.0, "c": -n * 0.1,
+            },
+            "params": {
+                "model": ("tree", "net", "linear")[n % 3], "lr": ("0.1", "0.01")[n % 2], "p1": str(n), "p2": "x", "p3": "y",
+            },
             "tags": {"team": ("risk", "fraud", "credit", "cards")[n % 4], "note": f"the run {n}", "mlflow.user": "amal"},
         }  # fmt: skip
 

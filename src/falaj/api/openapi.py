@@ -47,6 +47,8 @@ _PARAMETERS = [
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._ -]{0,63}$"},
     },
 ]
+FOREIGN = ("/api/", "/version")
+"""Paths of an API that is somebody else's to describe: MLflow's."""
 _BYTES: Schema = {"application/octet-stream": {}}
 
 
@@ -55,6 +57,8 @@ def document(routes: Iterable[Route]) -> Schema:
     components: dict[str, Schema] = {"Error": _ERROR}
     paths: dict[str, Schema] = {}
     for route in routes:
+        if route.path.startswith(FOREIGN):
+            continue
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, components)
     paths[f"{SHOW}{{ref}}"] = {"get": _show()}
     return {
@@ -62,7 +66,8 @@ def document(routes: Iterable[Route]) -> Schema:
         "info": {
             "title": "Falaj",
             "version": falaj.__version__,
-            "description": "Every verb is POST /v1/<desk>/<verb> with a JSON object of arguments.",
+            "description": "Every verb is POST /v1/<desk>/<verb> with a JSON object of arguments. "
+            "MLflow's clients find their own REST API under /api, as MLflow documents it.",
         },
         "security": [{"bearer": []}],
         "paths": paths,

@@ -58,7 +58,7 @@ def env(frame: Frame, arguments: list[str]) -> int:
         local = Path(settings.home) / "tls" / "ca.pem"
         ca = ca or (str(local) if local.exists() else "")
         address = f"{'https' if ca or settings.tls.cert else 'http'}://{settings.listen}"
-    exports = {"FALAJ_URL": address, "MLFLOW_TRACKING_URI": f"{address}/mlflow", "TRITON_URL": f"{address}/infer"}
+    exports = {"FALAJ_URL": address, "MLFLOW_TRACKING_URI": address, "TRITON_URL": f"{address}/infer"}
     if found.token:
         if not token:
             raise Unauthenticated("there is no token to print", "falaj login, or set FALAJ_TOKEN")

@@ -31,8 +31,9 @@ def full_name(text: str, workspace: str) -> str:
 
 
 def shown_name(full: str, workspace: str) -> str:
-    """What a client in that workspace calls it."""
-    return full.removeprefix(f"{workspace}/")
+    """What a client in that workspace calls it, so that it finds it again."""
+    project, _, rest = full.partition("/")
+    return rest if project == workspace != MAIN and rest.strip() and "/" not in rest else full
 
 
 def project_of(header: str) -> str:

@@ -72,7 +72,7 @@ def _create(visit: Visit, asked: One) -> Any:
     known: Named | None = visit.look("catalog", "about", name=ref)
     if known is not None and GONE not in known.tags:
         raise Conflict(f"there is a model {asked.name[:80]!r}", "add a version to it, or choose another name")
-    tags = mapping(asked.tags) | ({NAME: full_name(asked.name, visit.workspace)} if is_digested(ref) else {})
+    tags = _owned(asked) | ({NAME: full_name(asked.name, visit.workspace)} if is_digested(ref) else {})
     return _say(visit, ref, about=asked.description, tags=tags, drop=(GONE,))
 
 
@@ -127,8 +127,7 @@ def _create_version(visit: Visit, asked: One) -> Any:
     """A run's files or a logged model become the next version. There is no other place they could come from."""
     ref, (owner, path) = _head(visit, asked.name).ref, source_of(visit, asked.source)
     kept = {SOURCE: asked.source, RUN: asked.run_id, MODEL: asked.model_id}
-    tags = {_own(key): value for key, value in mapping(asked.tags).items()}
-    tags |= {key: value for key, value in kept.items() if value}
+    tags = _owned(asked) | {key: value for key, value in kept.items() if value}
     made = visit.call("track", "register", run=owner, path=path, model=ref, message=asked.description, tags=tags)
     return {"model_version": _version(visit, visit.call("catalog", "show", name=made))}
 
@@ -222,6 +221,10 @@ def _own(key: str) -> str:
     if key in OURS:
         raise Invalid(f"{key} is kept by the platform", "choose another key")
     return key
+
+
+def _owned(asked: One) -> dict[str, str]:
+    return {_own(key): value for key, value in mapping(asked.tags).items()}
 
 
 def _name(visit: Visit, ref: Ref, tags: Any) -> str:

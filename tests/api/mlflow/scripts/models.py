@@ -1,5 +1,7 @@
 """The real MLflow client at work on models: autolog, logged models, the registry, loading back, traces."""
 
+# ruff: noqa: E402, ICN001, PT018, PTH103 - a user's script, not a test module
+
 import json
 import time
 import warnings
@@ -54,8 +56,14 @@ assert logged.metrics, "what was measured of a model is its own too"
 
 # Logged models: made, tagged, found, loaded.
 with mlflow.start_run(run_name="by hand") as hand:
-    info = mlflow.sklearn.log_model(fitted, name="churn", params={"C": "0.5"}, tags={"who": "amal"}, input_example=X[:2],
-                                    pip_requirements=["scikit-learn"])
+    info = mlflow.sklearn.log_model(
+        fitted,
+        name="churn",
+        params={"C": "0.5"},
+        tags={"who": "amal"},
+        input_example=X[:2],
+        pip_requirements=["scikit-learn"],
+    )
 assert info.model_id.startswith("m-")
 model = client.get_logged_model(info.model_id)
 assert model.name == "churn" and model.params["C"] == "0.5" and model.tags["who"] == "amal"
@@ -81,7 +89,9 @@ assert (first.version, first.status, first.current_stage) == ("1", "READY", "Non
 second = mlflow.register_model(f"runs:/{auto.info.run_id}/model", "scorer")
 assert second.version == "2"
 with mlflow.start_run() as third_run:
-    third_info = mlflow.sklearn.log_model(fitted, name="third", registered_model_name="scorer", pip_requirements=["scikit-learn"])
+    third_info = mlflow.sklearn.log_model(
+        fitted, name="third", registered_model_name="scorer", pip_requirements=["scikit-learn"]
+    )
 assert int(third_info.registered_model_version) == 3
 got = client.get_model_version("scorer", "1")
 assert got.tags == {"try": "1"} and got.source == info.model_uri, got
@@ -128,10 +138,22 @@ client.create_registered_model("other")
 client.rename_registered_model("other", "renamed")
 assert client.get_registered_model("renamed").name == "renamed"
 assert code_of(lambda: client.get_registered_model("other")) == "RESOURCE_DOES_NOT_EXIST"
-for source in ("file:///etc/passwd", "/etc/passwd", "s3://bucket/x", "http://127.0.0.1/x", "mlflow-artifacts:/../../etc",
-               "mlflow-artifacts://evil.example/1/2/artifacts", "runs:/../x", "models:/m-1/../../x", "dbfs:/x", ""):
+for source in (
+    "file:///etc/passwd",
+    "/etc/passwd",
+    "s3://bucket/x",
+    "http://127.0.0.1/x",
+    "mlflow-artifacts:/../../etc",
+    "mlflow-artifacts://evil.example/1/2/artifacts",
+    "runs:/../x",
+    "models:/m-1/../../x",
+    "dbfs:/x",
+    "",
+):
     assert code_of(lambda s=source: client.create_model_version("scorer", s)) in (
-        "INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"), source
+        "INVALID_PARAMETER_VALUE",
+        "RESOURCE_DOES_NOT_EXIST",
+    ), source
 client.delete_logged_model(info.model_id)
 assert code_of(lambda: client.get_logged_model(info.model_id)) == "RESOURCE_DOES_NOT_EXIST"
 # The version stands on its own: it is in the catalog.

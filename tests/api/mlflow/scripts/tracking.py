@@ -1,5 +1,7 @@
 """The real MLflow client at work on experiments, runs, metrics and artefacts. Prints one JSON line at the end."""
 
+# ruff: noqa: E402, ICN001, PT018, PTH103 - a user's script, not a test module
+
 import json
 import math
 import os
@@ -137,13 +139,18 @@ assert ids("tags.set = 'search' and metrics.score >= 2.2", order_by=["metrics.sc
 assert len(ids("tags.`set` = 'search' AND params.model = 'net'")) == 9
 assert len(ids("tags.set = 'search' and params.model != 'net' and attributes.status = 'RUNNING'")) == 16
 assert ids("attributes.run_name = 'search-07'") == ["search-07"]
-assert ids("attributes.run_name LIKE 'search-1%' and tags.odd = '1'", order_by=["attributes.run_name DESC"])[0] == "search-19"
+assert (
+    ids("attributes.run_name LIKE 'search-1%' and tags.odd = '1'", order_by=["attributes.run_name DESC"])[0]
+    == "search-19"
+)
 assert ids(f"attributes.run_id IN ('{batch}')") == [got.info.run_name]
 assert code_of(lambda: ids("metrics.score > 'text'")) == "INVALID_PARAMETER_VALUE"
 assert code_of(lambda: ids("drop table runs")) == "INVALID_PARAMETER_VALUE"
 walked, token = [], None
 while True:
-    page = client.search_runs([churn], "tags.set = 'search'", order_by=["metrics.score DESC"], max_results=7, page_token=token)
+    page = client.search_runs(
+        [churn], "tags.set = 'search'", order_by=["metrics.score DESC"], max_results=7, page_token=token
+    )
     walked += [r.info.run_name for r in page]
     token = page.token
     if not token:
