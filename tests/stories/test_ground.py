@@ -213,6 +213,8 @@ def test_the_readme_example_runs(
     text = (Path(__file__).parents[2] / "README.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "transactions").mkdir()
+    (tmp_path / "transactions" / "day.csv").write_text("id,amount\n1,20\n")
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - the README is ours
     said = capsys.readouterr().out
     assert "blob:fraud/customers@v1" in said
