@@ -19,6 +19,7 @@ import pytest
 import falaj
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, NotFound
+from falaj.store.objects import find_object
 from tests.town import Town
 
 HOUR = 3600.0
@@ -105,13 +106,21 @@ class Scene:
 
     def check(self, *, newest_only: bool = False) -> None:
         """Every acknowledged version is whole, and there is none that was not acknowledged."""
-        listed = {str(v.ref) for v in self.here.catalog.list(kind="dataset", project="fraud", name="tx").versions}
-        assert listed == set(self.versions)
+        assert self.listed() == set(self.versions)
         for ref in list(self.versions)[-1:] if newest_only else self.versions:
             assert self.here.catalog.verify(ref).ok
             with tempfile.TemporaryDirectory(dir=self.at) as out:
                 self.here.catalog.checkout(ref, out)
                 assert contents(Path(out)) == self.versions[ref]
+
+    def listed(self) -> set[str]:
+        """Every version that anybody can see."""
+        found, after = set[str](), ""
+        while True:
+            page = self.here.catalog.list(kind="dataset", project="fraud", name="tx", after=after)
+            found |= {str(version.ref) for version in page.versions}
+            if not (after := page.next):
+                return found
 
     def collect(self, times: int = 6) -> None:
         """Collections, an age between them."""
@@ -126,14 +135,12 @@ class Scene:
 
     def reachable(self) -> set[str]:
         """The storage names of every object that the versions reach: their bundles' parts, and no other."""
-        house, keys = self.town.house, set()
+        house = self.town.house
         with house.ledger.read(house.context(self.town.actor("amal"))) as tx:
-            records = tx.find("object", tenant="bank", project="store", limit=1000).records
             held = {digest for ref in self.versions for digest in _held(tx, ref)}
-        objects = {record.key.name: record.body for record in records}
-        for bundle in held:
-            keys |= {objects[part]["key"] for part in objects[bundle]["parts"]}
-        return keys
+            bundles = [find_object(tx, "bank", "ae-dubai", digest) for digest in held]
+            parts = {part for bundle in bundles if bundle for part in bundle.parts}
+            return {found.key for part in parts if (found := find_object(tx, "bank", "ae-dubai", part))}
 
 
 def _held(tx: Any, ref: str) -> Iterator[str]:
@@ -215,7 +222,7 @@ def kill_collections(scene: Scene, points: int) -> None:
         for point in range(points):
             leave_garbage(scene)
             scene.run("collect", 1 + (point * steps + 13) // points)
-            scene.ahead += 0.1 * HOUR
+            scene.ahead += 2 * HOUR / points  # never so far that a running publish looks dead
     finally:
         stop.set()
         publisher.join()
