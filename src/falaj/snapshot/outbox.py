@@ -66,24 +66,34 @@ class TakenBack(Exception):
     """What an earlier publish sent is not there any more."""
 
 
+class _Slices:
+    """A buffer in pieces that are copied one at a time, as often as a sender asks."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __iter__(self) -> Iterator[bytes]:
+        for at in range(0, len(self._view), _SEND_BYTES):
+            yield bytes(self._view[at : at + _SEND_BYTES])
+
+
 class _Pack:
-    """A pack as it fills. Sent in pieces that are copied one at a time, as often as the sender asks."""
+    """A pack as it fills."""
 
     def __init__(self, number: int, buffer: memoryview) -> None:
         self.number = number
         self.buffer = buffer
         self.used = 0
-        self.chunks: list[bytes] = []
+        self.chunks = bytearray()
 
     def __iter__(self) -> Iterator[bytes]:
-        for at in range(0, self.used, _SEND_BYTES):
-            yield bytes(self.buffer[at : min(at + _SEND_BYTES, self.used)])
+        return iter(_Slices(self.buffer[: self.used]))
 
     def add(self, digest: bytes, data: bytes | memoryview) -> int:
         """Append a chunk; gives where it begins."""
         start, self.used = self.used, self.used + len(data)
         self.buffer[start : self.used] = data
-        self.chunks.append(_SENT.pack(digest, start, len(data)))
+        self.chunks += _SENT.pack(digest, start, len(data))
         return start
 
 
@@ -106,6 +116,8 @@ class Outbox:
         self._base_used: set[int] = set()
         self._done: list[_Done] = []
         self._done_used: set[int] = set()
+        # A bit for what may lie in a batch of ours, so that a new chunk is not looked for in all of them.
+        self._marks = mmap.mmap(-1, 1 << 24)
         self._places: dict[bytes, int] = {}  # length, pack and start in one number: a tuple would take twice as much
         self._receipts: dict[int, Receipt] = {}
         self._used: set[int] = set()
@@ -194,10 +206,11 @@ class Outbox:
         if found is not None:
             self._base_used.add(found[0])
             return True
-        for number, done in enumerate(self._done):
-            if done.shard.find(digest) is not None:
-                self._done_used.add(number)
-                return True
+        if self._done and self._marks[int.from_bytes(digest[:3], "big")] >> (digest[3] & 7) & 1:
+            for number, done in enumerate(self._done):
+                if done.shard.find(digest) is not None:
+                    self._done_used.add(number)
+                    return True
         return False
 
     def _holds(self, pieces: Iterable[Piece], depth: int) -> bool:
@@ -235,7 +248,7 @@ class Outbox:
         receipt = sending.result()
         self._receipts[pack.number] = receipt
         self._new_bytes += receipt.size
-        self._state.sent_pack(SentPack(receipt, b"".join(pack.chunks)))
+        self._state.sent_pack(SentPack(receipt, bytes(pack.chunks)))
         self._buffers.append(pack.buffer)
 
     def _close_batch(self) -> None:
@@ -247,13 +260,18 @@ class Outbox:
         order = {number: index for index, number in enumerate(sorted(self._used))}
         packs = [self._receipts[number] for number in order]
         data = encode_shard([(pack.digest, pack.size) for pack in packs], _records(self._places, order))
-        shard = self._sink.put((data,))
+        shard = self._sink.put(_Slices(memoryview(data)))
         self._new_bytes += shard.size
         batch = Batch(self._tie((*packs, shard)).digest, shard.digest)
         self._state.sent_batch(SentBatch(batch, (*packs, shard), data))
         self._done_used.add(len(self._done))
-        self._done.append(_Done(batch, (*packs, shard), Shard(mapped(iter((data,))))))
+        self._finished(_Done(batch, (*packs, shard), Shard(mapped((data,)))), self._places)
         self._places, self._receipts, self._used = {}, {}, set()
+
+    def _finished(self, done: _Done, digests: Iterable[bytes]) -> None:
+        self._done.append(done)
+        for digest in digests:
+            self._marks[int.from_bytes(digest[:3], "big")] |= 1 << (digest[3] & 7)
 
     def _tie(self, receipts: tuple[Receipt, ...]) -> Receipt:
         try:
@@ -271,7 +289,8 @@ class Outbox:
             if batch.bundle in held or blake3(data).digest() != raw(batch.shard):
                 dropped.append(batch.bundle)
             else:
-                self._done.append(_Done(batch, receipts, Shard(mapped(iter((data,))))))
+                done = _Done(batch, receipts, Shard(mapped((data,))))
+                self._finished(done, (digest for digest, _ in done.shard.chunks()))
         self._state.forget(dropped)
         for receipt, chunks in self._state.packs():
             self._number += 1
@@ -282,7 +301,8 @@ class Outbox:
 
 
 def _records(places: dict[bytes, int], order: dict[int, int]) -> Iterator[tuple[bytes, int, int, int]]:
-    for digest, place in places.items():
+    for digest in sorted(places):
+        place = places[digest]
         index = order.get(place >> 32 & 0xFFFFFFFF)
         if index is not None:
             yield digest, index, place & 0xFFFFFFFF, place >> 64

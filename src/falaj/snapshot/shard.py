@@ -13,7 +13,7 @@ from falaj.core.errors import Corrupt
 from falaj.snapshot.format import VERSION, raw
 
 MOST_PACKS = 4000
-MOST_CHUNKS = 320_000
+MOST_CHUNKS = 256_000
 """So that a shard is one object of the house, and its making fits in memory."""
 
 _MAGIC = b"FSH"
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 class Shard:
     """A shard's bytes, in memory or mapped."""
 
-    def __init__(self, data: bytes | mmap.mmap) -> None:
+    def __init__(self, data: bytes | bytearray | mmap.mmap) -> None:
         self._data = data
         try:
             magic, version, self.num_packs, self.num_chunks = _HEAD.unpack_from(data)
@@ -65,7 +65,7 @@ class Shard:
         while low < high:
             middle = low if guess < low else high - 1 if guess >= high else guess
             at = base + middle * 48
-            found = data[at : at + 32]
+            found = bytes(data[at : at + 32])
             if found == digest:
                 return self._place(_PLACE.unpack_from(data, at + 32))
             if found < digest:
@@ -107,9 +107,11 @@ class Index:
         found = self._small.get(digest)
         if found is not None:
             return found
-        for number, shard in self._large:
+        for at, (number, shard) in enumerate(self._large):
             place = shard.find(digest)
             if place is not None:
+                if at:  # neighbours in a tree were sent together: the next will be here too
+                    self._large.insert(0, self._large.pop(at))
                 return number, place
         while self._next >= 0:
             number = self._next
@@ -129,14 +131,19 @@ class Index:
             self._large.append((number, shard))
 
 
-def encode_shard(packs: Sequence[tuple[str, int]], chunks: Iterable[tuple[bytes, int, int, int]]) -> bytes:
-    """A shard's bytes: packs as (digest, size), chunks as (digest, pack, start, length)."""
-    records = sorted(_CHUNK.pack(*chunk) for chunk in chunks)
-    listed = [_PACK.pack(raw(digest), size) for digest, size in packs]
-    return b"".join([_HEAD.pack(_MAGIC, VERSION, len(packs), len(records)), *listed, *records])
+def encode_shard(packs: Sequence[tuple[str, int]], chunks: Iterable[tuple[bytes, int, int, int]]) -> bytearray:
+    """A shard's bytes: packs as (digest, size), chunks as (digest, pack, start, length) in the order of digests."""
+    data = bytearray(_HEAD.size)
+    for digest, size in packs:
+        data += _PACK.pack(raw(digest), size)
+    begun = len(data)
+    for chunk in chunks:
+        data += _CHUNK.pack(*chunk)
+    _HEAD.pack_into(data, 0, _MAGIC, VERSION, len(packs), (len(data) - begun) // _CHUNK.size)
+    return data
 
 
-def mapped(blocks: Iterator[bytes]) -> bytes | mmap.mmap:
+def mapped(blocks: Iterable[bytes | bytearray]) -> bytes | mmap.mmap:
     """Bytes in a nameless file, so that they need no memory of ours; few bytes as they are."""
     with tempfile.SpooledTemporaryFile(_MAPPED_BYTES, prefix="falaj-shard-") as file:
         for block in blocks:

@@ -52,8 +52,8 @@ class SentBatch(NamedTuple):
     batch: Batch
     receipts: tuple[Receipt, ...]
     """Of its pieces: tied together again, they say whether the house still has them."""
-    data: bytes
-    """The shard."""
+    data: bytes | bytearray
+    """The shard, whose digest the batch names."""
 
 
 class State:
@@ -121,10 +121,9 @@ class State:
 
     def sent_batch(self, sent: SentBatch) -> None:
         """A batch is whole; its packs are known by it from now on."""
-        receipts = _listed(sent.receipts)
-        self._insert(
-            "batches", time.time(), receipts, _checked(receipts, sent.data), sent.batch.bundle, sent.batch.shard
-        )
+        bundle, shard = sent.batch.bundle, sent.batch.shard
+        receipts = _checked(f"{bundle}{shard}".encode(), _listed(sent.receipts))
+        self._insert("batches", time.time(), receipts, sent.data, bundle, shard)
         self._db.execute("DELETE FROM packs")
 
     def packs(self) -> Iterator[SentPack]:
@@ -138,12 +137,12 @@ class State:
     def batches(self) -> Iterator[SentBatch]:
         """Batches that were sent whole; the caller drops what its base holds by now."""
         since = time.time() - SENT_S
-        for receipts, row, *batch in self._db.execute(
+        for row, data, bundle, shard in self._db.execute(
             "SELECT receipts, data, bundle, shard FROM batches WHERE at > ?", (since,)
         ):
-            data = _valid(receipts, row)
-            if data is not None:
-                yield SentBatch(Batch(*batch), tuple(Receipt(*each) for each in json.loads(receipts)), data)
+            receipts = _valid(f"{bundle}{shard}".encode(), row)
+            if receipts is not None and isinstance(data, bytes):
+                yield SentBatch(Batch(bundle, shard), tuple(Receipt(*each) for each in json.loads(receipts)), data)
 
     def forget(self, bundles: Iterable[str] | None = None) -> None:
         """Count no longer on what was sent: of some batches, or of all."""
