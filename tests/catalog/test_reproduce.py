@@ -11,7 +11,7 @@ import pytest
 from falaj.catalog import reproduce
 from falaj.catalog.records import Card
 from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
-from tests.catalog.test_formats import safetensors
+from tests.content.test_formats import safetensors
 
 
 def pair(tmp_path: Path, name: str, before: bytes, after: bytes) -> reproduce.Matched:

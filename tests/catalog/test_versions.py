@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from falaj.catalog.records import Card, Column, Facts, Made, Table
+from falaj.catalog.records import Card, Facts, Made
 from falaj.catalog.signing import verify
+from falaj.content.records import Column, Table
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt

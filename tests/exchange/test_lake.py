@@ -19,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.utils.config import Config
 
 from falaj.catalog.sources import open_source
-from falaj.catalog.tables import describe
+from falaj.content.tables import describe
 from falaj.core.errors import Invalid, NotFound
 from falaj.exchange.lake import read_delta, read_iceberg
 from tests.servers.peers import peer

@@ -35,7 +35,7 @@ class _Told(msgspec.Struct):
 
 def make_card(path: Path, metrics: Mapping[str, float], params: Mapping[str, str], command: str) -> Card:
     """The card of the model that lies at `path`; what is said here goes before what its card.json says."""
-    from falaj.catalog.formats import inspect
+    from falaj.content.formats import inspect
 
     told = _read(path / FILE) if path.is_dir() else _Told()
     looked = inspect(path)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from falaj.catalog.reading import open_version, printable, text_of
-from falaj.catalog.records import Column, Opened, Table
+from falaj.catalog.records import Opened
+from falaj.content.records import Column, Table
 from falaj.core.errand import Here
 from falaj.core.ref import Ref
 from falaj.snapshot.checkout import checkout
@@ -15,7 +16,7 @@ from falaj.snapshot.compare import Change, compare
 from falaj.snapshot.read import Snapshot
 
 if TYPE_CHECKING:
-    from falaj.catalog.rowdiff import RowSample, TableDiff
+    from falaj.content.rowdiff import RowSample, TableDiff
 
 _VALUES = ("distinct", "low", "high", "mean")
 
@@ -146,7 +147,7 @@ def _rows(
     categories: Mapping[str, str],
 ) -> "TableDiff":
     """Fetch the files that differ, and no others, and compare what is in them."""
-    from falaj.catalog.rowdiff import diff_tables
+    from falaj.content.rowdiff import diff_tables
 
     sides = [[e for c in changes if (e := getattr(c, side)) is not None] for side in ("before", "after")]
     # The same bytes under another name are the same rows.

@@ -4,7 +4,6 @@ import math
 import re
 from typing import Annotated
 
-from falaj.catalog.formats import SAFE
 from falaj.catalog.gates import (
     ATTESTED,
     DEFAULTS,
@@ -21,6 +20,7 @@ from falaj.catalog.life_records import Attestation, GateRules
 from falaj.catalog.limits import LONG, MOST_ENTRIES, check_tags, check_text
 from falaj.catalog.shelf import Shelf, as_version, open_label
 from falaj.catalog.signing import verify
+from falaj.content.formats import SAFE
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Denied, Invalid
 from falaj.core.event import new_id

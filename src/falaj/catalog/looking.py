@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from falaj.catalog.cards import hash_files
-from falaj.catalog.formats import inspect
 from falaj.catalog.shelf import Shelf, nearest, tree_of
+from falaj.content.formats import inspect
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.ref import Ref

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import cast
 
 from falaj.catalog.reading import Reading
-from falaj.catalog.records import Begun, Facts, Made, Opened, Table
+from falaj.catalog.records import Begun, Facts, Made, Opened
 from falaj.catalog.sources import Source, forget, memory_of
+from falaj.content.records import Table
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.label import Label
@@ -117,7 +118,7 @@ def _table(order: Order, base: Opened | None, written: Written) -> tuple[Table |
     before = base.table if base is not None else None
     if base is not None and base.tree.root == written.tree.root and not order.columns:
         return before, ""  # the very same files: what was found out about them still holds
-    from falaj.catalog.tables import guess
+    from falaj.content.tables import guess
 
     try:
         found = order.source.table or _described(order, before)
@@ -132,7 +133,7 @@ def _table(order: Order, base: Opened | None, written: Written) -> tuple[Table |
 
 def _described(order: Order, before: Table | None) -> Table | None:
     """A column that was declared personal stays so, until it is gone."""
-    from falaj.catalog.tables import describe
+    from falaj.content.tables import describe
 
     path, given = order.source.path, dict(order.columns)
     known = {column.name: column.category for column in (before.columns if before else ()) if column.category}

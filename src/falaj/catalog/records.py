@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from falaj.content.records import Table
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt
@@ -11,33 +12,6 @@ from falaj.snapshot.records import Tree
 
 KINDS = ("dataset", "model", "code")
 STAGES = ("experiment", "staging", "production", "retired", "destroyed")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table. What would show values is left out where the column is personal or sensitive."""
-
-    name: str
-    type: str
-    nulls: int = 0
-    distinct: int | None = None
-    low: str = ""
-    high: str = ""
-    mean: float | None = None
-    category: str = ""
-    """personal, sensitive, or nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """What is known of the rows in a tree."""
-
-    rows: int
-    columns: tuple[Column, ...]
-    format: str = "parquet"
-    files: int = 1
-    source: str = ""
-    """Where it was pinned, for example `delta:12` or `iceberg:8744…`."""
 
 
 @dataclass(frozen=True, slots=True)

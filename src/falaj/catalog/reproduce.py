@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from falaj.catalog.formats import Tensor, tensors
 from falaj.catalog.records import Card
+from falaj.content.formats import Tensor, tensors
 from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
 
 MOST_DETAILS = 20

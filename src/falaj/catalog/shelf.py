@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from falaj.catalog.life_records import Named
-from falaj.catalog.records import KINDS, Card, Table, Version
+from falaj.catalog.records import KINDS, Card, Version
+from falaj.content.records import Table
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.label import Label

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from falaj.catalog.records import Table
+from falaj.content.records import Table
 from falaj.core.errors import Invalid
 
 _FORGET_S = 90 * 86400.0

@@ -208,7 +208,7 @@ def _checked(signature: str, pem: str, stage: Path, *, demanded: bool) -> str:
 
 def _card(name: Ref, told: dict[str, object] | None, stage: Path) -> Card | None:
     """What its publisher said, but what it is we look up ourselves."""
-    from falaj.catalog.formats import inspect
+    from falaj.content.formats import inspect
     from falaj.store.codec import from_plain
 
     if name.kind != "model":

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from falaj.catalog.duck import Duck, Relation, TableFiles, ask, find_table, named, opened, quoted, reply
-from falaj.catalog.records import Column, Table
+from falaj.content.duck import Duck, Relation, TableFiles, ask, find_table, named, opened, quoted, reply
+from falaj.content.records import Column, Table
 from falaj.core.errors import NotFound
 
 CATEGORIES = ("personal", "sensitive")

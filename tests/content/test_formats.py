@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.catalog import archives, formats, onnx
-from falaj.catalog.formats import Inspected, inspect
+from falaj.content.formats import Inspected, inspect
 from falaj.core.errors import Invalid
 
 CANARY = "formats-canary"
@@ -374,6 +374,6 @@ def test_it_stays_quick_on_large_nonsense(tmp_path: Path) -> None:
 
 def test_looking_loads_no_machinery_of_code() -> None:
     """Neither pickle nor a framework is needed to look at one."""
-    assert "falaj.catalog.formats" in sys.modules
+    assert "falaj.content.formats" in sys.modules
     for module in (formats, archives, onnx):
         assert not {"pickle", "torch", "numpy", "marshal"} & set(vars(module))

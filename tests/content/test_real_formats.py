@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.catalog.formats import inspect
+from falaj.content.formats import inspect
 from tests.servers import peers
 from tests.servers.process import Missing
 

@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.catalog import duck, tables
-from falaj.catalog.duck import find_table
-from falaj.catalog.records import Column, Table
-from falaj.catalog.tables import describe, describe_files, guess
+from falaj.content.duck import find_table
+from falaj.content.records import Column, Table
+from falaj.content.tables import describe, describe_files, guess
 from falaj.core.errors import Invalid, NotFound
 
 NAN = float("nan")

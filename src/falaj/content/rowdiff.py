@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from falaj.catalog.duck import Duck, Relation, TableFiles, ask, find_table, format_of, named, opened, reply
-from falaj.catalog.tables import NUMBERS, TIMES, Seen, category_of, fields_of, measure, type_name
+from falaj.content.duck import Duck, Relation, TableFiles, ask, find_table, format_of, named, opened, reply
+from falaj.content.tables import NUMBERS, TIMES, Seen, category_of, fields_of, measure, type_name
 from falaj.core.errors import Invalid
 
 SAMPLES = 5

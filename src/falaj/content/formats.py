@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from falaj.catalog.archives import look_inside, pickled_array
-from falaj.catalog.onnx import external_data
+from falaj.content.archives import look_inside, pickled_array
+from falaj.content.onnx import external_data
 from falaj.core.errors import Invalid
 
 MOST_FILES = 10_000

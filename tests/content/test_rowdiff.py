@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.catalog.duck import find_table
-from falaj.catalog.rowdiff import HIDDEN, SAMPLES, DiffQuestion, Retyped, RowSample, TableDiff, diff_files, diff_tables
+from falaj.content.duck import find_table
+from falaj.content.rowdiff import HIDDEN, SAMPLES, DiffQuestion, Retyped, RowSample, TableDiff, diff_files, diff_tables
 from falaj.core.errors import Invalid
 
 NAN = float("nan")

@@ -1,0 +1,30 @@
+"""What is known of a table: its columns, its rows, and how much of them may be told."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. What would show values is left out where the column is personal or sensitive."""
+
+    name: str
+    type: str
+    nulls: int = 0
+    distinct: int | None = None
+    low: str = ""
+    high: str = ""
+    mean: float | None = None
+    category: str = ""
+    """personal, sensitive, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is known of the rows in a tree."""
+
+    rows: int
+    columns: tuple[Column, ...]
+    format: str = "parquet"
+    files: int = 1
+    source: str = ""
+    """Where it was pinned, for example `delta:12` or `iceberg:8744…`."""
