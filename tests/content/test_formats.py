@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.catalog import archives, formats, onnx
+from falaj.content import archives, formats, onnx
 from falaj.content.formats import Inspected, inspect
 from falaj.core.errors import Invalid
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.catalog import duck, tables
+from falaj.content import duck, tables
 from falaj.content.duck import find_table
 from falaj.content.records import Column, Table
 from falaj.content.tables import describe, describe_files, guess
@@ -428,7 +428,7 @@ class TestHostile:
     def test_without_the_packages_it_says_which(self) -> None:
         code = (
             "import sys; sys.modules['duckdb'] = None\n"
-            "from falaj.catalog import duck\n"
+            "from falaj.content import duck\n"
             "try:\n    duck._duckdb()\nexcept Exception as error:\n    print(error)\n"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

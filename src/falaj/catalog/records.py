@@ -30,7 +30,7 @@ class Card:
     """What a model version is made of, beside its files."""
 
     format: str = ""
-    """safetensors, onnx, skops, xgboost, lightgbm, …; see catalog/formats.py."""
+    """safetensors, onnx, skops, xgboost, lightgbm, …; see content/formats.py."""
     code_bearing: bool = False
     """True when loading it would run code: kept, never loaded by us, never in production."""
     signature: Mapping[str, Any] = field(default_factory=dict)
