@@ -42,7 +42,8 @@ def test_functions_take_few_parameters() -> None:
 
 
 def test_the_whole_stays_small() -> None:
-    assert sum(file.num_lines for file in files()) < 30_000
+    # docs/decisions/0012-size.md
+    assert sum(file.num_lines for file in files()) < 90_000
 
 
 def test_ports_have_few_methods() -> None:
