@@ -6,9 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
+from falaj.api.answers import Refusal
 from falaj.api.app import App
-from falaj.api.routes import OPEN, PUBLIC, Route, Router
+from falaj.api.routes import OPEN, PUBLIC, Ask, Route, Router
 from falaj.api.server import Server
+from falaj.core.errors import Invalid, NotFound
 from tests.api.conftest import raw
 from tests.api.small import AMAL_TOKEN, SmallHouse
 
@@ -123,6 +125,63 @@ def test_a_route_cannot_be_registered_without_an_action() -> None:
     router.add(Route("GET", "/x", "some.action", _page))
     with pytest.raises(ValueError, match="twice"):
         router.add(Route("GET", "/x", "other.action", _page))
+
+
+def _asked(path: bytes, method: str = "GET") -> Ask:
+    scope = {"method": method, "path": "", "raw_path": path, "headers": []}
+    return Ask(scope, None, None)  # type: ignore[arg-type]
+
+
+def _named() -> Router:
+    router = Router()
+    for path in ("/a/{one}", "/a/{one}/tags/{two}", "/a/known", "/f/{path}"):
+        router.add(Route("GET", path, "some.action", _page))
+    return router
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        (b"/a/x", {"one": "x"}),
+        (b"/a/x%20y", {"one": "x y"}),
+        (b"/a/%C3%BC", {"one": "\u00fc"}),
+        (b"/a/%2541", {"one": "%41"}),  # decoded once
+        (b"/a/x/tags/y.z", {"one": "x", "two": "y.z"}),
+        (b"/a/known", {}),
+        (b"/f/x/y/z", {"path": "x/y/z"}),
+        (b"/f/x/..y", {"path": "x/..y"}),
+    ],
+)
+def test_a_named_part_is_decoded_once(path: bytes, named: dict[str, str]) -> None:
+    ask = _asked(path)
+    _named().find(ask)
+    assert ask.named == named
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"..", b".", b"", b"%2e%2e", b"%2E.", b"x%2fy", b"x%5cy", b"x\\y", b"%00", b"x%0ay", b"%7f", b"%ff", b"%c0%ae",
+        b"%", b"%4", b"%zz", b"\xc3\xbc", b"x y", b"x" * 256, b"%E2%80%A8", b"x/../y", b"x//y", b"x/", b"/x",
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_name_is_refused(tail: bytes) -> None:
+    for head in (b"/a/", b"/f/", b"/a/x/tags/"):
+        with pytest.raises((Invalid, NotFound)):
+            _named().find(_asked(head + tail))
+
+
+def test_fixed_parts_are_compared_as_sent_and_rests_end_a_path() -> None:
+    for path in (b"/a/x/Tags/y", b"/a/x/%74ags/y", b"/A/x", b"/a/x/tags", b"/a/x/tags/y/z", b"/a", b"/f"):
+        with pytest.raises(NotFound):
+            _named().find(_asked(path))
+    with pytest.raises(Refusal):
+        _named().find(_asked(b"/a/x", "POST"))
+    with pytest.raises(ValueError, match="goes on"):
+        Router().add(Route("GET", "/x/{path}/y", "some.action", _page))
+    router = _named()
+    with pytest.raises(ValueError, match="twice"):
+        router.add(Route("GET", "/a/{one}", "other.action", _page))
 
 
 def test_the_open_list_is_exactly_this() -> None:

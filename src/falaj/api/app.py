@@ -187,7 +187,7 @@ class App:
 
     async def _run(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer:
         if call.verb.outside:
-            self.deadlines.open(asyncio.current_task() or _NO_TASK, OUTSIDE_TIMES)
+            self.unhurried(OUTSIDE_TIMES)
             body, error = await self.lanes.outside(self._within, call, ask, ctx, given)
         elif call.verb.reading:
             body, error = await self.lanes.inside(self._within, call, ask, ctx, given)
@@ -207,7 +207,7 @@ class App:
 
     async def streamed(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer | None:
         """Bytes in, bytes out, or both, on one thread."""
-        self.deadlines.close(asyncio.current_task() or _NO_TASK)  # streams are bounded by their idle time
+        self.unhurried()
         filling = None
         if call.arguments.stream:
             ask.unread = False
@@ -238,8 +238,16 @@ class App:
             outlet.push(result)
             return None
 
+    def unhurried(self, times: int = 0) -> None:
+        """Let this request take so many times as long as another; 0 is a stream, bounded by its idle time alone."""
+        task = asyncio.current_task() or _NO_TASK
+        if times:
+            self.deadlines.open(task, times)
+        else:
+            self.deadlines.close(task)
+
     async def _put_piece(self, ask: Ask) -> Answer:
-        self.deadlines.close(asyncio.current_task() or _NO_TASK)  # streams are bounded by their idle time
+        self.unhurried()
         return await self.carrier.put(ask, self.gate.context(ask, ask.caller, repeatable=False))
 
     async def _bundle_pieces(self, ask: Ask) -> Answer:
@@ -249,7 +257,7 @@ class App:
     async def _get_piece(self, ask: Ask) -> Answer | None:
         ctx = self.gate.context(ask, ask.caller, repeatable=False)
         body = await self.body(ask)
-        self.deadlines.close(asyncio.current_task() or _NO_TASK)
+        self.unhurried()
         return await self.carrier.get(ask, ctx, body)
 
     async def body(self, ask: Ask) -> bytes:

@@ -332,6 +332,23 @@ def test_odd_bodies_are_refused_in_words(amal: httpx.Client, body: bytes) -> Non
             assert got.json()["error_code"] == "INVALID_PARAMETER_VALUE"
 
 
+@pytest.mark.parametrize("odd", ["1" + "0" * 400, "-" + "9" * 30, "1e999", '"x"', "{}", "true", "[1]"])
+def test_odd_numbers_are_refused_in_words(amal: httpx.Client, odd: str) -> None:
+    run, _ = new_run(amal)
+    for field in ("timestamp", "step", "value"):
+        good = {"timestamp": "1", "step": "1", "value": "1.5", field: odd}
+        body = ", ".join(f'"{key}": {value}' for key, value in good.items())
+        text = f'{{"run_id": "{run}", "key": "k", {body}}}'
+        got = amal.post("/api/2.0/mlflow/runs/log-metric", content=text, headers={"content-type": "application/json"})
+        assert got.status_code in (400, 200), (field, odd, got.text)
+        assert amal.get("/api/2.0/mlflow/runs/get", params={"run_id": run}).status_code == 200
+    for page in (odd.strip('"'), "-1", "0"):
+        got = amal.get(
+            "/api/2.0/mlflow/metrics/get-history", params={"run_id": run, "metric_key": "k", "max_results": page}
+        )
+        assert got.status_code in (400, 200), (page, got.text)
+
+
 def test_queries_are_read_strictly(amal: httpx.Client) -> None:
     run, _ = new_run(amal)
     assert amal.get(f"/api/2.0/mlflow/runs/get?run_id={run}").status_code == 200

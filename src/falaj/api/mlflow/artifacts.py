@@ -131,6 +131,7 @@ class Files:
         visit, place = await self._place(ask)
         if place.owner.kind != "model":
             return await self._app.streamed(self._fetch, ask, visit.ctx, place.arguments)
+        self._app.unhurried()
         outlet = Outlet(ask.send, ask.receive, visit.ctx.request)
         try:
             _, error = await self._app.lanes.outside(lambda: outlet.push(_version_file(visit, place)))
@@ -148,7 +149,9 @@ class Files:
     async def _list(self, ask: Ask) -> Answer:
         visit = self._visit(ask)
         path = plain_path(read_query(Listing, ask.query).path.rstrip("/"))
-        body, error = await self._app.lanes.inside(_listing, visit, path)
+        # What is registered is read from the bytes of its tree: no lane waits for a disk.
+        lanes = self._app.lanes
+        body, error = await (lanes.outside if path.startswith(REGISTRY) else lanes.inside)(_listing, visit, path)
         return Answer(200, body, visit.ctx.request) if error is None else said(error, visit.ctx.request)
 
     def _visit(self, ask: Ask) -> Visit:

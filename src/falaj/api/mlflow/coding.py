@@ -4,7 +4,7 @@ import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -44,6 +44,8 @@ CODES: dict[type[FalajError], str] = {
 }
 _encode = msgspec.json.encode
 Q = TypeVar("Q", bound=msgspec.Struct)
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A whole number of 64 bits, as MLflow's are."""
 
 
 class Question(msgspec.Struct, kw_only=True):
@@ -194,6 +196,6 @@ def pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
-def mapping(given: Iterable[Pair]) -> dict[str, str]:
-    """And back."""
-    return {pair.key: pair.value for pair in given}
+def mapping(given: Iterable[Pair], longest: int = 8_000) -> dict[str, str]:
+    """And back. Longer values are cut, as MLflow's server does and its autologging counts on."""
+    return {pair.key: pair.value[:longest] for pair in given}

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Endpoint, Pair, Question, Visit, mapping, millis, pairs
+from falaj.api.mlflow.coding import Endpoint, Int, Pair, Question, Visit, mapping, millis, pairs
 from falaj.api.mlflow.filters import Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import experiment_ref
 from falaj.api.mlflow.names import full_name, ref_of, shown_name
@@ -32,7 +32,7 @@ class One(Question):
 class Search(Question):
     """experiments/search."""
 
-    max_results: int = 1000
+    max_results: Int = 1000
     page_token: str = ""
     filter: str = ""
     order_by: list[str] = msgspec.field(default_factory=list)

@@ -50,8 +50,11 @@ def _found(ref: Ref | None, what: str, name: str, hint: str) -> Ref:
 
 
 def _default(visit: Visit) -> Ref:
-    desk = _desk(visit)
-    if desk.titled(visit.ctx.tenant, "Default") is None:
+    key = (visit.ctx.tenant, "0")
+    if key in visit.places:
+        return DEFAULT
+    visit.found[key] = DEFAULT
+    if _desk(visit).titled(visit.ctx.tenant, "Default") is None:
         try:
             visit.call("track", "create", name=DEFAULT)
         except Conflict:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Endpoint, Pair, Question, Visit, mapping, millis, number, pairs
+from falaj.api.mlflow.coding import Endpoint, Int, Pair, Question, Visit, mapping, millis, number, pairs
 from falaj.api.mlflow.filters import OUTPUTS, Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import experiment_ref, output_ref, run_ref
 from falaj.core.ref import Ref
@@ -33,7 +33,7 @@ class Linked(msgspec.Struct):
     """A model that a run made."""
 
     model_id: str
-    step: int = 0
+    step: Int = 0
 
 
 class Made(Question):
@@ -55,7 +55,7 @@ class Search(Question):
 
     experiment_ids: list[str] = msgspec.field(default_factory=list)
     filter: str = ""
-    max_results: int = 100
+    max_results: Int = 100
     order_by: list[Order] = msgspec.field(default_factory=list)
     page_token: str = ""
 

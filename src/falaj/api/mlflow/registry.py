@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from falaj.api.mlflow.artifacts import REGISTRY, SCHEME, place_of, plain_path
-from falaj.api.mlflow.coding import Endpoint, Pair, Question, Visit, mapping, millis, pairs
+from falaj.api.mlflow.coding import Endpoint, Int, Pair, Question, Visit, mapping, millis, pairs
 from falaj.api.mlflow.filters import MODELS, VERSIONS, Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import output_ref, run_ref
 from falaj.api.mlflow.names import check_model_name, full_name, is_digested, name_of, ref_of, shown_name
@@ -48,7 +48,7 @@ class Search(Question):
     """registered-models/search and model-versions/search."""
 
     filter: str = ""
-    max_results: int = 100
+    max_results: Int = 100
     order_by: list[str] = msgspec.field(default_factory=list)
     page_token: str = ""
 
@@ -135,10 +135,9 @@ def _create_version(visit: Visit, asked: One) -> Any:
 def _search_versions(visit: Visit, asked: Search) -> Any:
     named = re.search(r"\bname\s*=\s*(['\"])(.+?)\1", asked.filter)
     heads = [one for one in _heads(visit) if not named or _name(visit, one.ref, one.tags) == named[2]]
-    found = [version for head in heads for version in _versions(visit, head.ref)]
-    sights = [_version_sight(visit, one) for one in reversed(found)]
-    picked: Page[Version] = page_of(chosen(sights, VERSIONS, asked.filter, asked.order_by), asked)
-    return {"model_versions": [_version(visit, one) for one in picked.items], "next_page_token": picked.next}
+    sights = [_version_sight(visit, one, head) for head in heads for one in reversed(_versions(visit, head.ref))]
+    picked: Page[Any] = page_of(chosen(sights, VERSIONS, asked.filter, asked.order_by), asked)
+    return {"model_versions": picked.items, "next_page_token": picked.next}
 
 
 def _download_uri(visit: Visit, asked: One) -> Any:
@@ -224,7 +223,7 @@ def _own(key: str) -> str:
 
 
 def _owned(asked: One) -> dict[str, str]:
-    return {_own(key): value for key, value in mapping(asked.tags).items()}
+    return {_own(key): value for key, value in mapping(asked.tags, 100_000).items()}
 
 
 def _name(visit: Visit, ref: Ref, tags: Any) -> str:
@@ -240,10 +239,10 @@ def _sight(visit: Visit, one: Named) -> Sight:
     return Sight(one, {"name": _name(visit, one.ref, one.tags), **times}, {**NO_PROMPT, **one.tags})
 
 
-def _version_sight(visit: Visit, one: Version) -> Sight:
-    shown = _version(visit, one)
+def _version_sight(visit: Visit, one: Version, head: Named) -> Sight:
+    shown = _version(visit, one, head)
     number = {"version_number": int(shown["version"]), "source_path": shown["source"]}
-    return Sight(one, shown | number, {**NO_PROMPT, **one.tags})
+    return Sight(shown, shown | number, {**NO_PROMPT, **one.tags})
 
 
 def _model(visit: Visit, one: Named) -> dict[str, Any]:
@@ -254,17 +253,17 @@ def _model(visit: Visit, one: Named) -> dict[str, Any]:
         "last_updated_timestamp": millis(one.changed_at),
         "user_id": one.author,
         "description": one.about,
-        "latest_versions": [_version(visit, newest)] if newest is not None else [],
+        "latest_versions": [_version(visit, newest, one)] if newest is not None else [],
         "tags": _tags(one.tags),
         "aliases": [{"alias": alias, "version": version[1:]} for alias, version in one.aliases.items()],
     }
 
 
-def _version(visit: Visit, one: Version) -> dict[str, Any]:
+def _version(visit: Visit, one: Version, head: Named | None = None) -> dict[str, Any]:
     run = one.tags.get(RUN) or (one.card.run.rpartition("/")[2].partition("@")[0] if one.card else "")
-    head: Named = visit.call("catalog", "about", name=one.ref.bare)
+    tags = (head or visit.call("catalog", "about", name=one.ref.bare)).tags
     return {
-        "name": _name(visit, one.ref, head.tags),
+        "name": _name(visit, one.ref, tags),
         "version": one.ref.version[1:],
         "creation_timestamp": millis(one.made_at),
         "last_updated_timestamp": millis(one.made_at),

@@ -30,7 +30,7 @@ INFO = {
     "multipart_downloads_enabled": False,
     "features_enabled": {"gateway": False},
 }
-PLACES = 100_000
+PLACES, OUTSIDE_TIMES = 100_000, 60
 _encode = msgspec.json.encode
 
 
@@ -74,6 +74,8 @@ class Facade:
             asked = read(body)
         workspace = project_of(ask.text(b"x-mlflow-workspace")) if b"x-mlflow-workspace" in ask.headers else MAIN
         visit = Visit(app.house, ctx, workspace, ask.named, self._places)
+        if lane == app.lanes.outside:
+            app.unhurried(OUTSIDE_TIMES)
         answer, error = await lane(_within, one, visit, asked)
         if error is not None:
             return said(error, ctx.request)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Endpoint, Pair, Question, Visit, mapping, millis, number, pairs, seconds
+from falaj.api.mlflow.coding import Endpoint, Int, Pair, Question, Visit, mapping, millis, number, pairs, seconds
 from falaj.api.mlflow.experiments import STATES
 from falaj.api.mlflow.ids import experiment_ref, output_ref, run_ref
 from falaj.core.errors import Invalid, NotFound
@@ -15,7 +15,7 @@ from falaj.track.outputs import Measured
 from falaj.track.records import Metric, Run, UsedData
 
 NAME_TAG, MODELS_TAG = "mlflow.runName", "mlflow.log-model.history"
-MOST_RUNS, MOST_POINTS = 100, 25_000
+MOST_RUNS, MOST_POINTS, PARAM, TAG = 100, 25_000, 6_000, 8_000
 _OURS = re.compile(
     r"\b(?:dataset|model):[a-z0-9][a-z0-9._-]{0,62}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}@v[1-9][0-9]{0,17}\b"
 )
@@ -26,8 +26,8 @@ class Point(msgspec.Struct):
 
     key: str
     value: float
-    timestamp: int
-    step: int = 0
+    timestamp: Int
+    step: Int = 0
     model_id: str = ""
     dataset_name: str = ""
     dataset_digest: str = ""
@@ -39,7 +39,7 @@ class One(Question):
     run_id: str = ""
     run_uuid: str = ""
     status: str = ""
-    end_time: int = 0
+    end_time: Int = 0
     run_name: str = ""
     key: str = ""
     value: str = ""
@@ -58,7 +58,7 @@ class Create(Question):
 
     experiment_id: str = "0"
     run_name: str = ""
-    start_time: int = 0
+    start_time: Int = 0
     tags: list[Pair] = msgspec.field(default_factory=list)
 
 
@@ -104,7 +104,7 @@ class Search(Question):
     experiment_ids: list[str] = msgspec.field(default_factory=list)
     filter: str = ""
     run_view_type: str = "ACTIVE_ONLY"
-    max_results: int = 1000
+    max_results: Int = 1000
     order_by: list[str] = msgspec.field(default_factory=list)
     page_token: str = ""
 
@@ -116,9 +116,9 @@ class History(Question):
     run_id: str = ""
     run_uuid: str = ""
     run_ids: list[str] = msgspec.field(default_factory=list)
-    start_step: int = -(2**63)
-    end_step: int = 2**63 - 1
-    max_results: int = MOST_POINTS
+    start_step: Int = -(2**63)
+    end_step: Int = 2**63 - 1
+    max_results: Int = MOST_POINTS
     page_token: str = ""
 
 
@@ -174,7 +174,7 @@ def _log_metric(visit: Visit, asked: OnePoint) -> Any:
 def _set_tag(visit: Visit, asked: One) -> Any:
     if asked.key == NAME_TAG:
         return visit.do("track", "end", run=_ref(visit, asked), status="", title=asked.value)
-    return visit.do("track", "log", run=_ref(visit, asked), tags={asked.key: asked.value})
+    return visit.do("track", "log", run=_ref(visit, asked), tags={asked.key: asked.value[:TAG]})
 
 
 def _delete_tag(visit: Visit, asked: One) -> Any:
@@ -192,7 +192,7 @@ def _log_batch(visit: Visit, asked: Batch) -> Any:
     tags, ref = mapping(asked.tags), _ref(visit, asked)
     if NAME_TAG in tags:
         visit.call("track", "end", run=ref, status="", title=tags.pop(NAME_TAG))
-    visit.call("track", "log", run=ref, metrics=points, params=mapping(asked.params), tags=tags)
+    visit.call("track", "log", run=ref, metrics=points, params=mapping(asked.params, PARAM), tags=tags)
     _measure(visit, asked, [point for point in asked.metrics if point.model_id])
     return {}
 
@@ -298,7 +298,7 @@ ENDPOINTS = (
     Endpoint("POST 2.0 runs/log-metric", "track.log", OnePoint, _log_metric),
     Endpoint(
         "POST 2.0 runs/log-parameter", "track.log", One,
-        lambda visit, asked: visit.do("track", "log", run=_ref(visit, asked), params={asked.key: asked.value}),
+        lambda visit, asked: visit.do("track", "log", run=_ref(visit, asked), params={asked.key: asked.value[:PARAM]}),
     ),
     Endpoint("POST 2.0 runs/set-tag", "track.log", One, _set_tag),
     Endpoint("POST 2.0 runs/delete-tag", "track.log", One, _delete_tag),

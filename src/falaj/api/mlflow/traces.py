@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Endpoint, Question, Visit, millis
+from falaj.api.mlflow.coding import Endpoint, Int, Question, Visit, millis
 from falaj.api.mlflow.filters import TRACES, Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import experiment_ref, run_ref, trace_ref
 from falaj.core.errors import Invalid, NotFound
@@ -17,6 +17,7 @@ from falaj.track.traces import Trace
 STATES = {"ok": "OK", "error": "ERROR", "running": "IN_PROGRESS"}
 LOCATION = "mlflow.artifactLocation"
 RUN = "mlflow.sourceRun"
+LONGEST = 10_000
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z")
 _SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
 
@@ -65,7 +66,7 @@ class Search(Question):
 
     locations: list[Location] = msgspec.field(default_factory=list)
     filter: str = ""
-    max_results: int = 100
+    max_results: Int = 100
     order_by: list[str] = msgspec.field(default_factory=list)
     page_token: str = ""
 
@@ -76,8 +77,8 @@ class Some(Question):
     trace_ids: list[str] = msgspec.field(default_factory=list)
     request_ids: list[str] = msgspec.field(default_factory=list)
     experiment_id: str = "0"
-    max_timestamp_millis: int = 0
-    max_traces: int = 0
+    max_timestamp_millis: Int = 0
+    max_traces: Int = 0
     run_id: str = ""
 
 
@@ -98,7 +99,8 @@ class Assess(Question):
 def _start(visit: Visit, asked: Start) -> Any:
     """Keep one; its client sends it when it is over."""
     info = asked.trace.trace_info
-    facts = {"request": info.request_preview, "response": info.response_preview, "client": info.client_request_id}
+    facts = {"request": info.request_preview[:LONGEST], "response": info.response_preview[:LONGEST]}
+    facts["client"] = info.client_request_id
     made = visit.call(
         "traces", "record", experiment=experiment_ref(visit, info.trace_location.mlflow_experiment.experiment_id),
         trace=info.trace_id, status=next((ours for ours, theirs in STATES.items() if theirs == info.state), "ok"),

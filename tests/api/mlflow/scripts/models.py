@@ -1,6 +1,6 @@
 """The real MLflow client at work on models: autolog, logged models, the registry, loading back, traces."""
 
-# ruff: noqa: E402, ICN001, PT018, PTH103 - a user's script, not a test module
+# ruff: noqa: E402, ICN001, PT018 - a user's script, not a test module
 
 import json
 import time

@@ -1,6 +1,6 @@
 """The real MLflow client at work on experiments, runs, metrics and artefacts. Prints one JSON line at the end."""
 
-# ruff: noqa: E402, ICN001, PT018, PTH103 - a user's script, not a test module
+# ruff: noqa: ICN001, PT018, PTH103 - a user's script, not a test module
 
 import json
 import math
