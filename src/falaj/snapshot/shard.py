@@ -13,7 +13,7 @@ from falaj.core.errors import Corrupt
 from falaj.snapshot.format import VERSION, raw
 
 MOST_PACKS = 4000
-MOST_CHUNKS = 256_000
+MOST_CHUNKS = 160_000
 """So that a shard is one object of the house, and its making fits in memory."""
 
 _MAGIC = b"FSH"
