@@ -15,10 +15,9 @@ import msgspec
 from falaj.catalog.records import Card
 from falaj.core.errors import Invalid
 from falaj.snapshot.read import Snapshot
+from falaj.snapshot.scan import RESERVED
 
 FILE = "card.json"
-RESERVED = ".falaj"
-"""Where a checkout keeps what it remembers; no part of the model."""
 MOST_BYTES = 4 << 20
 
 
@@ -65,7 +64,7 @@ def hash_files(path: Path) -> dict[str, str]:
     found = {}
     for folder, below, names in os.walk(path):
         if folder == str(path):
-            below[:] = [name for name in below if name != RESERVED]
+            below[:] = [name for name in below if name != os.fsdecode(RESERVED)]
         for name in names:
             file = Path(folder, name)
             if file.is_file() and not file.is_symlink():
