@@ -19,6 +19,7 @@ from falaj.snapshot.format import PACK_BYTES, Entry, shown
 from falaj.snapshot.read import Run, Snapshot
 from falaj.snapshot.target import LargeFile, Record, SmallFile, Target
 
+_WRITE_BYTES = 256 << 10  # measured: larger writes cost the kernel twice as much
 _WINDOW_BYTES, _WINDOW_PIECES, _WINDOW_FOLDERS = 32 << 20, 8192, 128
 
 _Window = tuple[list[Future[tuple[int, list[Record]]]], list[LargeFile], dict[bytes, int]]
@@ -177,7 +178,7 @@ def _writes(run: Run, wanted: dict[bytes, list[Spot]]) -> list[tuple[SmallFile |
         for file, at in wanted[digest]:
             if writes and writes[-1][0] is file and writes[-1][3] == begin:
                 _, first, since, _ = writes[-1]
-                if first + begin - since == at:
+                if first + begin - since == at and begin - since < _WRITE_BYTES:
                     writes[-1] = (file, first, since, begin + length)
                     continue
             writes.append((file, at, begin, begin + length))

@@ -40,8 +40,8 @@ Fetch = Callable[[str, int, int | None], Iterator[bytes]]
 
 __all__ = ["Entry", "Fetch", "Run", "Snapshot"]
 
-RUN_BYTES = 8 << 20
-"""What is fetched in one go: small enough to be still in the processor's cache when it is written."""
+RUN_BYTES = PACK_BYTES
+"""What is fetched in one go."""
 _BLOCK = 1 << 20
 _BLOCKS, _PAGES = 16, 64
 _GAP = 128 << 10
