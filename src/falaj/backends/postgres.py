@@ -20,6 +20,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
+from falaj.backends.passage import Passage
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
@@ -93,6 +94,7 @@ class PostgresStore:
         )
         self._stopped = threading.Event()
         self._said = threading.Event()
+        self.passage = Passage()
         self._watcher: threading.Thread | None = None
         try:
             with clear_errors():
@@ -107,6 +109,16 @@ class PostgresStore:
     def begin(self, write: bool) -> "PostgresTxn":
         """A transaction on a connection of its own. A dead connection is replaced here, before any work was done."""
         mode = "ISOLATION LEVEL SERIALIZABLE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        if write:
+            self.passage.enter()
+        try:
+            return PostgresTxn(self, self._begun(mode), write)
+        except BaseException:
+            if write:
+                self.passage.leave(turned_away=False)
+            raise
+
+    def _begun(self, mode: str) -> "psycopg.Connection[Any]":
         with clear_errors():
             connection = self.pool.getconn()
             try:
@@ -114,7 +126,7 @@ class PostgresStore:
             except BaseException:
                 self.pool.putconn(connection)
                 raise
-        return PostgresTxn(self, connection, write)
+        return connection
 
     def events(
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
@@ -258,13 +270,14 @@ class PostgresTxn(RowWrites):
         """Durable on return. When the connection breaks in the midst of it nobody knows: the error says so."""
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
-        self._ended = True
+        self._ended, done = True, False
         try:
             with clear_errors(unsure=self._write):
                 if self._connection.execute("COMMIT").statusmessage != "COMMIT":
                     raise Stale("the transaction was undone by an earlier error", "call again")
+            done = True
         finally:
-            self._store.pool.putconn(self._connection)
+            self._give_back(turned_away=not done)
         if self._write:
             self._store.committed()
 
@@ -273,10 +286,16 @@ class PostgresTxn(RowWrites):
         if self._ended:
             return
         self._ended = True
+        status = self._connection.info.transaction_status
         with contextlib.suppress(psycopg.Error):
-            if self._connection.info.transaction_status != TransactionStatus.UNKNOWN:
+            if status != TransactionStatus.UNKNOWN:
                 self._connection.execute("ROLLBACK")
+        self._give_back(turned_away=status == TransactionStatus.INERROR)
+
+    def _give_back(self, turned_away: bool) -> None:
         self._store.pool.putconn(self._connection)
+        if self._write:
+            self._store.passage.leave(turned_away)
 
     def _ready(self) -> None:
         if not self._write or self._ended:

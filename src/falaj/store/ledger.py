@@ -55,7 +55,7 @@ class Ledger:
         """Transactions of this thread inside it become durable together, on exit, or all fail."""
         return Together(self)
 
-    def retry(self, ctx: Context, work: Callable[["Writer"], T], tries: int = 5) -> T:
+    def retry(self, ctx: Context, work: Callable[["Writer"], T], tries: int = 8) -> T:
         """Run `work` in a transaction, and again when another writer got in between. No effects outside, please."""
         for _ in range(tries - 1):
             try:
@@ -343,6 +343,8 @@ class Writer(Reader):
         try:
             terms = {"day": str(requests.day(ctx.now()))}
             self.put(key, requests.outcome_body(outcome_json, fingerprint), terms=terms)
+        except Stale:
+            raise  # the engine gave the whole transaction up: nothing more can be asked in it
         except Conflict as error:
             requests.recall(self.key(key), fingerprint)
             raise Stale(
@@ -413,9 +415,13 @@ class Writer(Reader):
         if not root.touched:
             _undo(root)
             return
-        try:
-            if root.events:
+        if root.events:
+            try:
                 root.txn.append(root.events)
+            except BaseException:
+                _undo(root)  # an engine may refuse it here; what is not ended holds a connection for ever
+                raise
+        try:
             root.txn.commit()
         except BaseException:
             _tell(root.after, durable=False)

@@ -36,7 +36,6 @@ CODES: dict[type[FalajError], str] = {
     Unauthenticated: "UNAUTHENTICATED",
     Denied: "PERMISSION_DENIED",
     NotFound: "RESOURCE_DOES_NOT_EXIST",
-    Stale: "ABORTED",
     Conflict: "RESOURCE_ALREADY_EXISTS",
     QuotaExceeded: "REQUEST_LIMIT_EXCEEDED",
     Unavailable: "TEMPORARILY_UNAVAILABLE",
@@ -162,6 +161,8 @@ def reader_of(shape: type[Q]) -> Callable[[bytes], Q]:
 
 def said(error: BaseException, request: str = "", *, routed: bool = True) -> Answer:
     """An error as MLflow's clients read it; status, headers and what is hidden are those of every other answer."""
+    if isinstance(error, Stale):
+        error = Unavailable(error.message, error.hint)  # of this status clients ask again by themselves
     answer = render(error, request)
     told = error.error if isinstance(error, Refusal) else error
     if not isinstance(told, FalajError) or told.code == FalajError.code:

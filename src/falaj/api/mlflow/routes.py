@@ -1,5 +1,7 @@
 """Every path of MLflow's REST API that we answer, mounted on the guarded router. What is not here does not exist."""
 
+import asyncio
+import secrets
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from falaj.api.mlflow.coding import Endpoint, Visit, read_query, reader_of, said
 from falaj.api.mlflow.names import MAIN, project_of
 from falaj.api.routes import Ask, Route
 from falaj.api.wire import check_depth
+from falaj.core.errors import Stale
 from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import desk_class
@@ -30,7 +33,7 @@ INFO = {
     "multipart_downloads_enabled": False,
     "features_enabled": {"gateway": False},
 }
-PLACES, OUTSIDE_TIMES = 100_000, 60
+PLACES, OUTSIDE_TIMES, TRIES = 100_000, 60, 6
 _encode = msgspec.json.encode
 
 
@@ -77,6 +80,12 @@ class Facade:
         if lane == app.lanes.outside:
             app.unhurried(OUTSIDE_TIMES)
         answer, error = await lane(_within, one, visit, asked)
+        for turn in range(TRIES):
+            if not isinstance(error, Stale):
+                break
+            # Others wrote the same things at that moment, and nothing of this happened. MLflow's clients would give up.
+            await asyncio.sleep(secrets.randbelow(1000) * 1e-5 * 2**turn)
+            answer, error = await lane(_within, one, visit, asked)
         if error is not None:
             return said(error, ctx.request)
         if visit.found:
