@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import ipaddress
+import logging
 import signal
 import socket
 import threading
@@ -17,13 +18,14 @@ import uvicorn
 from falaj.api.app import App
 from falaj.api.connection import Connection
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
-from falaj.core.errors import Invalid, Unavailable
+from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.settings import Tls
 
 if TYPE_CHECKING:
     from falaj.platform import House
 
 GRACE_S = 30
+_log = logging.getLogger(__name__)
 RENEW_EVERY_S = 3600.0
 Ready = Callable[[str], None]
 
@@ -106,9 +108,12 @@ class Server(uvicorn.Server):
                 signal.signal(number, former)
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._renewing = loop.run_in_executor(None, self._renew or _nothing)
-        loop.call_later(RENEW_EVERY_S, self._tick)
+        """On the thread of the handshakes: a context that changes under one of them ends the process."""
+        asyncio.get_running_loop().call_later(RENEW_EVERY_S, self._tick)
+        try:
+            (self._renew or _nothing)()
+        except FalajError as error:
+            _log.error("the certificate was not renewed", extra={"why": error.message})  # noqa: TRY400 - it says why
 
 
 def serve(house: "House", *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None) -> None:
