@@ -113,7 +113,7 @@ class Server(uvicorn.Server):
         try:
             (self._renew or _nothing)()
         except FalajError as error:
-            _log.error("the certificate was not renewed", extra={"why": error.message})  # noqa: TRY400 - it says why
+            _log.error("the certificate was not renewed", extra={"why": error.message})
 
 
 def serve(house: "House", *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None) -> None:
