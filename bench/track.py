@@ -126,7 +126,7 @@ def sqlite() -> None:
 
 def postgres() -> None:
     """Both on one PostgreSQL, each in a database of its own."""
-    program = peer("mlflow-postgres", *MLFLOW, "psycopg2-binary")
+    program = peer("mlflow-postgres", *MLFLOW, "psycopg[binary]")
     with folder() as home, PostgresServer(fsync="on") as server:
         store = {"FALAJ_STORE": server.create_database()}
         with us(home / "ours", store) as ours, them(program, home, server.create_database()) as theirs:

@@ -1,4 +1,4 @@
-"""Several writers at once on PostgreSQL: whoever is turned away by another tries again, and nobody keeps a connection."""
+"""Several writers at once on PostgreSQL: who is turned away tries again, and nobody keeps a connection."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

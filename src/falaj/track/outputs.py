@@ -1,5 +1,6 @@
 """Outputs: models that runs made and nobody registered yet. Each has an id, parameters, measurements and files."""
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,6 +127,8 @@ class Outputs:
         """
         begun, _, cursor = after.partition(" ")
         places = [str(ref.bare) for ref in experiments] or [""]
+        if not re.fullmatch(r"[0-9]{0,6}", begun, re.ASCII):
+            raise Invalid(f"{after[:40]!r} is no cursor", "use the one that was given")
         found: list[Output] = []
         for place in places[int(begun or 0) :]:
             terms = {"state": "active", **({"experiment": place} if place else {})}

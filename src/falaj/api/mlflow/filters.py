@@ -1,5 +1,6 @@
 """Filters, orders and pages over what the caller may see anyway, in the language of the search of runs."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -7,7 +8,7 @@ from falaj.core.errors import Invalid
 from falaj.track.where import Words, arrange, read_order, read_where, select
 
 T = TypeVar("T")
-MOST = 1000
+MOST = 50_000
 _TIMES = frozenset({"creation_timestamp", "last_updated_timestamp"})
 MODELS = Words(frozenset({"name"}) | _TIMES, _TIMES, (("timestamp", "last_updated_timestamp"),))
 VERSIONS = Words(
@@ -65,7 +66,7 @@ def chosen(sights: Iterable[Sight], words: Words, where: str, order: Iterable[st
 
 def page_of(things: list[T], asked: Asking) -> Page[T]:
     """The page that was asked for; its token is how many came before."""
-    if not 0 < asked.max_results <= 50_000 or not (asked.page_token or "0").isdecimal() or len(asked.page_token) > 9:
+    if not 0 < asked.max_results <= MOST or not re.fullmatch(r"[0-9]{0,9}", asked.page_token, re.ASCII):
         raise Invalid(f"a page of {asked.max_results} after {asked.page_token[:20]!r}", "follow next_page_token")
     start = int(asked.page_token or 0)
     stop = start + asked.max_results
