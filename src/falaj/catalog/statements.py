@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from falaj import __version__
 from falaj.audit.records import Graph
 from falaj.catalog.records import Card, Version
 from falaj.core.label import ANY, CLASS_NAMES, Label
@@ -105,7 +104,7 @@ def as_slsa(told: Provenance) -> str:
         "resolvedDependencies": [*_dependencies(told)],
     }
     run = {
-        "builder": {"id": BUILDER, "version": {"falaj": __version__}},
+        "builder": {"id": BUILDER, "version": {"falaj": metadata.version("falaj")}},
         "metadata": {"invocationId": card.run or str(version.ref), "finishedOn": when(version.made_at)},
     }
     subject = [{"name": path, "digest": {"sha256": digest}} for path, digest in sorted(told.files.items())]
@@ -127,7 +126,7 @@ def as_cyclonedx(told: Provenance) -> str:
         "bomFormat": "CycloneDX", "specVersion": "1.6", "serialNumber": f"urn:uuid:{serial}", "version": 1,
         "metadata": {
             "timestamp": when(version.made_at),
-            "tools": {"components": [{"type": "application", "name": "falaj", "version": __version__}]},
+            "tools": {"components": [{"type": "application", "name": "falaj", "version": metadata.version("falaj")}]},
             "component": _component(told),
         },
         "components": parts,
