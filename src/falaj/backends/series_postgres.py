@@ -71,8 +71,12 @@ class PostgresSeries:
 
     def append(self, blocks: Sequence[Block]) -> None:
         """Add blocks; durable on return."""
-        with clear_errors(unsure=True), self._pool.connection() as connection, connection.transaction():
-            connection.cursor().executemany(_ADD, blocks)
+        with clear_errors(unsure=True), self._pool.connection() as connection:
+            if len(blocks) == 1:  # one statement commits by itself
+                connection.execute(_ADD, blocks[0])
+                return
+            with connection.transaction():
+                connection.cursor().executemany(_ADD, blocks)
 
     def read(
         self, tenant: str, series: Sequence[str], shelf: str, low: str = "", limit: int = 1_000_000
