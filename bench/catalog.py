@@ -6,7 +6,6 @@ best of several rounds in which everybody has a turn. A table for people, then o
 FILES, BIG_MIB, MANY and ROUNDS make it smaller.
 """
 
-import contextlib
 import json
 import os
 import random
@@ -15,11 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scratch import folder
+
 from tests.servers.peers import DVC, OXEN, peer
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -84,16 +85,6 @@ def bar(name: str, value: float, limit: float, *, at_least: bool, ours: str, pee
     BARS[name] = {"value": round(value, 4), "bar": round(limit, 4), "ok": ok}
     verdict = f"{value:.3f} ({'≥' if at_least else '≤'} {limit:.3g}) {'ok' if ok else 'MISSED'}"
     print(f"  {name:<22} {ours:<36} {peer:<36} {verdict}", flush=True)
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    """A scratch folder on the disk that holds this repository."""
-    path = Path(tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).resolve().parents[1]))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def main() -> None:

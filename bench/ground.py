@@ -14,11 +14,12 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from scratch import folder
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 ROWS: list[tuple[str, str, str, str]] = []
@@ -41,16 +42,6 @@ def seconds(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    """A scratch folder on the disk that holds this repository."""
-    path = Path(tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).resolve().parents[1]))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def main() -> None:

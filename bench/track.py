@@ -9,11 +9,9 @@ table for people, then one last line of JSON with every bar. ROUNDS, SECONDS, RU
 import contextlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scratch import folder
+
 from tests.replica import Replica
 from tests.servers.peers import MLFLOW, peer
 from tests.servers.postgres import PostgresServer
@@ -260,16 +260,6 @@ def bar(name: str, value: float, limit: float, *, at_least: bool, ours: str, pee
     BARS[name] = {"value": round(value, 4), "bar": round(limit, 4), "ok": ok}
     verdict = f"{value:.2f} ({'≥' if at_least else '≤'} {limit:.2f}) {'ok' if ok else 'MISSED'}"
     print(f"  {name:<26} {ours:<38} {peer:<38} {verdict}", flush=True)
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    """A scratch folder on the disk that holds this repository."""
-    path = Path(tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).resolve().parents[1]))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 if __name__ == "__main__":

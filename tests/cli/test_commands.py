@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.cli.tables import cell, label_text, plain, put
+from falaj.cli.tables import cell, plain, put
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from tests.cli.conftest import Run
@@ -216,7 +216,7 @@ def test_bash_completes_desks_verbs_and_flags(falaj: Run, folder: Path) -> None:
 
 def test_values_are_written_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     label = Label(frozenset({"AE-PDPL"}), 2, purposes=frozenset({"fraud"}))
-    assert Label.parse(label_text(label)) == label
+    assert Label.parse(label.words) == label
     assert cell("at", 1_700_000_000.0) == "2023-11-14 22:13:20Z"
     assert cell("", (Ref.parse("a:b/c"), None, True)) == "a:b/c, , yes"
     assert plain({"x": frozenset({"b", "a"}), "y": (Ref.parse("a:b/c"),)}) == {"x": ["a", "b"], "y": ["a:b/c"]}

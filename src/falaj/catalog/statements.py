@@ -101,7 +101,7 @@ def as_slsa(told: Provenance) -> str:
             "parameters": dict(card.params),
             "inputs": {one.role: one.ref for one in told.origins},
         },
-        "internalParameters": {"zones": list(version.zones), "label": words(version.label)},
+        "internalParameters": {"zones": list(version.zones), "label": version.label.words},
         "resolvedDependencies": [*_dependencies(told)],
     }
     run = {
@@ -135,13 +135,6 @@ def as_cyclonedx(told: Provenance) -> str:
     })  # fmt: skip
 
 
-def words(label: Label) -> str:
-    """A label as people write it."""
-    more = {"category": label.categories, "purpose": label.purposes - ANY, "origin": label.origin, "hold": label.holds}
-    said = [f"{key}={value}" for key, values in more.items() for value in sorted(values)]
-    return ",".join([*sorted(label.regimes), CLASS_NAMES[label.classification], *said])
-
-
 def when(at: float) -> str:
     """A time as every standard writes it."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -151,7 +144,7 @@ def _lines(told: Provenance) -> Iterator[str]:
     version, card = told.version, told.card
     yield f"{version.ref}  ({', '.join(dict.fromkeys((version.stage, *version.aliases)))})"
     yield f"  made         {when(version.made_at)} by {version.author}, lies in {', '.join(version.zones)}"
-    yield f"  label        {words(version.label)}"
+    yield f"  label        {version.label.words}"
     yield f"  files        {version.num_files} with {version.size_bytes} bytes, tree {version.root}"
     if version.ref.kind == "model":
         yield f"  format       {card.format or 'unknown'}{', runs code when loaded' if card.code_bearing else ''}"
@@ -177,7 +170,7 @@ def _section(title: str, rows: Sequence[str]) -> list[str]:
 
 
 def _origin(one: Origin) -> str:
-    return f"{one.ref}  {one.root}  {words(one.label)}" if one.label else one.ref
+    return f"{one.ref}  {one.root}  {one.label.words}" if one.label else one.ref
 
 
 def _deed(deed: Deed) -> str:
@@ -216,7 +209,7 @@ def _purl(name: str, release: str) -> str:
 def _component(told: Provenance) -> Plain:
     """The version itself."""
     version, card = told.version, told.card
-    properties = {"tree": version.root, "label": words(version.label), "stage": version.stage, "signature": told.signed}
+    properties = {"tree": version.root, "label": version.label.words, "stage": version.stage, "signature": told.signed}
     if version.ref.kind == "model":
         properties |= {"format": card.format, "codeBearing": str(card.code_bearing).lower(), "declared": _DECLARED}
     made: Plain = {
@@ -261,7 +254,7 @@ def _materials(told: Provenance) -> Iterator[Plain]:
         name, _, version = rest.partition("@")
         made: Plain = {
             "type": _KINDS.get(kind, "data"), "bom-ref": one.ref, "name": name, "version": version,
-            "properties": _properties({"role": one.role, "tree": one.root, "label": words(one.label)}),
+            "properties": _properties({"role": one.role, "tree": one.root, "label": one.label.words}),
         }  # fmt: skip
         if kind == "dataset":
             made["data"] = [{

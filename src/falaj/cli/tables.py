@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from falaj.core.label import ANY, CLASS_NAMES, Label
+from falaj.core.label import Label
 from falaj.core.ref import Ref
 
 Row = list[str]
@@ -71,7 +71,7 @@ def cell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Label):
-        return label_text(value)
+        return value.words
     if (
         isinstance(value, float)
         and value > 1e9
@@ -94,16 +94,6 @@ def cell(name: str, value: Any) -> str:
             if getattr(value, f.name) not in ("", (), None)
         )
     return str(value)
-
-
-def label_text(label: Label) -> str:
-    """A label as people write it."""
-    words = [*sorted(label.regimes), CLASS_NAMES[label.classification]]
-    words += [f"category={word}" for word in sorted(label.categories)]
-    words += [f"purpose={word}" for word in sorted(label.purposes) if label.purposes != ANY]
-    words += [f"origin={word}" for word in sorted(label.origin)]
-    words += [f"hold={word}" for word in sorted(label.holds)]
-    return ",".join(words)
 
 
 def _put_many(values: Sequence[Any]) -> None:

@@ -55,6 +55,13 @@ class Label:
         return self.purposes == ANY or purpose in self.purposes
 
     @property
+    def words(self) -> str:
+        """The label as people write it, and as `parse` reads it."""
+        many = {"category": self.categories, "purpose": self.purposes - ANY, "origin": self.origin, "hold": self.holds}
+        said = [f"{key}={value}" for key, values in many.items() for value in sorted(values)]
+        return ",".join([*sorted(self.regimes), CLASS_NAMES[self.classification], *said])
+
+    @property
     def digest(self) -> str:
         """A short stable hash, bound into permits and approvals."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:32]
