@@ -1,60 +1,144 @@
-"""The list of desks: the words a user says after `falaj`, and where their verbs are; imported when asked for."""
+"""The list of desks: the words a user says after `falaj`, and where their verbs are; imported when asked for.
 
+What each desk can do stands here too, group by group. It is what policy knows of verbs, so who reviews a change sees
+every new power in this one table; and a command that speaks to one desk need not load the others to know it.
+tests/shape/test_verbs.py holds it against the marks on the methods, and a house against those of every desk it opens.
+"""
+
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import NamedTuple
 
 
 class Desk(NamedTuple):
-    """Where a desk's class is, what it is for, and the kinds of things whose `show` it answers."""
+    """Where a desk's class is, what it is for and can do, and the kinds of things whose `show` it answers."""
 
     path: str
     summary: str
+    verbs: Mapping[str, str]
+    """The names of its verbs by group, separated by blanks."""
     kinds: tuple[str, ...] = ()
     errands: tuple[str, ...] = ()
     """Modules of what runs beside the caller (core/errand.py) and belongs to this desk."""
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """Every verb with its group."""
+        return {name: group for group, names in self.verbs.items() for name in names.split()}
 
 
 DESKS: dict[str, Desk] = {
     "catalog": Desk(
         "falaj.catalog.service:Catalog",
         "Versions of datasets, models and code: publish, compare, promote, roll back",
+        {
+            "see": "show list about names history rules evidence provenance",
+            "read": "open",
+            "write": "begin commit describe annotate tag untag inspect promote rollback attest pin unpin",
+            "move": "copy carry",
+            "govern": "require hold release",
+            "erase": "delete",
+        },
         ("dataset", "model", "code"),
         ("falaj.catalog.errands", "falaj.catalog.retrace", "falaj.exchange.errands"),
     ),
     "track": Desk(
         "falaj.track.service:Track",
         "Experiments: runs, parameters, metrics, artefacts; MLflow clients welcome",
+        {
+            "see": "show list history compare experiments experiment artifacts",
+            "read": "fetch",
+            "write": "start log end use create change delete restore attach detach register",
+        },
         ("run",),
         ("falaj.track.errands",),
     ),
-    "outputs": Desk("falaj.track.outputs:Outputs", "Models that runs logged, before they are registered", ("output",)),
+    "outputs": Desk(
+        "falaj.track.outputs:Outputs",
+        "Models that runs logged, before they are registered",
+        {"see": "show list", "write": "create change link delete"},
+        ("output",),
+    ),
     "traces": Desk(
-        "falaj.track.traces:Traces", "What programs did, call by call, with what people think of it", ("trace",)
+        "falaj.track.traces:Traces",
+        "What programs did, call by call, with what people think of it",
+        {"see": "show list", "write": "record change delete"},
+        ("trace",),
     ),
     "store": Desk(
-        "falaj.store.service:Storage", "Bytes under labels: put, get, copy between zones, check, back up", ("blob",)
+        "falaj.store.service:Storage",
+        "Bytes under labels: put, get, copy between zones, check, back up",
+        {
+            "see": "show list usage",
+            "read": "get",
+            "write": "put",
+            "move": "copy",
+            "operate": "space scrub collect backup",
+            "erase": "delete",
+        },
+        ("blob",),
     ),
     "people": Desk(
-        "falaj.govern.people:People", "Tenants, people, service accounts, their roles and tokens", ("person",)
+        "falaj.govern.people:People",
+        "Tenants, people, service accounts, their roles and tokens",
+        {
+            "see": "list show renew whoami exchange",
+            "govern": "add_tenant suspend_tenant resume_tenant list_tenants add change suspend resume remove token "
+            "revoke revoke_run trust distrust",
+        },
+        ("person",),
     ),
     "policy": Desk(
-        "falaj.govern.policy_desk:Policy", "Who may do what: roles, tenant rules, and why a decision fell", ("policy",)
+        "falaj.govern.policy_desk:Policy",
+        "Who may do what: roles, tenant rules, and why a decision fell",
+        {"see": "list show explain roles", "govern": "add remove", "audit": "test"},
+        ("policy",),
     ),
     "zones": Desk(
         "falaj.govern.zones:Zones",
         "Legal places, regimes, transfer grants: what may lie or go where",
+        {
+            "see": "list show regimes check grants",
+            "write": "grant declassify lower",
+            "govern": "add change retire revoke",
+        },
         ("zone",),
     ),
     "approvals": Desk(
-        "falaj.govern.approvals:Approvals", "Four eyes: ask, give, refuse, over exact digests", ("approval",)
+        "falaj.govern.approvals:Approvals",
+        "Four eyes: ask, give, refuse, over exact digests",
+        {"see": "show list", "write": "ask", "approve": "give refuse"},
+        ("approval",),
     ),
-    "keys": Desk("falaj.govern.rotate:Keys", "The key hierarchy: ages, versions, rotation", ("key",)),
-    "secrets": Desk("falaj.govern.secrets:SecretShelf", "Secrets by reference, never by value", ("secret",)),
+    "keys": Desk(
+        "falaj.govern.rotate:Keys",
+        "The key hierarchy: ages, versions, rotation",
+        {"see": "list show status", "govern": "rotate retire"},
+        ("key",),
+    ),
+    "secrets": Desk(
+        "falaj.govern.secrets:SecretShelf",
+        "Secrets by reference, never by value",
+        {"see": "list show", "read": "reveal", "write": "put rotate", "erase": "delete"},
+        ("secret",),
+    ),
     "audit": Desk(
-        "falaj.audit.service:Audit", "What can be proved: the log, proofs, evidence packs, lineage", ("event",)
+        "falaj.audit.service:Audit",
+        "What can be proved: the log, proofs, evidence packs, lineage",
+        {
+            "see": "verifier lineage draw impact",
+            "govern": "enrol",
+            "audit": "log show watch prove consistency checkpoints seal export verify check cosign unfinished",
+        },
+        ("event",),
     ),
 }
+
+
+def actions() -> dict[str, str]:
+    """Every verb of the house with its group: what policy knows."""
+    return {f"{name}.{verb}": group for name, desk in DESKS.items() for verb, group in desk.groups.items()}
 
 
 @cache

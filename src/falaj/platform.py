@@ -2,23 +2,21 @@
 
 import os
 import pwd
+import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
-from functools import partial, update_wrapper
-from importlib import metadata
+from functools import cache, partial, update_wrapper
+from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from threading import RLock
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from falaj.audit.loop import SealLoop
-from falaj.audit.service import Audit
-from falaj.catalog.loop import StageLoop
-from falaj.catalog.service import Catalog
+from falaj import __version__
 from falaj.core.bind import bind, options
 from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.errand import Progress, Silence, errands_of
+from falaj.core.errand import Progress, Silence, errand_of, errands_of
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.label import Label
@@ -27,37 +25,33 @@ from falaj.core.ports import Blobs, Identity, Series
 from falaj.core.settings import Oidc, Settings, read_settings
 from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
-from falaj.core.verb import Verb, verbs_of
-from falaj.desks import DESKS, desk_class
+from falaj.core.verb import Verb, groups_of, verb_of, verbs_of
+from falaj.desks import DESKS, actions, desk_class
 from falaj.govern.accounts import Accounts
 from falaj.govern.approvals import Approvals
 from falaj.govern.guard import Guard
 from falaj.govern.keys import Keyring
 from falaj.govern.manifest import first_zone
-from falaj.govern.people import People
 from falaj.govern.policy import Authorizer
 from falaj.govern.policy_desk import Policy
 from falaj.govern.regimes import load_regimes
 from falaj.govern.roles import ORDINARY
-from falaj.govern.rotate import Keys, RotationLoop
-from falaj.govern.rotation import Rotations
-from falaj.govern.secrets import SecretShelf
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
-from falaj.store.backup import BackupReport, restore
-from falaj.store.backup import Progress as Restoring
 from falaj.store.blobs import BlobStore
 from falaj.store.codec import from_plain
-from falaj.store.collect import Collector
-from falaj.store.forget import ForgetOutcomes
 from falaj.store.ledger import Ledger
-from falaj.store.loop import Loop, Loops, house_context
-from falaj.store.service import Storage
 from falaj.store.transfer import Transfers
-from falaj.store.upkeep import CollectLoop, ScrubLoop
-from falaj.track.outputs import Outputs
-from falaj.track.service import Track
-from falaj.track.traces import Traces
+
+if TYPE_CHECKING:
+    # A desk's module is loaded when somebody first speaks to it; a command that asks one desk does not wait for all.
+    from falaj.audit.service import Audit
+    from falaj.catalog.service import Catalog
+    from falaj.store.backup import BackupReport
+    from falaj.store.backup import Progress as Restoring
+    from falaj.store.loop import Loops
+    from falaj.store.service import Storage
+    from falaj.track.service import Track
 
 EXTRAS = {"postgresql": "postgres", "s3": "s3", "gs": "s3", "az": "s3", "memory": "s3", "pkcs11": "pkcs11"}
 HOLDERS = ("blob", "dataset", "model", "code", "artifact")
@@ -92,21 +86,47 @@ def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) ->
 
 def plugin(port: str, scheme: str) -> Any:
     """What a URL scheme means for a port; ours and strangers' come in by the same door."""
-    own = metadata.distribution("falaj").entry_points.select(group=f"falaj.{port}", name=scheme)
-    # Looking through every installed package takes a while and is only needed for a stranger's scheme.
-    found = own or metadata.entry_points(group=f"falaj.{port}", name=scheme)
-    if not found:
-        known = sorted(e.name for e in metadata.entry_points(group=f"falaj.{port}"))
-        raise Invalid(f"nothing here speaks {scheme!r:.40} as a {port}", f"known: {', '.join(known)}")
+    known = _own_entry_points().get(f"falaj.{port}", {})
+    path = known.get(scheme) or _strange_entry_points(port).get(scheme)
+    if path is None:
+        names = sorted({*known, *_strange_entry_points(port)})
+        raise Invalid(f"nothing here speaks {scheme!r:.40} as a {port}", f"known: {', '.join(names)}")
+    module, _, name = path.partition(":")
     try:
-        return next(iter(found)).load()
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(scheme, scheme)
         raise Invalid(f"{scheme}: needs the package {error.name}", f"pip install 'falaj[{extra}]'") from error
 
 
-def restore_into(settings: Settings, path: str, progress: Restoring | None = None) -> BackupReport:
+@cache
+def _own_entry_points() -> dict[str, dict[str, str]]:
+    """What our own package registered, by group and name; read as the plain file it is, since every start asks."""
+    name = f"falaj-{__version__}.dist-info/entry_points.txt"
+    file = next((file for folder in sys.path if (file := Path(folder, name)).is_file()), None)
+    groups: dict[str, dict[str, str]] = {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file else ()
+    group = ""
+    for line in map(str.strip, lines):
+        if line.startswith("["):
+            group = line.strip("[]")
+        elif "=" in line:
+            word, _, path = line.partition("=")
+            groups.setdefault(group, {})[word.strip()] = path.strip()
+    return groups
+
+
+def _strange_entry_points(port: str) -> dict[str, str]:
+    """What any installed package registered; looking through them all takes a while."""
+    from importlib import metadata
+
+    return {point.name: point.value for point in metadata.entry_points(group=f"falaj.{port}")}
+
+
+def restore_into(settings: Settings, path: str, progress: "Restoring | None" = None) -> "BackupReport":
     """Bring a backup into the empty store these settings name; no house stands on it yet."""
+    from falaj.store.backup import restore
+
     Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
     ledger = Ledger(_opened("store", settings.at(settings.store), {}))
     try:
@@ -128,11 +148,12 @@ class House:
         self.ledger.cipher = self.keyring
         self.keyring.warm()
         self._stores: dict[str, Blobs] = {}
+        self._opened: dict[str, Any] = {}
         self._loops: Loops | None = None
         self._build()
 
     def _build(self) -> None:
-        """The desks, in order: each gets exactly what it needs, and a ring cannot be written."""
+        """What every call passes, in order: each part gets exactly what it needs, and a ring cannot be written."""
         settings, ledger, keyring = self.settings, self.ledger, self.keyring
         regimes = load_regimes(settings.regimes)
         permits = PermitDesk(keyring.permit_key())
@@ -143,32 +164,15 @@ class House:
         policy = Policy(ledger, authorizer, settings.zone, self.accounts.standing)
         approvals = Approvals(ledger, self.accounts.person_of)
         self.zones = Zones(ledger, regimes, approvals)
-        self.audit = Audit(ledger, keyring, settings.installation)
-        self._rotations = Rotations(keyring)
-        self.storage = Storage(ledger, self.blobs, Collector(self.blobs, HOLDERS))
         self.transfers = Transfers(self.blobs, permits)
-        self._series: Series = _opened("series", settings.series_url, {})
-        self.catalog = Catalog(ledger, self.blobs, self.transfers, approvals, keyring)
-        self.track = Track(ledger, self.blobs, self._series, self.catalog)
-        self.desks: dict[str, object] = {
-            "catalog": self.catalog,
-            "track": self.track,
-            "outputs": Outputs(ledger, self.track),
-            "traces": Traces(ledger),
-            "store": self.storage,
-            "people": People(ledger, self.accounts, self.workloads, self._issuer),
-            "policy": policy,
-            "zones": self.zones,
-            "approvals": approvals,
-            "keys": Keys(ledger, self._rotations, settings.secrets.partition(":")[0]),
-            "secrets": SecretShelf(ledger, keyring),
-            "audit": self.audit,
-        }
+        self.desks = Desks({name: partial(self._desk, name) for name in DESKS})
+        self.desks.update(policy=policy, zones=self.zones, approvals=approvals)
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
-        self._identities = self._providers()
         _first(lambda: self.zones.ensure(self.system(), first_zone(settings, regimes)))
         _first(lambda: policy.keep(self.system()))
 
+    def _desk(self, name: str) -> object:
+        """A desk, built when it is first spoken to."""
     def bootstrap(self) -> str:
         """At first start: the token of whoever runs this installation, shown this once; empty ever after."""
         issued = _first(lambda: self.accounts.found(self.system()))

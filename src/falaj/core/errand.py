@@ -66,6 +66,16 @@ def errands_of(modules: tuple[str, ...]) -> dict[str, tuple[Verb, Callable[..., 
     return found
 
 
+@cache
+def errand_of(modules: tuple[str, ...], name: str) -> tuple[Verb, Callable[..., Any]] | None:
+    """One errand; modules after the one that has it are not loaded."""
+    for module in modules:
+        function = vars(import_module(module)).get(name)
+        if getattr(function, "__errand__", False):
+            return read_verb(name, function, _MARK), function
+    return None
+
+
 class Silence:
     """Nobody watches."""
 

@@ -89,13 +89,26 @@ def verb(
 @cache
 def verbs_of(room: type) -> dict[str, Verb]:
     """Every verb of a room class by name, in the order they are written."""
-    found: dict[str, Verb] = {}
+    return {name: verb_of(room, name) for name in groups_of(room)}
+
+
+@cache
+def verb_of(room: type, name: str) -> Verb:
+    """One verb of a room class; reading a signature takes a while, and most callers say one word."""
+    function = next(vars(part)[name] for part in room.__mro__ if hasattr(vars(part).get(name), "__verb_mark__"))
+    return read_verb(name, function, function.__verb_mark__)
+
+
+@cache
+def groups_of(room: type) -> dict[str, str]:
+    """The name and group of every verb of a room class."""
+    found: dict[str, str] = {}
     # A desk may be written in several classes, one idea each; the first one named comes first.
     for part in room.__mro__:
         for name, function in vars(part).items():
             mark = getattr(function, "__verb_mark__", None)
-            if mark is not None and name not in found:
-                found[name] = read_verb(name, function, mark)
+            if mark is not None:
+                found.setdefault(name, mark[0])
     return found
 
 

@@ -1,0 +1,192 @@
+"""The port of executors: what the scheduler asks of whatever runs attempts, in words that all of them share.
+
+An attempt is one try of a job: a gang of slots, each on a node that the scheduler chose, each running one launcher
+(falaj.worker) that starts the processes of that slot. Amounts are integers: milli-CPU, MiB, milli-GPU.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+WAITING, RUNNING, SUCCEEDED, FAILED, LOST, UNKNOWN = "waiting", "running", "succeeded", "failed", "lost", "unknown"
+"""What an attempt can be, as its executor sees it. `lost`: its node or its processes are gone and nobody knows how it
+ended. `unknown`: this executor never heard of the handle, or forgot it."""
+
+OVER = frozenset({SUCCEEDED, FAILED, LOST})
+
+TRY_AGAIN = 75
+"""The exit code of what failed for no fault of its own (EX_TEMPFAIL): tried again, not counted."""
+YIELDED = 85
+"""The exit code of a process that saved a checkpoint and gives its place up: queued again, not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator of a node. A MIG slice is a device of its own, with a model name of its own."""
+
+    index: int
+    model: str
+    memory_mib: int = 0
+    island: int = 0
+    """Devices of one island reach each other at full speed (NVLink); others go over PCIe or the CPUs' own link."""
+    numa: int = 0
+    id: str = ""
+    """What the driver calls it (a UUID)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node as its cluster tells of it."""
+
+    name: str
+    amounts: Mapping[str, int]
+    """cpu in thousandths, memory in MiB, anything else by its own name; GPUs are devices and not here."""
+    devices: tuple[Device, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """rack, zone, avx, spot, price (micro-units of money an hour), hazard (expected losses in a thousand hours), …"""
+    ready: bool = True
+    taken: Mapping[str, int] = field(default_factory=dict)
+    """What others than us use of it."""
+    taken_devices: tuple[int, ...] = ()
+    leaving: float = 0.0
+    """When it will be taken away (a spot notice), in seconds since the epoch; 0 when nobody said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One worker of an attempt: a launcher on one node."""
+
+    index: int
+    node: str
+    role: str = "worker"
+    amounts: Mapping[str, int] = field(default_factory=dict)
+    devices: tuple[int, ...] = ()
+    milli: int = 1000
+    """How much of each device is ours; 1000 is all of it."""
+    processes: int = 1
+    """How many processes the launcher starts (ranks of the framework)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a job, ready to run. The same id launched twice runs once."""
+
+    id: str
+    """Letters, digits and dashes, at most 50, unique in the installation: safe as a folder, a pod and a job name."""
+    job: str
+    """What people call it."""
+    tenant: str
+    project: str
+    slots: tuple[Slot, ...]
+    command: tuple[str, ...]
+    framework: str = "plain"
+    folder: str = ""
+    """The attempt's own folder, on executors that share one with us (process, slurm): code, logs, outbox, context."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Never secrets: those travel in `secret_env`, are given to the processes, and written nowhere we can avoid."""
+    secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image: str = ""
+    user: str = ""
+    """Whose identity it runs under there: a Unix user (slurm), a service account (kubernetes)."""
+    limit_s: int = 0
+    grace_s: int = 30
+    context: Mapping[str, object] = field(default_factory=dict)
+    """The document the launchers read (worker/context.py); plain JSON values."""
+    launcher: bytes = field(default=b"", repr=False)
+    """falaj.worker with falaj.core as one zip application, for nodes that have Python and no Falaj."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What only this kind of executor understands (partition, account, queue, namespace, object, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotExit:
+    """How one slot ended."""
+
+    index: int
+    code: int
+    """The exit code; 128 + n when signal n ended it."""
+    reason: str = ""
+    """In words, where the cluster says more than a number: out of memory, node lost, evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What became of a handle."""
+
+    handle: str
+    phase: str
+    exits: tuple[SlotExit, ...] = ()
+    started: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Lines of one slot's output, oldest first, and where the next question goes on."""
+
+    lines: tuple[str, ...]
+    cursor: str
+    over: bool = False
+    """True when nothing will follow."""
+
+
+class Executor(Protocol):
+    """Runs attempts on one cluster. Every call is short, may be repeated, and raises Unavailable when the cluster
+    does not answer, Invalid when it refuses for a reason that will not change."""
+
+    def capacity(self) -> Sequence[NodeFacts]:
+        """Every node of the cluster, with what others use of it."""
+        ...
+
+    def launch(self, attempt: Attempt) -> str:
+        """Start it and give its handle; the same id again gives the same handle and starts nothing."""
+        ...
+
+    def poll(self, handles: Sequence[str]) -> Sequence[Status]:
+        """What became of each, in the order asked; one that is not known has the phase `unknown`."""
+        ...
+
+    def checkpoint(self, handle: str) -> None:
+        """Ask the processes to save a checkpoint now and go on."""
+        ...
+
+    def stop(self, handle: str, grace_s: float) -> None:
+        """Ask to end (TERM), and end by force after the grace. Returns at once; `poll` tells when it is over."""
+        ...
+
+    def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
+        """What a slot wrote after a cursor; known also after the end, until `forget`."""
+        ...
+
+    def forget(self, handle: str) -> None:
+        """Remove what is kept about an attempt that is over."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class CanCarry(Protocol):
+    """An executor that can read what launchers put into their outbox; elsewhere launchers call the platform."""
+
+    def outbox(self, handle: str, after: str = "") -> tuple[list[dict[str, object]], str]:
+        """Facts after a cursor, in order for each slot, and the cursor of now."""
+        ...
+
+
+@runtime_checkable
+class CanScale(Protocol):
+    """A cluster whose nodes can be asked for and given back."""
+
+    def templates(self) -> Sequence[NodeFacts]:
+        """The kinds of nodes it can make; the label `most` says how many of one kind at most."""
+        ...
+
+    def scale(self, template: str, count: int) -> None:
+        """Have so many nodes of a kind; those that go first are the idle ones named to `retire`."""
+        ...
+
+    def retire(self, nodes: Sequence[str]) -> None:
+        """Give these nodes back."""
+        ...
