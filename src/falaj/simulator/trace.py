@@ -1,0 +1,83 @@
+"""Traces: nodes, queues, and jobs with what no scheduler knows beforehand, how long they really take."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from falaj.core.execute import Device
+from falaj.schedule.model import Ask, Job, Node, Queue, Role, Shape
+
+SLOWER = 1.015
+"""What the authors of the Muri traces add to every iteration."""
+RESUME_S = 10
+"""What starting a training job again costs where a trace does not say: the middle of 4 to 46 seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A job of a trace: what is asked, and the truth about it."""
+
+    job: Job
+    work_s: float
+    """How long it runs at its declared width when nobody disturbs it."""
+    loses: bool = False
+    """True when an eviction throws its work since the last checkpoint away; else it saves before it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Something to run."""
+
+    nodes: tuple[Node, ...]
+    queues: tuple[Queue, ...]
+    loads: tuple[Load, ...]
+
+    @property
+    def gpus(self) -> int:
+        """All devices."""
+        return sum(len(node.devices) for node in self.nodes)
+
+
+def read_muri(file: Path, nodes: int = 8, gpus: int = 8) -> Trace:
+    """A trace of the Muri artefact: submit time in milliseconds, iterations and milliseconds of one."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        loads = tuple(_muri(row, gpus) for row in csv.DictReader(lines))
+    return Trace(machines(nodes, gpus), (Queue("root"), Queue("root/all")), loads)
+
+
+def machines(count: int, gpus: int, model: str = "V100", racks: int = 32, **amounts: int) -> tuple[Node, ...]:
+    """Equal nodes, so many in a rack."""
+    have = {"cpu": 96_000, "memory": 512 * 1024} | amounts
+    devices = tuple(Device(index, model, 32 * 1024, island=index // 4) for index in range(gpus))
+    return tuple(
+        Node(f"sim/n{number:05}", "sim", "home", have, devices, {"rack": f"r{number // racks}"})
+        for number in range(count)
+    )
+
+
+def slots(gpus: int, per_node: int) -> tuple[Role, ...]:
+    """So many devices in as few nodes as hold them: one slot, or whole nodes."""
+    count, each = (1, gpus) if gpus <= per_node else (-(-gpus // per_node), per_node)
+    return (Role("worker", Ask(gpus=each), count),)
+
+
+def replayed(nodes: Sequence[Node], queues: Sequence[Queue], loads: Sequence[Load]) -> Trace:
+    """A trace in the order of submission."""
+    return Trace(tuple(nodes), tuple(queues), tuple(sorted(loads, key=lambda load: (load.job.submitted, load.job.id))))
+
+
+def _muri(row: dict[str, str], per_node: int) -> Load:
+    steps, step_us = int(row["iterations"]), round(float(row["iteration_time"]) * 1000 * SLOWER)
+    job = Job(
+        id=f"job-{int(row['job_id']):05}",
+        queue="root/all",
+        shape=Shape(slots(int(row["num_gpu"]), per_node)),
+        submitted=int(row["submit_time"]) // 1000,
+        template=row["model_name"],
+        steps=steps,
+        resumes=True,
+        restart_s=RESUME_S,
+        save_s=0,
+    )
+    return Load(job, steps * step_us / 1e6)
