@@ -113,13 +113,13 @@ def decide() -> None:
     from falaj.core.context import Actor
     from falaj.core.label import Label
     from falaj.core.settings import Settings
+    from falaj.desks import actions
     from falaj.govern.grants import MAX_LIFE_S
     from falaj.govern.manifest import first_zone
     from falaj.govern.place import place
     from falaj.govern.policy import Authorizer, Facts
     from falaj.govern.records import Grant, Move
     from falaj.govern.regimes import load_regimes
-    from falaj.platform import actions
 
     known = load_regimes()
     zones = {zone.id: zone for zone in [first_zone(Settings(), known)]}

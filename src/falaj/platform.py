@@ -17,7 +17,7 @@ from falaj import __version__
 from falaj.core.bind import bind, options
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errand import Progress, Silence, errand_of, errands_of
-from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unauthenticated
+from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.label import Label
 from falaj.core.permit import PermitDesk
@@ -25,7 +25,7 @@ from falaj.core.ports import Blobs, Identity, Series
 from falaj.core.settings import Oidc, Settings, read_settings
 from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
-from falaj.core.verb import Verb, groups_of, verb_of, verbs_of
+from falaj.core.verb import Verb, groups_of, verb_of
 from falaj.desks import DESKS, actions, desk_class
 from falaj.govern.accounts import Accounts
 from falaj.govern.approvals import Approvals
@@ -34,7 +34,7 @@ from falaj.govern.keys import Keyring
 from falaj.govern.manifest import first_zone
 from falaj.govern.policy import Authorizer
 from falaj.govern.policy_desk import Policy
-from falaj.govern.regimes import load_regimes
+from falaj.govern.regimes import Regimes
 from falaj.govern.roles import ORDINARY
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
@@ -135,6 +135,35 @@ def restore_into(settings: Settings, path: str, progress: "Restoring | None" = N
         ledger.close()
 
 
+class Desks(Mapping[str, Any]):
+    """The desks of a house. One that is given by what it is made of is made, once, when it is first spoken to."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+        self._lock = RLock()
+        self.open: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.open:
+            with self._lock:
+                if name not in self.open:
+                    self.open[name] = self._made(name, self._given[name])
+        return self.open[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def _made(self, name: str, given: Any) -> Any:
+        desk = desk_class(name)
+        # Policy decides by the list; a desk whose marks say something else would be judged by other rules than its own.
+        if groups_of(desk) != DESKS[name].groups:
+            raise Corrupt(f"the desk {name} is not as the list of desks says", "install the package anew")
+        return desk(*given()) if callable(given) else given
+
+
 class House:
     """Everything assembled, with no caller bound. One a process."""
 
@@ -148,14 +177,16 @@ class House:
         self.ledger.cipher = self.keyring
         self.keyring.warm()
         self._stores: dict[str, Blobs] = {}
-        self._opened: dict[str, Any] = {}
+        self._measured: Series | None = None
+        self._identities: list[Identity] = []
+        self._opening = RLock()
         self._loops: Loops | None = None
         self._build()
 
     def _build(self) -> None:
         """What every call passes, in order: each part gets exactly what it needs, and a ring cannot be written."""
         settings, ledger, keyring = self.settings, self.ledger, self.keyring
-        regimes = load_regimes(settings.regimes)
+        regimes = Regimes(settings.regimes)
         permits = PermitDesk(keyring.permit_key())
         self.accounts = Accounts(ledger, settings.zone)
         self.workloads = WorkloadTokens(keyring, self.accounts.stopped)
@@ -165,14 +196,51 @@ class House:
         approvals = Approvals(ledger, self.accounts.person_of)
         self.zones = Zones(ledger, regimes, approvals)
         self.transfers = Transfers(self.blobs, permits)
-        self.desks = Desks({name: partial(self._desk, name) for name in DESKS})
-        self.desks.update(policy=policy, zones=self.zones, approvals=approvals)
+        self.desks = Desks(
+            {
+                "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring),
+                "track": lambda: (ledger, self.blobs, self._series(), self.catalog),
+                "outputs": lambda: (ledger, self.track),
+                "traces": lambda: (ledger,),
+                "store": lambda: (ledger, self.blobs, self._collector()),
+                "people": lambda: (ledger, self.accounts, self.workloads, self._issuer),
+                "policy": policy,
+                "zones": self.zones,
+                "approvals": approvals,
+                "keys": lambda: (ledger, self._rotations(), settings.secrets.partition(":")[0]),
+                "secrets": lambda: (ledger, keyring),
+                "audit": lambda: (ledger, keyring, settings.installation),
+            }
+        )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
-        _first(lambda: self.zones.ensure(self.system(), first_zone(settings, regimes)))
+        if not self.zones.has(self.system(), settings.zone):
+            _first(lambda: self.zones.ensure(self.system(), first_zone(settings, regimes)))
         _first(lambda: policy.keep(self.system()))
 
-    def _desk(self, name: str) -> object:
-        """A desk, built when it is first spoken to."""
+    @property
+    def catalog(self) -> "Catalog":
+        """The catalog's desk."""
+        found: Catalog = self.desks["catalog"]
+        return found
+
+    @property
+    def track(self) -> "Track":
+        """The desk of experiments."""
+        found: Track = self.desks["track"]
+        return found
+
+    @property
+    def storage(self) -> "Storage":
+        """The desk of bytes."""
+        found: Storage = self.desks["store"]
+        return found
+
+    @property
+    def audit(self) -> "Audit":
+        """The desk of proofs."""
+        found: Audit = self.desks["audit"]
+        return found
+
     def bootstrap(self) -> str:
         """At first start: the token of whoever runs this installation, shown this once; empty ever after."""
         issued = _first(lambda: self.accounts.found(self.system()))
@@ -180,12 +248,12 @@ class House:
 
     def call(self, desk: str, verb: str, ctx: Context, arguments: Mapping[str, Any]) -> Any:
         """One verb for one caller, through the guard; arguments are typed already."""
-        return self.guard.call(desk, self.desks[desk], verbs_of(desk_class(desk))[verb], ctx, arguments)
+        return self.guard.call(desk, self.desks[desk], verb_of(desk_class(desk), verb), ctx, arguments)
 
     def authenticate(self, token: str) -> Actor:
         """Who a bearer token is, or Unauthenticated."""
         now = time.time()
-        for provider in self._identities:
+        for provider in self._providers():
             actor = provider.whois(token, now)
             if actor is not None:
                 return actor
@@ -232,12 +300,20 @@ class House:
 
     def start_loops(self) -> None:
         """Begin the background work: sealing, rotation, collecting."""
+        from falaj.audit.loop import SealLoop
+        from falaj.catalog.loop import StageLoop
+        from falaj.govern.rotate import RotationLoop
+        from falaj.store.forget import ForgetOutcomes
+        from falaj.store.loop import Loop, Loops, house_context
+        from falaj.store.upkeep import CollectLoop, ScrubLoop
+
+        self._providers()  # a server that cannot know anybody says so when it starts
         collector = self.storage.collector
         steps: list[Loop] = [
             CollectLoop(self.ledger, collector),
             ScrubLoop(self.ledger, collector),
             SealLoop(self.ledger, self.audit.sealer, self.settings.seal_s),
-            RotationLoop(self._rotations),
+            RotationLoop(self._rotations()),
             ForgetOutcomes(self.ledger),
             StageLoop(self.ledger, self.catalog, self.zones),
         ]
@@ -254,8 +330,11 @@ class House:
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
         self.stop_loops()
-        self.track.close()
-        for opened in (*self._identities, self._series, *self._stores.values(), self._secrets, self.ledger):
+        if "track" in self.desks.open:
+            self.track.close()
+        if self._measured is not None:
+            self._measured.close()
+        for opened in (*self._identities, *self._stores.values(), self._secrets, self.ledger):
             opened.close()
 
     def _zone_store(self, zone: str) -> Blobs:
@@ -278,7 +357,29 @@ class House:
         folder = Path(self.settings.at(self.settings.cache)).expanduser() / zone
         return CachedBlobs(store, folder, self.settings.cache_bytes)
 
+    def _series(self) -> Series:
+        """Where the points of metrics lie; opened with the desk that writes them."""
+        self._measured = _opened("series", self.settings.series_url, {})
+        return self._measured
+
+    def _rotations(self) -> Any:
+        from falaj.govern.rotation import Rotations
+
+        return Rotations(self.keyring)
+
+    def _collector(self) -> Any:
+        from falaj.store.collect import Collector
+
+        return Collector(self.blobs, HOLDERS)
+
     def _providers(self) -> list[Identity]:
+        """Who can say whose a token is; opened once, with the first token."""
+        with self._opening:
+            if not self._identities:
+                self._identities = self._open_providers()
+        return self._identities
+
+    def _open_providers(self) -> list[Identity]:
         options = {"find": self.accounts.lookup, "oidc": self.settings.oidc}
         urls = [url.strip() for url in self.settings.identity.split(",") if url.strip()]
         return [*(_opened("identity", url, options) for url in urls), self.workloads]
@@ -365,17 +466,16 @@ class BoundDesk:
         self.__doc__ = self._room.__doc__
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        verb = verbs_of(self._room).get(name)
-        if verb is not None:
-            call = partial(_bound_call, self._name, verb, self._call)
+        if name in groups_of(self._room):
+            call = partial(_bound_call, self._name, verb_of(self._room, name), self._call)
             return update_wrapper(call, getattr(self._room, name))
-        found = errands_of(DESKS[self._name].errands).get(name)
+        found = errand_of(DESKS[self._name].errands, name)
         if found is None:
             raise AttributeError(f"{self._name} has no verb {name!r}; it has: {', '.join(dir(self))}")
         return update_wrapper(partial(_run_errand, self._here, *found), found[1])
 
     def __dir__(self) -> list[str]:
-        return [*verbs_of(self._room), *errands_of(DESKS[self._name].errands)]
+        return [*groups_of(self._room), *errands_of(DESKS[self._name].errands)]
 
 
 def _run_errand(here: Any, verb: Verb, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -419,11 +519,6 @@ def as_stream(value: Any) -> Stream:
     return Stream(value)
 
 
-def actions() -> dict[str, str]:
-    """Every verb of the house with its group: what policy knows."""
-    return {f"{desk}.{name}": verb.group for desk in DESKS for name, verb in verbs_of(desk_class(desk)).items()}
-
-
 def _file_chunks(file: BinaryIO) -> Iterator[bytes]:
     with file:
         while chunk := file.read(CHUNK):
@@ -451,6 +546,8 @@ def _answers(ask: Callable[[], None]) -> bool:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

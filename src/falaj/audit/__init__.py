@@ -1,10 +1,23 @@
 """What can be proved: the Merkle log over the events, checkpoints, proofs, evidence packs, witnesses, lineage.
 
-What does not live here: who may look (govern), the events themselves (store).
+What does not live here: who may look (govern), the events themselves (store). Names here load on first use.
 """
 
-from falaj.audit.seal import Sealer
-from falaj.audit.service import Audit, verify_pack
-from falaj.audit.witness import Witness
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from falaj.audit.seal import Sealer
+    from falaj.audit.service import Audit, verify_pack
+    from falaj.audit.witness import Witness
 
 __all__ = ["Audit", "Sealer", "Witness", "verify_pack"]
+
+_HOMES = {"Audit": "service", "verify_pack": "service", "Sealer": "seal", "Witness": "witness"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'falaj.audit' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"falaj.audit.{_HOMES[name]}"), name)

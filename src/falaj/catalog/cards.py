@@ -3,10 +3,7 @@ Python it is published with."""
 
 import hashlib
 import os
-import platform
-import shlex
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +50,9 @@ def make_card(path: Path, metrics: Mapping[str, float], params: Mapping[str, str
 
 def environment() -> dict[str, str]:
     """Every package of this Python by version, with Python itself and the platform."""
+    import platform
+    from importlib import metadata
+
     found = {each.metadata["Name"].lower(): each.version for each in metadata.distributions() if each.metadata["Name"]}
     return {"python": platform.python_version(), "platform": platform.platform(), **dict(sorted(found.items()))}
 
@@ -97,6 +97,8 @@ def _read(file: Path) -> _Told:
 
 
 def _split(command: str) -> list[str]:
+    import shlex
+
     try:
         return shlex.split(command)
     except ValueError as error:

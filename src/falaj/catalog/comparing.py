@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,8 +10,8 @@ from falaj.catalog.reading import open_version, printable, text_of
 from falaj.catalog.records import Opened
 from falaj.content.records import Column, Table
 from falaj.core.errand import Here
+from falaj.core.record import dataclass
 from falaj.core.ref import Ref
-from falaj.snapshot.checkout import checkout
 from falaj.snapshot.compare import Change, compare
 from falaj.snapshot.read import Snapshot
 
@@ -148,6 +148,7 @@ def _rows(
 ) -> "TableDiff":
     """Fetch the files that differ, and no others, and compare what is in them."""
     from falaj.content.rowdiff import diff_tables
+    from falaj.snapshot.checkout import checkout
 
     sides = [[e for c in changes if (e := getattr(c, side)) is not None] for side in ("before", "after")]
     # The same bytes under another name are the same rows.

@@ -5,13 +5,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from falaj.catalog.cards import hash_entries, hash_files, make_card
 from falaj.catalog.comparing import VersionDiff, compare_versions
-from falaj.catalog.gitfacts import read_code, tracked
 from falaj.catalog.publishing import Order, Published, carry_out
 from falaj.catalog.reading import FileRow, open_version, path_of, printable, row_of, text_of
 from falaj.catalog.records import Code, Facts, Opened
@@ -19,10 +18,9 @@ from falaj.catalog.sources import Source, open_source
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.label import Label
+from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
-from falaj.snapshot.checkout import checkout as check_out
-from falaj.snapshot.verify import verify as find_faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +127,8 @@ def checkout(
     Example:
         falaj catalog checkout dataset:fraud/tx@v3 ./transactions
     """
+    from falaj.snapshot.checkout import checkout as check_out
+
     began = time.monotonic()
     opened, snapshot = open_version(here, name)
     folder = Path(to).expanduser()
@@ -211,6 +211,8 @@ def verify(here: Here, name: Annotated[Ref, "which version; the newest when none
     Example:
         falaj catalog verify dataset:fraud/tx@v3
     """
+    from falaj.snapshot.verify import verify as find_faults
+
     opened, snapshot = open_version(here, name)
     with here.progress.task(f"verifying {opened.ref}", opened.tree.size_bytes) as task:
         found = find_faults(snapshot, advance=task.advance)
@@ -236,6 +238,8 @@ def _check_signature(opened: Opened, files_of: Callable[[], dict[str, str]]) -> 
 
 def _publish_code(here: Here, name: Ref, folder: Path, zone: str) -> Code:
     """Keep the program: what git counts as its files where there is git, else all of them."""
+    from falaj.catalog.gitfacts import read_code, tracked
+
     if not folder.is_dir():
         raise Invalid(f"{str(folder)!r:.300} is not a folder", "name the folder of the program", name)
     program = Ref("code", name.project, name.name)

@@ -1,7 +1,6 @@
 """Looking: the platform's own look at a model's files. A gate believes no publisher about what loading a file does."""
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +9,9 @@ from falaj.catalog.shelf import Shelf, nearest, tree_of
 from falaj.content.formats import inspect
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid
+from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
-from falaj.snapshot.checkout import checkout
 from falaj.snapshot.read import Snapshot
 from falaj.store.ledger import Writer
 from falaj.store.records import Record
@@ -59,6 +58,8 @@ class Looking(Shelf):
         return self._ledger.retry(ctx, keep)
 
     def _look(self, ctx: Context, record: Record) -> Looked:
+        from falaj.snapshot.checkout import checkout
+
         zone = nearest(record, ctx)
         snapshot = Snapshot(
             tree_of(record), lambda digest, start, stop: self._blobs.give(ctx, zone, digest, start, stop)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
-from falaj.audit import draw, graphs
+from falaj.audit import graphs
 from falaj.catalog import signing
 from falaj.catalog.records import Version
 from falaj.catalog.shelf import Shelf, as_version, check_kind
@@ -26,13 +27,20 @@ from falaj.core.verb import verb
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
 
+
+def _drawn(told: Provenance, form: str) -> str:
+    from falaj.audit import draw
+
+    return draw.as_svg(told.graph) if form == "svg" else draw.as_dot(told.graph)
+
+
 FORMS: dict[str, Callable[[Provenance], str]] = {
     "text": as_text,
     "json": as_json,
     "slsa": as_slsa,
     "cyclonedx": as_cyclonedx,
-    "svg": lambda told: draw.as_svg(told.graph),
-    "dot": lambda told: draw.as_dot(told.graph),
+    "svg": partial(_drawn, form="svg"),
+    "dot": partial(_drawn, form="dot"),
 }
 DEEDS = ("catalog.publish", "catalog.attest", "catalog.point", "catalog.copy", "catalog.delete")
 MOST_DEEDS = 1000

@@ -13,12 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeVar
 
 from falaj.content.records import Table
 from falaj.core.errors import Invalid
+from falaj.core.record import dataclass
 
 _FORGET_S = 90 * 86400.0
 """So long is the memory of a folder kept that nobody publishes any more."""
@@ -98,7 +99,8 @@ def memory_of(*names: str) -> Iterator[Path | None]:
         if not _locked(lock):
             yield None
             return
-        _forget_old(folder)
+        if not (folder / f"{mark}.db").exists():
+            _forget_old(folder)
         yield folder / f"{mark}.db"
     finally:
         os.close(lock)

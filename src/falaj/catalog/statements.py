@@ -8,15 +8,14 @@ the command are what the publisher declared, and each statement says so.
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 from urllib.parse import quote
 
 from falaj.audit.records import Graph
 from falaj.catalog.records import Card, Version
 from falaj.core.label import ANY, CLASS_NAMES, Label
+from falaj.core.record import dataclass
 from falaj.store.codec import to_plain
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -105,7 +104,7 @@ def as_slsa(told: Provenance) -> str:
         "resolvedDependencies": [*_dependencies(told)],
     }
     run = {
-        "builder": {"id": BUILDER, "version": {"falaj": metadata.version("falaj")}},
+        "builder": {"id": BUILDER, "version": {"falaj": _release()}},
         "metadata": {"invocationId": card.run or str(version.ref), "finishedOn": when(version.made_at)},
     }
     subject = [{"name": path, "digest": {"sha256": digest}} for path, digest in sorted(told.files.items())]
@@ -127,12 +126,18 @@ def as_cyclonedx(told: Provenance) -> str:
         "bomFormat": "CycloneDX", "specVersion": "1.6", "serialNumber": f"urn:uuid:{serial}", "version": 1,
         "metadata": {
             "timestamp": when(version.made_at),
-            "tools": {"components": [{"type": "application", "name": "falaj", "version": metadata.version("falaj")}]},
+            "tools": {"components": [{"type": "application", "name": "falaj", "version": _release()}]},
             "component": _component(told),
         },
         "components": parts,
         "dependencies": [{"ref": me, "dependsOn": [part["bom-ref"] for part in parts]}],
     })  # fmt: skip
+
+
+def _release() -> str:
+    from importlib import metadata
+
+    return metadata.version("falaj")
 
 
 def when(at: float) -> str:

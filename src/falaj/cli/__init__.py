@@ -3,6 +3,7 @@
 Only the standard library is loaded until something is known about what was asked, so that help comes at once.
 """
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -29,6 +30,7 @@ GLOBALS = {"--at": "ADDRESS", "--as": "NAME", "--ca": "FILE", "--json": "", "--p
 def main(argv: list[str] | None = None) -> int:
     """Run one command; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    gc.disable()  # what is loaded stays: searching it for garbage while it is loaded finds none
     try:
         code = _run(arguments)
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """Commands from verbs: verbs become subcommands, parameters arguments and flags, docstrings help."""
 
 import argparse
+import gc
 import json
 import sys
 import typing
@@ -15,31 +16,33 @@ from falaj.cli.progress import watched
 from falaj.cli.streams import inward, outward
 from falaj.cli.tables import put
 from falaj.core.bind import options, type_name
-from falaj.core.errand import ERRAND, errands_of
+from falaj.core.errand import ERRAND, errand_of, errands_of
 from falaj.core.errors import Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
-from falaj.core.verb import Param, Verb, verbs_of
+from falaj.core.verb import Param, Verb, verb_of, verbs_of
 from falaj.desks import DESKS, desk_class
 
 
 def desk(frame: Frame, arguments: list[str]) -> int:
     """`falaj <desk> <verb> ...`."""
     name = frame.command
-    verbs = {typed(verb): verb for verb in words_of(name)}
     pairs = zip(["", *arguments], arguments, strict=False)
     word = next((word for before, word in pairs if not word.startswith("-") and not GLOBALS.get(before)), "")
-    if word not in verbs:
+    verb = word_of(name, word) if word else None
+    if verb is None:
+        verbs = {typed(verb): verb for verb in words_of(name)}
         if word:
             raise Invalid(f"{name} has no verb {word[:40]!r}", f"it has: {', '.join(verbs)}")
         sys.stdout.write(desk_help(name, verbs))
         return 0 if not arguments or {"-h", "--help"} & set(arguments) else 2
-    verb = verbs[word]
     rest = list(arguments)
     rest.remove(word)
     frame, found = read(frame, parser_of(name, verb), rest, plain=False)
     platform = frame.connect()
+    gc.freeze()
+    gc.enable()
     if verb.group == ERRAND:
         platform.progress = watched()
     result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
@@ -55,6 +58,17 @@ def words_of(name: str) -> list[Verb]:
     """All that can be said at a desk: its verbs and its errands."""
     errands = [verb for verb, _ in errands_of(DESKS[name].errands).values()]
     return [*errands, *verbs_of(desk_class(name)).values()]
+
+
+def word_of(name: str, word: str) -> Verb | None:
+    """One of them, as it is typed; what else the desk can do is not loaded."""
+    said = word.replace("-", "_")
+    if "_" in word:
+        return None
+    if said in DESKS[name].groups:
+        return verb_of(desk_class(name), said)
+    found = errand_of(DESKS[name].errands, said)
+    return found[0] if found else None
 
 
 def typed(verb: Verb) -> str:

@@ -71,7 +71,7 @@ def errand_of(modules: tuple[str, ...], name: str) -> tuple[Verb, Callable[..., 
     """One errand; modules after the one that has it are not loaded."""
     for module in modules:
         function = vars(import_module(module)).get(name)
-        if getattr(function, "__errand__", False):
+        if function is not None and getattr(function, "__errand__", False):
             return read_verb(name, function, _MARK), function
     return None
 

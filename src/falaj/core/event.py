@@ -5,9 +5,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from falaj.core.errors import Corrupt, Invalid
+from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 type_ok = (str, int, float, bool)

@@ -3,11 +3,11 @@
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 from falaj.core.context import Context
+from falaj.core.record import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,8 +95,11 @@ def verbs_of(room: type) -> dict[str, Verb]:
 @cache
 def verb_of(room: type, name: str) -> Verb:
     """One verb of a room class; reading a signature takes a while, and most callers say one word."""
-    function = next(vars(part)[name] for part in room.__mro__ if hasattr(vars(part).get(name), "__verb_mark__"))
-    return read_verb(name, function, function.__verb_mark__)
+    for part in room.__mro__:
+        function: Any = vars(part).get(name)
+        if hasattr(function, "__verb_mark__"):
+            return read_verb(name, function, function.__verb_mark__)
+    raise KeyError(name)
 
 
 @cache

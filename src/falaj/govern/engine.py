@@ -8,15 +8,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import cedarpy
-
 from falaj.core.errors import Invalid
+from falaj.core.later import put_off
+from falaj.core.record import dataclass
 from falaj.core.verb import GROUPS
+
+put_off("cedarpy.pst")
+import cedarpy  # noqa: E402 - its typed syntax trees, which nobody here asks for, take longer to load than the engine
 
 FOLDER = Path(__file__).parent / "cedar"
 TENANT_LAYER = "tenant"
@@ -84,19 +86,29 @@ def parse_schema(text: str) -> Any:
     return cedarpy.Schema.from_str(text)
 
 
-def parse_rules(text: str, layer: str, schema: Any) -> tuple[Rule, ...]:
-    """Every policy of a text of ours, named by its @id and valid under the schema, or Invalid."""
-    trees = _parse(text, schema)
+def check_rules(text: str, schema: Any) -> None:
+    """Invalid unless every policy of a text fits the schema. Slow: asked when a text is kept, not when it is used."""
+    try:
+        checked = cedarpy.validate_policies(text, schema)
+    except (ValueError, RecursionError) as error:
+        raise _no_cedar(error) from error
+    if not checked.validation_passed:
+        raise Invalid("the policy does not fit the schema", "; ".join(e.error for e in checked.errors)[:500])
+
+
+def parse_rules(text: str, layer: str) -> tuple[Rule, ...]:
+    """Every policy of a text of ours, named by its @id, or Invalid."""
+    trees = _parse(text)
     rules = tuple(_rule(str(tree.get("annotations", {}).get("id", "")), layer, tree) for tree in trees)
     if len({rule.id for rule in rules}) != len(rules) or any(not rule.id for rule in rules):
         raise Invalid(f"two policies of {layer} share a name, or one has none", "give each an @id of its own")
     return rules
 
 
-def parse_narrowing(name: str, text: str, schema: Any) -> Rule:
-    """A tenant's own policy: exactly one `forbid`, valid under the schema, or Invalid. A permit could only widen."""
+def parse_narrowing(name: str, text: str) -> Rule:
+    """A tenant's own policy: exactly one `forbid`, or Invalid. A permit could only widen."""
     _bound(name, text)
-    trees = _parse(text, schema)
+    trees = _parse(text)
     if len(trees) != 1:
         raise Invalid(f"the policy {name} holds {len(trees)} policies", "one policy a name")
     if trees[0]["effect"] != "forbid":
@@ -107,9 +119,8 @@ def parse_narrowing(name: str, text: str, schema: Any) -> Rule:
 class RuleSet:
     """The rules that bind one tenant, with their hash; parsed slices of them are kept for reuse."""
 
-    def __init__(self, rules: Iterable[Rule], schema: Any, digest: str) -> None:
+    def __init__(self, rules: Iterable[Rule], digest: str) -> None:
         self.rules = {rule.id: rule for rule in rules}
-        self.schema = schema
         self.hash = digest
         self._asked = frozenset(rule.needs for rule in self.rules.values() if rule.needs is not None)
         self._slice = lru_cache(maxsize=1024)(self._cut)
@@ -197,18 +208,19 @@ def _distrust(result: Any) -> Answer:
     return Answer(result.decision is cedarpy.Decision.Allow, tuple(sorted(result.diagnostics.reasons)))
 
 
-def _parse(text: str, schema: Any) -> list[dict[str, Any]]:
+def _parse(text: str) -> list[dict[str, Any]]:
     try:
         document = json.loads(cedarpy.policies_to_json_str(text))
-        checked = cedarpy.validate_policies(text, schema)
     except (ValueError, RecursionError) as error:
-        raise Invalid("the policy is not Cedar", (str(error).splitlines() or [""])[0][:300]) from error
-    if not checked.validation_passed:
-        raise Invalid("the policy does not fit the schema", "; ".join(e.error for e in checked.errors)[:500])
+        raise _no_cedar(error) from error
     if document.get("templates") or document.get("templateLinks"):
         raise Invalid("the policy is a template", "write principals and resources out")
     trees = document["staticPolicies"]
     return [trees[key] for key in sorted(trees, key=lambda key: int(key.removeprefix("policy")))]
+
+
+def _no_cedar(error: Exception) -> Invalid:
+    return Invalid("the policy is not Cedar", (str(error).splitlines() or [""])[0][:300])
 
 
 def _rule(name: str, layer: str, tree: dict[str, Any]) -> Rule:

@@ -15,7 +15,6 @@ import contextlib
 import secrets as random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Conflict, Corrupt, NotFound, Unavailable
 from falaj.core.ports import Key, Secrets
+from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.govern.sealing import bound, unwrap, wrap, wrapped_version
 from falaj.store.ledger import Ledger, Writer

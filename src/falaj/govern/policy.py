@@ -6,8 +6,8 @@ and anything that asks a database.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -15,13 +15,16 @@ import msgspec
 from falaj.core.cell import Cell
 from falaj.core.context import Actor, Decision
 from falaj.core.errors import Invalid
+from falaj.core.record import dataclass
 from falaj.govern.engine import (
     FOLDER,
     Answer,
+    Rule,
     RuleSet,
     Trait,
     World,
     ask,
+    check_rules,
     digest_of,
     extend_world,
     parse_narrowing,
@@ -96,10 +99,8 @@ class Authorizer:
         self.texts = texts or house_texts(actions)
         self.actions = dict(self.texts.actions)
         self.narrowing = narrowing or (lambda tenant: {})
-        self._schema = parse_schema(self.texts.schema)
-        self._house = parse_rules(self.texts.guardrails, "guardrail", self._schema)
-        self._house += parse_rules(self.texts.permits, "role", self._schema)
-        self._bare = RuleSet(self._house, self._schema, self.texts.hash)
+        self._house = parse_rules(self.texts.guardrails, "guardrail") + parse_rules(self.texts.permits, "role")
+        self._bare = RuleSet(self._house, self.texts.hash)
         self._current: dict[str, tuple[Mapping[str, str], RuleSet]] = {}
         self._compiled = lru_cache(maxsize=1024)(self._compile)
         self._cached = lru_cache(maxsize=16384)(self._decide)
@@ -135,11 +136,26 @@ class Authorizer:
 
     def check(self, name: str, text: str) -> None:
         """Invalid unless `text` may become a tenant's own policy."""
-        parse_narrowing(name, text, self._schema)
+        self._narrowing(name, text)
+
+    def check_house(self) -> None:
+        """Invalid unless the house's own texts fit their schema. Asked once a version, before they are kept."""
+        check_rules(self.texts.guardrails, self._schema)
+        check_rules(self.texts.permits, self._schema)
+
+    @cached_property
+    def _schema(self) -> Any:
+        return parse_schema(self.texts.schema)
+
+    def _narrowing(self, name: str, text: str) -> Rule:
+        rule = parse_narrowing(name, text)
+        check_rules(text, self._schema)
+        return rule
 
     def _compile(self, own: tuple[tuple[str, str], ...]) -> RuleSet:
-        added = tuple(parse_narrowing(name, text, self._schema) for name, text in own)
-        return RuleSet(self._house + added, self._schema, policy_hash(self.texts.hash, dict(own)))
+        # Kept under the schema of another version, it may name what is no more; then nothing is allowed until it goes.
+        added = tuple(self._narrowing(name, text) for name, text in own)
+        return RuleSet(self._house + added, policy_hash(self.texts.hash, dict(own)))
 
     def _decide(self, rules: RuleSet, actor: Actor, action: str, cell: Cell, facts: Facts) -> Decision:
         frozen = freeze(actor, action, cell, facts)

@@ -41,7 +41,10 @@ class Policy:
         authorizer.narrowing = self._own.get
 
     def keep(self, ctx: Context) -> None:
-        """At start: keep the house's own texts, so that what is decided under them can be replayed for ever."""
+        """At start: keep the house's own texts, so that what is decided under them can be replayed for ever.
+
+        Kept texts were checked by whoever kept them, and their name is their digest: they are not checked again.
+        """
         key = Key(HOUSE, "policy-set", PROJECT, self._authorizer.texts.hash)
         with self._ledger.read(ctx) as tx:
             if tx.key(key) is not None:
@@ -51,6 +54,7 @@ class Policy:
             while page.records:
                 tenants += [record.key.name for record in page.records]
                 page = tx.find("tenant", tenant=HOUSE, after=page.next, limit=1000) if page.next else Page(())
+        self._authorizer.check_house()
         with self._ledger.write(ctx) as tx:
             # First the tenants', last the house's own: its presence says that all are kept.
             for tenant in tenants:

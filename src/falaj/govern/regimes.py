@@ -6,10 +6,8 @@ is denied.
 """
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +38,34 @@ def load_regimes(extra: str = "", now: float | None = None) -> dict[str, Regime]
     return _by_name(_newest(found, today))
 
 
+class Regimes(Mapping[str, Regime]):
+    """Every regime in effect. The shipped profiles are read when one is first asked for: most data has no regime.
+
+    A folder of one's own is read at once, so that a mistake in it shows when the house is opened.
+    """
+
+    def __init__(self, extra: str = "") -> None:
+        self._found: dict[str, Regime] | None = load_regimes(extra) if extra else None
+
+    def __getitem__(self, name: str) -> Regime:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, Regime]:
+        if self._found is None:
+            self._found = load_regimes()
+        return self._found
+
+
 def read_regime(text: str, name: str = "profile") -> Regime:
     """One profile from its TOML, every field checked, or Invalid saying which one is wrong."""
+    import tomllib
+
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -72,9 +96,8 @@ def canonical(names: Iterable[str], regimes: Mapping[str, Regime]) -> tuple[str,
     return tuple(sorted(found))
 
 
-def _shipped() -> list[Any]:
-    folder = files("falaj.govern") / "profiles"
-    return sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
+def _shipped() -> list[Path]:
+    return sorted((Path(__file__).parent / "profiles").glob("*.toml"))
 
 
 def _folder(extra: str) -> list[Path]:

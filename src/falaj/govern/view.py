@@ -36,7 +36,7 @@ class PlaceView:
         self, ledger: Ledger, regimes: Mapping[str, Regime], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ledger = ledger
-        self._regimes = dict(regimes)
+        self._regimes = regimes
         self._clock = clock
         self._turn = 0
         self._kept: dict[str, _Kept] = {}

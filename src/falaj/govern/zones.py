@@ -45,7 +45,7 @@ class Zones:
 
     def __init__(self, ledger: Ledger, regimes: Mapping[str, Regime], approvals: Approvals | None = None) -> None:
         self._ledger = ledger
-        self._regimes = dict(regimes)
+        self._regimes = regimes
         self._approvals = approvals or Approvals(ledger)
         self._places = view.PlaceView(ledger, regimes)
         self._approvals.watch(self._places.forget)
@@ -292,6 +292,11 @@ class Zones:
         if now is None:
             raise Invalid("a view by tenant needs the time", "pass now")
         return self._places.of(of, now)
+
+    def has(self, ctx: Context, name: str) -> bool:
+        """Whether a zone of that name was ever declared."""
+        with self._ledger.read(_house(ctx)) as tx:
+            return tx.key(_key(name)) is not None
 
     def ensure(self, ctx: Context, zone: Zone) -> Zone:
         """The zone, made when no zone of that name exists; for the first start of a house."""

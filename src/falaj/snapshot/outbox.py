@@ -10,21 +10,23 @@ import sqlite3
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from blake3 import blake3
 
 from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, NotFound
+from falaj.core.record import dataclass
 from falaj.core.transfer import Receipt
 from falaj.snapshot.format import PACK_BYTES, Piece, decode_content, decode_recipe, raw, written
 from falaj.snapshot.read import Snapshot
 from falaj.snapshot.records import Batch, Tree
 from falaj.snapshot.shard import MOST_CHUNKS, MOST_PACKS, Index, Shard, encode_shard, mapped
 from falaj.snapshot.state import SentBatch, SentPack, State
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 MANY_BATCHES = 256
 """From here on a publish sends the chunks of small old batches again, so that a tree never lies in too many of them."""
@@ -123,6 +125,8 @@ class Outbox:
         self._used: set[int] = set()
         self._number = 0
         self._buffers: list[memoryview] = []
+        from concurrent.futures import ThreadPoolExecutor  # not loaded to find that nothing is to be sent
+
         self._sending: deque[tuple[_Pack, Future[Receipt]]] = deque()
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix="falaj-send")
         self._new_bytes = self._new_chunks = 0

@@ -36,6 +36,8 @@ _ZEROS = memoryview(bytes(_MOST if FastCDC else _AVERAGE))
 _STAMP = struct.Struct("<QqqQI")
 STAMP_BYTES = _STAMP.size
 _NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
+_RUN = 1024
+_LEAVES = frozenset({stat.S_IFREG, stat.S_IFLNK})
 _KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
 
@@ -67,12 +69,49 @@ def stamp_of(found: os.stat_result) -> bytes:
 
 def walk(folder: Path) -> Iterator[Found]:
     """Every file and link below a folder (or the one file it is), sorted by raw path."""
+    for fd, prefix, names in _runs(folder):
+        while names:
+            name = names.pop()
+            try:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:  # deleted a moment ago is deleted
+                found = None
+            if found is None:
+                continue
+            if found.st_mode & 0o170000 not in _LEAVES:
+                raise _no_file(prefix + name, found)
+            yield Found(prefix + name, fd, name, found)
+
+
+def stamps(folder: Path) -> Iterator[bytes]:
+    """What `walk` meets, as bytes: every path with its stamp, many at a time. Little more than one stat a file."""
+    stat_of, pack = os.stat, _STAMP.pack
+    for fd, prefix, names in _runs(folder):
+        held: list[bytes] = []
+        for name in reversed(names):
+            try:
+                found = stat_of(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                found = None
+            if found is None:
+                continue
+            mode = found.st_mode
+            if mode & 0o170000 not in _LEAVES:
+                raise _no_file(prefix + name, found)
+            stamp = pack(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, mode)
+            held.append(b"%b%b\0%b" % (prefix, name, stamp))
+        yield b"".join(held)
+
+
+def _runs(folder: Path) -> Iterator[tuple[int, bytes, list[bytes]]]:
+    """The names of files that follow each other in one open folder, last first, at most some at a time."""
     top, names = _open_top(folder)
     levels = [(top, b"", names)]
     try:
         while levels:
             fd, prefix, names = levels[-1]
-            yield from _leaves(fd, prefix, names)
+            while run := _leaves(names):
+                yield fd, prefix, run
             if not names:
                 os.close(levels.pop()[0])
                 continue
@@ -182,21 +221,19 @@ def _hole(fd: int, start: int, size: int) -> int:
         return size - start if os.fstat(fd).st_size >= size else 0
 
 
-def _leaves(fd: int, prefix: bytes, names: list[bytes]) -> Iterator[Found]:
+def _leaves(names: list[bytes]) -> list[bytes]:
     """What comes before the next folder of a listing; taken off it, so that what was visited is let go."""
-    while names and names[-1][-1] != 47:  # 47 is the slash
-        name = names.pop()
-        try:
-            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except FileNotFoundError:
-            found = None
-        if found is None:
-            continue  # deleted a moment ago is deleted
-        kind = found.st_mode & 0o170000
-        if kind not in {stat.S_IFREG, stat.S_IFLNK}:
-            what = _KINDS.get(kind, "a folder now")
-            raise Invalid(f"{shown(prefix + name)} is {what}", "publish files, folders and links only; move it away")
-        yield Found(prefix + name, fd, name, found)
+    end = at = len(names)
+    while at and end - at < _RUN and names[at - 1][-1] != 47:  # 47 is the slash
+        at -= 1
+    run = names[at:]
+    del names[at:]
+    return run
+
+
+def _no_file(path: bytes, found: os.stat_result) -> Invalid:
+    what = _KINDS.get(found.st_mode & 0o170000, "a folder now")
+    return Invalid(f"{shown(path)} is {what}", "publish files, folders and links only; move it away")
 
 
 def _open_top(folder: Path) -> tuple[int, list[bytes]]:

@@ -14,7 +14,7 @@ from falaj.core.transfer import Receipt
 from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, raw
 from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
-from falaj.snapshot.scan import Found, read_file, read_link, stamp_of, walk
+from falaj.snapshot.scan import Found, read_file, read_link, stamp_of, stamps, walk
 from falaj.snapshot.state import State, discard, is_settled
 
 __all__ = ["Sink", "Written", "compose", "publish_folder"]
@@ -85,13 +85,9 @@ def _is_unchanged(folder: Path, base: Snapshot, kept: State) -> bool:
 def fingerprint(folder: Path) -> bytes:
     """One digest over every path and stamp of a folder; no file is opened."""
     hashed = blake3()
-    held: list[bytes] = []
-    for path, _, _, found in walk(folder):
-        held += (path, b"\0", stamp_of(found))
-        if len(held) > 3000:
-            hashed.update(b"".join(held))
-            held.clear()
-    return hashed.update(b"".join(held)).digest()
+    for some in stamps(folder):
+        hashed.update(some)
+    return hashed.digest()
 
 
 class _Folder:

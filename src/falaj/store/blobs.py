@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from blake3 import blake3
@@ -28,6 +28,7 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ports import Blobs, CanPin, Key
+from falaj.core.record import dataclass
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.objects import (
     LIVE,

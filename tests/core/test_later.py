@@ -1,0 +1,27 @@
+"""A module that is put off is not run until it is used."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+_SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from falaj.core.later import put_off
+put_off("outer.slow")
+import outer
+assert outer.ran == []
+assert outer.slow.VALUE == 3
+assert outer.ran == ["slow"]
+put_off("outer.slow")
+from outer import slow
+assert slow.VALUE == 3 and outer.ran == ["slow"]
+"""
+
+
+def test_it_runs_when_it_is_used_and_once(tmp_path: Path) -> None:
+    package = tmp_path / "outer"
+    package.mkdir()
+    (package / "__init__.py").write_text("ran = []\nfrom outer import slow\n")
+    (package / "slow.py").write_text("import outer\nouter.ran.append('slow')\nVALUE = 3\n")
+    subprocess.run([sys.executable, "-c", _SCRIPT, str(tmp_path)], check=True)
