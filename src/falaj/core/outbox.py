@@ -1,0 +1,94 @@
+"""The outbox as readers see it: a folder in which every writer of an attempt appends facts, one JSON object a line.
+
+    <writer>.jsonl, <writer>.1.jsonl, <writer>.2.jsonl …      writer: slot-N (a launcher) or rank-R (a process)
+
+A writer that was killed leaves a torn last line, and a process may write what it likes into its own folder: what is no
+whole JSON object is skipped. Cursors are opaque texts; the empty one is the beginning.
+"""
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from falaj.core.errors import Invalid
+
+Facts = list[dict[str, object]]
+
+_FILE = re.compile(r"([a-z]+-[0-9]{1,9})(?:\.([0-9]{1,9}))?\.jsonl", re.ASCII)
+_CHUNK = 1 << 20
+"""Bytes read of one writer in one call, and the longest line that is believed."""
+
+
+def read_outbox(folder: str | Path, after: str = "", of: Callable[[str], bool] | None = None) -> tuple[Facts, str]:
+    """Facts after a cursor, in order for each writer, and the next cursor. `of` chooses writers."""
+    places = _places(after)
+    facts: Facts = []
+    for writer, parts in sorted(_writers(folder).items()):
+        if of is None or of(writer):
+            places[writer] = _read_writer(Path(folder), writer, sorted(parts), places.get(writer, (0, 0)), facts)
+    return facts, json.dumps(places, separators=(",", ":")) if places else ""
+
+
+def read_file(path: str | Path, start: int, most: int) -> bytes:
+    """Bytes of a plain file that somebody else may have put there; nothing where there is none."""
+    try:
+        # A link would lead out of the folder, and a pipe would hold us.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.pread(file, most, start) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+        finally:
+            os.close(file)
+    except OSError:
+        return b""
+
+
+def file_name(writer: str, part: int) -> str:
+    """What a part of a writer's outbox is called."""
+    return f"{writer}.{part}.jsonl" if part else f"{writer}.jsonl"
+
+
+def parts_of(folder: str | Path, writer: str) -> list[int]:
+    """The parts a writer has in a folder, oldest first."""
+    return sorted(_writers(folder).get(writer, []))
+
+
+def _places(after: str) -> dict[str, tuple[int, int]]:
+    try:
+        return {writer: (int(part), int(start)) for writer, (part, start) in json.loads(after or "{}").items()}
+    except (ValueError, TypeError, AttributeError):
+        raise Invalid("this is no cursor of an outbox", "begin again without one") from None
+
+
+def _writers(folder: str | Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if match := _FILE.fullmatch(entry.name):
+                found.setdefault(match[1], []).append(int(match[2] or 0))
+    return found
+
+
+def _read_writer(folder: Path, writer: str, parts: list[int], place: tuple[int, int], facts: Facts) -> tuple[int, int]:
+    part, start = place
+    for here in [one for one in parts if one >= part]:
+        part, start = here, start if here == part else 0
+        data = read_file(folder / file_name(writer, part), start, _CHUNK)
+        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == _CHUNK else 0)
+        facts.extend(_parse(data[:whole]))
+        start += whole
+        if len(data) == _CHUNK:
+            break
+    return part, start
+
+
+def _parse(data: bytes) -> Facts:
+    found: Facts = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(fact := json.loads(line), dict):
+                found.append(fact)
+    return found

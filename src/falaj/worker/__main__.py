@@ -1,0 +1,8 @@
+"""`python -m falaj.worker CONTEXT SLOT`: the launcher."""
+
+import sys
+
+from falaj.worker.launch import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""The launcher as one file, for nodes that have Python and no Falaj: `python3 falaj-worker.pyz CONTEXT SLOT`."""
+
+import io
+import zipfile
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+_MAIN = "import sys\nfrom falaj.worker.launch import main\nsys.exit(main(sys.argv[1:]))\n"
+_ROOMS = ("core", "worker")
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+@cache
+def launcher() -> bytes:
+    """A zip application of falaj.core and falaj.worker; the same sources give the same bytes."""
+    home = files("falaj")
+    sources = {"falaj/__init__.py": home / "__init__.py"}
+    for room in _ROOMS:
+        sources |= {f"falaj/{room}/{file.name}": file for file in _python(home / room)}
+    made = io.BytesIO(b"#!/usr/bin/env python3\n")
+    made.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+        _add(archive, "__main__.py", _MAIN)
+        for name in sorted(sources):
+            _add(archive, name, sources[name].read_text(encoding="utf-8"))
+    return made.getvalue()
+
+
+def _python(room: Traversable) -> list[Traversable]:
+    return [file for file in room.iterdir() if file.name.endswith(".py")]
+
+
+def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    entry = zipfile.ZipInfo(name, _LONG_AGO)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, text)

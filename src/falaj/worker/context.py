@@ -1,0 +1,152 @@
+"""What an attempt knows: the document that the platform writes and the launchers and processes of the attempt read.
+
+Named tuples, not dataclasses: a launcher starts for every slot of every attempt, and those would double its start.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from falaj.core.errors import Invalid
+
+if TYPE_CHECKING:
+    from falaj.core.execute import Attempt
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+FRAMEWORKS = ("plain", "torch", "tensorflow", "jax", "mpi", "horovod")
+
+
+class Place(NamedTuple):
+    """One slot of the attempt: which node, how many processes, which devices."""
+
+    slot: int
+    node: str = ""
+    role: str = "worker"
+    processes: int = 1
+    devices: tuple[int, ...] = ()
+    milli: int = 1000
+    cpus: int = 0
+    """Milli-CPU; 0 when nobody said."""
+    host: str = ""
+    """Where other slots reach it; when empty, the node's name, or the rendezvous' host if that is this machine."""
+    cores: tuple[int, ...] = ()
+    """The cores its processes keep to; all when empty."""
+
+
+class Context(NamedTuple):
+    """The document. Paths are of the node; commands are lists of words."""
+
+    attempt: str
+    command: tuple[str, ...]
+    slots: tuple[Place, ...]
+    job: str = ""
+    run: str = ""
+    project: str = ""
+    tenant: str = ""
+    number: int = 1
+    framework: str = "plain"
+    host: str = ""
+    """Where rank 0 waits for the others; when empty, the executor tells it in FALAJ_HOST."""
+    port: int = 0
+    folder: str = ""
+    code: str = ""
+    env: Mapping[str, str] = _NOTHING
+    inputs: Mapping[str, str] = _NOTHING
+    outputs: Mapping[str, str] = _NOTHING
+    checkpoints: str = ""
+    stage: tuple[tuple[str, ...], ...] = ()
+    """Commands every slot runs before the processes begin."""
+    after: tuple[tuple[str, ...], ...] = ()
+    """Commands slot 0 runs after its processes succeeded."""
+    outbox: str = ""
+    address: str = ""
+    """The platform's address, where its launchers carry the outbox themselves."""
+    token_file: str = ""
+    grace_s: float = 30.0
+    limit_s: float = 0.0
+    telemetry_s: float = 5.0
+
+    @property
+    def world(self) -> int:
+        """How many processes there are in all."""
+        return sum(slot.processes for slot in self.slots)
+
+    def first_rank(self, slot: int) -> int:
+        """The rank of a slot's first process."""
+        return sum(place.processes for place in self.slots[:slot])
+
+
+def document(attempt: "Attempt", **more: object) -> dict[str, object]:
+    """The document of an attempt as plain JSON values; `more` are fields of Context, and `rendezvous`."""
+    slots = [
+        {
+            "index": slot.index,
+            "node": slot.node,
+            "role": slot.role,
+            "processes": slot.processes,
+            "devices": list(slot.devices),
+            "milli": slot.milli,
+            "cpus": slot.amounts.get("cpu", 0),
+        }
+        for slot in attempt.slots
+    ]
+    known: dict[str, object] = {
+        "attempt": attempt.id,
+        "job": attempt.job,
+        "project": attempt.project,
+        "tenant": attempt.tenant,
+        "slots": slots,
+        "framework": attempt.framework,
+        "command": list(attempt.command),
+        "folder": attempt.folder,
+        "env": dict(attempt.env),
+        "grace_s": attempt.grace_s,
+        "limit_s": attempt.limit_s,
+    }
+    whole = known | more
+    understand(whole)
+    return whole
+
+
+def read(path: str = "") -> Context:
+    """The context in a file, or in FALAJ_CONTEXT where an executor shares no folder with its nodes."""
+    text = os.environ.get("FALAJ_CONTEXT", "")
+    try:
+        if path and path != "-":
+            text = Path(path).read_text(encoding="utf-8")
+        return understand(json.loads(text))
+    except (OSError, ValueError) as error:
+        raise Invalid(
+            f"the context of the attempt cannot be read: {error}", "the platform writes it; try again"
+        ) from None
+
+
+def understand(document: Mapping[str, Any]) -> Context:
+    """A document as a Context; fields it does not know are left alone, so that an older launcher reads a newer one."""
+    names = set(Context._fields)
+    try:
+        rest = {name: document[name] for name in names & set(document)}
+        rendezvous = document.get("rendezvous") or {}
+        rest["host"] = str(rendezvous.get("host", ""))
+        rest["port"] = int(rendezvous.get("port", 0))
+        rest["command"] = tuple(map(str, document["command"]))
+        rest["slots"] = tuple(_place(slot) for slot in document["slots"])
+        for name in ("stage", "after"):
+            rest[name] = tuple(tuple(map(str, words)) for words in document.get(name) or ())
+        found = Context(**rest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Invalid(f"this is no context of an attempt: {error!r}", "see worker/context.py for its fields") from None
+    if found.framework not in FRAMEWORKS:
+        raise Invalid(f"the framework {found.framework!r} is not known", f"one of {', '.join(FRAMEWORKS)}")
+    if not found.command or [place.slot for place in found.slots] != list(range(len(found.slots))):
+        raise Invalid("the context has no command, or slots out of order", "slots are numbered from 0 without gaps")
+    return found
+
+
+def _place(slot: Mapping[str, Any]) -> Place:
+    known = set(Place._fields)
+    lists = {name: tuple(map(int, slot.get(name) or ())) for name in ("devices", "cores")}
+    return Place(**{name: slot[name] for name in known & set(slot)} | lists | {"slot": slot["index"]})

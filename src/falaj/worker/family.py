@@ -1,0 +1,137 @@
+"""A launcher's children and all that comes from them: started, seen, signalled, ended.
+
+The launcher is a subreaper, so whatever forks away comes back to it as a child, and a walk from it finds everybody. Its
+own death takes its children along (PR_SET_PDEATHSIG).
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from falaj.core.outbox import read_file
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+_MORE_LIKELY_KILLED = "300"
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def start(words: Sequence[str], env: Mapping[str, str], folder: str, log: str, cores: Iterable[int] = ()) -> int:
+    """Start a child in its own process group, its output appended to `log` (ours where that is empty)."""
+    launcher = os.getpid()
+    if child := os.fork():
+        return child
+    code = NOT_EXECUTABLE
+    try:
+        _settle(launcher, folder, log, cores)
+        os.execvpe(words[0], list(words), dict(env))  # noqa: S606  # nosec B606 - running commands is what we are for
+    except FileNotFoundError as error:
+        code = NOT_FOUND
+        _complain(words[0], error)
+    except OSError as error:
+        _complain(words[0], error)
+    finally:
+        os._exit(code)
+
+
+def reap() -> list[tuple[int, int]]:
+    """Every child that ended since the last call, with its exit code: 128 + n when signal n ended it."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if not pid:
+            return ended
+        code = os.waitstatus_to_exitcode(status)
+        ended.append((pid, code if code >= 0 else 128 - code))
+
+
+def descendants(root: int) -> list[int]:
+    """Everybody that comes from a process, children first, the dead that nobody reaped left out."""
+    children: dict[int, list[int]] = {}
+    with os.scandir("/proc") as entries:
+        for pid in [int(entry.name) for entry in entries if entry.name.isdigit()]:
+            # The program's name may hold anything, closing brackets too.
+            words = look(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 2)
+            if words and words[0] not in (b"Z", b"X"):
+                children.setdefault(int(words[1]), []).append(pid)
+    found = list(children.get(root, ()))
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def send(number: int, pids: Iterable[int]) -> None:
+    """Signal each of them; who is gone is gone."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a way of its own with a signal: what it does not catch would end it."""
+    words = look(f"/proc/{pid}/status").split()
+    caught = int(words[words.index(b"SigCgt:") + 1], 16) if b"SigCgt:" in words else 0
+    return bool(caught >> (number - 1) & 1)
+
+
+def oom_kills() -> int:
+    """How many processes of our cgroup the kernel ended for want of memory."""
+    for line in look("/proc/self/cgroup").decode(errors="replace").splitlines():
+        _, names, path = line.split(":", 2)
+        mount, file = ("", "memory.events") if not names else (f"/{names}", "memory.oom_control")
+        words = look(f"/sys/fs/cgroup{mount}{path}/{file}").split()
+        if b"oom_kill" in words:
+            return int(words[words.index(b"oom_kill") + 1])
+    return 0
+
+
+def look(path: str) -> bytes:
+    """A small file of the kernel; nothing where it is not there any more."""
+    return read_file(path, 0, 1 << 16)
+
+
+def _settle(launcher: int, folder: str, log: str, cores: Iterable[int]) -> None:
+    os.setpgid(0, 0)
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(128 + signal.SIGKILL)  # it died before we asked to die with it
+    # Python ignores these two; a program that was not told so does not expect it.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if log:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        os.dup2(file, 1)
+    os.dup2(1, 2)
+    if folder:
+        os.chdir(folder)
+    if cores := set(cores) & os.sched_getaffinity(0):
+        os.sched_setaffinity(0, cores)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_MORE_LIKELY_KILLED, encoding="ascii")
+
+
+def _complain(word: str, error: OSError) -> None:
+    os.write(2, f"falaj: cannot start {word}: {error.strerror}: {error.filename}\n".encode())
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def give_up(message: str, code: int) -> NoReturn:
+    """End the launcher before it began, in one line."""
+    os.write(2, f"falaj: {message}\n".encode())
+    raise SystemExit(code)

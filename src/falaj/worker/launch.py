@@ -1,0 +1,266 @@
+"""The launcher: what an executor starts for every slot of an attempt.
+
+It runs the staging commands, starts the slot's processes, passes on what it is told (TERM: end; USR1: save a
+checkpoint), samples telemetry, and leaves `slot-N.exit` behind, so that how it ended is known whoever asks. One failed
+process ends the slot. Everything is one loop over blocked signals: no handler runs, and nothing is missed.
+
+    slot-N.lock    held while a launcher of the slot lives: a second one goes away
+    slot-N.pid     who that is, written before any process starts
+    slot-N.exit    how it ended: {code, started, ended, reason}
+    slot-N.log     output of the slot's first process; slot-N.rank-R.log of the others
+    stop           put there by the executor: end, or do not begin; {grace_s}
+"""
+
+import fcntl
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from falaj.core.errors import FalajError
+from falaj.worker import family, rendezvous
+from falaj.worker.context import Context, read
+from falaj.worker.outbox import Outbox
+from falaj.worker.sampler import Sampler
+
+if TYPE_CHECKING:
+    from falaj.worker.carry import Carrier
+
+_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
+_TERMINATED = 128 + signal.SIGTERM
+_LEFTOVER_S = 2.0
+_UNKILLABLE_S = 15.0
+_TRY_AGAIN = 75  # as in core.execute, which takes longer to load than the rest of us
+
+
+def main(arguments: list[str]) -> int:
+    """`falaj.worker CONTEXT_PATH SLOT_INDEX`; the path `-` means the document is in FALAJ_CONTEXT."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    try:
+        path, slot = arguments
+        context = read(path)
+        launcher = Launcher(context, int(slot), path)
+    except (ValueError, IndexError, FalajError) as error:
+        family.give_up(f"{error} (usage: falaj.worker CONTEXT SLOT)", 2)
+    if not launcher.claim():
+        return 0
+    return launcher.run()
+
+
+class Launcher:
+    """One slot's life."""
+
+    def __init__(self, context: Context, slot: int, path: str) -> None:
+        self._context, self._slot, self._path = context, slot, path
+        self._place = context.slots[slot]
+        self._shared = bool(context.folder)
+        self._folder = Path(context.folder or _own_folder())
+        self._outbox = Outbox(context.outbox or str(self._folder / "outbox"), f"slot-{slot}")
+        self._given = dict(os.environ)
+        self._started = time.time()
+        self._ooms = family.oom_kills()
+        self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
+        self._alive: dict[int, str] = {}
+        self._code = 0
+        self._reason = ""
+        self._kill_at = 0.0
+
+    def claim(self) -> bool:
+        """Whether the slot is ours to run: nobody runs it, and nobody has."""
+        name = self._folder / f"slot-{self._slot}"
+        self._lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._outbox.tell("note", text="this folder knows no locks: a slot started twice would run twice")
+        if Path(f"{name}.pid").exists() or Path(f"{name}.exit").exists():
+            return False
+        _join_cgroup(self._given.pop("FALAJ_CGROUP", ""))
+        _write(f"{name}.pid", {"pid": os.getpid(), "at": self._started})
+        return True
+
+    def run(self) -> int:
+        """From the first staging command to the exit file; gives the slot's exit code."""
+        family.adopt_orphans()
+        self._outbox.tell("begun", slot=self._slot, node=self._place.node)
+        carrier = _carrier(self._context, self._slot, self._outbox) if self._context.address else None
+        try:
+            self._go()
+        except FalajError as error:
+            self._fail(2, str(error))
+        self._clear_leftovers()
+        self._outbox.tell("ended", slot=self._slot, code=self._code, reason=self._reason)
+        self._outbox.close()
+        how = {"code": self._code, "started": self._started, "ended": time.time(), "reason": self._reason}
+        _write(self._folder / f"slot-{self._slot}.exit", how)
+        if carrier:
+            carrier.finish()
+        return self._code
+
+    def _go(self) -> None:
+        if (self._folder / "stop").exists():
+            self._fail(_TERMINATED, "stopped before it began")
+        if not self._one_by_one(self._context.stage, "staging"):
+            return
+        self._agree_on_port()
+        words = rendezvous.command(self._context, self._slot, self._given)
+        num = rendezvous.processes(self._context, self._slot, self._given) if not self._code else 0
+        ranks = [self._start(words, local, f"rank {self._rank(local)}") for local in range(num)]
+        good = self._all_good(ranks) if words else self._wait_for_first_slot()
+        if good and self._slot == 0:
+            self._one_by_one(self._context.after, "publishing")
+
+    def _one_by_one(self, commands: tuple[tuple[str, ...], ...], what: str) -> bool:
+        return not self._reason and all(self._all_good([self._start(words, 0, what)]) for words in commands)
+
+    def _agree_on_port(self) -> None:
+        if not rendezvous.needs_port(self._context) or self._slot:
+            return
+        if not self._context.port and len(self._context.slots) > 1:
+            self._fail(2, "the context names no rendezvous port")
+            return
+        import socket
+
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", self._context.port))
+            except OSError:
+                self._fail(_TRY_AGAIN, f"the rendezvous port {self._context.port} is taken")
+            self._context = self._context._replace(port=probe.getsockname()[1])
+
+    def _start(self, words: tuple[str, ...], local: int, what: str) -> int:
+        env = self._given | rendezvous.environment(self._context, self._slot, local, self._given)
+        env |= {"FALAJ_OUTBOX": str(self._outbox.folder), "FALAJ_CONTEXT_FILE": self._path.lstrip("-")}
+        if bundle := _bundle(self._folder):
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
+        folder = self._context.code or str(self._folder)
+        pid = family.start(words, env, folder, self._log(local), self._place.cores)
+        self._alive[pid] = f"{what} ({words[0]})"
+        return pid
+
+    def _log(self, local: int) -> str:
+        if not local:
+            return str(self._folder / f"slot-{self._slot}.log") if self._shared else ""
+        return str(self._folder / f"slot-{self._slot}.rank-{self._rank(local)}.log")
+
+    def _rank(self, local: int) -> int:
+        return self._context.first_rank(self._slot) + local
+
+    def _all_good(self, pids: list[int]) -> bool:
+        """Wait until all of these are over; whether all ended well and nobody asked us to end."""
+        while any(pid in self._alive for pid in pids):
+            self._turn()
+        return not self._code and not self._reason
+
+    def _wait_for_first_slot(self) -> bool:
+        """Slot 0 starts our processes too (MPI): we hold the place until it is over."""
+        first = self._folder / "slot-0.exit"
+        while not self._reason and not first.exists():
+            self._turn()
+        return not self._reason
+
+    def _turn(self) -> None:
+        """One round: hear a signal or wait a little, see who ended, do what is due."""
+        heard = signal.sigtimedwait(_HEARD, self._pause())
+        if heard and heard.si_signo in (signal.SIGTERM, signal.SIGINT):
+            self._end("stopped")
+        elif heard and heard.si_signo == signal.SIGUSR1:
+            everyone = family.descendants(os.getpid())
+            family.send(signal.SIGUSR1, [pid for pid in everyone if family.catches(pid, signal.SIGUSR1)])
+        for pid, code in family.reap():
+            if (what := self._alive.pop(pid, "")) and code and self._code in (0, _TERMINATED):
+                self._code = code
+                self._end(self._say(what, code))
+        now = time.time()
+        if self._context.limit_s and now >= self._started + self._context.limit_s and not self._reason:
+            self._code = _TERMINATED
+            self._end(f"time limit of {self._context.limit_s:g} s")
+        if self._kill_at and now >= self._kill_at:
+            family.send(signal.SIGKILL, family.descendants(os.getpid()))
+        self._sampler.sample_if_due(now)
+
+    def _pause(self) -> float:
+        dues = [self._sampler.due, time.time() + 1.0]
+        if self._kill_at:
+            dues.append(max(self._kill_at, time.time() + 0.05))
+        return max(0.0, min(dues) - time.time())
+
+    def _end(self, reason: str) -> None:
+        """Ask everybody to end, and remember when to stop asking."""
+        if self._kill_at:
+            return
+        self._reason = self._reason or reason
+        self._kill_at = time.time() + self._grace()
+        # Only those we started: a trainer that saves a last checkpoint still needs its own helpers.
+        family.send(signal.SIGTERM, self._alive)
+
+    def _grace(self) -> float:
+        try:
+            return float(json.loads((self._folder / "stop").read_bytes())["grace_s"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return float(self._context.grace_s)
+
+    def _clear_leftovers(self) -> None:
+        """What the processes left behind ends with them."""
+        family.send(signal.SIGTERM, family.descendants(os.getpid()))
+        kill_at = self._kill_at or time.time() + _LEFTOVER_S
+        give_up_at = max(kill_at, time.time()) + _UNKILLABLE_S
+        while (left := family.descendants(os.getpid())) and time.time() < give_up_at:
+            if time.time() >= kill_at:
+                family.send(signal.SIGKILL, left)
+            signal.sigtimedwait((signal.SIGCHLD,), 0.05)
+            family.reap()
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._code, self._reason = self._code or code, self._reason or reason
+
+    def _say(self, what: str, code: int) -> str:
+        if code == 128 + signal.SIGKILL and family.oom_kills() > self._ooms:
+            return f"{what} ran out of memory"
+        if code == family.NOT_FOUND:
+            return f"{what}: command not found"
+        if code == family.NOT_EXECUTABLE:
+            return f"{what}: not executable"
+        if code > 128:
+            known = code - 128 in signal.valid_signals()
+            return f"{what} was ended by {signal.Signals(code - 128).name if known else f'signal {code - 128}'}"
+        return f"{what} ended with code {code}"
+
+
+def _carrier(context: Context, slot: int, outbox: Outbox) -> "Carrier":
+    from falaj.worker.carry import Carrier
+
+    return Carrier(context, slot, outbox.folder)
+
+
+def _own_folder() -> str:
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="falaj-")
+
+
+def _bundle(folder: Path) -> str:
+    """The zip application, if we came in one or one lies here: with it, processes can `from falaj import worker`."""
+    home = Path(__file__).parents[2]
+    beside = folder / "falaj-worker.pyz"
+    return str(home) if home.is_file() else str(beside) if beside.is_file() else ""
+
+
+def _join_cgroup(path: str) -> None:
+    if path:
+        try:
+            Path(path, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        except OSError as error:
+            family.give_up(f"the limits of the slot cannot be set: {error.strerror}", _TRY_AGAIN)
+
+
+def _write(path: str | Path, value: dict[str, object]) -> None:
+    """Whole or not at all, for whoever reads meanwhile."""
+    draft = Path(f"{path}.{os.getpid()}")
+    draft.write_text(json.dumps(value), encoding="utf-8")
+    draft.replace(path)
