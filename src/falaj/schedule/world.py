@@ -1,0 +1,327 @@
+"""The world as arrays: nodes, what is free on them, what is left on their devices. Exact, in integers.
+
+Every change touches only the rows of its nodes. Between `mark` and `rewind` anything may be tried: what is undone is
+undone exactly. Rows are in the order in which nodes were declared; a row's number is good until a node goes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from falaj.core.errors import Conflict, Corrupt, NotFound
+from falaj.schedule.columns import NOTHING, Columns, Ints, Small
+from falaj.schedule.devices import slots
+from falaj.schedule.model import GPU, WHOLE, Ask, Node, Role, Shape, Spot
+
+Number = TypeVar("Number", np.int32, np.int64)
+_ROWS = ("free", "dev", "_all", "_whole", "_state", "_empty")
+_SPARE = 4
+"""States are swept when there are so many times more of them than nodes, and some."""
+_SLACK = 1024
+
+
+class World:
+    """All nodes, and all that is taken on them."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes: list[Node] = list(nodes)
+        self.index = {node.name: row for row, node in enumerate(self.nodes)}
+        if len(self.index) < len(self.nodes):
+            raise Conflict("two nodes have one name", "name every node once")
+        self._columns = Columns()
+        self._columns.widen(self.nodes)
+        self._journal: list[Callable[[], None]] = []
+        self._marks = 0
+        self._domains: dict[str, Small] = {}
+        self.free: Ints = np.zeros((len(self.nodes), 0), np.int64)
+        self.dev: Small = np.zeros((len(self.nodes), 0), np.int32)
+        self._again()
+        self.free, self.dev = self._all.copy(), self._whole.copy()
+        self._restate(range(len(self.nodes)))
+
+    @property
+    def resources(self) -> Sequence[str]:
+        """What the columns of `free` are called."""
+        return self._columns.resources
+
+    @property
+    def quotas(self) -> Sequence[str]:
+        """Names of what queues count, in the order of every array by quota; new ones come last."""
+        return self._columns.quotas
+
+    # asks
+
+    def ask(self, ask: Ask) -> int:
+        """The number of an ask; equal asks have one."""
+        number = self._columns.ask(ask)
+        if number < 0:
+            number = -1 - number
+            self._again()
+        return number
+
+    def counts(self, ask: int) -> Small:
+        """How many slots of this ask fit on each node now."""
+        return self._columns.counts(ask)[self._state]
+
+    def possible(self, ask: int) -> Small:
+        """How many would fit on each node if nothing ran and all were open."""
+        return self._columns.counts(ask)[self._empty]
+
+    def scores(self, ask: int) -> Ints:
+        """How much this ask would like each node now; NOWHERE when not one slot fits."""
+        return self._columns.scores(ask)[self._state]
+
+    def mix(self, shape: Shape, weight: int) -> None:
+        """So many jobs more (or fewer) of this shape are known: placement keeps room for what is asked for."""
+        for number, role in enumerate(shape.roles):
+            self._columns.mix.add(role.ask, weight * (role.count if number else shape.least))
+
+    def spots(self, row: int, ask: int, role: int, count: int) -> list[Spot]:
+        """Places of so many slots on a node that has room for them; nothing is taken."""
+        node = self.nodes[row]
+        best = self._columns.left(ask, int(self._state[row]))
+        suits = self._columns.suits(ask, self._types[row])
+        request = self._columns.asks[ask]
+        devices = slots(request, node.devices, np.where(suits, self.dev[row], 0).tolist(), count, best)
+        return [Spot(node.name, role, one, request.milli or WHOLE) for one in devices]
+
+    def domains(self, level: str) -> Small:
+        """The domain of each node at a level (node, cluster, zone or a label), by number; -1: in none."""
+        known = self._domains.get(level)
+        if known is None:
+            numbers: dict[tuple[str, str], int] = {}
+            where = [(node.cluster, _domain(node, level)) for node in self.nodes]
+            known = np.array([numbers.setdefault(one, len(numbers)) if one[1] else -1 for one in where], np.int32)
+            self._domains[level] = known
+        return known
+
+    # amounts
+
+    def take(self, spots: Sequence[Spot], roles: Sequence[Role]) -> None:
+        """These places are taken from now on."""
+        rows = np.array([self.row(spot.node) for spot in spots], np.int64)
+        self._move(spots, roles, -1)
+        if (self.free[rows] < 0).any() or ((self.dev[rows] < 0) & (self._whole[rows] > 0)).any():
+            self._move(spots, roles, 1)
+            raise Corrupt(f"{spots[0].node} has less than would be taken there", "report this: it is a defect")
+
+    def hold(self, spots: Sequence[Spot], roles: Sequence[Role]) -> None:
+        """These places are taken, whatever there is: a job runs there since its node had more than it has now."""
+        self._move([spot for spot in spots if spot.node in self.index], roles, -1)
+
+    def give(self, spots: Sequence[Spot], roles: Sequence[Role]) -> None:
+        """These places are free again. Those on nodes that are gone went with them."""
+        spots = [spot for spot in spots if spot.node in self.index]
+        self._move(spots, roles, 1)
+        rows = np.array([self.index[spot.node] for spot in spots], np.int64)
+        if (self.free[rows] > self._all[rows]).any() or (self.dev[rows] > self._whole[rows]).any():
+            self._move(spots, roles, -1)
+            raise Corrupt(f"more would be given back on {spots[0].node} than it has", "report this: it is a defect")
+
+    def _move(self, spots: Sequence[Spot], roles: Sequence[Role], sign: int) -> None:
+        if not spots:
+            return
+        asks = [self.ask(role.ask) for role in roles]
+        rows = [self.row(spot.node) for spot in spots]
+        cuts = [
+            (row, place, sign * spot.milli)
+            for row, spot in zip(rows, spots, strict=True)
+            for place in map(self._places[row].get, spot.devices)
+            if place is not None
+        ]
+        touched = np.unique(rows)
+        if self._marks:
+            self._journal.append(partial(self._restore, touched, self.free[touched], self.dev[touched]))
+        np.add.at(self.free, rows, sign * self._columns.need([asks[spot.role] for spot in spots]))
+        if cuts:
+            at, place, parts = np.array(cuts).T
+            np.add.at(self.dev, (at, place), parts)
+        self._restate(touched.tolist())
+
+    def row(self, name: str) -> int:
+        """The row of a node."""
+        row = self.index.get(name)
+        if row is None:
+            raise NotFound(f"there is no node {name}", "it was dropped, or never declared", name)
+        return row
+
+    # nodes
+
+    def put(self, node: Node) -> None:
+        """A node comes, empty."""
+        if node.name in self.index:
+            raise Conflict(f"there is a node {node.name} already", "change it instead", node.name)
+        self._insert(len(self.nodes), node, None, None)
+        self._note(partial(self._remove, len(self.nodes) - 1))
+
+    def drop(self, name: str) -> None:
+        """A node goes, with all that is taken on it."""
+        row = self.row(name)
+        node, free, dev = self.nodes[row], self.free[row].copy(), self.dev[row].copy()
+        self._remove(row)
+        self._note(partial(self._insert, row, node, free, dev))
+
+    def change(self, node: Node) -> None:
+        """A node is another than it was; what is taken on it stays taken, on its devices by their numbers."""
+        row = self.row(node.name)
+        old, free, dev = self.nodes[row], self.free[row].copy(), self.dev[row].copy()
+        taken = {one.index: WHOLE - int(left) for one, left in zip(old.devices, dev, strict=False) if left < WHOLE}
+        kept = {one.index for one in node.devices}
+        gone = [replace(one, model="") for one in old.devices if one.index in taken and one.index not in kept]
+        node = replace(node, devices=(*node.devices, *gone))
+        used = {name: old.amounts.get(name, 0) - int(free[at]) for at, name in enumerate(self.resources)}
+        self._set(row, node)
+        self.free[row] = [node.amounts.get(name, 0) - used.get(name, 0) for name in self.resources]
+        self.dev[row, : len(node.devices)] = [WHOLE - taken.get(one.index, 0) for one in node.devices]
+        self.dev[row, len(node.devices) :] = -1
+        self._restate([row])
+        self._note(partial(self._reset, row, old, free, dev))
+
+    def _reset(self, row: int, node: Node, free: Ints, dev: Small) -> None:
+        self._set(row, node)
+        self._restore(row, free, dev)
+
+    def _set(self, row: int, node: Node) -> None:
+        self.nodes[row] = node
+        if self._columns.widen([node]):
+            self._again()
+        else:
+            self._lay(row)
+
+    def _insert(self, row: int, node: Node, free: Ints | None, dev: Small | None) -> None:
+        self.nodes.insert(row, node)
+        for name in _ROWS:
+            setattr(self, name, np.insert(getattr(self, name), row, 0, axis=0))
+        self._places.insert(row, {})
+        self._types.insert(row, 0)
+        self.index = {one.name: at for at, one in enumerate(self.nodes)}
+        self._set(row, node)
+        self.dev[row] = -1
+        self._restore(row, self._all[row] if free is None else free, self._whole[row] if dev is None else dev)
+
+    def _remove(self, row: int) -> None:
+        for name in _ROWS:
+            setattr(self, name, np.delete(getattr(self, name), row, axis=0))
+        for rows in (self.nodes, self._places, self._types):
+            del rows[row]
+        self.index = {one.name: at for at, one in enumerate(self.nodes)}
+        self._domains.clear()
+
+    def _again(self) -> None:
+        """Lay all rows out anew: some node or ask has a resource, a device or a label that none had before."""
+        columns, size = self._columns, len(self.nodes)
+        columns.clear()
+        self.free, self.dev = _padded(self.free, len(columns.resources), 0), _padded(self.dev, columns.width, -1)
+        self._all: Ints = np.zeros((size, len(columns.resources)), np.int64)
+        self._whole: Small = np.full((size, columns.width), -1, np.int32)
+        self._empty: Small = np.zeros(size, np.int32)
+        self._state: Small = np.zeros(size, np.int32)
+        self._places: list[dict[int, int]] = [{}] * size
+        self._types: list[int] = [0] * size
+        for row in range(size):
+            self._lay(row)
+        self._restate(range(size))
+
+    def _lay(self, row: int) -> None:
+        """Make the row of a node say what the node says."""
+        node, columns = self.nodes[row], self._columns
+        self._all[row] = [node.amounts.get(name, 0) for name in columns.resources]
+        self._whole[row] = -1
+        self._whole[row, : len(node.devices)] = WHOLE
+        self._places[row] = {device.index: place for place, device in enumerate(node.devices)}
+        self._types[row] = columns.type(node)
+        self._empty[row] = columns.state(self._types[row], self._all[row], self._whole[row])
+        self._domains.clear()
+
+    def _restore(self, rows: Small | int, free: Ints, dev: Small) -> None:
+        self.free[rows, : free.shape[-1]] = free
+        self.dev[rows, : dev.shape[-1]] = dev
+        self._restate([rows] if isinstance(rows, int) else rows.tolist())
+
+    def _restate(self, rows: Sequence[int]) -> None:
+        columns = self._columns
+        for row in rows:
+            if self.nodes[row].open:
+                self._state[row] = columns.state(self._types[row], self.free[row], self.dev[row])
+            else:
+                self._state[row] = NOTHING
+        if columns.size > _SPARE * len(self.nodes) + _SLACK:
+            numbers = columns.compact(np.union1d(self._state, self._empty))
+            self._state, self._empty = numbers[self._state], numbers[self._empty]
+
+    # trials
+
+    def mark(self) -> int:
+        """From here on everything can be undone."""
+        self._marks += 1
+        return len(self._journal)
+
+    def rewind(self, mark: int) -> None:
+        """Undo all that was done since the mark, which is spent by this."""
+        undone = self._journal[mark:]
+        del self._journal[mark:]
+        self._marks -= 1
+        for undo in reversed(undone):
+            undo()
+
+    def keep(self, mark: int) -> None:
+        """Stay with what was done since the mark, which is spent by this; an earlier mark can still undo it."""
+        self._marks -= 1
+        if not self._marks:
+            del self._journal[mark:]
+
+    def _note(self, undo: Callable[[], None]) -> None:
+        if self._marks:
+            self._journal.append(undo)
+
+    # quotas
+
+    def pools(self) -> Mapping[str, int]:
+        """All there is of what queues count, closed nodes included."""
+        total = Counter(dict.fromkeys(self.quotas, 0))
+        for node in self.nodes:
+            total.update(node.amounts)
+            for device in node.devices:
+                if device.model:
+                    total.update({GPU: WHOLE, f"{GPU}:{device.model}": WHOLE})
+        return dict(total)
+
+    def quota(self, shape: Shape, spots: Sequence[Spot] | None, width: int) -> Ints:
+        """What a job counts against quotas, by `quotas`: in its places, or at least, wherever it will be put."""
+        total: Counter[str] = Counter()
+        for number, role in enumerate(shape.roles):
+            count = role.count if number else width
+            if spots is not None:
+                count = sum(1 for spot in spots if spot.role == number)
+            for name, amount in role.ask.amounts:
+                total[name] += amount * count
+            milli = count * (role.ask.milli or role.ask.gpus * WHOLE)
+            total[GPU] += milli
+            if len(role.ask.models) == 1 and spots is None:
+                total[f"{GPU}:{role.ask.models[0]}"] += milli
+        for spot in spots or ():
+            for device in spot.devices:
+                total[f"{GPU}:{self.model(spot.node, device)}"] += spot.milli
+        return np.array([total[name] for name in self.quotas], np.int64)
+
+    def model(self, name: str, device: int) -> str:
+        """The model of a device of a node; empty when one of them is gone."""
+        row = self.index.get(name)
+        if row is None:
+            return ""
+        return next((one.model for one in self.nodes[row].devices if one.index == device), "")
+
+
+def _domain(node: Node, level: str) -> str:
+    if level in ("node", "island"):
+        return node.name
+    return {"cluster": node.cluster, "zone": node.zone}.get(level) or node.labels.get(level, "")
+
+
+def _padded(array: npt.NDArray[Number], width: int, value: int) -> npt.NDArray[Number]:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=value)
