@@ -1,0 +1,264 @@
+"""The tree of queues: what each uses, what it may use, how needy it is, and what it deserves.
+
+A queue is promised its guarantee and may borrow what others leave; borrowing is shared by dominant resource and weight,
+level by level. A promise to a child is a promise of its parent, so a guarantee on a leaf alone is enough.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from falaj.core.errors import Corrupt, Invalid
+from falaj.schedule.filling import FINE, ONE, Amounts, fill
+from falaj.schedule.model import GPU, Queue
+
+Row = Sequence[int]
+"""An amount of each quota of a tree."""
+
+_MOST = 1 << 40
+_LARGEST = 1 << 38
+_HEAVIEST = 1 << 14
+
+
+class Tree:
+    """Queues in rows: parents before children, siblings by name. Above all stands one row more, `top`: the capacity."""
+
+    def __init__(self, queues: Sequence[Queue], capacity: Mapping[str, int]) -> None:
+        self.quotas = tuple(capacity)
+        self.capacity = [min(int(capacity[quota]), _LARGEST) for quota in self.quotas]
+        known = {queue.name: queue for queue in queues}
+        for queue in queues:
+            for end in (at for at, letter in enumerate(queue.name) if letter == "/"):
+                known.setdefault(queue.name[:end], Queue(queue.name[:end]))
+        self.names = tuple(sorted(known, key=lambda name: (name.count("/"), name.split("/"))))
+        self.index = {name: row for row, name in enumerate(self.names)}
+        self.top = len(self.names)
+        self.queues = [known[name] for name in self.names]
+        self.parent = [self.index.get(name.rpartition("/")[0], self.top) for name in self.names]
+        self.children: list[list[int]] = [[] for _ in range(self.top + 1)]
+        for row, parent in enumerate(self.parent):
+            self.children[parent].append(row)
+        self.paths = [self._path(row) for row in range(self.top)]
+        self.weight = [min(max(queue.weight, 1), _HEAVIEST) for queue in self.queues]
+        self.usage = [[0] * len(self.quotas) for _ in range(self.top + 1)]
+        self.limit = [[queue.limit.get(quota, _MOST) for quota in self.quotas] for queue in self.queues]
+        self.limit.append(self.capacity)
+        self.guarantee = self._promises(self._guarantee)
+        self._kept = self._promises(self._keep)
+        self._keepers = any(self._kept[-1])
+        # A row claims what lies below it (its use; of an inner one, its children's claims) and at least what it keeps.
+        self._below = [self._sum(rows, self._kept) for rows in self.children]
+        self.spent = [queue.usage for queue in self.queues]
+        for row in reversed(range(self.top)):
+            if self.parent[row] < self.top:
+                self.spent[self.parent[row]] += self.spent[row]
+        self._arrays()
+
+    def leaf(self, queue: str) -> int:
+        """Its row."""
+        row = self.index.get(queue)
+        if row is None or self.children[row]:
+            raise Invalid(f"{queue} is no queue that jobs wait in", "name a leaf of the tree: falaj queues list")
+        return row
+
+    def moved(self, capacity: Mapping[str, int]) -> "Tree":
+        """The same queues and use over another capacity."""
+        other = Tree(self.queues, capacity)
+        for row, used in enumerate(self.usage[: self.top]):
+            if not self.children[row] and any(used):
+                known = dict(zip(self.quotas, used, strict=True))
+                other.charge(self.names[row], [known.get(quota, 0) for quota in other.quotas])
+        other.spent = self.spent
+        return other
+
+    # what is used
+
+    def charge(self, queue: str, amount: Iterable[int], sign: int = 1) -> None:
+        """Count an amount (by quota) for a leaf and all above it; -1 takes it off."""
+        row = self.leaf(queue)
+        change = [sign * int(part) for part in amount]
+        for at in (*self.paths[row], self.top):
+            used = self.usage[at]
+            for quota, part in enumerate(change):
+                used[quota] += part
+                if used[quota] < 0:
+                    raise Corrupt(f"{queue} gives back more {self.quotas[quota]} than it took", "build the tree anew")
+        for at, more in self._claims(row, change) if self._keepers else ():
+            self._below[at] = [below + part for below, part in zip(self._below[at], more, strict=True)]
+
+    def refusal(self, queue: str, amount: Iterable[int]) -> tuple[str, str, int] | None:
+        """None if its quotas let it have so much more; else whose does not, which quota, and how much is missing.
+
+        A queue on its own path stands for its limit; any other one keeps its guarantee for itself.
+        """
+        row = self.leaf(queue)
+        change = [int(part) for part in amount]
+        for at in self.paths[row]:
+            used, limit = self.usage[at], self.limit[at]
+            for quota, part in enumerate(change):
+                if part and used[quota] + part > limit[quota]:
+                    return self.names[at], self.quotas[quota], used[quota] + part - limit[quota]
+        return self._kept_back(row, change) if self._keepers else None
+
+    def _kept_back(self, row: int, change: list[int]) -> tuple[str, str, int] | None:
+        """Who keeps what it needs, where there would be enough if nobody did."""
+        path = {*self.paths[row]}
+        for at, more in self._claims(row, change):
+            for quota, part in enumerate(more):
+                ceiling = min(self.limit[at][quota], self.capacity[quota])
+                over = self._below[at][quota] + part - ceiling
+                if part <= 0 or over <= 0 or self.usage[at][quota] + change[quota] > ceiling:
+                    continue
+                kept = [(self._claim(other, quota) - self.usage[other][quota], -other) for other in self.children[at]]
+                _, most = max(pair for pair in kept if -pair[1] not in path)
+                return self.names[-most], self.quotas[quota], over
+        return None
+
+    def _claims(self, row: int, change: list[int]) -> list[tuple[int, list[int]]]:
+        """By how much what lies below each row of the path grows, as the leaf's use does."""
+        out = []
+        for at in self.paths[row]:
+            out.append((at, change))
+            below, kept = self._below[at], self._kept[at]
+            change = [
+                max(keep, part + more) - max(keep, part) for keep, part, more in zip(kept, below, change, strict=True)
+            ]
+        return [*out, (self.top, change)]
+
+    def _claim(self, row: int, quota: int) -> int:
+        return max(self._kept[row][quota], self._below[row][quota])
+
+    # how needy
+
+    def level(self, row: int, more: Row) -> int:
+        """Its weighted share with so much more: at most 0 within its guarantee, else what it borrows by weight."""
+        borrowed, fraction, held = 0, -ONE, False
+        for used, part, promised, whole in zip(self.usage[row], more, self.guarantee[row], self.capacity, strict=True):
+            if used + part > promised:
+                borrowed = max(borrowed, 1, ((used + part - promised) * ONE << FINE) // max(whole, 1))
+            elif promised:
+                held, fraction = True, max(fraction, (used + part) * ONE // promised - ONE)
+        return borrowed // self.weight[row] + 1 if borrowed else fraction if held else 0
+
+    def deserved(self, demand: Amounts) -> Amounts:
+        """What each row deserves [rows, quotas], given what its leaves run and wait for.
+
+        From the top down: each child what it wants of its guarantee; then what is left by weighted progressive filling
+        of what is borrowed; then the same inside it with what it got. What a queue does not lend stays aside. A queue
+        stops when one thing its leaves want is used up; leaves that do not want that share what it leaves, again.
+        """
+        want = np.where(self._leaves[:, None], np.minimum(demand, _MOST), 0)
+        given = self._added(self._divided(want, self._promised, None))
+        for _ in self.quotas:
+            rest = np.where(self._leaves[:, None], want - given[:-1], 0)
+            full = given[-1] + (given[-1] >> 10) >= np.array(self.capacity)
+            rest[((rest > 0) & full).any(axis=1)] = 0
+            more = self._added(self._divided(rest, np.zeros_like(rest), given))
+            if not more[-1].any():
+                break
+            given += more
+        return given[:-1]
+
+    def promised(self, demand: Amounts) -> Amounts:
+        """The same without what is borrowed at the top: what nobody may take."""
+        want = np.where(self._leaves[:, None], np.minimum(demand, _MOST), 0)
+        return self._added(self._divided(want, self._promised, None, borrow=False))[:-1]
+
+    def _divided(self, want: Amounts, promised: Amounts, given: Amounts | None, borrow: bool = True) -> Amounts:
+        """What each row gets of what its leaves want, beside what is given already."""
+        out = np.zeros((self.top + 1, len(self.quotas)), np.int64)
+        out[-1] = capacity = np.array(self.capacity, np.int64)
+        limits, keeps = self._limits, self._keeps
+        if given is not None:
+            out[-1] -= given[-1]
+            limits, keeps = limits - given[:-1], keeps - given[:-1]
+        want = self._added(want, limits)
+        for rows, above, group, start in self._levels:
+            base = np.minimum(want[rows], promised[rows])
+            short = (np.add.reduceat(base, start) > out[above]).any(axis=0)
+            if short.any():
+                base = _rationed(base, promised[rows], group, out[above], np.flatnonzero(short))
+            if borrow or above[0] != self.top:
+                aside = np.maximum(keeps[rows] - base, 0)
+                room = out[above] - np.add.reduceat(base + aside, start)
+                base = base + fill(want[rows] - base, self._weights[rows], group, room, capacity)
+            out[rows] = base
+        return out[:-1]
+
+    def _added(self, amounts: Amounts, limits: Amounts | None = None) -> Amounts:
+        """Inner rows and the top as the sum of what is below them, each within its limit."""
+        out = np.zeros((self.top + 1, len(self.quotas)), np.int64)
+        out[:-1] = amounts
+        for rows, above, _, start in reversed(self._levels):
+            if limits is not None:
+                out[rows] = np.minimum(out[rows], limits[rows])
+            out[above] = np.add.reduceat(out[rows], start)
+        return out
+
+    # how it is built
+
+    def _arrays(self) -> None:
+        shape = self.top, len(self.quotas)
+        self._limits, self._promised, self._keeps = (
+            np.array(table[: self.top], np.int64).reshape(shape) for table in (self.limit, self.guarantee, self._kept)
+        )
+        self._weights = np.array(self.weight, np.int64)
+        self._leaves = np.array([not rows for rows in self.children[:-1]], bool)
+        depth = np.array([len(path) for path in self.paths], np.int64)
+        parent = np.array(self.parent, np.int64)
+        self._levels: list[tuple[Amounts, Amounts, Amounts, Amounts]] = []
+        """From the top down: its rows, their parents, which of these each row has, and the first row of each parent."""
+        for at in range(1, int(depth.max(initial=0)) + 1):
+            rows = np.flatnonzero(depth == at)
+            above, start, group = np.unique(parent[rows], return_index=True, return_inverse=True)
+            self._levels.append((rows, above, group, start))
+
+    def _path(self, row: int) -> tuple[int, ...]:
+        path = [row]
+        while self.parent[path[-1]] != self.top:
+            path.append(self.parent[path[-1]])
+        return tuple(path)
+
+    def _sum(self, rows: list[int], amounts: list[list[int]]) -> list[int]:
+        return [sum(amounts[row][quota] for row in rows) for quota in range(len(self.quotas))]
+
+    def _promises(self, of: Callable[[Queue], list[int]]) -> list[list[int]]:
+        """An amount of each queue, at least the sum of its children's; the last row is the top's."""
+        out = [*map(of, self.queues), [0] * len(self.quotas)]
+        for row in (*reversed(range(self.top)), self.top):
+            out[row] = [max(pair) for pair in zip(out[row], self._sum(self.children[row], out), strict=True)]
+        return out
+
+    def _guarantee(self, queue: Queue) -> list[int]:
+        """Its guarantee and what goes along: GPUs with those of each model, the same part of all that is not GPUs."""
+        given = {quota: amount for quota, amount in queue.guarantee.items() if quota in self.quotas}
+        models = sum(amount for quota, amount in given.items() if quota.startswith("gpu:"))
+        gpus = max(given.get(GPU, 0), models)
+        whole = dict(zip(self.quotas, self.capacity, strict=True))
+        parts = [(amount * ONE // max(whole[quota], 1)) for quota, amount in given.items()]
+        part = min(max(parts, default=0), ONE)
+        out = []
+        for quota in self.quotas:
+            if quota == GPU:
+                out.append(gpus)
+            elif quota.startswith("gpu:"):
+                out.append(given.get(quota, 0 if models else min(gpus, whole[quota])))
+            else:
+                out.append(given.get(quota, whole[quota] * part // ONE))
+        return out
+
+    def _keep(self, queue: Queue) -> list[int]:
+        """What it does not lend of its guarantee."""
+        promised = [queue.guarantee.get(quota, 0) for quota in self.quotas]
+        return [max(most - queue.lend.get(quota, most), 0) for quota, most in zip(self.quotas, promised, strict=True)]
+
+
+def _rationed(base: Amounts, promised: Amounts, group: Amounts, room: Amounts, short: Amounts) -> Amounts:
+    """Of what is promised more than there is: the same part of every promise, and what some leave to the rest."""
+    out = base.copy()
+    for quota in short:
+        column = slice(quota, quota + 1)
+        most = max(int(promised[:, quota].max(initial=0)), 1)
+        weight = np.maximum(promised[:, quota] * _HEAVIEST // most, 1)
+        out[:, column] = fill(base[:, column], weight, group, room[:, column], np.array([most], np.int64))
+    return out
