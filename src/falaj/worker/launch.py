@@ -32,7 +32,7 @@ _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _TERMINATED = 128 + signal.SIGTERM
 _LEFTOVER_S = 2.0
 _UNKILLABLE_S = 15.0
-_TRY_AGAIN = 75  # as in core.execute, which takes longer to load than the rest of us
+_TRY_AGAIN, _YIELDED = 75, 85  # as in core.execute, which takes longer to load than the rest of us
 
 
 def main(arguments: list[str]) -> int:
@@ -173,9 +173,8 @@ class Launcher:
             everyone = family.descendants(os.getpid())
             family.send(signal.SIGUSR1, [pid for pid in everyone if family.catches(pid, signal.SIGUSR1)])
         for pid, code in family.reap():
-            if (what := self._alive.pop(pid, "")) and code and self._code in (0, _TERMINATED):
-                self._code = code
-                self._end(self._say(what, code))
+            if (what := self._alive.pop(pid, "")) and code:
+                self._see_failure(what, code)
         now = time.time()
         if self._context.limit_s and now >= self._started + self._context.limit_s and not self._reason:
             self._code = _TERMINATED
@@ -183,6 +182,13 @@ class Launcher:
         if self._kill_at and now >= self._kill_at:
             family.send(signal.SIGKILL, family.descendants(os.getpid()))
         self._sampler.sample_if_due(now)
+
+    def _see_failure(self, what: str, code: int) -> None:
+        # Of those that were stopped, one that saved and yields speaks for those that just died.
+        if not self._code or (code == _YIELDED and self._reason == "stopped"):
+            self._code = code
+        if not self._kill_at:
+            self._end(self._say(what, code))
 
     def _pause(self) -> float:
         dues = [self._sampler.due, time.time() + 1.0]
@@ -192,10 +198,9 @@ class Launcher:
 
     def _end(self, reason: str) -> None:
         """Ask everybody to end, and remember when to stop asking."""
-        if self._kill_at:
-            return
+        kill_at = time.time() + self._grace()
+        self._kill_at = min(self._kill_at or kill_at, kill_at)
         self._reason = self._reason or reason
-        self._kill_at = time.time() + self._grace()
         # Only those we started: a trainer that saves a last checkpoint still needs its own helpers.
         family.send(signal.SIGTERM, self._alive)
 

@@ -1,0 +1,408 @@
+"""Attempts as processes of this machine: `process:`.
+
+    process:                                      this machine is one node
+    process:/var/lib/falaj/attempts               … and attempts lie there, not in ~/.falaj/process
+    process:?nodes=3&cpus=2000&memory=2048&gpus=4&model=H100     three imitation nodes, for tests and trials
+
+Every slot is a launcher in a session of its own, so attempts outlive whoever started them. All that is known of an
+attempt is in its folder (falaj.worker.launch says which files), so any number of platforms may start, look and stop.
+A slot lives while its launcher holds the lock of `slot-N.lock`: no process number is ever taken for another's.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from falaj.backends.process_limits import Limits
+from falaj.backends.process_node import choose_cores, this_machine
+from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
+from falaj.core.execute import (
+    FAILED,
+    LOST,
+    OVER,
+    RUNNING,
+    SUCCEEDED,
+    UNKNOWN,
+    WAITING,
+    Attempt,
+    LogChunk,
+    NodeFacts,
+    Slot,
+    SlotExit,
+    Status,
+)
+from falaj.core.outbox import Facts, read_file, read_outbox
+from falaj.core.ports import open_url
+
+_KNOWN = ("nodes", "cpus", "memory", "gpus", "model", "gpu_memory", "folder", "cgroup")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_PASSED_ON = (
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "TMPDIR",
+    "TZ",
+    "USER",
+)
+"""What processes see of the platform's own environment; the rest may be secret."""
+_BOOT = "import sys; sys.path[:0] = sys.argv[1:2]; from falaj.worker.launch import main; sys.exit(main(sys.argv[2:]))"
+_SOURCES = str(Path(__file__).parents[2])
+_LOG_BYTES = 1 << 20
+_NEVER_BEGAN = "never began"
+_HUNG_S = 10.0
+"""How long after its grace a launcher may still need to end its slot."""
+
+
+class _Seen(NamedTuple):
+    """A slot as its files tell."""
+
+    phase: str
+    code: int = 0
+    reason: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    pid: int = 0
+
+
+class ProcessExecutor:
+    """Runs attempts on this machine."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        path, _, query = open_url(url)[1].partition("?")
+        wanted = {"folder": path} | dict(parse_qsl(query)) | {name: str(value) for name, value in options.items()}
+        numbers = [wanted.get(name, "0") for name in ("nodes", "cpus", "memory", "gpus", "gpu_memory")]
+        if set(wanted) - set(_KNOWN) or not all(number.isdigit() for number in numbers):
+            raise Invalid(f"the address {url!r} says something we do not know", f"it may say {', '.join(_KNOWN)}")
+        self._root = Path(wanted["folder"] or "~/.falaj/process").expanduser()
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._limits = Limits(wanted.get("cgroup", ""))
+        self._wanted = wanted
+        self._nodes = {node.name: node for node in this_machine(wanted, self._limits.kind)}
+        self._children: set[int] = set()
+
+    def capacity(self) -> Sequence[NodeFacts]:
+        """This machine, or its imitation nodes."""
+        return list(self._nodes.values())
+
+    def launch(self, attempt: Attempt) -> str:
+        """Start a launcher for every slot that has none and never had one."""
+        self._check(attempt)
+        folder = self._folder_of(attempt)
+        with _locked(folder / "claim"):
+            context = folder / "context.json"
+            if not context.exists():
+                _write(context, json.dumps(self._document(attempt, folder)).encode())
+            if attempt.launcher and not (folder / "falaj-worker.pyz").exists():
+                _write(folder / "falaj-worker.pyz", attempt.launcher)
+            for slot in attempt.slots:
+                if self._look(folder, slot.index).phase == _NEVER_BEGAN:
+                    self._spawn(attempt, slot, folder)
+        return attempt.id
+
+    def poll(self, handles: Sequence[str]) -> Sequence[Status]:
+        """What became of each. A slot that ended badly, or is gone, ends the others of its attempt."""
+        for pid in list(self._children):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._children.discard(pid)
+        return [self._status(handle) for handle in handles]
+
+    def checkpoint(self, handle: str) -> None:
+        """USR1 to the launchers, which pass it on to whoever catches it."""
+        self._signal(handle, signal.SIGUSR1)
+
+    def stop(self, handle: str, grace_s: float) -> None:
+        """TERM to the launchers; one that has not begun finds the file and does not begin."""
+        if (folder := self._known(handle)) is not None:
+            _write(folder / "stop", json.dumps({"grace_s": grace_s, "until": time.time() + grace_s}).encode())
+            self._signal(handle, signal.SIGTERM)
+
+    def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
+        """Whole lines after a byte; the end of a torn one when nothing will follow."""
+        folder = self._known(handle)
+        if folder is None or not 0 <= slot < _num_slots(folder):
+            raise NotFound(f"there is no slot {slot} of {handle!r} here", "it was forgotten, or ran elsewhere")
+        if not (after or "0").isdigit():
+            raise Invalid("this is no cursor of a log", "begin again without one")
+        start = int(after or "0")
+        over = self._look(folder, slot).phase in OVER
+        data = read_file(folder / f"slot-{slot}.log", start, _LOG_BYTES)
+        lines = _LINE.findall(data)[:limit]
+        if lines and not lines[-1].endswith(b"\n") and not over and len(data) < _LOG_BYTES:
+            lines.pop()
+        size = sum(map(len, lines))
+        # Of a line that was written over and over (a progress bar), what a terminal would show.
+        text = tuple(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2] for line in lines)
+        return LogChunk(text, str(start + size), over and size == len(data) < _LOG_BYTES)
+
+    def outbox(self, handle: str, after: str = "") -> tuple[Facts, str]:
+        """What the attempt's launchers and processes said."""
+        folder = self._known(handle)
+        if folder is None:
+            return [], after
+        return read_outbox(_context(folder).get("outbox") or folder / "outbox", after)
+
+    def forget(self, handle: str) -> None:
+        """Remove what is kept of it: our folder, or our way to a folder that is not ours."""
+        if (folder := self._known(handle)) is None:
+            return
+        if self._status(handle).phase not in OVER | {UNKNOWN}:
+            raise Conflict(f"the attempt {handle!r} still runs", "stop it first")
+        for slot in range(_num_slots(folder)):
+            self._limits.end(handle, slot)
+        entry = self._root / handle
+        entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
+
+    def close(self) -> None:
+        """Nothing is held; attempts run on."""
+
+    def _check(self, attempt: Attempt) -> None:
+        if not _ID.fullmatch(attempt.id):
+            raise Invalid(f"{attempt.id!r} is no id of an attempt", "letters, digits and dashes, at most 50")
+        if "command" not in attempt.context:
+            raise Invalid("the attempt has no context", "falaj.worker.context.document makes one")
+        for slot in attempt.slots:
+            if (node := self._nodes.get(slot.node)) is None:
+                raise Invalid(f"there is no node {slot.node!r} here", f"there are {', '.join(self._nodes)}")
+            if strange := set(slot.devices) - {device.index for device in node.devices}:
+                raise Invalid(f"the node {slot.node} has no device {min(strange)}", f"it has {len(node.devices)}")
+
+    def _folder_of(self, attempt: Attempt) -> Path:
+        entry = self._root / attempt.id
+        try:
+            if not attempt.folder:
+                entry.mkdir(mode=0o700, exist_ok=True)
+            elif not entry.exists():
+                Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    entry.symlink_to(Path(attempt.folder).absolute())
+            return entry.resolve()
+        except OSError as error:
+            raise Unavailable(f"the attempt's folder cannot be made ({error.strerror})", "look at its disk") from None
+
+    def _known(self, handle: str) -> Path | None:
+        entry = self._root / handle
+        return entry.resolve() if _ID.fullmatch(handle) and (entry / "context.json").exists() else None
+
+    def _document(self, attempt: Attempt, folder: Path) -> dict[str, Any]:
+        """The context with what only this machine knows: all slots meet on loopback, on a port free now, each on cores
+        of its own."""
+        given: dict[str, Any] = dict(attempt.context)
+        world = sum(slot.processes for slot in attempt.slots)
+        port = (given.get("rendezvous") or {}).get("port") or _free_ports(world)
+        cores = self._choose_cores(attempt, folder)
+        slots = [dict(slot) | {"cores": cores.get(slot["index"], [])} for slot in given["slots"]]
+        return given | {"folder": str(folder), "rendezvous": {"host": "127.0.0.1", "port": port}, "slots": slots}
+
+    def _choose_cores(self, attempt: Attempt, folder: Path) -> dict[int, list[int]]:
+        """Whole cores for slots that asked for whole ones; those of slots that live are taken. Imitation nodes have
+        no cores of their own."""
+        if "nodes" in self._wanted:
+            return {}
+        ledger = self._root / "cores.json"
+        with _locked(self._root / "cores.lock"):
+            taken: list[list[Any]] = _json(ledger).get("taken", [])
+            taken = [one for one in taken if self._look(Path(one[0]), one[1]).phase in (WAITING, RUNNING)]
+            chosen: dict[int, list[int]] = {}
+            for slot in attempt.slots:
+                cpu = slot.amounts.get("cpu", 0)
+                numa = next((one.numa for one in self._nodes[slot.node].devices if one.index in slot.devices), 0)
+                used = {core for one in taken for core in one[2]}
+                if cores := choose_cores(used, cpu // 1000 if cpu % 1000 == 0 else 0, numa):
+                    chosen[slot.index] = cores
+                    taken.append([str(folder), slot.index, cores])
+            _write(ledger, json.dumps({"taken": taken}).encode())
+        return chosen
+
+    def _spawn(self, attempt: Attempt, slot: Slot, folder: Path) -> None:
+        name = folder / f"slot-{slot.index}"
+        cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)
+        words = [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCES, str(folder / "context.json"), str(slot.index)]
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, f"{name}.launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        env = self._environment(attempt, slot) | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                words,
+                env,
+                file_actions=files,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=signal.valid_signals(),
+            )
+        except OSError as error:
+            raise Unavailable(f"this machine starts no process ({error.strerror})", "it may be out of memory") from None
+        self._children.add(pid)
+        _write(Path(f"{name}.spawn"), json.dumps({"pid": pid}).encode())
+
+    def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:
+        own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+        known = {device.index: device.id for device in self._nodes[slot.node].devices}
+        devices = ",".join(known[index] or str(index) for index in slot.devices)
+        return own | {"PATH": path, "CUDA_VISIBLE_DEVICES": devices} | dict(attempt.env) | dict(attempt.secret_env)
+
+    def _look(self, folder: Path, slot: int) -> _Seen:
+        """One slot by its files; `lost` when its launcher is gone and nobody knows how it ended."""
+        name = folder / f"slot-{slot}"
+        if how := _json(f"{name}.exit"):
+            return _Seen(FAILED if how["code"] else SUCCEEDED, how["code"], how["reason"], how["started"], how["ended"])
+        who = _json(f"{name}.pid")
+        if who and _is_held(f"{name}.lock"):
+            return _Seen(RUNNING, started=who["at"], pid=who["pid"])
+        spawned = _json(f"{name}.spawn")
+        if not who and spawned and _runs(spawned["pid"], folder):
+            return _Seen(WAITING)
+        if Path(f"{name}.exit").exists() or (not who and Path(f"{name}.pid").exists()):
+            return self._look(folder, slot)  # it went on while we looked
+        if who:
+            return _Seen(LOST, reason="its launcher is gone", started=who["at"])
+        return _Seen(_NEVER_BEGAN, reason=read_file(f"{name}.launcher.log", 0, 500).decode(errors="replace").strip())
+
+    def _status(self, handle: str) -> Status:
+        if (folder := self._known(handle)) is None:
+            return Status(handle, UNKNOWN, reason="nobody launched it here, or it was forgotten")
+        stop = _json(folder / "stop")
+        seen = [_settled(self._look(folder, slot), stop) for slot in range(_num_slots(folder))]
+        over = all(one.phase in OVER for one in seen)
+        bad = sorted((one.ended or time.time(), slot) for slot, one in enumerate(seen) if one.phase in (FAILED, LOST))
+        if not over and (bad or stop):
+            self._end_others(handle, folder, seen, stop)
+        for slot in [slot for slot, one in enumerate(seen) if one.phase == LOST]:
+            self._sweep(handle, slot)
+        return Status(
+            handle,
+            _phase(seen, over, bool(bad)),
+            tuple(
+                SlotExit(slot, one.code, one.reason)
+                for slot, one in sorted(enumerate(seen), key=lambda pair: pair[1].ended)
+                if one.phase in OVER
+            ),
+            min((one.started for one in seen if one.started), default=0.0),
+            max((one.ended for one in seen), default=0.0) if over else 0.0,
+            f"slot {bad[0][1]}: {seen[bad[0][1]].reason}" if bad else "",
+        )
+
+    def _end_others(self, handle: str, folder: Path, seen: Sequence[_Seen], stop: Mapping[str, Any]) -> None:
+        if not stop:
+            self.stop(handle, float(_context(folder).get("grace_s", 30.0)))
+        elif time.time() > stop["until"] + _HUNG_S:
+            for slot, one in enumerate(seen):
+                if one.phase == RUNNING:
+                    _kill(one.pid, signal.SIGKILL)
+                    self._sweep(handle, slot)
+
+    def _sweep(self, handle: str, slot: int) -> None:
+        """End what a dead launcher left: its children died with it, theirs may not have."""
+        self._limits.end(handle, slot)
+        marks = {f"FALAJ_ATTEMPT={handle}".encode(), f"FALAJ_SLOT={slot}".encode()}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+                    _kill(int(entry.name), signal.SIGKILL)
+
+    def _signal(self, handle: str, number: int) -> None:
+        if (folder := self._known(handle)) is not None:
+            for slot in range(_num_slots(folder)):
+                if (seen := self._look(folder, slot)).phase == RUNNING:
+                    _kill(seen.pid, number)
+
+
+def _settled(seen: _Seen, stop: Mapping[str, Any]) -> _Seen:
+    """What never began and was told to stop is over."""
+    return _Seen(FAILED, 143, "stopped before it began") if stop and seen.phase == _NEVER_BEGAN else seen
+
+
+def _phase(seen: Sequence[_Seen], over: bool, bad: bool) -> str:
+    phases = {one.phase for one in seen}
+    if over:
+        return next(one for one in (LOST, FAILED, SUCCEEDED) if one in phases)
+    if phases == {_NEVER_BEGAN}:
+        return UNKNOWN
+    return WAITING if phases & {WAITING, _NEVER_BEGAN} and not bad else RUNNING
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone, until we leave or die."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_held(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _runs(pid: int, folder: Path) -> bool:
+    """Whether a launcher we started for this folder is on its way."""
+    try:
+        return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _free_ports(count: int) -> int:
+    """A port that is free now, with the next ones, below those that the kernel gives to outgoing connections."""
+    while True:
+        first = 20000 + secrets.randbelow(12000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
+def _num_slots(folder: Path) -> int:
+    return len(_context(folder).get("slots", ()))
+
+
+def _context(folder: Path) -> dict[str, Any]:
+    return _json(folder / "context.json")
+
+
+def _json(path: str | Path) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, data: bytes) -> None:
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    draft.write_bytes(data)
+    draft.replace(path)

@@ -1,0 +1,76 @@
+"""Limits of the kernel for slots on this machine: one cgroup (version 2) for each, where we may make them.
+
+That is where our own cgroup was delegated to us (systemd: `Delegate=yes`) or one that was is named by `cgroup=`.
+Elsewhere there are no limits, and the node says so by its label.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from falaj.core.errors import Unavailable
+
+_MOUNT = Path("/sys/fs/cgroup")
+
+
+class Limits:
+    """`kind` is what the kernel enforces: "cgroup" or "none"."""
+
+    def __init__(self, named: str) -> None:
+        self._root = _delegated(named)
+        self.kind = "cgroup" if self._root else "none"
+
+    def make(self, attempt: str, slot: int, amounts: Mapping[str, int]) -> str:
+        """The cgroup of a slot, made with what it may use; empty where there are no limits."""
+        if self._root is None:
+            return ""
+        path = self._root / f"falaj-{attempt}-{slot}"
+        try:
+            path.mkdir(exist_ok=True)
+            if cpu := amounts.get("cpu", 0):
+                (path / "cpu.max").write_text(f"{cpu * 100} 100000", encoding="ascii")
+            if memory := amounts.get("memory", 0):
+                (path / "memory.max").write_text(str(memory << 20), encoding="ascii")
+                (path / "memory.oom.group").write_text("0", encoding="ascii")
+        except OSError as error:
+            raise Unavailable(f"the limits of a slot cannot be set ({error.strerror})", "look at the cgroup") from None
+        return str(path)
+
+    def end(self, attempt: str, slot: int) -> None:
+        """Kill whoever is left in a slot's cgroup, and remove it."""
+        if self._root is not None:
+            path = self._root / f"falaj-{attempt}-{slot}"
+            with contextlib.suppress(OSError):
+                (path / "cgroup.kill").write_text("1", encoding="ascii")
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _delegated(named: str) -> Path | None:
+    """A cgroup in which we may make others with limits; no controller can be had where processes sit in it directly,
+    so we move ourselves one step down, and only ourselves."""
+    own = next((line[3:] for line in _lines("/proc/self/cgroup") if line.startswith("0::")), "")
+    root = Path(named) if named else _MOUNT / own.lstrip("/")
+    if not (root / "cgroup.subtree_control").is_file() or not os.access(root / "cgroup.procs", os.W_OK):
+        return None
+    for step in ("here", "below"):
+        try:
+            if step == "below":
+                (root / "platform").mkdir(exist_ok=True)
+                (root / "platform" / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+            (root / "cgroup.subtree_control").write_text("+cpu +memory", encoding="ascii")
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return None
+        else:
+            return root
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,109 @@
+"""The executors the suite is asked of. Another one is a function that opens it, and a line in EXECUTORS.
+
+A Lab is one executor with a cluster behind it, and the few things that are different on each.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.backends.process import ProcessExecutor
+from falaj.core.execute import OVER, Attempt, Executor, Slot, Status
+from falaj.worker.bundle import launcher
+from falaj.worker.context import document
+from tests.servers.process import wait_until
+
+_NUMBER = itertools.count(1)
+
+
+@dataclass
+class Lab:
+    """What the suite needs to know of one executor."""
+
+    executor: Executor
+    nodes: tuple[str, ...]
+    """Names of at least two nodes, as `capacity` gives them."""
+    folder: Callable[[str], str] = lambda _: ""
+    """Where the folder of an attempt lies, for executors that share one with us; nothing for others."""
+    lose: Callable[[str], None] | None = None
+    """Make the node, or whatever runs slot 0 of a handle, vanish without a word."""
+    reopen: Callable[[], Executor] | None = None
+    """Another executor on the same cluster, as after a restart of the platform."""
+    patience_s: float = 15.0
+    """How long anything may take."""
+    amounts: Mapping[str, int] = field(default_factory=lambda: {"cpu": 500, "memory": 64})
+    python: str = "python3"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def attempt(self, *command: str, slots: int = 1, processes: int = 1, **more: Any) -> Attempt:
+        """An attempt of a command of this many slots, one to a node, with an id of its own."""
+        name = f"t{os.getpid()}-{next(_NUMBER)}"
+        places = [Slot(at, self.nodes[at], amounts=self.amounts, processes=processes) for at in range(slots)]
+        facts = {key: more.pop(key) for key in ("stage", "after", "telemetry_s", "inputs") if key in more}
+        bare = Attempt(name, "job:lab/test", "lab", "lab", tuple(places), command, **more)
+        known = replace(bare, folder=self.folder(name), options=self.options | bare.options, launcher=launcher())
+        return replace(known, context=document(known, **({"telemetry_s": 0} | facts)))
+
+    def status(self, handle: str) -> Status:
+        (status,) = self.executor.poll([handle])
+        return status
+
+    def until(self, handle: str, *phases: str) -> Status:
+        """Its status once its phase is one of these (over, when none is named)."""
+        wanted = phases or tuple(OVER)
+        seen: list[Status] = []
+
+        def there() -> bool:
+            seen[:] = [self.status(handle)]
+            return seen[0].phase in wanted
+
+        try:
+            wait_until(there, self.patience_s)
+        except TimeoutError:
+            pytest.fail(f"{handle} is not {wanted} but {seen[0]}; it said {self.lines(handle)}")
+        return seen[0]
+
+    def says(self, handle: str, text: str, slot: int = 0) -> None:
+        """Wait until a slot has written a line with this text."""
+        wait_until(lambda: any(text in line for line in self.lines(handle, slot)), self.patience_s)
+
+    def lines(self, handle: str, slot: int = 0) -> list[str]:
+        return list(self.executor.logs(handle, slot).lines)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to open an executor, and what of the suite it does not do: name of a test, and why."""
+
+    open: Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Lab]]
+    gaps: Mapping[str, str] = field(default_factory=dict)
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+
+
+@contextlib.contextmanager
+def _process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+    del request
+    url = f"process:{tmp_path}/attempts?nodes=2&cpus=2000&memory=2048&gpus=4&model=H100"
+
+    def lose(handle: str) -> None:
+        pid = (tmp_path / handle / "slot-0.pid").read_text().split('"pid": ')[1].split(",")[0]
+        os.kill(int(pid), signal.SIGKILL)
+
+    def folder(name: str) -> str:
+        return str(tmp_path / name)
+
+    executor = ProcessExecutor(url, {})
+    names = tuple(node.name for node in executor.capacity())
+    yield Lab(executor, names, folder, lose, lambda: ProcessExecutor(url, {}))
+    executor.close()
+
+
+EXECUTORS: dict[str, Entry] = {"process": Entry(_process)}
