@@ -139,10 +139,12 @@ class _Tower:
         if (count >= least and (not crc32(key) & mask or count >= most)) or here.num_bytes > PAGE_BYTES:
             self._close(level)
 
-    def _close(self, level: int) -> None:
+    def _close(self, level: int) -> bytes:
         here, self._levels[level] = self._levels[level], _Level()
         head = _HEAD.pack(self._magic, VERSION, self._lowest + level, len(here.items))
-        self._put(level + 1, *self._above(here.marks, self._store(head + b"".join(here.items))))
+        digest = self._store(head + b"".join(here.items))
+        self._put(level + 1, *self._above(here.marks, digest))
+        return digest
 
     def _above(self, marks: list[Any], digest: bytes) -> tuple[bytes, bytes, bytes | int]:
         raise NotImplementedError
@@ -162,6 +164,20 @@ class PageWriter(_Tower):
     def __init__(self, store: Store) -> None:
         super().__init__(store, _PAGE, _PAGE_CUT, 0)
         self._last = self._folder = b""
+        self.leaf = b""
+        """The digest of the last page of entries that was stored."""
+
+    @property
+    def between(self) -> bool:
+        """Whether the next entry begins a page."""
+        return not self._levels[0].items
+
+    def take(self, first: bytes, last: bytes, digest: bytes) -> None:
+        """The next entries all at once: a page that was cut here before. Only `between` pages."""
+        if first <= self._last or last < first or not self.between:
+            raise _refused(first, self._last)
+        self._last, self.leaf = last, digest
+        self._put(1, *self._above([first], digest))
 
     def add(self, path: bytes, mode: int, body: bytes) -> None:
         """The next entry; `body` is an encoded content, or the target of a link."""
@@ -174,6 +190,12 @@ class PageWriter(_Tower):
             name, mode = path[len(self._folder) :], mode | _NEAR
         self._last, self._folder = path, path[: path.rfind(b"/") + 1]
         self._put(0, path, _ENTRY.pack(mode, len(name)) + name + body, path)
+
+    def _close(self, level: int) -> bytes:
+        digest = super()._close(level)
+        if not level:
+            self.leaf = digest
+        return digest
 
     def finish(self) -> bytes:
         """Store what is left; gives the root's digest."""

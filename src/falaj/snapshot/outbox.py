@@ -116,6 +116,8 @@ class Outbox:
         self._state = state
         self._index = Index(_worth_keeping(base.shards)) if base is not None else Index(())
         self._base_used: set[int] = set()
+        self._base_numbers = {raw(batch.bundle): n for n, batch in enumerate(base.tree.batches)} if base else {}
+        self._touched: set[int] = set()
         self._done: list[_Done] = []
         self._done_used: set[int] = set()
         # A bit for what may lie in a batch of ours, so that a new chunk is not looked for in all of them.
@@ -163,6 +165,30 @@ class Outbox:
         content, _ = decode_content(body)
         return self._holds(content.pieces, content.depth)
 
+    def take(self, page: bytes, bundles: Iterable[bytes]) -> bool:
+        """Whether a page and all that its files are made of lie in these batches of the base; counts them as used."""
+        numbers = {self._base_numbers.get(bundle, -1) for bundle in bundles}
+        if not numbers or not all(number >= 0 and self._index.readable(number) for number in numbers):
+            return False
+        if not self._has(page):
+            return False
+        self._base_used |= numbers
+        self._touched.clear()
+        return True
+
+    def touched(self) -> frozenset[int]:
+        """The batches of what was kept or found since this was last asked; `bundles` knows their names at the end."""
+        touched = frozenset(self._touched)
+        self._touched.clear()
+        return touched
+
+    def bundles(self, touched: frozenset[int]) -> tuple[bytes, ...]:
+        """The names of batches, when all is sent; none where one was not needed and never closed."""
+        if any(-1 - n >= len(self._done) for n in touched):
+            return ()
+        base = self._base.tree.batches if self._base is not None else ()
+        return tuple(raw((base[n] if n >= 0 else self._done[-1 - n].batch).bundle) for n in sorted(touched))
+
     def adopt(self, receipt: Receipt) -> None:
         """Count a whole blob as a chunk of the batch."""
         digest = raw(receipt.digest)
@@ -198,6 +224,7 @@ class Outbox:
         pack = self._filling[kind]
         self._places[digest] = len(data) << 64 | pack.number << 32 | pack.add(digest, data)
         self._used.add(pack.number)
+        self._touched.add(-1 - len(self._done))
         self._new_chunks += 1
         return digest
 
@@ -205,15 +232,18 @@ class Outbox:
         place = self._places.get(digest)
         if place is not None:
             self._used.add(place >> 32 & 0xFFFFFFFF)
+            self._touched.add(-1 - len(self._done))
             return True
         found = self._index.find(digest)
         if found is not None:
             self._base_used.add(found[0])
+            self._touched.add(found[0])
             return True
         if self._done and self._marks[int.from_bytes(digest[:3], "big")] >> (digest[3] & 7) & 1:
             for number, done in enumerate(self._done):
                 if done.shard.find(digest) is not None:
                     self._done_used.add(number)
+                    self._touched.add(-1 - number)
                     return True
         return False
 

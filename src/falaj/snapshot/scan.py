@@ -8,7 +8,9 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -50,6 +52,16 @@ class Found(NamedTuple):
     stat: os.stat_result
 
 
+class Run(NamedTuple):
+    """Names of files that follow each other in one folder, last first; `folder` is open until the walk goes on."""
+
+    cut: int
+    """How many of the cuts lie before them."""
+    folder: int
+    prefix: bytes
+    names: list[bytes]
+
+
 class Keep(Protocol):
     """Where the chunks of a file go; each gives the digest of what it kept."""
 
@@ -69,38 +81,64 @@ def stamp_of(found: os.stat_result) -> bytes:
 
 def walk(folder: Path) -> Iterator[Found]:
     """Every file and link below a folder (or the one file it is), sorted by raw path."""
+    for run in runs(folder):
+        yield from meet(run)
+
+
+def runs(folder: Path, cuts: Sequence[bytes] = ()) -> Iterator[Run]:
+    """What `walk` would meet, some names at a time and not looked at yet; no run goes over one of the sorted `cuts`."""
+    at = 0
     for fd, prefix, names in _runs(folder):
         while names:
-            name = names.pop()
-            try:
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            except FileNotFoundError:  # deleted a moment ago is deleted
-                found = None
-            if found is None:
-                continue
-            if found.st_mode & 0o170000 not in _LEAVES:
-                raise _no_file(prefix + name, found)
-            yield Found(prefix + name, fd, name, found)
+            while at < len(cuts) and cuts[at] < prefix + names[-1]:
+                at += 1
+            beyond = 0
+            if at < len(cuts) and cuts[at] < prefix + names[0]:
+                whole = partial(_within, prefix, cuts[at])
+                beyond = bisect_left(names, True, key=whole)
+            yield Run(at, fd, prefix, names[beyond:])
+            del names[beyond:]
 
 
-def stamps(folder: Path) -> Iterator[bytes]:
-    """What `walk` meets, as bytes: every path with its stamp, many at a time. Little more than one stat a file."""
+def meet(run: Run) -> Iterator[Found]:
+    """The files and links of a run, each looked at when it is asked for."""
+    _, fd, prefix, names = run
+    while names:
+        name = names.pop()
+        try:
+            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:  # deleted a moment ago is deleted
+            found = None
+        if found is None:
+            continue
+        if found.st_mode & 0o170000 not in _LEAVES:
+            raise _no_file(prefix + name, found)
+        yield Found(prefix + name, fd, name, found)
+
+
+def stamps(run: Run) -> bytes:
+    """Every path of a run with its stamp, as `line` writes them. Little more than one stat a file."""
+    _, fd, prefix, names = run
     stat_of, pack = os.stat, _STAMP.pack
-    for fd, prefix, names in _runs(folder):
-        held: list[bytes] = []
-        for name in reversed(names):
-            try:
-                found = stat_of(name, dir_fd=fd, follow_symlinks=False)
-            except FileNotFoundError:
-                found = None
-            if found is None:
-                continue
-            mode = found.st_mode
-            if mode & 0o170000 not in _LEAVES:
-                raise _no_file(prefix + name, found)
-            stamp = pack(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, mode)
-            held.append(b"%b%b\0%b" % (prefix, name, stamp))
-        yield b"".join(held)
+    held: list[bytes] = []
+    for name in reversed(names):
+        try:
+            found = stat_of(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            found = None
+        if found is None:
+            continue
+        mode = found.st_mode
+        if mode & 0o170000 not in _LEAVES:
+            raise _no_file(prefix + name, found)
+        stamp = pack(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, mode)
+        held.append(b"%b%b\0%b" % (prefix, name, stamp))
+    return b"".join(held)
+
+
+def line(path: bytes, stamp: bytes) -> bytes:
+    """A path and its stamp, as fingerprints are made of."""
+    return b"%b\0%b" % (path, stamp)
 
 
 def _runs(folder: Path) -> Iterator[tuple[int, bytes, list[bytes]]]:
@@ -229,6 +267,10 @@ def _leaves(names: list[bytes]) -> list[bytes]:
     run = names[at:]
     del names[at:]
     return run
+
+
+def _within(prefix: bytes, cut: bytes, name: bytes) -> bool:
+    return prefix + name <= cut
 
 
 def _no_file(path: bytes, found: os.stat_result) -> Invalid:

@@ -98,6 +98,7 @@ class Index:
     def __init__(self, load: Sequence[Callable[[], Shard]]) -> None:
         self._load = load
         self._next = len(load) - 1
+        self._full: set[int] = set()
         self._large: list[tuple[int, Shard]] = []
         # Many small batches would mean many probes: theirs are kept together.
         self._small: dict[bytes, tuple[int, Place]] = {}
@@ -123,7 +124,16 @@ class Index:
                 return number, place
         return None
 
+    def readable(self, number: int) -> bool:
+        """Whether a batch's shard is here and not empty."""
+        while self._next >= number:
+            self._keep(self._next, self._load[self._next]())
+            self._next -= 1
+        return number in self._full
+
     def _keep(self, number: int, shard: Shard) -> None:
+        if shard.num_chunks:
+            self._full.add(number)
         if shard.num_chunks <= _SMALL and len(self._small) < _MEMORY:
             for digest, place in shard.chunks():
                 self._small.setdefault(digest, (number, place))

@@ -1,7 +1,8 @@
 """What a publish remembers beside the folder it publishes: one SQLite file, a cache that may be lost at any time.
 
 It holds a stamp and the content of every file, so that an unchanged file is never opened again; one fingerprint over
-all stamps, so that an unchanged folder is recognised by its stamps alone; and what an interrupted publish has sent.
+all stamps, so that an unchanged folder is recognised by its stamps alone, and one a page (whole.py), so that a change
+costs its pages and not the folder; and what an interrupted publish has sent.
 Rows carry a checksum, and a file that is not ours or does not read well is thrown away.
 """
 
@@ -10,7 +11,7 @@ import json
 import sqlite3
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -20,6 +21,7 @@ from falaj.core.transfer import Receipt
 from falaj.snapshot.format import VERSION
 from falaj.snapshot.records import Batch
 from falaj.snapshot.scan import CUTTER, STAMP_BYTES
+from falaj.snapshot.whole import KeptPage
 
 RACY_NS = 100_000_000
 """Who writes a file twice within the clock's tick leaves one stamp: younger than this, a file is read again."""
@@ -35,7 +37,7 @@ CREATE TABLE packs(at REAL, receipts BLOB, chunks BLOB);
 CREATE TABLE batches(at REAL, receipts BLOB, data BLOB, bundle TEXT, shard TEXT);
 """
 _ROWS = 8192
-_READ = "SELECT path, row FROM files WHERE typeof(path) = 'blob' AND typeof(row) = 'blob' ORDER BY path"
+_READ_FROM = "SELECT path, row FROM files WHERE typeof(path) = 'blob' AND typeof(row) = 'blob'"
 _AWAY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 
 
@@ -66,7 +68,8 @@ class State:
         self._db = _open(path)
         self._saved: list[tuple[bytes, bytes | None]] = []
         self._settle()
-        self._rows = self._db.execute(_READ)
+        self._after = b""
+        self._rows = self._db.execute(f"{_READ_FROM} ORDER BY path")
         self._head: tuple[bytes, bytes] | None = self._rows.fetchone()
 
     def __enter__(self) -> Self:
@@ -89,11 +92,12 @@ class State:
 
     def match(self, path: bytes, stamp: bytes) -> bytes | None:
         """What was saved for a path when it had this stamp. Rows of paths that were passed over are gone."""
+        if self._after:
+            self._seek()
         head = self._head
-        while head is not None and head[0] < path:
-            self._pass(head)
-            head = self._rows.fetchone()
-        self._head = head
+        if head is not None and head[0] < path:
+            self._pass_before(path)
+            head = self._head
         if head is None or head[0] != path:
             return None
         self._head, row = self._rows.fetchone(), head[1]
@@ -104,14 +108,31 @@ class State:
         """Remember a file."""
         self._save(path, _checked(path, stamp + body))
 
-    def finish(self, **values: bytes) -> None:
+    def skip(self, first: bytes, last: bytes) -> None:
+        """Leave the rows of these paths as they are: nobody asks for them, and they stay."""
+        if not self._after:
+            self._pass_before(first)
+        self._after = last
+
+    def pages(self) -> list[KeptPage]:
+        """The pages of the tree that the last complete publish made."""
+        rows = self._db.execute("SELECT last, row FROM pages WHERE typeof(last) = 'blob' ORDER BY last")
+        return [KeptPage.decode(last, row) for last, kept in rows if (row := _valid(last, kept)) is not None]
+
+    def finish(self, pages: Sequence[KeptPage] = (), **values: bytes) -> None:
         """The publish is complete: what it saw replaces what was known."""
+        self._seek()
         head, self._head = self._head, None
         while head is not None:
             self._pass(head)
             head = self._rows.fetchone()
         self._settle()
-        self.remember(**values)
+        with self._db:
+            self._db.execute("BEGIN")
+            self._db.execute("DELETE FROM pages")
+            rows = ((page.last, _checked(page.last, page.encode())) for page in pages)
+            self._db.executemany("INSERT INTO pages VALUES (?, ?)", rows)
+            self.remember(**values)
 
     def sent_pack(self, pack: SentPack) -> None:
         """A pack has arrived: if we are killed now, it need not be sent again."""
@@ -151,6 +172,20 @@ class State:
         else:
             self._db.execute("DELETE FROM batches")
             self._db.execute("DELETE FROM packs")
+
+    def _seek(self) -> None:
+        """Go on after what was skipped."""
+        if self._after:
+            self._rows.close()
+            self._rows = self._db.execute(f"{_READ_FROM} AND path > ? ORDER BY path", (self._after,))
+            self._head, self._after = self._rows.fetchone(), b""
+
+    def _pass_before(self, path: bytes) -> None:
+        head = self._head
+        while head is not None and head[0] < path:
+            self._pass(head)
+            head = self._rows.fetchone()
+        self._head = head
 
     def _pass(self, head: tuple[bytes, bytes]) -> None:
         if self._drop(*head):
@@ -243,6 +278,8 @@ def _prepared(db: sqlite3.Connection, *, new: bool) -> sqlite3.Connection:
         db.execute("INSERT INTO meta VALUES ('format', ?)", (known,))
     found = db.execute("PRAGMA application_id").fetchone()[0]
     kept = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() if found == _APPLICATION else None
+    if kept is not None and kept[0] == known:
+        db.execute("CREATE TABLE IF NOT EXISTS pages(last BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
     db.execute("COMMIT")
     if kept is None or kept[0] != known:
         raise sqlite3.DatabaseError("not a state file of this format")

@@ -14,8 +14,9 @@ from falaj.core.transfer import Receipt
 from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, raw
 from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
-from falaj.snapshot.scan import Found, read_file, read_link, stamp_of, stamps, walk
+from falaj.snapshot.scan import Found, line, meet, read_file, read_link, runs, stamp_of
 from falaj.snapshot.state import State, discard, is_settled
+from falaj.snapshot.whole import KeptPage, Plan, look
 
 __all__ = ["Sink", "Written", "compose", "publish_folder"]
 
@@ -66,90 +67,145 @@ def _publish(
     folder: Path, sink: Sink, base: Snapshot | None, state: Path | None, advance: Callable[[int], None]
 ) -> Written:
     with State(state) as kept:
-        if base is not None and _is_unchanged(folder, base, kept):
+        plan = Plan()
+        if base is not None and kept.recall("root") == base.tree.root.encode():
+            plan = look(folder, kept.pages())
+        if base is not None and plan.fingerprint and plan.fingerprint == kept.recall("fingerprint"):
             advance(base.tree.size_bytes)
             return Written(base.tree, kept_files=base.tree.num_files)
         with Outbox(sink, base, kept) as out:
-            folder_read = _Folder(out, kept, advance)
+            folder_read = _Folder(out, kept, plan, advance)
             done = folder_read.publish(folder)
+            pages = folder_read.kept_pages()
         with contextlib.suppress(sqlite3.Error):  # all is sent: a cache that cannot be written is no reason to fail
-            kept.finish(root=done.tree.root.encode(), fingerprint=folder_read.fingerprint)
+            kept.finish(pages, root=done.tree.root.encode(), fingerprint=folder_read.fingerprint)
         return done
-
-
-def _is_unchanged(folder: Path, base: Snapshot, kept: State) -> bool:
-    known = kept.recall("fingerprint") if kept.recall("root") == base.tree.root.encode() else b""
-    return bool(known) and fingerprint(folder) == known
-
-
-def fingerprint(folder: Path) -> bytes:
-    """One digest over every path and stamp of a folder; no file is opened."""
-    hashed = blake3()
-    for some in stamps(folder):
-        hashed.update(some)
-    return hashed.digest()
 
 
 class _Folder:
     """One pass over a folder: reads what changed, lists everything."""
 
-    def __init__(self, out: Outbox, state: State, advance: Callable[[int], None]) -> None:
+    def __init__(self, out: Outbox, state: State, plan: Plan, advance: Callable[[int], None]) -> None:
         self._out = out
         self._state = state
+        self._plan = plan
         self._advance = advance
         self._done = 0
         self._hashed = blake3()
         self._settled = True
         self._read = self._kept = 0
+        self._num_files = self._size_bytes = 0
         self.page = out.page
+        self._pages = PageWriter(self._store)
+        self._closed: list[tuple[KeptPage, frozenset[int]]] = []
+        self._open = _OpenPage()
+        self._cut, self._whole = -1, False
 
     @property
     def fingerprint(self) -> bytes:
         """Of all that was seen; empty where a file is so young that it may change unseen."""
-        return self._hashed.digest() if self._settled else b""
+        # What changed since the first look has other stamps than those of that look, and is found the next time.
+        return (self._plan.fingerprint or self._hashed.digest()) if self._settled else b""
 
     def publish(self, folder: Path) -> Written:
         """The whole pass."""
-        pages = PageWriter(self.page)
-        num_files = size_bytes = 0
-        for found in walk(folder):
-            mode, body, stamp = self._entry(found)
-            pages.add(found.path, mode, body)
-            self._hashed.update(found.path + b"\0" + stamp)
-            num_files += 1
-            size_bytes += 0 if mode == LINK else int.from_bytes(body[:8], "little")
-        done = self._out.finish(pages.finish(), num_files, size_bytes)
+        for run in runs(folder, self._plan.cuts):
+            if not self._takes(run.cut):
+                for found in meet(run):
+                    self._add(found)
+        self._hashed.update(b"".join(self._open.lines))
+        done = self._out.finish(self._pages.finish(), self._num_files, self._size_bytes)
         self._advance(self._done)
         return replace(done, read_files=self._read, kept_files=self._kept)
+
+    def kept_pages(self) -> list[KeptPage]:
+        """Every page that ends by itself and not with the folder, for the next publish."""
+        return [page._replace(bundles=page.bundles or self._out.bundles(touched)) for page, touched in self._closed]
 
     def chunk(self, data: bytes | memoryview) -> bytes:
         """Keep bytes of a file, and say so now and then."""
         self._tell(len(data))
         return self._out.chunk(data)
 
-    def _entry(self, found: Found) -> tuple[int, bytes, bytes]:
+    def _takes(self, cut: int) -> bool:
+        """Whether the files before a cut are those of an unchanged page that can stand here as it is."""
+        if cut == self._cut:
+            return self._whole
+        page = self._plan.pages[cut] if cut in self._plan.same else None
+        self._cut = cut
+        self._whole = page is not None and self._pages.between and self._out.take(page.digest, page.bundles)
+        if page is not None and self._whole:
+            self._pages.take(page.first, page.last, page.digest)
+            self._state.skip(page.first, page.last)
+            self._closed.append((page, frozenset()))
+            self._kept += page.num_files
+            self._num_files += page.num_files
+            self._size_bytes += page.size_bytes
+            self._tell(page.size_bytes)
+        return self._whole
+
+    def _add(self, found: Found) -> None:
+        mode, body, stamp, settled = self._entry(found)
+        size = 0 if mode == LINK else int.from_bytes(body[:8], "little")
+        page = self._open
+        page.lines.append(line(found.path, stamp))
+        page.first = page.first or found.path
+        page.size_bytes += size
+        page.settled = page.settled and settled
+        self._pages.add(found.path, mode, body)
+        self._num_files += 1
+        self._size_bytes += size
+        self._settled = self._settled and settled
+        if self._pages.between:
+            self._close(found.path)
+
+    def _close(self, last: bytes) -> None:
+        page, self._open = self._open, _OpenPage()
+        lines = b"".join(page.lines)
+        self._hashed.update(lines)
+        marks = blake3(lines).digest() if page.settled else bytes(32)
+        kept = KeptPage(page.first, last, self._pages.leaf, marks, len(page.lines), page.size_bytes, ())
+        self._closed.append((kept, page.touched))
+        self._out.touched()  # what the pages above it lie in is not what it lies in
+
+    def _store(self, data: bytes) -> bytes:
+        """Keep a page; the first one that is kept at the end of a run of files is theirs."""
+        digest = self._out.page(data)
+        self._open.touched = self._open.touched or self._out.touched()
+        return digest
+
+    def _entry(self, found: Found) -> tuple[int, bytes, bytes, bool]:
         stamp = stamp_of(found.stat)
         if stat.S_ISLNK(found.stat.st_mode):
-            self._settled = self._settled and is_settled(stamp, time.time_ns())
-            return LINK, read_link(found), stamp
+            return LINK, read_link(found), stamp, is_settled(stamp, time.time_ns())
         mode = EXECUTABLE if found.stat.st_mode & stat.S_IXUSR else FILE
         body = self._state.match(found.path, stamp)
         if body is not None and self._out.holds(body):
             self._kept += 1
             self._tell(found.stat.st_size)
-            return mode, body, stamp
+            return mode, body, stamp, True
         begun = time.time_ns()
         content, stamp = read_file(found, self)
         body = content.encode()
         self._read += 1
-        if is_settled(stamp, begun):
+        settled = is_settled(stamp, begun)
+        if settled:
             self._state.save(found.path, stamp, body)
-        else:
-            self._settled = False
-        return mode, body, stamp
+        return mode, body, stamp, settled
 
     def _tell(self, num_bytes: int) -> None:
         self._done += num_bytes
         if self._done >= _TELL_BYTES:
             self._advance(self._done)
             self._done = 0
+
+
+class _OpenPage:
+    """What is known of the files since the last page ended."""
+
+    def __init__(self) -> None:
+        self.first = b""
+        self.lines: list[bytes] = []
+        self.size_bytes = 0
+        self.settled = True
+        self.touched: frozenset[int] = frozenset()

@@ -1,0 +1,76 @@
+"""Pages taken whole: where no stamp of a page's files changed, the page is what it was, and no file of it is passed.
+
+A publish remembers of every page which paths it ends with, a digest over the stamps of its files, and the batches that
+its files lie in. The next one first compares the stamps, many files at a time; only what lies in a page that changed,
+or in one that a change before it made begin elsewhere, is passed file by file.
+"""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from falaj.snapshot.scan import runs, stamps
+
+_HEAD = struct.Struct("<32s32sIQHH")
+
+
+class KeptPage(NamedTuple):
+    """A page of the tree that the last publish made."""
+
+    first: bytes
+    last: bytes
+    digest: bytes
+    stamps: bytes
+    """Over the paths and stamps of all files after the page before it; zeros where one may have changed unseen."""
+    num_files: int
+    size_bytes: int
+    bundles: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        """All but `last`, by which it is found."""
+        head = _HEAD.pack(self.digest, self.stamps, self.num_files, self.size_bytes, len(self.first), len(self.bundles))
+        return head + self.first + b"".join(self.bundles)
+
+    @classmethod
+    def decode(cls, last: bytes, row: bytes) -> "KeptPage":
+        """What `encode` was asked of."""
+        digest, marks, num_files, size_bytes, length, count = _HEAD.unpack_from(row)
+        at = _HEAD.size + length
+        bundles = tuple(row[at + 32 * n : at + 32 * n + 32] for n in range(count))
+        return cls(row[_HEAD.size : at], last, digest, marks, num_files, size_bytes, bundles)
+
+
+class Plan(NamedTuple):
+    """What is known of a folder before any of its files is passed."""
+
+    pages: Sequence[KeptPage] = ()
+    same: frozenset[int] = frozenset()
+    """Which of the pages have the stamps that they had."""
+    fingerprint: bytes = b""
+    """Over every path and stamp; empty when nobody looked."""
+
+    @property
+    def cuts(self) -> list[bytes]:
+        """Where the pages end."""
+        return [page.last for page in self.pages]
+
+
+def look(folder: Path, pages: Sequence[KeptPage]) -> Plan:
+    """Compare the stamps of a folder with those of its pages; no file is opened."""
+    whole, part, same, at = blake3(), blake3(), set(), 0
+    cuts = [page.last for page in pages]
+    for run in runs(folder, cuts):
+        if run.cut != at:
+            if part.digest() == pages[at].stamps:
+                same.add(at)
+            part, at = blake3(), run.cut
+        held = stamps(run)
+        whole.update(held)
+        if at < len(pages):
+            part.update(held)
+    if at < len(pages) and part.digest() == pages[at].stamps:
+        same.add(at)
+    return Plan(pages, frozenset(same), whole.digest())

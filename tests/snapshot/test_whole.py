@@ -1,0 +1,121 @@
+"""Pages taken whole: a tree made with them is the tree that a first publish would make, and it can be read."""
+
+import os
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from falaj.snapshot.scan import meet, runs, walk
+from falaj.snapshot.verify import verify
+from falaj.snapshot.whole import look
+from falaj.snapshot.write import Written, publish_folder
+from tests.snapshot.folders import content, fill, noise
+from tests.snapshot.warehouse import Warehouse
+
+MANY = {b"d%02d/%s%04d" % (n // 150, b"x" if n % 7 else b"sub/", n): b"%d" % n for n in range(1200)}
+
+
+def _edit(folder: Path, dice: random.Random, turn: int) -> None:
+    """A few changes of every kind, near each other or far apart."""
+    paths = sorted(content(folder))
+    for number in range(dice.choice([1, 1, 3, 12])):
+        path = os.fsencode(folder) + b"/" + dice.choice(paths)
+        kind = dice.choice(["write", "delete", "add", "mode", "link", "before", "after"])
+        spare = path + b"-%d-%d" % (turn, number)
+        if kind == "write":
+            Path(os.fsdecode(path)).write_bytes(b"turn %d" % turn)
+        elif kind == "delete":
+            Path(os.fsdecode(path)).unlink()
+            paths = sorted(content(folder))
+        elif kind == "mode" and not os.path.islink(path):  # noqa: PTH114 - raw bytes
+            Path(os.fsdecode(path)).chmod(0o744)
+        elif kind == "link":
+            os.symlink(b"to-%d" % turn, spare)  # noqa: PTH211
+        elif kind in ("before", "after"):
+            (folder / f"{'!' if kind == 'before' else 'z'}{turn}-{number}").write_bytes(noise(50, turn))
+        else:
+            Path(os.fsdecode(spare)).write_bytes(noise(300, turn))
+
+
+@pytest.mark.usefixtures("steady")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_history_of_changes_ends_where_one_publish_does(tmp_path: Path, warehouse: Warehouse, seed: int) -> None:
+    folder, state, dice = fill(tmp_path / "f", MANY), tmp_path / "s", random.Random(seed)
+    done = publish_folder(folder, warehouse, state=state)
+    for turn in range(4):
+        _edit(folder, dice, turn)
+        told: list[int] = []
+        base = warehouse.open(done.tree)
+        done = publish_folder(folder, warehouse, base=base, state=state, advance=told.append)
+        fresh = publish_folder(folder, Warehouse(tmp_path / f"w{turn}"))
+        assert done.tree.root == fresh.tree.root
+        assert (done.tree.num_files, done.tree.size_bytes) == (fresh.tree.num_files, fresh.tree.size_bytes)
+        assert sum(told) == done.tree.size_bytes
+    assert list(verify(warehouse.open(done.tree))) == []
+
+
+@pytest.mark.usefixtures("steady")
+def test_files_of_unchanged_pages_are_not_looked_up(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
+    first = publish_folder(folder, warehouse, state=state)
+    fill(folder, {b"d05/x0851": b"new"})
+    # Whoever looks a file up by its row would not find it any more, and read it.
+    with sqlite3.connect(state) as db:
+        db.execute("DELETE FROM files")
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    assert 0 < done.read_files < len(MANY) // 4
+    assert done.read_files + done.kept_files == len(MANY)
+
+
+@pytest.mark.usefixtures("steady")
+def test_a_batch_that_no_page_needs_any_more_is_left_out(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
+    done = publish_folder(folder, warehouse, state=state)
+    sizes = []
+    for turn in range(5):
+        fill(folder, {b"d05/x0851": b"turn %d" % turn})
+        done = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state=state)
+        sizes.append(len(done.tree.batches))
+    assert sizes == [2] * 5
+    assert list(verify(warehouse.open(done.tree))) == []
+
+
+@pytest.mark.usefixtures("steady")
+def test_pages_of_another_tree_or_with_a_flipped_bit_are_not_taken(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
+    first = publish_folder(folder, warehouse, state=state)
+    with sqlite3.connect(state) as db:
+        rows = db.execute("SELECT last, row FROM pages").fetchall()
+        db.executemany("UPDATE pages SET row = ? WHERE last = ?", [(b"\1" + row[1:], last) for last, row in rows])
+    fill(folder, {b"d05/x0851": b"new"})
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    assert done.tree.root == publish_folder(folder, Warehouse(tmp_path / "w")).tree.root
+    fill(folder, {b"d05/x0852": b"new"})
+    # The newest version is another than the one this folder was last published as.
+    other = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    assert other.tree.root == publish_folder(folder, Warehouse(tmp_path / "v")).tree.root
+    assert list(verify(warehouse.open(other.tree))) == []
+
+
+def test_a_young_file_keeps_its_page_from_being_taken(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
+    first: Written = publish_folder(folder, warehouse, state=state)
+    with sqlite3.connect(state) as db:
+        rows = [row for (row,) in db.execute("SELECT row FROM pages")]
+    young = [row for row in rows if row[32:64] == bytes(32)]
+    assert young
+    again = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    assert again.tree.root == first.tree.root
+
+
+def test_runs_end_at_cuts_and_miss_nothing(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "f", {b"a": b"", b"b/1": b"", b"b/2": b"", b"b/c/3": b"", b"b-": b"", b"d": b""})
+    paths = [found.path for found in walk(folder)]
+    assert paths == sorted(paths)
+    for cuts in ([], [b"a"], [b"b/1", b"b/2"], [b"0", b"b/", b"b/c/3", b"zz"], paths, [b"!", b"~"]):
+        met = [(run.cut, found.path) for run in runs(folder, cuts) for found in meet(run)]
+        assert [path for _, path in met] == paths
+        assert [cut for cut, _ in met] == [sum(cut < path for cut in cuts) for path in paths]
+    assert look(folder, ()).fingerprint == look(folder, ()).fingerprint
