@@ -1,0 +1,172 @@
+"""How long a job will still run: from the steps it reports, else from what ran before under the same name.
+
+Quantiles are kept by template and shape, and leaned on those of the same person, then of the same pool, while there
+are few. They are added up as rungs of a ladder of eight steps to a doubling: one very long job does not spoil a mean,
+and an estimate changes only when it changes by much.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from falaj.schedule.model import CPU, GPU, NEVER, WHOLE, Job, Past, Shape
+
+UNKNOWN_S = 3600
+"""What is expected of a job nobody knows anything about, where something must be expected."""
+SURE_S = 60
+"""A job that ran so long measured its own steps well enough."""
+FEW = 3
+"""So many observations weigh as much as all that lies behind them."""
+MANY = 20
+LADDER = sorted({round(2 ** (i / 8)) for i in range(8 * 31)})
+
+Cell = tuple[int, int, int]
+"""Observations, and the sums of their rungs at P50 and P90."""
+
+
+def pool(shape: Shape) -> str:
+    """The pool a shape draws on: the model it names first, any GPU, or cpu."""
+    for role in shape.roles:
+        if role.ask.gpus or role.ask.milli:
+            return role.ask.models[0] if role.ask.models else GPU
+    return CPU
+
+
+def size(shape: Shape, width: int = 0) -> int:
+    """What it occupies, in milli-devices, or in milli-cores where it has no devices."""
+    devices = cores = 0
+    for index, role in enumerate(shape.roles):
+        count = width if width and not index else role.count
+        devices += count * (role.ask.gpus * WHOLE + role.ask.milli)
+        cores += count * dict(role.ask.amounts).get(CPU, 0)
+    return devices or cores or WHOLE
+
+
+def key(shape: Shape) -> str:
+    """The shape in short, as `Past.key` has it: its pool, its devices, its width."""
+    return f"{pool(shape)}:{size(shape)}x{shape.roles[0].count}"
+
+
+def who(template: str) -> str:
+    """Whose template it is: what stands before its first slash."""
+    return template.partition("/")[0]
+
+
+class Forecast:
+    """What is known of runtimes."""
+
+    def __init__(self, past: Iterable[Past] = ()) -> None:
+        self._past: dict[tuple[str, str], Past] = {}
+        self._cells: dict[str, Cell] = {}
+        self._known: dict[tuple[str, str], tuple[int, int] | None] = {}
+        for one in past:
+            self.learn(one)
+
+    def learn(self, past: Past) -> bool:
+        """Take newer quantiles; True when they may change what is expected of other templates."""
+        old = self._past.get((past.template, past.key))
+        self._past[past.template, past.key] = past
+        before = [self._mean(name) for name in _cells(past)]
+        for name in _cells(past):
+            self._add(name, old, -1)
+            self._add(name, past, 1)
+        wide = before != [self._mean(name) for name in _cells(past)]
+        if wide:
+            self._known.clear()
+        self._known.pop((past.template, past.key), None)
+        return wide
+
+    def past(self) -> tuple[Past, ...]:
+        """All that was learned, sorted."""
+        return tuple(self._past[name] for name in sorted(self._past))
+
+    def expected(self, template: str, shape_key: str) -> tuple[int, int] | None:
+        """P50 and P90 of the whole run in seconds; None when nothing like it ever ran."""
+        name = (template, shape_key)
+        if name not in self._known:
+            self._known[name] = self._lean(name)
+        return self._known[name]
+
+    def left(self, job: Job, shape_key: str, now: int) -> tuple[int, int] | None:
+        """Seconds it will still run at P50 and P90; None when nobody knows. `ran_s` counts the attempts before."""
+        ran = job.ran_s + (max(now - job.started, 0) if job.spots else 0)
+        most = max(job.limit_s - ran, 1) if job.limit_s else NEVER
+        steps = self._by_steps(job, shape_key, ran)
+        if steps is not None:
+            return min(steps[0], most), min(steps[1], most)
+        whole = self.expected(job.template, shape_key)
+        if whole is None:
+            return None
+        return min(_outrun(whole[0], ran) - ran, most), min(_outrun(whole[1], ran) - ran, most)
+
+    def end(self, job: Job, shape_key: str, now: int) -> int:
+        """When it is over at P90; something is always expected, and doubled as often as it was exceeded."""
+        left = self.left(job, shape_key, now)
+        if left is not None:
+            return now + left[1]
+        ran = job.ran_s + (max(now - job.started, 0) if job.spots else 0)
+        whole = job.limit_s or _outrun(UNKNOWN_S, ran)
+        return now + max(whole - ran, 1)
+
+    def _by_steps(self, job: Job, shape_key: str, ran: int) -> tuple[int, int] | None:
+        if not job.steps:
+            return None
+        own = job.step_us if ran >= SURE_S else 0
+        known = self._past.get((job.template, shape_key))
+        step = own or (known.step_us if known else 0)
+        if not step:
+            return None
+        left = max((job.steps - job.done) * step // 1_000_000, 1)
+        return left, left + left // (10 if own else 4)
+
+    def _lean(self, name: tuple[str, str]) -> tuple[int, int] | None:
+        template, shape_key = name
+        rungs: tuple[int, int] | None = None
+        for cell in (self._cells.get(_pool(shape_key)), self._cells.get(_group(template, shape_key))):
+            rungs = _blend(cell, rungs)
+        own = self._past.get(name)
+        rungs = _blend(_cell(own) if own else None, rungs)
+        return None if rungs is None else (LADDER[rungs[0]], LADDER[max(rungs)])
+
+    def _mean(self, name: str) -> tuple[int, int] | None:
+        return _blend(self._cells.get(name), None)
+
+    def _add(self, name: str, past: Past | None, sign: int) -> None:
+        if past is not None:
+            old, more = self._cells.get(name, (0, 0, 0)), _cell(past)
+            self._cells[name] = (old[0] + sign * more[0], old[1] + sign * more[1], old[2] + sign * more[2])
+
+
+def _outrun(whole: int, ran: int) -> int:
+    while whole <= ran:
+        whole *= 2
+    return whole
+
+
+def _blend(cell: Cell | None, behind: tuple[int, int] | None) -> tuple[int, int] | None:
+    if cell is None or not cell[0]:
+        return behind
+    count, low, high = cell
+    if behind is None:
+        return low // count, high // count
+    return (low + FEW * behind[0]) // (count + FEW), (high + FEW * behind[1]) // (count + FEW)
+
+
+def _cell(past: Past) -> Cell:
+    count = max(min(past.count, MANY), 1)
+    return count, count * _rung(past.p50), count * _rung(max(past.p90, past.p50))
+
+
+def _rung(seconds: int) -> int:
+    return bisect_right(LADDER, max(seconds, 1)) - 1
+
+
+def _pool(shape_key: str) -> str:
+    return "pool:" + shape_key.partition(":")[0]
+
+
+def _group(template: str, shape_key: str) -> str:
+    return f"who:{who(template)}/{_pool(shape_key)}"
+
+
+def _cells(past: Past) -> tuple[str, str]:
+    return _pool(past.key), _group(past.template, past.key)

@@ -1,0 +1,156 @@
+"""Turns: reservations of blocked gangs, and what is held for them now.
+
+Of a turn's places, those that are free are taken in the world, so that nothing else lands there by accident; the rest
+follow as they become free. Held places are lent to what is over before the turn comes. A turn moves to an earlier time,
+or later with the cause written down.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from falaj.schedule.columns import Ints
+from falaj.schedule.model import Ask, Reservation, Role, Shape, Spot
+from falaj.schedule.profile import Profile, amounts, columns
+from falaj.schedule.world import World
+
+Held = dict[tuple[int, int], Spot]
+"""By number of a place and column of a device; -1: what else the place needs."""
+_BARE = (Role("", Ask()),)
+
+
+class Turns:
+    """Reservations by job."""
+
+    def __init__(self, world: World, profile: Profile, depth: int) -> None:
+        self.of: dict[str, Reservation] = {}
+        self._world, self._profile, self._depth = world, profile, depth
+        self._facts: dict[str, tuple[str, tuple[Role, ...], int]] = {}
+        self._held: dict[str, Held] = {}
+        self._near: dict[str, set[str]] = {}
+        self._pools: dict[str, int] = {}
+
+    def all(self) -> tuple[Reservation, ...]:
+        """Every turn, soonest first."""
+        return tuple(sorted(self.of.values(), key=lambda one: (one.at, one.job)))
+
+    def room(self, pool: str) -> bool:
+        """May one more gang of this pool have a turn?"""
+        return self._pools.get(pool, 0) < self._depth
+
+    def plan(self, job: str, shape: Shape, width: int, now: int) -> tuple[int, tuple[Spot, ...]] | None:
+        """When and where a job could start if its own turn did not count."""
+        old = self.of.get(job)
+        if old is None:
+            return self._profile.earliest(shape, width, now)
+        self._let_go(job)
+        self._profile.drop(_row(job))
+        turn = self._profile.earliest(shape, width, now)
+        self._enter(job)
+        return turn
+
+    def put(self, turn: Reservation, pool: str, roles: tuple[Role, ...], run_s: int) -> None:
+        """Give a job its turn, or another one."""
+        self.drop(turn.job)
+        self.of[turn.job] = turn
+        self._facts[turn.job] = (pool, roles, run_s)
+        self._pools[pool] = self._pools.get(pool, 0) + 1
+        for spot in turn.spots:
+            self._near.setdefault(spot.node, set()).add(turn.job)
+        self._enter(turn.job)
+
+    def drop(self, job: str) -> Reservation | None:
+        """Take a job's turn away; what was held for it is free."""
+        turn = self.of.get(job)
+        if turn is None:
+            return None
+        self._let_go(job)
+        self._profile.drop(_row(job))
+        del self.of[job]
+        self._pools[self._facts.pop(job)[0]] -= 1
+        for spot in turn.spots:
+            self._near[spot.node].discard(job)
+        self.hold(spot.node for spot in turn.spots)
+        return turn
+
+    def leave(self, node: str) -> list[Reservation]:
+        """A node goes: the turns that had places there are void."""
+        return [turn for job in sorted(self._near.get(node, ())) if (turn := self.drop(job)) is not None]
+
+    def hold(self, nodes: Iterable[str]) -> None:
+        """Something became free on these nodes: keep it for the turns it belongs to, soonest first."""
+        jobs = {job for node in nodes for job in self._near.get(node, ())}
+        for job in sorted(jobs, key=lambda one: (self.of[one].at, one)):
+            self._enter(job)
+
+    def ready(self, nodes: Iterable[str]) -> list[str]:
+        """The jobs with a turn on these nodes whose places are all held now, soonest first."""
+        jobs = {job for node in nodes for job in self._near.get(node, ())}
+        return sorted((j for j in jobs if self.whole(j)), key=lambda one: (self.of[one].at, one))
+
+    def whole(self, job: str) -> bool:
+        """Is everything of its turn held?"""
+        return len(self._held.get(job, ())) == sum(1 + len(spot.devices) for spot in self.of[job].spots)
+
+    def due(self, now: int) -> list[str]:
+        """Jobs whose turn has come."""
+        return [turn.job for turn in self.all() if turn.at <= now]
+
+    def lend(self, end: int, but: str = "") -> list[str]:
+        """Free what is held for turns that come at that time or later, and for one job; say whose it was."""
+        lent = [job for job, turn in self.of.items() if (turn.at >= end or job == but) and self._held.get(job)]
+        for job in lent:
+            self._let_go(job)
+        return lent
+
+    def take_back(self, jobs: Sequence[str]) -> None:
+        """Hold again what is still free of what was lent."""
+        for job in sorted(jobs, key=lambda one: (self.of[one].at, one) if one in self.of else (0, one)):
+            if job in self.of:
+                self._enter(job)
+
+    def held(self) -> list[tuple[Spot, tuple[Role, ...]]]:
+        """What is taken in the world for turns."""
+        found = [(job, column, spot) for job, held in self._held.items() for (_, column), spot in held.items()]
+        return [(spot, self._facts[job][1] if column < 0 else _BARE) for job, column, spot in found]
+
+    def _enter(self, job: str) -> None:
+        """Take what is free of a turn's places: device by device, and what else a place needs."""
+        turn, (_, roles, run_s) = self.of[job], self._facts[job]
+        held = self._held.setdefault(job, {})
+        places, devices = self._free_of(turn, roles, held)
+        self._world.take(list(places.values()), roles)
+        self._world.take(list(devices.values()), _BARE)
+        held |= places | devices
+        known = [number for number in range(len(turn.spots)) if (number, -1) in held]
+        rest = [number for number in range(len(turn.spots)) if (number, -1) not in held]
+        spots = [turn.spots[number] for number in (*known, *rest)]
+        self._profile.put(_row(job), spots, roles, turn.at + run_s, len(known))
+
+    def _free_of(self, turn: Reservation, roles: tuple[Role, ...], held: Held) -> tuple[Held, Held]:
+        world, places, devices = self._world, Held(), Held()
+        needs = [amounts(world, role.ask) for role in roles]
+        left: dict[int, Ints] = {}
+        parts: Counter[tuple[int, int]] = Counter()
+        for number, spot in enumerate(turn.spots):
+            row = world.index.get(spot.node, -1)
+            if row < 0 or not world.nodes[row].open:
+                continue
+            free = left.setdefault(row, world.free[row].copy())
+            if (number, -1) not in held and bool((free >= needs[spot.role]).all()):
+                places[number, -1] = Spot(spot.node, spot.role)
+                free -= needs[spot.role]
+            for column in columns(world, spot):
+                if (number, column) not in held and world.dev[row, column] - parts[row, column] >= spot.milli:
+                    parts[row, column] += spot.milli
+                    device = world.nodes[row].devices[column].index
+                    devices[number, column] = Spot(spot.node, 0, (device,), spot.milli)
+        return places, devices
+
+    def _let_go(self, job: str) -> None:
+        held = self._held.pop(job, {})
+        self._world.give([spot for (_, column), spot in held.items() if column < 0], self._facts[job][1])
+        self._world.give([spot for (_, column), spot in held.items() if column >= 0], _BARE)
+
+
+def _row(job: str) -> str:
+    return f"turn of {job}"
