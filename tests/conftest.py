@@ -12,6 +12,7 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.process import Missing
 from tests.servers.registry import RegistryServer
 from tests.servers.seaweed import Bucket, SeaweedServer
+from tests.servers.slurm import SlurmServer
 from tests.servers.softhsm import SoftHsm
 
 Running = TypeVar("Running")
@@ -69,6 +70,12 @@ def softhsm() -> Iterator[SoftHsm]:
 def oci_registry() -> Iterator[RegistryServer]:
     """The OCI registry shared by this process: `host`, `url`, `blob(digest)`. Use a repository of your own."""
     yield from _running(RegistryServer)
+
+
+@pytest.fixture(scope="session")
+def slurm_server() -> Iterator[SlurmServer]:
+    """The Slurm cluster shared by this process, with the nodes n1 and n2: `address`, `ask("squeue")`."""
+    yield from _running(SlurmServer)
 
 
 def _running(server: Callable[[], AbstractContextManager[Running]]) -> Iterator[Running]:

@@ -1,0 +1,278 @@
+"""Attempts on a real Slurm: exits, signals, other users, preemption, lost nodes, a silent controller."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from falaj.backends.slurm import SlurmExecutor
+from falaj.backends.slurm_site import node_facts, records
+from falaj.core.errors import Invalid, NotFound, Unavailable
+from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Slot, Status
+from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for, wait_for_line
+from tests.servers.process import Missing, wait_until
+from tests.servers.slurm import SlurmServer
+
+HERE = "import os; print('slot', os.environ['FALAJ_SLOT'], os.environ['FALAJ_WORLD'], flush=True)"
+
+
+@pytest.fixture
+def slurm(slurm_server: SlurmServer) -> SlurmExecutor:
+    return _executor(slurm_server)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can reach, as the shared file system of a site is."""
+    made = Path("/tmp") / f"falaj-shared-{uuid.uuid4().hex[:8]}"
+    made.mkdir(mode=0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def stranger() -> Iterator[str]:
+    """A Unix user who is not us."""
+    if os.geteuid() != 0 or shutil.which("useradd") is None:
+        pytest.skip("only root can make a user")
+    name = f"falaj{uuid.uuid4().hex[:6]}"
+    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
+    yield name
+    subprocess.run(["userdel", name], check=False)
+
+
+def test_two_nodes_run_one_launcher_each_and_launching_again_finds_it(slurm: SlurmExecutor, shared: Path) -> None:
+    asked = attempt(slots("n1", "n2"), HERE, shared, env={"A": "b"}, secret_env={"TOKEN": "seventeen"})
+    handle = slurm.launch(asked)
+    assert slurm.launch(asked) == handle
+    done = over(slurm, handle)
+    assert (done.phase, [one.code for one in done.exits]) == (SUCCEEDED, [0, 0])
+    assert done.ended >= done.started > 0
+    chunks = [slurm.logs(handle, slot) for slot in (0, 1)]
+    assert [(chunk.lines, chunk.over) for chunk in chunks] == [(("slot 0 2",), True), (("slot 1 2",), True)]
+    assert not any(b"seventeen" in file.read_bytes() for file in shared.rglob("*") if file.is_file())
+    # The claim lost, as by a crash between sbatch and the write: the job is found by its own mark, or by its name.
+    for lost in ("slurm.job", "slurm.started"):
+        (shared / "slurm.job").unlink(missing_ok=True)
+        (shared / lost).unlink(missing_ok=True)
+        assert slurm.launch(asked) == handle
+
+
+def test_different_slots_are_one_job_with_its_gpus(slurm: SlurmExecutor, shared: Path) -> None:
+    program = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['SLURM_JOB_ID'] != '', flush=True)"
+    gang = (
+        Slot(0, "n1", amounts={"cpu": 1500, "memory": 64}, devices=(0, 1)),
+        Slot(1, "n2", amounts={"cpu": 1000}),
+        Slot(2, "n2", amounts={"cpu": 1000}),
+    )
+    handle = slurm.launch(attempt(gang, program, shared))
+    assert over(slurm, handle).phase == SUCCEEDED
+    assert [slurm.logs(handle, slot).lines for slot in range(3)] == [("0,1 True",), ("None True",), ("None True",)]
+
+
+def test_the_code_of_a_slot_is_told_and_ends_the_others(slurm: SlurmExecutor, shared: Path) -> None:
+    program = f"import os, sys\nif os.environ['FALAJ_SLOT'] == '1': sys.exit(9)\n{PATIENT}"
+    done = over(slurm, slurm.launch(attempt(slots("n1", "n2"), program, shared)))
+    assert (done.phase, done.exits[1].code, done.exits[1].reason) == (FAILED, 9, "rank 1 (python3) ended with code 9")
+    assert done.exits[0].code != 0
+
+
+def test_a_checkpoint_is_asked_for_and_then_the_end(slurm: SlurmExecutor, shared: Path) -> None:
+    # A child that does not expect the signal must live through it.
+    program = f"import subprocess; child = subprocess.Popen(['sleep', '60'])\n{PATIENT}"
+    handle = slurm.launch(attempt(slots("n1", "n2"), program, shared))
+    for slot in (0, 1):
+        wait_for_line(slurm, handle, slot, f"here {slot}")
+    held = {node.name: node.taken for node in slurm.capacity()}
+    assert held == {"n1": {}, "n2": {}}, "what we hold ourselves is not taken by others"
+    slurm.checkpoint(handle)
+    for slot in (0, 1):
+        wait_for_line(slurm, handle, slot, f"saved {slot}")
+    assert slurm.poll([handle])[0].phase == RUNNING
+    slurm.stop(handle, 5)
+    slurm.stop(handle, 5)
+    done = over(slurm, handle)
+    assert (done.phase, [one.code for one in done.exits]) == (FAILED, [3, 3])
+    assert "ending 1" in slurm.logs(handle, 1).lines
+    slurm.checkpoint(handle)
+    slurm.forget(handle)
+    assert slurm.poll([handle]) == [Status(handle, UNKNOWN)]
+
+
+def test_what_does_not_end_is_ended_by_force(slurm: SlurmExecutor, shared: Path) -> None:
+    program = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True)\nwhile True: time.sleep(1)"
+    )
+    handle = slurm.launch(attempt(slots("n1"), program, shared))
+    wait_for_line(slurm, handle, 0, "deaf")
+    slurm.stop(handle, 0.5)
+    assert over(slurm, handle).exits[0].code == 137
+
+
+def test_what_waits_in_the_queue_is_cancelled(slurm: SlurmExecutor, slurm_server: SlurmServer, shared: Path) -> None:
+    other = slurm_server.ask(
+        "sbatch", "--parsable", "-w", "n2", "-c", "4", "--mem=10", "-o", "/dev/null", "--wrap", "sleep 60"
+    ).stdout.strip()
+    handle = slurm.launch(attempt(slots("n2", cpu=4000), HERE, shared))
+    wait_until(lambda: any(node.taken.get("cpu") == 4000 for node in slurm.capacity()), 20)
+    status = wait_for(slurm, handle, lambda status: bool(status.reason))
+    assert (status.phase, status.reason) == (WAITING, "Resources")
+    slurm.stop(handle, 5)
+    assert over(slurm, handle).phase == FAILED
+    slurm_server.ask("scancel", other)
+
+
+def test_a_job_runs_as_its_user(slurm: SlurmExecutor, shared: Path, stranger: str) -> None:
+    program = (
+        "import os, pwd; print(pwd.getpwuid(os.geteuid()).pw_name, os.environ['HOME'], os.getgroups(), flush=True)"
+    )
+    asked = attempt(slots("n1"), program, shared, user=stranger)
+    handle = slurm.launch(asked)
+    assert over(slurm, handle).phase == SUCCEEDED
+    who = pwd.getpwnam(stranger)
+    assert slurm.logs(handle, 0).lines == (f"{stranger} {who.pw_dir} [{who.pw_gid}]",)
+    # The folder is theirs now: what they put there instead of a log is not read with our rights.
+    (shared / "slot-0.log").unlink()
+    (shared / "slot-0.log").symlink_to("/etc/shadow")
+    assert all("root:" not in line for line in slurm.logs(handle, 0).lines)
+    with pytest.raises(Invalid, match="no Unix user"):
+        slurm.launch(replace(asked, id="other", user="no-such-user"))
+
+
+def test_nobody_is_root_by_omission(slurm_server: SlurmServer, shared: Path) -> None:
+    with pytest.raises(Invalid, match="whose identity"):
+        SlurmExecutor(slurm_server.address, {}).launch(attempt(slots("n1"), HERE, shared))
+
+
+def test_an_array_runs_independent_slots(slurm: SlurmExecutor, shared: Path) -> None:
+    program = f"{HERE}; raise SystemExit(int(os.environ['FALAJ_SLOT']) * 5)"
+    done = over(slurm, slurm.launch(attempt(slots("n1", "n1", "n1"), program, shared, options={"array": "yes"})))
+    assert (done.phase, [one.code for one in done.exits]) == (FAILED, [0, 5, 10])
+
+
+def test_preempted_is_lost_and_not_run_again_by_slurm(
+    slurm: SlurmExecutor, slurm_server: SlurmServer, shared: Path
+) -> None:
+    handle = slurm.launch(attempt(slots("n1", "n2", cpu=3000), PATIENT, shared))
+    wait_for_line(slurm, handle, 1, "here 1")
+    urgent = (
+        "sbatch",
+        "--parsable",
+        "-p",
+        "urgent",
+        "-N",
+        "2",
+        "-c",
+        "4",
+        "--mem=10",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "true",
+    )
+    assert slurm_server.ask(*urgent).returncode == 0
+    done = over(slurm, handle)
+    assert (done.phase, done.reason) == (LOST, "preempted")
+    assert not slurm_server.ask("squeue", "-h", f"--name={Path(handle).name}").stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"options": {"partition": "nope"}}, "Invalid partition"),
+        ({"options": {"partition": "main\n#SBATCH --uid=0"}}, "no single line"),
+        ({"options": {"wrap": "true"}}, "does not know the option"),
+        ({"env": {"SBATCH_RESERVATION": "mine"}}, "may not set the variable"),
+        ({"env": {"A=B\n": "mine"}}, "may not set the variable"),
+        ({"id": "a\n#SBATCH"}, "no id of an attempt"),
+        ({"slots": slots("n1;reboot")}, "name that no host has"),
+        ({"slots": slots("n9")}, "has no node n9"),
+        ({"slots": slots("n1", memory=9_000_000)}, "not available"),
+    ],
+)
+def test_what_slurm_would_refuse_is_invalid_at_launch(
+    slurm: SlurmExecutor, shared: Path, change: dict[str, object], said: str
+) -> None:
+    with pytest.raises(Invalid, match=said):
+        slurm.launch(replace(attempt(slots("n1"), HERE, shared), **change))  # type: ignore[arg-type]
+
+
+def test_a_handle_that_nobody_knows(slurm: SlurmExecutor) -> None:
+    for strange in ("1:root:/nowhere", "nobody", ""):
+        assert slurm.poll([strange]) == [Status(strange, UNKNOWN)]
+        slurm.stop(strange, 1)
+        slurm.checkpoint(strange)
+        slurm.forget(strange)
+        with pytest.raises(NotFound):
+            slurm.logs(strange, 0)
+
+
+def test_nodes_are_told_as_they_are(slurm: SlurmExecutor, slurm_server: SlurmServer) -> None:
+    n1, n2 = slurm.capacity()
+    assert (n1.amounts, [gpu.model for gpu in n1.devices], n1.labels["rack1"]) == (
+        {"cpu": 4000, "memory": 2000},
+        ["a100"] * 2,
+        "true",
+    )
+    assert (n2.devices, n2.ready) == ((), True)
+    assert [
+        len(SlurmExecutor(f"{slurm_server.address}&partition={name}", {}).capacity()) for name in ("main", "none")
+    ] == [2, 0]
+
+
+def test_a_node_in_every_dialect() -> None:
+    text = (
+        "NodeName=g1 CPUAlloc=8 CPUTot=64 AvailableFeatures=(null) Gres=gpu:a100:2(S:0),gpu:a100_1g.5gb:3(S:1),nic:1 "
+        "GresUsed=gpu:a100:1(IDX:1),gpu:a100_1g.5gb:2(IDX:2-3),nic:0 OS=Linux 6 #1 RealMemory=512000 AllocMem=100 "
+        "State=MIXED+DRAIN Reason=bad fan CPUTot=1 [root@2026-01-01T00:00:00]\nNodeName=g2 State=IDLE* Gres=gpu:4\n"
+    )
+    g1, g2 = (node_facts(node, [(2, 40, {1})]) for node in records(text))
+    assert [gpu.model for gpu in g1.devices] == ["a100", "a100", "a100_1g.5gb", "a100_1g.5gb", "a100_1g.5gb"]
+    assert (g1.amounts, g1.taken, g1.taken_devices) == (
+        {"cpu": 64000, "memory": 512000},
+        {"cpu": 6000, "memory": 60},
+        (2, 3),
+    )
+    assert (g1.ready, g2.ready, [gpu.model for gpu in g2.devices]) == (False, False, ["gpu"] * 4)
+
+
+@pytest.mark.parametrize("told", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_lost_node_a_silent_controller_and_a_forgotten_job(shared: Path, told: bool) -> None:
+    """Slurm finds out by itself after half a minute, or is told so by the site's own watch."""
+    try:
+        server = SlurmServer(min_job_age=2)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with server:
+        slurm = _executor(server)
+        for name in ("first", "second", "third"):
+            (shared / name).mkdir()
+        early = slurm.launch(attempt(slots("n1"), HERE, shared / "first"))
+        assert over(slurm, early).phase == SUCCEEDED
+        handle = slurm.launch(attempt(slots("n1", "n2"), PATIENT, shared / "second"))
+        wait_for_line(slurm, handle, 1, "here 1")
+        server.kill_node("n2")
+        if told:
+            server.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=dead")
+        lost = over(slurm, handle)
+        assert (lost.phase, lost.reason) == (LOST, "node fail")
+        assert not slurm.capacity()[1].ready
+        if not told:
+            wait_until(lambda: early.split(":")[0] not in server.ask("squeue", "-t", "all", "-ho", "%A").stdout, 60)
+            assert slurm.poll([early])[0].phase == SUCCEEDED
+        server.kill()
+        late = attempt(slots("n1"), HERE, shared / "third")
+        for ask in (slurm.capacity, lambda: slurm.poll([handle]), lambda: slurm.launch(late)):
+            with pytest.raises(Unavailable, match="does not answer"):
+                ask()
+
+
+def _executor(server: SlurmServer) -> SlurmExecutor:
+    us = pwd.getpwuid(os.geteuid()).pw_name
+    return SlurmExecutor(server.address, {"user": us})
