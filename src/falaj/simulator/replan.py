@@ -1,7 +1,8 @@
 """Policies that papers publish: at every arrival and end all jobs are planned anew, in one order, first fit.
 
 They know what no platform knows (the oracles `srtf` and `srsf`), or nothing (`fifo`, `las`); they stand here to be
-compared with. A job of at most a node's devices sits in one node; a larger one takes whole free nodes. Moving costs the restart.
+compared with. A job of at most a node's devices sits in one node; a larger one takes whole free nodes. Moving costs
+the restart.
 """
 
 from collections.abc import Callable
