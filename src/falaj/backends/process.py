@@ -27,6 +27,7 @@ from urllib.parse import parse_qsl
 
 from falaj.backends.process_limits import Limits
 from falaj.backends.process_node import choose_cores, this_machine
+from falaj.backends.process_nursery import Nursery
 from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
     FAILED,
@@ -62,10 +63,7 @@ _PASSED_ON = (
     "USER",
 )
 """What processes see of the platform's own environment; the rest may be secret."""
-_BOOT = "import sys; sys.path[:0] = sys.argv[1:2]; from falaj.worker.launch import main; sys.exit(main(sys.argv[2:]))"
-_SOURCES = str(Path(__file__).parents[2])
 _LOG_BYTES = 1 << 20
-_NEVER_BEGAN = "never began"
 _HUNG_S = 10.0
 """How long after its grace a launcher may still need to end its slot."""
 
@@ -95,7 +93,7 @@ class ProcessExecutor:
         self._limits = Limits(wanted.get("cgroup", ""))
         self._wanted = wanted
         self._nodes = {node.name: node for node in this_machine(wanted, self._limits.kind)}
-        self._children: set[int] = set()
+        self._nursery = Nursery()
 
     def capacity(self) -> Sequence[NodeFacts]:
         """This machine, or its imitation nodes."""
@@ -112,17 +110,12 @@ class ProcessExecutor:
             if attempt.launcher and not (folder / "falaj-worker.pyz").exists():
                 _write(folder / "falaj-worker.pyz", attempt.launcher)
             for slot in attempt.slots:
-                if self._look(folder, slot.index).phase == _NEVER_BEGAN:
-                    self._spawn(attempt, slot, folder)
+                if self._look(folder, slot.index).phase == WAITING:
+                    self._nursery.begin(context, slot.index, self._environment(attempt, slot))
         return attempt.id
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
         """What became of each. A slot that ended badly, or is gone, ends the others of its attempt."""
-        for pid in list(self._children):
-            with contextlib.suppress(ChildProcessError):
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    continue
-            self._children.discard(pid)
         return [self._status(handle) for handle in handles]
 
     def checkpoint(self, handle: str) -> None:
@@ -172,7 +165,8 @@ class ProcessExecutor:
         entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
 
     def close(self) -> None:
-        """Nothing is held; attempts run on."""
+        """Attempts run on."""
+        self._nursery.close()
 
     def _check(self, attempt: Attempt) -> None:
         if not _ID.fullmatch(attempt.id):
@@ -232,54 +226,26 @@ class ProcessExecutor:
             _write(ledger, json.dumps({"taken": taken}).encode())
         return chosen
 
-    def _spawn(self, attempt: Attempt, slot: Slot, folder: Path) -> None:
-        name = folder / f"slot-{slot.index}"
-        cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)
-        words = [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCES, str(folder / "context.json"), str(slot.index)]
-        files = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, f"{name}.launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ]
-        env = self._environment(attempt, slot) | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
-        try:
-            pid = os.posix_spawn(
-                sys.executable,
-                words,
-                env,
-                file_actions=files,
-                setsid=True,
-                setsigmask=(),
-                setsigdef=signal.valid_signals(),
-            )
-        except OSError as error:
-            raise Unavailable(f"this machine starts no process ({error.strerror})", "it may be out of memory") from None
-        self._children.add(pid)
-        _write(Path(f"{name}.spawn"), json.dumps({"pid": pid}).encode())
-
     def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:
         own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         known = {device.index: device.id for device in self._nodes[slot.node].devices}
         devices = ",".join(known[index] or str(index) for index in slot.devices)
-        return own | {"PATH": path, "CUDA_VISIBLE_DEVICES": devices} | dict(attempt.env) | dict(attempt.secret_env)
+        cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)
+        own |= {"PATH": path, "CUDA_VISIBLE_DEVICES": devices} | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
+        return own | dict(attempt.env) | dict(attempt.secret_env)
 
     def _look(self, folder: Path, slot: int) -> _Seen:
-        """One slot by its files; `lost` when its launcher is gone and nobody knows how it ended."""
+        """One slot by its files: `waiting` before its launcher claimed it, `lost` when that is gone without a word."""
         name = folder / f"slot-{slot}"
+        who = _json(f"{name}.pid")
+        held = bool(who) and _is_held(f"{name}.lock")
+        # Asked last: it may have ended while we looked.
         if how := _json(f"{name}.exit"):
             return _Seen(FAILED if how["code"] else SUCCEEDED, how["code"], how["reason"], how["started"], how["ended"])
-        who = _json(f"{name}.pid")
-        if who and _is_held(f"{name}.lock"):
+        if held:
             return _Seen(RUNNING, started=who["at"], pid=who["pid"])
-        spawned = _json(f"{name}.spawn")
-        if not who and spawned and _runs(spawned["pid"], folder):
-            return _Seen(WAITING)
-        if Path(f"{name}.exit").exists() or (not who and Path(f"{name}.pid").exists()):
-            return self._look(folder, slot)  # it went on while we looked
-        if who:
-            return _Seen(LOST, reason="its launcher is gone", started=who["at"])
-        return _Seen(_NEVER_BEGAN, reason=read_file(f"{name}.launcher.log", 0, 500).decode(errors="replace").strip())
+        return _Seen(LOST, reason="its launcher is gone", started=who["at"]) if who else _Seen(WAITING)
 
     def _status(self, handle: str) -> Status:
         if (folder := self._known(handle)) is None:
@@ -332,16 +298,16 @@ class ProcessExecutor:
 
 def _settled(seen: _Seen, stop: Mapping[str, Any]) -> _Seen:
     """What never began and was told to stop is over."""
-    return _Seen(FAILED, 143, "stopped before it began") if stop and seen.phase == _NEVER_BEGAN else seen
+    return _Seen(FAILED, 143, "stopped before it began") if stop and seen.phase == WAITING else seen
 
 
 def _phase(seen: Sequence[_Seen], over: bool, bad: bool) -> str:
     phases = {one.phase for one in seen}
     if over:
         return next(one for one in (LOST, FAILED, SUCCEEDED) if one in phases)
-    if phases == {_NEVER_BEGAN}:
-        return UNKNOWN
-    return WAITING if phases & {WAITING, _NEVER_BEGAN} and not bad else RUNNING
+    if phases == {WAITING}:
+        return UNKNOWN  # whoever began to launch it died; it may be launched again
+    return WAITING if WAITING in phases and not bad else RUNNING
 
 
 @contextlib.contextmanager
@@ -361,14 +327,6 @@ def _is_held(path: str) -> bool:
     except OSError:
         return False
     return False
-
-
-def _runs(pid: int, folder: Path) -> bool:
-    """Whether a launcher we started for this folder is on its way."""
-    try:
-        return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def _kill(pid: int, number: int) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from falaj.core.outbox import read_file
 
@@ -54,6 +53,15 @@ def reap() -> list[tuple[int, int]]:
             return ended
         code = os.waitstatus_to_exitcode(status)
         ended.append((pid, code if code >= 0 else 128 - code))
+
+
+def alone() -> bool:
+    """Whether no child is left, and so nobody at all."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
 
 
 def descendants(root: int) -> list[int]:
@@ -129,9 +137,3 @@ def _complain(word: str, error: OSError) -> None:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def give_up(message: str, code: int) -> NoReturn:
-    """End the launcher before it began, in one line."""
-    os.write(2, f"falaj: {message}\n".encode())
-    raise SystemExit(code)

@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,18 +36,22 @@ _UNKILLABLE_S = 15.0
 _TRY_AGAIN, _YIELDED = 75, 85  # as in core.execute, which takes longer to load than the rest of us
 
 
-def main(arguments: list[str]) -> int:
-    """`falaj.worker CONTEXT_PATH SLOT_INDEX`; the path `-` means the document is in FALAJ_CONTEXT."""
+def main(arguments: list[str], begun: Callable[[str], None] = lambda _: None) -> int:
+    """`falaj.worker CONTEXT_PATH SLOT_INDEX`; the path `-` means the document is in FALAJ_CONTEXT.
+
+    `begun` hears when the slot is claimed (nothing), or why it is not.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     try:
         path, slot = arguments
-        context = read(path)
-        launcher = Launcher(context, int(slot), path)
-    except (ValueError, IndexError, FalajError) as error:
-        family.give_up(f"{error} (usage: falaj.worker CONTEXT SLOT)", 2)
-    if not launcher.claim():
-        return 0
-    return launcher.run()
+        launcher = Launcher(read(path), int(slot), path)
+        ours = launcher.claim()
+    except (ValueError, IndexError, OSError, FalajError) as error:
+        begun(str(error))
+        os.write(2, f"falaj: {error} (usage: falaj.worker CONTEXT SLOT)\n".encode())
+        return _TRY_AGAIN if isinstance(error, OSError) else 2
+    begun("")
+    return launcher.run() if ours else 0
 
 
 class Launcher:
@@ -212,6 +217,8 @@ class Launcher:
 
     def _clear_leftovers(self) -> None:
         """What the processes left behind ends with them."""
+        if family.alone():
+            return
         family.send(signal.SIGTERM, family.descendants(os.getpid()))
         kill_at = self._kill_at or time.time() + _LEFTOVER_S
         give_up_at = max(kill_at, time.time()) + _UNKILLABLE_S
@@ -258,10 +265,7 @@ def _bundle(folder: Path) -> str:
 
 def _join_cgroup(path: str) -> None:
     if path:
-        try:
-            Path(path, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-        except OSError as error:
-            family.give_up(f"the limits of the slot cannot be set: {error.strerror}", _TRY_AGAIN)
+        Path(path, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
 
 def _write(path: str | Path, value: dict[str, object]) -> None:
