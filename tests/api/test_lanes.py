@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from falaj.api.lanes import BATCH, WAITING, Lanes
-from falaj.core.errors import Unavailable
+from falaj.api.lanes import BATCH, TOGETHER, WAITING, Lanes
+from falaj.core.errors import Stale, Unavailable
 
 
 class Groups:
@@ -20,6 +20,7 @@ class Groups:
         self.gate = threading.Event()
         self.gate.set()
         self.fail = False
+        self.meets = 0
         self.begun = threading.Event()
 
     @contextmanager
@@ -30,6 +31,9 @@ class Groups:
         self.sizes.append(self.calls - before)
         if self.fail:
             raise OSError("disk full")
+        if self.meets:
+            self.meets -= 1
+            raise Stale("another writer", "call again")
 
     def call(self, value: int) -> int:
         self.calls += 1
@@ -72,6 +76,23 @@ def test_one_broken_call_leaves_its_neighbours_alone_and_a_broken_commit_none() 
         groups.fail = True
         ended = await asyncio.gather(*(lanes.inside(groups.call, n) for n in range(5)))
         assert all(isinstance(outcome.error, OSError) and outcome.value is None for outcome in ended)
+        lanes.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("meets", [1, TOGETHER])
+def test_a_group_that_met_others_is_run_again_and_at_last_one_by_one(meets: int) -> None:
+    groups = Groups()
+    groups.meets = meets
+
+    async def story() -> None:
+        lanes = Lanes(groups.group, inline=True)
+        lanes.start()
+        good, bad = await asyncio.gather(lanes.short(groups.call, 1), lanes.short(groups.call, -1))
+        assert (good.value, good.error) == (1, None)
+        assert isinstance(bad.error, ValueError)
+        assert (len(groups.sizes), groups.calls) == ((2, 4) if meets == 1 else (TOGETHER, 2 * TOGETHER + 2))
         lanes.stop()
 
     asyncio.run(story())

@@ -288,8 +288,7 @@ def test_a_count_and_a_write_are_one_step(opened: Open) -> None:
 
 def test_a_group_is_durable_together_and_undone_one_by_one(opened: Open) -> None:
     store, other = opened(), opened()
-    if not isinstance(store, CanGroup):
-        pytest.skip("this store commits each transaction by itself")
+    assert isinstance(store, CanGroup)
     with store.group():
         write(store, row("a"), events=(event(1),))
         txn = store.begin(write=True)
@@ -301,6 +300,29 @@ def test_a_group_is_durable_together_and_undone_one_by_one(opened: Open) -> None
         assert names(other) == [], "nobody else does before it is durable"
     assert names(other) == ["a", "c"]
     assert [e.id for e in other.events()] == ["id1", "id3"]
+
+
+def test_the_cursor_of_now_has_all_before_it_and_the_rest_behind(opened: Open) -> None:
+    store = opened()
+    first = store.end()
+    write(store, row("a"), events=(event(1),))
+    second = store.end()
+    write(store, row("b"), events=(event(2),))
+    assert first < second < store.end()
+    assert [e.id for e in store.events(first)] == ["id1", "id2"]
+    assert [e.id for e in store.events(second)] == ["id2"]
+    assert store.events(store.end()) == []
+
+
+def test_a_look_sees_what_others_committed_and_nothing_of_the_group(opened: Open) -> None:
+    store, other = opened(), opened()
+    assert isinstance(store, CanGroup)
+    write(other, row("a"))
+    with store.group():
+        write(store, row("b"))
+        look = store.look()
+        assert [one.key.name for one in look.find(Query("t", "thing")).rows] == ["a"]
+        look.rollback()
 
 
 def test_a_dump_taken_while_others_write_is_one_moment(opened: Open) -> None:

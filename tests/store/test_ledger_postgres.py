@@ -9,7 +9,7 @@ import pytest
 from falaj.backends import postgres
 from falaj.backends.postgres import PostgresStore
 from falaj.core.context import Actor, Context
-from falaj.core.errors import Conflict, Stale, Unavailable
+from falaj.core.errors import Conflict, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Key, Query, Row
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
@@ -164,6 +164,50 @@ def test_a_retry_asked_by_the_engine_is_not_taken_for_a_taken_name(store: Postgr
     with pytest.raises(Conflict) as plain, ledger.write(CTX) as tx:
         tx.put(THING, {})
     assert plain.type is Conflict
+
+
+def test_a_group_that_meets_another_writer_is_undone_whole_and_can_be_run_again(store: PostgresStore) -> None:
+    ledger, heard = Ledger(store), list[bool]()
+
+    def together(rival: bool) -> None:
+        with ledger.group():
+            with ledger.write(CTX) as tx:
+                tx.after(heard.append)
+                tx.emit("add", tx.put(THING, {}).ref)
+            if rival:
+                other = store.alone(write=True)
+                assert other.find(Query("acme", "thing")).rows == ()
+                other.put(Row(Key("acme", "thing", "p", "b"), 1, "c", b"{}", 1.0), 0)
+                other.commit()
+            with ledger.write(CTX) as tx:
+                assert not rival or tx.get(Ref.parse("thing:p/b")) is None
+                tx.emit("say", THING.at("r1"))
+
+    with pytest.raises(Stale):
+        together(rival=True)
+    assert heard == [False]
+    assert store.events() == []
+    together(rival=False)
+    assert heard == [False, True]
+    assert [row.verb for row in store.events()] == ["add", "say"]
+
+
+def test_the_first_of_a_group_can_be_undone_before_the_others_begin(store: PostgresStore) -> None:
+    ledger = Ledger(store)
+    with ledger.group():
+        with pytest.raises(ZeroDivisionError), ledger.write(CTX) as tx:  # noqa: PT012
+            tx.put(THING, {"n": 1})
+            raise ZeroDivisionError
+        with ledger.write(CTX) as tx:
+            tx.emit("add", tx.put(THING, {"n": 2}).ref)
+        with ledger.read(CTX) as reader:
+            assert reader.need(THING).body == {"n": 2}
+        broken = store.begin(write=True)
+        with pytest.raises(Invalid):
+            broken.put(Row(Key("acme", "thing", "p", "b"), 2**70, "c", b"", 1.0), 0)
+        broken.rollback()
+    with ledger.read(CTX) as reader:
+        assert reader.need(THING).body == {"n": 2}
 
 
 def test_a_broken_connection_is_replaced_before_the_body_runs(store: PostgresStore, postgres_url: str) -> None:

@@ -3,13 +3,14 @@
 Usage: python -m tests.stories.ledger_writer URL WHO MODE [COUNT]; MODE is single, group or threads.
 """
 
+import contextlib
 import sys
 import threading
 
 from falaj.backends.postgres import PostgresStore
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
-from falaj.core.errors import FalajError
+from falaj.core.errors import FalajError, Stale
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger, Writer
 
@@ -41,11 +42,19 @@ def single(ledger: Ledger, who: str, count: int) -> None:
 
 def group(ledger: Ledger, who: str, count: int) -> None:
     for start in range(0, count, 7):
-        with ledger.group():
-            for n in range(start, start + 7):
-                write(ledger, who, n)
+        together(ledger, who, start)
         for n in range(start, start + 7):
             say(f"{who} {n}")
+
+
+def together(ledger: Ledger, who: str, start: int) -> None:
+    """Seven in one group, tried again when the engine turned all of it away."""
+    while True:
+        with contextlib.suppress(Stale):
+            with ledger.group():
+                for n in range(start, start + 7):
+                    write(ledger, who, n)
+            return
 
 
 def threads(ledger: Ledger, who: str, count: int) -> None:

@@ -202,6 +202,23 @@ def _act(here: Any, act: str, run: Ref, step: int) -> None:
         here.track.end(run, ended=float(step + 1))
 
 
+def test_a_group_that_began_before_another_replica_wrote_still_finds_it(tmp_path: Path, postgres_url: str) -> None:
+    """The log may be ahead of a group's snapshot; what the board took from there would be old for ever."""
+    town = Town(tmp_path, store=postgres_url)
+    second = House(load_settings(str(tmp_path), {"zone": "ae-dubai", "store": postgres_url}))
+    here, there = town.as_("amal"), Platform(second, second.authenticate(town.tokens["amal"]), "fraud")
+    here.track.create(EXPERIMENT)
+    run = here.track.start(EXPERIMENT).ref
+    assert ids(here.track.list()) == [run.name]
+    with town.house.ledger.group():
+        here.track.show(run)
+        there.track.log(run, tags={"x": "y"})
+        here.track.list(where="tags.x = 'y'")
+    assert ids(here.track.list(where="tags.x = 'y'")) == [run.name]
+    second.close()
+    town.close()
+
+
 def test_two_replicas_on_one_database(tmp_path: Path, postgres_url: str) -> None:
     """What one wrote the other finds; both write to the same run, and nothing is lost."""
     town = Town(tmp_path, store=postgres_url)

@@ -13,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from falaj.core.errors import Unavailable
+from falaj.core.errors import Stale, Unavailable
 
 BATCH = 256
 WAITING = 4096
 OUTSIDE = 32
+TOGETHER = 3
+"""How often calls are tried together when an engine turns their group away."""
 
 
 class Outcome(NamedTuple):
@@ -128,9 +130,15 @@ class Lanes:
     def _together(self, batch: Sequence[_Job]) -> list[Outcome]:
         self.batches += 1
         self.calls += len(batch)
-        outcomes: list[Outcome] = []
-        ended = attempt(self._all, (batch, outcomes))
-        return outcomes if ended.error is None else [Outcome(None, ended.error)] * len(batch)
+        for _ in range(TOGETHER):
+            outcomes: list[Outcome] = []
+            ended = attempt(self._all, (batch, outcomes))
+            if ended.error is None:
+                return outcomes
+            if not isinstance(ended.error, Stale):
+                return [Outcome(None, ended.error)] * len(batch)
+        # Nothing of them happened: other writers met them. Alone, each meets fewer, and tries again by itself.
+        return [attempt(job.run, job.args) for job in batch]
 
     def _all(self, batch: Sequence[_Job], outcomes: list[Outcome]) -> None:
         with self._group():

@@ -142,7 +142,7 @@ def make_server(house: "House", *, listen: str = "", own_ca: bool = False) -> tu
     context = server_context(tls) if tls.cert else None
     bound = _bind(address)
     address = Address(address.host, bound.getsockname()[1])
-    app = App(house, _hosts(address, (*names, *settings.hosts)), lanes=1 if settings.store.startswith("sqlite:") else 4)
+    app = App(house, _hosts(address, (*names, *settings.hosts)))
     config = uvicorn.Config(app, **_options())
     config.load()
     config.ssl = context

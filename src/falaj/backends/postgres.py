@@ -9,23 +9,26 @@ The log. A sequence hands out numbers before commits happen, so a later number c
 their transaction's id, and the log is read in the order (xid, seq) and only below the oldest transaction that is still
 open: everything there is final, and whatever commits later sorts behind it. Another long write transaction in the same
 cluster holds the reading back, never the writing.
+
+Groups. Calls that wait together share one transaction of the engine (`postgres_group`), so that they cannot meet.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
 from falaj.backends.passage import Passage
+from falaj.backends.postgres_group import Groups, PostgresGroup
+from falaj.backends.postgres_txn import EPOCH, PostgresTxn, check_alive, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.backends.sql.rows import RowWrites
-from falaj.core.errors import Conflict, FalajError, Invalid, Stale, Unavailable
-from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
+from falaj.core.errors import Conflict, Invalid
+from falaj.core.ports import TABLES, EventRow, Key, Txn
 
 _DIALECT = {
     "text": 'TEXT COLLATE "C"',
@@ -51,23 +54,19 @@ _LOG_STEPS = (
         "CREATE INDEX events_request ON events (request)",
     ),
 )
-_NOW = "pg_current_xact_id()::text::bigint"
-_EPOCH = "(SELECT value FROM meta WHERE name = 'epoch')"
 # An earlier epoch came in by a restore: its xids are another cluster's and all of it is final.
-_VISIBLE = f"(epoch < {_EPOCH} OR xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint)"
-_COLUMNS = ("epoch", "xid", *TABLES["events"][3:])
-_APPEND = f"""INSERT INTO events ({", ".join(_COLUMNS)})
-    VALUES ({_EPOCH}, {_NOW}, {", ".join(["%s"] * (len(_COLUMNS) - 2))})"""  # noqa: S608 # nosec B608
+_VISIBLE = f"(epoch < {EPOCH} OR xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint)"
 # Nothing that this cluster wrote can be seen with an id that it has not yet given out.
 _FOREIGN = f"""SELECT 1 FROM events
-    WHERE epoch = {_EPOCH} AND xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint LIMIT 1"""  # noqa: S608 # nosec B608
+    WHERE epoch = {EPOCH} AND xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint LIMIT 1"""  # noqa: S608 # nosec B608
+_END = f"SELECT {EPOCH}, pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+_MOST = 2**63 - 1
 _DUMP = {
     "records": sql.dump("records", "tenant, kind, project, name, version"),
     "events": sql.dump("events", "epoch, xid, seq"),
     "leases": sql.dump("leases", "name"),
 }
 _LOCK = 0x66616C616A
-_RETRY = ("40001", "40P01", "55P03")
 _CHANNEL = "falaj"
 _QUIET_S = 0.05
 
@@ -89,12 +88,13 @@ class PostgresStore:
             timeout=self._wait_s,
             max_idle=60.0,
             kwargs={"autocommit": True, "connect_timeout": 5, "application_name": "falaj"},
-            check=ConnectionPool.check_connection,
+            check=check_alive,
             open=False,
         )
         self._stopped = threading.Event()
         self._said = threading.Event()
         self.passage = Passage()
+        self._groups = Groups(self.alone, 3 * self._wait_s)
         self._watcher: threading.Thread | None = None
         try:
             with clear_errors():
@@ -106,27 +106,55 @@ class PostgresStore:
             self.pool.close()
             raise
 
-    def begin(self, write: bool) -> "PostgresTxn":
-        """A transaction on a connection of its own. A dead connection is replaced here, before any work was done."""
+    def begin(self, write: bool) -> Txn:
+        """A transaction on a connection of its own or, in a group, a member of that."""
+        group = self._groups.local.group
+        return self.alone(write) if group is None else group.begin(write)
+
+    def group(self) -> PostgresGroup:
+        """Transactions of this thread join into one."""
+        return PostgresGroup(self._groups)
+
+    def look(self) -> PostgresTxn:
+        """A snapshot of what is committed now."""
+        return self.alone(write=False)
+
+    def alone(self, write: bool) -> PostgresTxn:
+        """A transaction of the engine's own."""
         mode = "ISOLATION LEVEL SERIALIZABLE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
         if write:
             self.passage.enter()
         try:
-            return PostgresTxn(self, self._begun(mode), write)
+            return PostgresTxn(self._begun(mode), write, partial(self._ended, write))
         except BaseException:
             if write:
                 self.passage.leave(turned_away=False)
             raise
 
     def _begun(self, mode: str) -> "psycopg.Connection[Any]":
+        """A connection on which a transaction has begun; a dead one is replaced here, before any work was done."""
         with clear_errors():
-            connection = self.pool.getconn()
-            try:
-                connection.execute(f"BEGIN {mode}")
-            except BaseException:
-                self.pool.putconn(connection)
-                raise
-        return connection
+            while True:
+                connection = self.pool.getconn()
+                try:
+                    connection.execute(f"BEGIN {mode}")
+                except psycopg.OperationalError:
+                    dead = connection.closed
+                    self.pool.putconn(connection)
+                    if not dead:
+                        raise
+                except BaseException:
+                    self.pool.putconn(connection)
+                    raise
+                else:
+                    return connection
+
+    def _ended(self, write: bool, connection: "psycopg.Connection[Any]", committed: bool, turned_away: bool) -> None:
+        self.pool.putconn(connection)
+        if write:
+            self.passage.leave(turned_away)
+            if committed:
+                self._said.set()  # have the other replicas told; many commits in a row are told once
 
     def events(
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
@@ -145,6 +173,11 @@ class PostgresStore:
             ORDER BY epoch, xid, seq LIMIT ?"""  # noqa: S608 # nosec B608
         return [sql.event_of(row) for row in self._ask(text, [*values, max(0, limit)])]
 
+    def end(self) -> str:
+        """The cursor behind everything that is final."""
+        ((epoch, xid),) = self._ask(_END, ())
+        return sql.cursor(epoch, xid - 1, _MOST)
+
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
         """Take or extend a lease in one statement, which commits by itself."""
         rows = self._ask(sql.LEASE, (name, owner, now + ttl_s, now, now))
@@ -153,13 +186,13 @@ class PostgresStore:
     def release(self, name: str, owner: str) -> None:
         """Give a lease back; its token stays used."""
         with clear_errors(), self.pool.connection() as connection:
-            connection.execute(_marks(sql.RELEASE), (name, owner))
+            connection.execute(marks(sql.RELEASE), (name, owner))
 
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
         found, last = [], ("", "")
         with clear_errors(), self.pool.connection() as connection:
-            while row := connection.execute(_marks(sql.LOGS), last).fetchone():
+            while row := connection.execute(marks(sql.LOGS), last).fetchone():
                 last = (row[0], row[1])
                 found.append(last)
         return found
@@ -172,7 +205,7 @@ class PostgresStore:
 
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row of every table, from one snapshot; writers go on meanwhile."""
-        txn = self.begin(write=False)
+        txn = self.alone(write=False)
         try:
             for table, text in _DUMP.items():
                 for row in txn.stream(table, text):
@@ -197,13 +230,9 @@ class PostgresStore:
             self._watcher.join(timeout=5)
         self.pool.close()
 
-    def committed(self) -> None:
-        """Have the other replicas told; many commits in a row are told once."""
-        self._said.set()
-
     def _ask(self, text: str, values: Sequence[Any]) -> list[Any]:
         with clear_errors(), self.pool.connection() as connection:
-            return connection.execute(_marks(text), values).fetchall()
+            return connection.execute(marks(text), values).fetchall()
 
     def _watch(self, callback: Callable[[], None]) -> None:
         while not self._stopped.is_set():
@@ -224,94 +253,6 @@ class PostgresStore:
         own = connection.info.backend_pid
         if [notice for notice in connection.notifies(timeout=_QUIET_S) if notice.pid != own]:
             callback()
-
-
-class PostgresTxn(RowWrites):
-    """One transaction on one connection of the pool."""
-
-    def __init__(self, store: PostgresStore, connection: psycopg.Connection[Any], write: bool) -> None:
-        self._store = store
-        self._connection = connection
-        self._write = write
-        self._ended = False
-
-    def get(self, key: Key) -> Row | None:
-        """The row of a key."""
-        rows = self.run(sql.GET, sql.key_values(key))
-        return sql.row_of(key, rows[0] if rows else None)
-
-    def find(self, query: Query) -> Found:
-        """A page of rows."""
-        text, values = sql.find_query(query, ("r.cell = ANY(?)", sorted(query.cells or ())))
-        return sql.found(query, self.run(text, values))
-
-    def cells(self, tenant: str, kind: str) -> frozenset[str]:
-        """The distinct cells of a kind."""
-        return frozenset(cell for (cell,) in self.run(sql.CELLS, (tenant, kind, tenant, kind)))
-
-    def append(self, events: Sequence[EventRow]) -> None:
-        """Add to the log, in this order."""
-        self._ready()
-        with clear_errors():
-            self._connection.cursor().executemany(_APPEND, [sql.event_values(event) for event in events])
-
-    def stream(self, name: str, text: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of one statement as they come."""
-        with clear_errors(), self._connection.cursor(name=name) as cursor:
-            cursor.itersize = 1000
-            yield from cursor.execute(text)
-
-    def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
-        """All rows of one statement."""
-        with clear_errors():
-            return self._connection.execute(_marks(text), values).fetchall()
-
-    def commit(self) -> None:
-        """Durable on return. When the connection breaks in the midst of it nobody knows: the error says so."""
-        if self._ended:
-            raise Invalid("the transaction has ended", "begin another")
-        self._ended, done = True, False
-        try:
-            with clear_errors(unsure=self._write):
-                if self._connection.execute("COMMIT").statusmessage != "COMMIT":
-                    raise Stale("the transaction was undone by an earlier error", "call again")
-            done = True
-        finally:
-            self._give_back(turned_away=not done)
-        if self._write:
-            self._store.committed()
-
-    def rollback(self) -> None:
-        """Nothing of it happened."""
-        if self._ended:
-            return
-        self._ended = True
-        status = self._connection.info.transaction_status
-        with contextlib.suppress(psycopg.Error):
-            if status != TransactionStatus.UNKNOWN:
-                self._connection.execute("ROLLBACK")
-        self._give_back(turned_away=status == TransactionStatus.INERROR)
-
-    def _give_back(self, turned_away: bool) -> None:
-        self._store.pool.putconn(self._connection)
-        if self._write:
-            self._store.passage.leave(turned_away)
-
-    def _ready(self) -> None:
-        if not self._write or self._ended:
-            raise Invalid("this transaction cannot write", "begin one that writes")
-
-    def _count(self, text: str, values: Sequence[Any]) -> int:
-        with clear_errors():
-            return self._connection.execute(_marks(text), values).rowcount
-
-    def _many(self, text: str, rows: list[tuple[str, ...]]) -> None:
-        with clear_errors():
-            self._connection.cursor().executemany(_marks(text), rows)
-
-
-def _marks(text: str) -> str:
-    return text.replace("?", "%s")
 
 
 def _upgrade(connection: psycopg.Connection[Any], upto: int = schema.NEWEST) -> None:
@@ -350,37 +291,3 @@ def _copy_in(connection: psycopg.Connection[Any], rows: Iterable[tuple[str, tupl
     with connection.cursor().copy("COPY terms (tenant, kind, field, value, project, name, version) FROM STDIN") as copy:
         for row in terms:
             copy.write_row(row)
-
-
-@contextlib.contextmanager
-def clear_errors(unsure: bool = False) -> Iterator[None]:
-    """Errors of the engine leave here as ours. `unsure`: a broken connection leaves open whether a commit happened."""
-    try:
-        yield
-    except psycopg.Error as error:
-        raise failure(error, unsure) from error
-
-
-def failure(error: psycopg.Error, unsure: bool = False) -> FalajError:
-    """What an engine's error means for the caller."""
-    state = error.sqlstate or ""
-    if state in _RETRY:
-        return Stale("another writer changed the same things meanwhile", "call again")
-    if state.startswith("53"):
-        return Unavailable(
-            "PostgreSQL is out of disk, memory or connections; nothing was written", "make room, then call again"
-        )
-    if state.startswith("22") or isinstance(error, psycopg.DataError):
-        return Invalid("PostgreSQL cannot store one of the values", "valid text without NUL characters, please")
-    if state.startswith("28") or state == "3D000":
-        return Unavailable(
-            "PostgreSQL refuses the connection", "check user, password and database in the store's address"
-        )
-    if unsure and (not state or state.startswith(("08", "57"))):
-        return Unavailable(
-            "PostgreSQL went away during the commit: it may have been recorded",
-            "call again with the same request id: it finds the first outcome",
-        )
-    if isinstance(error, psycopg.OperationalError):
-        return Unavailable("PostgreSQL does not answer; nothing was written", "check that it runs, then call again")
-    return Unavailable(f"PostgreSQL refused a statement ({state})", "look at the server's log for the reason")

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg_pool import ConnectionPool
 
-from falaj.backends.postgres import clear_errors
+from falaj.backends.postgres_txn import check_alive, clear_errors
 from falaj.core.errors import Invalid
 from falaj.core.ports import Block
 
@@ -28,11 +28,16 @@ _SCHEMA = (
     "UPDATE blocks SET xid = 0 WHERE told AND xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint",
 )
 _COLUMNS = "tenant, series, shelf, id, zone, low, high, length, at, data, told"
-_ADD = f"INSERT INTO blocks ({_COLUMNS}) VALUES ({', '.join(['%s'] * 11)}) ON CONFLICT DO NOTHING"  # noqa: S608 # nosec B608
+_KINDS = (*["text"] * 7, "bigint", "float8", "bytea", "bool")
+# All of them in one statement, which commits by itself.
+_ADD = f"""INSERT INTO blocks ({_COLUMNS})
+    SELECT * FROM unnest({", ".join(f"%b::{kind}[]" for kind in _KINDS)}) ON CONFLICT DO NOTHING"""  # noqa: S608 # nosec B608
 _READ = f"""SELECT {_COLUMNS} FROM blocks WHERE tenant = %s AND series = ANY(%s) AND shelf = %s AND high >= %s
     ORDER BY series, low, high, id LIMIT %s"""  # noqa: S608 # nosec B608
-_CHANGES = f"SELECT {_COLUMNS} FROM blocks WHERE tenant = %s AND xid >= %s AND told ORDER BY xid, id"  # noqa: S608 # nosec B608
 _NOW = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
+# One statement, one snapshot: what it does not see commits behind its cursor.
+_CHANGES = f"""SELECT now.xmin, {_COLUMNS} FROM ({_NOW}) AS now (xmin)
+    LEFT JOIN blocks ON tenant = %s AND xid >= %s AND told ORDER BY xid, id"""  # noqa: S608 # nosec B608
 _GONE = "DELETE FROM blocks WHERE tenant = %s AND series = %s AND id = ANY(%s)"
 _DELETE = "DELETE FROM blocks WHERE tenant = %s AND series = %s"
 _EXPIRE = "DELETE FROM blocks WHERE tenant = %s AND left(series, %s) = %s AND at < %s"
@@ -55,7 +60,7 @@ class PostgresSeries:
             timeout=wait_s,
             max_idle=60.0,
             kwargs={"autocommit": True, "connect_timeout": 5, "application_name": "falaj"},
-            check=ConnectionPool.check_connection,
+            check=check_alive,
             open=False,
         )
         try:
@@ -72,11 +77,7 @@ class PostgresSeries:
     def append(self, blocks: Sequence[Block]) -> None:
         """Add blocks; durable on return."""
         with clear_errors(unsure=True), self._pool.connection() as connection:
-            if len(blocks) == 1:  # one statement commits by itself
-                connection.execute(_ADD, blocks[0])
-                return
-            with connection.transaction():
-                connection.cursor().executemany(_ADD, blocks)
+            connection.execute(_ADD, _by_column(blocks))
 
     def read(
         self, tenant: str, series: Sequence[str], shelf: str, low: str = "", limit: int = 1_000_000
@@ -90,10 +91,11 @@ class PostgresSeries:
         if after and not after.isdigit():
             raise Invalid(f"{after[:80]!r} is no cursor of changes", "use the one that was given")
         with clear_errors(), self._pool.connection() as connection:
-            # Looked up first: what commits between the two questions is told now, and told again next time.
-            row = connection.execute(_NOW).fetchone()
-            found = _blocks(connection.execute(_CHANGES, (tenant, int(after)), binary=True)) if after else []
-            return found, str(row[0]) if row else after
+            if not after:
+                ((now,),) = connection.execute(_NOW)
+                return [], now
+            rows = connection.execute(_CHANGES, (tenant, int(after)), binary=True).fetchall()
+            return [Block._make(row[1:]) for row in rows if row[1] is not None], rows[0][0]
 
     def swap(self, tenant: str, series: str, gone: Sequence[str], blocks: Sequence[Block]) -> bool:
         """Put blocks in the place of others, or do nothing."""
@@ -101,7 +103,7 @@ class PostgresSeries:
             swapped = connection.execute(_GONE, (tenant, series, list(gone))).rowcount == len(set(gone))
             if not swapped:
                 raise psycopg.Rollback(whole)
-            connection.cursor().executemany(_ADD, blocks)
+            connection.execute(_ADD, _by_column(blocks))
         return swapped
 
     def delete(self, tenant: str, series: str) -> None:
@@ -117,6 +119,10 @@ class PostgresSeries:
     def close(self) -> None:
         """Close every connection."""
         self._pool.close()
+
+
+def _by_column(blocks: Sequence[Block]) -> list[list[Any]]:
+    return [list(column) for column in zip(*blocks, strict=True)] or [[] for _ in _KINDS]
 
 
 def _blocks(rows: psycopg.Cursor[Any]) -> list[Block]:

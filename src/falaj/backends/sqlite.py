@@ -54,10 +54,7 @@ class SqliteStore:
         if not write:
             if group is not None and group.holding:
                 return SqliteTxn(self, self._lane.connection, shared=True)
-            with clear_errors():
-                connection = self._spare()
-                connection.execute("BEGIN")
-            return SqliteTxn(self, connection)
+            return self.look()
         return self._begin_write()
 
     def events(
@@ -71,6 +68,11 @@ class SqliteStore:
             late = self._write(SqliteWrite.mark)
         with self._reader() as connection:
             return sqlite_log.read(connection, after, limit, asked)
+
+    def end(self) -> str:
+        """The cursor of the last event."""
+        with self._reader() as connection:
+            return sqlite_log.end(connection)
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
         """Take or extend a lease, durably."""
@@ -93,6 +95,15 @@ class SqliteStore:
     def group(self) -> "SqliteGroup":
         """Commits of this thread wait for the group's end."""
         return SqliteGroup(self._lane)
+
+    def look(self) -> "SqliteTxn":
+        """A snapshot of what is committed now."""
+        if self.closed:
+            raise Unavailable("the store is closed", "open it again")
+        with clear_errors():
+            connection = self._spare()
+            connection.execute("BEGIN")
+        return SqliteTxn(self, connection)
 
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row of every table, from one snapshot; the writer goes on meanwhile."""
@@ -259,7 +270,7 @@ class SqliteWrite(RowWrites, SqliteTxn):
                     continue
                 self._connection.execute(_LOAD[table], values)
                 if table == "records" and values[-1]:
-                    self._many(sql.ADD_TERM, sql.term_rows(Key(*values[:5]), sql.terms_of(values[-1])))
+                    self.many(sql.ADD_TERM, sql.term_rows(Key(*values[:5]), sql.terms_of(values[-1])))
             log.end()
             self._connection.execute(sql.NEW_EPOCH)
 
@@ -335,13 +346,13 @@ class SqliteWrite(RowWrites, SqliteTxn):
         except sqlite3.Error as error:
             self._batch.error = failure(error)
 
-    def _count(self, text: str, values: Sequence[Any]) -> int:
+    def count(self, text: str, values: Sequence[Any]) -> int:
         try:
             return self._connection.execute(text, values).rowcount
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
-    def _many(self, text: str, rows: list[tuple[str, ...]]) -> None:
+    def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
         try:
             self._connection.executemany(text, rows)
         except sqlite3.Error as error:

@@ -120,6 +120,13 @@ def read(connection: sqlite3.Connection, after: str, limit: int, where: Mapping[
     return found
 
 
+def end(connection: sqlite3.Connection) -> str:
+    """The cursor of the last event."""
+    ((epoch,),) = connection.execute(_EPOCH)
+    ((last,),) = connection.execute(_LAST)
+    return sql.cursor(epoch, 0, last or 0)
+
+
 def dump(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
     """Every event as a backup names its columns."""
     for _, event in _walk(connection, 0, {}):

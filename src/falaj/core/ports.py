@@ -113,6 +113,10 @@ class Store(Protocol):
         ...
 
     def release(self, name: str, owner: str) -> None: ...
+    def end(self) -> str:
+        """The cursor of now: what commits later lies behind it, and all before it can be read."""
+        ...
+
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
         ...
@@ -125,6 +129,9 @@ class CanGroup(Protocol):
     """A store that can make many transactions durable at once."""
 
     def group(self) -> "Group": ...
+    def look(self) -> Txn:
+        """A snapshot of what is committed now, also inside a group, whose own may be older."""
+        ...
 
 
 class Group(Protocol):

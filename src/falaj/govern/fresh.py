@@ -22,7 +22,7 @@ class Fresh(Generic[K, V]):
         self._load = load
         self._limit = limit
         self._kept: dict[K, tuple[V, float]] = {}
-        self._changes = 0
+        self._changed = 0
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V:
@@ -33,11 +33,11 @@ class Fresh(Generic[K, V]):
         # A group may yet be undone too, but then `changing` forgets what it changed.
         if self._ledger.transacting:
             return self._load(key)
-        changes, until = self._changes, monotonic() + STALE_S
+        since, until = self._ledger.since, monotonic() + STALE_S
         value = self._load(key)
         with self._lock:
             # Read before a change and kept after it would be a second of the past; such a value is not kept.
-            if changes == self._changes:
+            if self._changed <= since:
                 if len(self._kept) >= self._limit:
                     self._kept.clear()
                 self._kept[key] = (value, until)
@@ -49,5 +49,5 @@ class Fresh(Generic[K, V]):
 
     def _forget(self, key: K) -> None:
         with self._lock:
-            self._changes += 1
+            self._changed = self._ledger.note()
             self._kept.pop(key, None)

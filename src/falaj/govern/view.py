@@ -39,6 +39,7 @@ class PlaceView:
         self._regimes = regimes
         self._clock = clock
         self._turn = 0
+        self._changed = 0
         self._kept: dict[str, _Kept] = {}
 
     def of(self, tenant: str, now: float) -> Places:
@@ -47,10 +48,11 @@ class PlaceView:
         clock = self._clock()
         if kept is not None and kept.turn == self._turn and 0 <= clock - kept.at < FRESH_S:
             return kept.places
-        turn = self._turn
+        turn, since = self._turn, self._ledger.since
         places = self._load(tenant, now)
-        if not self._ledger.transacting:
-            # Inside a transaction what was read may yet be undone: good for this call, not for others.
+        if not self._ledger.transacting and self._changed <= since:
+            # Inside a transaction what was read may yet be undone: good for this call, not for others. So is what a
+            # group read that began before the last change.
             if len(self._kept) >= _TENANTS:
                 self._kept.clear()
             self._kept[tenant] = _Kept(clock, turn, places)
@@ -59,6 +61,7 @@ class PlaceView:
     def forget(self) -> None:
         """Something changed: read again at the next question."""
         self._turn += 1
+        self._changed = self._ledger.note()
 
     def _load(self, tenant: str, now: float) -> Places:
         ctx = Context(Actor("house", HOUSE, kind="service"), zone="", tenant=tenant, now=lambda: now)

@@ -19,7 +19,7 @@ from falaj.store import requests
 from falaj.store.envelope import Voice, key_of, open_events, open_record, seal_events, seal_record
 from falaj.store.records import Fact, Page, Record
 
-PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent"})
+PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget"})
 """Kinds that are derived from events or from bytes outside: a change of them alone needs no event."""
 
 _OPEN = Label()
@@ -38,10 +38,16 @@ class Ledger:
         self.bundled = isinstance(store, CanBundle)
         self.local = _Local()
         self._callbacks: tuple[Callable[[], None], ...] = ()
+        self._noting = threading.Lock()
+        self._noted = 0
 
     def read(self, ctx: Context) -> "Reader":
         """One snapshot to read from; inside a transaction of this thread, that transaction."""
         return Reader(self, ctx)
+
+    def look(self, ctx: Context) -> "Reader":
+        """One snapshot of what is committed now; a group's own may be older than what the log says."""
+        return Reader(self, ctx, latest=True)
 
     def write(self, ctx: Context) -> "Writer":
         """A transaction: commits on a clean exit, and then everything in it is durable; else nothing of it happened."""
@@ -103,6 +109,17 @@ class Ledger:
             self.store.watch(self.wake)
 
     @property
+    def since(self) -> int:
+        """After how many changes (`note`) what this thread reads was the newest: all, or those before its group."""
+        return self._noted if self.local.since is None else self.local.since
+
+    def note(self) -> int:
+        """Count a change that somebody keeps in memory; what a group read that began before it is of the past."""
+        with self._noting:
+            self._noted += 1
+            return self._noted
+
+    @property
     def busy(self) -> bool:
         """True while this thread is inside a transaction or a group: what it reads may yet be undone."""
         return self.local.root is not None or self.local.waiting is not None
@@ -147,6 +164,7 @@ class Root:
 class _Local(threading.local):
     root: Root | None = None
     waiting: list[Callable[[bool], None]] | None = None
+    since: int | None = None
     spoke: Context | None = None
     voice: Voice | None = None
 
@@ -154,18 +172,21 @@ class _Local(threading.local):
 class Reader:
     """Questions to one snapshot."""
 
-    __slots__ = ("_ctx", "_ledger", "_own", "_txn")
+    __slots__ = ("_ctx", "_latest", "_ledger", "_own", "_txn")
 
-    def __init__(self, ledger: Ledger, ctx: Context) -> None:
+    def __init__(self, ledger: Ledger, ctx: Context, latest: bool = False) -> None:
         self._ledger = ledger
         self._ctx = ctx
+        self._latest = latest
         self._txn: Txn
         self._own = False
 
     def __enter__(self) -> "Reader":
-        root = self._ledger.local.root
-        self._own = root is None
-        self._txn = self._ledger.store.begin(write=False) if root is None else root.txn
+        root, store = self._ledger.local.root, self._ledger.store
+        if self._latest and isinstance(store, CanGroup):
+            self._own, self._txn = True, store.look()
+        else:
+            self._own, self._txn = root is None, store.begin(write=False) if root is None else root.txn
         return self
 
     def __exit__(
@@ -449,7 +470,7 @@ class Together:
         if local.waiting is None and local.root is None and isinstance(store, CanGroup):
             self._group = store.group()
             self._group.__enter__()
-            local.waiting = []
+            local.waiting, local.since = [], self._ledger.since
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -457,7 +478,7 @@ class Together:
         if self._group is None:
             return
         local = self._ledger.local
-        after, local.waiting = local.waiting or [], None
+        after, local.waiting, local.since = local.waiting or [], None, None
         try:
             self._group.__exit__(None, None, None)
         except BaseException:

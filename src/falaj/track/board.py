@@ -1,8 +1,9 @@
 """The board: runs at a glance. A table in memory of the runs that somebody searched, caught up before every answer.
 
 Runs of an experiment are read when they are first asked for. From then on the board follows: what this process writes
-is handed to it once it is durable; what others write it hears of in the log; new points are told by the series. The
-least used experiments leave when there are too many rows.
+is handed to it once it is durable; what others write it hears of in the log; new points are told by the series. So it
+reads what is committed now, and not what the caller's group sees: that may be older than the log. The least used
+experiments leave when there are too many rows.
 """
 
 import threading
@@ -208,13 +209,16 @@ class Board:
         at = table.log
         if at is None:
             return changed, self._log_start(tenant)
-        while True:
+        # Looked up first: most of the log is not about runs, and is not to be read through again next time.
+        end = self._ledger.store.end()
+        while at < end:
             events = self._ledger.store.events(at, tenant=tenant, kind="run", limit=_PAGE)
             for event in events:
                 changed[event.subject.name] = int(event.subject.version[1:])
                 at = event.pos
             if len(events) < _PAGE:
-                return changed, at
+                break
+        return changed, max(at, end)
 
     def _catch_up(self, tenant: str, table: _Table, heard: tuple[dict[str, int], str]) -> None:
         """Take in what happened since the last look. All of it may be taken in twice and changes nothing then."""
@@ -239,7 +243,7 @@ class Board:
         late = [name for name, rev in changed.items() if self._is_late(table, name, rev)]
         if not late:
             return
-        with self._ledger.read(house(tenant)) as tx:
+        with self._ledger.look(house(tenant)) as tx:
             for name in late:
                 found = tx.find("run", terms={"id": name}, limit=1).records
                 known = table.rows.get(name)
@@ -266,7 +270,7 @@ class Board:
             if name in table.experiments:
                 table.experiments.move_to_end(name)
         for name in missing:
-            with self._ledger.read(house(tenant)) as tx:
+            with self._ledger.look(house(tenant)) as tx:
                 records = list(find_all(tx, "run", terms={"experiment": name}))
             heads = self._measures.heads_of(tenant, [record.key.name for record in records])
             table.experiments[name] = {}
@@ -295,7 +299,7 @@ class Board:
 
     def _log_start(self, tenant: str) -> str:
         """Some place in the log, the later the better, before which nothing can be new: where a recent run began."""
-        with self._ledger.read(house(tenant)) as tx:
+        with self._ledger.look(house(tenant)) as tx:
             recent = tx.find("run", newest=True, limit=8).records
         for record in recent:
             where = {"kind": "run", "project": record.key.project, "name": record.key.name}

@@ -17,8 +17,12 @@ def experiment_ref(visit: Visit, number: str) -> Ref:
     """The experiment of that number, or NotFound. Number 0 is there from the start: its first user makes it."""
     if number == "0":
         return _default(visit)
-    found = _desk(visit).experiment_ref(visit.ctx.tenant, number) if number.isascii() and number.isdecimal() else None
-    return _found(found, "experiment", number, "mlflow.search_experiments() lists them")
+    key = (visit.ctx.tenant, number)
+    ref = visit.places.get(key)
+    if ref is None:
+        found = _desk(visit).experiment_ref(*key) if number.isascii() and number.isdecimal() else None
+        ref = visit.found[key] = _found(found, "experiment", number, "mlflow.search_experiments() lists them")
+    return ref
 
 
 def run_ref(visit: Visit, name: str) -> Ref:

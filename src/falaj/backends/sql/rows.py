@@ -18,21 +18,21 @@ class RowWrites:
         key, text = sql.key_values(row.key), sql.terms_text(row.terms)
         self._ready()
         if rev == 0:
-            if not self._count(sql.INSERT, (*key, row.rev, row.cell, row.body, row.at, text)):
+            if not self.count(sql.INSERT, (*key, row.rev, row.cell, row.body, row.at, text)):
                 raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry")
             if row.terms:
-                self._many(sql.ADD_TERM, sql.term_rows(row.key, row.terms))
+                self.many(sql.ADD_TERM, sql.term_rows(row.key, row.terms))
             return
         old = self._old_terms(row.key, rev)
-        self._count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
+        self.count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
         if old != text:
-            sql.changed_terms(row.key, old, row.terms, self._many)
+            sql.changed_terms(row.key, old, row.terms, self.many)
 
     def delete(self, key: Key, rev: int) -> None:
         """Remove the row at revision `rev`, or Stale."""
         self._ready()
-        sql.changed_terms(key, self._old_terms(key, rev), (), self._many)
-        self._count(sql.DELETE, (*sql.key_values(key), rev))
+        sql.changed_terms(key, self._old_terms(key, rev), (), self.many)
+        self.count(sql.DELETE, (*sql.key_values(key), rev))
 
     def _old_terms(self, key: Key, rev: int) -> str:
         rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
@@ -49,8 +49,8 @@ class RowWrites:
         """All rows of one statement."""
         raise NotImplementedError
 
-    def _count(self, text: str, values: Sequence[Any]) -> int:
+    def count(self, text: str, values: Sequence[Any]) -> int:
         raise NotImplementedError
 
-    def _many(self, text: str, rows: list[tuple[str, ...]]) -> None:
+    def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
         raise NotImplementedError
