@@ -167,6 +167,22 @@ class Oxen:
         return size_of(self.home / ".oxen")
 
 
+def floor_of(data: Path) -> Cost:
+    """What no program can go below that looks whether files changed: every folder listed, every file asked once."""
+    took = []
+    for _ in range(4):
+        began, folders = time.process_time(), [str(data)]
+        while folders:
+            with os.scandir(folders.pop()) as listing:
+                for entry in listing:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        entry.stat(follow_symlinks=False)
+        took.append(time.process_time() - began)
+    return Cost(min(took), min(took), 0)
+
+
 def size_of(path: Path) -> int:
     """Bytes of every file under a folder."""
     return sum(Path(at, name).lstat().st_size for at, _, names in os.walk(path) for name in names)
@@ -215,6 +231,7 @@ def turns(scratch: Path, make: Callable[[Path], None], steps: dict[str, Callable
             found[-1].stored[step] = who.stored() - before
         if isinstance(who, Falaj):
             found[-1].steps["sdk"], found[-1].stored["sdk"] = who.add_from_python(data), 0
+            found[-1].steps["floor"], found[-1].stored["floor"] = floor_of(data), 0
         # One small file that did not change: what the command costs whatever it is asked.
         (one := data.with_name("one")).mkdir()
         (one / "file").write_bytes(b"one")
@@ -265,8 +282,9 @@ def small() -> None:
     (ours, wall, _), (theirs, their_wall, _) = found["falaj"]["unchanged"], found["dvc"]["unchanged"]
     ours_text, peer_text = f"{ours:.2f} CPU s, {wall:.2f} s", f"dvc {theirs:.2f} CPU s, {their_wall:.2f} s"
     bar("unchanged_vs_dvc", theirs / ours, 20, at_least=True, ours=ours_text, peer=peer_text)
-    sdk = found["falaj"]["sdk"][0]
-    bar("unchanged_sdk_vs_dvc", theirs / sdk, 20, at_least=True, ours=f"{sdk:.3f} CPU s from Python", peer=peer_text)
+    sdk, floor = found["falaj"]["sdk"][0], found["falaj"]["floor"][0]
+    ours_text = f"{sdk:.3f} CPU s from Python, floor {floor:.3f}"
+    bar("unchanged_sdk_vs_dvc", theirs / sdk, 20, at_least=True, ours=ours_text, peer=peer_text)
     work, their_work = ours - found["falaj"]["nothing"][0], theirs - found["dvc"]["nothing"][0]
     ours_text, peer_text = f"{work:.3f} CPU s beyond its start", f"dvc {their_work:.2f} CPU s beyond its start"
     bar("unchanged_files_vs_dvc", their_work / work, 20, at_least=True, ours=ours_text, peer=peer_text)

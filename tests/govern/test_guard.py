@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from falaj.core.context import HOUSE
-from falaj.core.errors import Conflict, Denied, FalajError, NotFound
+from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, NotFound
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
+from falaj.desks import DESKS
+from falaj.platform import connect
 from tests.town import LABEL, TEAM, Town, refusal
 
 BLOB = "blob:fraud/customers"
@@ -306,3 +308,13 @@ def test_step_up_demands_a_second_factor(tmp_path: Path) -> None:
         assert "factor" in error.message
     finally:
         strict.close()
+
+
+def test_a_desk_that_is_not_as_the_list_says_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policy decides by the list: a verb must not be judged as another group than its mark says."""
+    listed = DESKS["secrets"]
+    monkeypatch.setitem(
+        DESKS, "secrets", listed._replace(verbs={**listed.verbs, "read": "", "see": "list show reveal"})
+    )
+    with connect(str(tmp_path / "home")) as here, pytest.raises(Corrupt):
+        here.secrets.list()

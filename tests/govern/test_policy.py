@@ -400,3 +400,19 @@ def test_a_house_with_an_invalid_text_does_not_start(bad: str) -> None:
     for broken in (replace(texts, guardrails=texts.guardrails + bad), replace(texts, permits=texts.permits + bad)):
         with pytest.raises(Invalid):
             Authorizer({}, texts=broken)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        'permit (principal, action == Action::"no.such", resource);',
+        "permit (principal, action, resource) when { principal.size > 3 };",
+    ],
+)
+def test_a_text_that_does_not_fit_the_schema_is_not_kept(bad: str) -> None:
+    """What the ledger keeps is not checked at later starts, so nothing may be kept that was not checked."""
+    texts = house_texts(ACTIONS)
+    Authorizer({}, texts=texts).check_house()
+    for wrong in (replace(texts, guardrails=f'@id("x") {bad}'), replace(texts, permits=f'@id("x") {bad}')):
+        with pytest.raises(Invalid, match="schema"):
+            Authorizer({}, texts=wrong).check_house()

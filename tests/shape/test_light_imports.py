@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,27 @@ def test_the_language_loads_no_third_party(module: str) -> None:
 
 def test_the_command_line_starts_light() -> None:
     assert _loaded("falaj.cli") & {"starlette", "uvicorn", "cryptography", "rich", "httpx", "cedarpy"} == set()
+
+
+_RAN = """
+import json, sys
+from falaj.cli import main
+code = main(sys.argv[1:])
+print(json.dumps(sorted(sys.modules)))
+sys.exit(code)
+"""
+
+
+def test_a_command_loads_its_own_desk_and_no_other(tmp_path: Path) -> None:
+    """On a house that stands already: the first start makes it, and that takes what it takes."""
+    for _ in range(2):
+        command = [sys.executable, "-c", _RAN, "catalog", "names", "--at", str(tmp_path / "home")]
+        result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    loaded = set(json.loads(result.stdout.splitlines()[-1]))
+    assert "falaj.catalog.service" in loaded
+    others = {"falaj.track.service", "falaj.audit.service", "falaj.govern.people", "falaj.govern.rotate"}
+    slow = {"httpx", "rich", "uvicorn", "starlette", "importlib.metadata", "concurrent.futures", "tomllib", "tempfile"}
+    assert loaded & (others | slow | {"falaj.catalog.errands"}) == set()
 
 
 def _loaded(module: str) -> set[str]:

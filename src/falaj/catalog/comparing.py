@@ -1,6 +1,5 @@
 """Comparing two versions: which files, which columns, which rows."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
@@ -147,6 +146,8 @@ def _rows(
     categories: Mapping[str, str],
 ) -> "TableDiff":
     """Fetch the files that differ, and no others, and compare what is in them."""
+    import tempfile
+
     from falaj.content.rowdiff import diff_tables
     from falaj.snapshot.checkout import checkout
 

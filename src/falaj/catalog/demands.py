@@ -20,7 +20,6 @@ from falaj.catalog.life_records import Attestation, GateRules
 from falaj.catalog.limits import LONG, MOST_ENTRIES, check_tags, check_text
 from falaj.catalog.shelf import Shelf, as_version, open_label
 from falaj.catalog.signing import verify
-from falaj.content.formats import SAFE
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Denied, Invalid
 from falaj.core.event import new_id
@@ -31,7 +30,6 @@ from falaj.store.ledger import Reader
 from falaj.store.records import Record
 
 GATE, ATTESTATION = "gate", "attestation"
-PLAIN = frozenset({*SAFE, "json", "text"})
 """Formats that are known to hold no code; what is not known may."""
 MOST_ATTESTATIONS = 1000
 _KIND = re.compile(r"[a-z][a-z0-9._-]{0,62}")
@@ -180,12 +178,14 @@ def _unsigned(record: Record) -> str:
 
 def _unsafe(record: Record) -> str:
     """What the platform found in its files itself; what a publisher says of them counts for nothing here."""
+    from falaj.content.formats import SAFE
+
     seen = record.body.get("seen")
     if seen is None:
         return f"the platform has not looked into its files: falaj catalog inspect {record.ref}"
     if not seen["ok"]:
         return "; ".join(seen["reasons"])
-    if seen["code_bearing"] or seen["format"] not in PLAIN:
+    if seen["code_bearing"] or seen["format"] not in (*SAFE, "json", "text"):
         return f"loading {seen['format'][:40]} may run code: export it to safetensors, ONNX or skops"
     return ""
 

@@ -1,8 +1,6 @@
 """What the catalog's users do beside the platform: publish a folder, check a version out, read, compare, verify."""
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,6 +138,8 @@ def checkout(
         signed = not wanted and _check_signature(opened, lambda: hash_files(folder))
     except Corrupt:
         if fresh:
+            import shutil
+
             shutil.rmtree(folder, ignore_errors=True)
         raise
     took = round(time.monotonic() - began, 3)
@@ -238,6 +238,9 @@ def _check_signature(opened: Opened, files_of: Callable[[], dict[str, str]]) -> 
 
 def _publish_code(here: Here, name: Ref, folder: Path, zone: str) -> Code:
     """Keep the program: what git counts as its files where there is git, else all of them."""
+    import shutil
+    import tempfile
+
     from falaj.catalog.gitfacts import read_code, tracked
 
     if not folder.is_dir():

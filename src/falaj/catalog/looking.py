@@ -1,12 +1,10 @@
 """Looking: the platform's own look at a model's files. A gate believes no publisher about what loading a file does."""
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 from falaj.catalog.cards import hash_files
 from falaj.catalog.shelf import Shelf, nearest, tree_of
-from falaj.content.formats import inspect
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.record import dataclass
@@ -58,6 +56,9 @@ class Looking(Shelf):
         return self._ledger.retry(ctx, keep)
 
     def _look(self, ctx: Context, record: Record) -> Looked:
+        import tempfile
+
+        from falaj.content.formats import inspect
         from falaj.snapshot.checkout import checkout
 
         zone = nearest(record, ctx)

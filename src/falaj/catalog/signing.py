@@ -16,7 +16,6 @@ import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
 from falaj.core.errors import Corrupt, Invalid
 from falaj.govern.keys import Keyring
@@ -168,6 +167,8 @@ def _opened(bundle: str, key: ec.EllipticCurvePublicKey) -> _Statement:
 
 
 def _public(pem: str) -> ec.EllipticCurvePublicKey:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     try:
         key = load_pem_public_key(pem.encode())
     except (ValueError, UnicodeError, UnsupportedAlgorithm) as error:
@@ -178,6 +179,8 @@ def _public(pem: str) -> ec.EllipticCurvePublicKey:
 
 
 def _pem(key: ec.EllipticCurvePublicKey) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 

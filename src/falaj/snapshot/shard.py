@@ -5,7 +5,6 @@ A shard is looked into without being loaded: records have one size, digests are 
 
 import mmap
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -155,6 +154,8 @@ def encode_shard(packs: Sequence[tuple[str, int]], chunks: Iterable[tuple[bytes,
 
 def mapped(blocks: Iterable[bytes | bytearray]) -> bytes | mmap.mmap:
     """Bytes in a nameless file, so that they need no memory of ours; few bytes as they are."""
+    import tempfile
+
     with tempfile.SpooledTemporaryFile(_MAPPED_BYTES, prefix="falaj-shard-") as file:
         for block in blocks:
             file.write(block)

@@ -18,9 +18,8 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from blake3 import blake3
 
@@ -48,6 +47,9 @@ from falaj.store.objects import (
     touch,
 )
 from falaj.store.sealed import CHUNK, HEAD, Seal, rechunk
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 PART_CHUNKS = 16
 """How many chunks a part has: 16 MiB. A put holds four of them in memory, whatever its size."""
@@ -362,6 +364,8 @@ def _in_order(tasks: Iterator[R], work: Callable[[R], T], threads: int, queued: 
     if len(head) < 2:
         yield from map(work, head)
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     tasks = itertools.chain(head, tasks)
     del head
     pool = ThreadPoolExecutor(threads, "blobs")
