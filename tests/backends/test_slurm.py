@@ -115,17 +115,19 @@ def test_what_does_not_end_is_ended_by_force(slurm: SlurmExecutor, shared: Path)
     assert over(slurm, handle).exits[0].code == 137
 
 
-def test_what_waits_in_the_queue_is_cancelled(slurm: SlurmExecutor, slurm_server: SlurmServer, shared: Path) -> None:
+def test_what_waits_in_the_queue_is_cancelled(
+    request: pytest.FixtureRequest, slurm: SlurmExecutor, slurm_server: SlurmServer, shared: Path
+) -> None:
     other = slurm_server.ask(
         "sbatch", "--parsable", "-w", "n2", "-c", "4", "--mem=10", "-o", "/dev/null", "--wrap", "sleep 60"
     ).stdout.strip()
+    request.addfinalizer(lambda: slurm_server.ask("scancel", other))
     handle = slurm.launch(attempt(slots("n2", cpu=4000), HERE, shared))
     wait_until(lambda: any(node.taken.get("cpu") == 4000 for node in slurm.capacity()), 20)
     status = wait_for(slurm, handle, lambda status: bool(status.reason))
-    assert (status.phase, status.reason) == (WAITING, "Resources")
+    assert (status.phase, status.reason in ("Resources", "Priority")) == (WAITING, True)
     slurm.stop(handle, 5)
     assert over(slurm, handle).phase == FAILED
-    slurm_server.ask("scancel", other)
 
 
 def test_a_job_runs_as_its_user(slurm: SlurmExecutor, shared: Path, stranger: str) -> None:
@@ -257,9 +259,7 @@ def test_a_lost_node_a_silent_controller_and_a_forgotten_job(shared: Path, told:
         assert over(slurm, early).phase == SUCCEEDED
         handle = slurm.launch(attempt(slots("n1", "n2"), PATIENT, shared / "second"))
         wait_for_line(slurm, handle, 1, "here 1")
-        server.kill_node("n2")
-        if told:
-            server.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=dead")
+        server.lose_node("n2") if told else server.kill_node("n2")
         lost = over(slurm, handle)
         assert (lost.phase, lost.reason) == (LOST, "node fail")
         assert not slurm.capacity()[1].ready
@@ -268,7 +268,9 @@ def test_a_lost_node_a_silent_controller_and_a_forgotten_job(shared: Path, told:
             assert slurm.poll([early])[0].phase == SUCCEEDED
         server.kill()
         late = attempt(slots("n1"), HERE, shared / "third")
-        for ask in (slurm.capacity, lambda: slurm.poll([handle]), lambda: slurm.launch(late)):
+        # Each takes the nine seconds that Slurm's commands wait for their controller.
+        asks = (lambda: slurm.launch(late), lambda: slurm.poll([handle]), slurm.capacity)
+        for ask in asks[:1] if told else asks:
             with pytest.raises(Unavailable, match="does not answer"):
                 ask()
 

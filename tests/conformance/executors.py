@@ -6,6 +6,7 @@ A Lab is one executor with a cluster behind it, and the few things that are diff
 import contextlib
 import itertools
 import os
+import pwd
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 
 from falaj.backends.process import ProcessExecutor
+from falaj.backends.slurm import SlurmExecutor
 from falaj.core.execute import OVER, Attempt, Executor, Slot, Status
 from falaj.worker.bundle import launcher
 from falaj.worker.context import document
 from tests.servers.process import wait_until
+from tests.servers.slurm import SlurmServer
 
 _NUMBER = itertools.count(1)
 
@@ -106,4 +109,23 @@ def _process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
     executor.close()
 
 
-EXECUTORS: dict[str, Entry] = {"process": Entry(_process)}
+@contextlib.contextmanager
+def _slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+    server: SlurmServer = request.getfixturevalue("slurm_server")
+    options = {"user": pwd.getpwuid(os.geteuid()).pw_name}
+
+    def lose(handle: str) -> None:
+        del handle
+        server.lose_node("n1")
+        request.addfinalizer(lambda: server.bring_back("n1"))
+
+    def folder(name: str) -> str:
+        return str(tmp_path / name)
+
+    def reopen() -> SlurmExecutor:
+        return SlurmExecutor(server.address, options)
+
+    yield Lab(reopen(), ("n1", "n2"), folder, lose, reopen, patience_s=60)
+
+
+EXECUTORS: dict[str, Entry] = {"process": Entry(_process), "slurm": Entry(_slurm)}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.servers import fuse, oidc, postgres, registry, seaweed, softhsm
+from tests.servers import fuse, oidc, postgres, registry, seaweed, slurm, softhsm
 from tests.servers.process import COMPONENTS, Missing
 
 _NODE_FROM = 20
@@ -25,7 +25,7 @@ def main() -> int:
         except (subprocess.CalledProcessError, OSError) as failed:
             print(f"could not install: {failed}", file=sys.stderr)
     every = (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program)
-    for find in (*every, registry.program, fuse.library):
+    for find in (*every, registry.program, fuse.library, slurm.programs):
         if (missing := _missing(find)) is not None:
             print(missing, file=sys.stderr)
     return 0
@@ -37,8 +37,9 @@ def _install_debian_packages() -> None:
         "softhsm2": softhsm.program,
         "docker-registry": registry.program,
         "fuse3": fuse.library,
+        "slurm-wlm munge": slurm.programs,
     }
-    packages = [package for package, find in needed.items() if _missing(find)]
+    packages = [package for names, find in needed.items() if _missing(find) for package in names.split()]
     if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     print(f"installing {' '.join(packages)} with apt-get")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tests.servers.process import Missing, Server, find_program, free_ports
+from tests.servers.process import Missing, Server, find_program, free_ports, wait_until
 
 _INSTALL = "Slurm is missing: apt-get install slurm-wlm munge"
 _SBIN = Path("/usr/sbin")
@@ -126,6 +126,16 @@ class SlurmServer(Server):
             for child in (*_descendants(pid), pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
+
+    def lose_node(self, node: str) -> None:
+        """Kill it, and say so as the site's own watch would: Slurm alone needs half a minute to find out."""
+        self.kill_node(node)
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=dead")
+
+    def bring_back(self, node: str) -> None:
+        self.start_node(node)
+        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        wait_until(self.ready, self.ready_s)
 
     def _remove(self) -> None:
         for node in tuple(self._nodes):

@@ -76,6 +76,7 @@ class SlurmExecutor:
         script.check(attempt)
         user = self._who(attempt)
         folder = Path(attempt.folder)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _locked(folder):
             job = _text(folder, "slurm.job") or _text(folder, "slurm.started") or self._site.named(attempt.id, user)
             if not job:
@@ -106,7 +107,7 @@ class SlurmExecutor:
         with self._lock:
             self._force_at.setdefault(handle, time.time() + grace_s + _FORCE_AFTER_S)
         self._cancel(found, "--state=PENDING")
-        self._cancel(found, *(("--signal=TERM",) if grace_s > 0 else ("--full", "--signal=KILL")))
+        self._cancel(found, *(("--batch", "--signal=TERM") if grace_s > 0 else ("--full", "--signal=KILL")))
 
     def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
         """Lines of a slot's log; of the job's own log where the slot never came to have one."""

@@ -32,8 +32,9 @@ echo "$me" > "slurm.claim.$SLURM_JOB_ID" && ln "slurm.claim.$SLURM_JOB_ID" slurm
 rm -f "slurm.claim.$SLURM_JOB_ID"
 [ "$(cat slurm.started)" = "$me" ] || exit 75
 # A signal from Slurm reaches every process and ends those that do not expect it; this way the launchers alone hear it.
-trap 'srun --overlap --mem=0 --gres=none {groups} sh slurm-slot.sh USR1' USR1
-trap : TERM
+tell() {{ srun --overlap --mem=0 --gres=none {groups} sh slurm-slot.sh "$1"; }}
+trap 'tell USR1' USR1
+trap 'tell TERM' TERM
 srun --kill-on-bad-exit=0 {groups} {mpi} sh slurm-slot.sh &
 step=$!
 wait $step; code=$?
@@ -59,7 +60,7 @@ export FALAJ_HOST={host}
 {launcher} context.json "$slot"
 code=$?
 # One that fails ends the others, as politely as we would; the tasks of an array go their own ways.
-[ $code = 0 ] || [ -n "$SLURM_ARRAY_JOB_ID" ] || scancel --signal=TERM "$(cat slurm.started)"
+[ $code = 0 ] || [ -n "$SLURM_ARRAY_JOB_ID" ] || scancel --batch --signal=TERM "$(cat slurm.started)"
 exit $code
 """
 
@@ -70,7 +71,7 @@ def check(attempt: Attempt) -> None:
         raise Invalid(f"{attempt.id[:60]!r} is no id of an attempt", "letters, digits and dashes, at most 50")
     if not attempt.slots or any(not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", slot.node) for slot in attempt.slots):
         raise Invalid("a slot has no node, or one with a name that no host has", "name nodes as `capacity` does")
-    if not _WORD.fullmatch(attempt.folder) or not Path(attempt.folder).is_dir():
+    if not _WORD.fullmatch(attempt.folder) or not Path(attempt.folder).is_absolute():
         raise Invalid("slurm: needs a folder of the attempt that the nodes share", "see docs/clusters.md")
     if any(slot.devices and slot.milli < 1000 for slot in attempt.slots):
         raise Invalid("slurm: gives whole GPUs", "ask for one GPU, or for a MIG slice as a model of its own")
