@@ -196,10 +196,13 @@ class Launcher:
             self._end(self._say(what, code))
 
     def _pause(self) -> float:
-        dues = [self._sampler.due, time.time() + 1.0]
+        now = time.time()
+        dues = [self._sampler.due, now + 1.0]
+        if self._context.limit_s and not self._reason:
+            dues.append(self._started + self._context.limit_s)
         if self._kill_at:
-            dues.append(max(self._kill_at, time.time() + 0.05))
-        return max(0.0, min(dues) - time.time())
+            dues.append(max(self._kill_at, now + 0.05))
+        return max(0.0, min(dues) - now)
 
     def _end(self, reason: str) -> None:
         """Ask everybody to end, and remember when to stop asking."""

@@ -1,0 +1,173 @@
+"""What only the executor of this machine does: nodes, cores, limits, and processes nobody watches any more."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from falaj.backends.process import ProcessExecutor
+from falaj.core.errors import Invalid, Unavailable
+from falaj.core.execute import FAILED, LOST, RUNNING, UNKNOWN, Attempt, Executor
+from tests.conformance.executors import EXECUTORS, Lab
+from tests.servers.process import wait_until
+
+FOREVER = "while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+    with EXECUTORS["process"].open(request, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[[str], Lab]]:
+    made: list[Executor] = []
+
+    def open_it(query: str) -> Lab:
+        made.append(ProcessExecutor(f"process:{tmp_path}/attempts{query}", {}))
+        return Lab(made[-1], tuple(node.name for node in made[-1].capacity()))
+
+    yield open_it
+    for executor in made:
+        executor.close()
+
+
+def test_this_machine_is_one_node(opened: Callable[[str], Lab]) -> None:
+    (node,) = opened("").executor.capacity()
+    assert node.amounts["cpu"] == 1000 * len(os.sched_getaffinity(0)) or node.amounts["cpu"] > 0
+    assert node.amounts["memory"] > 100
+    assert node.labels["avx"] in ("none", "avx2", "avx512")
+    assert node.labels["limits"] in ("none", "cgroup")
+
+
+def test_it_imitates_the_nodes_it_is_told_of(opened: Callable[[str], Lab]) -> None:
+    nodes = opened("?nodes=3&cpus=2000&memory=2048&gpus=4&model=H100&gpu_memory=81920").executor.capacity()
+    assert [node.name for node in nodes] == ["node-1", "node-2", "node-3"]
+    assert {(node.amounts["cpu"], node.amounts["memory"], len(node.devices)) for node in nodes} == {(2000, 2048, 4)}
+    assert {(one.model, one.memory_mib) for node in nodes for one in node.devices} == {("H100", 81920)}
+
+
+@pytest.mark.parametrize("query", ["?nodes=many", "?colour=blue", "?gpus=-1"])
+def test_an_address_that_makes_no_sense_is_refused(opened: Callable[[str], Lab], query: str) -> None:
+    with pytest.raises(Invalid):
+        opened(query)
+
+
+@pytest.mark.parametrize("id_", ["", "../up", "a/b", "x" * 51, "-a"])
+def test_an_id_is_never_a_path(lab: Lab, id_: str) -> None:
+    with pytest.raises(Invalid):
+        lab.executor.launch(replace(lab.attempt("true"), id=id_))
+    assert lab.status(id_).phase == UNKNOWN
+
+
+def test_devices_are_given_by_id_and_the_platforms_environment_is_not(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_SECRETS", "the platform's own")
+    attempt = lab.attempt("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; env")
+    slot = replace(attempt.slots[0], devices=(1, 3))
+    handle = lab.executor.launch(replace(attempt, slots=(slot,)))
+    lab.until(handle)
+    assert lab.lines(handle)[0] == "1,3"
+    assert "the platform's own" not in "\n".join(lab.lines(handle))
+    with pytest.raises(Invalid, match="device 4"):
+        lab.executor.launch(replace(lab.attempt("true"), slots=(replace(slot, devices=(4,)),)))
+
+
+def test_slots_keep_to_cores_of_their_own(opened: Callable[[str], Lab]) -> None:
+    lab = opened("")
+    lab.amounts = {"cpu": 1000}
+    cores = sorted(os.sched_getaffinity(0))
+    attempts = [lab.attempt("sh", "-c", f"grep Cpus_allowed_list /proc/self/status; {FOREVER}") for _ in cores]
+    handles = [lab.executor.launch(attempt) for attempt in attempts]
+    for handle in handles:
+        lab.says(handle, "Cpus_allowed_list")
+    assert sorted(lab.lines(handle)[0].split()[1] for handle in handles) == sorted(map(str, cores))
+    lab.executor.stop(handles[0], 0.2)
+    lab.until(handles[0])
+    freed = lab.lines(handles[0])
+    again = lab.executor.launch(lab.attempt("grep", "Cpus_allowed_list", "/proc/self/status"))
+    lab.until(again)
+    assert lab.lines(again) == freed
+    for handle in handles:
+        lab.executor.stop(handle, 0.1)
+        lab.until(handle)
+
+
+def test_limits_are_written_where_a_cgroup_is_ours(opened: Callable[[str], Lab], tmp_path: Path) -> None:
+    """A folder stands in for the kernel's: this proves what is written, not that the kernel obeys."""
+    for name in ("cgroup.subtree_control", "cgroup.procs"):
+        (tmp_path / name).touch()
+    lab = opened(f"?cgroup={tmp_path}")
+    assert lab.executor.capacity()[0].labels["limits"] == "cgroup"
+    attempt = lab.attempt("true")
+    lab.until(lab.executor.launch(attempt))
+    group = tmp_path / f"falaj-{attempt.id}-0"
+    written = {path.name: path.read_text() for path in group.iterdir()}
+    assert written.pop("cgroup.procs").isdigit()
+    assert written == {"cpu.max": "50000 100000", "memory.max": str(64 << 20), "memory.oom.group": "0"}
+
+
+def test_what_a_killed_launcher_left_is_ended(lab: Lab) -> None:
+    handle = lab.executor.launch(lab.attempt("sh", "-c", f"setsid sh -c 'echo away $$; {FOREVER}'"))
+    lab.says(handle, "away")
+    away = int(lab.lines(handle)[0].split()[1])
+    assert lab.lose is not None
+    lab.lose(handle)
+    assert lab.until(handle).phase == LOST
+    wait_until(lambda: not Path(f"/proc/{away}").exists(), 20)
+
+
+def test_a_launcher_that_hangs_is_killed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = lab.executor.launch(lab.attempt("sh", "-c", f"echo up; {FOREVER}"))
+    lab.says(handle, "up")
+    (folder,) = Path(lab.folder(handle)).parent.glob(handle)
+    os.kill(json.loads((folder / "slot-0.pid").read_text())["pid"], signal.SIGSTOP)
+    lab.executor.stop(handle, 0.0)
+    assert lab.status(handle).phase == RUNNING
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    lab.status(handle)
+    monkeypatch.undo()
+    assert lab.until(handle).phase == LOST
+
+
+def test_a_gang_half_launched_is_launched_whole(lab: Lab) -> None:
+    """As when the platform died between two slots: nothing runs twice, nothing is missing."""
+    attempt = lab.attempt("sh", "-c", f"echo up $FALAJ_SLOT; {FOREVER}", slots=2)
+    handle = lab.executor.launch(_only_first(attempt))
+    lab.says(handle, "up 0")
+    (Path(attempt.folder) / "context.json").write_text(json.dumps(attempt.context))
+    assert lab.status(handle).phase == "waiting"
+    lab.executor.launch(attempt)
+    lab.says(handle, "up 1", 1)
+    assert lab.lines(handle) == ["up 0"]
+    lab.executor.stop(handle, 0.1)
+    assert lab.until(handle).phase == FAILED
+
+
+def test_a_lost_nursery_is_replaced(lab: Lab) -> None:
+    lab.until(lab.executor.launch(lab.attempt("true")))
+    os.kill(lab.executor._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with_luck = lab.attempt("true")
+    try:
+        handle = lab.executor.launch(with_luck)
+    except Unavailable:
+        handle = lab.executor.launch(with_luck)
+    lab.until(handle)
+
+
+def test_a_folder_that_cannot_be_written_is_said(lab: Lab) -> None:
+    with pytest.raises(Unavailable):
+        lab.executor.launch(replace(lab.attempt("true"), folder="/proc/nowhere"))
+
+
+def _only_first(attempt: Attempt) -> Attempt:
+    slots = list(attempt.context["slots"])  # type: ignore[call-overload]
+    return replace(attempt, slots=attempt.slots[:1], context={**attempt.context, "slots": slots[:1]})
