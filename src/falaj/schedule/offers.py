@@ -1,0 +1,154 @@
+"""Sets of running jobs that would make room for a blocked one, likely enough and cheap; the exact trial comes after.
+
+On every node its jobs are lined up, gentlest and cheapest first, and each place in the line says how many slots are
+free once all before it are gone. The steps of a domain's nodes, cheapest slot first, give the domain its price.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from falaj.schedule.filling import Amounts
+from falaj.schedule.model import BEST_EFFORT, CPU, WHOLE, Ask, Spot
+from falaj.schedule.rights import Claim, Rights
+from falaj.schedule.running import BAND, CORES, DEVICES, LOOSE_CORES, LOOSE_DEVICES, ROW, SIZE, Running, loose
+from falaj.schedule.world import World
+
+_ANYTHING = Ask(spot=True)
+"""Fits on every node that is open."""
+_CLASS = 1 << 44
+"""No price is as high as one step in gentleness: width, best effort, lower bands, the same band."""
+
+
+def offers(
+    world: World, running: Running, claim: Claim, right: Rights, tries: int
+) -> Iterator[dict[int, tuple[Spot, ...]]]:
+    """Sets, best first: by row of what runs, the places it gives up."""
+    shape = claim.job.shape
+    wants = [role.count if number else claim.width for number, role in enumerate(shape.roles)]
+    units = [_units(role.ask) for role in shape.roles]
+    role = max(range(len(units)), key=lambda number: (units[number] * wants[number], -number))
+    lines = _Lines(world, running, right, shape.roles[role].ask, shape.band)
+    domain = world.domains(shape.level if shape.required else "cluster")
+    for more in (0, 1):
+        for steps in lines.cheapest(domain, wants[role] * (1 + more) + more, tries):
+            taken = lines.until(steps) if not more else lines.all_on(steps)
+            if taken:
+                yield taken
+
+
+class _Lines:
+    """The jobs of each node in line."""
+
+    def __init__(self, world: World, running: Running, right: Rights, ask: Ask, band: int) -> None:
+        self._running = running
+        devices, units = bool(ask.gpus or ask.milli), _units(ask)
+        number = world.ask(ask)
+        room = world.possible(number) > 0
+        room &= world.counts(world.ask(_ANYTHING)) > 0
+        row, node, use, shrinks = _candidates(running, right, devices)
+        fit = room[node]
+        row, node, use, shrinks = row[fit], node[fit], use[fit], shrinks[fit]
+        bands = running.table[row, BAND]
+        kind = np.where(shrinks, 0, np.where(bands == BEST_EFFORT, 1, np.where(bands < band, 2, 3)))
+        price = kind * _CLASS + right.price[row] * use // np.maximum(running.table[row, SIZE], 1)
+        order = np.lexsort((row, right.price[row] * WHOLE // np.maximum(running.table[row, SIZE], 1), kind, node))
+        self._row, self._node, self._shrinks = row[order], node[order], shrinks[order]
+        self._measure(
+            _free(world, ask, devices), use[order], price[order], units, world.counts(number).astype(np.int64)
+        )
+
+    def _measure(self, free: Amounts, use: Amounts, price: Amounts, units: int, counts: Amounts) -> None:
+        """Where in each line slots come free, how many, and what each costs."""
+        node = self._node
+        first = np.r_[True, node[1:] != node[:-1]][: len(node)]
+        held, paid = _within(use, first), _within(price, first)
+        has = free[node] // units
+        now = (free[node] + held) // units - has
+        gain = now - ((free[node] + held - use) // units - has)
+        at = np.flatnonzero(gain > 0)
+        again = np.r_[False, node[at][1:] == node[at][:-1]][: len(at)]
+        cost = paid[at] - np.where(again, np.r_[0, paid[at][:-1]][: len(at)], 0)
+        idle = np.flatnonzero(counts > 0)
+        self._at = np.r_[np.full(len(idle), -1), at]
+        self._where = np.r_[idle, node[at]]
+        self._gain = np.r_[counts[idle], gain[at]]
+        self._cost = np.r_[np.zeros(len(idle), np.int64), cost]
+
+    def cheapest(self, domain: NDArray[np.int32], want: int, tries: int) -> list[Amounts]:
+        """Steps that give so many slots within one domain, for the cheapest domains."""
+        inside = domain[self._where]
+        order = np.lexsort((self._where, self._cost // self._gain, inside))
+        order = order[inside[order] >= 0]
+        inside = inside[order]
+        first = np.r_[True, inside[1:] != inside[:-1]][: len(inside)]
+        slots, cost = _within(self._gain[order], first), _within(self._cost[order], first)
+        enough = (slots >= want) & (slots - self._gain[order] < want)
+        ends = np.flatnonzero(enough)
+        best = ends[np.lexsort((ends, cost[ends]))][:tries]
+        return [order[(inside == inside[end]) & (np.arange(len(order)) <= end)] for end in best]
+
+    def until(self, steps: Amounts) -> dict[int, tuple[Spot, ...]]:
+        """All in line up to these steps."""
+        last: dict[int, int] = {}
+        for at, node in zip(self._at[steps].tolist(), self._where[steps].tolist(), strict=True):
+            last[node] = max(last.get(node, -1), at)
+        starts = np.searchsorted(self._node, list(last))
+        return self._items(
+            [one for start, end in zip(starts.tolist(), last.values(), strict=True) for one in range(start, end + 1)]
+        )
+
+    def all_on(self, steps: Amounts) -> dict[int, tuple[Spot, ...]]:
+        """All in line on the nodes of these steps."""
+        return self._items(np.flatnonzero(np.isin(self._node, self._where[steps])).tolist())
+
+    def _items(self, entries: list[int]) -> dict[int, tuple[Spot, ...]]:
+        out: dict[int, tuple[Spot, ...]] = {}
+        for entry in entries:
+            row = int(self._row[entry])
+            job = self._running.jobs[self._running.ids[row]]
+            if not self._shrinks[entry]:
+                out[row] = job.spots
+            elif row not in out:
+                out[row] = loose(job)
+        return out
+
+
+def _candidates(running: Running, right: Rights, devices: bool) -> tuple[Amounts, Amounts, Amounts, NDArray[np.bool_]]:
+    """Entries of those that may be stopped, and of those that may shrink: row, node, use there, and which it is."""
+    entries, node = running.entries, running.nodes()
+    live = (entries[:, ROW] >= 0) & (node >= 0)
+    entries, node = entries[live], node[live]
+    row = entries[:, ROW]
+    all_of_it, beyond = entries[:, DEVICES if devices else CORES], entries[:, LOOSE_DEVICES if devices else LOOSE_CORES]
+    may = right.shrink[row] > 0
+    stop, shrink = np.flatnonzero(right.evict[row] > 0), np.flatnonzero(may & (beyond > 0))
+    use = np.r_[(all_of_it - np.where(may, beyond, 0))[stop], beyond[shrink]]
+    both = np.r_[stop, shrink]
+    some = use > 0
+    return row[both][some], node[both][some], use[some], (np.arange(len(both)) >= len(stop))[some]
+
+
+def _units(ask: Ask) -> int:
+    return ask.gpus * WHOLE or ask.milli or dict(ask.amounts).get(CPU, 0) or 1
+
+
+def _free(world: World, ask: Ask, devices: bool) -> Amounts:
+    """What is free on each node of what the ask is counted in."""
+    out = np.zeros(len(world.nodes), np.int64)
+    if ask.gpus:
+        out += (world.dev == WHOLE).sum(axis=1) * WHOLE
+    elif devices:
+        out += np.maximum(world.dev, 0).max(axis=1, initial=0)
+    elif CPU in world.resources:
+        out += np.maximum(world.free[:, list(world.resources).index(CPU)], 0)
+    return out
+
+
+def _within(parts: Amounts, first: NDArray[np.bool_]) -> Amounts:
+    """Running sums that start anew at each first."""
+    sums = np.cumsum(parts)
+    start = np.flatnonzero(first)
+    sums -= np.repeat((sums - parts)[start], np.diff(np.r_[start, len(parts)]))
+    return sums

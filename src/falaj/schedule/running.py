@@ -1,0 +1,146 @@
+"""What runs, as a table: one row a job, and one entry for each node it lies on. For searching many at once."""
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from falaj.schedule.filling import Amounts
+from falaj.schedule.model import CPU, WHOLE, Job, Shape, Spot
+from falaj.schedule.share import Tree
+from falaj.schedule.world import World
+
+LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA = range(14)
+"""Columns: since when work would be lost; service left when it was last seen, and whether it falls or grows."""
+ROW, NODE, DEVICES, CORES, LOOSE_DEVICES, LOOSE_CORES = range(6)
+"""Entries: milli-devices and milli-cores on the node, and those beyond the smallest width."""
+
+
+class Running:
+    """All running jobs that are not being stopped."""
+
+    def __init__(self, world: World, tree: Tree) -> None:
+        self._world, self._tree = world, tree
+        self.jobs: dict[str, Job] = {}
+        self.ids: list[str] = []
+        self.rows: dict[str, int] = {}
+        self.table = np.zeros((64, 14), np.int64)
+        self.amounts = np.zeros((64, len(tree.quotas)), np.int64)
+        self.base = np.zeros_like(self.amounts)
+        """Amounts by quota, now and at the smallest width."""
+        self.entries = np.zeros((64, 6), np.int64)
+        self._mine: dict[str, list[int]] = {}
+        self._free_rows: list[int] = []
+        self._free_entries: list[int] = []
+        self._nodes: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._at = np.zeros(0, np.int64)
+        self._used = 0
+        self.table[:, LEAF] = self.entries[:, ROW] = -1
+
+    def put(self, job: Job, left_s: int | None, now: int, amount: Amounts | None = None) -> None:
+        """A job runs, or runs otherwise. `left_s`: how long it still will, if known; `amount`: what it counts."""
+        self.drop(job.id)
+        size = self._size(job)
+        if self._free_rows:
+            row = self._free_rows.pop()
+        else:
+            row = len(self.ids)
+            self.ids.append("")
+            if row == len(self.table):
+                self.table, self.amounts, self.base = _twice(self.table), _twice(self.amounts), _twice(self.base)
+        served = job.served + (now - job.started) * size // WHOLE
+        self.jobs[job.id], self.ids[row], self.rows[job.id] = job, job.id, row
+        self.table[row] = (
+            self._tree.leaf(job.queue), job.shape.band, not (job.shape.preemptible or job.shape.band == 0), size,
+            job.started, job.saved if job.resumes and job.saved else job.started, job.restart_s, job.evictions,
+            job.deadline, job.resized, served if left_s is None else left_s * size // WHOLE,
+            1 if left_s is None else -1, now, len(loose(job)),
+        )  # fmt: skip
+        self.amounts[row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
+        extra = loose(job)
+        self.base[row] = (
+            self._world.quota(job.shape, firm(job.shape, job.spots), job.shape.least) if extra else self.amounts[row]
+        )
+        self._enter(row, job, extra)
+
+    def drop(self, job_id: str) -> None:
+        """It runs no longer, or is being stopped."""
+        if job_id not in self.jobs:
+            return
+        row = self.rows.pop(job_id)
+        del self.jobs[job_id]
+        self.table[row, LEAF] = -1
+        self._free_rows.append(row)
+        for entry in self._mine.pop(job_id):
+            self.entries[entry, ROW] = -1
+            self._free_entries.append(entry)
+
+    def used(self, leaf: int, band: int, base: bool) -> Amounts:
+        """What the jobs of a leaf use that stand in this band or higher, now or at their smallest widths."""
+        mine = (self.table[:, LEAF] == leaf) & (self.table[:, BAND] >= band)
+        used: Amounts = (self.base if base else self.amounts)[mine].sum(axis=0, dtype=np.int64)
+        return used
+
+    def leaf(self, queue: str) -> int:
+        """Its row in the tree."""
+        return self._tree.leaf(queue)
+
+    def by_leaf(self) -> Amounts:
+        """What all leaves use [rows of the tree, quotas], best effort aside."""
+        rows = np.flatnonzero((self.table[:, LEAF] >= 0) & (self.table[:, BAND] > 0))
+        out = np.zeros((self._tree.top, self.amounts.shape[1]), np.int64)
+        np.add.at(out, self.table[rows, LEAF], self.amounts[rows])
+        return out
+
+    def service(self, now: int) -> Amounts:
+        """Device-seconds each row still needs; where nobody knows, as many as it had."""
+        table = self.table
+        moved = table[:, LEFT] + table[:, RATE] * (now - table[:, SEEN]) * table[:, SIZE] // WHOLE
+        return np.maximum(moved, 1)
+
+    def nodes(self) -> Amounts:
+        """The row in the world of each entry's node; -1 where it is gone."""
+        if self._seen is not self._world.index or len(self._at) != len(self._nodes):
+            self._seen = self._world.index
+            self._at = np.array([self._seen.get(name, -1) for name in self._nodes], np.int64)
+        return self._at[self.entries[:, NODE]] if len(self._at) else np.full(len(self.entries), -1)
+
+    def _enter(self, row: int, job: Job, extra: tuple[Spot, ...]) -> None:
+        sums: dict[str, Counter[int]] = {}
+        for spots, devices, cores in ((job.spots, DEVICES, CORES), (extra, LOOSE_DEVICES, LOOSE_CORES)):
+            for spot in spots:
+                part = sums.setdefault(spot.node, Counter())
+                part[devices] += len(spot.devices) * spot.milli
+                part[cores] += dict(job.shape.roles[spot.role].ask.amounts).get(CPU, 0)
+        mine = self._mine[job.id] = []
+        for node, part in sums.items():
+            if self._free_entries:
+                entry = self._free_entries.pop()
+            else:
+                entry, self._used = self._used, self._used + 1
+                if entry == len(self.entries):
+                    self.entries = _twice(self.entries)
+            number = self._nodes.setdefault(node, len(self._nodes))
+            self.entries[entry] = (row, number, *(part[column] for column in range(DEVICES, LOOSE_CORES + 1)))
+            mine.append(entry)
+
+    def _size(self, job: Job) -> int:
+        devices = sum(len(spot.devices) * spot.milli for spot in job.spots)
+        cores = sum(dict(job.shape.roles[spot.role].ask.amounts).get(CPU, 0) for spot in job.spots)
+        return devices or cores or WHOLE
+
+
+def loose(job: Job) -> tuple[Spot, ...]:
+    """Its slots beyond its smallest width."""
+    return tuple(spot for spot in job.spots if spot.role == 0)[job.shape.least :]
+
+
+def firm(shape: Shape, spots: tuple[Spot, ...]) -> tuple[Spot, ...]:
+    """The slots without those."""
+    workers = [spot for spot in spots if spot.role == 0][: shape.least]
+    return (*workers, *(spot for spot in spots if spot.role))
+
+
+def _twice(table: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([table, np.full_like(table, -1)])
