@@ -213,9 +213,9 @@ def test_it_comes_to_rest_and_no_state_comes_twice(
     ]
     cluster = Closed(3, tree)
     for turn in (wants[:late], wants[late:]):
-        for number, (leaf, (gpus, slots), band, elastic, left) in enumerate(turn):
+        for leaf, (gpus, slots), band, elastic, left in turn:
             shape = gang(gpus, slots, band, low=1 if elastic and slots > 1 else 0)
-            cluster.submit(f"{len(turn)}-{number}", names[leaf], shape, left)
+            cluster.submit(f"{len(cluster.left)}", names[leaf], shape, left)
         cluster.seen.clear()
         cluster.rest()
         for row, used in enumerate(cluster.tree.usage[:-1]):

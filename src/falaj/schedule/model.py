@@ -150,6 +150,8 @@ class Job:
     """Since when it is being stopped; its places are not free before it is gone."""
     stopped_for: str = ""
     """The job its places are kept for."""
+    charged: tuple[tuple[str, int], ...] = ()
+    """What is held for it in budgets, by unit; given up for what it cost when it ends."""
 
     @property
     def width(self) -> int:
@@ -259,6 +261,8 @@ class Start:
     band: int
     """Best effort where its budget is used up."""
     why: str
+    charged: tuple[tuple[str, int], ...] = ()
+    """What budgets hold for it, by unit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""What queues may spend: charged when a job starts, for as long as it is expected to run, and settled when it ends.
+
+A charge counts in every budget along the path to the root. It stays open until it is settled, so a burst cannot outrun
+the accounts, and all that was ever charged is what was settled and what is open.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from falaj.core.errors import Corrupt
+from falaj.schedule.model import CPU, GPU, WHOLE, Budget, Node, Queue, Role, Spot
+
+Charge = tuple[tuple[str, int], ...]
+"""Amounts by unit, sorted: cpu_s and gpu_s in thousandths of a second of one, money in micro-units."""
+
+HOUR = 3600
+
+
+def charge(nodes: Mapping[str, Node], roles: Sequence[Role], spots: Iterable[Spot], seconds: int) -> Charge:
+    """What these places cost for so long. Of a node's price a slot pays as its part of the devices is, else the cores."""
+    cores = devices = money = 0
+    for spot in spots:
+        cpu = dict(roles[spot.role].ask.amounts).get(CPU, 0)
+        milli = len(spot.devices) * spot.milli
+        cores, devices = cores + cpu, devices + milli
+        node = nodes.get(spot.node)
+        if node is not None and node.price:
+            part, whole = (milli, len(node.devices) * WHOLE) if node.devices else (cpu, node.amounts.get(CPU, 0))
+            money += node.price * part * seconds // max(whole * HOUR, 1)
+    amounts = {"cpu_s": cores * seconds, f"{GPU}_s": devices * seconds, "money": money}
+    return tuple(sorted((unit, amount) for unit, amount in amounts.items() if amount))
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A budget that does not cover a charge."""
+
+    queue: str
+    unit: str
+    missing: int
+    stops: bool
+    """True: jobs wait for it; False: they go on as best effort, and are not charged."""
+
+
+class Budgets:
+    """The budgets of all queues in their current window."""
+
+    def __init__(self, queues: Iterable[Queue]) -> None:
+        self._budgets = {queue.name: list(queue.budgets) for queue in queues if queue.budgets}
+
+    def exhausted(self, queue: str, costs: Charge) -> Exhausted | None:
+        """The budget that does not cover so much more; one that stops before one that does not."""
+        wanted = dict(costs)
+        found = None
+        for name, _, budget in self._above(queue):
+            more = wanted.get(budget.unit, 0)
+            missing = budget.spent + budget.held + more - budget.amount
+            if more and missing > 0 and (found is None or (budget.stops and not found.stops)):
+                found = Exhausted(name, budget.unit, missing, budget.stops)
+        return found
+
+    def hold(self, queue: str, costs: Charge) -> None:
+        """A job starts: so much is charged, and open."""
+        self._move(queue, dict(costs), {})
+
+    def settle(self, queue: str, held: Charge, costs: Charge) -> None:
+        """It ended: what was held for it is given up, what it cost is spent, be it more or less."""
+        self._move(queue, {unit: -amount for unit, amount in held}, dict(costs))
+
+    def of(self, queue: str) -> tuple[Budget, ...]:
+        """The budgets of a queue as they stand."""
+        return tuple(self._budgets.get(queue, ()))
+
+    def _move(self, queue: str, held: Mapping[str, int], spent: Mapping[str, int]) -> None:
+        moved = []
+        for name, at, budget in self._above(queue):
+            now = replace(
+                budget,
+                held=budget.held + held.get(budget.unit, 0),
+                spent=budget.spent + spent.get(budget.unit, 0),
+            )
+            if now.held < 0:
+                raise Corrupt(f"{name} settles more {budget.unit} than it holds", "build the budgets anew")
+            moved.append((name, at, now))
+        for name, at, now in moved:
+            self._budgets[name][at] = now
+
+    def _above(self, queue: str) -> list[tuple[str, int, Budget]]:
+        """The budgets of a queue and of all above it."""
+        out = []
+        while queue:
+            out += [(queue, at, budget) for at, budget in enumerate(self._budgets.get(queue, ()))]
+            queue = queue.rpartition("/")[0]
+        return out

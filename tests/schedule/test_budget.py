@@ -1,0 +1,59 @@
+"""Budgets: charged at the start, settled at the end, never adrift."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from falaj.core.errors import Corrupt
+from falaj.core.execute import Device
+from falaj.schedule.budget import Budgets, Exhausted, charge
+from falaj.schedule.model import Ask, Budget, Node, Queue, Role, Spot
+
+ROLES = (Role("worker", Ask((("cpu", 4000),), gpus=2)),)
+NODES = {"n": Node("n", "c", "z", {"cpu": 64_000}, tuple(Device(k, "A") for k in range(8)), price=8_000_000)}
+
+
+def test_a_charge_is_devices_cores_and_their_part_of_the_price() -> None:
+    spots = (Spot("n", 0, (0, 1)), Spot("n", 0, (2, 3)))
+    assert charge(NODES, ROLES, spots, 1800) == (
+        ("cpu_s", 8000 * 1800), ("gpu_s", 4000 * 1800), ("money", 2_000_000),
+    )  # fmt: skip
+
+
+def test_what_is_open_counts_and_any_queue_above_may_refuse() -> None:
+    budgets = Budgets([
+        Queue("root/bank", budgets=(Budget("gpu_s", 100, stops=True),)),
+        Queue("root/bank/fraud", budgets=(Budget("gpu_s", 80),)),
+    ])  # fmt: skip
+    fraud, other = "root/bank/fraud", "root/bank/other"
+    budgets.hold(fraud, (("gpu_s", 60),))
+    assert budgets.exhausted(fraud, (("gpu_s", 30),)) == Exhausted(fraud, "gpu_s", 10, stops=False)
+    assert budgets.exhausted(fraud, (("gpu_s", 50),)) == Exhausted("root/bank", "gpu_s", 10, stops=True)
+    assert budgets.exhausted(other, (("gpu_s", 40), ("money", 9))) is None
+    budgets.settle(fraud, (("gpu_s", 60),), (("gpu_s", 10),))
+    assert budgets.exhausted(fraud, (("gpu_s", 70),)) is None
+    with pytest.raises(Corrupt):
+        budgets.settle(fraud, (("gpu_s", 1),), ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.integers(0, 80)), max_size=40), st.randoms())
+def test_all_that_was_charged_is_settled_or_open(jobs: list[tuple[int, int, int]], chance: Random) -> None:
+    """I15, in any order of starts and ends, and in every queue on the way up."""
+    names = ["root/a", "root/b/x", "root/b/y"]
+    queues = [Queue(name, budgets=(Budget("gpu_s", 1000, spent=5),)) for name in ("root", "root/b", *names)]
+    budgets = Budgets(queues)
+    opened: list[tuple[int, int, int]] = []
+    spent = dict.fromkeys(range(3), 0)
+    for job in jobs:
+        budgets.hold(names[job[0]], (("gpu_s", job[1]),))
+        opened.append(job)
+        while opened and chance.random() < 0.5:
+            leaf, held, cost = opened.pop(chance.randrange(len(opened)))
+            budgets.settle(names[leaf], (("gpu_s", held),), (("gpu_s", cost),))
+            spent[leaf] += cost
+        for name, below in (("root", {0, 1, 2}), ("root/b", {1, 2}), ("root/a", {0})):
+            (budget,) = budgets.of(name)
+            assert budget.held == sum(one[1] for one in opened if one[0] in below)
+            assert budget.spent == 5 + sum(spent[leaf] for leaf in below)
