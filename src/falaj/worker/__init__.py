@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,6 +86,13 @@ class Here:
                 signal.signal(signal.SIGTERM, self._hear)
                 self._listening = True
         return self._asked
+
+    def join_jax(self) -> None:
+        """Join the other processes of the attempt; nothing to do where there are none."""
+        if "JAX_PROCESS_ID" in os.environ:
+            given = (os.environ[f"JAX_{name}"] for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"))
+            address, num, rank = given
+            import_module("jax").distributed.initialize(address, int(num), int(rank))
 
     def yield_place(self) -> NoReturn:
         """End now, saved: the job is queued again and goes on from its checkpoint."""

@@ -1,8 +1,8 @@
 """How processes of one attempt find each other: a pure function from document, slot and local rank to environment.
 
-PyTorch, JAX and TensorFlow get what their own launchers would have set, so `torch.distributed.init_process_group()`,
-`jax.distributed.initialize()` and `tf.distribute.MultiWorkerMirroredStrategy()` work without arguments. MPI and Horovod
-bring a launcher of their own, which slot 0 starts once for all.
+PyTorch and TensorFlow get what their own launchers would have set, so `torch.distributed.init_process_group()` and
+`tf.distribute.MultiWorkerMirroredStrategy()` work without arguments. JAX reads only the coordinator's address itself:
+`worker.attempt().join_jax()` hands it the rest. MPI and Horovod bring a launcher, which slot 0 starts once for all.
 """
 
 import json
