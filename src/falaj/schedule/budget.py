@@ -17,7 +17,7 @@ HOUR = 3600
 
 
 def charge(nodes: Mapping[str, Node], roles: Sequence[Role], spots: Iterable[Spot], seconds: int) -> Charge:
-    """What these places cost for so long. Of a node's price a slot pays as its part of the devices is, else the cores."""
+    """What these places cost for so long. A slot pays its part of a node's price: of the devices, else of the cores."""
     cores = devices = money = 0
     for spot in spots:
         cpu = dict(roles[spot.role].ask.amounts).get(CPU, 0)

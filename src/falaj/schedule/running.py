@@ -10,8 +10,11 @@ from falaj.schedule.model import CPU, WHOLE, Job, Shape, Spot
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
 
-LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA = range(14)
-"""Columns: since when work would be lost; service left when it was last seen, and whether it falls or grows."""
+LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA, ROOM = range(
+    15
+)
+"""Columns: since when work would be lost; seconds to save and start again; service left when it was last seen, and
+whether it falls or grows; slots beyond its smallest width, and to its greatest."""
 ROW, NODE, DEVICES, CORES, LOOSE_DEVICES, LOOSE_CORES = range(6)
 """Entries: milli-devices and milli-cores on the node, and those beyond the smallest width."""
 
@@ -24,7 +27,7 @@ class Running:
         self.jobs: dict[str, Job] = {}
         self.ids: list[str] = []
         self.rows: dict[str, int] = {}
-        self.table = np.zeros((64, 14), np.int64)
+        self.table = np.zeros((64, 15), np.int64)
         self.amounts = np.zeros((64, len(tree.quotas)), np.int64)
         self.base = np.zeros_like(self.amounts)
         """Amounts by quota, now and at the smallest width."""
@@ -53,9 +56,9 @@ class Running:
         self.jobs[job.id], self.ids[row], self.rows[job.id] = job, job.id, row
         self.table[row] = (
             self._tree.leaf(job.queue), job.shape.band, not (job.shape.preemptible or job.shape.band == 0), size,
-            job.started, job.saved if job.resumes and job.saved else job.started, job.restart_s, job.evictions,
-            job.deadline, job.resized, served if left_s is None else left_s * size // WHOLE,
-            1 if left_s is None else -1, now, len(loose(job)),
+            job.started, job.saved if job.resumes and job.saved else job.started, job.save_s + job.restart_s,
+            job.evictions, job.deadline, job.resized, served if left_s is None else left_s * size // WHOLE,
+            1 if left_s is None else -1, now, len(loose(job)), job.shape.most - job.width,
         )  # fmt: skip
         self.amounts[row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
         extra = loose(job)
