@@ -111,7 +111,7 @@ def test_limits_are_written_where_a_cgroup_is_ours(opened: Callable[[str], Lab],
     group = tmp_path / f"falaj-{attempt.id}-0"
     written = {path.name: path.read_text() for path in group.iterdir()}
     assert written.pop("cgroup.procs").isdigit()
-    assert written == {"cpu.max": "50000 100000", "memory.max": str(64 << 20), "memory.oom.group": "0"}
+    assert written == {"cpu.max": "50000 100000", "memory.max": str(64 << 20), "memory.swap.max": "0"}
 
 
 def test_what_a_killed_launcher_left_is_ended(lab: Lab) -> None:

@@ -50,20 +50,10 @@ from falaj.core.ports import open_url
 _KNOWN = ("nodes", "cpus", "memory", "gpus", "model", "gpu_memory", "folder", "cgroup")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-_PASSED_ON = (
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "LOGNAME",
-    "SSL_CERT_DIR",
-    "SSL_CERT_FILE",
-    "TMPDIR",
-    "TZ",
-    "USER",
-)
+_PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 """What processes see of the platform's own environment; the rest may be secret."""
 _LOG_BYTES = 1 << 20
+_BEGIN_S = 60.0
 _HUNG_S = 10.0
 """How long after its grace a launcher may still need to end its slot."""
 
@@ -213,8 +203,7 @@ class ProcessExecutor:
             return {}
         ledger = self._root / "cores.json"
         with _locked(self._root / "cores.lock"):
-            taken: list[list[Any]] = _json(ledger).get("taken", [])
-            taken = [one for one in taken if self._look(Path(one[0]), one[1]).phase in (WAITING, RUNNING)]
+            taken = [one for one in _json(ledger).get("taken", []) if self._lives(*one)]
             chosen: dict[int, list[int]] = {}
             for slot in attempt.slots:
                 cpu = slot.amounts.get("cpu", 0)
@@ -222,9 +211,15 @@ class ProcessExecutor:
                 used = {core for one in taken for core in one[2]}
                 if cores := choose_cores(used, cpu // 1000 if cpu % 1000 == 0 else 0, numa):
                     chosen[slot.index] = cores
-                    taken.append([str(folder), slot.index, cores])
+                    taken.append([str(folder), slot.index, cores, time.time()])
             _write(ledger, json.dumps({"taken": taken}).encode())
         return chosen
+
+    def _lives(self, folder: str, slot: int, cores: list[int], at: float) -> bool:
+        """Whether a slot still needs its cores: it runs, or will in a moment."""
+        del cores
+        phase = self._look(Path(folder), slot).phase
+        return phase == RUNNING or (phase == WAITING and time.time() < at + _BEGIN_S)
 
     def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:
         own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -232,8 +227,8 @@ class ProcessExecutor:
         known = {device.index: device.id for device in self._nodes[slot.node].devices}
         devices = ",".join(known[index] or str(index) for index in slot.devices)
         cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)
-        own |= {"PATH": path, "CUDA_VISIBLE_DEVICES": devices} | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
-        return own | dict(attempt.env) | dict(attempt.secret_env)
+        ours = {"CUDA_VISIBLE_DEVICES": devices} | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
+        return own | {"PATH": path} | dict(attempt.env) | dict(attempt.secret_env) | ours
 
     def _look(self, folder: Path, slot: int) -> _Seen:
         """One slot by its files: `waiting` before its launcher claimed it, `lost` when that is gone without a word."""
@@ -245,7 +240,7 @@ class ProcessExecutor:
             return _Seen(FAILED if how["code"] else SUCCEEDED, how["code"], how["reason"], how["started"], how["ended"])
         if held:
             return _Seen(RUNNING, started=who["at"], pid=who["pid"])
-        return _Seen(LOST, reason="its launcher is gone", started=who["at"]) if who else _Seen(WAITING)
+        return _Seen(LOST, 137, "its launcher is gone", who["at"]) if who else _Seen(WAITING)
 
     def _status(self, handle: str) -> Status:
         if (folder := self._known(handle)) is None:

@@ -33,7 +33,7 @@ class Limits:
                 (path / "cpu.max").write_text(f"{cpu * 100} 100000", encoding="ascii")
             if memory := amounts.get("memory", 0):
                 (path / "memory.max").write_text(str(memory << 20), encoding="ascii")
-                (path / "memory.oom.group").write_text("0", encoding="ascii")
+                (path / "memory.swap.max").write_text("0", encoding="ascii")
         except OSError as error:
             raise Unavailable(f"the limits of a slot cannot be set ({error.strerror})", "look at the cgroup") from None
         return str(path)
@@ -53,6 +53,8 @@ def _delegated(named: str) -> Path | None:
     so we move ourselves one step down, and only ourselves."""
     own = next((line[3:] for line in _lines("/proc/self/cgroup") if line.startswith("0::")), "")
     root = Path(named) if named else _MOUNT / own.lstrip("/")
+    with contextlib.suppress(OSError):
+        root.mkdir(exist_ok=True)
     if not (root / "cgroup.subtree_control").is_file() or not os.access(root / "cgroup.procs", os.W_OK):
         return None
     for step in ("here", "below"):

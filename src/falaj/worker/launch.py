@@ -65,7 +65,7 @@ class Launcher:
         self._outbox = Outbox(context.outbox or str(self._folder / "outbox"), f"slot-{slot}")
         self._given = dict(os.environ)
         self._started = time.time()
-        self._ooms = family.oom_kills()
+        self._ooms = 0
         self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
         self._alive: dict[int, str] = {}
         self._code = 0
@@ -91,6 +91,7 @@ class Launcher:
     def run(self) -> int:
         """From the first staging command to the exit file; gives the slot's exit code."""
         family.adopt_orphans()
+        self._ooms = family.oom_kills()
         self._outbox.tell("begun", slot=self._slot, node=self._place.node)
         carrier = _carrier(self._context, self._slot, self._outbox) if self._context.address else None
         try:

@@ -32,8 +32,10 @@ class Sampler:
         """Take a sample when its time has come."""
         if now < self.due:
             return
+        if self._devices is None:
+            self._devices = Devices(os.environ.get("CUDA_VISIBLE_DEVICES"))  # once, however dear
         begun = time.perf_counter()
-        self._outbox.tell("telemetry", slot=self._slot, **self._processes(), **_node(), devices=self._gpus())
+        self._outbox.tell("telemetry", slot=self._slot, **self._processes(), **_node(), devices=self._devices.read())
         cost = time.perf_counter() - begun
         self.due = now + max(self._every_s, cost / _SHARE)
 
@@ -53,11 +55,6 @@ class Sampler:
             "processes": len(now),
             "threads": sum(seen["threads"] for seen in now.values()),
         }
-
-    def _gpus(self) -> list[dict[str, object]]:
-        if self._devices is None:
-            self._devices = Devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return self._devices.read()
 
 
 class Devices:
