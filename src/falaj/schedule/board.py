@@ -9,12 +9,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
+import numpy as np
+
 from falaj.core.errors import Invalid
+from falaj.schedule.budget import Budgets, charge
 from falaj.schedule.forecast import Forecast, pool
 from falaj.schedule.lines import Lines, Shapes
-from falaj.schedule.model import NEVER, Job, Node, Past, Queue, Reservation, Shape, Snapshot, Spot
+from falaj.schedule.model import NEVER, Evict, Job, Node, Past, Queue, Reservation, Resize, Shape, Snapshot, Start
 from falaj.schedule.order import Order
+from falaj.schedule.place import place
+from falaj.schedule.potential import Potential
 from falaj.schedule.profile import Profile
+from falaj.schedule.reclaim import Reclaim
+from falaj.schedule.running import Running
 from falaj.schedule.share import Tree
 from falaj.schedule.turns import Turns
 from falaj.schedule.world import World
@@ -34,7 +41,10 @@ class Board:
         self.running: dict[str, Job] = {}
         self.used: Counter[str] = Counter()
         """How many run, by leaf."""
-        self.charged: dict[str, list[int]] = {}
+        self.demand: dict[str, list[int]] = {}
+        """What all jobs of a leaf want, at their smallest widths, by quota."""
+        self.stopping: set[str] = set()
+        self._counted: dict[str, list[int]] = {}
         self.reclaimed = list(snapshot.reclaimed)
         self.closed: set[int] = set()
         """Shapes that nowhere fit, until something is freed that may suit them."""
@@ -50,10 +60,16 @@ class Board:
         self._amounts: dict[int, list[int]] = {}
         self._ends: list[tuple[int, str]] = []
         self._refused: dict[str, int] = {}
+        self._many: Counter[int] = Counter()
+        self._asked: dict[str, Shape] = {}
+        """The shapes of those that run in a lower band than they asked for."""
+        self._potential: Potential | None = None
         self._tops: dict[str, int] = {}
         for node_shape in dict.fromkeys(job.shape for job in snapshot.jobs):
             for role in node_shape.roles:
                 self.world.ask(role.ask)
+        self.tree = Tree((), self.world.pools())
+        self.table = Running(self.world, self.tree)
         self._plant(snapshot.queues)
         for job in snapshot.jobs:
             self.submit(job)
@@ -65,20 +81,22 @@ class Board:
     def submit(self, job: Job) -> None:
         """A job comes: to wait, or running already."""
         self.tree.leaf(job.queue)
-        self.world.mix(job.shape, 1)
+        self._weigh(job.shape, 1)
+        self._want(job, 1)
         self._enter(job)
 
     def change(self, job: Job) -> None:
         """Other facts of a job: progress, a checkpoint, other places, or none any more."""
-        old = self.running.get(job.id)
-        if old is not None and old.spots == job.spots and old.queue == job.queue and old.shape == job.shape:
-            self.running[job.id] = job
-            self._expect(job)
-            self.fresh.add(job.queue)
-        elif old is None and job.id not in self.lines.jobs:
+        old = self.running.get(job.id) or self.lines.jobs.get(job.id)
+        if old is None:
             self.submit(job)
+        elif old.spots and old.spots == job.spots and old.queue == job.queue:
+            self.running[job.id] = replace(job, charged=job.charged or old.charged)
+            self._expect(self.running[job.id])
         else:
             self._leave(job.id)
+            self._want(old, -1)
+            self._want(job, 1)
             self._enter(job)
 
     def end(self, job_id: str) -> None:
@@ -87,7 +105,8 @@ class Board:
         if job is not None:
             self.turns.drop(job_id)
             self._refused.pop(job_id, None)
-            self.world.mix(job.shape, -1)
+            self._weigh(job.shape, -1)
+            self._want(job, -1)
 
     def undo(self, job_id: str) -> None:
         """Its cluster refused the places it was given: they are free, and it tries again later and later."""
@@ -95,7 +114,9 @@ class Board:
         if job is not None:
             times = self._refused[job_id] = self._refused.get(job_id, 0) + 1
             rest = self.now + min(1 << times, 600)
-            self._enter(replace(job, spots=(), started=0, stopping=0, stopped_for="", not_before=rest))
+            shape = self._asked.pop(job_id, job.shape)
+            job = replace(job, shape=shape, spots=(), started=0, stopping=0, stopped_for="", charged=())
+            self._enter(replace(job, not_before=rest))
 
     def node(self, node: Node) -> None:
         """A node comes or changes."""
@@ -129,7 +150,7 @@ class Board:
         """All of it as facts; a scheduler made from them decides the same."""
         jobs = sorted([*self.lines.jobs.values(), *self.running.values()], key=lambda job: job.id)
         return Snapshot(
-            now, tuple(self.world.nodes), self._queues, tuple(jobs), self.forecast.past(), self.turns.all(),
+            now, tuple(self.world.nodes), self._current(), tuple(jobs), self.forecast.past(), self.turns.all(),
             tuple(self.reclaimed), self.knobs,
         )  # fmt: skip
 
@@ -146,14 +167,37 @@ class Board:
             self._amounts[number] = self.world.quota(shape, None, shape.least).tolist()
         return self._amounts[number]
 
-    def start(self, job: Job, spots: tuple[Spot, ...], amount: list[int]) -> Job:
+    def start(self, job: Job, start: Start, amount: list[int]) -> None:
         """Let a waiting job run there from now on."""
         self.lines.drop(job.id)
-        job = replace(job, spots=spots, started=self.now, saved=0, resized=self.now, not_before=0)
-        self.world.take(spots, job.shape.roles)
+        if start.band != job.shape.band:
+            self._asked[job.id] = job.shape
+            job = replace(job, shape=replace(job.shape, band=start.band))
+        job = replace(
+            job, spots=start.spots, started=self.now, saved=0, resized=self.now, not_before=0, charged=start.charged
+        )  # fmt: skip
+        self.world.take(start.spots, job.shape.roles)
         self.turns.drop(job.id)
+        self.budgets.hold(job.queue, start.charged)
         self._count(job, amount)
-        return job
+
+    def waited_for(self, job_id: str) -> bool:
+        """Is somebody being stopped for it?"""
+        return any(self.running[one].stopped_for == job_id for one in self.stopping if one in self.running)
+
+    def stop(self, evict: Evict) -> None:
+        """A job is being stopped: its places are kept for whom they are wanted by."""
+        job = self.running[evict.job]
+        self.running[evict.job] = replace(job, stopping=self.now, stopped_for=evict.wanted_by)
+        self.stopping.add(evict.job)
+        self.table.drop(evict.job)
+
+    def resize(self, resize: Resize) -> None:
+        """A job has other places from now on."""
+        job = self._leave(resize.job)
+        if job is not None:
+            self._enter(replace(job, spots=resize.spots, resized=self.now))
+            self.budgets.hold(job.queue, job.charged)
 
     def rank(self, queue: str) -> None:
         """Tell the order what this leaf would start next, and what it uses."""
@@ -202,10 +246,19 @@ class Board:
             self.lines.put(job)
             self.fresh.add(job.queue)
 
+    def _weigh(self, shape: Shape, more: int) -> None:
+        """Tell the world what is asked for, by powers of two: it thinks anew about every place when that changes."""
+        number = self.shapes.number(shape)
+        before = 1 << self._many[number].bit_length() >> 1
+        self._many[number] += more
+        after = 1 << self._many[number].bit_length() >> 1
+        if before != after:
+            self.world.mix(shape, after - before)
+
     def _count(self, job: Job, amount: list[int]) -> None:
         self._fit()
         self.tree.charge(job.queue, amount)
-        self.charged[job.id] = amount
+        self._counted[job.id] = amount
         self.used[job.queue] += 1
         self.running[job.id] = job
         self._expect(job)
@@ -214,6 +267,11 @@ class Board:
         end = self.forecast.end(job, self.shapes.keys[self.shapes.number(job.shape)], self.now)
         self.profile.put(job.id, job.spots, job.shape.roles, end)
         heappush(self._ends, (end, job.id))
+        if job.stopping:
+            self.stopping.add(job.id)
+        else:
+            left = self.forecast.left(job, self.shapes.keys[self.shapes.number(job.shape)], self.now)
+            self.table.put(job, None if left is None else left[0], self.now, np.array(self._counted[job.id], np.int64))
 
     def _leave(self, job_id: str) -> Job | None:
         job = self.running.pop(job_id, None)
@@ -222,16 +280,21 @@ class Board:
             if job is not None:
                 self.fresh.add(job.queue)
             return job
+        self.stopping.discard(job_id)
         self.profile.drop(job_id)
         self.world.give(job.spots, job.shape.roles)
         nodes = {spot.node for spot in job.spots}
         self.turns.hold(nodes)
         self.freed |= nodes
-        self._uncount(job)
+        self._uncount(job, nodes)
         return job
 
-    def _uncount(self, job: Job) -> None:
-        self.tree.charge(job.queue, self.charged.pop(job.id), -1)
+    def _uncount(self, job: Job, names: set[str]) -> None:
+        self.tree.charge(job.queue, self._counted.pop(job.id), -1)
+        self.table.drop(job.id)
+        nodes = {name: self.world.nodes[self.world.index[name]] for name in names if name in self.world.index}
+        cost = charge(nodes, job.shape.roles, job.spots, max(self.now - job.started, 0)) if job.charged else ()
+        self.budgets.settle(job.queue, job.charged, cost)
         self.used[job.queue] -= 1
         if not self.used[job.queue]:
             del self.used[job.queue]
@@ -252,13 +315,18 @@ class Board:
         self.profile.refit()
         self.turns.hold(nodes)
         self.freed |= nodes
-        self._plant(self._queues)
+        self._plant(self._current())
+
+    def _current(self) -> tuple[Queue, ...]:
+        """The queues with their budgets as they stand."""
+        return tuple(replace(one, budgets=self.budgets.of(one.name)) if one.budgets else one for one in self._queues)
 
     def _fit(self) -> None:
         if len(self.world.quotas) != len(self.tree.quotas):
-            self._plant(self._queues)
+            self._plant(self._current())
 
     def _plant(self, queues: Sequence[Queue]) -> None:
+        """Grow the tree anew: other queues, or another capacity that shares are parts of."""
         tree = Tree(queues, self.world.pools())
         leaves = {name for name, leaf in self.lines.leaves.items() if leaf.order} | set(self.used)
         for name in sorted(leaves):
@@ -266,7 +334,9 @@ class Board:
                 raise Invalid(f"jobs wait or run in {name}, which would be no leaf", "move or end them first")
         for name in self.used:
             tree.charge(name, self.tree.usage[self.tree.index[name]])
-        self._queues, self.tree, self.order = tuple(queues), tree, Order(tree)
+        same = (tree.names, tree.quotas) == (self.tree.names, self.tree.quotas)
+        self._queues, self.budgets = tuple(queues), Budgets(queues)
+        self.tree, self.order, self._potential = tree, Order(tree), None
         self._amounts.clear()
         self.parked.clear()
         self._held_back.clear()
@@ -274,6 +344,28 @@ class Board:
         self.lines.rerank(sorted(name for name in leaves if tops[name] != self._tops.get(name)))
         self._tops = tops
         self.fresh |= leaves
+        if not same:
+            self.table = Running(self.world, self.tree)
+            for job in self.running.values():
+                self._expect(job)
+        self.reclaim = Reclaim(self.world, self.tree, self.table, place, self.knobs)
+
+    def potential(self) -> Potential:
+        """What leaves are promised and deserve, as things are wanted now."""
+        if self._potential is None:
+            demand = np.zeros((len(self.tree.names), len(self.tree.quotas)), np.int64)
+            for queue in self.demand.keys() & self.tree.index.keys():
+                demand[self.tree.index[queue], : len(self.demand[queue])] = self.demand[queue]
+            self._potential = Potential(self.tree, demand)
+        return self._potential
+
+    def _want(self, job: Job, sign: int) -> None:
+        self._potential = None
+        amount = self.amount(self.shapes.number(job.shape))
+        wants = self.demand.setdefault(job.queue, [0] * len(amount))
+        wants += [0] * (len(amount) - len(wants))
+        for quota, part in enumerate(amount):
+            wants[quota] += sign * part
 
     def _restore(self, turn: Reservation) -> None:
         job = self.lines.jobs.get(turn.job)

@@ -4,17 +4,55 @@ The neediest leaf is asked for its best job that may fit; it starts, or its shap
 something is freed. A cycle costs by what changed and by how many kinds of jobs there are, not by how many wait.
 """
 
+from dataclasses import dataclass, field, replace
+
 import numpy as np
 
 from falaj.schedule.board import Board
-from falaj.schedule.columns import Flags
-from falaj.schedule.forecast import pool
+from falaj.schedule.budget import Charge, charge
+from falaj.schedule.columns import Flags, Ints
+from falaj.schedule.forecast import pool, size
 from falaj.schedule.lines import Rank
-from falaj.schedule.model import NEVER, Job, Plan, Reservation, Snapshot, Spot, Start
+from falaj.schedule.model import (
+    BEST_EFFORT,
+    NEVER,
+    WHOLE,
+    Evict,
+    Job,
+    Plan,
+    Reason,
+    Reservation,
+    Resize,
+    Shape,
+    Snapshot,
+    Spot,
+    Start,
+)  # fmt: skip
 from falaj.schedule.place import place
+from falaj.schedule.profile import amounts, slots_in
+from falaj.schedule.reclaim import Victims
+from falaj.schedule.rights import Claim
 
 Refusal = tuple[str, str, int]
-Found = tuple[tuple[Spot, ...], list[int]]
+Found = tuple[tuple[Spot, ...], list[int], Charge | None]
+"""Places, what they count against quotas, what they cost; no costs: best effort."""
+BUDGET = "budget:"
+TICK_S = 30
+"""So often those are looked at again for whom nobody had to make room."""
+GRACE_S = 30
+MOST_CLAIMS = 16
+"""So many searches for victims a cycle."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making."""
+
+    starts: list[Start] = field(default_factory=list)
+    resizes: list[Resize] = field(default_factory=list)
+    evictions: list[Evict] = field(default_factory=list)
+    waiting: dict[tuple[str, Shape], Reason] = field(default_factory=dict)
+    claims: int = 0
 
 
 class Scheduler(Board):
@@ -22,37 +60,62 @@ class Scheduler(Board):
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(snapshot)
-        self._starts: list[Start] = []
+        self._plan = Draft()
         self._open: set[int] = set()
         self._unsettled: set[str] = set()
+        self._tick = -1
+        self._claimed: dict[tuple[str, int], str] = {}
+        """Lines whose first job found nobody to make room, until something of their leaf or the clock moves on."""
+        self._tried: dict[int, tuple[int, str]] = {}
 
     def cycle(self, now: int, most: int = 1000) -> Plan:
         """Decide what can be decided now; at most so many starts."""
-        self.now = now
-        self._starts = []
+        self.now, self._plan = now, Draft()
         self.fresh |= self.lines.advance(now)
         self.overdue()
         turns = self.turns.ready(self.freed)
         self.reopen()
         for queue in sorted(self.fresh):
             self.rank(queue)
-        self._unsettled, self.fresh = self._unsettled | self.fresh, set()
+        self._remember(now // TICK_S)
         self._open = {one for one, leaves in self.lines.behind.items() if leaves and one not in self.closed}
-        for job_id in [*turns, *(job for job in self.turns.due(now) if job not in turns)]:
+        self._clear()
+        for job_id in dict.fromkeys((*turns, *self.turns.due(now))):
             self._redeem(job_id)
         self._admit(most)
         for queue in self._neediest(self._unsettled):
             self._settle(queue)
         self._unsettled.clear()
-        if len(self._starts) < most:
-            self._backfill(most)
-        return Plan(tuple(self._starts), reservations=self.turns.all())
+        self._backfill(most)
+        plan = self._plan
+        return Plan(tuple(plan.starts), tuple(plan.resizes), tuple(plan.evictions), self.turns.all(), plan.waiting)
+
+    def _remember(self, tick: int) -> None:
+        """What to look at again: leaves that changed, and all of them when the clock moved on."""
+        stale = self.fresh if tick == self._tick else {queue for queue, _ in self._claimed} | self.fresh
+        for name in [name for name in self._claimed if name[0] in stale]:
+            del self._claimed[name]
+        self._unsettled |= stale & self.lines.leaves.keys()
+        self._tick, self.fresh = tick, set()
+
+    def _clear(self) -> None:
+        """Stop what would outlast its node."""
+        for job in [job for job in self.running.values() if self.leaving and not job.stopping]:
+            nodes = [self.world.nodes[self.world.index[spot.node]] for spot in job.spots if spot.node in self.leaving]
+            if nodes and self.now + self.run_s(job) > min(node.leaving for node in nodes):
+                since = job.saved if job.resumes and job.saved else job.started
+                lost = max(self.now - since, 0) * size(job.shape, job.width) // WHOLE
+                self._evict(Evict(job.id, "", job.save_s + GRACE_S, lost, "its node leaves"))
+
+    def _evict(self, evict: Evict) -> None:
+        self._plan.evictions.append(evict)
+        self.stop(evict)
 
     # starts
 
     def _admit(self, most: int) -> None:
         """Let leaves start their best jobs, the neediest first."""
-        while len(self._starts) < most and self._open:
+        while len(self._plan.starts) < most and self._open:
             queue = self.order.first()
             if queue is None:
                 return
@@ -82,8 +145,13 @@ class Scheduler(Board):
             self._close(number)
 
     def _start(self, job: Job, found: Found, why: str) -> None:
-        self._starts.append(Start(job.id, found[0], self.band(job.queue, job.shape), why))
-        self.start(job, *found)
+        spots, amount, costs = found
+        band = self.band(job.queue, job.shape)
+        if costs is None:
+            band, why = BEST_EFFORT, f"{why}; as best effort, for its budget is used up"
+        start = Start(job.id, spots, band, why, costs or ())
+        self._plan.starts.append(start)
+        self.start(job, start, amount)
         self.rank(job.queue)
 
     def _find(self, job: Job) -> tuple[Found | None, Refusal | None]:
@@ -95,12 +163,24 @@ class Scheduler(Board):
                 amount = self.world.quota(job.shape, spots, width).tolist()
                 refusal = self.tree.refusal(job.queue, amount)
                 if refusal is None:
-                    return (spots, amount), None
+                    costs, refusal = self._afford(job, spots)
+                    return (None, refusal) if refusal else ((spots, amount, costs), None)
                 narrower = self._without(refusal[1], allowed)
                 if narrower is None:
                     break
                 allowed = narrower
         return None, refusal
+
+    def _afford(self, job: Job, spots: tuple[Spot, ...]) -> tuple[Charge | None, Refusal | None]:
+        """What to charge its budgets; None where it runs uncharged, as best effort; or the budget that stops it."""
+        if self.band(job.queue, job.shape) == BEST_EFFORT:
+            return (), None
+        nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
+        costs = charge(nodes, job.shape.roles, spots, job.limit_s or self.run_s(job))
+        spent = self.budgets.exhausted(job.queue, costs)
+        if spent is None:
+            return costs, None
+        return None, (spent.queue, f"{BUDGET}{spent.unit}", spent.missing) if spent.stops else None
 
     def _lasting(self, job: Job) -> Flags | None:
         """The nodes that do not go away under a job; None when none goes."""
@@ -146,14 +226,46 @@ class Scheduler(Board):
             self._reserve(job, "what runs there takes longer than expected")
 
     def _settle(self, queue: str, before: Rank | None = None) -> None:
-        """Give the blocked jobs of a leaf their turns, as far as they go: those that stand before one that starts."""
+        """Make room for the blocked jobs of a leaf, or give them turns: those that stand before one that starts."""
         for rank, number in list(self.lines.heads(queue)):
             if before is not None and rank >= before:
                 return
             if number in self.closed and number not in self.parked.get(queue, ()):
                 job = self.lines.jobs[rank[-1]]
-                if job.id not in self.turns.of and self.turns.room(pool(job.shape)):
+                if not self._claim(job, number) and job.id not in self.turns.of and self.turns.room(pool(job.shape)):
                     self._reserve(job)
+
+    def _claim(self, job: Job, number: int) -> bool:
+        """Have others make room for it, where that is lawful; True when somebody does."""
+        if self._claimed.get((job.queue, number)) == job.id or self._plan.claims >= MOST_CLAIMS:
+            return False
+        self._claimed[job.queue, number] = job.id
+        if self.waited_for(job.id) or self.tree.refusal(job.queue, self.amount(number)) is not None:
+            return False
+        self._plan.claims += 1
+        lent = self.turns.lend(NEVER, job.id)
+        left = self.forecast.left(job, self.shapes.keys[number], self.now)
+        asked = replace(job, shape=replace(job.shape, band=self.band(job.queue, job.shape)))
+        claim = Claim(
+            asked, job.shape.least, size(job.shape, job.shape.least), left[0] if left else None,
+            self.lines.urgent(job.id), self.run_s(job),
+        )  # fmt: skip
+        victims = self.reclaim.victims(claim, self.potential(), self.now, self.reclaimed)
+        self.turns.take_back(lent)
+        if victims is not None:
+            self._make_room(job, victims)
+        return victims is not None
+
+    def _make_room(self, job: Job, victims: Victims) -> None:
+        for resize in victims.resizes:
+            self._plan.resizes.append(resize)
+            self.resize(resize)
+        for evict in victims.evictions:
+            self._evict(evict)
+        self.reclaimed += [(name, self.now, milli) for name, milli in victims.taken]
+        at = self.now + max((evict.grace_s for evict in victims.evictions), default=0)
+        turn = Reservation(job.id, at, victims.spots, "others make room for it")
+        self.turns.put(turn, pool(job.shape), job.shape.roles, self.run_s(job))
 
     def _reserve(self, job: Job, cause: str = "") -> None:
         """Reserve the first time and places at which it fits; an earlier turn stays as it is, unless for a cause."""
@@ -168,37 +280,40 @@ class Scheduler(Board):
             )  # fmt: skip
 
     def _backfill(self, most: int) -> None:
-        """Lend what is held for turns to what is over before they come, the neediest leaf first."""
-        fits = self._lendable()
-        last = max((turn.at for turn in self.turns.of.values()), default=0)
-        for queue in self._neediest(set().union(*(self.lines.behind[number] for number in fits))):
-            for number in [number for _, number in self.lines.heads(queue) if number in fits]:
-                while len(self._starts) < most and self._lend(queue, number, last):
-                    pass
+        """Lend what is held for turns to what is over before they come, the shortest first."""
+        while self.turns.of and len(self._plan.starts) < most:
+            last = max(turn.at for turn in self.turns.of.values())
+            short = [
+                (brief[0], brief[1].submitted, brief[1].id, number)
+                for number in self.closed
+                if (brief := self.lines.brief(number, self.parked)) and self.now + brief[0] <= last
+            ]
+            room = self.turns.lendable() if short else ([], None, None)
+            fits = [one for one in sorted(short) if room[0] and self._some(one[3], *room)]
+            if not any(self._lend(*one) for one in fits):
+                return
 
-    def _lend(self, queue: str, number: int, last: int) -> bool:
-        """Start the shortest job of a line in places that are held for turns after its end."""
-        brief = self.lines.brief(queue, number)
-        if brief is None or self.now + brief[0] > last or number in self.parked.get(queue, ()):
+    def _lend(self, run_s: int, _submitted: int, job_id: str, number: int) -> bool:
+        """Start a short job in places that are held for turns after its end."""
+        job = self.lines.jobs[job_id]
+        refusal = self.tree.refusal(job.queue, self.amount(number))
+        if refusal is not None:
+            self._hold_back(job, number, refusal)
             return False
-        job = self.lines.jobs[brief[1][-1]]
-        lent = self.turns.lend(self.now + brief[0], job.id)
-        found = self._find(job)[0] if self.tree.refusal(queue, self.amount(number)) is None else None
+        lent = self.turns.lend(self.now + run_s, job.id)
+        found, _ = self._find(job)
         if found is not None:
             self._start(job, found, "it is over before the turn of those its places are held for")
         self.turns.take_back(lent)
         return found is not None
 
-    def _lendable(self) -> set[int]:
-        """The shapes that would fit if nothing were held."""
-        lent = self.turns.lend(self.now)
-        fits = {number for number in self.closed if lent and self.lines.behind.get(number) and self._some(number)}
-        self.turns.take_back(lent)
-        return fits
-
-    def _some(self, number: int) -> bool:
+    def _some(self, number: int, rows: list[int], free: Ints, dev: Ints) -> bool:
+        """Do as many slots of a shape fit as it needs, where something is held and elsewhere?"""
         shape = self.shapes.all[number]
-        return int(self.world.counts(self.world.ask(shape.roles[0].ask)).sum()) >= shape.least
+        ask = shape.roles[0].ask
+        slots = slots_in(self.profile.suiting(ask)[rows], amounts(self.world, ask), ask, free, dev)
+        counts = self.world.counts(self.world.ask(ask))
+        return int(counts.sum()) - int(counts[rows].sum()) + int(slots.sum()) >= shape.least
 
     def _neediest(self, queues: set[str]) -> list[str]:
         """Leaves by how needy they are, from the top down."""

@@ -5,7 +5,7 @@ what a change costs does not depend on how many wait.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from heapq import heappop, heappush
 
 from falaj.schedule.forecast import Forecast, key, size
@@ -15,6 +15,9 @@ Rank = tuple[int, int, int, int, int, str]
 """Band downwards, not urgent, deadline of the urgent, service left, submitted, id."""
 MARGIN_S = 60
 """A deadline is in danger so much, and a quarter of the run, before it is too late to start."""
+
+_LOOK = 32
+"""So many shortest jobs are looked at when their quotas hold them back."""
 
 
 class Shapes:
@@ -45,21 +48,19 @@ class Shapes:
 class Line:
     """Jobs of one leaf and one shape, best first."""
 
-    __slots__ = ("_heap", "_runs", "ranks", "runs", "shape")
+    __slots__ = ("_heap", "ranks", "runs", "shape")
 
     def __init__(self, shape: int) -> None:
         self.shape = shape
         self.ranks: dict[str, Rank] = {}
         self.runs: dict[str, int] = {}
         self._heap: list[Rank] = []
-        self._runs: list[tuple[int, Rank]] = []
 
     def put(self, rank: Rank, run_s: int) -> None:
         """Let a job stand in the line, or stand elsewhere in it."""
         self.ranks[rank[-1]] = rank
         self.runs[rank[-1]] = run_s
         heappush(self._heap, rank)
-        heappush(self._runs, (run_s, rank))
 
     def drop(self, job_id: str) -> None:
         """Let a job go."""
@@ -69,13 +70,6 @@ class Line:
         """The rank of its first job."""
         heap, ranks = self._heap, self.ranks
         while heap and ranks.get(heap[0][-1]) != heap[0]:
-            heappop(heap)
-        return heap[0] if heap else None
-
-    def brief(self) -> tuple[int, Rank] | None:
-        """How long its shortest job runs at P90, and its rank."""
-        heap, ranks = self._runs, self.ranks
-        while heap and (ranks.get(heap[0][1][-1]) != heap[0][1] or self.runs[heap[0][1][-1]] != heap[0][0]):
             heappop(heap)
         return heap[0] if heap else None
 
@@ -104,6 +98,7 @@ class Lines:
         self.now = 0
         self.numbers: dict[str, int] = {}
         self._alike: dict[tuple[str, str], set[str]] = {}
+        self._brief: dict[int, list[tuple[int, Rank]]] = {}
         self._alarms: list[tuple[int, str]] = []
         self._wakes: list[tuple[int, str]] = []
 
@@ -183,10 +178,22 @@ class Lines:
         leaf = self.leaves.get(queue)
         return leaf.order if leaf else []
 
-    def brief(self, queue: str, number: int) -> tuple[int, Rank] | None:
-        """How long the shortest job of a line runs, and its rank."""
-        leaf = self.leaves.get(queue)
-        return leaf.lines[number].brief() if leaf and number in leaf.lines else None
+    def brief(self, number: int, parked: Mapping[str, Container[int]]) -> tuple[int, Job] | None:
+        """The shortest job of a shape whose line is not parked, and how long it runs at P90."""
+        heap, kept, found = self._brief.get(number, []), [], None
+        while heap and found is None and len(kept) < _LOOK:
+            run_s, rank = heap[0]
+            job = self.jobs.get(rank[-1])
+            line = self.leaves[job.queue].lines.get(number) if job else None
+            if job and line and line.ranks.get(job.id) == rank and line.runs[job.id] == run_s:
+                if number not in parked.get(job.queue, ()):
+                    found = run_s, job
+                    break
+                kept.append(heap[0])
+            heappop(heap)
+        for entry in kept:
+            heappush(heap, entry)
+        return found
 
     def rerank(self, queues: Iterable[str]) -> None:
         """Rank the jobs of these leaves again: their bands may have changed."""
@@ -224,6 +231,7 @@ class Lines:
         if line.ranks.get(job.id) != rank or line.runs[job.id] != run_s:
             before = line.head()
             line.put(rank, run_s)
+            heappush(self._brief.setdefault(number, []), (run_s, rank))
             self._sort(job.queue, line, before)
 
     def _sort(self, queue: str, line: Line, before: Rank | None) -> None:

@@ -87,7 +87,7 @@ class Profile:
         at, found = now, []
         for number, role in enumerate(shape.roles):
             level = shape.level if shape.level and shape.required else "cluster"
-            suits = self._suiting(role.ask)
+            suits = self.suiting(role.ask)
             gains = search.gains(role.ask, suits & self._lasts[:, None], self._order(), (self._end, self._amount))
             want = role.count if number else width
             turn = search.choose(role.ask, suits, want, world.domains(level), gains)
@@ -97,7 +97,7 @@ class Profile:
             found += [Spot(spot.node, number, spot.devices, spot.milli) for spot in turn[1]]
         return at, tuple(found)
 
-    def _suiting(self, ask: Ask) -> Flags:
+    def suiting(self, ask: Ask) -> Flags:
         """Which devices suit an ask; where it asks for none, all of a node that suits it."""
         number = self._world.ask(ask)
         if number not in self._suits:
@@ -245,6 +245,17 @@ def columns(world: World, spot: Spot) -> list[int]:
     row = world.index.get(spot.node)
     devices = world.nodes[row].devices if row is not None else ()
     return [column for column, device in enumerate(devices) if device.index in spot.devices]
+
+
+def slots_in(suits: Flags, needs: Ints, ask: Ask, free: Ints, dev: Ints) -> Ints:
+    """How many slots of an ask fit on nodes with so much free."""
+    room = np.where(suits.any(axis=1), _MANY, 0)
+    for column in np.flatnonzero(needs).tolist():
+        np.minimum(room, free[:, column] // needs[column], out=room)
+    if ask.gpus or ask.milli:
+        parts = np.where(suits, dev, 0) // (ask.milli or WHOLE)
+        np.minimum(room, parts.sum(axis=1) // (ask.gpus or 1), out=room)
+    return np.maximum(room, 0)
 
 
 def _suits(ask: Ask, device: Device) -> bool:

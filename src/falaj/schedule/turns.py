@@ -8,6 +8,8 @@ or later with the cause written down.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from falaj.schedule.columns import Ints
 from falaj.schedule.model import Ask, Reservation, Role, Shape, Spot
 from falaj.schedule.profile import Profile, amounts, columns
@@ -26,12 +28,28 @@ class Turns:
         self._world, self._profile, self._depth = world, profile, depth
         self._facts: dict[str, tuple[str, tuple[Role, ...], int]] = {}
         self._held: dict[str, Held] = {}
+        self._known: dict[str, list[int]] = {}
         self._near: dict[str, set[str]] = {}
         self._pools: dict[str, int] = {}
 
     def all(self) -> tuple[Reservation, ...]:
         """Every turn, soonest first."""
         return tuple(sorted(self.of.values(), key=lambda one: (one.at, one.job)))
+
+    def lendable(self) -> tuple[list[int], Ints, Ints]:
+        """Nodes on which something is held: their rows, and what would be free there, of amounts and devices."""
+        world = self._world
+        parts = [(job, column, spot) for job, held in self._held.items() for (_, column), spot in held.items()]
+        rows = sorted({world.index[spot.node] for _, _, spot in parts})
+        at = {row: number for number, row in enumerate(rows)}
+        free, dev = world.free[rows].astype(np.int64), world.dev[rows].astype(np.int64)
+        for job, column, spot in parts:
+            number = at[world.index[spot.node]]
+            if column < 0:
+                free[number] += amounts(world, self._facts[job][1][spot.role].ask)
+            else:
+                dev[number, column] += spot.milli
+        return rows, free, dev
 
     def room(self, pool: str) -> bool:
         """May one more gang of this pool have a turn?"""
@@ -43,7 +61,7 @@ class Turns:
         if old is None:
             return self._profile.earliest(shape, width, now)
         self._let_go(job)
-        self._profile.drop(_row(job))
+        self._forget(job)
         turn = self._profile.earliest(shape, width, now)
         self._enter(job)
         return turn
@@ -64,7 +82,7 @@ class Turns:
         if turn is None:
             return None
         self._let_go(job)
-        self._profile.drop(_row(job))
+        self._forget(job)
         del self.of[job]
         self._pools[self._facts.pop(job)[0]] -= 1
         for spot in turn.spots:
@@ -122,9 +140,11 @@ class Turns:
         self._world.take(list(devices.values()), _BARE)
         held |= places | devices
         known = [number for number in range(len(turn.spots)) if (number, -1) in held]
-        rest = [number for number in range(len(turn.spots)) if (number, -1) not in held]
-        spots = [turn.spots[number] for number in (*known, *rest)]
-        self._profile.put(_row(job), spots, roles, turn.at + run_s, len(known))
+        if self._known.get(job) != known:
+            self._known[job] = known
+            rest = [number for number in range(len(turn.spots)) if (number, -1) not in held]
+            spots = [turn.spots[number] for number in (*known, *rest)]
+            self._profile.put(_row(job), spots, roles, turn.at + run_s, len(known))
 
     def _free_of(self, turn: Reservation, roles: tuple[Role, ...], held: Held) -> tuple[Held, Held]:
         world, places, devices = self._world, Held(), Held()
@@ -145,6 +165,10 @@ class Turns:
                     device = world.nodes[row].devices[column].index
                     devices[number, column] = Spot(spot.node, 0, (device,), spot.milli)
         return places, devices
+
+    def _forget(self, job: str) -> None:
+        self._known.pop(job, None)
+        self._profile.drop(_row(job))
 
     def _let_go(self, job: str) -> None:
         held = self._held.pop(job, {})
