@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from falaj.schedule.mix import NOWHERE, Mix, Scores
+from falaj.schedule.mix import Mix
 from falaj.schedule.model import CPU, GPU, MEMORY, WHOLE, Ask, Node
+from falaj.schedule.score import NOWHERE, Block, joined, losses, ranks, tiers
 
 Ints = npt.NDArray[np.int64]
 Small = npt.NDArray[np.int32]
@@ -48,7 +49,9 @@ class Columns:
         self._types: dict[tuple[object, ...], int] = {}
         self._likeness: list[Node] = []
         self._type_kinds = np.zeros((0, self.width), np.int16)
-        self._alike: list[bool] = []
+        self._groups: list[list[list[int]]] = []
+        self._islands: Small = np.zeros((0, self.width), np.int32)
+        self._largest: Small = np.zeros(0, np.int32)
         self._allows: Flags = np.zeros((len(self.asks), 0), np.bool_)
         self._states: dict[bytes, int] = {b"": NOTHING}
         self._keys: list[bytes] = [b""]
@@ -122,11 +125,24 @@ class Columns:
         kinds = np.full((1, self.width), -1, np.int16)
         kinds[0, : len(node.devices)] = [self._kind(device.model, device.memory_mib) for device in node.devices]
         self._type_kinds = np.concatenate([self._type_kinds, kinds])
-        self._alike.append(len({(device.model, device.memory_mib) for device in node.devices}) <= 1)
+        self._group(node)
         allows = np.array([_allows(ask, node) for ask in self.asks], np.bool_).reshape(-1, 1)
         self._allows = np.concatenate([self._allows, allows], axis=1)
         self.mix.stale = True
         return number
+
+    def _group(self, node: Node) -> None:
+        """Devices that are as good as one another, and how many of an island there are."""
+        alike: dict[tuple[str, int, int], list[int]] = {}
+        islands = {number: order for order, number in enumerate(sorted({one.island for one in node.devices}))}
+        row = np.full((1, self.width), -1, np.int32)
+        for place, one in enumerate(node.devices):
+            alike.setdefault((one.model, one.memory_mib, one.island), []).append(place)
+            row[0, place] = islands[one.island]
+        self._groups.append(list(alike.values()))
+        self._islands = np.concatenate([self._islands, row])
+        largest = np.bincount(row[0, : len(node.devices)]).max(initial=0)
+        self._largest = np.append(self._largest, np.int32(largest))
 
     def _kind(self, model: str, mib: int) -> int:
         known = self._kinds.get((model, mib))
@@ -139,8 +155,13 @@ class Columns:
 
     def state(self, kind: int, free: Ints, dev: Small) -> int:
         """The number of the state that a node of this type is in."""
-        if self._alike[kind]:
+        groups = self._groups[kind]
+        if len(groups) == 1:
             dev = -np.sort(-dev)
+        else:
+            dev = dev.copy()
+            for group in groups:
+                dev[group] = -np.sort(-dev[group])
         key = kind.to_bytes(4, "little") + free.tobytes() + dev.tobytes()
         known = self._states.get(key)
         if known is not None:
@@ -209,12 +230,20 @@ class Columns:
             more = ((0, asks), (0, 0))
             self._counts, self._left = np.pad(self._counts, more), np.pad(self._left, more)
             self._scores = np.pad(self._scores, more, constant_values=NOWHERE)
-        if self.mix.stale and self.mix.weigh(self._likeness, self._kinds, self._type_kinds):
+        if self.mix.stale and self.mix.weigh(self._type_kinds, self._useful):
+            self._tiers = np.array([tiers(node) for node in self._likeness], np.int64).reshape(-1, 2).T
+            self._ranks = ranks(self._likeness)
             self._asked, self._worked = asks, 1
         if self._asked < asks:
             self._fill(self._asked, 1, self._worked)
         self._fill(0, self._worked, size)
         self._asked, self._worked = asks, size
+
+    def _useful(self, ask: Ask) -> Flags:
+        """Which devices of which types could be of use to an ask."""
+        kinds = np.array([_suits(ask, kind) for kind in self._kinds] + [False], np.bool_)
+        allows = np.array([_allows(ask, node) for node in self._likeness], np.bool_)
+        return kinds.take(self._type_kinds) & allows[:, None]
 
     def _fill(self, first: int, start: int, stop: int) -> None:
         for low in range(start, stop, _CHUNK):
@@ -233,8 +262,21 @@ class Columns:
         np.minimum(room, np.where(per, slots // np.maximum(per, 1), MOST), out=room)
         np.maximum(room, 0, out=room)
         self._counts[rows, states] = room
-        block = Scores(need, self._unit[rows], self._per[rows], types, free, dev, kinds, suits)
-        self._scores[rows, states], self._left[rows, states] = self.mix.scores(block, room)
+        block = Block(need, self._unit[rows], self._per[rows], types, free, np.maximum(dev, 0).astype(np.int64), suits)
+        loss, self._left[rows, states] = losses(self.mix, block)
+        tier = self._tiers[np.minimum(self._per[rows], 1)][:, types]
+        score = joined(loss, tier, self._misfit(rows, states), self._ranks[types])
+        self._scores[rows, states] = np.where(room > 0, score, NOWHERE)
+
+    def _misfit(self, rows: slice, states: slice) -> Flags:
+        """Where an ask is a poor guest: it needs no devices and the node has some, or they lie on different islands."""
+        per, types = self._per[rows, None], self._type[states]
+        islands, largest = self._islands[types], self._largest[types]
+        full = self._dev[states] == WHOLE
+        most = np.zeros(len(types), np.int64)
+        for island in range(int(islands.max(initial=0)) + 1):
+            np.maximum(most, (full & (islands == island)).sum(axis=1), out=most)
+        return np.where(per == 0, largest > 0, (per > most) & (per <= largest) & (self._unit[rows, None] == WHOLE))
 
 
 def _allows(ask: Ask, node: Node) -> bool:

@@ -1,55 +1,114 @@
-"""How much an ask likes a state of a node, given what else is asked for."""
+"""What is asked for, and what idle devices are worth to it: tables that make a node's worth a matter of looking up.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+Asks are weighed by the devices wanted for them, rounded down to a power of two: weights change seldom, and depend on
+nothing but what is wanted now. No ask is left out for being rare, so that whole nodes are kept for those who need them.
+"""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from falaj.schedule.model import WHOLE, Ask, Node
+from falaj.schedule.model import CPU, MEMORY, WHOLE, Ask
 
 Ints = npt.NDArray[np.int64]
-Small = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
-NOWHERE = -(1 << 62)
-"""The score of a state that an ask does not fit in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Asks and states to be scored: arrays by ask, by state, by state and device, by all three."""
-
-    need: Ints
-    unit: Small
-    per: Small
-    types: Small
-    free: Ints
-    dev: Small
-    kinds: npt.NDArray[np.int16]
-    suits: Flags
+_LEVELS = 40
+"""Amounts of CPU, of memory and of a device that are told apart."""
+_BITS = 30
 
 
 class Mix:
-    """What is asked for, by ask, and the scores that follow from it."""
+    """What is wanted of each ask, and the tables that follow from it."""
 
     def __init__(self) -> None:
-        self.weights: dict[Ask, int] = {}
         self.stale = True
+        """Something was added since tables were made, or there are new types of nodes."""
+        self._wanted: dict[Ask, int] = {}
+        self._weights: dict[Ask, int] = {}
+        self._known = -1
 
     def add(self, ask: Ask, slots: int) -> None:
         """So many slots more (or fewer) of this ask are wanted."""
-        self.weights[ask] = self.weights.get(ask, 0) + slots
+        self._wanted[ask] = self._wanted.get(ask, 0) + slots
+        if self._wanted[ask] <= 0:
+            del self._wanted[ask]
         self.stale = True
 
-    def weigh(self, types: Sequence[Node], kinds: Mapping[tuple[str, int], int], layout: npt.NDArray[np.int16]) -> bool:
-        """Bring the tables up to date; True when scores are not what they were."""
-        self.stale = False
-        return False
+    def weigh(self, kinds: npt.NDArray[np.int16], useful: Callable[[Ask], Flags]) -> bool:
+        """Bring the tables up to date; True when scores are not what they were.
 
-    def scores(self, block: Scores, room: Ints) -> tuple[Ints, Ints]:
-        """The score of each ask in each state, and what is left on the device a part is best cut from."""
-        idle = np.maximum(block.dev, 0).sum(axis=1)
-        scores = np.where(room > 0, -idle[None, :] * 1000 - block.free[:, 0] // 1000, NOWHERE)
-        able = np.where(block.suits & (block.dev >= block.unit[:, None, None]), block.dev, WHOLE + 1)
-        return scores, able.min(axis=2)
+        `kinds` has a row for each type of node and a column for each device; `useful` says which an ask can use.
+        """
+        self.stale = False
+        weights = _weights(self._wanted)
+        if weights == self._weights and self._known == len(kinds):
+            return False
+        self._weights, self._known = weights, len(kinds)
+        self.total = max(sum(weight for ask, weight in weights.items() if _demand(ask)), 1)
+        self.cpu_of_one, self.memory_of_one = (self._of_one(name) for name in (CPU, MEMORY))
+        asks = [ask for ask in weights if _demand(ask)]
+        self._cpu = _levels([_amount(ask, CPU) for ask in asks])
+        self._memory = _levels([_amount(ask, MEMORY) for ask in asks])
+        parts = _levels([ask.milli for ask in asks if ask.milli])
+        self.rank: Ints = np.searchsorted(parts, np.arange(WHOLE + 1), "right")
+        """By what is left on a device: how many sizes of parts it is large enough for."""
+        self.full = len(parts) + 1
+        """Rank of a whole device on a node that has no other; those of nodes with more whole ones follow it."""
+        self._tabulate(asks, kinds, np.array([useful(ask) for ask in asks], np.bool_), parts)
+        return True
+
+    def _of_one(self, name: str) -> int:
+        """How much of a resource is asked for beside each whole device, on average."""
+        wanted = sum(
+            weight * _amount(ask, name) * WHOLE // (_demand(ask) or WHOLE) for ask, weight in self._weights.items()
+        )
+        return max(wanted // self.total, 1)
+
+    def _tabulate(self, asks: Sequence[Ask], kinds: npt.NDArray[np.int16], useful: Flags, parts: Ints) -> None:
+        """Weights of all asks that could use a device: by which can at all, free CPU, free memory and its rank."""
+        sets, which = np.unique(useful.reshape(len(asks), kinds.size), axis=1, return_inverse=True)
+        ranks = self.full + kinds.shape[1] + 1
+        worth = np.zeros((sets.shape[1], len(self._cpu) + 1, len(self._memory) + 1, ranks), np.int64)
+        for number, ask in enumerate(asks):
+            cpu = np.searchsorted(self._cpu, _amount(ask, CPU)) + 1
+            memory = np.searchsorted(self._memory, _amount(ask, MEMORY)) + 1
+            rank = np.searchsorted(parts, ask.milli) + 1 if ask.milli else self.full - 1 + ask.gpus
+            if rank < ranks:
+                worth[sets[number], cpu, memory, rank] += self._weights[ask]
+        for axis in (1, 2, 3):
+            np.cumsum(worth, axis=axis, out=worth)
+        self.worth = worth.reshape(-1)
+        self.start: Ints = which.reshape(kinds.shape).astype(np.int64) * (worth[0].size if len(worth) else 0)
+        """By type and device: where its part of `worth` begins."""
+        self._rows, self._ranks = worth.shape[2], ranks
+
+    def offset(self, cpu: Ints, memory: Ints) -> Ints:
+        """Where in a part of `worth` the ranks for so much free CPU and memory begin."""
+        row: Ints = np.searchsorted(self._cpu, cpu, "right") * self._rows
+        row += np.searchsorted(self._memory, memory, "right")
+        return row * self._ranks
+
+
+def _demand(ask: Ask) -> int:
+    return ask.milli or ask.gpus * WHOLE
+
+
+def _amount(ask: Ask, name: str) -> int:
+    return next((amount for mine, amount in ask.amounts if mine == name), 0)
+
+
+def _weights(wanted: dict[Ask, int]) -> dict[Ask, int]:
+    """Powers of two, by asks in an order that does not tell when they came."""
+    demand = {ask: slots * (_demand(ask) or WHOLE) for ask, slots in wanted.items()}
+    spare = max(sum(demand.values()).bit_length() - _BITS, 0)
+    return {ask: 1 << max(demand[ask].bit_length() - 1 - spare, 0) for ask in sorted(demand, key=repr)}
+
+
+def _levels(values: Sequence[int]) -> Ints:
+    """At most so many of the distinct values; what lies between two counts as the larger."""
+    distinct = np.unique(np.array(values, np.int64))
+    if len(distinct) > _LEVELS:
+        distinct = distinct[np.arange(1, _LEVELS + 1) * len(distinct) // _LEVELS - 1]
+    return distinct
