@@ -4,7 +4,9 @@ What cannot be delivered now is tried again with growing pauses; at the end ther
 outbox itself stays, so nothing is lost by giving up.
 """
 
+import contextlib
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -70,11 +72,9 @@ class Carrier:
         return True
 
     def _token(self) -> dict[str, str]:
-        """Read anew each time: whoever wrote the file may have renewed it."""
-        try:
-            token = (
-                Path(self._context.token_file).read_text(encoding="utf-8").strip() if self._context.token_file else ""
-            )
-        except OSError:
-            token = ""
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        """From a file, read anew each time since it may have been renewed, or from FALAJ_TOKEN."""
+        token = os.environ.get("FALAJ_TOKEN", "")
+        if self._context.token_file:
+            with contextlib.suppress(OSError):
+                token = Path(self._context.token_file).read_text(encoding="utf-8")
+        return {"Authorization": f"Bearer {token.strip()}"} if token.strip() else {}
