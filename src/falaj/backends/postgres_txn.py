@@ -16,9 +16,13 @@ from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
 
 EPOCH = "(SELECT value FROM meta WHERE name = 'epoch')"
 _NOW = "pg_current_xact_id()::text::bigint"
-_COLUMNS = ("epoch", "xid", *TABLES["events"][3:])
-_APPEND = f"""INSERT INTO events ({", ".join(_COLUMNS)})
-    VALUES ({EPOCH}, {_NOW}, {", ".join(["%s"] * (len(_COLUMNS) - 2))})"""  # noqa: S608 # nosec B608
+_COLUMNS = TABLES["events"][3:]
+_KINDS = {"at": "float8", "leaf": "bytea", "data": "bytea", "part": "bigint"}
+# All of them in one statement, numbered in their order.
+_APPEND = f"""INSERT INTO events (epoch, xid, {", ".join(_COLUMNS)})
+    SELECT {EPOCH}, {_NOW}, {", ".join(_COLUMNS)}
+    FROM unnest({", ".join(f"%b::{_KINDS.get(column, 'text')}[]" for column in _COLUMNS)})
+        WITH ORDINALITY AS given ({", ".join(_COLUMNS)}, place) ORDER BY place"""  # noqa: S608 # nosec B608
 _RETRY = ("40001", "40P01", "55P03")
 
 
@@ -58,11 +62,11 @@ class PostgresTxn(RowWrites):
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log, in this order."""
         self._ready()
+        if not events:
+            return
         with clear_errors():
-            if len(events) == 1:
-                self._connection.execute(_APPEND, sql.event_values(events[0]))
-            else:
-                self._connection.cursor().executemany(_APPEND, [sql.event_values(event) for event in events])
+            columns = zip(*[sql.event_values(event) for event in events], strict=True)
+            self._connection.execute(_APPEND, [list(column) for column in columns])
 
     def stream(self, name: str, text: str) -> Iterator[tuple[Any, ...]]:
         """The rows of one statement as they come."""
