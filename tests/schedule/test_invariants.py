@@ -10,7 +10,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import (
-    NEVER, Ask, Budget, Job, Knobs, Node, Past, Plan, Queue, Role, Shape, Snapshot, Spot,
+    NEVER,
+    Ask,
+    Budget,
+    Job,
+    Knobs,
+    Node,
+    Past,
+    Plan,
+    Queue,
+    Role,
+    Shape,
+    Snapshot,
+    Spot,
 )  # fmt: skip
 from falaj.schedule.place import place
 from falaj.schedule.world import World
@@ -99,7 +111,7 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: self.lost)
     @rule(leaving=st.booleans())
     def come_back(self, leaving: bool) -> None:
-        name = sorted(self.lost)[0]
+        name = min(self.lost)
         self.it.node(replace(self.lost.pop(name), leaving=self.now + 200 if leaving else NEVER))
 
     @rule(which=st.integers(0, 4), open_=st.booleans())

@@ -151,8 +151,6 @@ class Job:
     stopped_for: str = ""
     """The job its places are kept for."""
     charged: tuple[tuple[str, int], ...] = ()
-    """What was charged to its budgets when it started, by unit."""
-    charged: tuple[tuple[str, int], ...] = ()
     """What is held for it in budgets, by unit; given up for what it cost when it ends."""
 
     @property
@@ -263,8 +261,6 @@ class Start:
     band: int
     """Best effort where its budget is used up."""
     why: str
-    charged: tuple[tuple[str, int], ...] = ()
-    """What it is charged to its budgets, by unit: held until it ends."""
     charged: tuple[tuple[str, int], ...] = ()
     """What budgets hold for it, by unit."""
 
