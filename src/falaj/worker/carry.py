@@ -28,6 +28,7 @@ class Carrier:
         self._ours = {f"slot-{slot}", *(f"rank-{rank}" for rank in ranks)}
         self._context, self._slot, self._outbox = context, slot, outbox
         self._cursor = ""
+        self._pending: Facts = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._carry, name="carry", daemon=True)
         self._thread.start()
@@ -45,13 +46,13 @@ class Carrier:
 
     def _deliver_all(self) -> bool:
         while True:
-            facts, cursor = read_outbox(self._outbox, self._cursor, self._ours.__contains__)
-            if not facts:
-                self._cursor = cursor
+            if not self._pending:
+                self._pending, self._cursor = read_outbox(self._outbox, self._cursor, self._ours.__contains__)
+            if not self._pending:
                 return True
-            if not all(self._deliver(facts[at : at + _BATCH]) for at in range(0, len(facts), _BATCH)):
+            if not self._deliver(self._pending[:_BATCH]):
                 return False
-            self._cursor = cursor
+            del self._pending[:_BATCH]
 
     def _deliver(self, facts: Facts) -> bool:
         import http.client
