@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from falaj.core.errors import Corrupt, Invalid
 from falaj.schedule.model import Queue
@@ -59,3 +62,122 @@ def test_turns_go_to_the_neediest_and_move_with_each_start() -> None:
     assert "".join(turns) == "zaabzaa"
     order.want("root/a", None)
     assert order.first() == "root/b"
+
+
+QUOTAS = {"gpu": 64_000, "cpu": 512_000, "memory": 4_000_000}
+amounts = st.tuples(*(st.integers(0, 80).map(lambda part, most=most: part * most) for most in (1000, 8000, 60_000)))
+flat = st.lists(st.tuples(st.integers(1, 5), amounts), min_size=1, max_size=8)
+leaves = st.lists(
+    st.tuples(
+        st.integers(1, 5), st.integers(0, 80_000), st.sampled_from([0, 0, 4000, 20_000]),
+        st.sampled_from([None, 10_000, 40_000]), st.sampled_from([None, 0, 2000]),
+    ),
+    min_size=1, max_size=9,
+)  # fmt: skip
+
+
+def grove(leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int) -> tuple[Tree, NDArray[np.int64]]:
+    """A tree of one quota, three levels deep, and what its leaves want."""
+    names = [f"root/d{number % 3}/t{number}" for number in range(len(leaves))]
+    queues = [
+        Queue(
+            name, weight, {"gpu": promised} if promised else {}, {"gpu": limit} if limit else {},
+            {} if lend is None else {"gpu": lend},
+        )
+        for name, (weight, _, promised, limit, lend) in zip(names, leaves, strict=True)
+    ]  # fmt: skip
+    tree = Tree([Queue("root/d1", 2, {"gpu": 10_000}, {"gpu": 50_000}), *queues], {"gpu": capacity})
+    demand = np.zeros((tree.top, 1), np.int64)
+    for name, (_, want, *_) in zip(names, leaves, strict=True):
+        demand[tree.index[name]] = want
+    return tree, demand
+
+
+@given(leaves, st.integers(1000, 90_000))
+def test_nobody_gets_more_than_there_is_than_it_wants_or_than_its_limit(
+    leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int
+) -> None:
+    """I3, and that nothing is left while somebody may still have it."""
+    tree, demand = grove(leaves, capacity)
+    got = tree.deserved(demand)
+    slack = len(leaves) + capacity // 2000
+    top = int(got[tree.children[tree.top]].sum())
+    assert top <= capacity + slack
+    for row in range(tree.top):
+        assert got[row, 0] <= tree.limit[row][0] + slack
+        assert tree.children[row] or got[row, 0] <= demand[row, 0]
+    kept = sum(max(tree.guarantee[row][0], 0) for row in range(tree.top) if tree.queues[row].lend)
+    for row in range(tree.top):
+        hungry = not tree.children[row] and got[row, 0] + slack < min(demand[row, 0], tree.limit[row][0])
+        room = min([capacity - top, *(tree.limit[at][0] - int(got[at, 0]) for at in tree.paths[row])])
+        assert not hungry or room <= slack + kept
+
+
+@given(leaves, st.integers(1000, 90_000), st.integers(0, 40_000))
+def test_more_capacity_never_lowers_what_a_leaf_deserves(
+    leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int, more: int
+) -> None:
+    """I11, in one quota. Over several no division that wastes nothing can keep it."""
+    tree, demand = grove(leaves, capacity)
+    larger, _ = grove(leaves, capacity + more)
+    slack = 1 + len(leaves) + (capacity + more) // 2000
+    assert (larger.deserved(demand.copy()) + slack >= tree.deserved(demand)).all()
+
+
+def dominant(got: NDArray[np.int64]) -> list[int]:
+    return [int(share) for share in (got * (1 << 20) // np.array(list(QUOTAS.values()))).max(axis=1)]
+
+
+@given(flat)
+def test_sharing_is_no_worse_than_a_split_by_weight(leaves: list[tuple[int, tuple[int, int, int]]]) -> None:
+    """I10: everybody gets what they want, or at least their part by weight of what is most important to them."""
+    tree = Tree([Queue(f"q{number}", weight) for number, (weight, _) in enumerate(leaves)], QUOTAS)
+    demand = np.array([want for _, want in leaves], np.int64)
+    whole = sum(weight for weight, _ in leaves)
+    for (weight, _), share, want in zip(leaves, dominant(tree.deserved(demand)), dominant(demand), strict=True):
+        assert share + 64 >= min(want, (1 << 20) * weight // whole)
+
+
+@given(flat, st.integers(0, 7), amounts)
+def test_asking_for_more_than_one_needs_gains_nothing(
+    leaves: list[tuple[int, tuple[int, int, int]]], liar: int, more: tuple[int, int, int]
+) -> None:
+    """I12: of what it truly needs, in the proportion it needs it, the liar does not get more."""
+    tree = Tree([Queue(f"q{number}", weight) for number, (weight, _) in enumerate(leaves)], QUOTAS)
+    demand = np.array([want for _, want in leaves], np.int64)
+    liar %= len(leaves)
+    true = demand[liar].copy()
+    honest = tree.deserved(demand)[liar]
+    demand[liar] += np.array(more)
+    lied = tree.deserved(demand)[liar]
+    useful = [
+        min((int(part) * 4096 // int(need) for part, need in zip(got, true, strict=True) if need), default=0)
+        for got in (honest, lied)
+    ]
+    assert min(useful[1], 4096) <= useful[0] + 8
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 3000), st.booleans()), max_size=60), leaves)
+def test_what_is_not_refused_keeps_every_law(
+    moves: list[tuple[int, int, bool]], leaves: list[tuple[int, int, int, int | None, int | None]]
+) -> None:
+    """I3 in every state: limits at every level, and never what a queue keeps for itself."""
+    tree, _ = grove(leaves, 40_000)
+    names = [name for row, name in enumerate(tree.names) if not tree.children[row]]
+    held: list[tuple[str, int]] = []
+    for leaf, amount, back in moves:
+        name = names[leaf % len(names)]
+        if back and held:
+            tree.charge(held[0][0], [held.pop(0)[1]], -1)
+        elif tree.usage[tree.top][0] + amount <= 40_000 and tree.refusal(name, [amount]) is None:
+            tree.charge(name, [amount])
+            held.append((name, amount))
+        for row in range(tree.top + 1):
+            assert tree.usage[row][0] <= tree.limit[row][0]
+        for row, name in enumerate(tree.names):
+            queue = tree.queues[row]
+            own = max(queue.guarantee.get("gpu", 0) - queue.lend.get("gpu", 1 << 40), 0) - tree.usage[row][0]
+            if own > 0 and sum(tree._kept[at][0] for at in tree.children[tree.top]) <= 40_000:
+                assert tree.refusal(name, [own]) is None or any(
+                    tree.usage[at][0] + own > tree.limit[at][0] for at in tree.paths[row]
+                )

@@ -19,13 +19,15 @@ _NEVER = np.int64(1 << 62)
 
 def fill(want: Amounts, weight: Amounts, group: Amounts, room: Amounts, capacity: Amounts) -> Amounts:
     """How much each gets of its group's room. want [n, F], weight [n], group [n] rising, room [groups, F]."""
+    start = np.searchsorted(group, np.arange(len(room)))
+    if (np.add.reduceat(want, start) <= room).all():
+        return want
     whole = np.maximum(capacity, 1)
     want = want // np.maximum((want // whole).max(axis=1, initial=1), 1)[:, None]  # more than all is as good as all
     shares = -(-want * ONE // whole)  # rounded up, so that what is given never outgrows the room
     top = shares.max(axis=1, initial=0)
     levels = (top << FINE) // weight
     given = np.zeros_like(want)
-    start = np.searchsorted(group, np.arange(len(room)))
     going = top > 0
     left = np.where(capacity > 0, np.clip(room, 0, whole) * ONE // whole, 0)
     while going.any():

@@ -148,52 +148,46 @@ class Tree:
         stops when one thing its leaves want is used up; leaves that do not want that share what it leaves, again.
         """
         want = np.where(self._leaves[:, None], np.minimum(demand, _MOST), 0)
-        given = self._added(self._divided(want, self._promised, None))
-        for _ in self.quotas:
+        given = self._divided(want, np.zeros((self.top + 1, len(self.quotas)), np.int64), self._promised)
+        for _ in self.quotas[1:]:
             rest = np.where(self._leaves[:, None], want - given[:-1], 0)
             full = given[-1] + (given[-1] >> 10) >= np.array(self.capacity)
             rest[((rest > 0) & full).any(axis=1)] = 0
-            more = self._added(self._divided(rest, np.zeros_like(rest), given))
-            if not more[-1].any():
+            more = self._divided(rest, given, np.zeros_like(rest)) if rest.any() else given[:0]
+            if not more.any():
                 break
             given += more
-        return given[:-1]
+        return given[: self.top]
 
     def promised(self, demand: Amounts) -> Amounts:
         """The same without what is borrowed at the top: what nobody may take."""
         want = np.where(self._leaves[:, None], np.minimum(demand, _MOST), 0)
-        return self._added(self._divided(want, self._promised, None, borrow=False))[:-1]
+        none = np.zeros((self.top + 1, len(self.quotas)), np.int64)
+        got = self._divided(want, none, self._promised, borrow=False)
+        return got[: self.top]
 
-    def _divided(self, want: Amounts, promised: Amounts, given: Amounts | None, borrow: bool = True) -> Amounts:
-        """What each row gets of what its leaves want, beside what is given already."""
-        out = np.zeros((self.top + 1, len(self.quotas)), np.int64)
-        out[-1] = capacity = np.array(self.capacity, np.int64)
-        limits, keeps = self._limits, self._keeps
-        if given is not None:
-            out[-1] -= given[-1]
-            limits, keeps = limits - given[:-1], keeps - given[:-1]
-        want = self._added(want, limits)
-        for rows, above, group, start in self._levels:
-            base = np.minimum(want[rows], promised[rows])
-            short = (np.add.reduceat(base, start) > out[above]).any(axis=0)
-            if short.any():
-                base = _rationed(base, promised[rows], group, out[above], np.flatnonzero(short))
-            if borrow or above[0] != self.top:
-                aside = np.maximum(keeps[rows] - base, 0)
-                room = out[above] - np.add.reduceat(base + aside, start)
-                base = base + fill(want[rows] - base, self._weights[rows], group, room, capacity)
-            out[rows] = base
-        return out[:-1]
-
-    def _added(self, amounts: Amounts, limits: Amounts | None = None) -> Amounts:
-        """Inner rows and the top as the sum of what is below them, each within its limit."""
-        out = np.zeros((self.top + 1, len(self.quotas)), np.int64)
-        out[:-1] = amounts
+    def _divided(self, want: Amounts, given: Amounts, promised: Amounts, borrow: bool = True) -> Amounts:
+        """What each row and the top get of what their leaves want, beside what is given already."""
+        capacity = np.array(self.capacity, np.int64)
+        limits, keeps = self._limits - given[:-1], self._keeps - given[:-1]
+        claim = np.concatenate([want, capacity[None]])
         for rows, above, _, start in reversed(self._levels):
-            if limits is not None:
-                out[rows] = np.minimum(out[rows], limits[rows])
-            out[above] = np.add.reduceat(out[rows], start)
-        return out
+            claim[rows] = np.minimum(np.maximum(claim[rows], keeps[rows]), limits[rows])
+            claim[above] = np.add.reduceat(claim[rows], start)
+        claim[-1] = capacity - given[-1]
+        for rows, above, group, start in self._levels:
+            base = np.minimum(claim[rows], np.maximum(promised[rows], keeps[rows]))
+            short = (np.add.reduceat(base, start) > claim[above]).any(axis=0)
+            if short.any():
+                base = _rationed(base, promised[rows], group, claim[above], np.flatnonzero(short))
+            if borrow or above[0] != self.top:
+                room = claim[above] - np.add.reduceat(base, start)
+                base = base + fill(claim[rows] - base, self._weights[rows], group, room, capacity)
+            claim[rows] = base
+        got: Amounts = np.minimum(claim, np.concatenate([want, capacity[None]]))
+        for rows, above, _, start in reversed(self._levels):
+            got[above] = np.add.reduceat(got[rows], start)
+        return got
 
     # how it is built
 
