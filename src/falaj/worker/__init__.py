@@ -30,6 +30,7 @@ from falaj.worker.outbox import Outbox, finite
 __all__ = ["Here", "attempt"]
 
 _YIELDED = 85
+_LOCAL_RANKS = ("FALAJ_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _RANKS = ("FALAJ_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -49,7 +50,7 @@ class Here:
         self.slot = int(known.get("FALAJ_SLOT") or 0)
         self.rank = next((int(known[name]) for name in _RANKS if known.get(name)), 0) if self.id else 0
         self.world = int(known.get("FALAJ_WORLD") or 1)
-        self.local_rank = int(known.get("FALAJ_LOCAL_RANK") or known.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0)
+        self.local_rank = next((int(known[name]) for name in _LOCAL_RANKS if known.get(name)), 0) if self.id else 0
         self.inputs, self.outputs = _named("FALAJ_INPUT_"), _named("FALAJ_OUTPUT_")
         self.checkpoints = Path(known["FALAJ_CHECKPOINTS"]) if known.get("FALAJ_CHECKPOINTS") else None
         outbox = known.get("FALAJ_OUTBOX", "")

@@ -143,6 +143,8 @@ def understand(document: Mapping[str, Any]) -> Context:
         raise Invalid(f"the framework {found.framework!r} is not known", f"one of {', '.join(FRAMEWORKS)}")
     if not found.command or [place.slot for place in found.slots] != list(range(len(found.slots))):
         raise Invalid("the context has no command, or slots out of order", "slots are numbered from 0 without gaps")
+    if min((place.processes for place in found.slots), default=0) < 1:
+        raise Invalid("a slot has no processes", "each has at least one")
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from falaj.core.outbox import read_file
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_LIBC = ctypes.CDLL(None)  # opened before any fork: a thread may hold the loader's lock then
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _MORE_LIKELY_KILLED = "300"
 
@@ -136,4 +137,4 @@ def _complain(word: str, error: OSError) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    _LIBC.prctl(option, value, 0, 0, 0)

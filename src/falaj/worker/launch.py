@@ -65,6 +65,7 @@ class Launcher:
         self._outbox = Outbox(context.outbox or str(self._folder / "outbox"), f"slot-{slot}")
         self._given = dict(os.environ)
         self._started = time.time()
+        self._limit_at = time.monotonic() + context.limit_s if context.limit_s else float("inf")
         self._ooms = 0
         self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
         self._alive: dict[int, str] = {}
@@ -181,8 +182,8 @@ class Launcher:
         for pid, code in family.reap():
             if (what := self._alive.pop(pid, "")) and code:
                 self._see_failure(what, code)
-        now = time.time()
-        if self._context.limit_s and now >= self._started + self._context.limit_s and not self._reason:
+        now = time.monotonic()
+        if now >= self._limit_at and not self._reason:
             self._code = _TERMINATED
             self._end(f"time limit of {self._context.limit_s:g} s")
         if self._kill_at and now >= self._kill_at:
@@ -197,17 +198,13 @@ class Launcher:
             self._end(self._say(what, code))
 
     def _pause(self) -> float:
-        now = time.time()
-        dues = [self._sampler.due, now + 1.0]
-        if self._context.limit_s and not self._reason:
-            dues.append(self._started + self._context.limit_s)
-        if self._kill_at:
-            dues.append(max(self._kill_at, now + 0.05))
-        return max(0.0, min(dues) - now)
+        now = time.monotonic()
+        due = max(self._kill_at, now + 0.05) if self._kill_at else self._limit_at
+        return max(0.0, min(self._sampler.due, due, now + 1.0) - now)
 
     def _end(self, reason: str) -> None:
         """Ask everybody to end, and remember when to stop asking."""
-        kill_at = time.time() + self._grace()
+        kill_at = time.monotonic() + self._grace()
         self._kill_at = min(self._kill_at or kill_at, kill_at)
         self._reason = self._reason or reason
         # Only those we started: a trainer that saves a last checkpoint still needs its own helpers.
@@ -224,10 +221,10 @@ class Launcher:
         if family.alone():
             return
         family.send(signal.SIGTERM, family.descendants(os.getpid()))
-        kill_at = self._kill_at or time.time() + _LEFTOVER_S
-        give_up_at = max(kill_at, time.time()) + _UNKILLABLE_S
-        while (left := family.descendants(os.getpid())) and time.time() < give_up_at:
-            if time.time() >= kill_at:
+        kill_at = self._kill_at or time.monotonic() + _LEFTOVER_S
+        give_up_at = max(kill_at, time.monotonic()) + _UNKILLABLE_S
+        while (left := family.descendants(os.getpid())) and time.monotonic() < give_up_at:
+            if time.monotonic() >= kill_at:
                 family.send(signal.SIGKILL, left)
             signal.sigtimedwait((signal.SIGCHLD,), 0.05)
             family.reap()

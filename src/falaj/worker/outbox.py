@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+from _thread import allocate_lock
 from pathlib import Path
 
 from falaj.core.outbox import file_name, parts_of
@@ -26,19 +27,21 @@ class Outbox:
         self._writer = writer
         self._file = -1
         self._part = self._size = 0
+        self._lock = allocate_lock()
 
     def tell(self, kind: str, **fact: object) -> None:
         """Append one fact, with the time of now unless it brings its own."""
         whole = {"kind": kind, "at": round(time.time(), 3), **fact}
         line = json.dumps(whole, separators=(",", ":"), default=str).encode() + b"\n"
-        try:
-            if len(line) > LINE_BYTES:
-                raise OSError("the fact is too long")
-            if self._file < 0 or self._size >= PART_BYTES:
-                self._open_next()
-            self._size += os.write(self._file, line)
-        except OSError:
-            self.lost += 1
+        with self._lock:
+            try:
+                if len(line) > LINE_BYTES:
+                    raise OSError("the fact is too long")
+                if self._file < 0 or self._size >= PART_BYTES:
+                    self._open_next()
+                self._size += os.write(self._file, line)
+            except OSError:
+                self.lost += 1
 
     def close(self) -> None:
         """Let go of the file."""

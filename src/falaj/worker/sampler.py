@@ -23,7 +23,7 @@ class Sampler:
 
     def __init__(self, outbox: Outbox, slot: int, every_s: float) -> None:
         self._outbox, self._slot, self._every_s = outbox, slot, every_s
-        self.due = time.time() + every_s if every_s > 0 else float("inf")
+        self.due = time.monotonic() + every_s if every_s > 0 else float("inf")
         self._seen: dict[int, dict[str, int]] = {}
         self._gone = {"ticks": 0, "read": 0, "written": 0}
         self._devices: Devices | None = None
