@@ -2,7 +2,10 @@
 
 import json
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +15,7 @@ import pytest
 
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Invalid, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, UNKNOWN, Attempt, Executor
+from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt, Executor
 from tests.conformance.executors import EXECUTORS, Lab
 from tests.servers.process import wait_until
 
@@ -150,6 +153,26 @@ def test_a_gang_half_launched_is_launched_whole(lab: Lab) -> None:
     assert lab.lines(handle) == ["up 0"]
     lab.executor.stop(handle, 0.1)
     assert lab.until(handle).phase == FAILED
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_a_platform_killed_while_it_launches_loses_and_doubles_nothing(lab: Lab, tmp_path: Path, after: int) -> None:
+    attempts = [lab.attempt("echo", "here", slots=2) for _ in range(12)]
+    (tmp_path / "attempts.pickle").write_bytes(pickle.dumps(attempts))
+    code = (
+        "import pickle, sys; from falaj.backends.process import ProcessExecutor\n"
+        "executor = ProcessExecutor(sys.argv[1], {})\n"
+        "for one in pickle.load(open(sys.argv[2], 'rb')): print(one.id, flush=True); executor.launch(one)"
+    )
+    words = [sys.executable, "-c", code, f"process:{tmp_path}/attempts?nodes=2", str(tmp_path / "attempts.pickle")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as platform:
+        assert platform.stdout is not None
+        for _ in range(after):
+            platform.stdout.readline()
+        platform.kill()
+    handles = [lab.executor.launch(attempt) for attempt in attempts]
+    assert {lab.until(handle).phase for handle in handles} == {SUCCEEDED}
+    assert [lab.lines(handle, slot) for handle in handles for slot in (0, 1)] == [["here"]] * 24
 
 
 def test_a_lost_nursery_is_replaced(lab: Lab) -> None:
