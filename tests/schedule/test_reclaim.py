@@ -120,11 +120,11 @@ def test_c5_who_has_more_never_disturbs_who_has_less() -> None:
 def test_c15_whoever_saved_last_goes_first_and_has_time_to_save() -> None:
     cluster = filled()
     job = cluster.running.jobs["a0"]
-    cluster.running.put(replace(job, save_s=120), 36_000, NOW)
+    cluster.running.put(replace(job, save_s=20), 36_000, NOW)
     cluster.submit("b0", B, gang(2), 36_000)
     found = cluster.victims("b0")
     assert found
-    assert [(one.job, one.grace_s, one.lost) for one in found.evictions] == [("a0", 150, 0)]
+    assert [(one.job, one.grace_s, one.lost) for one in found.evictions] == [("a0", 50, 0)]
 
 
 def test_c15_a_job_that_hides_its_checkpoints_gains_nothing() -> None:
