@@ -4,15 +4,12 @@ Asks are weighed by the devices wanted for them, rounded down to a power of two:
 nothing but what is wanted now. No ask is left out for being rare, so that whole nodes are kept for those who need them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from falaj.schedule.model import CPU, MEMORY, WHOLE, Ask
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from falaj.schedule.model import CPU, MEMORY, WHOLE, Ask, Node
+from falaj.schedule.traits import Ints, Types
 
 _LEVELS = 40
 """Amounts of CPU, of memory and of a device that are told apart."""
@@ -27,7 +24,8 @@ class Mix:
         """Something was added since tables were made, or there are new types of nodes."""
         self._wanted: dict[Ask, int] = {}
         self._weights: dict[Ask, int] = {}
-        self._known = -1
+        self._known: list[Node] = []
+        self._size = -1
 
     def add(self, ask: Ask, slots: int) -> None:
         """So many slots more (or fewer) of this ask are wanted."""
@@ -36,18 +34,16 @@ class Mix:
             del self._wanted[ask]
         self.stale = True
 
-    def weigh(self, kinds: npt.NDArray[np.int16], useful: Callable[[Ask], Flags]) -> bool:
-        """Bring the tables up to date; True when scores are not what they were.
-
-        `kinds` has a row for each type of node and a column for each device; `useful` says which an ask can use.
-        """
+    def weigh(self, types: Types) -> bool:
+        """Bring the tables up to date with what is wanted and with the types of nodes; True when weights changed."""
+        weights = _weights(self._wanted) if self.stale else self._weights
+        same = weights == self._weights
         self.stale = False
-        weights = _weights(self._wanted)
-        if weights == self._weights and self._known == len(kinds):
+        if same and self._known is types.nodes and self._size == len(types.nodes):
             return False
-        self._weights, self._known = weights, len(kinds)
+        self._weights, self._known, self._size = weights, types.nodes, len(types.nodes)
         self.total = max(sum(weight for ask, weight in weights.items() if _demand(ask)), 1)
-        self.cpu_of_one, self.memory_of_one = (self._of_one(name) for name in (CPU, MEMORY))
+        self._cpu_of_one, self._memory_of_one = (self._of_one(name) for name in (CPU, MEMORY))
         asks = [ask for ask in weights if _demand(ask)]
         self._cpu = _levels([_amount(ask, CPU) for ask in asks])
         self._memory = _levels([_amount(ask, MEMORY) for ask in asks])
@@ -56,8 +52,8 @@ class Mix:
         """By what is left on a device: how many sizes of parts it is large enough for."""
         self.full = len(parts) + 1
         """Rank of a whole device on a node that has no other; those of nodes with more whole ones follow it."""
-        self._tabulate(asks, kinds, np.array([useful(ask) for ask in asks], np.bool_), parts)
-        return True
+        self._tabulate(asks, types, parts)
+        return not same
 
     def _of_one(self, name: str) -> int:
         """How much of a resource is asked for beside each whole device, on average."""
@@ -66,9 +62,11 @@ class Mix:
         )
         return max(wanted // self.total, 1)
 
-    def _tabulate(self, asks: Sequence[Ask], kinds: npt.NDArray[np.int16], useful: Flags, parts: Ints) -> None:
+    def _tabulate(self, asks: Sequence[Ask], types: Types, parts: Ints) -> None:
         """Weights of all asks that could use a device: by which can at all, free CPU, free memory and its rank."""
-        sets, which = np.unique(useful.reshape(len(asks), kinds.size), axis=1, return_inverse=True)
+        kinds = types.kinds
+        useful = np.array([types.useful(ask) for ask in asks], np.bool_).reshape(len(asks), kinds.size)
+        sets, which = np.unique(useful, axis=1, return_inverse=True)
         ranks = self.full + kinds.shape[1] + 1
         worth = np.zeros((sets.shape[1], len(self._cpu) + 1, len(self._memory) + 1, ranks), np.int64)
         for number, ask in enumerate(asks):
@@ -83,12 +81,18 @@ class Mix:
         self.start: Ints = which.reshape(kinds.shape).astype(np.int64) * (worth[0].size if len(worth) else 0)
         """By type and device: where its part of `worth` begins."""
         self._rows, self._ranks = worth.shape[2], ranks
+        self.last = (worth.shape[1] * worth.shape[2] - 1) * ranks
+        """The offset of a node with CPU and memory enough for every ask."""
 
     def offset(self, cpu: Ints, memory: Ints) -> Ints:
         """Where in a part of `worth` the ranks for so much free CPU and memory begin."""
-        row: Ints = np.searchsorted(self._cpu, cpu, "right") * self._rows
-        row += np.searchsorted(self._memory, memory, "right")
-        return row * self._ranks
+        row = np.searchsorted(self._cpu, cpu, "right") * self._rows + np.searchsorted(self._memory, memory, "right")
+        offset: Ints = row * self._ranks
+        return offset
+
+    def enough(self, cpu: Ints, memory: Ints) -> Ints:
+        """For how many devices so much is enough, in thousandths, on average."""
+        return np.minimum(cpu * WHOLE // self._cpu_of_one, memory * WHOLE // self._memory_of_one)
 
 
 def _demand(ask: Ask) -> int:

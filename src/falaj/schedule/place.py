@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from falaj.schedule.columns import Flags, Ints, Small
 from falaj.schedule.model import WHOLE, Ask, Shape, Spot
 from falaj.schedule.score import NOWHERE
+from falaj.schedule.traits import Flags, Ints, Small
 from falaj.schedule.world import World
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.core.errors import Conflict, Corrupt, NotFound
-from falaj.schedule.columns import NOTHING, Columns, Ints, Small
+from falaj.schedule.columns import NOTHING, Columns
 from falaj.schedule.devices import slots
 from falaj.schedule.model import GPU, WHOLE, Ask, Node, Role, Shape, Spot
+from falaj.schedule.traits import Ints, Small
 
 Number = TypeVar("Number", np.int32, np.int64)
-_ROWS = ("free", "dev", "_all", "_whole", "_state", "_empty")
+_ROWS = ("free", "dev", "_all", "_whole", "_floor", "_state", "_empty")
 _SPARE = 4
 """States are swept when there are so many times more of them than nodes, and some."""
 _SLACK = 1024
@@ -34,7 +35,8 @@ class World:
         if len(self.index) < len(self.nodes):
             raise Conflict("two nodes have one name", "name every node once")
         self._columns = Columns()
-        self._columns.widen(self.nodes)
+        self._types = self._columns.types
+        self._types.widen(self.nodes)
         self._journal: list[Callable[[], None]] = []
         self._marks = 0
         self._domains: dict[str, Small] = {}
@@ -47,20 +49,19 @@ class World:
     @property
     def resources(self) -> Sequence[str]:
         """What the columns of `free` are called."""
-        return self._columns.resources
+        return self._types.resources
 
     @property
     def quotas(self) -> Sequence[str]:
         """Names of what queues count, in the order of every array by quota; new ones come last."""
-        return self._columns.quotas
+        return self._types.quotas
 
     # asks
 
     def ask(self, ask: Ask) -> int:
         """The number of an ask; equal asks have one."""
-        number = self._columns.ask(ask)
-        if number < 0:
-            number = -1 - number
+        number, fresh = self._types.ask(ask)
+        if fresh:
             self._again()
         return number
 
@@ -85,8 +86,8 @@ class World:
         """Places of so many slots on a node that has room for them; nothing is taken."""
         node = self.nodes[row]
         best = self._columns.left(ask, int(self._state[row]))
-        suits = self._columns.suits(ask, self._types[row])
-        request = self._columns.asks[ask]
+        suits = self._types.suits[self._types.wish[ask]].take(self._types.kinds[self._type_of[row]])
+        request = self._types.asks[ask]
         devices = slots(request, node.devices, np.where(suits, self.dev[row], 0).tolist(), count, best)
         return [Spot(node.name, role, one, request.milli or WHOLE) for one in devices]
 
@@ -104,9 +105,9 @@ class World:
 
     def take(self, spots: Sequence[Spot], roles: Sequence[Role]) -> None:
         """These places are taken from now on."""
-        rows = np.array([self.row(spot.node) for spot in spots], np.int64)
-        self._move(spots, roles, -1)
-        if (self.free[rows] < 0).any() or ((self.dev[rows] < 0) & (self._whole[rows] > 0)).any():
+        known = all(device in self._places[self.row(spot.node)] for spot in spots for device in spot.devices)
+        rows = self._move(spots, roles, -1)
+        if not known or (self.free[rows] < 0).any() or (self.dev[rows] < self._floor[rows]).any():
             self._move(spots, roles, 1)
             raise Corrupt(f"{spots[0].node} has less than would be taken there", "report this: it is a defect")
 
@@ -117,31 +118,26 @@ class World:
     def give(self, spots: Sequence[Spot], roles: Sequence[Role]) -> None:
         """These places are free again. Those on nodes that are gone went with them."""
         spots = [spot for spot in spots if spot.node in self.index]
-        self._move(spots, roles, 1)
-        rows = np.array([self.index[spot.node] for spot in spots], np.int64)
+        rows = self._move(spots, roles, 1)
         if (self.free[rows] > self._all[rows]).any() or (self.dev[rows] > self._whole[rows]).any():
             self._move(spots, roles, -1)
             raise Corrupt(f"more would be given back on {spots[0].node} than it has", "report this: it is a defect")
 
-    def _move(self, spots: Sequence[Spot], roles: Sequence[Role], sign: int) -> None:
-        if not spots:
-            return
+    def _move(self, spots: Sequence[Spot], roles: Sequence[Role], sign: int) -> list[int]:
         asks = [self.ask(role.ask) for role in roles]
-        rows = [self.row(spot.node) for spot in spots]
-        cuts = [
-            (row, place, sign * spot.milli)
-            for row, spot in zip(rows, spots, strict=True)
-            for place in map(self._places[row].get, spot.devices)
-            if place is not None
-        ]
-        touched = np.unique(rows)
+        rows = [self.index[spot.node] for spot in spots]
+        touched = sorted(set(rows))
         if self._marks:
             self._journal.append(partial(self._restore, touched, self.free[touched], self.dev[touched]))
-        np.add.at(self.free, rows, sign * self._columns.need([asks[spot.role] for spot in spots]))
-        if cuts:
-            at, place, parts = np.array(cuts).T
-            np.add.at(self.dev, (at, place), parts)
-        self._restate(touched.tolist())
+        need, free, dev = self._types.need, self.free, self.dev
+        for row, spot in zip(rows, spots, strict=True):
+            free[row] += sign * need[asks[spot.role]]
+            for device in spot.devices:
+                place = self._places[row].get(device)
+                if place is not None:
+                    dev[row, place] += sign * spot.milli
+        self._restate(touched)
+        return touched
 
     def row(self, name: str) -> int:
         """The row of a node."""
@@ -184,11 +180,11 @@ class World:
 
     def _reset(self, row: int, node: Node, free: Ints, dev: Small) -> None:
         self._set(row, node)
-        self._restore(row, free, dev)
+        self._restore([row], free, dev)
 
     def _set(self, row: int, node: Node) -> None:
         self.nodes[row] = node
-        if self._columns.widen([node]):
+        if self._types.widen([node]):
             self._again()
         else:
             self._lay(row)
@@ -198,56 +194,58 @@ class World:
         for name in _ROWS:
             setattr(self, name, np.insert(getattr(self, name), row, 0, axis=0))
         self._places.insert(row, {})
-        self._types.insert(row, 0)
+        self._type_of.insert(row, 0)
         self.index = {one.name: at for at, one in enumerate(self.nodes)}
         self._set(row, node)
         self.dev[row] = -1
-        self._restore(row, self._all[row] if free is None else free, self._whole[row] if dev is None else dev)
+        self._restore([row], self._all[row] if free is None else free, self._whole[row] if dev is None else dev)
 
     def _remove(self, row: int) -> None:
         for name in _ROWS:
             setattr(self, name, np.delete(getattr(self, name), row, axis=0))
-        for rows in (self.nodes, self._places, self._types):
+        for rows in (self.nodes, self._places, self._type_of):
             del rows[row]
         self.index = {one.name: at for at, one in enumerate(self.nodes)}
         self._domains.clear()
 
     def _again(self) -> None:
         """Lay all rows out anew: some node or ask has a resource, a device or a label that none had before."""
-        columns, size = self._columns, len(self.nodes)
-        columns.clear()
-        self.free, self.dev = _padded(self.free, len(columns.resources), 0), _padded(self.dev, columns.width, -1)
-        self._all: Ints = np.zeros((size, len(columns.resources)), np.int64)
-        self._whole: Small = np.full((size, columns.width), -1, np.int32)
+        types, size = self._types, len(self.nodes)
+        self._columns.clear()
+        self.free, self.dev = _padded(self.free, len(types.resources), 0), _padded(self.dev, types.width, -1)
+        self._all: Ints = np.zeros((size, len(types.resources)), np.int64)
+        self._whole: Small = np.full((size, types.width), -1, np.int32)
+        self._floor = self._whole.copy()
         self._empty: Small = np.zeros(size, np.int32)
         self._state: Small = np.zeros(size, np.int32)
         self._places: list[dict[int, int]] = [{}] * size
-        self._types: list[int] = [0] * size
+        self._type_of: list[int] = [0] * size
         for row in range(size):
             self._lay(row)
         self._restate(range(size))
 
     def _lay(self, row: int) -> None:
         """Make the row of a node say what the node says."""
-        node, columns = self.nodes[row], self._columns
-        self._all[row] = [node.amounts.get(name, 0) for name in columns.resources]
+        node, types = self.nodes[row], self._types
+        self._all[row] = [node.amounts.get(name, 0) for name in types.resources]
         self._whole[row] = -1
         self._whole[row, : len(node.devices)] = WHOLE
+        self._floor[row] = np.minimum(self._whole[row], 0)
         self._places[row] = {device.index: place for place, device in enumerate(node.devices)}
-        self._types[row] = columns.type(node)
-        self._empty[row] = columns.state(self._types[row], self._all[row], self._whole[row])
+        self._type_of[row] = types.type(node)
+        self._empty[row] = self._columns.state(self._type_of[row], self._all[row], self._whole[row])
         self._domains.clear()
 
-    def _restore(self, rows: Small | int, free: Ints, dev: Small) -> None:
+    def _restore(self, rows: Sequence[int], free: Ints, dev: Small) -> None:
         self.free[rows, : free.shape[-1]] = free
         self.dev[rows, : dev.shape[-1]] = dev
-        self._restate([rows] if isinstance(rows, int) else rows.tolist())
+        self._restate(rows)
 
     def _restate(self, rows: Sequence[int]) -> None:
         columns = self._columns
         for row in rows:
             if self.nodes[row].open:
-                self._state[row] = columns.state(self._types[row], self.free[row], self.dev[row])
+                self._state[row] = columns.state(self._type_of[row], self.free[row], self.dev[row])
             else:
                 self._state[row] = NOTHING
         if columns.size > _SPARE * len(self.nodes) + _SLACK:
