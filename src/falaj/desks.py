@@ -66,6 +66,26 @@ DESKS: dict[str, Desk] = {
         {"see": "show list", "write": "record change delete"},
         ("trace",),
     ),
+    "jobs": Desk(
+        "falaj.jobs.service:Jobs",
+        "Programs on clusters: submit, follow, cancel, and why one waits",
+        {"see": "list show why", "read": "logs", "write": "add cancel retry change tell"},
+        ("job",),
+        ("falaj.jobs.errands",),
+    ),
+    "clusters": Desk(
+        "falaj.fleet.clusters:Clusters",
+        "Where jobs run: clusters, their nodes, draining",
+        {"see": "list show nodes", "operate": "add change remove drain open check"},
+        ("cluster",),
+    ),
+    "queues": Desk(
+        "falaj.fleet.queues:Queues",
+        "Who gets how much: guarantees, limits, weights, budgets",
+        {"see": "list show", "operate": "add change remove replace"},
+        ("queue",),
+        ("falaj.fleet.errands",),
+    ),
     "store": Desk(
         "falaj.store.service:Storage",
         "Bytes under labels: put, get, copy between zones, check, back up",

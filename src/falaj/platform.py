@@ -5,7 +5,7 @@ import pwd
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import is_dataclass
 from functools import cache, partial, update_wrapper
 from importlib import import_module
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from falaj.catalog.service import Catalog
     from falaj.store.backup import BackupReport
     from falaj.store.backup import Progress as Restoring
-    from falaj.store.loop import Loops
+    from falaj.store.loop import Loop, Loops
     from falaj.store.service import Storage
     from falaj.track.service import Track
 
@@ -196,7 +196,7 @@ class House:
         approvals = Approvals(ledger, self.accounts.person_of)
         self.zones = Zones(ledger, regimes, approvals)
         self.transfers = Transfers(self.blobs, permits)
-        self.desks = Desks(
+        self.desks: Desks = Desks(
             {
                 "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring),
                 "track": lambda: (ledger, self.blobs, self._series(), self.catalog),
@@ -210,6 +210,9 @@ class House:
                 "keys": lambda: (ledger, self._rotations(), settings.secrets.partition(":")[0]),
                 "secrets": lambda: (ledger, keyring),
                 "audit": lambda: (ledger, keyring, settings.installation),
+                "clusters": lambda: (ledger, partial(_opened, "executor"), self._secret, settings),
+                "queues": lambda: (ledger,),
+                "jobs": lambda: (ledger, self.desks["clusters"], self.track, self._staging()),
             }
         )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
@@ -299,12 +302,11 @@ class House:
         }
 
     def start_loops(self) -> None:
-        """Begin the background work: sealing, rotation, collecting."""
+        """Begin the background work: sealing, rotation, collecting, jobs."""
         from falaj.audit.loop import SealLoop
         from falaj.catalog.loop import StageLoop
         from falaj.govern.rotate import RotationLoop
         from falaj.store.forget import ForgetOutcomes
-        from falaj.store.loop import Loop, Loops, house_context
         from falaj.store.upkeep import CollectLoop, ScrubLoop
 
         self._providers()  # a server that cannot know anybody says so when it starts
@@ -316,10 +318,9 @@ class House:
             RotationLoop(self._rotations()),
             ForgetOutcomes(self.ledger),
             StageLoop(self.ledger, self.catalog, self.zones),
+            self._jobs_loop(),
         ]
-        zone = self.settings.zone
-        self._loops = Loops(self.ledger, self.replica, steps, lambda name: house_context(name, zone))
-        self._loops.start()
+        self._start(steps)
 
     def stop_loops(self) -> None:
         """Let every loop end its step."""
@@ -327,9 +328,35 @@ class House:
             self._loops.stop()
             self._loops = None
 
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """While entered, jobs go on even where no server runs: their loop runs in this process."""
+        if self._loops is not None:
+            yield
+            return
+        self._start([self._jobs_loop()])
+        try:
+            yield
+        finally:
+            self.stop_loops()
+
+    def _jobs_loop(self) -> "Loop":
+        from falaj.jobs.loop import JobsLoop
+
+        return JobsLoop(self.ledger, self.desks["clusters"], self.track, self.desks["jobs"])
+
+    def _start(self, steps: "Iterable[Loop]") -> None:
+        from falaj.store.loop import Loops, house_context
+
+        zone = self.settings.zone
+        self._loops = Loops(self.ledger, self.replica, steps, lambda name: house_context(name, zone))
+        self._loops.start()
+
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
         self.stop_loops()
+        if "clusters" in self.desks.open:
+            self.desks["clusters"].close()
         if "track" in self.desks.open:
             self.track.close()
         if self._measured is not None:
@@ -361,6 +388,16 @@ class House:
         """Where the points of metrics lie; opened with the desk that writes them."""
         self._measured = _opened("series", self.settings.series_url, {})
         return self._measured
+
+    def _secret(self, ctx: Context, reference: str) -> bytes:
+        """A secret by reference, for a room that needs it now."""
+        return bytes(self.desks["secrets"].resolve(ctx, reference))
+
+    def _staging(self) -> Any:
+        from falaj.jobs.staging import Staging
+
+        act = partial(Platform, self)
+        return Staging(self.ledger, self.zones, act, self._secret, self.workloads, self.settings.url)
 
     def _rotations(self) -> Any:
         from falaj.govern.rotation import Rotations
@@ -425,6 +462,10 @@ class Platform:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def working(self) -> AbstractContextManager[None]:
+        """While entered, jobs go on even where no server runs."""
+        return self.house.working()
 
     def close(self) -> None:
         """Close the house."""

@@ -5,6 +5,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,6 +79,10 @@ class RemotePlatform:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def working(self) -> AbstractContextManager[None]:
+        """Nothing to do here: the server works."""
+        return nullcontext()
 
     def close(self) -> None:
         """Give the connections back."""

@@ -12,7 +12,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "secrets": ("secrets", "secret"),
     "approvals": ("approvals", "approval"),
     "log": ("audit", "log", "event", "checkpoint", "witness", "cosignature"),
-    "machine": ("house", "replica", "loop", "store"),
+    "machine": ("house", "replica", "loop", "store", "clusters", "cluster", "node", "queues", "queue", "budget"),
 }
 """The kinds (and desks) of each family. Every other kind, also one that nobody has invented yet, is `work`."""
 

@@ -39,7 +39,7 @@ class Loop(Protocol):
 
     name: str
     every_s: float
-    """How long it rests. One that has `eager = True` is also woken by every commit."""
+    """How long it rests. One that has `eager = True` is also woken by every commit; one that has `close` is closed."""
 
     def step(self, turn: Turn) -> bool: ...
 
@@ -117,6 +117,7 @@ class Turner:
                 continue
             # After a failure, or while another leads, other people's commits must not hurry us.
             (self._stopping if self._failures or not self._token else self._awake).wait(self._pause())
+        getattr(self.loop, "close", lambda: None)()
         self._give_back()
 
     def turn(self) -> bool:

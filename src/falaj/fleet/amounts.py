@@ -1,0 +1,86 @@
+"""Amounts as people write them, and as the scheduler counts them: milli-CPU, MiB, milli-GPU, whole seconds."""
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+
+from falaj.core.errors import Invalid
+from falaj.schedule.model import BANDS
+
+_NAME = re.compile(r"[a-z][a-z0-9._/-]{0,62}(:[A-Za-z0-9][A-Za-z0-9 ._-]{0,62})?")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]i?B?|B)?", re.IGNORECASE)
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d|w)?")
+_POWERS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_SPANS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+MOST = 1 << 50
+
+
+def amount(name: str, text: str | int | float) -> int:
+    """So much of a resource: cpu and gpu in thousandths, memory in MiB, anything else as it is counted."""
+    if not _NAME.fullmatch(name):
+        raise Invalid(f"{name[:80]!r} is no name of a resource", "cpu, memory, gpu, gpu:MODEL, or what nodes call it")
+    if name == "memory":
+        return mebibytes(text)
+    scale = 1000 if name in ("cpu", "gpu") or name.startswith("gpu:") else 1
+    try:
+        exact = Decimal(str(text)) * scale
+    except InvalidOperation:
+        raise Invalid(f"{text!r:.40} of {name}", "a number, for example 1.5") from None
+    if not exact.is_finite() or not 0 <= exact <= MOST or exact != int(exact):
+        raise Invalid(f"{text!r:.40} of {name}", "a number from 0, cpu and gpu in steps of 0.001")
+    return int(exact)
+
+
+def amounts(given: Mapping[str, str | int | float]) -> dict[str, int]:
+    """Amounts by name, sorted."""
+    return {name: amount(name, given[name]) for name in sorted(given)}
+
+
+def mebibytes(text: str | int | float) -> int:
+    """A size as MiB, rounded up: 64GiB, 512M, 1.5T; a bare number counts MiB."""
+    found = _SIZE.fullmatch(str(text).strip())
+    if found is None:
+        raise Invalid(f"{text!r:.40} is no size", "for example 64GiB or 512MiB")
+    number, unit = found[1], (found[2] or "").lower()
+    if not unit:
+        exact = Decimal(number)
+    else:
+        power = _POWERS[unit[0]]
+        step = 1000 if len(unit) == 2 and unit[1] == "b" else 1024
+        exact = Decimal(number) * step**power / 1024**2
+    whole = int(exact) + (exact != int(exact))
+    if whole > MOST:
+        raise Invalid(f"{text!r:.40} is too much", "sizes are below a zettabyte")
+    return whole
+
+
+def seconds(text: str | int | float) -> int:
+    """A span of time as seconds: 90s, 15m, 2h, 7d; a bare number counts seconds."""
+    found = _SPAN.fullmatch(str(text).strip())
+    if found is None:
+        raise Invalid(f"{text!r:.40} is no span of time", "for example 90s, 15m, 2h or 7d")
+    return int(Decimal(found[1]) * _SPANS[found[2] or ""])
+
+
+def band(text: str | int) -> int:
+    """A priority band by its name or number."""
+    word = str(text).strip().lower()
+    if word in BANDS:
+        return BANDS.index(word)
+    if word.isdigit() and int(word) < len(BANDS):
+        return int(word)
+    raise Invalid(f"{word[:40]!r} is no band", f"one of {', '.join(BANDS)}")
+
+
+def shown(name: str, value: int) -> str:
+    """An amount as people read it."""
+    if name == "memory":
+        return f"{value / 1024:g}GiB" if value >= 1024 else f"{value}MiB"
+    if name in ("cpu", "gpu") or name.startswith("gpu:"):
+        return f"{value / 1000:g}"
+    return str(value)
+
+
+def all_shown(values: Mapping[str, int]) -> dict[str, str]:
+    """Amounts by name as people read them."""
+    return {name: shown(name, value) for name, value in values.items()}

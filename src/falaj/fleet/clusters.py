@@ -1,0 +1,341 @@
+"""Clusters: the desk of places where attempts run. Each is one executor's address that an operator declared; nothing
+else is ever called. Nodes are what clusters tell of themselves: derived, and written down when they change.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from falaj.core.context import HOUSE, Context
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
+from falaj.core.execute import Executor, NodeFacts
+from falaj.core.settings import Settings
+from falaj.core.verb import verb
+from falaj.fleet.amounts import all_shown, shown
+from falaj.fleet.records import Checked, Cluster, NodeView
+from falaj.fleet.use import added, every, house_key, house_of, uses
+from falaj.govern.secrets import contains_secret
+from falaj.store.codec import from_plain, to_plain
+from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.records import Record
+
+Opener = Callable[[str, Mapping[str, Any]], Executor]
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]{0,15}:[^\s]{0,500}")
+_NOTHING: dict[str, str] = {}
+
+
+class Clusters:
+    """Where attempts run: declare clusters, look at their nodes, drain them."""
+
+    def __init__(
+        self, ledger: Ledger, opener: Opener, resolve: Callable[[Context, str], bytes], settings: Settings
+    ) -> None:
+        self._ledger = ledger
+        self._opener = opener
+        self._resolve = resolve
+        self._zone, self._folder = settings.zone, f"{settings.home}/attempts"
+        self._opening = threading.Lock()
+        self._open: dict[str, tuple[Cluster, Executor]] = {}
+
+    @verb(group="operate")
+    def add(
+        self,
+        ctx: Context,
+        name: Annotated[str, "its name, in small letters"],
+        address: Annotated[str, "its executor, for example ray://head:8265 or slurm: or kubernetes:"],
+        zone: Annotated[str, "the legal zone it stands in; this process' own when left out"] = "",
+        more: Annotated[
+            dict[str, str], "tenants, folder, and what its executor understands; secrets by reference"
+        ] = _NOTHING,
+    ) -> Cluster:
+        """Declare a cluster: the address of what runs attempts, and the zone it stands in.
+
+        Example:
+            falaj clusters add gpu-hall slurm: --zone ae-dubai --more folder=/shared/falaj --more partition=gpu
+        """
+        if not _NAME.fullmatch(name):
+            raise Invalid(f"{name[:60]!r} is no name of a cluster", "small letters, digits and dashes, at most 32")
+        made = _described(Cluster(name, _checked(address), zone or ctx.zone), more)
+        with self._ledger.write(_house(ctx)) as tx:
+            self._check_zone(tx, made.zone)
+            known = _records(tx)
+            if not known:
+                self._save(tx, self._first(), "clusters.add")
+            old = known.get(name)
+            if old is not None and old.body["state"] != "gone":
+                raise Conflict(f"there is a cluster {name}", f"falaj clusters change {name}")
+            return self._save(tx, made, "clusters.add", old)
+
+    @verb(group="operate")
+    def change(
+        self,
+        ctx: Context,
+        name: Annotated[str, "the cluster"],
+        more: Annotated[dict[str, str], "what to change: address, zone, tenants, folder, state (open, closed), …"],
+    ) -> Cluster:
+        """Change a cluster: whose jobs it takes, its address, or close it to new ones.
+
+        Example:
+            falaj clusters change local --more tenants=bank,clinic --more state=open
+        """
+        with self._ledger.write(_house(ctx)) as tx:
+            old, record = self._need(tx, name)
+            made = _described(old, more)
+            self._check_zone(tx, made.zone)
+            return self._save(tx, made, "clusters.change", record)
+
+    @verb(group="operate")
+    def remove(self, ctx: Context, name: Annotated[str, "the cluster"]) -> Cluster:
+        """Forget a cluster. Nothing may run there.
+
+        Example:
+            falaj clusters remove old-hall
+        """
+        with self._ledger.write(_house(ctx)) as tx:
+            old, record = self._need(tx, name)
+            busy = sum(any(node.startswith(f"{name}/") for node in use.nodes) for use in uses(self._ledger, tx))
+            if busy:
+                raise Conflict(
+                    f"{busy} jobs run on {name}", f"falaj clusters change {name} --more state=closed, and wait"
+                )
+            for node in every(tx, "node", HOUSE, {"cluster": name}):
+                tx.delete(node.key, node.rev)
+            return self._save(tx, replace(old, state="gone"), "clusters.remove", record)
+
+    @verb()
+    def list(self, ctx: Context) -> tuple[Cluster, ...]:
+        """List the clusters.
+
+        Example:
+            falaj clusters list
+        """
+        with self._ledger.read(ctx) as tx:
+            return tuple(_shown(ctx, cluster) for cluster in self.known(tx).values())
+
+    @verb()
+    def show(self, ctx: Context, name: Annotated[str, "the cluster"]) -> Cluster:
+        """Show one cluster.
+
+        Example:
+            falaj clusters show local
+        """
+        with self._ledger.read(ctx) as tx:
+            return _shown(ctx, self._need(tx, name.removeprefix(f"cluster:{HOUSE}/"))[0])
+
+    @verb()
+    def nodes(self, ctx: Context, cluster: Annotated[str, "of one cluster only"] = "") -> tuple[NodeView, ...]:
+        """List nodes: what each has, what of it is in use, and whether it takes work.
+
+        Example:
+            falaj clusters nodes --cluster gpu-hall
+        """
+        with self._ledger.read(house_of(ctx)) as tx:
+            known = self.known(tx)
+            if cluster and cluster not in known:
+                raise _missing(cluster)
+            held = uses(self._ledger, tx)
+            rows = [row for row in self.node_records(tx) if row[0].name == (cluster or row[0].name)]
+        return tuple(_node_view(where, facts, seen, held) for where, facts, seen in rows)
+
+    @verb(group="operate")
+    def drain(self, ctx: Context, node: Annotated[str, "cluster/node"]) -> Cluster:
+        """Let nothing new start on a node; what runs there may end.
+
+        Example:
+            falaj clusters drain gpu-hall/node07
+        """
+        return self._mark(ctx, node, drained=True)
+
+    @verb(group="operate")
+    def open(self, ctx: Context, node: Annotated[str, "cluster/node"]) -> Cluster:
+        """Let a drained node take work again.
+
+        Example:
+            falaj clusters open gpu-hall/node07
+        """
+        return self._mark(ctx, node, drained=False)
+
+    @verb(group="operate", outside=True)
+    def check(self, ctx: Context, name: Annotated[str, "the cluster"]) -> Checked:
+        """Talk to a cluster and say what it answers.
+
+        Example:
+            falaj clusters check gpu-hall
+        """
+        with self._ledger.read(_house(ctx)) as tx:
+            cluster = self._need(tx, name)[0]
+        began = time.monotonic()
+        try:
+            executor = self.executor(ctx, cluster)
+            try:
+                found = executor.capacity()
+            finally:
+                executor.close()
+        except FalajError as error:
+            return Checked(name, False, seconds=round(time.monotonic() - began, 3), problem=str(error))
+        ready = sum(node.ready for node in found)
+        gpus = sum(len(node.devices) for node in found)
+        return Checked(name, ready > 0, len(found), ready, gpus, round(time.monotonic() - began, 3))
+
+    # For the room of jobs.
+
+    def known(self, tx: Reader) -> dict[str, Cluster]:
+        """Every cluster by name; a fresh house has one of its own processes."""
+        records = _records(tx)
+        if not records:
+            first = self._first()
+            return {first.name: first}
+        found = [_cluster(record) for record in records.values()]
+        return {cluster.name: cluster for cluster in found if cluster.state != "gone"}
+
+    def node_records(self, tx: Reader) -> Iterator[tuple[Cluster, NodeFacts, float]]:
+        """Every node, with its cluster and when it was last different."""
+        known = self.known(tx)
+        for record in every(tx, "node", HOUSE):
+            cluster = known.get(record.body["cluster"])
+            if cluster is not None:
+                yield cluster, from_plain(NodeFacts, record.body["facts"]), record.at
+
+    def write_nodes(self, tx: Writer, cluster: str, facts: Mapping[str, NodeFacts]) -> None:
+        """Bring what is kept of a cluster's nodes to what it says now; the same again writes nothing."""
+        kept = {record.body["facts"]["name"]: record for record in every(tx, "node", HOUSE, {"cluster": cluster})}
+        for name, old in kept.items():
+            if name not in facts:
+                tx.delete(old.key, old.rev)
+        for name, one in facts.items():
+            plain, known = to_plain(one), kept.get(name)
+            if known is None or known.body["facts"] != plain:
+                body = {"cluster": cluster, "facts": plain}
+                key = house_key("node", name, cluster)
+                tx.put(key, body, rev=known.rev if known else None, terms={"cluster": cluster})
+
+    def executor(self, ctx: Context, cluster: Cluster) -> Executor:
+        """The executor of a cluster, opened; secrets in its options are resolved here and kept nowhere."""
+        here = replace(house_of(ctx), zone=cluster.zone)
+        options = {
+            name: self._resolve(here, value).decode() if value.startswith("secret://") else value
+            for name, value in cluster.options.items()
+        }
+        return self._opener(cluster.address, {**({"folder": cluster.folder} if cluster.folder else {}), **options})
+
+    def spoken(self, ctx: Context, cluster: Cluster) -> Executor:
+        """The same, opened once and kept, for questions."""
+        with self._opening:
+            known = self._open.get(cluster.name)
+            if known is None or known[0] != cluster:
+                known = (cluster, self.executor(ctx, cluster))
+                self._open[cluster.name] = known
+        return known[1]
+
+    def close(self) -> None:
+        """Close what was opened for questions."""
+        with self._opening:
+            for _, executor in self._open.values():
+                executor.close()
+            self._open = {}
+
+    def _first(self) -> Cluster:
+        """The cluster of a fresh house. It runs where our keys lie, so only the people who run the house may use it."""
+        return Cluster("local", "process:", self._zone, tenants=(HOUSE,), folder=self._folder)
+
+    def _need(self, tx: Reader, name: str) -> tuple[Cluster, Record | None]:
+        found = self.known(tx).get(name)
+        if found is None:
+            raise _missing(name)
+        return found, tx.key(house_key("cluster", name))
+
+    def _mark(self, ctx: Context, node: str, *, drained: bool) -> Cluster:
+        name, _, which = node.partition("/")
+        with self._ledger.write(_house(ctx)) as tx:
+            old, record = self._need(tx, name)
+            if drained and tx.key(house_key("node", which, name)) is None:
+                raise NotFound(f"{name} has no node {which[:80]!r}", f"falaj clusters nodes --cluster {name}")
+            marked = {*old.drained, which} if drained else {*old.drained} - {which}
+            verb_name = "clusters.drain" if drained else "clusters.open"
+            return self._save(tx, replace(old, drained=tuple(sorted(marked))), verb_name, record, node=node)
+
+    def _check_zone(self, tx: Reader, zone: str) -> None:
+        if tx.key(house_key("zone", zone)) is None:
+            raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
+
+    def _save(self, tx: Writer, cluster: Cluster, said: str, old: Record | None = None, node: str = "") -> Cluster:
+        record = tx.put(house_key("cluster", cluster.name), to_plain(cluster), rev=old.rev if old else None)
+        tx.emit(said, record.ref, zone=cluster.zone, state=cluster.state, node=node)
+        return cluster
+
+
+def open_to(cluster: Cluster, tenant: str) -> bool:
+    """True when this tenant's jobs may run there."""
+    return not cluster.tenants or tenant in cluster.tenants or "*" in cluster.tenants
+
+
+def _described(cluster: Cluster, more: Mapping[str, str]) -> Cluster:
+    changes: dict[str, Any] = {name: more[name] for name in ("zone", "folder") if name in more}
+    if "address" in more:
+        changes["address"] = _checked(more["address"])
+    if "tenants" in more:
+        changes["tenants"] = tuple(sorted(word.strip() for word in more["tenants"].split(",") if word.strip()))
+    if "state" in more:
+        if more["state"] not in ("open", "closed"):
+            raise Invalid(f"{more['state'][:40]!r} is no state of a cluster", "open or closed")
+        changes["state"] = more["state"]
+    own = ("zone", "folder", "address", "tenants", "state")
+    options = {**cluster.options, **{name: value for name, value in more.items() if name not in own}}
+    for name, value in options.items():
+        if contains_secret(f"{name}={value}"):
+            raise Invalid(f"{name} holds a secret", "put it on the shelf and name it: secret://house/zone/project/name")
+    return replace(cluster, options={name: value for name, value in options.items() if value}, **changes)
+
+
+def _checked(address: str) -> str:
+    if not _ADDRESS.fullmatch(address):
+        raise Invalid(f"{address[:80]!r} is no address", "for example ray://head:8265, slurm:, kubernetes:, process:")
+    if urlsplit(address).password:
+        raise Invalid("the address holds a password", "use --more with a reference: secret://house/zone/project/name")
+    return address
+
+
+def _house(ctx: Context) -> Context:
+    if ctx.tenant != HOUSE:
+        raise Denied("clusters belong to the house", "ask the people who run this installation")
+    return ctx
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"there is no cluster {name!r:.60}", "falaj clusters list shows them")
+
+
+def _records(tx: Reader) -> dict[str, Record]:
+    return {record.key.name: record for record in every(tx, "cluster", HOUSE)}
+
+
+def _cluster(record: Record) -> Cluster:
+    found: Cluster = from_plain(Cluster, record.body)
+    return found
+
+
+def _shown(ctx: Context, cluster: Cluster) -> Cluster:
+    """A tenant sees the place; where exactly it answers, and for whom else, is the house's business."""
+    if ctx.tenant == HOUSE:
+        return cluster
+    kind = cluster.address.partition(":")[0]
+    tenants = (ctx.tenant,) if cluster.tenants and open_to(cluster, ctx.tenant) else ()
+    return Cluster(cluster.name, f"{kind}:", cluster.zone, tenants, drained=cluster.drained, state=cluster.state)
+
+
+def _node_view(cluster: Cluster, facts: NodeFacts, seen: float, held: "list[Any]") -> NodeView:
+    name = f"{cluster.name}/{facts.name}"
+    here = [use.nodes[name] for use in held if name in use.nodes]
+    state = "drained" if facts.name in cluster.drained else "away" if not facts.ready else "open"
+    models = ", ".join(sorted({device.model for device in facts.devices}))
+    cpu, memory = shown("cpu", facts.amounts.get("cpu", 0)), shown("memory", facts.amounts.get("memory", 0))
+    used = {key: value for key, value in added(facts.taken, *here).items() if ":" not in key}
+    return NodeView(
+        name, "leaving" if facts.leaving and state == "open" else state, cpu, memory, len(facts.devices), models,
+        all_shown(used), len(here), cluster.zone, facts.amounts, facts.devices, facts.labels, seen,
+    )  # fmt: skip

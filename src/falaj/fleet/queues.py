@@ -1,0 +1,364 @@
+"""Queues: the desk of the share tree. Who is guaranteed what, who may borrow how much, and what it may cost."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from falaj.core.context import HOUSE, Context
+from falaj.core.errors import Conflict, Denied, Invalid, NotFound
+from falaj.core.verb import verb
+from falaj.fleet.amounts import all_shown, amounts, band
+from falaj.fleet.budgets import UNITS, read_budget, read_spent, standing
+from falaj.fleet.records import QueueChange, QueueRule, QueueView
+from falaj.fleet.use import Use, added, house_key, house_of, live_jobs
+from falaj.schedule.model import BANDS, Queue
+from falaj.store.codec import from_plain, to_plain
+from falaj.store.ledger import Ledger, Reader, Writer
+
+ROOT = "root"
+WORDS = ("guarantee", "limit", "lend", "weight", "projects", "budget", "top_band")
+_NAME = re.compile(r"root(/[a-z0-9][a-z0-9-]{0,40}){0,6}")
+_PROJECT = re.compile(r"\*|[a-z0-9][a-z0-9._-]{0,62}/(\*|[a-z0-9][a-z0-9._-]{0,62})")
+_TREE = house_key("queue", "tree")
+_FRESH = (QueueRule(ROOT), QueueRule("root/default", projects=("*",)))
+_NOTHING: dict[str, str] = {}
+
+
+class Queues:
+    """The tree of queues: guarantees, limits, weights, budgets, and whose jobs each takes."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @verb(group="operate")
+    def add(
+        self,
+        ctx: Context,
+        name: Annotated[str, "its path, for example root/bank/fraud"],
+        guarantee: Annotated[
+            dict[str, str], "what it always gets back: gpu=4, gpu:A100=2, cpu=64, memory=1TiB"
+        ] = _NOTHING,
+        limit: Annotated[dict[str, str], "what it never exceeds"] = _NOTHING,
+        weight: Annotated[int, "its part of what is left over, against its siblings"] = 1,
+        projects: Annotated[tuple[str, ...], "whose jobs it takes: tenant/project, tenant/*, or *"] = (),
+        budget: Annotated[tuple[str, ...], "what it may spend: gpu-hours=500/month:stop, money=1000/30d"] = (),
+        more: Annotated[
+            dict[str, str], "lend.gpu=2 (how much of its guarantee others may borrow), top_band=high"
+        ] = _NOTHING,
+    ) -> QueueView:
+        """Add a queue; queues on the way to it are made where they are missing.
+
+        Example:
+            falaj queues add root/bank/fraud --guarantee gpu=4 --limit gpu=8 --weight 2 --projects bank/fraud \\
+                --budget gpu-hours=500/month:stop
+        """
+        words = {"guarantee": guarantee, "limit": limit, "weight": weight, "projects": projects, "budget": budget}
+        made = described(QueueRule(_checked(name)), {**words, **_unfold(more)})
+        with self._ledger.write(_house(ctx)) as tx:
+            tree = {rule.name: rule for rule in read_rules(tx)}
+            if name in tree:
+                raise Conflict(f"there is a queue {name}", f"falaj queues change {name}")
+            for path in _way(name)[:-1]:
+                tree.setdefault(path, QueueRule(path))
+            self._save(tx, {**tree, name: made}, "queues.add", name)
+        return self._shown(ctx, name)
+
+    @verb(group="operate")
+    def change(
+        self,
+        ctx: Context,
+        name: Annotated[str, "the queue"],
+        more: Annotated[
+            dict[str, str], "guarantee.gpu=4, limit.gpu=8, weight=2, projects=a/b,a/c, budget=…, top_band=high"
+        ],
+    ) -> QueueView:
+        """Change a queue; what is not named stays. An amount of `none` is taken away.
+
+        Example:
+            falaj queues change root/bank/fraud --more limit.gpu=12 --more weight=3
+        """
+        with self._ledger.write(_house(ctx)) as tx:
+            tree = {rule.name: rule for rule in read_rules(tx)}
+            tree[name] = described(_need(tree, name), _unfold(more))
+            self._save(tx, tree, "queues.change", name)
+        return self._shown(ctx, name)
+
+    @verb(group="operate")
+    def remove(self, ctx: Context, name: Annotated[str, "the queue"]) -> str:
+        """Remove a queue that has no queue below it and no live job.
+
+        Example:
+            falaj queues remove root/bank/fraud
+        """
+        with self._ledger.write(_house(ctx)) as tx:
+            tree = {rule.name: rule for rule in read_rules(tx)}
+            _need(tree, name)
+            self._check_empty(tx, (name,))
+            del tree[name]
+            self._save(tx, tree, "queues.remove", name)
+        return name
+
+    @verb()
+    def list(self, ctx: Context) -> tuple[QueueView, ...]:
+        """List the tree: what each queue is promised, uses and borrows, and what is left of its budgets.
+
+        Example:
+            falaj queues list
+        """
+        return self._views(ctx)
+
+    @verb()
+    def show(self, ctx: Context, name: Annotated[str, "the queue"]) -> QueueView:
+        """Show one queue.
+
+        Example:
+            falaj queues show root/default
+        """
+        return self._shown(ctx, name)
+
+    @verb(group="operate")
+    def replace(
+        self,
+        ctx: Context,
+        tree: Annotated[dict[str, Any], "every queue by its path, with its words"],
+        dry: Annotated[bool, "say what would change, and change nothing"] = False,
+    ) -> tuple[QueueChange, ...]:
+        """Have exactly these queues, all at once; `falaj queues apply FILE` calls this.
+
+        Example:
+            falaj queues replace --tree root/default='{"projects": ["*"]}' --dry
+        """
+        wanted = {name: described(QueueRule(_checked(name)), _unfold(words)) for name, words in tree.items()}
+        for name in [*wanted]:
+            for path in _way(name):
+                wanted.setdefault(path, QueueRule(path))
+        with self._ledger.write(_house(ctx)) as tx:
+            before = {rule.name: rule for rule in read_rules(tx)}
+            changes = tuple(_compared(before, wanted))
+            _check_tree(wanted)
+            if changes and not dry:
+                self._check_empty(tx, [name for name in before if name not in wanted])
+                self._save(tx, wanted, "queues.replace", ROOT)
+        return changes
+
+    def _save(self, tx: Writer, tree: Mapping[str, QueueRule], said: str, name: str) -> None:
+        _check_tree(tree)
+        old = tx.key(_TREE)
+        body = {"queues": to_plain([tree[path] for path in sorted(tree)])}
+        record = tx.put(_TREE, body, rev=old.rev if old else None)
+        tx.emit(said, record.ref, queue=name)
+
+    def _check_empty(self, tx: Reader, names: Iterable[str]) -> None:
+        gone = set(names)
+        busy = sum(record.body["use"]["queue"] in gone for record in live_jobs(self._ledger, tx)) if gone else 0
+        if busy:
+            raise Conflict(
+                f"{busy} jobs are in {', '.join(sorted(gone))}", "let them end, or move them: falaj jobs change"
+            )
+
+    def _shown(self, ctx: Context, name: str) -> QueueView:
+        found = next((view for view in self._views(ctx) if view.name == name), None)
+        if found is None:
+            raise _missing(name)
+        return found
+
+    def _views(self, ctx: Context) -> tuple[QueueView, ...]:
+        with self._ledger.read(house_of(ctx)) as tx:
+            rules = read_rules(tx)
+            bodies = [record.body for record in live_jobs(self._ledger, tx)]
+            spent = read_spent(tx)
+        held = [
+            (Use(b["use"]["queue"], bool(b["use"]["nodes"]), b["use"]["nodes"]), b["use"]["charge"]) for b in bodies
+        ]
+        seen = {path for rule in rules if _sees(ctx, rule) for path in _way(rule.name)}
+        return tuple(_view(rule, held, spent.get(rule.name, {}), ctx.now()) for rule in rules if rule.name in seen)
+
+
+def read_rules(tx: Reader) -> tuple[QueueRule, ...]:
+    """Every queue, parents first; a fresh house has one for everybody."""
+    record = tx.key(_TREE)
+    return _FRESH if record is None else from_plain(tuple[QueueRule, ...], record.body["queues"])
+
+
+def as_queues(
+    rules: Iterable[QueueRule],
+    spent: Mapping[str, Mapping[str, int]],
+    held: Mapping[str, Mapping[str, int]],
+    now: float,
+) -> tuple[Queue, ...]:
+    """The tree as the scheduler takes it; `held` is by queue, in the units of budgets, parents included."""
+    return tuple(
+        Queue(
+            rule.name, rule.weight, rule.guarantee, rule.limit, rule.lend, rule.top_band,
+            standing(rule.budgets, spent.get(rule.name, {}), held.get(rule.name, {}), now),
+        )
+        for rule in rules
+    )  # fmt: skip
+
+
+def queue_for(rules: Iterable[QueueRule], tenant: str, project: str, asked: str = "") -> QueueRule:
+    """The queue of a job: the one asked for, if it takes this project; else the one that names it most closely."""
+    place = f"{tenant}/{project}"
+    rules = tuple(rules)
+    fits = [rule for word in (place, f"{tenant}/*", "*") for rule in rules if word in rule.projects]
+    if not asked and fits:
+        return fits[0]
+    found = next((rule for rule in fits if rule.name == asked), None)
+    if found is None:
+        names = ", ".join(dict.fromkeys(rule.name for rule in fits)) or "none: ask the people who run this installation"
+        raise Invalid(
+            f"no queue {asked} takes jobs of {project}" if asked else f"no queue takes jobs of {project}",
+            f"there is: {names}",
+        )
+    return found
+
+
+def way_up(name: str, rules: Mapping[str, QueueRule]) -> tuple[QueueRule, ...]:
+    """A queue and all above it."""
+    return tuple(rules[path] for path in _way(name) if path in rules)
+
+
+def described(rule: QueueRule, words: Mapping[str, Any]) -> QueueRule:
+    """A queue with these words applied; a mapping of amounts is laid over the old one, `none` takes one away."""
+    unknown = sorted(set(words) - set(WORDS))
+    if unknown:
+        raise Invalid(f"a queue has no {', '.join(unknown)[:200]}", f"it has: {', '.join(WORDS)}")
+    changes: dict[str, Any] = {}
+    for name in ("guarantee", "limit", "lend"):
+        if name in words:
+            given = dict(words[name])
+            kept = {key: value for key, value in getattr(rule, name).items() if key not in given}
+            new = amounts({key: value for key, value in given.items() if str(value) != "none"})
+            changes[name] = dict(sorted({**kept, **new}.items()))
+    if "weight" in words:
+        changes["weight"] = _weight(words["weight"])
+    if "top_band" in words:
+        changes["top_band"] = band(words["top_band"])
+    if "projects" in words:
+        changes["projects"] = tuple(dict.fromkeys(_project(word) for word in _words(words["projects"])))
+    if "budget" in words:
+        changes["budgets"] = tuple(read_budget(word) for word in _words(words["budget"]) if word != "none")
+    return replace(rule, **changes)
+
+
+def _check_tree(tree: Mapping[str, QueueRule]) -> None:
+    parents = {name.rpartition("/")[0] for name in tree}
+    for name, rule in tree.items():
+        if name in parents and rule.projects:
+            raise Invalid(f"{name} takes jobs and has queues below it", f"give its projects to {name}/default, say")
+        if name not in parents and not rule.projects and name != ROOT and not name.startswith(ROOT):
+            raise Invalid(f"{name} hangs in the air", "every path begins with root")
+        for key, value in rule.guarantee.items():
+            if value > rule.limit.get(key, value):
+                raise Invalid(
+                    f"{name} is guaranteed more {key} than its limit", "raise the limit or lower the guarantee"
+                )
+    for parent in parents & set(tree):
+        below = added(*(rule.guarantee for name, rule in tree.items() if name.rpartition("/")[0] == parent))
+        over = [key for key, value in tree[parent].guarantee.items() if below.get(key, 0) > value]
+        if over:
+            raise Invalid(f"the queues below {parent} are guaranteed more {over[0]} than it is", "raise its guarantee")
+
+
+def _compared(before: Mapping[str, QueueRule], after: Mapping[str, QueueRule]) -> Iterable[QueueChange]:
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            word = "new" if old is None else "gone" if new is None else "changed"
+            yield QueueChange(name, word, _said(old, new), _said(new, old))
+
+
+def _said(rule: QueueRule | None, other: QueueRule | None) -> str:
+    """What is different about a queue, in words."""
+    if rule is None:
+        return ""
+    plain: dict[str, Any] = {
+        "weight": rule.weight, "guarantee": all_shown(rule.guarantee), "limit": all_shown(rule.limit),
+        "lend": all_shown(rule.lend), "projects": list(rule.projects), "budget": [one.brief for one in rule.budgets],
+        "top_band": BANDS[rule.top_band],
+    }  # fmt: skip
+    fields = {"budget": "budgets"}
+    return " ".join(
+        f"{name}={value}"
+        for name, value in plain.items()
+        if value and (other is None or getattr(rule, fields.get(name, name)) != getattr(other, fields.get(name, name)))
+    )
+
+
+def _view(rule: QueueRule, held: "list[tuple[Use, dict[str, int]]]", spent: Mapping[str, int], now: float) -> QueueView:
+    mine = [(use, charge) for use, charge in held if f"{use.queue}/".startswith(f"{rule.name}/")]
+    used = added(*(use.amounts for use, _ in mine))
+    over = {name: value - rule.guarantee.get(name, 0) for name, value in used.items() if ":" not in name}
+    charged = added(*(charge for _, charge in mine))
+    counted = zip(rule.budgets, standing(rule.budgets, spent, charged, now), strict=True)
+    left = tuple(
+        f"{one.brief} ({b.spent / UNITS[one.unit][1]:.4g} spent, {b.held / UNITS[one.unit][1]:.4g} held)"
+        for one, b in counted
+    )
+    running = sum(use.running for use, _ in mine)
+    return QueueView(
+        rule.name, rule.weight, all_shown(rule.guarantee), all_shown(rule.limit), all_shown(rule.lend),
+        BANDS[rule.top_band], rule.projects, all_shown(used),
+        all_shown({name: value for name, value in over.items() if value > 0}), len(mine) - running, running, left,
+    )  # fmt: skip
+
+
+def _sees(ctx: Context, rule: QueueRule) -> bool:
+    """A tenant sees the queues that take its jobs, and those above them."""
+    return ctx.tenant == HOUSE or any(word == "*" or word.partition("/")[0] == ctx.tenant for word in rule.projects)
+
+
+def _unfold(more: Mapping[str, Any]) -> dict[str, Any]:
+    """`limit.gpu=8` as {limit: {gpu: 8}}."""
+    found: dict[str, Any] = {}
+    for name, value in more.items():
+        head, dot, rest = name.partition(".")
+        if dot:
+            found.setdefault(head, {})[rest] = value
+        else:
+            found[name] = value
+    return found
+
+
+def _words(value: Any) -> "list[str]":
+    return [word.strip() for word in (value.split(",") if isinstance(value, str) else value) if str(word).strip()]
+
+
+def _project(word: str) -> str:
+    if not _PROJECT.fullmatch(word):
+        raise Invalid(f"{word[:80]!r} names no project", "tenant/project, tenant/*, or *")
+    return word
+
+
+def _weight(value: Any) -> int:
+    if not str(value).isdigit() or not 1 <= int(value) <= 1_000_000:
+        raise Invalid(f"a weight of {value!r:.20}", "a whole number from 1 to 1000000")
+    return int(value)
+
+
+def _way(name: str) -> "list[str]":
+    parts = name.split("/")
+    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Invalid(f"{name[:80]!r} is no path of a queue", "for example root/bank/fraud")
+    return name
+
+
+def _need(tree: Mapping[str, QueueRule], name: str) -> QueueRule:
+    if name not in tree:
+        raise _missing(name)
+    return tree[name]
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"there is no queue {name!r:.60}", "falaj queues list shows them")
+
+
+def _house(ctx: Context) -> Context:
+    if ctx.tenant != HOUSE:
+        raise Denied("queues belong to the house", "ask the people who run this installation")
+    return ctx

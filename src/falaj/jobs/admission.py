@@ -1,0 +1,147 @@
+"""Asking for a job: everything is pinned and checked before a line is written."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+
+from falaj.catalog.records import KINDS
+from falaj.core.context import Context
+from falaj.core.errors import Denied, Invalid
+from falaj.core.event import new_id
+from falaj.core.record import dataclass
+from falaj.core.ref import Ref
+from falaj.fleet.amounts import band
+from falaj.fleet.clusters import Clusters, open_to
+from falaj.fleet.records import Cluster
+from falaj.jobs.facts import job_of, node_of, queues_of
+from falaj.jobs.records import HELD, WAITING, Body, JobSpec
+from falaj.jobs.spec import name_of
+from falaj.jobs.staging import Staging
+from falaj.store.codec import to_plain
+from falaj.store.ledger import Reader
+from falaj.store.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A job as it is asked for."""
+
+    job: Ref
+    spec: JobSpec
+    inputs: Mapping[str, Ref]
+    outputs: Mapping[str, Ref]
+    code: Ref | None
+    after: tuple[Ref, ...]
+
+
+def check_names(asked: Asked) -> None:
+    """Invalid unless every reference can be what it stands for."""
+    if asked.job.kind != "job" or asked.job.version:
+        raise Invalid(f"{asked.job} names no job", "for example job:fraud/train-1", asked.job)
+    for what, refs in (("input", asked.inputs), ("output", asked.outputs)):
+        for name, ref in refs.items():
+            if not name.isidentifier() or len(name) > 60:
+                raise Invalid(f"{name[:60]!r} cannot name an {what}", "letters, digits and _: it becomes a variable")
+            if ref.kind not in KINDS:
+                raise Invalid(f"{ref} cannot be an {what}", f"a {', '.join(KINDS)}", ref)
+    if asked.code is not None and asked.code.kind != "code":
+        raise Invalid(f"{asked.code} is no program", "a version of kind code", asked.code)
+    if any(ref.kind != "job" for ref in asked.after):
+        raise Invalid("a job waits for jobs only", "--after job:project/name")
+
+
+def new_body(ctx: Context, clusters: Clusters, staging: Staging, asked: Asked, queue: str, tx: Reader) -> Body:
+    """The record of a new job."""
+    actor = ctx.actor
+    spec, kept_in = _pin_secrets(ctx, staging, asked.spec)
+    zones = _law(ctx, asked, _reachable(clusters, tx, ctx.tenant, spec), kept_in)
+    who = {
+        "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
+        "purpose": ctx.purpose,
+    }  # fmt: skip
+    job_id = new_id()
+    return {
+        "id": job_id, "spec": to_plain(spec), "state": HELD if asked.after else WAITING, "queue": queue,
+        "band": band(spec.band), "run": f"run:{asked.job.project}/{job_id}", "code": str(asked.code or ""),
+        "inputs": {role: str(ref) for role, ref in asked.inputs.items()},
+        "outputs": {name: str(ref.bare) for name, ref in asked.outputs.items()},
+        "after": [str(ref.bare) for ref in asked.after], "zones": zones, "who": who, "submitted": ctx.now(),
+        "template": f"{ctx.tenant}.{who['id']}/{name_of(spec)}", "number": 0, "failures": 0, "losses": 0,
+        "refusals": 0, "evictions": 0, "served": 0, "ran_s": 0, "not_before": 0, "attempt": None, "attempts": [],
+        "note": "", "step": 0, "steps": spec.steps, "step_us": 0, "step_at": 0.0, "saved": 0, "save_s": 0,
+        "ended": 0.0, "use": {"queue": queue, "nodes": {}, "charge": {}, "size": 0},
+    }  # fmt: skip
+
+
+def check_possible(clusters: Clusters, tx: Reader, record: Record, now: float) -> None:
+    """Invalid when no state of the fleet would ever let it start, with the nearest that can."""
+    known = clusters.known(tx)
+    nodes = [node_of(cluster, facts) for cluster, facts, _ in clusters.node_records(tx)]
+    if not nodes:
+        return  # nobody looked yet; it will wait, and `why` will tell
+    try:
+        possible = import_module("falaj.schedule.why").possible
+    except ModuleNotFoundError:
+        return
+    reason = possible(nodes, queues_of(tx, (), now), job_of(record, known))
+    if reason is not None:
+        raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)
+
+
+def _reachable(clusters: Clusters, tx: Reader, tenant: str, spec: JobSpec) -> list[Cluster]:
+    known = clusters.known(tx)
+    if spec.cluster and spec.cluster not in known:
+        raise Invalid(f"there is no cluster {spec.cluster[:60]!r}", f"there is: {', '.join(known)}")
+    fits = [one for one in known.values() if open_to(one, tenant) and spec.cluster in ("", one.name)]
+    fits = [one for one in fits if spec.zone in ("", one.zone)]
+    if not fits:
+        hint = "the people who run this installation open one: falaj clusters change NAME --more tenants=…"
+        raise Denied(f"no cluster{f' in {spec.zone}' if spec.zone else ''} takes jobs of {tenant}", hint)
+    return fits
+
+
+def _law(ctx: Context, asked: Asked, fits: list[Cluster], secrets: set[str] | None) -> list[str] | None:
+    """The zones where every input may be worked on; None where nothing asks."""
+    zones = sorted({cluster.zone for cluster in fits})
+    read = [*asked.inputs.values(), *((asked.code,) if asked.code else ())]
+    if not read and not secrets and not asked.spec.zone:
+        return None
+    refusal: Denied | None = None
+    allowed = []
+    for zone in zones:
+        try:
+            for ref in read:
+                ctx.permit("schedule", str(ref.bare), zone)
+        except Denied as error:
+            refusal = error
+        else:
+            if secrets is None or secrets <= {zone}:
+                allowed.append(zone)
+    if allowed:
+        return allowed
+    raise refusal or Denied(
+        "its secrets lie where no cluster is", "put them where the job can run: falaj secrets put --zone"
+    )
+
+
+def _pin_secrets(ctx: Context, staging: Staging, spec: JobSpec) -> tuple[JobSpec, set[str] | None]:
+    """Secrets by exact reference, each seen by its user's own right, and the zones they lie in."""
+    if not spec.secrets:
+        return spec, None
+    here = staging.act(ctx.actor, ctx.purpose)
+    pinned: dict[str, str] = {}
+    zones = set()
+    for name, text in spec.secrets.items():
+        view = here.secrets.show(_secret(text, ctx.tenant))
+        pinned[name] = text if text.startswith("secret://") and "#" in text else view.reference
+        zones.add(view.zone)
+    return replace(spec, secrets=pinned), zones
+
+
+def _secret(text: str, tenant: str) -> Ref:
+    if not text.startswith("secret://"):
+        return Ref.parse(text)
+    parts = text.removeprefix("secret://").partition("#")[0].split("/")
+    if len(parts) != 4 or parts[0] != tenant:
+        raise Invalid("that is no reference to a secret of yours", "write secret:project/name")
+    return Ref("secret", parts[2], parts[3])

@@ -1,0 +1,162 @@
+"""Attempts: a job and its places made ready to run. Where its files lie, which words start it, whose rights it has."""
+
+import re
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from falaj.core.context import Actor
+from falaj.core.execute import Attempt, Slot
+from falaj.core.record import dataclass
+from falaj.core.ref import Ref
+from falaj.fleet.records import Cluster
+from falaj.govern.accounts import person_key
+from falaj.govern.people_records import Workload
+from falaj.govern.tokens import WORK_ROLES, delegated
+from falaj.jobs.facts import spec_in
+from falaj.jobs.life import spots_of
+from falaj.jobs.records import Body
+from falaj.jobs.spec import ask_of, processes_of
+from falaj.store.ledger import Reader
+from falaj.store.records import Record
+from falaj.worker.bundle import launcher
+from falaj.worker.context import document
+
+AWAY = "/tmp/falaj-attempts"  # noqa: S108  # nosec B108 - on the node, in a folder named by an id that cannot be guessed
+_UNSAFE = re.compile(r"[^A-Za-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where an attempt's files lie: in a folder that the platform shares with the node, or on the node alone."""
+
+    base: PurePosixPath
+    checkpoints: PurePosixPath
+    shared: bool
+
+    @property
+    def code(self) -> str:
+        """Where the program lies."""
+        return str(self.base / "code")
+
+    def input(self, role: str) -> str:
+        """Where an input lies."""
+        return str(self.base / "inputs" / role)
+
+    def output(self, name: str) -> str:
+        """Where an output is written."""
+        return str(self.base / "outputs" / name)
+
+
+def layout_of(cluster: Cluster, attempt: str, job: str) -> Layout:
+    """The folders of an attempt. Checkpoints belong to the job: the next attempt finds them."""
+    root = PurePosixPath(cluster.folder or AWAY)
+    return Layout(root / attempt, root / "checkpoints" / job, bool(cluster.folder))
+
+
+def attempt_name(name: str, job: str) -> str:
+    """What attempts of a job are called, before their number: safe as a folder, a pod and a job name."""
+    return f"{_UNSAFE.sub('-', name).strip('-')[:28].lower() or 'job'}-{job[-12:]}"
+
+
+def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
+    """Who an attempt is: its submitter's rights and never more, of today as of then; only work; in one zone."""
+    who, tenant = record.body["who"], record.key.tenant
+    roles, projects = frozenset(who["roles"]), frozenset(who["projects"])
+    person = tx.key(person_key(tenant, who["id"]))
+    if person is not None:
+        roles &= frozenset(person.body["roles"])
+        projects = frozenset(person.body["projects"])
+    submitter = Actor(who["id"], tenant, roles=roles, projects=projects)
+    work = delegated(submitter, _workload(record, zone, jurisdiction))
+    return Actor(
+        id=f"run.{work.run}",
+        tenant=tenant,
+        kind="workload",
+        roles=work.roles,
+        projects=work.projects,
+        behalf=work.behalf,
+        jurisdiction=jurisdiction,
+        run=work.run,
+        zone=zone,
+    )
+
+
+def workload_of(actor: Actor) -> Workload:
+    """What its token says."""
+    return Workload(actor.run, actor.zone, actor.tenant, actor.roles, actor.projects, actor.behalf, actor.jurisdiction)
+
+
+def _workload(record: Record, zone: str, jurisdiction: str) -> Workload:
+    return Workload(
+        record.body["id"], zone, record.key.tenant, WORK_ROLES, frozenset({"*"}), record.body["who"]["id"], jurisdiction
+    )
+
+
+def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str, str]) -> Attempt:
+    """What the executor is handed."""
+    body, spec = record.body, spec_in(record)
+    place = layout_of(cluster, body["attempt"]["id"], body["id"])
+    slots = []
+    for index, spot in enumerate(spots_of(body["attempt"]["spots"])):
+        role = spec.roles[spot.role]
+        ask = ask_of(role, spec, None, ())
+        node = spot.node.partition("/")[2]
+        slots.append(Slot(index, node, role.name, dict(ask.amounts), spot.devices, spot.milli, processes_of(role)))
+    bare = Attempt(
+        id=body["attempt"]["id"],
+        job=str(record.ref.bare),
+        tenant=record.key.tenant,
+        project=record.key.project,
+        slots=tuple(slots),
+        command=tuple(spec.command),
+        framework=spec.framework,
+        folder=str(place.base) if place.shared else "",
+        env=dict(spec.env),
+        secret_env=secrets,
+        image=spec.image,
+        user=body["who"]["id"],
+        limit_s=spec.limit_s,
+        grace_s=spec.grace_s,
+        launcher=b"" if cluster.address.startswith("process:") else launcher(),
+        options=dict(spec.options),
+    )
+    return _with_context(bare, record.body, place, address)
+
+
+def _with_context(bare: Attempt, body: Body, place: Layout, address: str) -> Attempt:
+    more: dict[str, object] = {
+        "run": body["run"],
+        "number": body["attempt"]["number"],
+        "code": place.code if body["code"] or place.shared else "",
+        "inputs": {role: place.input(role) for role in body["inputs"]},
+        "outputs": {name: place.output(name) for name in body["outputs"]},
+        "checkpoints": str(place.checkpoints),
+    }
+    if place.shared:
+        more["outbox"] = str(place.base / "outbox")
+    else:
+        more |= {"address": address, "stage": _stage(body, place), "after": _after(body, place)}
+    return replace(bare, context=document(bare, **more))
+
+
+def _stage(body: Body, place: Layout) -> list[list[str]]:
+    """Commands that bring code and inputs onto the node, with the attempt's own token."""
+    wanted = {place.code: body["code"]} if body["code"] else {}
+    wanted |= {place.input(role): ref for role, ref in body["inputs"].items()}
+    made = [["mkdir", "-p", place.output(name)] for name in body["outputs"]]
+    return [*made, *(["python", "-m", "falaj", "catalog", "checkout", str(ref), path] for path, ref in wanted.items())]
+
+
+def _after(body: Body, place: Layout) -> list[list[str]]:
+    """Commands that publish what it made."""
+    used = [word for role, ref in sources_of(body).items() for word in ("--inputs", f"{role}={ref}")]
+    return [
+        ["python", "-m", "falaj", "catalog", "publish", str(Ref.parse(ref).bare), place.output(name), *used]
+        for name, ref in body["outputs"].items()
+    ]
+
+
+def sources_of(body: Body) -> dict[str, str]:
+    """What its outputs are made from: inputs and code, pinned, and the run."""
+    code = {"code": body["code"]} if body["code"] else {}
+    return {**body["inputs"], **code, "run": body["run"]}

@@ -1,0 +1,206 @@
+"""A crew: the thread that speaks to one cluster. A cluster that hangs holds its own crew and nobody else's.
+
+Everything goes by orders in and reports out; a crew decides nothing. An executor's error is a report, too.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import field
+from typing import Any
+
+from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
+from falaj.core.execute import OVER, UNKNOWN, Attempt, CanCarry, Executor, NodeFacts, Status
+from falaj.core.record import dataclass
+from falaj.fleet.records import Cluster
+
+log = logging.getLogger(__name__)
+BROKEN = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""What a faulty executor may raise beside our own errors."""
+NODES_S, CARRY_S = 5.0, 1.0
+DEADLINE_S = 60.0
+"""One call of an executor may take so long; then the crew is left to itself and another takes over."""
+_POLL_S = {"process": 0.1}
+_SLOW_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of an order, or what was seen."""
+
+    kind: str
+    """nodes, silent, launched, refused, seen, facts, published"""
+    cluster: str
+    attempt: str = ""
+    job: str = ""
+    text: str = ""
+    """A handle, a reason or a cursor."""
+    final: bool = False
+    """Refused for a reason that will not change."""
+    nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
+    status: Status | None = None
+    facts: tuple[Mapping[str, Any], ...] = ()
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An attempt whose end is waited for."""
+
+    job: str
+    attempt: str
+    handle: str
+    cursor: str = ""
+
+
+Order = Callable[[Executor], None]
+
+
+class Crew:
+    """One cluster's thread."""
+
+    def __init__(self, cluster: Cluster, opened: Callable[[], Executor], tell: Callable[[Report], None]) -> None:
+        self.cluster = cluster
+        self._opened = opened
+        self._tell = tell
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._watched: dict[str, Watched] = {}
+        self._executor: Executor | None = None
+        self._busy_since = 0.0
+        self._retired = False
+        self._due: dict[str, float] = {}
+        self._said: dict[str, str] = {}
+        self._poll_s = _POLL_S.get(cluster.address.partition(":")[0], _SLOW_POLL_S)
+        self._thread = threading.Thread(target=self._run, name=f"falaj-crew-{cluster.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def stuck(self) -> bool:
+        """True when a call takes too long, or the thread is gone."""
+        since = self._busy_since
+        return not self._thread.is_alive() or bool(since and time.monotonic() - since > DEADLINE_S)
+
+    def launch(self, job: str, attempt: Attempt, alive: Callable[[], bool]) -> None:
+        """Start an attempt, if we still lead when its turn comes."""
+
+        def order(executor: Executor) -> None:
+            if not alive():
+                return
+            try:
+                handle = executor.launch(attempt)
+            except FalajError as error:
+                final = isinstance(error, Invalid)
+                self._report("refused", attempt.id, job, str(error), final=final)
+            else:
+                self._report("launched", attempt.id, job, handle)
+
+        self._orders.put(order)
+
+    def stop(self, handle: str, grace_s: float) -> None:
+        """Ask an attempt to end."""
+        self._orders.put(lambda executor: executor.stop(handle, grace_s))
+
+    def checkpoint(self, handle: str) -> None:
+        """Ask an attempt to save."""
+        self._orders.put(lambda executor: executor.checkpoint(handle))
+
+    def forget(self, handle: str) -> None:
+        """Let the executor forget an attempt."""
+        self._orders.put(lambda executor: executor.forget(handle))
+
+    def watch(self, watched: Watched) -> None:
+        """Look after an attempt until it is over; again, the newest cursor counts."""
+        self._said.pop(watched.attempt, None)
+        self._watched = {**self._watched, watched.attempt: watched}
+        self._orders.put(lambda executor: None)  # it may be asleep until the next look at its nodes
+
+    def unwatch(self, attempt: str) -> None:
+        """It is settled."""
+        self._watched = {name: one for name, one in self._watched.items() if name != attempt}
+        self._said.pop(attempt, None)
+
+    def retire(self) -> None:
+        """End the thread after what it is doing."""
+        self._retired = True
+        self._orders.put(None)
+
+    def _run(self) -> None:
+        while not self._retired:
+            self._guarded(self._look, "look")
+            order = self._next()
+            if order is not None:
+                self._guarded(order, "order")
+        if self._executor is not None:
+            self._guarded(lambda executor: executor.close(), "close")
+
+    def _next(self) -> Order | None:
+        with suppress(queue.Empty):
+            return self._orders.get(timeout=self._pause())
+        return None
+
+    def _guarded(self, work: Order, what: str) -> None:
+        """Do it, timed; what goes wrong is a report, and the next call opens the executor anew."""
+        self._busy_since = time.monotonic()
+        try:
+            if self._executor is None:
+                self._executor = self._opened()
+            with suppress(NotFound):  # it is gone: what we wanted of it needs no more doing
+                work(self._executor)
+        except (FalajError, *BROKEN) as error:
+            reason = str(error) if isinstance(error, FalajError) else f"its executor is faulty: {error!r:.200}"
+            log.warning("cluster trouble", extra={"cluster": self.cluster.name, "during": what, "reason": reason})
+            if isinstance(error, Unavailable) or not isinstance(error, FalajError):
+                self._report("silent", text=reason)
+            self._due = {"nodes": time.monotonic() + NODES_S, "poll": time.monotonic() + NODES_S}
+        finally:
+            self._busy_since = 0.0
+
+    def _look(self, executor: Executor) -> None:
+        if self._is_due("nodes", NODES_S):
+            self._report("nodes", nodes={one.name: one for one in executor.capacity()})
+        watched = self._watched
+        if watched and self._is_due("carry", CARRY_S) and isinstance(executor, CanCarry):
+            for one in watched.values():
+                self._carry(executor, one)
+        if watched and self._is_due("poll", self._poll_s):
+            self._poll(executor, watched)
+
+    def _poll(self, executor: Executor, watched: Mapping[str, Watched]) -> None:
+        by_handle = {one.handle: one for one in watched.values()}
+        for status in executor.poll(list(by_handle)):
+            one = by_handle.get(status.handle)
+            # What an executor says of handles we never asked about is nobody's.
+            if one is None or (status.phase not in OVER and status.phase != UNKNOWN):
+                continue
+            if self._said.get(one.attempt) == status.phase and status.phase != UNKNOWN:
+                continue
+            if status.phase in OVER and isinstance(executor, CanCarry):
+                self._carry(executor, self._watched.get(one.attempt, one))
+            self._said[one.attempt] = status.phase
+            self._report("seen", one.attempt, one.job, status=status)
+
+    def _carry(self, executor: CanCarry, one: Watched) -> None:
+        facts, cursor = executor.outbox(one.handle, one.cursor)
+        if cursor != one.cursor and one.attempt in self._watched:
+            self._watched[one.attempt] = Watched(one.job, one.attempt, one.handle, cursor)
+            if facts:
+                self._report("facts", one.attempt, one.job, cursor, facts=tuple(facts))
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        names = ("nodes", "poll") if self._watched else ("nodes",)
+        return max(0.005, min(self._due.get(name, now) for name in names) - now)
+
+    def _report(self, kind: str, attempt: str = "", job: str = "", text: str = "", **more: Any) -> None:
+        if not self._retired or kind == "launched":
+            self._tell(Report(kind, self.cluster.name, attempt, job, text, **more))

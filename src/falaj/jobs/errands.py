@@ -1,0 +1,196 @@
+"""What people who run jobs do beside the platform: submit a program, wait for it, follow what it says."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.core.event import new_id
+from falaj.core.ref import Ref
+from falaj.jobs.records import JobView, LogPage
+from falaj.jobs.spec import is_spec, name_of, read_file, spec_of
+
+LOOK_S, FOLLOW_S = 0.25, 0.5
+DEFAULT_PROJECT = "default"
+
+
+@errand
+def submit(
+    here: Here,
+    what: Annotated[str, "a script, a command line in quotes, or a spec file (YAML, TOML, JSON)"],
+    name: Annotated[str, "what to call it; made from the program when left out"] = "",
+    project: Annotated[str, "whose job it is"] = "",
+    queue: Annotated[str | None, "the queue; the project's own when left out"] = None,
+    gpus: Annotated[float | None, "GPUs of each worker: 2, or 0.5 for a part of one"] = None,
+    gpu_model: Annotated[tuple[str, ...] | None, "any of these models"] = None,
+    gpu_memory: Annotated[str | None, "at least so much on each GPU: 40GiB"] = None,
+    cpus: Annotated[float | None, "cores of each worker"] = None,
+    memory: Annotated[str | None, "memory of each worker: 64GiB"] = None,
+    workers: Annotated[int | None, "how many, each on its own node or not"] = None,
+    min_workers: Annotated[int | None, "begin with so many if there is no room for all"] = None,
+    max_workers: Annotated[int | None, "grow to so many where there is room"] = None,
+    processes: Annotated[int | None, "processes of each worker; one for each GPU when left out"] = None,
+    framework: Annotated[str | None, "plain, torch, tensorflow, jax, mpi or horovod"] = None,
+    band: Annotated[str | None, "best-effort, low, normal, high or critical"] = None,
+    deadline: Annotated[str | None, "must be done by then: 6h from now, or seconds since the epoch"] = None,
+    limit: Annotated[str | None, "end it after so long: 2h"] = None,
+    retries: Annotated[int | None, "try again so often when it fails"] = None,
+    retry_on: Annotated[tuple[int, ...] | None, "only when it ends with one of these exit codes"] = None,
+    inputs: Annotated[dict[str, Ref] | None, "what it reads, by role: data=dataset:fraud/tx@v3"] = None,
+    outputs: Annotated[dict[str, Ref] | None, "what it writes, by name: model=model:fraud/scorer"] = None,
+    env: Annotated[dict[str, str] | None, "variables; never secrets"] = None,
+    secret: Annotated[dict[str, str] | None, "variables whose values are secrets: DB=secret:fraud/db"] = None,
+    image: Annotated[str | None, "the container image, where the cluster runs containers"] = None,
+    topology: Annotated[str | None, "keep workers together: node, island, rack; rack:required"] = None,
+    isolation: Annotated[str | None, "of a part of a GPU: none, soft or hard"] = None,
+    spot: Annotated[bool | None, "may run on nodes that can be taken away"] = None,
+    cluster: Annotated[str | None, "on this cluster only"] = None,
+    zone: Annotated[str | None, "in this zone only"] = None,
+    checkpoint: Annotated[str | None, "it saves and resumes: every=5m,save=10s,restart=30s"] = None,
+    steps: Annotated[int | None, "how many steps it has to do"] = None,
+    after: Annotated[tuple[Ref, ...] | None, "jobs that must succeed first"] = None,
+    wait: Annotated[bool, "wait until it is over, and show what it says"] = False,
+    dry_run: Annotated[bool, "check everything, and submit nothing"] = False,
+) -> JobView:
+    """Run a program on a cluster. Its folder is kept as a version of code, its inputs are pinned, its run is tracked.
+
+    A script of yours is packed with the folder it lies in. Inputs are found in FALAJ_INPUT_<ROLE>, outputs are written
+    to FALAJ_OUTPUT_<NAME> and published when the job succeeds. A spec file says the same as the flags; flags win.
+
+    Example:
+        falaj jobs submit train.py --gpus 2 --workers 4 --inputs data=dataset:fraud/tx@v3 --outputs model=model:fraud/m
+        falaj jobs submit "python train.py --lr 0.1" --limit 2h --retries 2 --wait
+    """
+    flags = {
+        "queue": queue, "gpus": gpus, "gpu_models": gpu_model, "gpu_memory": gpu_memory, "cpus": cpus,
+        "memory": memory, "workers": workers, "min_workers": min_workers, "max_workers": max_workers,
+        "processes": processes, "framework": framework, "band": band, "deadline": deadline, "limit": limit,
+        "retries": retries, "retry_on": retry_on, "env": env, "secrets": secret, "image": image,
+        "topology": topology, "isolation": isolation, "spot": spot, "cluster": cluster, "zone": zone,
+        "checkpoint": checkpoint, "steps": steps, "inputs": inputs, "outputs": outputs, "after": after,
+    }  # fmt: skip
+    words = _words(what, {key: value for key, value in flags.items() if value is not None})
+    job = _submit(here, words, name, project, dry=dry_run)
+    return _waited(here, job.ref, sys.stdout.write) if wait and not dry_run else job
+
+
+@errand
+def wait(
+    here: Here,
+    jobs: Annotated[tuple[Ref, ...], "which jobs"],
+    timeout_s: Annotated[float, "give up after so long; 0 is never"] = 0.0,
+) -> tuple[JobView, ...]:
+    """Wait until jobs are over. Where no server runs, they are run meanwhile.
+
+    Example:
+        falaj jobs wait job:fraud/train-1 --timeout-s 3600
+    """
+    until = time.monotonic() + timeout_s if timeout_s else float("inf")
+    with here.working():
+        while True:
+            found = tuple(cast(JobView, here.jobs.show(ref)) for ref in jobs)
+            if all(job.over for job in found) or time.monotonic() > until:
+                return found
+            time.sleep(LOOK_S)
+
+
+@errand
+def follow(
+    here: Here,
+    job: Annotated[Ref, "which job"],
+    slot: Annotated[int, "which of its slots"] = 0,
+) -> JobView:
+    """Show what a job says as it says it, through all its attempts, until it is over.
+
+    Example:
+        falaj jobs follow job:fraud/train-1
+    """
+    return _waited(here, job, sys.stdout.write, slot)
+
+
+def _words(what: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """A spec file with flags over it, or a command with flags."""
+    if is_spec(what):
+        words = read_file(what)
+        words.setdefault("folder", str(Path(what).parent))
+        return {**words, **flags}
+    return {**flags, "command": what}
+
+
+def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: bool) -> JobView:
+    name, project = name or str(words.pop("name", "")), project or str(words.pop("project", "") or DEFAULT_PROJECT)
+    words = {key: value for key, value in words.items() if key not in ("name", "project")}
+    folder = Path(words.pop("folder", "."))
+    if isinstance(words.get("deadline"), str):
+        words["deadline"] = _moment(words["deadline"])
+    refs = {key: _refs(words.get(key)) for key in ("inputs", "outputs")}
+    spec = spec_of(words)
+    ref = Ref("job", project, name or f"{name_of(spec)}-{new_id()[-8:]}")
+    command, program = _program(spec.command, folder)
+    code: Ref | None = Ref.parse(words["code"]) if words.get("code") else None
+    if program is not None and code is None and not dry:
+        packed = here.catalog.publish(Ref("code", project, name_of(spec)), str(program))
+        code = packed.ref
+    after = tuple(Ref.parse(one) for one in words.get("after") or ())
+    made = here.jobs.add(ref, replace(spec, command=command), code=code, after=after, dry=dry, **refs)
+    return cast(JobView, made)
+
+
+def _program(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], Path | None]:
+    """The command as it runs in its folder, and that folder, where it names a file of the caller's."""
+    for at, word in enumerate(command[:3]):
+        path = folder / word
+        if Path(word).suffix and path.is_file():
+            home = path.resolve().parent
+            words = (*command[:at], path.name, *command[at + 1 :])
+            if at == 0:
+                words = ("python", *words) if path.suffix == ".py" else ("sh", *words)
+            return words, home
+        if Path(word).suffix == ".py":
+            raise Invalid(f"there is no file {word!r:.200}", "name a script that exists, or give --code a version")
+    return command, None
+
+
+def _refs(given: Any) -> dict[str, Ref]:
+    return {str(role): Ref.parse(ref) for role, ref in dict(given or {}).items()}
+
+
+def _moment(text: str) -> float:
+    from falaj.fleet.amounts import seconds
+
+    value = float(text) if text.replace(".", "", 1).isdigit() else time.time() + seconds(text)
+    return value if value > 1e9 else time.time() + value
+
+
+def _waited(here: Here, ref: Ref, write: Callable[[str], object], slot: int = 0) -> JobView:
+    """Until it is over: every attempt's lines, and a word between them."""
+    attempt, cursor, state = 0, "", ""
+    with here.working():
+        while True:
+            job: JobView = here.jobs.show(ref)
+            page: LogPage = here.jobs.logs(ref, slot, attempt, cursor) if job.attempts else LogPage((), "", 0, True)
+            for line in page.lines:
+                write(f"{line}\n")
+            newest = job.attempts[-1].number if job.attempts else 0
+            attempt, cursor = attempt or page.attempt, page.next
+            if page.over and newest > attempt:
+                attempt, cursor = attempt + 1, ""
+                continue
+            if job.over and page.over:
+                return _judged(job)
+            if (job.state, job.note) != (state, job.note) and not page.lines:
+                state = job.state
+                here.progress.task(f"{job.ref}: {job.state} {job.note}")
+            if not page.lines:
+                time.sleep(FOLLOW_S)
+
+
+def _judged(job: JobView) -> JobView:
+    """A job that failed is an error of whoever waited for it."""
+    if job.state == "failed":
+        raise UserCodeFailed(f"{job.ref} failed: {job.note}", f"falaj jobs show {job.ref}", job.ref)
+    return job

@@ -1,0 +1,166 @@
+"""From records to what the scheduler knows: nodes, queues, jobs, and how long such jobs ran before."""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from falaj.core.execute import NodeFacts
+from falaj.fleet.budgets import read_spent
+from falaj.fleet.clusters import Clusters, open_to
+from falaj.fleet.queues import as_queues, read_rules, way_up
+from falaj.fleet.records import Cluster, QueueRule
+from falaj.fleet.use import added, live_jobs, tenants
+from falaj.jobs.life import spots_of
+from falaj.jobs.records import HELD, SUCCEEDED, Body, JobSpec
+from falaj.jobs.spec import shape_of
+from falaj.schedule.forecast import key as shape_key
+from falaj.schedule.model import NEVER, WHOLE, Ask, Job, Node, Past, Queue, Shape, Snapshot, Spot
+from falaj.store.codec import from_plain
+from falaj.store.ledger import Ledger, Reader
+from falaj.store.records import Record
+
+REMEMBERED = 500
+"""So many of a tenant's last jobs tell how long the next will run."""
+
+
+def snapshot(ledger: Ledger, clusters: Clusters, tx: Reader, now: float) -> Snapshot:
+    """Everything a decision rests on, from the ledger alone."""
+    known = clusters.known(tx)
+    records = list(live_jobs(ledger, tx))
+    jobs = [job_of(record, known) for record in records if record.body["state"] != HELD]
+    nodes = tuple(node_of(cluster, facts) for cluster, facts, _ in clusters.node_records(tx))
+    return Snapshot(int(now), nodes, queues_of(tx, [r.body for r in records], now), tuple(jobs), past_of(ledger, tx))
+
+
+def queues_of(tx: Reader, live: Iterable[Body], now: float) -> tuple[Queue, ...]:
+    """The tree with what is spent and held."""
+    rules = {rule.name: rule for rule in read_rules(tx)}
+    return as_queues(rules.values(), read_spent(tx), held_of(rules, live), now)
+
+
+def held_of(rules: Mapping[str, QueueRule], live: Iterable[Body]) -> dict[str, dict[str, int]]:
+    """What live jobs were charged, by queue, with all above it."""
+    held: dict[str, dict[str, int]] = {}
+    for body in live:
+        charge = body["use"]["charge"]
+        for rule in way_up(body["queue"], rules) if charge else ():
+            held[rule.name] = added(held.get(rule.name, {}), charge)
+    return held
+
+
+def node_of(cluster: Cluster, facts: NodeFacts, *, answers: bool = True) -> Node:
+    """A node with what others leave of it."""
+    labels = facts.labels
+    open_ = facts.ready and answers and cluster.state == "open" and facts.name not in cluster.drained
+    return Node(
+        name=f"{cluster.name}/{facts.name}",
+        cluster=cluster.name,
+        zone=cluster.zone,
+        amounts={name: max(0, value - facts.taken.get(name, 0)) for name, value in facts.amounts.items()},
+        devices=tuple(device for device in facts.devices if device.index not in facts.taken_devices),
+        labels=labels,
+        spot=labels.get("spot", "").lower() in ("1", "true", "yes"),
+        price=_whole(labels.get("price", "")),
+        hazard=_whole(labels.get("hazard", "")),
+        leaving=int(facts.leaving) if facts.leaving else NEVER,
+        open=open_,
+    )
+
+
+def job_of(record: Record, clusters: Mapping[str, Cluster]) -> Job:
+    """A job as the scheduler sees it."""
+    body, attempt = record.body, record.body["attempt"]
+    spec = spec_in(record)
+    stop = (attempt or {}).get("stop") or {}
+    band = attempt["band"] if attempt else body["band"]
+    return Job(
+        id=body["id"],
+        queue=body["queue"],
+        shape=shape_in(record, clusters, band),
+        submitted=int(body["submitted"]),
+        template=body["template"],
+        deadline=int(spec.deadline) if spec.deadline else NEVER,
+        limit_s=spec.limit_s,
+        steps=body["steps"] or spec.steps,
+        done=body["step"],
+        step_us=body["step_us"],
+        served=body["served"] // WHOLE,
+        ran_s=body["ran_s"],
+        evictions=body["evictions"],
+        not_before=int(body["not_before"]),
+        spots=spots_of(attempt["spots"]) if attempt else (),
+        started=int(attempt["started"] or attempt["admitted"]) if attempt else 0,
+        saved=body["saved"],
+        save_s=body["save_s"] or spec.save_s,
+        restart_s=spec.restart_s,
+        resumes=spec.resumes or bool(body["save_s"]),
+        stopping=int(stop.get("since", 0)),
+        stopped_for=stop.get("for", ""),
+    )
+
+
+def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shape:
+    """The shape of a job: its spec, where the law and its cluster's owners let it run."""
+    body, tenant = record.body, record.key.tenant
+    spec = spec_in(record)
+    names = sorted(name for name, one in clusters.items() if open_to(one, tenant) and spec.cluster in ("", name))
+    # Naming all of them would make a shape of its own for every change of the list; naming none means any.
+    allowed = () if len(names) == len(clusters) else tuple(names) or ("-",)
+    zones = tuple(body["zones"]) if body["zones"] is not None else None
+    return shape_of(spec, band, zones, allowed)
+
+
+def spec_in(record: Record) -> JobSpec:
+    """The spec a record holds."""
+    return _spec(json.dumps(record.body["spec"], sort_keys=True))
+
+
+@lru_cache(maxsize=10_000)
+def _spec(text: str) -> JobSpec:
+    found: JobSpec = from_plain(JobSpec, json.loads(text))
+    return found
+
+
+def use_of(shape: Shape, spots: Iterable[Spot], nodes: Mapping[str, Node]) -> dict[str, dict[str, int]]:
+    """What places hold, by node and quota name."""
+    held: dict[str, dict[str, int]] = {}
+    for spot in spots:
+        ask = shape.roles[spot.role].ask
+        held[spot.node] = added(held.get(spot.node, {}), dict(ask.amounts), _gpus(ask, spot, nodes.get(spot.node)))
+    return held
+
+
+def _gpus(ask: Ask, spot: Spot, node: Node | None) -> dict[str, int]:
+    if not spot.devices:
+        return {}
+    models = {device.index: device.model for device in node.devices} if node else {}
+    total: dict[str, int] = {"gpu": spot.milli * len(spot.devices)}
+    for index in spot.devices:
+        if index in models:
+            total = added(total, {f"gpu:{models[index]}": spot.milli})
+    return total
+
+
+def past_of(ledger: Ledger, tx: Reader) -> tuple[Past, ...]:
+    """Quantiles of how long jobs of one template and shape ran, from each tenant's last ones."""
+    times: dict[tuple[str, str], list[int]] = {}
+    steps: dict[tuple[str, str], int] = {}
+    for tenant in tenants(ledger):
+        for record in tx.find("job", tenant=tenant, terms={"state": SUCCEEDED}, newest=True, limit=REMEMBERED).records:
+            name = (record.body["template"], shape_key(shape_of(spec_in(record), record.body["band"])))
+            times.setdefault(name, []).append(record.body["ran_s"])
+            steps.setdefault(name, record.body["step_us"])
+    return tuple(
+        quantiles(template, key, times[template, key], steps[template, key]) for template, key in sorted(times)
+    )
+
+
+def quantiles(template: str, key: str, seconds: list[int], step_us: int = 0) -> Past:
+    """What the last runs say of the next."""
+    ranked = sorted(seconds)
+    last = len(ranked) - 1
+    return Past(template, key, len(ranked), ranked[last // 2], ranked[(9 * last + 9) // 10], step_us)
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,34 @@
+"""Hands: a few threads that carry files. What they were at when the process died, the next leader does."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+HANDS = 4
+
+
+class Hands:
+    """Does one thing after another, a few at a time."""
+
+    def __init__(self, count: int = HANDS) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._count = count
+        self._threads: list[threading.Thread] = []
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have it done; it reports for itself."""
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=self._run, name="falaj-hands", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.put(work)
+
+    def close(self) -> None:
+        """No more after what was asked for already."""
+        for _ in self._threads:
+            self._work.put(None)
+        self._threads = []
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()

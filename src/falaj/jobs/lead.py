@@ -1,0 +1,252 @@
+"""The lead: what the leading replica knows of jobs, nodes and queues, and the one way it writes.
+
+One replica leads at a time. Its token stands in a fence record that every write of the loop reads in its own
+transaction: who was replaced, and does not know it yet, writes nothing. An attempt is launched only after the write
+that admits it is durable, under an id that an executor starts once.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Unavailable
+from falaj.core.ports import Key
+from falaj.core.ref import Ref
+from falaj.fleet import budgets
+from falaj.fleet.clusters import Clusters
+from falaj.fleet.queues import as_queues, read_rules, way_up
+from falaj.fleet.records import Cluster, QueueRule
+from falaj.fleet.use import house_key, live_jobs
+from falaj.jobs import life
+from falaj.jobs.facts import held_of, job_of, node_of, past_of, quantiles, shape_in
+from falaj.jobs.records import HELD, OVER, SUCCEEDED, Body
+from falaj.schedule import budget
+from falaj.schedule.decide import Scheduler
+from falaj.schedule.forecast import key as shape_key
+from falaj.schedule.model import BEST_EFFORT, Node, Shape, Snapshot, Spot
+from falaj.store.ledger import Ledger, Reader
+from falaj.store.loop import Turn
+from falaj.store.records import Record
+from falaj.track.service import Track
+
+FENCE = house_key("fence", "jobs")
+KINDS = ("job", "cluster", "queue")
+_PATIENCE_S = 10.0
+_STATUS = {"succeeded": "finished", "failed": "failed", "cancelled": "killed"}
+
+
+class Fenced(Conflict):
+    """Another replica leads now."""
+
+
+class Lead:
+    """What the leader knows and may write. Everything here is made from the ledger, and thrown away with the lead."""
+
+    def __init__(self, ledger: Ledger, clusters: Clusters, track: Track) -> None:
+        self.ledger = ledger
+        self.track = track
+        self._clusters = clusters
+        self.token = 0
+        self.ctx: Context
+        self.jobs: dict[str, Record] = {}
+        self.ids: dict[Key, str] = {}
+        self.clusters: dict[str, Cluster] = {}
+        self.nodes: dict[str, Node] = {}
+        self.rules: dict[str, QueueRule] = {}
+        self.scheduler: Scheduler
+        self.dirty = True
+        self.busy: set[str] = set()
+        """Jobs that have an attempt."""
+        self.held: set[str] = set()
+        """Jobs that wait for others; looked at when one of any is over."""
+        self.look_at_held = True
+        self._cursor: dict[str, str] = {}
+        self._times: dict[tuple[str, str], list[int]] = {}
+
+    def begin(self, turn: Turn) -> None:
+        """Take the fence, then read everything anew."""
+        self.token = 0
+        self.ctx = turn.ctx
+        with self.ledger.write(turn.ctx) as tx:
+            old = tx.key(FENCE)
+            if old is not None and old.body["token"] > turn.token:
+                raise Fenced("another replica leads", "it will go on")
+            record = tx.put(FENCE, {"token": turn.token}, rev=old.rev if old else None)
+            mark = tx.emit("jobs.lead", record.ref, token=turn.token)
+        self._cursor = dict.fromkeys(KINDS, self._position(mark.id))
+        self._read(turn.ctx.now())
+        self.token = turn.token
+
+    def follow(self) -> bool:
+        """Take in what others wrote since; True when there was something."""
+        changed = False
+        for kind in KINDS:
+            while facts := self.ledger.tail(self._cursor[kind], kind=kind, limit=1000):
+                self._cursor[kind] = facts[-1].pos
+                subjects = {(fact.event.tenant, fact.event.subject) for fact in facts}
+                if kind != "job":
+                    self._read(self.ctx.now())
+                    changed = True
+                    continue
+                changed |= self._reread(subjects)
+        self.dirty |= changed
+        return changed
+
+    def write(
+        self, old: Record, body: Body, said: str, more: Callable[[Context], None] | None = None, **fields: str
+    ) -> Record:
+        """One change of one job, guarded by its revision and by our lead. Its run follows where it is over."""
+        mine = self.mine(old)
+        with self.ledger.write(mine) as tx:
+            self.guard(tx)
+            record = tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body))
+            tx.emit(said, record.ref, (), **fields)
+            if more is not None:
+                more(mine)
+            if body["state"] in OVER:
+                self.track.end(mine, Ref.parse(body["run"]), _STATUS[body["state"]])
+        self.take(record)
+        return record
+
+    def mine(self, record: Record) -> Context:
+        """Ourselves, at work in a job's tenant."""
+        return replace(self.ctx, tenant=record.key.tenant)
+
+    def guard(self, tx: Reader) -> None:
+        """Fenced unless we lead, as of this transaction."""
+        fence = tx.key(FENCE)
+        if fence is None or fence.body["token"] != self.token:
+            self.token = 0
+            raise Fenced("another replica leads", "it will go on")
+
+    def take(self, record: Record) -> None:
+        """This is how a job stands now."""
+        job_id, body = record.body["id"], record.body
+        known = self.jobs.get(job_id)
+        if known is not None and known.rev >= record.rev:
+            return
+        self.dirty = True
+        if body["state"] in OVER:
+            self._forget(record)
+            return
+        self.jobs[job_id], self.ids[record.key] = record, job_id
+        self._sort(record)
+        if body["state"] != HELD:
+            self.scheduler.change(job_of(record, self.clusters))
+
+    def again(self, job_id: str) -> None:
+        """Read a job once more, after somebody else wrote it."""
+        record = self.jobs.get(job_id)
+        if record is not None:
+            self._reread({(record.key.tenant, record.ref)}, force=True)
+
+    def charge(self) -> None:
+        """Tell the scheduler what budgets stand at."""
+        if any(rule.budgets for rule in self.rules.values()):
+            with self.ledger.read(self.ctx) as tx:
+                spent = budgets.read_spent(tx)
+            held = held_of(self.rules, (record.body for record in self.jobs.values()))
+            self.scheduler.queues(as_queues(self.rules.values(), spent, held, self.ctx.now()))
+
+    def cost(self, record: Record, spots: tuple[Spot, ...], band: int, seconds: int) -> dict[str, int]:
+        """What these places cost a job for so long; best effort is free."""
+        roles = self.shape(record, band).roles
+        return {} if band == BEST_EFFORT else dict(budget.charge(self.nodes, roles, spots, seconds))
+
+    def settle(self, record: Record, seconds: float) -> Callable[[Context], None]:
+        """What writes down the cost of an attempt that ended, in the transaction of that end."""
+        body, attempt = record.body, record.body["attempt"]
+        cost = self.cost(record, life.spots_of(attempt["spots"]), attempt["band"], round(seconds))
+        rules = {rule.name: rule.budgets for rule in way_up(body["queue"], self.rules) if rule.budgets}
+
+        def work(ctx: Context) -> None:
+            if rules and cost:
+                with self.ledger.write(ctx) as tx:
+                    budgets.settle(tx, rules, cost, ctx.now())
+
+        return work
+
+    def shape(self, record: Record, band: int) -> Shape:
+        """A job's shape, where it may run as the clusters stand."""
+        return shape_in(record, self.clusters, band)
+
+    def set_nodes(self, cluster: Cluster, nodes: Iterable[Node]) -> None:
+        """What a cluster has now."""
+        fresh = {node.name: node for node in nodes}
+        for name in [name for name, node in self.nodes.items() if node.cluster == cluster.name and name not in fresh]:
+            del self.nodes[name]
+            self.scheduler.lose(name)
+            self.dirty = True
+        for name, node in fresh.items():
+            if self.nodes.get(name) != node:
+                self.nodes[name] = node
+                self.scheduler.node(node)
+                self.dirty = True
+
+    def _read(self, now: float) -> None:
+        with self.ledger.read(self.ctx) as tx:
+            self.clusters = self._clusters.known(tx)
+            self.rules = {rule.name: rule for rule in read_rules(tx)}
+            found = [node_of(cluster, facts) for cluster, facts, _ in self._clusters.node_records(tx)]
+            self.jobs = {record.body["id"]: record for record in live_jobs(self.ledger, tx)}
+            past, spent = past_of(self.ledger, tx), budgets.read_spent(tx)
+        self.ids = {record.key: job_id for job_id, record in self.jobs.items()}
+        self.nodes = {node.name: node for node in found}
+        self.busy, self.held = set(), set()
+        for record in self.jobs.values():
+            self._sort(record)
+        held = held_of(self.rules, (record.body for record in self.jobs.values()))
+        waiting = [record for record in self.jobs.values() if record.body["state"] != HELD]
+        jobs = tuple(job_of(record, self.clusters) for record in waiting)
+        queues = as_queues(self.rules.values(), spent, held, now)
+        self.scheduler = Scheduler(Snapshot(int(now), tuple(found), queues, jobs, past))
+        self.dirty = True
+
+    def _sort(self, record: Record) -> None:
+        job_id = record.body["id"]
+        (self.busy.add if record.body["attempt"] else self.busy.discard)(job_id)
+        (self.held.add if record.body["state"] == HELD else self.held.discard)(job_id)
+        self.look_at_held |= record.body["state"] == HELD
+
+    def _reread(self, subjects: "set[tuple[str, Ref]]", *, force: bool = False) -> bool:
+        changed = False
+        with self.ledger.read(self.ctx) as tx:
+            for tenant, ref in sorted(subjects, key=str):
+                key = Key(tenant, "job", ref.project, ref.name)
+                known = self.jobs.get(self.ids.get(key, ""))
+                if known is not None and ref.version == f"r{known.rev}" and not force:
+                    continue
+                record = tx.key(key)
+                if record is not None and (known is None or known.rev < record.rev):
+                    changed = changed or known is not None or record.body["state"] not in OVER
+                    self.take(record)
+        return changed
+
+    def _forget(self, record: Record) -> None:
+        body = record.body
+        self.busy.discard(body["id"])
+        self.held.discard(body["id"])
+        self.look_at_held = True
+        if self.jobs.pop(body["id"], None) is not None:
+            self.ids.pop(record.key, None)
+            self.scheduler.end(body["id"])
+        if body["state"] == SUCCEEDED:
+            name = (body["template"], shape_key(self.shape(record, body["band"])))
+            times = self._times.setdefault(name, [])
+            times.append(body["ran_s"])
+            del times[:-50]
+            self.scheduler.learn(quantiles(*name, times, body["step_us"]))
+
+    def _position(self, event: str) -> str:
+        """Where our own mark stands in the log. What stands before it is committed once it can be read, so that what
+        we read of records afterwards misses nothing."""
+        until = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < until:
+            found = [fact.pos for fact in self.ledger.tail(kind="fence", id=event, limit=1)]
+            if found:
+                return found[0]
+            time.sleep(0.005)
+        raise Unavailable(
+            "the log does not come to rest", "a transaction of somebody else is open; it will be tried again"
+        )

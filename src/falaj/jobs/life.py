@@ -1,0 +1,194 @@
+"""The life of a job as changes of its record's body: pure functions, so that every path through it can be tried.
+
+waiting -> starting -> running -> (stopping) -> succeeded | failed | cancelled, and back to waiting from anywhere but
+the end. `held` is waiting for something that is not capacity: another job.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from falaj.core.execute import LOST, TRY_AGAIN, YIELDED, Status
+from falaj.core.execute import SUCCEEDED as ENDED_WELL
+from falaj.jobs.records import (
+    CANCELLED,
+    FAILED,
+    HELD,
+    OVER,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    SUCCEEDED,
+    WAITING,
+    Body,
+)
+from falaj.schedule.model import Spot
+
+KEPT_ATTEMPTS = 20
+MOST_LOSSES = 50
+"""A job that is lost so often in a row without getting further is not unlucky."""
+LONGEST_BACKOFF_S = 300
+CANCEL, EVICT, RESIZE, LIMIT, ORPHAN = "cancelled", "evicted", "resized", "time limit", "superseded"
+_ENDS = {CANCEL: CANCELLED, LIMIT: FAILED}
+
+
+def terms_of(body: Body) -> dict[str, str]:
+    """What lists can ask for."""
+    live = {} if body["state"] in OVER else {"live": "1"}
+    return {"state": body["state"], "queue": body["queue"], "id": body["id"], "by": body["who"]["id"], **live}
+
+
+def admitted(body: Body, spots: Sequence[Spot], attempt: str, band: int, now: float) -> Body:
+    """It has places: an attempt begins. Who writes this down has the right to launch it, once."""
+    number = body["number"] + 1
+    place = {
+        "id": f"{attempt}-{number}", "number": number, "cluster": spots[0].node.partition("/")[0], "handle": "",
+        "spots": [[spot.node, spot.role, list(spot.devices), spot.milli] for spot in spots], "band": band,
+        "admitted": now, "started": 0.0, "stop": None, "cursor": "",
+    }  # fmt: skip
+    return {**body, "state": STARTING, "number": number, "attempt": place, "note": "", "saved": 0}
+
+
+def launched(body: Body, handle: str, now: float) -> Body:
+    """Its cluster has it."""
+    attempt = {**body["attempt"], "handle": handle, "started": body["attempt"]["started"] or now}
+    state = STOPPING if attempt["stop"] else RUNNING
+    return {**body, "state": state, "attempt": attempt, "refusals": 0}
+
+
+def stopping(
+    body: Body, why: str, now: float, *, grace_s: int, wanted_by: str = "", spots: Sequence[Spot] = ()
+) -> Body:
+    """It is asked to end; a cancellation outdoes every other reason."""
+    old = body["attempt"]["stop"]
+    if old is not None and (old["why"] == CANCEL or why != CANCEL):
+        return body
+    stop = {
+        "why": why, "since": now, "grace_s": grace_s, "for": wanted_by,
+        "spots": [[spot.node, spot.role, list(spot.devices), spot.milli] for spot in spots],
+    }  # fmt: skip
+    return {**body, "state": STOPPING, "attempt": {**body["attempt"], "stop": stop}}
+
+
+def refused(body: Body, reason: str, now: float) -> Body:
+    """Its cluster did not take it: back in line, alone, and later each time."""
+    refusals = body["refusals"] + 1
+    wait = min(LONGEST_BACKOFF_S, 2**refusals)
+    body = _ended(body, "refused", reason, 0, now)
+    if body["attempt_stop"] in _ENDS:
+        return _finish(body, _ENDS[body["attempt_stop"]], body["attempt_stop"], now)
+    return _waiting(body, f"refused: {reason}", now + wait) | {"refusals": refusals}
+
+
+def ended(body: Body, status: Status, now: float) -> Body:
+    """The attempt is over; the job may be, or is queued again."""
+    code = next((one.code for one in status.exits if one.code), 0)
+    why = next((one.reason for one in status.exits if one.code and one.reason), "") or status.reason
+    stop = (body["attempt"]["stop"] or {}).get("why", "")
+    if status.phase == ENDED_WELL and stop not in _ENDS:
+        return _finish(_ended(body, "succeeded", "", 0, now), SUCCEEDED, "", now)
+    outcome = stop or ("lost" if status.phase == LOST else "failed")
+    body = _ended(body, outcome, why, code, now)
+    if stop in _ENDS:
+        return _finish(body, _ENDS[stop], stop, now)
+    if stop:
+        return _waiting(body, f"{stop}, and queued again", 0) | {"evictions": body["evictions"] + (stop == EVICT)}
+    if code == YIELDED:
+        return _waiting(body, "it gave its place up, and is queued again", 0)
+    if LIMIT in why:
+        return _finish(body, FAILED, why, now)
+    if status.phase == LOST or code == TRY_AGAIN:
+        return _lost(body, why or f"exit code {code}", now)
+    return _failed(body, code, why, now)
+
+
+def cancelled(body: Body, why: str, now: float) -> Body:
+    """It ends before it ever ran again."""
+    return _finish(body, CANCELLED, why, now)
+
+
+def failed(body: Body, why: str, now: float) -> Body:
+    """It cannot go on, whatever is tried."""
+    body = _ended(body, "failed", why, 0, now) if body["attempt"] else body
+    return _finish(body, FAILED, why, now)
+
+
+def again(body: Body) -> Body:
+    """A job that is over is asked for once more."""
+    return {
+        **body, "state": HELD if body["after"] else WAITING, "failures": 0, "losses": 0, "refusals": 0,
+        "not_before": 0, "note": "", "ended": 0.0,
+    }  # fmt: skip
+
+
+def absorbed(body: Body, facts: Iterable[Mapping[str, Any]]) -> Body:
+    """Progress and checkpoints that its processes told."""
+    body = dict(body)
+    for fact in facts:
+        kind, at = fact.get("kind"), _number(fact.get("at"))
+        step = int(_number(fact.get("step")))
+        if kind == "progress" and step >= body["step"]:
+            if body["step_at"] and step > body["step"]:
+                body["step_us"] = max(1, int((at - body["step_at"]) * 1e6 / (step - body["step"])))
+            body |= {"step": step, "step_at": at, "losses": 0}
+            body["steps"] = int(_number(fact.get("steps"))) or body["steps"]
+        elif kind == "checkpoint":
+            body["saved"] = max(int(at), body["saved"])
+            body["save_s"] = max(1, round(_number(fact.get("save_s")))) if fact.get("save_s") else body["save_s"]
+    return body
+
+
+def newest(facts: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """The last progress and the last checkpoint among facts."""
+    found = {str(fact.get("kind")): fact for fact in facts if fact.get("kind") in ("progress", "checkpoint")}
+    return tuple(found.values())
+
+
+def spots_of(rows: Iterable[Sequence[Any]]) -> tuple[Spot, ...]:
+    """Places as the scheduler has them."""
+    return tuple(Spot(node, role, tuple(devices), milli) for node, role, devices, milli in rows)
+
+
+def _ended(body: Body, outcome: str, why: str, code: int, now: float) -> Body:
+    attempt = body["attempt"]
+    ran = max(0.0, now - attempt["started"]) if attempt["started"] else 0.0
+    tried = {
+        "number": attempt["number"], "id": attempt["id"], "cluster": attempt["cluster"], "handle": attempt["handle"],
+        "nodes": sorted({row[0] for row in attempt["spots"]}), "code": code,
+        "width": sum(row[1] == 0 for row in attempt["spots"]), "started": attempt["started"], "ended": now,
+        "outcome": f"{outcome}: {why}"[:500] if why else outcome, "slots": len(attempt["spots"]),
+    }  # fmt: skip
+    use = {**body["use"], "nodes": {}, "charge": {}}
+    return {
+        **body, "attempt": None, "attempts": [*body["attempts"], tried][-KEPT_ATTEMPTS:], "use": use,
+        "ran_s": body["ran_s"] + round(ran), "served": body["served"] + round(ran * body["use"].get("size", 0)),
+        "attempt_stop": (attempt["stop"] or {}).get("why", ""), "step_at": 0.0,
+    }  # fmt: skip
+
+
+def _waiting(body: Body, note: str, not_before: float) -> Body:
+    return {**body, "state": WAITING, "note": note[:500], "not_before": round(not_before)}
+
+
+def _finish(body: Body, state: str, note: str, now: float) -> Body:
+    return {**body, "state": state, "note": note[:500], "ended": now}
+
+
+def _lost(body: Body, why: str, now: float) -> Body:
+    losses = body["losses"] + 1
+    if losses > MOST_LOSSES:
+        return _finish(body, FAILED, f"lost {losses} times without getting further: {why}", now)
+    wait = 0 if losses == 1 else min(LONGEST_BACKOFF_S, 2**losses)
+    return _waiting(body, f"lost, and queued again: {why}", now + wait) | {"losses": losses}
+
+
+def _failed(body: Body, code: int, why: str, now: float) -> Body:
+    failures, spec = body["failures"] + 1, body["spec"]
+    said = f"exit code {code}" + (f": {why}" if why else "")
+    body = {**body, "failures": failures}
+    if failures > spec["retries"] or (spec["retry_on"] and code not in spec["retry_on"]):
+        return _finish(body, FAILED, said, now)
+    return _waiting(body, f"failed ({said}), and tried again", now + min(LONGEST_BACKOFF_S, 2 ** (failures - 1)))
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and value == value and abs(value) < 1e18 else 0.0

@@ -1,0 +1,401 @@
+"""The loop of jobs: facts in from the ledger and the crews, decisions out as guarded writes, then as orders."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from falaj.core.errors import Conflict, FalajError, Unavailable
+from falaj.core.execute import LOST, UNKNOWN, NodeFacts, Status
+from falaj.core.execute import OVER as ENDED
+from falaj.core.execute import SUCCEEDED as ENDED_WELL
+from falaj.fleet.clusters import Clusters
+from falaj.fleet.records import Cluster
+from falaj.jobs import life
+from falaj.jobs.attempts import attempt_name
+from falaj.jobs.crew import Crew, Report, Watched
+from falaj.jobs.facts import job_of, node_of, spec_in, use_of
+from falaj.jobs.hands import Hands
+from falaj.jobs.lead import Lead
+from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
+from falaj.jobs.service import Jobs
+from falaj.schedule.model import Evict, Plan, Resize, Start
+from falaj.store.ledger import Ledger
+from falaj.store.loop import LEASE_S, Turn
+from falaj.store.records import Record
+from falaj.track.service import Track
+
+log = logging.getLogger(__name__)
+EVERY_S = 0.5
+MOST_STARTS = 200
+LOOK_AGAIN_S = 5.0
+"""With jobs waiting, a cycle is due so often even when nothing changed: time itself is a fact."""
+UNKNOWN_TIMES = 3
+"""An attempt that its executor does not know so many times in a row is lost."""
+LATE_S = 30
+"""A job that outlives its time limit and its grace by so much is ended from here."""
+
+
+class JobsLoop:
+    """Leads jobs from asked to over."""
+
+    name = "jobs"
+    eager = True
+    every_s = EVERY_S
+
+    def __init__(self, ledger: Ledger, clusters: Clusters, track: Track, desk: Jobs) -> None:
+        self._ledger = ledger
+        self._clusters = clusters
+        self._desk = desk
+        self._staging = desk.staging
+        self._lead = Lead(ledger, clusters, track)
+        self._inbox: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._crews: dict[str, Crew] = {}
+        self._hands = Hands()
+        self._turn: Turn
+        self._leads_until = 0.0
+        self._next_cycle = 0.0
+        self._strange: dict[str, int] = {}
+        self._ordered: set[tuple[str, str]] = set()
+        """(attempt, what) that was ordered in this lead."""
+        self._unsaved: dict[str, tuple[Mapping[str, Any], ...]] = {}
+        """What attempts said of their progress since it was last written down."""
+        self._told: dict[str, Mapping[str, NodeFacts]] = {}
+        self.hear: list[Callable[[Record, tuple[Mapping[str, Any], ...]], None]] = []
+        """Who else wants to know what attempts say (telemetry)."""
+
+    def step(self, turn: Turn) -> bool:
+        """Take facts in, decide, write, order. True when a cycle had more to start than one may."""
+        self._turn = turn
+        self._leads_until = time.monotonic() + LEASE_S / 2
+        lead = self._lead
+        lead.ctx = turn.ctx
+        if turn.token != lead.token:
+            self._drop_crews()
+            lead.begin(turn)
+        lead.follow()
+        self._man_crews()
+        self._read_reports()
+        self._tend()
+        now = turn.ctx.now()
+        if not (lead.dirty or now >= self._next_cycle):
+            return False
+        lead.dirty, self._next_cycle = False, now + LOOK_AGAIN_S
+        plan = lead.scheduler.cycle(int(now), MOST_STARTS)
+        self._apply(plan)
+        self._tend()
+        return len(plan.starts) >= MOST_STARTS
+
+    def close(self) -> None:
+        """Let the crews go; attempts run on."""
+        self._drop_crews()
+        self._hands.close()
+
+    # Decisions become writes.
+
+    def _apply(self, plan: Plan) -> None:
+        lead, now = self._lead, self._turn.ctx.now()
+        with self._ledger.group():
+            for start in plan.starts:
+                self._guarded(start.job, partial(self._admit, start=start, now=now))
+            for evict in plan.evictions:
+                self._guarded(evict.job, partial(self._evict, evict=evict, now=now))
+            for resize in plan.resizes:
+                self._guarded(resize.job, partial(self._resize, resize=resize, now=now))
+        if plan.starts:
+            lead.charge()
+
+    def _guarded(self, job: str, write: Callable[[Record], None]) -> None:
+        """Write one decision; where somebody else wrote first, it never happened."""
+        lead = self._lead
+        record = lead.jobs.get(job)
+        try:
+            if record is not None:
+                write(record)
+                return
+        except Conflict:
+            if not lead.token:
+                raise
+            log.info("decision discarded", extra={"job": job})
+        lead.scheduler.undo(job)
+        lead.again(job)
+
+    def _admit(self, record: Record, start: Start, now: float) -> None:
+        lead = self._lead
+        shape = lead.shape(record, start.band)
+        nodes = use_of(shape, start.spots, lead.nodes)
+        expected = spec_in(record).limit_s or lead.scheduler.run_s(job_of(record, lead.clusters))
+        charge = lead.cost(record, start.spots, start.band, expected)
+        size = sum(one.get("gpu", 0) for one in nodes.values()) or sum(one.get("cpu", 0) for one in nodes.values())
+        use = {"queue": record.body["queue"], "nodes": nodes, "charge": charge, "size": size}
+        name = attempt_name(record.key.name, record.body["id"])
+        body = {**life.admitted(record.body, start.spots, name, start.band, now), "use": use}
+        lead.write(record, body, "jobs.admit", attempt=body["attempt"]["id"], why=start.why)
+
+    def _evict(self, record: Record, evict: Evict, now: float) -> None:
+        grace = max(evict.grace_s, 1)
+        body = life.stopping(record.body, life.EVICT, now, grace_s=grace, wanted_by=evict.wanted_by)
+        self._lead.write(record, body, "jobs.evict", why=evict.why, lost=str(evict.lost))
+
+    def _resize(self, record: Record, resize: Resize, now: float) -> None:
+        grace = spec_in(record).grace_s
+        body = life.stopping(
+            record.body, life.RESIZE, now, grace_s=grace, wanted_by=resize.wanted_by, spots=resize.spots
+        )
+        self._lead.write(record, body, "jobs.resize", why=resize.why)
+
+    # Writes become orders.
+
+    def _tend(self) -> None:
+        """Give every live job what its state asks for, once in this lead; whoever led before may have died at it."""
+        lead, now = self._lead, self._turn.ctx.now()
+        if lead.look_at_held:
+            lead.look_at_held = False
+            for job in sorted(lead.held):
+                self._release(lead.jobs[job])
+        for job in sorted(lead.busy):
+            record = lead.jobs[job]
+            state, attempt = record.body["state"], record.body["attempt"]
+            if attempt["cluster"] not in self._crews:
+                continue
+            if not attempt["handle"]:
+                self._once(attempt["id"], "launch", partial(self._launch, record))
+                continue
+            self._once(attempt["id"], "watch", partial(self._watch, record))
+            if state == STOPPING:
+                self._stop(record, now)
+            elif state == RUNNING:
+                self._limit(record, now)
+
+    def _once(self, attempt: str, what: str, order: Callable[[], None]) -> None:
+        if (attempt, what) not in self._ordered:
+            self._ordered.add((attempt, what))
+            order()
+
+    def _launch(self, record: Record) -> None:
+        """Files first, on a thread of its own; then the crew."""
+        attempt, job = record.body["attempt"]["id"], record.body["id"]
+        crew = self._crews[record.body["attempt"]["cluster"]]
+        ctx = self._turn.ctx
+
+        def work() -> None:
+            try:
+                made = self._staging.prepare(ctx, record, crew.cluster)
+            except (FalajError, OSError) as error:
+                final = isinstance(error, FalajError) and not isinstance(error, (Unavailable, Conflict))
+                self._tell(Report("refused", crew.cluster.name, attempt, job, str(error), final=final))
+            else:
+                crew.launch(job, made, self._leading)
+
+        self._hands.do(work)
+
+    def _watch(self, record: Record) -> None:
+        attempt = record.body["attempt"]
+        watched = Watched(record.body["id"], attempt["id"], attempt["handle"], attempt["cursor"])
+        self._crews[attempt["cluster"]].watch(watched)
+
+    def _stop(self, record: Record, now: float) -> None:
+        """Save first, where it can; then end. A cancelled job saves nothing."""
+        attempt, stop = record.body["attempt"], record.body["attempt"]["stop"]
+        crew, spec = self._crews[attempt["cluster"]], spec_in(record)
+        saves = stop["why"] in (life.EVICT, life.RESIZE) and (spec.resumes or record.body["saved"])
+        if saves:
+            self._once(attempt["id"], "checkpoint", lambda: crew.checkpoint(attempt["handle"]))
+            if record.body["saved"] < stop["since"] and now < stop["since"] + stop["grace_s"]:
+                return
+        self._once(attempt["id"], f"stop {stop['why']}", lambda: crew.stop(attempt["handle"], stop["grace_s"]))
+
+    def _limit(self, record: Record, now: float) -> None:
+        """The launcher keeps the time limit; when it does not, we do."""
+        spec, attempt = spec_in(record), record.body["attempt"]
+        if spec.limit_s and now > attempt["started"] + spec.limit_s + spec.grace_s + LATE_S:
+            body = life.stopping(record.body, life.LIMIT, now, grace_s=1)
+            self._guarded(record.body["id"], lambda old: self._write_only(old, body, "jobs.limit"))
+
+    def _write_only(self, record: Record, body: Body, said: str) -> None:
+        self._lead.write(record, body, said)
+
+    def _release(self, record: Record) -> None:
+        """Let a job go on that waits for others, or end it when one of them did not succeed."""
+        states = self._desk.states(self._turn.ctx, record)
+        now = self._turn.ctx.now()
+        bad = [name for name, state in states.items() if state not in (SUCCEEDED, "") and state in OVER]
+        if bad:
+            body = life.cancelled(record.body, f"{bad[0]} did not succeed", now)
+        elif all(state == SUCCEEDED for state in states.values()):
+            body = {**record.body, "state": WAITING}
+        else:
+            return
+        self._guarded(record.body["id"], lambda old: self._write_only(old, body, "jobs.release"))
+
+    # Reports become writes.
+
+    def _read_reports(self) -> None:
+        with self._ledger.group():
+            for _ in range(self._inbox.qsize()):
+                report = self._inbox.get()
+                try:
+                    self._take(report)
+                except Conflict:
+                    if not self._lead.token:
+                        raise
+                    # Somebody wrote first: read it again, and look at the report once more.
+                    self._lead.again(report.job)
+                    self._inbox.put(report)
+
+    def _take(self, report: Report) -> None:
+        if report.kind in ("nodes", "silent"):
+            self._take_nodes(report)
+            return
+        record = self._lead.jobs.get(report.job)
+        attempt = record.body["attempt"] if record is not None else None
+        if record is None or attempt is None or attempt["id"] != report.attempt:
+            self._stray(report)
+            return
+        now = self._turn.ctx.now()
+        if report.kind == "launched":
+            self._lead.write(record, life.launched(record.body, report.text, now), "jobs.start", handle=report.text)
+        elif report.kind == "refused":
+            self._refused(record, report, now)
+        elif report.kind == "facts":
+            self._facts(record, report)
+        elif report.kind == "seen" and report.status is not None:
+            self._seen(record, report.status, now)
+        elif report.kind == "published":
+            body = {**record.body, "outputs": {**record.body["outputs"], **report.outputs}}
+            self._end(record, body, Status("", ENDED_WELL), now)
+
+    def _take_nodes(self, report: Report) -> None:
+        cluster = self._lead.clusters.get(report.cluster)
+        if cluster is None:
+            return
+        if report.kind == "silent":
+            mine = [node for node in self._lead.nodes.values() if node.cluster == cluster.name]
+            self._lead.set_nodes(cluster, [replace(node, open=False) for node in mine])
+            return
+        self._lead.set_nodes(cluster, [node_of(cluster, facts) for facts in report.nodes.values()])
+        if self._told.get(cluster.name) != report.nodes:
+            self._keep_nodes(report)
+            self._told[cluster.name] = report.nodes
+
+    def _keep_nodes(self, report: Report) -> None:
+        """Write down what changed, for other replicas and for questions."""
+        with self._ledger.project(self._turn.ctx) as tx:
+            self._lead.guard(tx)
+            self._clusters.write_nodes(tx, report.cluster, report.nodes)
+
+    def _refused(self, record: Record, report: Report, now: float) -> None:
+        fail = life.failed if report.final else life.refused
+        body = fail(record.body, report.text, now)
+        self._lead.write(record, body, "jobs.refuse", reason=report.text[:500])
+        if body["state"] not in OVER:
+            log.info("placement refused", extra={"job": report.job, "reason": report.text})
+
+    def _facts(self, record: Record, report: Report) -> None:
+        mine = self._lead.mine(record)
+        with self._ledger.write(mine) as tx:
+            self._lead.guard(tx)
+            taken = self._desk.take(mine, tx, record, report.facts)
+        self._lead.take(taken)
+        if taken is record:
+            self._unsaved[report.attempt] = life.newest((*self._unsaved.get(report.attempt, ()), *report.facts))
+        for listener in self.hear:
+            listener(record, report.facts)
+
+    def _seen(self, record: Record, status: Status, now: float) -> None:
+        attempt = record.body["attempt"]
+        if status.phase == UNKNOWN:
+            times = self._strange[attempt["id"]] = self._strange.get(attempt["id"], 0) + 1
+            if times < UNKNOWN_TIMES:
+                return
+            # It may run all the same: what is forgotten here is asked to end before it is tried elsewhere.
+            self._crews[attempt["cluster"]].stop(attempt["handle"], 0)
+            status = Status(status.handle, LOST, reason="its cluster does not know it any more")
+        if status.phase not in ENDED:
+            return
+        stop = attempt["stop"] or {}
+        if status.phase == ENDED_WELL and record.body["outputs"] and stop.get("why") not in (life.CANCEL, life.LIMIT):
+            self._once(attempt["id"], "publish", lambda: self._publish(record))
+            return
+        self._end(record, record.body, status, now)
+
+    def _publish(self, record: Record) -> None:
+        attempt, job = record.body["attempt"]["id"], record.body["id"]
+        cluster, ctx = self._crews[record.body["attempt"]["cluster"]].cluster, self._turn.ctx
+
+        def work() -> None:
+            try:
+                made = self._staging.publish(ctx, record, cluster)
+            except (FalajError, OSError) as error:
+                text = f"its outputs could not be published: {error}"
+                self._tell(Report("refused", cluster.name, attempt, job, text, final=True))
+            else:
+                self._tell(Report("published", cluster.name, attempt, job, outputs=made))
+
+        self._hands.do(work)
+
+    def _end(self, record: Record, body: Body, status: Status, now: float) -> None:
+        """An attempt is over: settle, and end the job or queue it again; a resized one goes on in its new places."""
+        attempt = record.body["attempt"]
+        seconds = max(0.0, (status.ended or now) - attempt["started"]) if attempt["started"] else 0.0
+        after = life.ended(life.absorbed(body, self._unsaved.pop(attempt["id"], ())), status, now)
+        settle = self._lead.settle(record, seconds)
+        self._lead.write(record, after, "jobs.end", settle, attempt=attempt["id"], state=after["state"])
+        crew = self._crews.get(attempt["cluster"])
+        if crew is not None:
+            crew.unwatch(attempt["id"])
+            self._hands.do(lambda: self._staging.clear(record, crew.cluster, attempt["id"]))
+        self._strange.pop(attempt["id"], None)
+        self._ordered = {one for one in self._ordered if one[0] != attempt["id"]}
+        self._lead.charge()
+        stop = attempt["stop"] or {}
+        if stop.get("why") == life.RESIZE and after["state"] == WAITING:
+            start = Start(after["id"], life.spots_of(stop["spots"]), attempt["band"], "resized")
+            self._guarded(after["id"], lambda old: self._admit(old, start, now))
+
+    def _stray(self, report: Report) -> None:
+        """Something runs that nobody waits for: it was cancelled, or tried elsewhere, while it was being launched."""
+        crew = self._crews.get(report.cluster)
+        if report.kind == "launched" and crew is not None:
+            crew.stop(report.text, 0)
+        elif crew is not None:
+            crew.unwatch(report.attempt)
+
+    # Crews.
+
+    def _man_crews(self) -> None:
+        """One crew a cluster; one that is stuck is left to itself, and its cluster takes nothing new meanwhile."""
+        known = self._lead.clusters
+        for name, crew in list(self._crews.items()):
+            if name not in known or crew.cluster.address != known[name].address or crew.stuck:
+                if crew.stuck:
+                    self._tell(Report("silent", name, text="it does not answer"))
+                crew.retire()
+                del self._crews[name]
+                attempts = [self._lead.jobs[job].body["attempt"] for job in self._lead.busy]
+                again = {attempt["id"] for attempt in attempts if attempt["cluster"] == name}
+                self._ordered = {one for one in self._ordered if one[0] not in again}
+        for name, cluster in known.items():
+            if name not in self._crews:
+                self._crews[name] = self._new_crew(cluster)
+
+    def _new_crew(self, cluster: Cluster) -> Crew:
+        ctx = self._turn.ctx
+        return Crew(cluster, lambda: self._clusters.executor(ctx, cluster), self._tell)
+
+    def _drop_crews(self) -> None:
+        for crew in self._crews.values():
+            crew.retire()
+        self._crews, self._ordered, self._strange, self._told = {}, set(), {}, {}
+        self._unsaved = {}
+        self._inbox = queue.SimpleQueue()
+
+    def _tell(self, report: Report) -> None:
+        self._inbox.put(report)
+        self._ledger.wake()
+
+    def _leading(self) -> bool:
+        return time.monotonic() < self._leads_until + LEASE_S / 2

@@ -1,0 +1,355 @@
+"""The desk of jobs: ask for one, look at it, read what it says, cancel it, ask why it waits."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Annotated, Any
+
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Denied, Invalid, NotFound
+from falaj.core.label import Label
+from falaj.core.ports import Key
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.fleet.amounts import band as band_of
+from falaj.fleet.clusters import Clusters
+from falaj.fleet.queues import queue_for, read_rules
+from falaj.fleet.use import house_of
+from falaj.jobs import life, views
+from falaj.jobs.admission import Asked, check_names, check_possible, new_body
+from falaj.jobs.facts import snapshot, spec_in
+from falaj.jobs.records import (
+    CANCELLED,
+    FAILED,
+    HELD,
+    OVER,
+    WAITING,
+    Body,
+    JobPage,
+    JobSpec,
+    JobView,
+    LogPage,
+    Told,
+    Why,
+)
+from falaj.jobs.spec import checked, params_of
+from falaj.jobs.staging import Staging
+from falaj.schedule.model import NEVER
+from falaj.store.codec import to_plain
+from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.records import Record
+from falaj.track.notebook import KEY
+from falaj.track.points import MOST_STEP
+from falaj.track.records import Metric
+from falaj.track.service import Track
+
+MOST_PAGE, MOST_LINES, MOST_FACTS = 1_000, 10_000, 5_000
+TOLD_S = 10.0
+"""A job's progress is written down at most so often."""
+
+
+class Jobs:
+    """Run programs on clusters: submit, follow, cancel, and ask why one waits."""
+
+    def __init__(self, ledger: Ledger, clusters: Clusters, track: Track, staging: Staging) -> None:
+        self._ledger = ledger
+        self._clusters = clusters
+        self._track = track
+        self.staging = staging
+
+    @verb(writes=("job", "outputs"), reads=("inputs", "code", "after"))
+    def add(
+        self,
+        ctx: Context,
+        job: Annotated[Ref, "what to call it, for example job:fraud/train-1"],
+        spec: Annotated[JobSpec, "what to run, and what it needs"],
+        inputs: Annotated[dict[str, Ref] | None, "what it reads, by role; pinned now"] = None,
+        outputs: Annotated[dict[str, Ref] | None, "what it writes, by name"] = None,
+        code: Annotated[Ref | None, "the version of its program"] = None,
+        after: Annotated[tuple[Ref, ...], "jobs that must succeed first"] = (),
+        dry: Annotated[bool, "check everything, and ask for nothing"] = False,
+    ) -> JobView:
+        """Ask for a job. `falaj jobs submit` packs the program and calls this.
+
+        Everything is pinned now: inputs, code, secrets. The job carries the labels of all it reads, and runs only in
+        zones where the law lets every one of them go.
+
+        Example:
+            falaj jobs add job:fraud/train-1 --spec '{"command": ["python", "train.py"]}'
+        """
+        asked = Asked(job, checked(spec), inputs or {}, outputs or {}, code, after)
+        check_names(asked)
+        with self._ledger.write(ctx) as tx:
+            if tx.get(job) is not None:
+                raise Conflict(f"{job} exists already", "choose another name, or leave it out", job)
+            rule = queue_for(read_rules(tx), ctx.tenant, job.project, spec.queue)
+            if band_of(spec.band) > rule.top_band:
+                raise Invalid(
+                    f"the queue {rule.name} has no band {spec.band}", "choose a lower one, or another queue", job
+                )
+            body = new_body(ctx, self._clusters, self.staging, asked, rule.name, tx)
+            record = _draft(ctx, job, body)
+            check_possible(self._clusters, tx, record, ctx.now())
+            if not dry:
+                self._start_run(ctx, tx, record, asked)
+                record = tx.put(job, body, terms=life.terms_of(body))
+                pins = (*asked.inputs.values(), *((code,) if code else ()))
+                tx.emit("jobs.add", record.ref, pins, queue=rule.name, run=body["run"])
+        return views.job(record)
+
+    @verb()
+    def list(
+        self,
+        ctx: Context,
+        project: Annotated[str, "of one project only"] = "",
+        state: Annotated[str, "waiting, held, starting, running, stopping, succeeded, failed or cancelled"] = "",
+        queue: Annotated[str, "of one queue only"] = "",
+        mine: Annotated[bool, "only those I asked for"] = False,
+        after: Annotated[str, "where the page before ended"] = "",
+        limit: Annotated[int, "how many at most"] = 100,
+    ) -> JobPage:
+        """List the jobs you may see, newest first.
+
+        Example:
+            falaj jobs list --state running --project fraud
+        """
+        if not 0 < limit <= MOST_PAGE:
+            raise Invalid(f"a page of {limit} jobs", f"ask for 1 to {MOST_PAGE} and follow `next`")
+        wanted = {"state": state, "queue": queue, "by": ctx.actor.id if mine else ""}
+        terms = {name: value for name, value in wanted.items() if value}
+        with self._ledger.read(ctx) as tx:
+            cells = ctx.cells("job")
+            page = tx.find("job", project=project, terms=terms, cells=cells, newest=True, after=after, limit=limit)
+        return JobPage(tuple(views.job(record) for record in page.records), page.next)
+
+    @verb(reads=("job",))
+    def show(self, ctx: Context, job: Annotated[Ref, "which job"]) -> JobView:
+        """Show a job: its state, progress, attempts, and what it made.
+
+        Example:
+            falaj jobs show job:fraud/train-1
+        """
+        with self._ledger.read(ctx) as tx:
+            return views.job(tx.need(job.bare))
+
+    @verb(reads=("job",), group="read", outside=True)
+    def logs(
+        self,
+        ctx: Context,
+        job: Annotated[Ref, "which job"],
+        slot: Annotated[int, "which of its slots"] = 0,
+        attempt: Annotated[int, "which attempt; the last when 0"] = 0,
+        after: Annotated[str, "where the page before ended"] = "",
+        limit: Annotated[int, "how many lines at most"] = 1000,
+    ) -> LogPage:
+        """Read what a job wrote, a page at a time; `falaj jobs follow` goes on as it grows.
+
+        Example:
+            falaj jobs logs job:fraud/train-1 --limit 100
+        """
+        if not 0 < limit <= MOST_LINES or slot < 0:
+            raise Invalid(f"{limit} lines of slot {slot}", f"1 to {MOST_LINES} lines")
+        with self._ledger.read(ctx) as tx:
+            body = tx.need(job.bare).body
+            known = self._clusters.known(tx)
+        tried = views.attempt_of(body, attempt)
+        if tried is None or tried["cluster"] not in known:
+            return LogPage((), after, attempt, body["state"] in OVER)
+        if not tried["handle"]:
+            return LogPage((), after, tried["number"], body["state"] in OVER)
+        chunk = self._clusters.spoken(ctx, known[tried["cluster"]]).logs(tried["handle"], slot, after, limit)
+        return LogPage(chunk.lines, chunk.cursor, tried["number"], chunk.over)
+
+    @verb(writes=("job",))
+    def cancel(
+        self, ctx: Context, job: Annotated[Ref, "which job"], reason: Annotated[str, "why, for the record"] = ""
+    ) -> JobView:
+        """Cancel a job. One that runs is asked to end, and ended by force after its grace.
+
+        Example:
+            falaj jobs cancel job:fraud/train-1
+        """
+        with self._ledger.write(ctx) as tx:
+            old = _need(tx, job)
+            body = old.body
+            if body["state"] in OVER:
+                raise Conflict(f"{job.bare} is over: {body['state']}", "there is nothing to cancel", job)
+            if body["attempt"] is None:
+                body = life.cancelled(body, reason or "cancelled", ctx.now())
+                self._track.end(ctx, Ref.parse(body["run"]), "killed")
+            else:
+                body = life.stopping(body, life.CANCEL, ctx.now(), grace_s=spec_in(old).grace_s)
+            return self._save(tx, old, body, "jobs.cancel", reason=reason[:500])
+
+    @verb(writes=("job",))
+    def retry(self, ctx: Context, job: Annotated[Ref, "which job"]) -> JobView:
+        """Run a job again that failed or was cancelled, with exactly what it was given; its checkpoints are kept.
+
+        Example:
+            falaj jobs retry job:fraud/train-1
+        """
+        with self._ledger.write(ctx) as tx:
+            old = _need(tx, job)
+            if old.body["state"] not in (FAILED, CANCELLED):
+                raise Conflict(
+                    f"{job.bare} is {old.body['state']}", "only what failed or was cancelled is retried", job
+                )
+            self._track.end(ctx, Ref.parse(old.body["run"]), "running")
+            return self._save(tx, old, life.again(old.body), "jobs.retry")
+
+    @verb(writes=("job",))
+    def change(
+        self,
+        ctx: Context,
+        job: Annotated[Ref, "a job that waits"],
+        workers: Annotated[int | None, "how many slots of its first role"] = None,
+        gpus: Annotated[float | None, "GPUs of each slot"] = None,
+        cpus: Annotated[float | None, "cores of each slot"] = None,
+        memory: Annotated[str | None, "memory of each slot"] = None,
+        band: Annotated[str | None, "best-effort, low, normal, high or critical"] = None,
+        queue: Annotated[str | None, "another queue that takes its project"] = None,
+    ) -> JobView:
+        """Change what a waiting job asks for, as `falaj jobs why` suggests.
+
+        Example:
+            falaj jobs change job:fraud/train-1 --workers 2
+        """
+        with self._ledger.write(ctx) as tx:
+            old = _need(tx, job)
+            if old.body["state"] not in (WAITING, HELD):
+                raise Conflict(f"{job.bare} is {old.body['state']}", "only a job that waits can be changed", job)
+            spec = _changed(spec_in(old), {"count": workers, "gpus": gpus, "cpus": cpus, "memory": memory}, band)
+            rule = queue_for(read_rules(tx), ctx.tenant, job.project, queue or old.body["queue"])
+            if band_of(spec.band) > rule.top_band:
+                raise Invalid(
+                    f"the queue {rule.name} has no band {spec.band}", "choose a lower one, or another queue", job
+                )
+            body: Body = {
+                **old.body, "spec": to_plain(spec), "band": band_of(spec.band), "queue": rule.name, "not_before": 0,
+                "use": {**old.body["use"], "queue": rule.name},
+            }  # fmt: skip
+            check_possible(self._clusters, tx, replace(old, body=body), ctx.now())
+            return self._save(tx, old, body, "jobs.change", queue=rule.name, band=spec.band)
+
+    @verb(reads=("job",))
+    def why(self, ctx: Context, job: Annotated[Ref, "which job"]) -> Why:
+        """Say why a job waits: one reason, when it will start, and the smallest change that would start it now.
+
+        Example:
+            falaj jobs why job:fraud/train-1
+        """
+        with self._ledger.read(house_of(ctx)) as tx:
+            record = tx.need(job.bare, ctx.tenant)
+            body = record.body
+            if body["state"] != WAITING:
+                return Why(record.ref.bare, body["state"], body["state"], views.standing(body))
+            facts = snapshot(self._ledger, self._clusters, tx, ctx.now())
+        if not facts.nodes:
+            text = "no cluster has told of its nodes yet"
+            return Why(record.ref.bare, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
+        reason = import_module("falaj.schedule.why").explain(facts, body["id"])
+        starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
+        commands = views.commands(record.ref.bare, reason.change)
+        return Why(
+            record.ref.bare, WAITING, reason.code, reason.text, reason.fix, commands, dict(reason.change), starts
+        )
+
+    @verb(group="write", once=True)
+    def tell(
+        self,
+        ctx: Context,
+        attempt: Annotated[str, "the attempt that reports"],
+        slot: Annotated[int, "which of its slots"] = 0,
+        facts: Annotated[tuple[dict[str, Any], ...], "what it has to say"] = (),
+    ) -> Told:
+        """Report progress, checkpoints and metrics of an attempt; for launchers, with the attempt's own token.
+
+        Example:
+            falaj jobs tell --attempt train-1-0f3c2b5a9d8e-1
+        """
+        if ctx.actor.kind != "workload" or len(facts) > MOST_FACTS:
+            raise Denied("only an attempt reports of itself", "the platform gives it a token of its own")
+        with self._ledger.write(ctx) as tx:
+            found = tx.find("job", terms={"id": ctx.actor.run}, limit=1).records
+            if not found or not found[0].body["attempt"] or found[0].body["attempt"]["id"] != attempt:
+                raise NotFound(f"the attempt {attempt[:60]!r} does not run", "it was stopped, or is another's")
+            record = found[0]
+            self.take(ctx, tx, record, facts)
+            tx.emit("jobs.tell", record.ref, slot=slot, facts=len(facts))
+        stop = record.body["attempt"]["stop"] is not None
+        return Told(len(facts), self.staging.token(ctx, record, ctx.actor.zone), stop)
+
+    # For the loop.
+
+    def take(self, ctx: Context, tx: Writer, record: Record, facts: tuple[Mapping[str, Any], ...]) -> Record:
+        """Write down what an attempt said: metrics to its run, the newest progress to its record, now and then."""
+        metrics = [metric for fact in facts if (metric := _metric(fact)) is not None]
+        if metrics:
+            self._track.log(ctx, Ref.parse(record.body["run"]), tuple(metrics[:MOST_FACTS]))
+        body = life.absorbed(record.body, facts)
+        saved = body["saved"] != record.body["saved"]
+        if body == record.body or not (saved or ctx.now() - record.at >= TOLD_S):
+            return record
+        record = tx.put(record.key, body, rev=record.rev, terms=life.terms_of(body))
+        tx.emit("jobs.progress", record.ref, step=body["step"], steps=body["steps"], saved=int(body["saved"]))
+        return record
+
+    def states(self, ctx: Context, record: Record) -> dict[str, str]:
+        """How the jobs stand that this one waits for; empty for one that is gone."""
+        with self._ledger.read(ctx) as tx:
+            found = {name: tx.get(Ref.parse(name), record.key.tenant) for name in record.body["after"]}
+        return {name: one.body["state"] if one else "" for name, one in found.items()}
+
+    def _start_run(self, ctx: Context, tx: Writer, record: Record, asked: Asked) -> None:
+        name = asked.spec.experiment or "jobs"
+        place = Ref("experiment", asked.job.project, name)
+        if tx.get(place) is None:
+            self._track.create(ctx, place, title=f"{asked.job.project}/{name}")
+        used = {**asked.inputs, **({"code": asked.code} if asked.code else {})}
+        self._track.start(
+            ctx, place, asked.job.name, {"job": str(asked.job)}, params_of(asked.spec), 0.0, record.body["id"], used
+        )
+
+    def _save(self, tx: Writer, old: Record, body: Body, said: str, **fields: str) -> JobView:
+        record = tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body))
+        tx.emit(said, record.ref, (), **fields)
+        return views.job(record)
+
+
+def _draft(ctx: Context, job: Ref, body: Body) -> Record:
+    """The record before it is written, so that what it asks for can be judged."""
+    key = Key(ctx.tenant, "job", job.project, job.name)
+    return Record(key, 1, body, ctx.label or Label(), ctx.zone, ctx.actor.id, False, ctx.now())
+
+
+def _need(tx: Reader, job: Ref) -> Record:
+    if job.kind != "job":
+        raise Invalid(f"{job} names no job", "for example job:fraud/train-1", job)
+    return tx.need(job.bare)
+
+
+def _changed(spec: JobSpec, role: Mapping[str, Any], band: str | None) -> JobSpec:
+    """The spec with a first role that asks for something else."""
+    first = replace(spec.roles[0], **{name: value for name, value in role.items() if value is not None})
+    low, high = spec.min_workers, spec.max_workers
+    fitted = replace(
+        spec,
+        roles=(first, *spec.roles[1:]),
+        band=band or spec.band,
+        min_workers=min(low, first.count) if low else 0,
+        max_workers=max(high, first.count) if high else 0,
+    )
+    return checked(fitted)
+
+
+def _metric(fact: Mapping[str, Any]) -> Metric | None:
+    """A measurement, if it is one; what a process writes may be anything."""
+    if fact.get("kind") != "metric":
+        return None
+    try:
+        key, value = str(fact["key"]), float(fact["value"])
+        made = Metric(key, value, float(fact.get("at") or 0.0), int(fact.get("step") or 0))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    good = 0 < len(key) <= KEY and key.isprintable() and abs(made.step) <= MOST_STEP
+    return made if good else None

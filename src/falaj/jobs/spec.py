@@ -1,0 +1,253 @@
+"""Specs: how a job is asked for, in flags or in a file, checked before anything is written."""
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from falaj.core.errors import Invalid
+from falaj.core.ref import Ref
+from falaj.fleet.amounts import amount, band, mebibytes, seconds
+from falaj.govern.secrets import contains_secret
+from falaj.jobs.records import JobSpec, RoleSpec
+from falaj.schedule.model import WHOLE, Ask, Role, Shape
+from falaj.store.codec import from_plain
+
+FRAMEWORKS = ("plain", "torch", "tensorflow", "jax", "mpi", "horovod")
+ISOLATION = ("none", "soft", "hard")
+MOST_SLOTS, MOST_ROLES, MOST_WORDS, MOST_RETRIES = 10_000, 16, 1_000, 1_000
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_ROLE = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_LEVEL = re.compile(r"[a-z][a-z0-9._/-]{0,62}")
+REFERENCES = ("inputs", "outputs", "after", "code")
+_RESERVED = "FALAJ_"
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """A spec file as plain values: YAML, TOML or JSON, by its ending."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".toml":
+            found: Any = tomllib.loads(text)
+        elif file.suffix == ".json":
+            found = json.loads(text)
+        else:
+            found = _yaml(text)
+    except OSError as error:
+        raise Invalid(f"{path} cannot be read: {error.strerror}", "check the path") from error
+    except ValueError as error:
+        raise Invalid(
+            f"{path} is not {file.suffix[1:].upper()}: {str(error)[:200]}", "see: falaj jobs submit --help"
+        ) from error
+    if not isinstance(found, dict):
+        raise Invalid(f"{path} holds no job", "names and values, for example command: python train.py")
+    return found
+
+
+def is_spec(path: str) -> bool:
+    """True when this names a spec file and not a program."""
+    return Path(path).suffix in (".yaml", ".yml", ".toml", ".json") and Path(path).is_file()
+
+
+def spec_of(words: Mapping[str, Any]) -> JobSpec:
+    """A spec from the words of flags or of a file; words of one role may stand beside the others."""
+    words = {name: value for name, value in words.items() if value is not None and name not in REFERENCES}
+    roles = words.pop("roles", None)
+    one = {name: words.pop(name) for name in _ROLE_WORDS if name in words}
+    if roles is not None and one:
+        raise Invalid(f"{next(iter(one))} stands beside roles", "say it in one of the roles")
+    made = (
+        [_role(role) for role in roles] if roles is not None else [_role({_ROLE_WORDS[k]: v for k, v in one.items()})]
+    )
+    command = words.pop("command", ())
+    plain = {**words, "roles": made, "command": shlex.split(command) if isinstance(command, str) else list(command)}
+    _checkpoint(plain)
+    for name in ("limit", "grace", "every", "save", "restart"):
+        if name in plain:
+            plain[f"{name}_s"] = seconds(plain.pop(name))
+    known = {field.name for field in fields(JobSpec)}
+    unknown = sorted(set(plain) - known)
+    if unknown:
+        raise Invalid(
+            f"a job has no {', '.join(unknown)[:200]}", f"it has: {', '.join(sorted(known | set(REFERENCES)))}"
+        )
+    for name in ("env", "secrets", "labels", "options"):
+        plain[name] = {str(key): str(value) for key, value in dict(plain.get(name) or {}).items()}
+    return checked(from_plain(JobSpec, plain))
+
+
+def checked(spec: JobSpec) -> JobSpec:
+    """The spec, if it can be one; one clear error if not."""
+    if not spec.command or len(spec.command) > MOST_WORDS or any("\0" in word for word in spec.command):
+        raise Invalid("there is no command", f"1 to {MOST_WORDS} words, for example python train.py")
+    if spec.framework not in FRAMEWORKS:
+        raise Invalid(f"{spec.framework[:40]!r} is no framework", f"one of {', '.join(FRAMEWORKS)}")
+    if spec.isolation not in ISOLATION:
+        raise Invalid(f"{spec.isolation[:40]!r} is no isolation", f"one of {', '.join(ISOLATION)}")
+    if not 0 < len(spec.roles) <= MOST_ROLES or len({role.name for role in spec.roles}) < len(spec.roles):
+        raise Invalid(f"{len(spec.roles)} roles", f"1 to {MOST_ROLES}, each with a name of its own")
+    band(spec.band)
+    for role in spec.roles:
+        _check_role(role, spec)
+    _check_numbers(spec)
+    _check_env(spec)
+    shape_of(spec, band(spec.band))
+    return spec
+
+
+def shape_of(spec: JobSpec, level: int, zones: tuple[str, ...] | None = None, clusters: tuple[str, ...] = ()) -> Shape:
+    """The spec as the scheduler sees it, where it may run said from outside."""
+    where, _, rule = spec.topology.partition(":")
+    if (where and not _LEVEL.fullmatch(where)) or rule not in ("", "required", "preferred"):
+        raise Invalid(f"{spec.topology[:60]!r} is no topology", "node, island, rack or cluster; rack:required")
+    roles = tuple(Role(role.name, ask_of(role, spec, zones, clusters), role.count) for role in spec.roles)
+    low = spec.min_workers or (roles[0].count if spec.max_workers else 0)
+    high = spec.max_workers or (roles[0].count if spec.min_workers else 0)
+    return Shape(roles, low, high, where, rule == "required", level)
+
+
+def ask_of(role: RoleSpec, spec: JobSpec, zones: tuple[str, ...] | None, clusters: tuple[str, ...]) -> Ask:
+    """What one slot of a role needs."""
+    milli = amount("gpu", role.gpus)
+    part = 0 < milli < WHOLE
+    if milli > WHOLE and milli % WHOLE:
+        raise Invalid(f"{role.gpus:g} GPUs for a slot", "whole devices, or a part of one")
+    if part and spec.isolation == "hard":
+        hint = "ask for a whole device, or for a MIG slice by its model: --gpus 1 --gpu-model MIG-1g.10gb"
+        raise Invalid("parts of a GPU are not kept apart by hardware", hint)
+    wanted = {"cpu": amount("cpu", role.cpus), "memory": mebibytes(role.memory or 0)}
+    wanted |= {name: amount(name, value) for name, value in role.more.items()}
+    return Ask(
+        amounts=tuple(sorted((name, value) for name, value in wanted.items() if value)),
+        gpus=0 if part else milli // WHOLE,
+        milli=milli if part else 0,
+        device_mib=mebibytes(role.gpu_memory) if role.gpu_memory else 0,
+        models=tuple(sorted(role.gpu_models)),
+        zones=zones,
+        clusters=clusters,
+        labels=tuple(sorted(spec.labels.items())),
+        spot=spec.spot,
+    )
+
+
+def processes_of(role: RoleSpec) -> int:
+    """How many processes a slot of this role starts."""
+    return role.processes or max(1, int(role.gpus))
+
+
+def params_of(spec: JobSpec) -> dict[str, str]:
+    """What the job's run says of itself as parameters."""
+    first = spec.roles[0]
+    said = {
+        "command": shlex.join(spec.command)[:2000], "workers": str(first.count), "gpus": f"{first.gpus:g}",
+        "cpus": f"{first.cpus:g}", "memory": first.memory, "framework": spec.framework, "band": spec.band,
+    }  # fmt: skip
+    return {name: value for name, value in said.items() if value}
+
+
+def name_of(spec: JobSpec) -> str:
+    """What to call a job that nobody named, by its program."""
+    words = [word for word in spec.command if not word.startswith("-")]
+    program = next(
+        (Path(word).stem for word in words if Path(word).suffix in (".py", ".sh")),
+        Path(words[0]).stem if words else "job",
+    )
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", program).strip("-._")[:40] or "job"
+
+
+_ROLE_WORDS = {
+    "workers": "count", "cpus": "cpus", "memory": "memory", "gpus": "gpus", "gpu_model": "gpu_models",
+    "gpu_models": "gpu_models", "gpu_memory": "gpu_memory", "processes": "processes", "more": "more",
+}  # fmt: skip
+
+
+def _role(words: Any) -> RoleSpec:
+    if not isinstance(words, Mapping):
+        raise Invalid("a role is written as names and values", "for example name: worker, count: 4, gpus: 2")
+    plain: dict[str, Any] = {_ROLE_WORDS.get(str(name), str(name)): value for name, value in words.items()}
+    models = plain.get("gpu_models", ())
+    plain["gpu_models"] = [models] if isinstance(models, str) and models else list(models or ())
+    for name in ("memory", "gpu_memory"):
+        if name in plain:
+            plain[name] = str(plain[name])
+    known = {field.name for field in fields(RoleSpec)}
+    unknown = sorted(set(plain) - known)
+    if unknown:
+        raise Invalid(f"a role has no {', '.join(unknown)[:200]}", f"it has: {', '.join(sorted(known))}")
+    made: RoleSpec = from_plain(RoleSpec, plain)
+    return made
+
+
+def _check_role(role: RoleSpec, spec: JobSpec) -> None:
+    if not _ROLE.fullmatch(role.name):
+        raise Invalid(f"{role.name[:60]!r} is no name of a role", "small letters, digits and dashes")
+    if not 0 < role.count <= MOST_SLOTS or not 0 <= role.processes <= 1024:
+        raise Invalid(
+            f"{role.count} slots of {role.processes} processes", f"1 to {MOST_SLOTS} slots, at most 1024 processes"
+        )
+    if role.gpu_models and not role.gpus:
+        raise Invalid(f"the role {role.name} names a GPU and asks for none", "say how many: --gpus 1")
+    if not role.cpus and not role.gpus:
+        raise Invalid(f"the role {role.name} needs no CPU and no GPU", "ask for a part of a CPU: --cpus 0.1")
+
+
+def _check_numbers(spec: JobSpec) -> None:
+    count = spec.roles[0].count
+    low, high = spec.min_workers or count, spec.max_workers or count
+    if not 0 < low <= count <= high <= MOST_SLOTS:
+        raise Invalid(
+            f"from {low} over {count} to {high} workers", "min-workers is at most workers, max-workers at least"
+        )
+    if not 0 <= spec.retries <= MOST_RETRIES or any(not 0 <= code <= 255 for code in spec.retry_on):
+        raise Invalid(f"{spec.retries} retries on {spec.retry_on}", f"at most {MOST_RETRIES}, exit codes from 0 to 255")
+    if (
+        min(spec.limit_s, spec.grace_s, spec.steps, spec.every_s, spec.save_s, spec.restart_s) < 0
+        or spec.grace_s > 86_400
+    ):
+        raise Invalid("a time or a number of steps is out of range", "from 0; a grace of a day at most")
+
+
+def _check_env(spec: JobSpec) -> None:
+    for name in (*spec.env, *spec.secrets):
+        if not _VARIABLE.fullmatch(name) or name.startswith(_RESERVED):
+            raise Invalid(f"{name[:60]!r} cannot be a variable of a job", f"letters, digits and _; not {_RESERVED}…")
+    for name, value in spec.env.items():
+        if contains_secret(f"{name}={value}") or "\0" in value:
+            hint = f"put it on the shelf and name it: --secret {name}=secret:project/name"
+            raise Invalid(f"{name} looks like a secret, and would be kept in the clear", hint)
+    if any(contains_secret(word) for word in spec.command):
+        raise Invalid("the command holds a secret", "give it as a variable: --secret NAME=secret:project/name")
+    for name, value in spec.secrets.items():
+        if not value.startswith("secret://") and Ref.parse(value).kind != "secret":
+            raise Invalid(f"{name} names no secret", f"--secret {name}=secret:project/name")
+
+
+def _checkpoint(plain: dict[str, Any]) -> None:
+    """`checkpoint: {every: 5m, save: 10s, restart: 30s}`, or the same as every=5m,save=10s."""
+    given = plain.pop("checkpoint", None)
+    if not given:
+        return
+    if isinstance(given, str):
+        given = dict(part.partition("=")[::2] for part in given.split(",") if part)
+    unknown = sorted(set(given) - {"every", "save", "restart"})
+    if unknown:
+        raise Invalid(f"a checkpoint has no {unknown[0]}", "every=5m,save=10s,restart=30s")
+    plain |= {f"{name}_s": seconds(value) for name, value in given.items()}
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise Invalid(
+            "YAML needs the package PyYAML", "pip install 'falaj[exchange]', or write TOML or JSON"
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

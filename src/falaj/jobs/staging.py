@@ -1,0 +1,109 @@
+"""Staging: files to where an attempt runs and back, by the attempt's own identity, through the same door as anybody."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from falaj.core.context import Actor, Context
+from falaj.core.errand import Here
+from falaj.core.errors import Invalid, NotFound
+from falaj.core.execute import Attempt
+from falaj.core.ref import Ref
+from falaj.fleet.records import Cluster
+from falaj.govern.tokens import WorkloadTokens
+from falaj.govern.zones import Zones
+from falaj.jobs.attempts import actor_of, attempt_of, layout_of, sources_of, workload_of
+from falaj.jobs.facts import spec_in
+from falaj.store.ledger import Ledger
+from falaj.store.records import Record
+
+TOKEN_S = 900.0
+
+
+class Staging:
+    """Makes attempts ready and carries away what they made. Used by many threads; keeps nothing."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        zones: Zones,
+        act: Callable[[Actor, str], Here],
+        resolve: Callable[[Context, str], bytes],
+        tokens: WorkloadTokens,
+        address: str = "",
+    ) -> None:
+        self._ledger = ledger
+        self._zones = zones
+        self.act = act
+        self._resolve = resolve
+        self._tokens = tokens
+        self._address = address
+
+    def prepare(self, ctx: Context, record: Record, cluster: Cluster) -> Attempt:
+        """Everything an attempt needs, in its place; the same again does no harm."""
+        body = record.body
+        actor = self.actor(ctx, record, cluster.zone)
+        place = layout_of(cluster, body["attempt"]["id"], body["id"])
+        if place.shared:
+            for folder in (place.checkpoints, place.base, Path(place.code)):
+                Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            here = self.act(actor, body["who"]["purpose"])
+            wanted = {place.input(role): ref for role, ref in body["inputs"].items()}
+            for path, ref in {**({place.code: body["code"]} if body["code"] else {}), **wanted}.items():
+                here.catalog.checkout(Ref.parse(ref), path)
+            for name in body["outputs"]:
+                Path(place.output(name)).mkdir(parents=True, exist_ok=True)
+        secrets = self._values(ctx, record, actor, cluster)
+        if not place.shared and self._address:
+            token = self._tokens.issue(workload_of(actor), ctx.now(), TOKEN_S)
+            secrets = {**secrets, "FALAJ_URL": self._address, "FALAJ_TOKEN": token}
+        return attempt_of(record, cluster, self._address, secrets)
+
+    def publish(self, ctx: Context, record: Record, cluster: Cluster) -> dict[str, str]:
+        """The outputs of an attempt that ended well, as versions; by name, pinned."""
+        body = record.body
+        place = layout_of(cluster, body["attempt"]["id"], body["id"])
+        if not place.shared or not body["outputs"]:
+            return dict(body["outputs"])
+        here = self.act(self.actor(ctx, record, cluster.zone), body["who"]["purpose"])
+        made: dict[str, str] = {}
+        for name, ref in body["outputs"].items():
+            folder = Path(place.output(name))
+            if not folder.is_dir() or not any(folder.iterdir()):
+                raise NotFound(f"it wrote no output {name}", f"write files to the folder FALAJ_OUTPUT_{name.upper()}")
+            used = {role: Ref.parse(text) for role, text in sources_of(body).items()}
+            done = here.catalog.publish(
+                Ref.parse(ref).bare, str(folder), inputs=used, message=f"made by {record.ref.bare}"
+            )
+            made[name] = str(done.ref)
+        return made
+
+    def clear(self, record: Record, cluster: Cluster, attempt: str) -> None:
+        """Take away copies of what is kept elsewhere; logs stay."""
+        place = layout_of(cluster, attempt, record.body["id"])
+        if place.shared:
+            for name in ("code", "inputs", "outputs"):
+                shutil.rmtree(place.base / name, ignore_errors=True)
+
+    def token(self, ctx: Context, record: Record, zone: str) -> str:
+        """The next token of an attempt that proved who it is."""
+        return self._tokens.issue(workload_of(self.actor(ctx, record, zone)), ctx.now(), TOKEN_S)
+
+    def actor(self, ctx: Context, record: Record, zone: str) -> Actor:
+        """Who an attempt is, in this zone."""
+        found = self._zones.view(record.key.tenant, ctx.now()).zones.get(zone)
+        if found is None:
+            raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
+        with self._ledger.read(ctx) as tx:
+            return actor_of(tx, record, zone, found.jurisdiction)
+
+    def _values(self, ctx: Context, record: Record, actor: Actor, cluster: Cluster) -> dict[str, str]:
+        """The secrets by variable, resolved at the last moment, in the cluster's zone; each is recorded."""
+        asked = replace(ctx, actor=actor, tenant=record.key.tenant, zone=cluster.zone)
+        try:
+            return {
+                name: self._resolve(asked, reference).decode() for name, reference in spec_in(record).secrets.items()
+            }
+        except UnicodeDecodeError:
+            raise Invalid("a secret of this job is not text", "variables hold texts") from None
