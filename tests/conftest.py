@@ -10,6 +10,7 @@ import pytest
 from tests.servers.oidc import OidcServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import Missing
+from tests.servers.ray import RayServer
 from tests.servers.registry import RegistryServer
 from tests.servers.seaweed import Bucket, SeaweedServer
 from tests.servers.slurm import SlurmServer
@@ -76,6 +77,12 @@ def oci_registry() -> Iterator[RegistryServer]:
 def slurm_server() -> Iterator[SlurmServer]:
     """The Slurm cluster shared by this process, with the nodes n1 and n2: `address`, `ask("squeue")`."""
     yield from _running(SlurmServer)
+
+
+@pytest.fixture(scope="session")
+def ray_server() -> Iterator[RayServer]:
+    """The Ray cluster shared by this process, three nodes: `address`, `token`, `tell("kill", "127.0.0.3")`."""
+    yield from _running(RayServer)
 
 
 def _running(server: Callable[[], AbstractContextManager[Running]]) -> Iterator[Running]:

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from falaj.backends.process import ProcessExecutor
+from falaj.backends.ray import RayExecutor
 from falaj.backends.slurm import SlurmExecutor
 from falaj.core.execute import OVER, Attempt, Executor, Slot, Status
 from falaj.worker.bundle import launcher
 from falaj.worker.context import document
 from tests.servers.process import wait_until
+from tests.servers.ray import RayServer
 from tests.servers.slurm import SlurmServer
 
 _NUMBER = itertools.count(1)
@@ -128,4 +130,31 @@ def _slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
     yield Lab(reopen(), ("n1", "n2"), folder, lose, reopen, patience_s=60)
 
 
-EXECUTORS: dict[str, Entry] = {"process": Entry(_process), "slurm": Entry(_slurm)}
+@contextlib.contextmanager
+def _ray(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+    server: RayServer = request.getfixturevalue("ray_server")
+    token = tmp_path / "token"
+    token.write_text(server.token)
+
+    def bring_back() -> None:
+        server.tell("add", "127.0.0.3")
+        wait_until(server.ready, server.ready_s)
+
+    def lose(handle: str) -> None:
+        del handle
+        request.addfinalizer(bring_back)
+        server.tell("kill", "127.0.0.3")
+
+    def reopen() -> RayExecutor:
+        return RayExecutor(server.address, {"token": f"file:{token}"})
+
+    lab = Lab(reopen(), ("127.0.0.3", "127.0.0.4"), lose=lose, reopen=reopen, patience_s=60)
+    yield lab
+    lab.executor.close()
+
+
+EXECUTORS: dict[str, Entry] = {
+    "process": Entry(_process),
+    "slurm": Entry(_slurm),
+    "ray": Entry(_ray, marks=(pytest.mark.slow,)),
+}
