@@ -15,7 +15,7 @@ import pytest
 
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Invalid, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt, Executor
+from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt, CanScale, Executor
 from tests.conformance.executors import EXECUTORS, Lab
 from tests.servers.process import wait_until
 
@@ -115,6 +115,55 @@ def test_limits_are_written_where_a_cgroup_is_ours(opened: Callable[[str], Lab],
     written = {path.name: path.read_text() for path in group.iterdir()}
     assert written.pop("cgroup.procs").isdigit()
     assert written == {"cpu.max": "50000 100000", "memory.max": str(64 << 20), "memory.swap.max": "0"}
+
+
+def test_a_pool_grows_and_shrinks_and_forgets_nobody(opened: Callable[[str], Lab]) -> None:
+    lab = opened("?nodes=1&most=3&cpus=1000&memory=512&gpus=1&model=T4")
+    pool = lab.executor
+    assert isinstance(pool, ProcessExecutor)
+    assert isinstance(pool, CanScale)
+    assert [(kind.name, kind.labels["most"], len(kind.devices)) for kind in pool.templates()] == [("node", "3", 1)]
+    pool.scale("node", 3)
+    lab.nodes = tuple(node.name for node in opened("?nodes=1&most=3&cpus=1000").executor.capacity())
+    assert lab.nodes == ("node-1", "node-2", "node-3")
+    handle = pool.launch(lab.attempt("sh", "-c", f"echo up; {FOREVER}", slots=2))
+    lab.says(handle, "up", 1)
+    pool.scale("node", 0)
+    assert [node.name for node in pool.capacity()] == ["node-1", "node-2"]
+    pool.retire(["node-1"])
+    assert [node.name for node in pool.capacity()] == ["node-2"]
+    assert lab.until(handle).phase == LOST
+    for template, count in (("node", 4), ("other", 1), ("node", -1)):
+        with pytest.raises(Invalid):
+            pool.scale(template, count)
+    assert opened("?nodes=2").executor.templates() == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ['{"code": "x"}', "[" * 100_000, '{"code": 0}', "null"])
+def test_a_job_that_spoils_its_own_folder_spoils_nothing_else(lab: Lab, text: str) -> None:
+    attempt = lab.attempt("sh", "-c", f"echo up; {FOREVER}")
+    lab.says(lab.executor.launch(attempt), "up")
+    for name in ("slot-0.exit", "stop", "outbox/rank-0.jsonl"):
+        (Path(attempt.folder) / name).write_text(text)
+    other = lab.executor.launch(lab.attempt("true"))
+    assert lab.until(other).phase == SUCCEEDED
+    assert len(lab.executor.poll([attempt.id, other])) == 2
+    lab.executor.stop(attempt.id, 0.1)
+    lab.executor.logs(attempt.id, 0)
+    assert lab.executor.outbox(attempt.id)[0]  # type: ignore[attr-defined]
+    (Path(attempt.folder) / "slot-0.exit").unlink(missing_ok=True)
+    (Path(attempt.folder) / "stop").write_text(text)
+    lab.until(attempt.id)
+    (Path(attempt.folder) / "context.json").write_text('{"slots": 7, "outbox": 8}')
+    assert lab.status(attempt.id).phase == LOST
+    assert lab.executor.outbox(attempt.id)[0] == []  # type: ignore[attr-defined]
+
+
+def test_forgetting_leaves_what_is_not_ours(lab: Lab) -> None:
+    attempt = lab.attempt("sh", "-c", "echo result > model.txt")
+    lab.until(lab.executor.launch(attempt))
+    lab.executor.forget(attempt.id)
+    assert sorted(path.name for path in Path(attempt.folder).iterdir()) == ["model.txt", "outbox"]
 
 
 def test_what_a_killed_launcher_left_is_ended(lab: Lab) -> None:

@@ -3,6 +3,7 @@
     process:                                      this machine is one node
     process:/var/lib/falaj/attempts               … and attempts lie there, not in ~/.falaj/process
     process:?nodes=3&cpus=2000&memory=2048&gpus=4&model=H100     three imitation nodes, for tests and trials
+    process:?nodes=1&most=5&…                     one, and more when asked for: a pool, for trials of elastic capacity
 
 Every slot is a launcher in a session of its own, so attempts outlive whoever started them. All that is known of an
 attempt is in its folder (falaj.worker.launch says which files), so any number of platforms may start, look and stop.
@@ -10,7 +11,7 @@ A slot lives while its launcher holds the lock of `slot-N.lock`: no process numb
 """
 
 import contextlib
-import fcntl
+import itertools
 import json
 import os
 import re
@@ -20,11 +21,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl
 
+from falaj.backends.process_files import Seen, context_of, kill, locked, look, nodes_of, number, read_json, write
 from falaj.backends.process_limits import Limits
 from falaj.backends.process_node import choose_cores, this_machine
 from falaj.backends.process_nursery import Nursery
@@ -47,26 +50,16 @@ from falaj.core.execute import (
 from falaj.core.outbox import Facts, read_file, read_outbox
 from falaj.core.ports import open_url
 
-_KNOWN = ("nodes", "cpus", "memory", "gpus", "model", "gpu_memory", "folder", "cgroup")
+_KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "folder", "cgroup")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 """What processes see of the platform's own environment; the rest may be secret."""
+_FILES = ("claim", "stop", "falaj-worker.pyz", "context.json")
 _LOG_BYTES = 1 << 20
 _BEGIN_S = 60.0
 _HUNG_S = 10.0
 """How long after its grace a launcher may still need to end its slot."""
-
-
-class _Seen(NamedTuple):
-    """A slot as its files tell."""
-
-    phase: str
-    code: int = 0
-    reason: str = ""
-    started: float = 0.0
-    ended: float = 0.0
-    pid: int = 0
 
 
 class ProcessExecutor:
@@ -75,32 +68,58 @@ class ProcessExecutor:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         path, _, query = open_url(url)[1].partition("?")
         wanted = {"folder": path} | dict(parse_qsl(query)) | {name: str(value) for name, value in options.items()}
-        numbers = [wanted.get(name, "0") for name in ("nodes", "cpus", "memory", "gpus", "gpu_memory")]
+        numbers = [wanted.get(name, "0") for name in ("nodes", "most", "cpus", "memory", "gpus", "gpu_memory")]
         if set(wanted) - set(_KNOWN) or not all(number.isdigit() for number in numbers):
             raise Invalid(f"the address {url!r} says something we do not know", f"it may say {', '.join(_KNOWN)}")
         self._root = Path(wanted["folder"] or "~/.falaj/process").expanduser()
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = Limits(wanted.get("cgroup", ""))
         self._wanted = wanted
-        self._nodes = {node.name: node for node in this_machine(wanted, self._limits.kind)}
+        self._first = this_machine(wanted, self._limits.kind)
         self._nursery = Nursery()
 
     def capacity(self) -> Sequence[NodeFacts]:
         """This machine, or its imitation nodes."""
         return list(self._nodes.values())
 
+    def templates(self) -> Sequence[NodeFacts]:
+        """The one kind of imitation node, where this is a pool of them."""
+        kind = this_machine(self._wanted | {"nodes": "1"}, self._limits.kind)[0]
+        most = self._wanted.get("most", "")
+        return [replace(kind, name="node", labels={**kind.labels, "most": most})] if most else []
+
+    def scale(self, template: str, count: int) -> None:
+        """Have so many nodes: new ones with the next numbers, or fewer of those on which nothing runs."""
+        if template not in [kind.name for kind in self.templates()] or not 0 <= count <= int(self._wanted["most"]):
+            raise Invalid(f"there cannot be {count} nodes {template!r} here", "the address says how many at most")
+        with locked(self._root / "pool.lock"):
+            names, busy = list(self._nodes), self._busy()
+            for name in [name for name in reversed(names) if name not in busy][: max(0, len(names) - count)]:
+                names.remove(name)
+            free = (name for number in itertools.count(1) if (name := f"node-{number}") not in names)
+            names += itertools.islice(free, max(0, count - len(names)))
+            write(self._root / "pool.json", json.dumps({"nodes": names}).encode())
+
+    def retire(self, nodes: Sequence[str]) -> None:
+        """Switch these off: what runs on them is lost, as on any machine."""
+        with locked(self._root / "pool.lock"):
+            write(self._root / "pool.json", json.dumps({"nodes": [n for n in self._nodes if n not in nodes]}).encode())
+        for node, pids in self._busy().items():
+            for pid in pids if node in nodes else ():
+                kill(pid, signal.SIGKILL)
+
     def launch(self, attempt: Attempt) -> str:
         """Start a launcher for every slot that has none and never had one."""
         self._check(attempt)
         folder = self._folder_of(attempt)
-        with _locked(folder / "claim"):
+        with locked(folder / "claim"):
             context = folder / "context.json"
             if not context.exists():
-                _write(context, json.dumps(self._document(attempt, folder)).encode())
+                write(context, json.dumps(self._document(attempt, folder)).encode())
             if attempt.launcher and not (folder / "falaj-worker.pyz").exists():
-                _write(folder / "falaj-worker.pyz", attempt.launcher)
+                write(folder / "falaj-worker.pyz", attempt.launcher)
             for slot in attempt.slots:
-                if self._look(folder, slot.index).phase == WAITING:
+                if look(folder, slot.index).phase == WAITING:
                     self._nursery.begin(context, slot.index, self._environment(attempt, slot))
         return attempt.id
 
@@ -115,18 +134,18 @@ class ProcessExecutor:
     def stop(self, handle: str, grace_s: float) -> None:
         """TERM to the launchers; one that has not begun finds the file and does not begin."""
         if (folder := self._known(handle)) is not None:
-            _write(folder / "stop", json.dumps({"grace_s": grace_s, "until": time.time() + grace_s}).encode())
+            write(folder / "stop", json.dumps({"grace_s": grace_s, "until": time.time() + grace_s}).encode())
             self._signal(handle, signal.SIGTERM)
 
     def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
         """Whole lines after a byte; the end of a torn one when nothing will follow."""
         folder = self._known(handle)
-        if folder is None or not 0 <= slot < _num_slots(folder):
+        if folder is None or not 0 <= slot < len(nodes_of(folder)):
             raise NotFound(f"there is no slot {slot} of {handle!r} here", "it was forgotten, or ran elsewhere")
         if not (after or "0").isdigit():
             raise Invalid("this is no cursor of a log", "begin again without one")
         start = int(after or "0")
-        over = self._look(folder, slot).phase in OVER
+        over = look(folder, slot).phase in OVER
         data = read_file(folder / f"slot-{slot}.log", start, _LOG_BYTES)
         lines = _LINE.findall(data)[:limit]
         if lines and not lines[-1].endswith(b"\n") and not over and len(data) < _LOG_BYTES:
@@ -141,22 +160,43 @@ class ProcessExecutor:
         folder = self._known(handle)
         if folder is None:
             return [], after
-        return read_outbox(_context(folder).get("outbox") or folder / "outbox", after)
+        return read_outbox(str(context_of(folder).get("outbox") or folder / "outbox"), after)
 
     def forget(self, handle: str) -> None:
-        """Remove what is kept of it: our folder, or our way to a folder that is not ours."""
+        """Remove what is kept of it: our folder, or our files in a folder that is not ours."""
         if (folder := self._known(handle)) is None:
             return
         if self._status(handle).phase not in OVER | {UNKNOWN}:
             raise Conflict(f"the attempt {handle!r} still runs", "stop it first")
-        for slot in range(_num_slots(folder)):
+        for slot in range(len(nodes_of(folder))):
             self._limits.end(handle, slot)
         entry = self._root / handle
-        entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
+        if context_of(folder).get("own"):
+            shutil.rmtree(entry)
+            return
+        for path in (*folder.glob("slot-*"), *(folder / name for name in _FILES)):
+            path.unlink(missing_ok=True)
+        if entry.is_symlink():
+            entry.unlink()
 
     def close(self) -> None:
         """Attempts run on."""
         self._nursery.close()
+
+    @property
+    def _nodes(self) -> dict[str, NodeFacts]:
+        names = read_json(self._root / "pool.json").get("nodes") if "most" in self._wanted else None
+        facts = self._first if names is None else [replace(self.templates()[0], name=name) for name in names]
+        return {node.name: node for node in facts}
+
+    def _busy(self) -> dict[str, list[int]]:
+        """The launchers that live on each node."""
+        found: dict[str, list[int]] = {}
+        for path in self._root.glob("*/context.json"):
+            for slot, node in enumerate(nodes_of(path.parent)):
+                if (seen := look(path.parent, slot)).phase == RUNNING:
+                    found.setdefault(node, []).append(seen.pid)
+        return found
 
     def _check(self, attempt: Attempt) -> None:
         if not _ID.fullmatch(attempt.id):
@@ -194,7 +234,8 @@ class ProcessExecutor:
         port = (given.get("rendezvous") or {}).get("port") or _free_ports(world)
         cores = self._choose_cores(attempt, folder)
         slots = [dict(slot) | {"cores": cores.get(slot["index"], [])} for slot in given["slots"]]
-        return given | {"folder": str(folder), "rendezvous": {"host": "127.0.0.1", "port": port}, "slots": slots}
+        ours = {"folder": str(folder), "own": not attempt.folder, "slots": slots}
+        return given | ours | {"rendezvous": {"host": "127.0.0.1", "port": port}}
 
     def _choose_cores(self, attempt: Attempt, folder: Path) -> dict[int, list[int]]:
         """Whole cores for slots that asked for whole ones; those of slots that live are taken. Imitation nodes have
@@ -202,8 +243,8 @@ class ProcessExecutor:
         if "nodes" in self._wanted:
             return {}
         ledger = self._root / "cores.json"
-        with _locked(self._root / "cores.lock"):
-            taken = [one for one in _json(ledger).get("taken", []) if self._lives(*one)]
+        with locked(self._root / "cores.lock"):
+            taken = [one for one in read_json(ledger).get("taken", []) if self._lives(*one)]
             chosen: dict[int, list[int]] = {}
             for slot in attempt.slots:
                 cpu = slot.amounts.get("cpu", 0)
@@ -212,13 +253,13 @@ class ProcessExecutor:
                 if cores := choose_cores(used, cpu // 1000 if cpu % 1000 == 0 else 0, numa):
                     chosen[slot.index] = cores
                     taken.append([str(folder), slot.index, cores, time.time()])
-            _write(ledger, json.dumps({"taken": taken}).encode())
+            write(ledger, json.dumps({"taken": taken}).encode())
         return chosen
 
     def _lives(self, folder: str, slot: int, cores: list[int], at: float) -> bool:
         """Whether a slot still needs its cores: it runs, or will in a moment."""
         del cores
-        phase = self._look(Path(folder), slot).phase
+        phase = look(Path(folder), slot).phase
         return phase == RUNNING or (phase == WAITING and time.time() < at + _BEGIN_S)
 
     def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:
@@ -230,23 +271,11 @@ class ProcessExecutor:
         ours = {"CUDA_VISIBLE_DEVICES": devices} | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
         return own | {"PATH": path} | dict(attempt.env) | dict(attempt.secret_env) | ours
 
-    def _look(self, folder: Path, slot: int) -> _Seen:
-        """One slot by its files: `waiting` before its launcher claimed it, `lost` when that is gone without a word."""
-        name = folder / f"slot-{slot}"
-        who = _json(f"{name}.pid")
-        held = bool(who) and _is_held(f"{name}.lock")
-        # Asked last: it may have ended while we looked.
-        if how := _json(f"{name}.exit"):
-            return _Seen(FAILED if how["code"] else SUCCEEDED, how["code"], how["reason"], how["started"], how["ended"])
-        if held:
-            return _Seen(RUNNING, started=who["at"], pid=who["pid"])
-        return _Seen(LOST, 137, "its launcher is gone", who["at"]) if who else _Seen(WAITING)
-
     def _status(self, handle: str) -> Status:
         if (folder := self._known(handle)) is None:
             return Status(handle, UNKNOWN, reason="nobody launched it here, or it was forgotten")
-        stop = _json(folder / "stop")
-        seen = [_settled(self._look(folder, slot), stop) for slot in range(_num_slots(folder))]
+        stop = read_json(folder / "stop")
+        seen = [_settled(look(folder, slot), stop) for slot in range(len(nodes_of(folder)))]
         over = all(one.phase in OVER for one in seen)
         bad = sorted((one.ended or time.time(), slot) for slot, one in enumerate(seen) if one.phase in (FAILED, LOST))
         if not over and (bad or stop):
@@ -266,13 +295,13 @@ class ProcessExecutor:
             f"slot {bad[0][1]}: {seen[bad[0][1]].reason}" if bad else "",
         )
 
-    def _end_others(self, handle: str, folder: Path, seen: Sequence[_Seen], stop: Mapping[str, Any]) -> None:
+    def _end_others(self, handle: str, folder: Path, seen: Sequence[Seen], stop: Mapping[str, Any]) -> None:
         if not stop:
-            self.stop(handle, float(_context(folder).get("grace_s", 30.0)))
-        elif time.time() > stop["until"] + _HUNG_S:
+            self.stop(handle, number(context_of(folder).get("grace_s"), 30.0))
+        elif time.time() > number(stop.get("until"), 0.0) + _HUNG_S:
             for slot, one in enumerate(seen):
                 if one.phase == RUNNING:
-                    _kill(one.pid, signal.SIGKILL)
+                    kill(one.pid, signal.SIGKILL)
                     self._sweep(handle, slot)
 
     def _sweep(self, handle: str, slot: int) -> None:
@@ -282,51 +311,27 @@ class ProcessExecutor:
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if marks <= set((entry / "environ").read_bytes().split(b"\0")):
-                    _kill(int(entry.name), signal.SIGKILL)
+                    kill(int(entry.name), signal.SIGKILL)
 
     def _signal(self, handle: str, number: int) -> None:
         if (folder := self._known(handle)) is not None:
-            for slot in range(_num_slots(folder)):
-                if (seen := self._look(folder, slot)).phase == RUNNING:
-                    _kill(seen.pid, number)
+            for slot in range(len(nodes_of(folder))):
+                if (seen := look(folder, slot)).phase == RUNNING:
+                    kill(seen.pid, number)
 
 
-def _settled(seen: _Seen, stop: Mapping[str, Any]) -> _Seen:
+def _settled(seen: Seen, stop: Mapping[str, Any]) -> Seen:
     """What never began and was told to stop is over."""
-    return _Seen(FAILED, 143, "stopped before it began") if stop and seen.phase == WAITING else seen
+    return Seen(FAILED, 143, "stopped before it began") if stop and seen.phase == WAITING else seen
 
 
-def _phase(seen: Sequence[_Seen], over: bool, bad: bool) -> str:
+def _phase(seen: Sequence[Seen], over: bool, bad: bool) -> str:
     phases = {one.phase for one in seen}
     if over:
-        return next(one for one in (LOST, FAILED, SUCCEEDED) if one in phases)
+        return next((one for one in (LOST, FAILED, SUCCEEDED) if one in phases), LOST)
     if phases == {WAITING}:
         return UNKNOWN  # whoever began to launch it died; it may be launched again
     return WAITING if WAITING in phases and not bad else RUNNING
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Alone, until we leave or die."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _is_held(path: str) -> bool:
-    try:
-        with Path(path).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _kill(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _free_ports(count: int) -> int:
@@ -337,25 +342,3 @@ def _free_ports(count: int) -> int:
             for port in range(first, first + count):
                 held.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
-
-
-def _num_slots(folder: Path) -> int:
-    return len(_context(folder).get("slots", ()))
-
-
-def _context(folder: Path) -> dict[str, Any]:
-    return _json(folder / "context.json")
-
-
-def _json(path: str | Path) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _write(path: Path, data: bytes) -> None:
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    draft.write_bytes(data)
-    draft.replace(path)

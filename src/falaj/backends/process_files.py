@@ -1,0 +1,104 @@
+"""An attempt's folder on this machine, as an executor reads and writes it (falaj.worker.launch says which files).
+
+The attempt's own processes may write there too, so nothing that is read is trusted to have a shape.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, WAITING
+from falaj.core.outbox import read_file
+
+_MOST_BYTES = 16 << 20
+
+
+class Seen(NamedTuple):
+    """A slot as its files tell."""
+
+    phase: str
+    code: int = 0
+    reason: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    pid: int = 0
+
+
+def look(folder: Path, slot: int) -> Seen:
+    """One slot by its files: `waiting` before its launcher claimed it, `lost` when that is gone without a word."""
+    name = folder / f"slot-{slot}"
+    who = read_json(f"{name}.pid")
+    held = bool(who) and _is_held(f"{name}.lock")
+    # Asked last: it may have ended while we looked.
+    how = read_json(f"{name}.exit")
+    try:
+        if how:
+            code, times = int(how["code"]), (float(how["started"]), float(how["ended"]))
+            return Seen(FAILED if code else SUCCEEDED, code, str(how["reason"]), *times)
+        if held:
+            return Seen(RUNNING, started=float(who["at"]), pid=int(who["pid"]))
+        return Seen(LOST, 137, "its launcher is gone", float(who["at"])) if who else Seen(WAITING)
+    except (KeyError, TypeError, ValueError):
+        return Seen(LOST, 137, "the files of its launcher make no sense")
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone, until we leave or die."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_held(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def kill(pid: int, number: int) -> None:
+    """Signal a process; one that is gone is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def nodes_of(folder: Path) -> list[str]:
+    """The node of every slot of the attempt."""
+    slots = context_of(folder).get("slots")
+    return [str(slot.get("node")) for slot in slots if isinstance(slot, dict)] if isinstance(slots, list) else []
+
+
+def number(value: object, otherwise: float) -> float:
+    """A number that somebody wrote, or another where it is none."""
+    return float(value) if isinstance(value, int | float) else otherwise
+
+
+def context_of(folder: Path) -> dict[str, Any]:
+    """The document its launchers were given."""
+    return read_json(folder / "context.json")
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """An object from a file; an empty one when there is none."""
+    try:
+        found = json.loads(read_file(path, 0, _MOST_BYTES))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write(path: Path, data: bytes) -> None:
+    """Whole or not at all, for whoever reads meanwhile."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    draft.write_bytes(data)
+    draft.replace(path)
