@@ -68,6 +68,21 @@ def test_c2_what_is_freed_is_for_whom_it_was_freed() -> None:
     assert {one.wanted_by for one in found.evictions} == {"big"}
 
 
+def test_c2_what_is_promised_counts_before_it_starts() -> None:
+    """While its victims save and stop, a queue cannot claim for others what it was given already."""
+    cluster = filled()
+    for number in range(5):
+        cluster.submit(f"b{number}", B, gang(2), 36_000)
+    for number in range(4):
+        found = cluster.victims(f"b{number}")
+        assert found
+        for one in found.evictions:
+            cluster.waiting[one.job] = cluster.stop(one.job)
+        cluster.running.promise(cluster.waiting.pop(f"b{number}"), found.spots, NOW)
+        cluster.world.take(found.spots, gang(2).roles)
+    assert cluster.victims("b4") is None
+
+
 def test_c3_nobody_is_stopped_for_a_job_that_would_not_start_even_so() -> None:
     cluster = filled()
     shape = gang(8)

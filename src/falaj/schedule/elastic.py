@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from falaj.schedule.model import WHOLE, Job, Knobs, Resize, Shape, Spot
 from falaj.schedule.reclaim import Place
 from falaj.schedule.rights import lost_s
-from falaj.schedule.running import LEAF, RESIZED, RESTART, ROOM, SIZE, STARTED, Running
+from falaj.schedule.running import Col, Running
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
 
@@ -63,16 +63,16 @@ class Growth:
     def _candidates(self, now: int) -> list[tuple[Job, Callable[[int], int]]]:
         """Jobs that could grow and would gain, best first, and what each gains by so many slots more."""
         table = self._running.table
-        rested = now - np.maximum(table[:, RESIZED], table[:, STARTED]) >= self._knobs.resize_gap_s
-        left = self._running.service(now) * WHOLE // np.maximum(table[:, SIZE], 1)
-        cost = WORTH * (table[:, RESTART] + lost_s(self._running, now))
+        rested = now - np.maximum(table[:, Col.RESIZED], table[:, Col.STARTED]) >= self._knobs.resize_gap_s
+        left = self._running.service(now) * WHOLE // np.maximum(table[:, Col.SIZE], 1)
+        cost = WORTH * (table[:, Col.RESTART] + lost_s(self._running, now))
         best = []
-        for row in np.flatnonzero((table[:, LEAF] >= 0) & rested & (table[:, ROOM] > 0)).tolist():
+        for row in np.flatnonzero((table[:, Col.LEAF] >= 0) & rested & (table[:, Col.ROOM] > 0)).tolist():
             job = self._running.jobs[self._running.ids[row]]
             gain_of = partial(_gain, int(left[row]), int(cost[row]), job.width)
             gain = gain_of(job.shape.most - job.width)
             if gain > 0:
-                best.append((-gain * gain // int(table[row, SIZE]), job.id, job, gain_of))
+                best.append((-gain * gain // int(table[row, Col.SIZE]), job.id, job, gain_of))
         return [one[2:] for one in sorted(best, key=lambda one: one[:2])]
 
     def _more(

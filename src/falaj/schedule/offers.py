@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from falaj.schedule.filling import Amounts
 from falaj.schedule.model import BEST_EFFORT, CPU, WHOLE, Ask, Spot
 from falaj.schedule.rights import Claim, Rights
-from falaj.schedule.running import BAND, CORES, DEVICES, LOOSE_CORES, LOOSE_DEVICES, ROW, SIZE, Running, loose
+from falaj.schedule.running import Col, Lay, Running, loose, sums
 from falaj.schedule.world import World
 
 _ANYTHING = Ask(spot=True)
@@ -50,10 +50,10 @@ class _Lines:
         row, node, use, shrinks = _candidates(running, right, devices)
         fit = room[node]
         row, node, use, shrinks = row[fit], node[fit], use[fit], shrinks[fit]
-        bands = running.table[row, BAND]
+        bands = running.table[row, Col.BAND]
         kind = np.where(shrinks, 0, np.where(bands == BEST_EFFORT, 1, np.where(bands < band, 2, 3)))
-        price = kind * _CLASS + right.price[row] * use // np.maximum(running.table[row, SIZE], 1)
-        order = np.lexsort((row, right.price[row] * WHOLE // np.maximum(running.table[row, SIZE], 1), kind, node))
+        price = kind * _CLASS + right.price[row] * use // np.maximum(running.table[row, Col.SIZE], 1)
+        order = np.lexsort((row, right.price[row] * WHOLE // np.maximum(running.table[row, Col.SIZE], 1), kind, node))
         self._row, self._node, self._shrinks = row[order], node[order], shrinks[order]
         self._measure(
             _free(world, ask, devices), use[order], price[order], units, world.counts(number).astype(np.int64)
@@ -62,8 +62,7 @@ class _Lines:
     def _measure(self, free: Amounts, use: Amounts, price: Amounts, units: int, counts: Amounts) -> None:
         """Where in each line slots come free, how many, and what each costs."""
         node = self._node
-        first = np.r_[True, node[1:] != node[:-1]][: len(node)]
-        held, paid = _within(use, first), _within(price, first)
+        held, paid = sums(use, node), sums(price, node)
         has = free[node] // units
         now = (free[node] + held) // units - has
         gain = now - ((free[node] + held - use) // units - has)
@@ -82,8 +81,7 @@ class _Lines:
         order = np.lexsort((self._where, self._cost // self._gain, inside))
         order = order[inside[order] >= 0]
         inside = inside[order]
-        first = np.r_[True, inside[1:] != inside[:-1]][: len(inside)]
-        slots, cost = _within(self._gain[order], first), _within(self._cost[order], first)
+        slots, cost = sums(self._gain[order], inside), sums(self._cost[order], inside)
         enough = (slots >= want) & (slots - self._gain[order] < want)
         ends = np.flatnonzero(enough)
         best = ends[np.lexsort((ends, cost[ends]))][:tries]
@@ -118,10 +116,13 @@ class _Lines:
 def _candidates(running: Running, right: Rights, devices: bool) -> tuple[Amounts, Amounts, Amounts, NDArray[np.bool_]]:
     """Entries of those that may be stopped, and of those that may shrink: row, node, use there, and which it is."""
     entries, node = running.entries, running.nodes()
-    live = (entries[:, ROW] >= 0) & (node >= 0)
+    live = (entries[:, Lay.ROW] >= 0) & (node >= 0)
     entries, node = entries[live], node[live]
-    row = entries[:, ROW]
-    all_of_it, beyond = entries[:, DEVICES if devices else CORES], entries[:, LOOSE_DEVICES if devices else LOOSE_CORES]
+    row = entries[:, Lay.ROW]
+    all_of_it, beyond = (
+        entries[:, Lay.DEVICES if devices else Lay.CORES],
+        entries[:, Lay.LOOSE_DEVICES if devices else Lay.LOOSE_CORES],
+    )
     may = right.shrink[row] > 0
     stop, shrink = np.flatnonzero(right.evict[row] > 0), np.flatnonzero(may & (beyond > 0))
     use = np.r_[(all_of_it - np.where(may, beyond, 0))[stop], beyond[shrink]]
@@ -144,11 +145,3 @@ def _free(world: World, ask: Ask, devices: bool) -> Amounts:
     elif CPU in world.resources:
         out += np.maximum(world.free[:, list(world.resources).index(CPU)], 0)
     return out
-
-
-def _within(parts: Amounts, first: NDArray[np.bool_]) -> Amounts:
-    """Running sums that start anew at each first."""
-    sums = np.cumsum(parts)
-    start = np.flatnonzero(first)
-    sums -= np.repeat((sums - parts)[start], np.diff(np.r_[start, len(parts)]))
-    return sums

@@ -7,7 +7,7 @@ the job has its places in what is freed, and the final set is lawful.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from falaj.schedule.model import BEST_EFFORT, CPU, GPU, WHOLE, Evict, Job, Knobs
 from falaj.schedule.offers import offers
 from falaj.schedule.potential import Change, Potential
 from falaj.schedule.rights import BAND_RIGHT, CAUSES, GUARANTEE, PROGRESS, SHARE, Claim, Rights, lost_s, rights
-from falaj.schedule.running import BAND, LEAF, RESTART, SIZE, STARTED, Running, firm
+from falaj.schedule.running import Col, Running, firm
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
 
@@ -90,8 +90,12 @@ class Reclaim:
             return None
         amount = self._world.quota(shape, None, claim.width).tolist()
         full = rights(claim, self._running, potential, amount, self._knobs, now)
-        gentle = Rights(np.where(full.evict == BAND_RIGHT, BAND_RIGHT, 0), full.shrink, full.price)
-        for right in (gentle, full) if (full.evict > BAND_RIGHT).any() else (full,):
+        gentle = np.where(full.evict == BAND_RIGHT, BAND_RIGHT, 0)
+        stages = [one for one in (gentle, full.evict, full.wide) if one.any() or full.shrink.any()]
+        for at, evict in enumerate(stages):
+            if at and (evict == stages[at - 1]).all():
+                continue
+            right = replace(full, evict=evict)
             case = _Case(claim, potential, now, reclaimed, right)
             for items in offers(self._world, self._running, claim, right, _TRIES):
                 found = self._tried(case, items)
@@ -114,7 +118,9 @@ class Reclaim:
 
     def _spared(self, case: _Case, spots: tuple[Spot, ...], items: Items) -> tuple[tuple[Spot, ...], Items]:
         """Leave out whatever can be, the dearest first, as long as the job still has its places."""
-        dear = sorted(items, key=lambda row: (self._running.table[row, BAND], case.right.price[row], row), reverse=True)
+        dear = sorted(
+            items, key=lambda row: (self._running.table[row, Col.BAND], case.right.price[row], row), reverse=True
+        )
         for row in dear:
             roles = self._job(row).shape.roles
             for part in self._parts(case, row, items[row]):
@@ -203,14 +209,14 @@ class Reclaim:
         if not rows:
             return True
         table = self._running.table[rows]
-        wait = (self._running.service(case.now)[rows] * WHOLE // table[:, SIZE]).min()
-        return bool((case.claim.run_s + table[:, RESTART] + lost_s(self._running, case.now)[rows]).sum() < wait)
+        wait = (self._running.service(case.now)[rows] * WHOLE // table[:, Col.SIZE]).min()
+        return bool((case.claim.run_s + table[:, Col.RESTART] + lost_s(self._running, case.now)[rows]).sum() < wait)
 
     def _bounded(self, case: _Case, items: Items) -> bool:
         """Work that is lost is a part of the work that is gained; guarantees, higher bands and best effort aside."""
         free = (GUARANTEE, BAND_RIGHT)
         rows = [row for row in items if case.right.evict[row] not in free]
-        lost = (self._running.table[rows, SIZE] * lost_s(self._running, case.now)[rows]).sum()
+        lost = (self._running.table[rows, Col.SIZE] * lost_s(self._running, case.now)[rows]).sum()
         return bool(lost * 100 <= self._knobs.lost_percent * case.claim.size * case.claim.run_s)
 
     def _in_time(self, case: _Case, items: Items) -> bool:
@@ -239,7 +245,7 @@ class Reclaim:
         for row in sorted(items, key=lambda row: self._running.ids[row]):
             job, wanted = self._job(row), case.claim.job.id
             if self._stops(row, items[row]):
-                work = int(self._running.table[row, SIZE] * lost[row]) // WHOLE
+                work = int(self._running.table[row, Col.SIZE] * lost[row]) // WHOLE
                 why = WHY[CAUSES[case.right.evict[row]]]
                 evictions.append(Evict(job.id, wanted, job.save_s + MARGIN_S, work, why))
             else:
@@ -256,7 +262,7 @@ class Reclaim:
         job = self._job(row)
         kept = _without(job.spots, freed)
         amount = self._running.amounts[row] - (self._world.quota(job.shape, kept, len(kept)) if kept else 0)
-        leaf, band, started = (int(self._running.table[row, column]) for column in (LEAF, BAND, STARTED))
+        leaf, band, started = (int(self._running.table[row, column]) for column in (Col.LEAF, Col.BAND, Col.STARTED))
         return _Loss(leaf, band, now - started, not kept, amount, self._running.base[row])
 
 

@@ -3,25 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from falaj.schedule.filling import Amounts
 from falaj.schedule.model import BEST_EFFORT, WHOLE, Job, Knobs
 from falaj.schedule.potential import Potential
-from falaj.schedule.running import (
-    BAND,
-    DEADLINE,
-    EVICTIONS,
-    EXTRA,
-    FIXED,
-    LEAF,
-    RESIZED,
-    RESTART,
-    SINCE,
-    SIZE,
-    STARTED,
-    Running,
-)  # fmt: skip
+from falaj.schedule.running import Col, Running, sums
 
 CHURN_S = 300
 """What each earlier eviction of a job adds to the price of the next."""
@@ -62,7 +48,9 @@ class Rights:
     """For each row of what runs."""
 
     evict: Amounts
-    """The right to stop it; 0: none."""
+    """The right to stop it; 0: none. Of other queues, only as many as they have above what is theirs."""
+    wide: Amounts
+    """The same with all of those queues, of which no more than so many may go."""
     shrink: Amounts
     """1 where it may be made as narrow as it can be."""
     price: Amounts
@@ -71,49 +59,55 @@ class Rights:
 
 def lost_s(running: Running, now: int) -> Amounts:
     """Seconds of work that are lost with each."""
-    return np.maximum(now - running.table[:, SINCE], 0)
+    return np.maximum(now - running.table[:, Col.SINCE], 0)
 
 
 def rights(claim: Claim, running: Running, potential: Potential, amount: list[int], knobs: Knobs, now: int) -> Rights:
     """Who may be disturbed for a claim that counts so much."""
     table, leaf, band = running.table, running.leaf(claim.job.queue), claim.job.shape.band
-    price = table[:, SIZE] * (lost_s(running, now) + table[:, RESTART] + CHURN_S * table[:, EVICTIONS]) // WHOLE + 1
-    able = (table[:, LEAF] >= 0) & (table[:, FIXED] == 0)
-    mine, same = table[:, LEAF] == leaf, table[:, BAND] == band
-    old = now - table[:, STARTED] >= knobs.min_run_s
-    evict, others = np.zeros(len(table), np.int64), np.zeros(len(table), np.bool_)
+    price = (
+        table[:, Col.SIZE] * (lost_s(running, now) + table[:, Col.RESTART] + CHURN_S * table[:, Col.EVICTIONS]) // WHOLE
+        + 1
+    )
+    able = (table[:, Col.LEAF] >= 0) & (table[:, Col.FIXED] == 0)
+    mine, same = table[:, Col.LEAF] == leaf, table[:, Col.BAND] == band
+    old = now - table[:, Col.STARTED] >= knobs.min_run_s
+    evict, wide = np.zeros((2, len(table)), np.int64)
+    others = np.zeros(len(table), np.bool_)
     cause = potential.cause(leaf, running.used(leaf, 1, base=False).tolist(), amount)
     if cause:
-        others = able & ~mine & (table[:, BAND] <= band) & (table[:, BAND] > BEST_EFFORT)
+        others = able & ~mine & (table[:, Col.BAND] <= band) & (table[:, Col.BAND] > BEST_EFFORT)
         others &= old | (cause == "guarantee")
-        evict[_above(running, potential, cause, np.flatnonzero(others), price)] = CAUSES.index(cause)
+        few, some = _above(running, potential, cause, np.flatnonzero(others), price)
+        evict[few] = CAUSES.index(cause)
+        wide[some] = CAUSES.index(cause)
     if knobs.progress_ratio:
-        less = claim.service * (knobs.progress_ratio + table[:, EVICTIONS]) <= running.service(now)
+        less = claim.service * (knobs.progress_ratio + table[:, Col.EVICTIONS]) <= running.service(now)
         evict[able & mine & same & old & less] = PROGRESS
     if claim.urgent:
-        later = (table[:, DEADLINE] > claim.job.deadline) & (table[:, EVICTIONS] < MOST_LATE)
+        later = (table[:, Col.DEADLINE] > claim.job.deadline) & (table[:, Col.EVICTIONS] < MOST_LATE)
         evict[able & mine & same & old & later] = LATE
-    evict[able & ((mine & (table[:, BAND] < band)) | (table[:, BAND] == BEST_EFFORT))] = BAND_RIGHT
-    rested = (now - table[:, RESIZED] >= knobs.resize_gap_s) | (evict == BAND_RIGHT) | (cause == "guarantee")
-    shrink = able & (table[:, EXTRA] > 0) & rested & ((mine & (table[:, BAND] <= band)) | (evict > WIDTH) | others)
-    return Rights(evict, shrink.astype(np.int64), price)
+    evict[able & ((mine & (table[:, Col.BAND] < band)) | (table[:, Col.BAND] == BEST_EFFORT))] = BAND_RIGHT
+    rested = (now - table[:, Col.RESIZED] >= knobs.resize_gap_s) | (evict == BAND_RIGHT) | (cause == "guarantee")
+    shrink = (
+        able & (table[:, Col.EXTRA] > 0) & rested & ((mine & (table[:, Col.BAND] <= band)) | (evict > WIDTH) | others)
+    )
+    return Rights(evict, np.where(evict, evict, wide), shrink.astype(np.int64), price)
 
 
-def _above(running: Running, potential: Potential, cause: str, rows: Amounts, price: Amounts) -> Amounts:
-    """Of these, as many of each leaf as it has above what is its own, lowest band and cheapest first.
+def _above(
+    running: Running, potential: Potential, cause: str, rows: Amounts, price: Amounts
+) -> tuple[Amounts, Amounts]:
+    """Of these, as many of each leaf as it has above what is its own, lowest band and cheapest first; and all of them.
 
     For a guarantee no more than that; for a share one more, and the potential will tell.
     """
-    if not len(rows):
-        return rows
     table = running.table
     quota, spare = potential.spare(cause, running.by_leaf())
-    leaf = table[rows, LEAF]
+    leaf = table[rows, Col.LEAF]
     part = running.amounts[rows, quota[leaf]]
-    order = np.lexsort((rows, price[rows] * WHOLE // np.maximum(part, 1), table[rows, BAND], leaf))
+    order = np.lexsort((rows, price[rows] * WHOLE // np.maximum(part, 1), table[rows, Col.BAND], leaf))
     rows, leaf, part = rows[order], leaf[order], part[order]
-    ends = np.cumsum(part)
-    start = np.flatnonzero(np.r_[True, leaf[1:] != leaf[:-1]])
-    ends -= np.repeat((ends - part)[start], np.diff(np.r_[start, len(leaf)]))
-    inside: NDArray[np.bool_] = (ends if cause == "guarantee" else ends - part + 1) <= spare[leaf]
-    return rows[inside]
+    sure = cause == "guarantee"
+    some = (part if sure else 1) <= spare[leaf]
+    return rows[sums(part, leaf) - (0 if sure else part - 1) <= spare[leaf]], rows[some]

@@ -1,6 +1,7 @@
 """What runs, as a table: one row a job, and one entry for each node it lies on. For searching many at once."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,21 @@ from falaj.schedule.model import CPU, WHOLE, Job, Shape, Spot
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
 
-LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA, ROOM = range(
-    15
-)
-"""Columns: since when work would be lost; seconds to save and start again; service left when it was last seen, and
-whether it falls or grows; slots beyond its smallest width, and to its greatest."""
-ROW, NODE, DEVICES, CORES, LOOSE_DEVICES, LOOSE_CORES = range(6)
-"""Entries: milli-devices and milli-cores on the node, and those beyond the smallest width."""
+
+class Col:
+    """Columns of the table, one row a job."""
+
+    LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA, ROOM = (
+        range(15)
+    )
+    """SINCE when work would be lost; seconds to save and RESTART; service LEFT when last SEEN, and whether it falls or
+    grows; slots beyond its smallest width, and up to its greatest."""
+
+
+class Lay:
+    """Columns of the entries, one for each job and node: milli-devices and cores there, and those beyond its least."""
+
+    ROW, NODE, DEVICES, CORES, LOOSE_DEVICES, LOOSE_CORES = range(6)
 
 
 class Running:
@@ -39,7 +48,7 @@ class Running:
         self._seen: dict[str, int] = {}
         self._at = np.zeros(0, np.int64)
         self._used = 0
-        self.table[:, LEAF] = self.entries[:, ROW] = -1
+        self.table[:, Col.LEAF] = self.entries[:, Lay.ROW] = -1
 
     def put(self, job: Job, left_s: int | None, now: int, amount: Amounts | None = None) -> None:
         """A job runs, or runs otherwise. `left_s`: how long it still will, if known; `amount`: what it counts."""
@@ -67,21 +76,27 @@ class Running:
         )
         self._enter(row, job, extra)
 
+    def promise(self, job: Job, spots: tuple[Spot, ...], now: int) -> None:
+        """Others make room for it there: until it starts it counts for its queue like what runs, and is left alone."""
+        self.put(replace(job, spots=spots), None, now)
+        row = self.rows[job.id]
+        self.table[row, [Col.FIXED, Col.EXTRA, Col.ROOM]] = 1, 0, 0
+
     def drop(self, job_id: str) -> None:
         """It runs no longer, or is being stopped."""
         if job_id not in self.jobs:
             return
         row = self.rows.pop(job_id)
         del self.jobs[job_id]
-        self.table[row, LEAF] = -1
+        self.table[row, Col.LEAF] = -1
         self._free_rows.append(row)
         for entry in self._mine.pop(job_id):
-            self.entries[entry, ROW] = -1
+            self.entries[entry, Lay.ROW] = -1
             self._free_entries.append(entry)
 
     def used(self, leaf: int, band: int, base: bool) -> Amounts:
         """What the jobs of a leaf use that stand in this band or higher, now or at their smallest widths."""
-        mine = (self.table[:, LEAF] == leaf) & (self.table[:, BAND] >= band)
+        mine = (self.table[:, Col.LEAF] == leaf) & (self.table[:, Col.BAND] >= band)
         used: Amounts = (self.base if base else self.amounts)[mine].sum(axis=0, dtype=np.int64)
         return used
 
@@ -91,15 +106,15 @@ class Running:
 
     def by_leaf(self) -> Amounts:
         """What all leaves use [rows of the tree, quotas], best effort aside."""
-        rows = np.flatnonzero((self.table[:, LEAF] >= 0) & (self.table[:, BAND] > 0))
+        rows = np.flatnonzero((self.table[:, Col.LEAF] >= 0) & (self.table[:, Col.BAND] > 0))
         out = np.zeros((self._tree.top, self.amounts.shape[1]), np.int64)
-        np.add.at(out, self.table[rows, LEAF], self.amounts[rows])
+        np.add.at(out, self.table[rows, Col.LEAF], self.amounts[rows])
         return out
 
     def service(self, now: int) -> Amounts:
         """Device-seconds each row still needs; where nobody knows, as many as it had."""
         table = self.table
-        moved = table[:, LEFT] + table[:, RATE] * (now - table[:, SEEN]) * table[:, SIZE] // WHOLE
+        moved = table[:, Col.LEFT] + table[:, Col.RATE] * (now - table[:, Col.SEEN]) * table[:, Col.SIZE] // WHOLE
         return np.maximum(moved, 1)
 
     def nodes(self) -> Amounts:
@@ -107,11 +122,11 @@ class Running:
         if self._seen is not self._world.index or len(self._at) != len(self._nodes):
             self._seen = self._world.index
             self._at = np.array([self._seen.get(name, -1) for name in self._nodes], np.int64)
-        return self._at[self.entries[:, NODE]] if len(self._at) else np.full(len(self.entries), -1)
+        return self._at[self.entries[:, Lay.NODE]] if len(self._at) else np.full(len(self.entries), -1)
 
     def _enter(self, row: int, job: Job, extra: tuple[Spot, ...]) -> None:
         sums: dict[str, Counter[int]] = {}
-        for spots, devices, cores in ((job.spots, DEVICES, CORES), (extra, LOOSE_DEVICES, LOOSE_CORES)):
+        for spots, devices, cores in ((job.spots, Lay.DEVICES, Lay.CORES), (extra, Lay.LOOSE_DEVICES, Lay.LOOSE_CORES)):
             for spot in spots:
                 part = sums.setdefault(spot.node, Counter())
                 part[devices] += len(spot.devices) * spot.milli
@@ -125,7 +140,7 @@ class Running:
                 if entry == len(self.entries):
                     self.entries = _twice(self.entries)
             number = self._nodes.setdefault(node, len(self._nodes))
-            self.entries[entry] = (row, number, *(part[column] for column in range(DEVICES, LOOSE_CORES + 1)))
+            self.entries[entry] = (row, number, *(part[column] for column in range(Lay.DEVICES, Lay.LOOSE_CORES + 1)))
             mine.append(entry)
 
     def _size(self, job: Job) -> int:
@@ -143,6 +158,14 @@ def firm(shape: Shape, spots: tuple[Spot, ...]) -> tuple[Spot, ...]:
     """The slots without those."""
     workers = [spot for spot in spots if spot.role == 0][: shape.least]
     return (*workers, *(spot for spot in spots if spot.role))
+
+
+def sums(parts: Amounts, group: NDArray[np.integer]) -> Amounts:
+    """Running sums that start anew with each group; groups lie together."""
+    out = np.cumsum(parts)
+    start = np.flatnonzero(np.r_[True, group[1:] != group[:-1]][: len(group)])
+    out -= np.repeat((out - parts)[start], np.diff(np.r_[start, len(group)]))
+    return out
 
 
 def _twice(table: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -61,16 +61,6 @@ class Tree:
             raise Invalid(f"{queue} is no queue that jobs wait in", "name a leaf of the tree: falaj queues list")
         return row
 
-    def moved(self, capacity: Mapping[str, int]) -> "Tree":
-        """The same queues and use over another capacity."""
-        other = Tree(self.queues, capacity)
-        for row, used in enumerate(self.usage[: self.top]):
-            if not self.children[row] and any(used):
-                known = dict(zip(self.quotas, used, strict=True))
-                other.charge(self.names[row], [known.get(quota, 0) for quota in other.quotas])
-        other.spent = self.spent
-        return other
-
     # what is used
 
     def charge(self, queue: str, amount: Iterable[int], sign: int = 1) -> None:
