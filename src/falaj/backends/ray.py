@@ -96,8 +96,9 @@ class RayExecutor:
             }
             try:
                 self._ask("POST", "/api/jobs/", json=body)
-            except (Invalid, Unavailable) as error:
-                if "already exists" not in error.message:
+            except (Invalid, Unavailable):
+                # Somebody else was a moment faster, or the answer got lost on its way.
+                if self._job(attempt.id) is None:
                     raise
         if job is None or _PHASES.get(str(job.get("status"))) not in OVER:
             # Said again, it is thrown away by a driver that has it.
@@ -212,14 +213,14 @@ class RayExecutor:
             raise Unavailable(f"Ray does not answer ({type(error).__name__})", "is its dashboard running?") from None
         if answer.status_code == 200:
             return _json(answer)
-        last = answer.text.strip().splitlines()[-1:] or [f"status {answer.status_code}"]
+        said = " ".join(answer.text.split())[-300:] or f"status {answer.status_code}"
         if answer.status_code in (401, 403):
             raise Denied("Ray refuses our token", "give the token of this cluster: token=env:RAY_AUTH_TOKEN")
         if answer.status_code == 404:
-            raise NotFound(f"Ray does not know it: {last[0][:200]}", "it may have been forgotten")
+            raise NotFound(f"Ray does not know it: {said}", "it may have been forgotten")
         if answer.status_code == 400:
-            raise Invalid(f"Ray refuses: {last[0][:300]}", "see the message")
-        raise Unavailable(f"Ray failed: {last[0][:300]}", "the same call may work later")
+            raise Invalid(f"Ray refuses: {said}", "see the message")
+        raise Unavailable(f"Ray failed: {said}", "the same call may work later")
 
     def _refuse_bare(self) -> None:
         """A cluster that answers a stranger runs what strangers send."""
