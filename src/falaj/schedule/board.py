@@ -15,7 +15,21 @@ from falaj.core.errors import Invalid
 from falaj.schedule.budget import Budgets, charge
 from falaj.schedule.forecast import Forecast, pool
 from falaj.schedule.lines import Lines, Shapes
-from falaj.schedule.model import NEVER, Evict, Job, Node, Past, Queue, Reservation, Resize, Shape, Snapshot, Start
+from falaj.schedule.model import (
+    NEVER,
+    Ask,
+    Evict,
+    Job,
+    Node,
+    Past,
+    Queue,
+    Reservation,
+    Resize,
+    Shape,
+    Snapshot,
+    Spot,
+    Start,
+)
 from falaj.schedule.order import Order
 from falaj.schedule.place import place
 from falaj.schedule.potential import Potential
@@ -25,6 +39,8 @@ from falaj.schedule.running import Running
 from falaj.schedule.share import Tree
 from falaj.schedule.turns import Turns
 from falaj.schedule.world import World
+
+MANY_LEAVES = 100
 
 
 class Board:
@@ -64,6 +80,7 @@ class Board:
         self._asked: dict[str, Shape] = {}
         """The shapes of those that run in a lower band than they asked for."""
         self._potential: Potential | None = None
+        self._stale, self._worked = True, -1
         self._tops: dict[str, int] = {}
         for node_shape in dict.fromkeys(job.shape for job in snapshot.jobs):
             for role in node_shape.roles:
@@ -167,6 +184,13 @@ class Board:
             self._amounts[number] = self.world.quota(shape, None, shape.least).tolist()
         return self._amounts[number]
 
+    def counts(self, job: Job, spots: tuple[Spot, ...], width: int) -> list[int]:
+        """What a job in these places counts, by quota."""
+        shape = job.shape
+        if width == shape.least and all(len(role.ask.models) == 1 or not _devices(role.ask) for role in shape.roles):
+            return self.amount(self.lines.numbers[job.id])
+        return self.world.quota(shape, spots, width).tolist()
+
     def start(self, job: Job, start: Start, amount: list[int]) -> None:
         """Let a waiting job run there from now on."""
         self.lines.drop(job.id)
@@ -222,8 +246,10 @@ class Board:
 
     def reopen(self) -> None:
         """Look at what was freed: which shapes may fit again?"""
+        self.freed |= self.turns.released
         rows = [self.world.index[name] for name in self.freed if name in self.world.index]
         self.freed.clear()
+        self.turns.released.clear()
         for number in sorted(self.closed) if rows else ():
             ask = self.world.ask(self.shapes.all[number].roles[0].ask)
             if self.world.counts(ask)[rows].any():
@@ -232,11 +258,11 @@ class Board:
 
     def overdue(self) -> None:
         """Expect more of what runs longer than was expected."""
+        due = set()
         while self._ends and self._ends[0][0] <= self.now:
-            at, job_id = heappop(self._ends)
-            job = self.running.get(job_id)
-            if job is not None and self.profile.end(job_id) == at:
-                self._expect(job)
+            due.add(heappop(self._ends)[1])
+        for job_id in sorted(due & self.running.keys()):
+            self._expect(self.running[job_id])
 
     def _enter(self, job: Job) -> None:
         if job.spots:
@@ -271,6 +297,8 @@ class Board:
             self.stopping.add(job.id)
         else:
             left = self.forecast.left(job, self.shapes.keys[self.shapes.number(job.shape)], self.now)
+            if left is not None:
+                heappush(self._ends, (self.now + left[0], job.id))
             self.table.put(job, None if left is None else left[0], self.now, np.array(self._counted[job.id], np.int64))
 
     def _leave(self, job_id: str) -> Job | None:
@@ -336,6 +364,7 @@ class Board:
             tree.charge(name, self.tree.usage[self.tree.index[name]])
         same = (tree.names, tree.quotas) == (self.tree.names, self.tree.quotas)
         self._queues, self.budgets = tuple(queues), Budgets(queues)
+        self.budgeted = any(queue.budgets for queue in queues)
         self.tree, self.order, self._potential = tree, Order(tree), None
         self._amounts.clear()
         self.parked.clear()
@@ -350,9 +379,11 @@ class Board:
                 self._expect(job)
         self.reclaim = Reclaim(self.world, self.tree, self.table, place, self.knobs)
 
-    def potential(self) -> Potential:
-        """What leaves are promised and deserve, as things are wanted now."""
-        if self._potential is None:
+    def potential(self, tick: int) -> Potential:
+        """What leaves are promised and deserve, as things are wanted now; of very many leaves, as they were lately."""
+        lately = self._worked == tick and len(self.demand) > MANY_LEAVES
+        if self._potential is None or (self._stale and not lately):
+            self._stale, self._worked = False, tick
             demand = np.zeros((len(self.tree.names), len(self.tree.quotas)), np.int64)
             for queue in self.demand.keys() & self.tree.index.keys():
                 demand[self.tree.index[queue], : len(self.demand[queue])] = self.demand[queue]
@@ -360,7 +391,7 @@ class Board:
         return self._potential
 
     def _want(self, job: Job, sign: int) -> None:
-        self._potential = None
+        self._stale = True
         amount = self.amount(self.shapes.number(job.shape))
         wants = self.demand.setdefault(job.queue, [0] * len(amount))
         wants += [0] * (len(amount) - len(wants))
@@ -375,3 +406,7 @@ class Board:
     def run_s(self, job: Job) -> int:
         """How long it will run at P90."""
         return self.forecast.end(job, self.shapes.keys[self.shapes.number(job.shape)], self.now) - self.now
+
+
+def _devices(ask: Ask) -> bool:
+    return bool(ask.gpus or ask.milli)

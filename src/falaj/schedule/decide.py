@@ -11,6 +11,7 @@ import numpy as np
 from falaj.schedule.board import Board
 from falaj.schedule.budget import Charge, charge
 from falaj.schedule.columns import Flags, Ints
+from falaj.schedule.elastic import Growth
 from falaj.schedule.forecast import pool, size
 from falaj.schedule.lines import Rank
 from falaj.schedule.model import (
@@ -40,8 +41,10 @@ BUDGET = "budget:"
 TICK_S = 30
 """So often those are looked at again for whom nobody had to make room."""
 GRACE_S = 30
-MOST_CLAIMS = 16
+MOST_CLAIMS = 8
 """So many searches for victims a cycle."""
+MOST_ROUNDS = 4
+"""So often a cycle looks at what it freed itself."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,8 @@ class Scheduler(Board):
         self._tick = -1
         self._claimed: dict[tuple[str, int], str] = {}
         """Lines whose first job found nobody to make room, until something of their leaf or the clock moves on."""
+        self._asked_at: dict[str, int] = {}
+        self._closed_at: dict[int, int] = {}
         self._tried: dict[int, tuple[int, str]] = {}
 
     def cycle(self, now: int, most: int = 1000) -> Plan:
@@ -73,22 +78,38 @@ class Scheduler(Board):
         self.now, self._plan = now, Draft()
         self.fresh |= self.lines.advance(now)
         self.overdue()
+        self._clear()
+        for _ in range(MOST_ROUNDS):
+            self._round(most)
+            if not self.freed and not self.turns.released and not self.fresh:
+                break
+        self._grow()
+        plan = self._plan
+        return Plan(tuple(plan.starts), tuple(plan.resizes), tuple(plan.evictions), self.turns.all(), plan.waiting)
+
+    def _grow(self) -> None:
+        """Let elastic jobs have what nobody waits for."""
+        if any(self.lines.behind.get(number) for number in self.closed):
+            return
+        growth = Growth(self.world, self.tree, self.table, place, self.knobs)
+        for resize in growth.grow(self.now, self._staying()):
+            self._plan.resizes.append(resize)
+            self.resize(resize)
+
+    def _round(self, most: int) -> None:
+        """Look at what changed; turns first, then everybody's best, then who is blocked, then who is brief."""
         turns = self.turns.ready(self.freed)
         self.reopen()
         for queue in sorted(self.fresh):
             self.rank(queue)
-        self._remember(now // TICK_S)
+        self._remember(self.now // TICK_S)
         self._open = {one for one, leaves in self.lines.behind.items() if leaves and one not in self.closed}
-        self._clear()
-        for job_id in dict.fromkeys((*turns, *self.turns.due(now))):
-            self._redeem(job_id)
+        for job_id in dict.fromkeys((*turns, *self.turns.due(self.now))):
+            if job_id in self.turns.of:
+                self._redeem(job_id)
         self._admit(most)
-        for queue in self._neediest(self._unsettled):
-            self._settle(queue)
-        self._unsettled.clear()
+        self._settle_all()
         self._backfill(most)
-        plan = self._plan
-        return Plan(tuple(plan.starts), tuple(plan.resizes), tuple(plan.evictions), self.turns.all(), plan.waiting)
 
     def _remember(self, tick: int) -> None:
         """What to look at again: leaves that changed, and all of them when the clock moved on."""
@@ -153,6 +174,7 @@ class Scheduler(Board):
         self._plan.starts.append(start)
         self.start(job, start, amount)
         self.rank(job.queue)
+        self._unsettled.add(job.queue)
 
     def _find(self, job: Job) -> tuple[Found | None, Refusal | None]:
         """Places for a job, at the width it prefers or its least, that its quotas allow; else what refuses them."""
@@ -160,7 +182,7 @@ class Scheduler(Board):
         for width in dict.fromkeys((max(job.shape.roles[0].count, job.shape.least), job.shape.least)):
             allowed: Flags | None = self._lasting(job)
             while (spots := place(self.world, job.shape, width, allowed)) is not None:
-                amount = self.world.quota(job.shape, spots, width).tolist()
+                amount = self.counts(job, spots, width)
                 refusal = self.tree.refusal(job.queue, amount)
                 if refusal is None:
                     costs, refusal = self._afford(job, spots)
@@ -173,7 +195,7 @@ class Scheduler(Board):
 
     def _afford(self, job: Job, spots: tuple[Spot, ...]) -> tuple[Charge | None, Refusal | None]:
         """What to charge its budgets; None where it runs uncharged, as best effort; or the budget that stops it."""
-        if self.band(job.queue, job.shape) == BEST_EFFORT:
+        if not self.budgeted or self.band(job.queue, job.shape) == BEST_EFFORT:
             return (), None
         nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
         costs = charge(nodes, job.shape.roles, spots, job.limit_s or self.run_s(job))
@@ -184,10 +206,12 @@ class Scheduler(Board):
 
     def _lasting(self, job: Job) -> Flags | None:
         """The nodes that do not go away under a job; None when none goes."""
+        return self._staying(self.now + self.run_s(job))
+
+    def _staying(self, until: int = NEVER) -> Flags | None:
         if not self.leaving:
             return None
-        end = self.now + self.run_s(job)
-        return np.array([node.leaving >= end for node in self.world.nodes], np.bool_)
+        return np.array([node.leaving >= until for node in self.world.nodes], np.bool_)
 
     def _without(self, quota: str, allowed: Flags | None) -> Flags | None:
         """The allowed nodes without those that count against a model's quota; None when that is no model's."""
@@ -200,7 +224,10 @@ class Scheduler(Board):
     def _close(self, number: int) -> None:
         self.closed.add(number)
         self._open.discard(number)
-        self._unsettled |= self.lines.behind[number]
+        self._tried.pop(number, None)
+        if self._closed_at.get(number) != self._tick:
+            self._closed_at[number] = self._tick
+            self._unsettled |= self.lines.behind[number]
 
     def _hold_back(self, job: Job, number: int, refusal: Refusal) -> None:
         self.park(job.queue, number, refusal)
@@ -225,24 +252,53 @@ class Scheduler(Board):
         if turn.at <= self.now:
             self._reserve(job, "what runs there takes longer than expected")
 
+    def _settle_all(self) -> None:
+        """Look after the blocked jobs of leaves that changed; who must wait for that is first in later cycles."""
+        if any(self.turns.room(pool(self.shapes.all[number])) for number in self.closed):
+            for queue in self._neediest(self._unsettled):
+                self._settle(queue)
+        waiting = sorted(self._unsettled, key=lambda queue: (self._asked_at.get(queue, -1), queue))
+        for queue in waiting:
+            if self._plan.claims >= MOST_CLAIMS:
+                return
+            self._unsettled.discard(queue)
+            claimant = self._claimant(queue)
+            if claimant is not None:
+                self._claim(*claimant)
+
+    def _claimant(self, queue: str) -> tuple[Job, int] | None:
+        """The first blocked job of a leaf, while nobody was asked to make room for it."""
+        parked = self.parked.get(queue, ())
+        for rank, number in self.lines.heads(queue):
+            if number in self.closed and number not in parked:
+                fresh = self._claimed.get((queue, number)) != rank[-1]
+                return (self.lines.jobs[rank[-1]], number) if fresh else None
+        return None
+
     def _settle(self, queue: str, before: Rank | None = None) -> None:
-        """Make room for the blocked jobs of a leaf, or give them turns: those that stand before one that starts."""
+        """Make room for the first blocked job of a leaf, and give turns: to those that stand before one that starts."""
+        claimant = self._claimant(queue)
+        if claimant is not None and (before is None or self.lines.heads(queue)[0][0] < before):
+            self._claim(*claimant)
         for rank, number in list(self.lines.heads(queue)):
             if before is not None and rank >= before:
                 return
             if number in self.closed and number not in self.parked.get(queue, ()):
                 job = self.lines.jobs[rank[-1]]
-                if not self._claim(job, number) and job.id not in self.turns.of and self.turns.room(pool(job.shape)):
+                if job.id not in self.turns.of and self.turns.room(pool(job.shape)):
                     self._reserve(job)
 
-    def _claim(self, job: Job, number: int) -> bool:
-        """Have others make room for it, where that is lawful; True when somebody does."""
-        if self._claimed.get((job.queue, number)) == job.id or self._plan.claims >= MOST_CLAIMS:
-            return False
+    def _claim(self, job: Job, number: int) -> None:
+        """Have others make room for it, where that is lawful."""
+        if self._plan.claims >= MOST_CLAIMS:
+            return
         self._claimed[job.queue, number] = job.id
+        self._asked_at[job.queue] = self.now
         if self.waited_for(job.id) or self.tree.refusal(job.queue, self.amount(number)) is not None:
-            return False
+            return
         self._plan.claims += 1
+        if self.turns.holds and self._lend(self.run_s(job), job.submitted, job.id, number):
+            return
         lent = self.turns.lend(NEVER, job.id)
         left = self.forecast.left(job, self.shapes.keys[number], self.now)
         asked = replace(job, shape=replace(job.shape, band=self.band(job.queue, job.shape)))
@@ -250,11 +306,10 @@ class Scheduler(Board):
             asked, job.shape.least, size(job.shape, job.shape.least), left[0] if left else None,
             self.lines.urgent(job.id), self.run_s(job),
         )  # fmt: skip
-        victims = self.reclaim.victims(claim, self.potential(), self.now, self.reclaimed)
+        victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed)
         self.turns.take_back(lent)
         if victims is not None:
             self._make_room(job, victims)
-        return victims is not None
 
     def _make_room(self, job: Job, victims: Victims) -> None:
         for resize in victims.resizes:
@@ -281,17 +336,23 @@ class Scheduler(Board):
 
     def _backfill(self, most: int) -> None:
         """Lend what is held for turns to what is over before they come, the shortest first."""
-        while self.turns.of and len(self._plan.starts) < most:
-            last = max(turn.at for turn in self.turns.of.values())
-            short = [
-                (brief[0], brief[1].submitted, brief[1].id, number)
-                for number in self.closed
-                if (brief := self.lines.brief(number, self.parked)) and self.now + brief[0] <= last
-            ]
-            room = self.turns.lendable() if short else ([], None, None)
-            fits = [one for one in sorted(short) if room[0] and self._some(one[3], *room)]
-            if not any(self._lend(*one) for one in fits):
-                return
+        lent = True
+        while lent and self.turns.of and len(self._plan.starts) < most:
+            last, lent = max(turn.at for turn in self.turns.of.values()), False
+            short = []
+            for number in self.closed if self.turns.holds else ():
+                brief = self.lines.brief(number, self.parked)
+                if brief is None or self.now + brief[0] > last:
+                    continue
+                stamp = (self.turns.version, brief[1].id)
+                if self._tried.get(number) != stamp:
+                    short.append((brief[0], brief[1].submitted, brief[1].id, number))
+                    self._tried[number] = stamp
+            room = self.turns.lendable() if short else None
+            for one in sorted(short):
+                if room is not None and self._some(one[3], *room) and self._lend(*one):
+                    lent = True
+                    break
 
     def _lend(self, run_s: int, _submitted: int, job_id: str, number: int) -> bool:
         """Start a short job in places that are held for turns after its end."""
@@ -319,11 +380,15 @@ class Scheduler(Board):
         """Leaves by how needy they are, from the top down."""
         tree = self.tree
 
-        def need(queue: str) -> tuple[tuple[int, int, int], ...]:
-            heads = self.lines.heads(queue)
-            want = self.amount(heads[0][1]) if heads else [0] * len(tree.quotas)
-            path = reversed(tree.paths[tree.index[queue]])
-            return tuple((tree.level(row, want), tree.spent[row], row) for row in path)
+        nothing = [0] * len(tree.quotas)
+        levels: dict[int, tuple[int, int, int]] = {}
+
+        def need(queue: str) -> list[tuple[int, int, int]]:
+            path = tree.paths[tree.index[queue]][::-1]
+            for row in path:
+                if row not in levels:
+                    levels[row] = (tree.level(row, nothing), tree.spent[row], row)
+            return [levels[row] for row in path]
 
         return sorted(queues, key=need)
 

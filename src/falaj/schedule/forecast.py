@@ -90,13 +90,12 @@ class Forecast:
         """Seconds it will still run at P50 and P90; None when nobody knows. `ran_s` counts the attempts before."""
         ran = job.ran_s + (max(now - job.started, 0) if job.spots else 0)
         most = max(job.limit_s - ran, 1) if job.limit_s else NEVER
-        steps = self._by_steps(job, shape_key, ran)
-        if steps is not None:
-            return min(steps[0], most), min(steps[1], most)
-        whole = self.expected(job.template, shape_key)
+        steps = self._by_steps(job, shape_key)
+        since = (max(now - max(job.seen, job.started), 0) if job.spots else 0) if steps else ran
+        whole = steps or self.expected(job.template, shape_key)
         if whole is None:
             return None
-        return min(_outrun(whole[0], ran) - ran, most), min(_outrun(whole[1], ran) - ran, most)
+        return min(_outrun(whole[0], since) - since, most), min(_outrun(whole[1], since) - since, most)
 
     def end(self, job: Job, shape_key: str, now: int) -> int:
         """When it is over at P90; something is always expected, and doubled as often as it was exceeded."""
@@ -107,9 +106,11 @@ class Forecast:
         whole = job.limit_s or _outrun(UNKNOWN_S, ran)
         return now + max(whole - ran, 1)
 
-    def _by_steps(self, job: Job, shape_key: str, ran: int) -> tuple[int, int] | None:
+    def _by_steps(self, job: Job, shape_key: str) -> tuple[int, int] | None:
+        """From when its steps were last counted, by its own speed once that is sure, else by its predecessors'."""
         if not job.steps:
             return None
+        ran = job.ran_s + max(job.seen - job.started, 0)
         own = job.step_us if ran >= SURE_S else 0
         known = self._past.get((job.template, shape_key))
         step = own or (known.step_us if known else 0)

@@ -128,6 +128,8 @@ class Job:
     done: int = 0
     step_us: int = 0
     """One step in microseconds at the width it last ran with, measured; 0: not yet."""
+    seen: int = 0
+    """When `done` was counted, while it runs; 0: before it started."""
     served: int = 0
     """Device-seconds (core-seconds where it has none) it was given so far."""
     ran_s: int = 0

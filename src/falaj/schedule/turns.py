@@ -31,10 +31,19 @@ class Turns:
         self._known: dict[str, list[int]] = {}
         self._near: dict[str, set[str]] = {}
         self._pools: dict[str, int] = {}
+        self.released: set[str] = set()
+        """Nodes on which something is held no longer."""
+        self.version = 0
+        """Grows when something else is held than before; what is lent for a moment does not count."""
 
     def all(self) -> tuple[Reservation, ...]:
         """Every turn, soonest first."""
         return tuple(sorted(self.of.values(), key=lambda one: (one.at, one.job)))
+
+    @property
+    def holds(self) -> bool:
+        """Is anything held now?"""
+        return any(self._held.values())
 
     def lendable(self) -> tuple[list[int], Ints, Ints]:
         """Nodes on which something is held: their rows, and what would be free there, of amounts and devices."""
@@ -69,6 +78,7 @@ class Turns:
     def put(self, turn: Reservation, pool: str, roles: tuple[Role, ...], run_s: int) -> None:
         """Give a job its turn, or another one."""
         self.drop(turn.job)
+        self.version += 1
         self.of[turn.job] = turn
         self._facts[turn.job] = (pool, roles, run_s)
         self._pools[pool] = self._pools.get(pool, 0) + 1
@@ -87,6 +97,7 @@ class Turns:
         self._pools[self._facts.pop(job)[0]] -= 1
         for spot in turn.spots:
             self._near[spot.node].discard(job)
+            self.released.add(spot.node)
         self.hold(spot.node for spot in turn.spots)
         return turn
 
@@ -97,6 +108,7 @@ class Turns:
     def hold(self, nodes: Iterable[str]) -> None:
         """Something became free on these nodes: keep it for the turns it belongs to, soonest first."""
         jobs = {job for node in nodes for job in self._near.get(node, ())}
+        self.version += bool(jobs)
         for job in sorted(jobs, key=lambda one: (self.of[one].at, one)):
             self._enter(job)
 
