@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.schedule.model import NEVER, Knobs, Queue
+from falaj.schedule.potential import Potential
+from falaj.schedule.share import Tree
 from tests.schedule.closed import BOLD, NOW, Closed, gang
 
 A, B = "root/a", "root/b"
@@ -27,6 +30,14 @@ def test_a_queue_takes_back_what_it_deserves_and_no_more() -> None:
         cluster.submit(f"b{number}", B, gang(2), 36_000)
     assert cluster.rest() == 4
     assert sum(job.queue == B for job in cluster.running.jobs.values()) == 4
+
+
+def test_no_rounding_makes_a_promise_of_nothing() -> None:
+    """On a large cluster what rounding may cost is more than a device."""
+    cluster = Closed(1, [Queue(A), Queue(B)])
+    potential = Potential(Tree([Queue(A), Queue(B)], {"gpu": 1 << 36}), np.array([[0], [1 << 36], [1000]]))
+    assert potential.slack[0] > 1000
+    assert potential.cause(cluster.tree.leaf(B), [0], [1000]) == "share"
 
 
 def test_width_goes_first_then_best_effort_then_gangs() -> None:

@@ -78,7 +78,7 @@ class _Lines:
     def cheapest(self, domain: NDArray[np.int32], want: int, tries: int) -> list[Amounts]:
         """Steps that give so many slots within one domain, for the cheapest domains."""
         inside = domain[self._where]
-        order = np.lexsort((self._where, self._cost // self._gain, inside))
+        order = np.lexsort((self._where, self._cost // np.minimum(self._gain, want), inside))
         order = order[inside[order] >= 0]
         inside = inside[order]
         slots, cost = sums(self._gain[order], inside), sums(self._cost[order], inside)

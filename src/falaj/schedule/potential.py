@@ -27,7 +27,7 @@ class Potential:
     def __init__(self, tree: Tree, demand: Amounts) -> None:
         self.promised, self.deserved = tree.promised(demand), tree.deserved(demand)
         whole = np.maximum(np.array(tree.capacity, np.int64), 1)
-        self.slack = [1 + part // (1 << 14) for part in tree.capacity]
+        self.slack = [1 + (part >> 18) for part in tree.capacity]
         """What rounding may cost."""
         self._marks = [
             list(zip(most.tolist(), table[np.arange(len(table)), most].tolist(), strict=True))
@@ -45,7 +45,8 @@ class Potential:
         """Each leaf's most important quota, and how much of it is above what that cause leaves to it."""
         marks = np.array(self._marks[0 if cause == "guarantee" else 1], np.int64).reshape(-1, 2)
         have = used[np.arange(len(used)), marks[:, 0]]
-        return marks[:, 0], np.maximum(have - marks[:, 1] + np.array(self.slack)[marks[:, 0]], 0)
+        slack = np.where(marks[:, 1] > 0, np.array(self.slack)[marks[:, 0]], 0)
+        return marks[:, 0], np.maximum(have - marks[:, 1] + slack, 0)
 
     def keeps(self, row: int, after: Row) -> bool:
         """True when a leaf that uses so much has all it is promised."""
@@ -65,6 +66,6 @@ class Potential:
 
     def _within(self, most: Row, used: Row, more: Row) -> bool:
         return all(
-            not part or have + part <= top + slack
+            not part or (top and have + part <= top + slack)
             for part, have, top, slack in zip(more, used, most, self.slack, strict=True)
         )

@@ -24,7 +24,7 @@ from falaj.schedule.world import World
 
 MARGIN_S = 30
 """Grace beyond the time that saving takes."""
-_TRIES = 3
+_TRIES = 2
 WHY = {
     "width": "a job that waits needs the room it grew into",
     "band": "a job of a higher band waits",

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from falaj.schedule.filling import Amounts
-from falaj.schedule.model import CPU, WHOLE, Job, Shape, Spot
+from falaj.schedule.model import BANDS, CPU, WHOLE, Job, Shape, Spot
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
 
@@ -40,6 +40,8 @@ class Running:
         self.amounts = np.zeros((64, len(tree.quotas)), np.int64)
         self.base = np.zeros_like(self.amounts)
         """Amounts by quota, now and at the smallest width."""
+        self._totals = np.zeros((2, tree.top, len(BANDS), len(tree.quotas)), np.int64)
+        """The sums of both, by leaf and band."""
         self.entries = np.zeros((64, 6), np.int64)
         self._mine: dict[str, list[int]] = {}
         self._free_rows: list[int] = []
@@ -74,6 +76,7 @@ class Running:
         self.base[row] = (
             self._world.quota(job.shape, firm(job.shape, job.spots), job.shape.least) if extra else self.amounts[row]
         )
+        self._count(row, 1)
         self._enter(row, job, extra)
 
     def promise(self, job: Job, spots: tuple[Spot, ...], now: int) -> None:
@@ -88,6 +91,7 @@ class Running:
             return
         row = self.rows.pop(job_id)
         del self.jobs[job_id]
+        self._count(row, -1)
         self.table[row, Col.LEAF] = -1
         self._free_rows.append(row)
         for entry in self._mine.pop(job_id):
@@ -96,8 +100,7 @@ class Running:
 
     def used(self, leaf: int, band: int, base: bool) -> Amounts:
         """What the jobs of a leaf use that stand in this band or higher, now or at their smallest widths."""
-        mine = (self.table[:, Col.LEAF] == leaf) & (self.table[:, Col.BAND] >= band)
-        used: Amounts = (self.base if base else self.amounts)[mine].sum(axis=0, dtype=np.int64)
+        used: Amounts = self._totals[int(base), leaf, band:].sum(axis=0)
         return used
 
     def leaf(self, queue: str) -> int:
@@ -106,10 +109,8 @@ class Running:
 
     def by_leaf(self) -> Amounts:
         """What all leaves use [rows of the tree, quotas], best effort aside."""
-        rows = np.flatnonzero((self.table[:, Col.LEAF] >= 0) & (self.table[:, Col.BAND] > 0))
-        out = np.zeros((self._tree.top, self.amounts.shape[1]), np.int64)
-        np.add.at(out, self.table[rows, Col.LEAF], self.amounts[rows])
-        return out
+        used: Amounts = self._totals[0, :, 1:].sum(axis=1)
+        return used
 
     def service(self, now: int) -> Amounts:
         """Device-seconds each row still needs; where nobody knows, as many as it had."""
@@ -123,6 +124,11 @@ class Running:
             self._seen = self._world.index
             self._at = np.array([self._seen.get(name, -1) for name in self._nodes], np.int64)
         return self._at[self.entries[:, Lay.NODE]] if len(self._at) else np.full(len(self.entries), -1)
+
+    def _count(self, row: int, sign: int) -> None:
+        leaf, band = self.table[row, Col.LEAF], self.table[row, Col.BAND]
+        self._totals[0, leaf, band] += sign * self.amounts[row]
+        self._totals[1, leaf, band] += sign * self.base[row]
 
     def _enter(self, row: int, job: Job, extra: tuple[Spot, ...]) -> None:
         sums: dict[str, Counter[int]] = {}
