@@ -108,14 +108,6 @@ def test_the_helpers_of_a_saving_process_are_left_alone(tmp_path: Path) -> None:
     assert slot.log() == "up\nfrom the child\n"
 
 
-def test_after_the_grace_everybody_is_killed(tmp_path: Path) -> None:
-    slot = SlotUnderTest(tmp_path, "sh", "-c", f"trap '' TERM; echo up; {FOREVER}", grace_s=0.2)
-    slot.says("up")
-    slot.signal(signal.SIGTERM)
-    how = slot.end()
-    assert (how["code"], how["reason"]) == (137, "stopped")
-
-
 def test_whoever_forks_away_is_ended_too(tmp_path: Path) -> None:
     code = """if True:
         import os, signal, time
