@@ -65,15 +65,17 @@ def test_two_nodes_run_one_launcher_each_and_launching_again_finds_it(slurm: Slu
 
 
 def test_different_slots_are_one_job_with_its_gpus(slurm: SlurmExecutor, shared: Path) -> None:
-    program = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['SLURM_JOB_ID'] != '', flush=True)"
+    program = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
     gang = (
-        Slot(0, "n1", amounts={"cpu": 1500, "memory": 64}, devices=(0, 1)),
+        Slot(0, "n1", amounts={"cpu": 1500, "memory": 64}, devices=(0,)),
         Slot(1, "n2", amounts={"cpu": 1000}),
-        Slot(2, "n2", amounts={"cpu": 1000}),
+        Slot(2, "n1", amounts={"cpu": 1000}, devices=(1,)),
+        Slot(3, "n2", amounts={"cpu": 1000}),
     )
     handle = slurm.launch(attempt(gang, program, shared))
     assert over(slurm, handle).phase == SUCCEEDED
-    assert [slurm.logs(handle, slot).lines for slot in range(3)] == [("0,1 True",), ("None True",), ("None True",)]
+    said = [slurm.logs(handle, slot).lines for slot in range(4)]
+    assert said == [("0",), ("None",), ("1",), ("None",)]
 
 
 def test_the_code_of_a_slot_is_told_and_ends_the_others(slurm: SlurmExecutor, shared: Path) -> None:
@@ -153,8 +155,11 @@ def test_nobody_is_root_by_omission(slurm_server: SlurmServer, shared: Path) -> 
 
 
 def test_an_array_runs_independent_slots(slurm: SlurmExecutor, shared: Path) -> None:
-    program = f"{HERE}; raise SystemExit(int(os.environ['FALAJ_SLOT']) * 5)"
-    done = over(slurm, slurm.launch(attempt(slots("n1", "n1", "n1"), program, shared, options={"array": "yes"})))
+    program = "import os; print(os.environ['SLURM_CPUS_PER_TASK']); raise SystemExit(int(os.environ['FALAJ_SLOT']) * 5)"
+    three = slots("n1", "n1", "n1", cpu=2000)
+    handle = slurm.launch(attempt(three, program, shared, options={"array": "yes"}))
+    done = over(slurm, handle)
+    assert slurm.logs(handle, 2).lines == ("2",)
     assert (done.phase, [one.code for one in done.exits]) == (FAILED, [0, 5, 10])
 
 
@@ -206,7 +211,7 @@ def test_what_slurm_would_refuse_is_invalid_at_launch(
 
 
 def test_a_handle_that_nobody_knows(slurm: SlurmExecutor) -> None:
-    for strange in ("1:root:/nowhere", "nobody", ""):
+    for strange in ("1:root:1:/nowhere", "nobody", ""):
         assert slurm.poll([strange]) == [Status(strange, UNKNOWN)]
         slurm.stop(strange, 1)
         slurm.checkpoint(strange)

@@ -15,13 +15,14 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from falaj.backends import slurm_script as script
 from falaj.backends.slurm_site import SlurmJob, SlurmSite, account, node_facts
-from falaj.core.errors import Conflict, Invalid, NotFound
+from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
     FAILED,
     LOST,
@@ -76,14 +77,14 @@ class SlurmExecutor:
         script.check(attempt)
         user = self._who(attempt)
         folder = Path(attempt.folder)
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with _locked(folder):
-            job = _text(folder, "slurm.job") or _text(folder, "slurm.started") or self._site.named(attempt.id, user)
-            if not job:
-                job = self._submit(attempt, user)
-            if not _text(folder, "slurm.job"):
-                _write(folder, "slurm.job", f"{job}\n{len(attempt.slots)}")
-        return f"{job.split()[0]}:{user}:{folder}"
+        # For its user alone; where only a group joins us to that user, for the group.
+        folder.mkdir(mode=0o700 if os.geteuid() in (0, account(user).pw_uid) else 0o770, parents=True, exist_ok=True)
+        if not (job := _claim(folder)):
+            with self._lock, _locked(folder):
+                job = _claim(folder) or self._site.named(attempt.id, user)
+                job = job or self._submit(replace(attempt, options=self._usual | dict(attempt.options)), user)
+                _write(folder, "slurm.job", job)
+        return f"{job}:{user}:{len(attempt.slots)}:{folder}"
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
         """What became of each. What was told to stop and outlived its grace is ended by force here."""
@@ -174,9 +175,8 @@ class SlurmExecutor:
             _write(folder, "falaj-worker.pyz", attempt.launcher)
         _give(folder, owner.pw_uid, owner.pw_gid)
         about = {"HOME": owner.pw_dir, "USER": user, "LOGNAME": user, **attempt.env, **attempt.secret_env}
-        asked = [f"--{name}={value}" for name, value in self._usual.items() if name not in attempt.options]
         words = script.words(attempt, named)
-        said = self._site.ask("sbatch", "--parsable", *asked, *words, str(folder / "slurm.sh"), user=user, env=about)
+        said = self._site.ask("sbatch", "--parsable", *words, str(folder / "slurm.sh"), user=user, env=about)
         return said.strip().partition(";")[0]
 
     def _cancel(self, found: _Known, *how: str) -> None:
@@ -214,16 +214,17 @@ def _status(handle: str, found: _Known, job: SlurmJob | None) -> Status:
     told = job.state.lower().replace("_", " ")
     if job.phase == LOST:
         return Status(handle, LOST, codes, job.started, job.ended, told)
-    code = job.code or (0 if job.phase == SUCCEEDED else 143)
-    whole = tuple(exits[n][0] if n in exits else SlotExit(n, code, job.reason or told) for n in range(num))
-    return Status(handle, job.phase, whole, job.started, job.ended, "" if job.phase == SUCCEEDED else told)
+    good = job.phase == SUCCEEDED
+    rest = (0, "") if good else (job.code or 143, job.reason or told)
+    whole = tuple(exits[n][0] if n in exits else SlotExit(n, *rest) for n in range(num))
+    return Status(handle, job.phase, whole, job.started, job.ended, "" if good else told)
 
 
 def _exit(folder: Path, index: int) -> tuple[SlotExit, float] | None:
     try:
         said = json.loads(_text(folder, f"slot-{index}.exit"))
         return SlotExit(index, int(said["code"]), str(said.get("reason", ""))), float(said.get("ended", 0))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
@@ -236,9 +237,16 @@ def _context(attempt: Attempt, hosts: Mapping[str, str]) -> dict[str, object]:
 
 
 def _known(handle: str) -> _Known | None:
-    found = re.fullmatch(r"(\d+):([^:/]+):(/.+)", handle)
-    claim = _text(Path(found[3]), "slurm.job").split() if found else []
-    return _Known(found[1], found[2], Path(found[3]), int(claim[1])) if found and len(claim) == 2 else None
+    found = re.fullmatch(r"(\d+):([^:/]+):(\d{1,6}):(/.+)", handle)
+    if not found or not _claim(Path(found[4])):
+        return None
+    return _Known(found[1], found[2], Path(found[4]), int(found[3]))
+
+
+def _claim(folder: Path) -> str:
+    """The number of the attempt's job: as we wrote it down, or as the job itself did when we had no time to."""
+    found = re.match(r"\d+", _text(folder, "slurm.job") or _text(folder, "slurm.started"))
+    return found[0] if found else ""
 
 
 def _give(folder: Path, uid: int, gid: int) -> None:
@@ -255,8 +263,11 @@ def _give(folder: Path, uid: int, gid: int) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     lock = os.open(folder / "slurm.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        # The folder's owner could hold it for ever: never wait.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    except BlockingIOError:
+        raise Unavailable("somebody else launches this attempt", "ask again") from None
     finally:
         os.close(lock)
 

@@ -32,10 +32,10 @@ echo "$me" > "slurm.claim.$SLURM_JOB_ID" && ln "slurm.claim.$SLURM_JOB_ID" slurm
 rm -f "slurm.claim.$SLURM_JOB_ID"
 [ "$(cat slurm.started)" = "$me" ] || exit 75
 # A signal from Slurm reaches every process and ends those that do not expect it; this way the launchers alone hear it.
-tell() {{ srun --overlap --mem=0 --gres=none {groups} sh slurm-slot.sh "$1"; }}
+tell() {{ srun --overlap --mem=0 --gres=none {told} sh slurm-slot.sh "$1"; }}
 trap 'tell USR1' USR1
 trap 'tell TERM' TERM
-srun --kill-on-bad-exit=0 {groups} {mpi} sh slurm-slot.sh &
+srun {step} &
 step=$!
 wait $step; code=$?
 while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
@@ -55,6 +55,10 @@ if [ -n "$1" ]; then
     kill "-$1" "$(grep -o '"pid": *[0-9]*' "slot-$slot.pid" | grep -o '[0-9]*$')"
     exit 0
 fi
+# Slurm shows all GPUs of the job on this node; each slot takes its own.
+case "$slot" in
+{gpus}esac
+[ -z "$CUDA_VISIBLE_DEVICES" ] || export CUDA_VISIBLE_DEVICES="$(echo "$CUDA_VISIBLE_DEVICES" | cut -d , -f "$gpus")"
 trap : TERM USR1
 export FALAJ_HOST={host}
 {launcher} context.json "$slot"
@@ -99,24 +103,42 @@ def words(attempt: Attempt, models: Mapping[str, str]) -> list[str]:
 
 def batch(attempt: Attempt, models: Mapping[str, str]) -> str:
     """The script of the job."""
-    parts = 1 if attempt.options.get("array") else len(_groups(attempt, models))
-    groups = f"--het-group=0-{parts - 1}" if parts > 1 else ""
-    mpi = shlex.quote(f"--mpi={attempt.options['mpi']}") if "mpi" in attempt.options else ""
-    return _BATCH.format(id=attempt.id, folder=shlex.quote(attempt.folder), groups=groups, mpi=mpi)
+    groups = _groups(attempt, models)
+    if attempt.options.get("array"):
+        groups = groups[:1]
+    mpi = [f"--mpi={attempt.options['mpi']}"] if "mpi" in attempt.options else []
+    # srun does not take the CPUs of a task over from sbatch by itself.
+    cpus = [next(word for word in asked if word.startswith("--cpus-per-task")) for asked, _ in groups]
+    parts = [[f"--het-group={number}", one] for number, one in enumerate(cpus)] if len(groups) > 1 else [cpus]
+    command = ["--kill-on-bad-exit=0", *mpi, "sh", "slurm-slot.sh"]
+    return _BATCH.format(
+        id=attempt.id,
+        folder=shlex.quote(attempt.folder),
+        told=f"--het-group=0-{len(groups) - 1}" if len(groups) > 1 else "",
+        step=" : ".join(shlex.join([*part, *command]) for part in parts),
+    )
 
 
 def slot_script(attempt: Attempt, launcher: Sequence[str], host: str) -> str:
     """The script that each task runs: finds out which slot it is, and becomes its launcher."""
-    everyone = " ".join(str(slot.index) for slot in attempt.slots)
-    by_node = _by_node(attempt)
-    cases = "".join(
-        f"{shlex.quote(node)}) slots='{' '.join(str(slot.index) for slot in slots)}';;\n"
-        for node, slots in by_node.items()
-    )
-    if attempt.options.get("array"):
-        cases = f"?*) slots='{everyone}';;\n"
+    by_node = {"": list(attempt.slots)} if attempt.options.get("array") else _by_node(attempt)
+    cases, gpus = [], []
+    for node, slots in by_node.items():
+        cases.append(
+            f"{shlex.quote(node) if node else '?*'}) slots='{' '.join(str(slot.index) for slot in slots)}';;\n"
+        )
+        first = 1
+        for slot in slots:
+            num = len(slot.devices)
+            # Further than any list goes, for a slot that has none.
+            gpus.append(f"{slot.index}) gpus={first}-{first + num - 1};;\n" if num else f"{slot.index}) gpus=9999;;\n")
+            first += num if node else 0
     return _SLOT.format(
-        folder=shlex.quote(attempt.folder), cases=cases, host=shlex.quote(host), launcher=shlex.join(launcher)
+        folder=shlex.quote(attempt.folder),
+        cases="".join(cases),
+        gpus="".join(gpus),
+        host=shlex.quote(host),
+        launcher=shlex.join(launcher),
     )
 
 
