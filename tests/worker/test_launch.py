@@ -125,11 +125,22 @@ def test_whoever_forks_away_is_ended_too(tmp_path: Path) -> None:
     gone(int(slot.log().split()[1]))
 
 
-def test_usr1_reaches_those_who_listen(tmp_path: Path) -> None:
-    slot = SlotUnderTest(tmp_path, "sh", "-c", f"sh -c 'trap \"echo saving\" USR1; echo up; {FOREVER}'; true")
-    slot.says("up")
+def test_usr1_reaches_the_one_that_listens_and_not_what_it_forked(tmp_path: Path) -> None:
+    code = """if True:
+        import os, signal
+        heard = []
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+        signal.signal(signal.SIGUSR2, lambda *_: print("child heard", len(heard), flush=True))
+        child = os.fork()
+        print("up", flush=True)
+        while not child or not heard: signal.pause()
+        os.kill(child, signal.SIGUSR2)
+        while True: signal.pause()
+    """
+    slot = SlotUnderTest(tmp_path, "sh", "-c", f"{sys.executable} -c '{code}'; true")
+    wait_until(lambda: slot.log().count("up") == 2, 20)
     slot.signal(signal.SIGUSR1)
-    slot.says("saving")
+    slot.says("child heard 0")
     slot.signal(signal.SIGTERM)
     slot.end()
 

@@ -67,6 +67,29 @@ def alone() -> bool:
 
 def descendants(root: int) -> list[int]:
     """Everybody that comes from a process, children first, the dead that nobody reaped left out."""
+    children = _children()
+    found = list(children.get(root, ()))
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def listeners(root: int, number: int) -> list[int]:
+    """The nearest descendants that have a way of their own with a signal; it would end the others. Below one that
+    listens nobody is asked: what a trainer forks inherits its ear, and must not do its work."""
+    children = _children()
+    asked, found = list(children.get(root, ())), []
+    for pid in asked:
+        words = look(f"/proc/{pid}/status").split()
+        caught = int(words[words.index(b"SigCgt:") + 1], 16) if b"SigCgt:" in words else 0
+        if caught >> (number - 1) & 1:
+            found.append(pid)
+        else:
+            asked.extend(children.get(pid, ()))
+    return found
+
+
+def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     with os.scandir("/proc") as entries:
         for pid in [int(entry.name) for entry in entries if entry.name.isdigit()]:
@@ -74,10 +97,7 @@ def descendants(root: int) -> list[int]:
             words = look(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 2)
             if words and words[0] not in (b"Z", b"X"):
                 children.setdefault(int(words[1]), []).append(pid)
-    found = list(children.get(root, ()))
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return found
+    return children
 
 
 def send(number: int, pids: Iterable[int]) -> None:
@@ -85,13 +105,6 @@ def send(number: int, pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a way of its own with a signal: what it does not catch would end it."""
-    words = look(f"/proc/{pid}/status").split()
-    caught = int(words[words.index(b"SigCgt:") + 1], 16) if b"SigCgt:" in words else 0
-    return bool(caught >> (number - 1) & 1)
 
 
 def oom_kills() -> int:

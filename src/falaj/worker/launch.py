@@ -177,8 +177,7 @@ class Launcher:
         if heard and heard.si_signo in (signal.SIGTERM, signal.SIGINT):
             self._end("stopped")
         elif heard and heard.si_signo == signal.SIGUSR1:
-            everyone = family.descendants(os.getpid())
-            family.send(signal.SIGUSR1, [pid for pid in everyone if family.catches(pid, signal.SIGUSR1)])
+            family.send(signal.SIGUSR1, family.listeners(os.getpid(), signal.SIGUSR1))
         for pid, code in family.reap():
             if (what := self._alive.pop(pid, "")) and code:
                 self._see_failure(what, code)
