@@ -102,7 +102,7 @@ class Types:
     def type(self, node: Node) -> int:
         """The number of the type of a node."""
         marks = tuple(sorted(pair for pair in self._marks if node.labels.get(pair[0]) == pair[1]))
-        devices = tuple([(device.model, device.memory_mib, device.island) for device in node.devices])
+        devices = tuple([(one.index, one.model, one.memory_mib, one.island, one.numa) for one in node.devices])
         amounts = tuple(sorted(node.amounts.items()))
         sign = (node.cluster, node.zone, node.spot, node.price, node.hazard, amounts, devices, marks)
         known = self._numbers.get(sign)

@@ -20,7 +20,7 @@ from falaj.schedule.model import GPU, WHOLE, Ask, Node, Role, Shape, Spot
 from falaj.schedule.traits import Ints, Small
 
 Number = TypeVar("Number", np.int32, np.int64)
-_ROWS = ("free", "dev", "_all", "_whole", "_floor", "_state", "_empty")
+_ROWS = ("free", "dev", "_all", "_whole", "_floor", "_type_of", "_state", "_empty")
 _SPARE = 4
 """States are swept when there are so many times more of them than nodes, and some."""
 _SLACK = 1024
@@ -82,14 +82,40 @@ class World:
         for number, role in enumerate(shape.roles):
             self._columns.mix.add(role.ask, weight * (role.count if number else shape.least))
 
-    def spots(self, row: int, ask: int, role: int, count: int) -> list[Spot]:
-        """Places of so many slots on a node that has room for them; nothing is taken."""
-        node = self.nodes[row]
-        best = self._columns.left(ask, int(self._state[row]))
-        suits = self._types.suits[self._types.wish[ask]].take(self._types.kinds[self._type_of[row]])
-        request = self._types.asks[ask]
-        devices = slots(request, node.devices, np.where(suits, self.dev[row], 0).tolist(), count, best)
-        return [Spot(node.name, role, one, request.milli or WHOLE) for one in devices]
+    def spots(self, rows: Sequence[int], counts: Sequence[int], ask: int, role: int, island: int = -1) -> list[Spot]:
+        """Places of so many slots on each of these nodes, on one island where that is asked for; nothing is taken.
+
+        The nodes have room for them.
+        """
+        types, request = self._types, self._types.asks[ask]
+        suits, milli = types.suits[types.wish[ask]], request.milli or WHOLE
+        known: dict[tuple[int, int, bytes], list[tuple[int, ...]]] = {}
+        spots: list[Spot] = []
+        for row, count in zip(rows, counts, strict=True):
+            kind, dev = int(self._type_of[row]), self.dev[row]
+            key = (kind, count, dev.tobytes())
+            if key not in known:
+                fit = suits.take(types.kinds[kind])
+                if island >= 0:
+                    fit &= types.islands[kind] == island
+                best = self._columns.left(ask, int(self._state[row]))
+                known[key] = slots(request, self.nodes[row].devices, np.where(fit, dev, 0).tolist(), count, best)
+            name = self.nodes[row].name
+            spots += [Spot(name, role, devices, milli) for devices in known[key]]
+        return spots
+
+    def rooms(self, ask: int) -> Small:
+        """How many slots of this ask fit on each node on each of its islands."""
+        types, kinds = self._types, self._type_of
+        wish = types.wish[ask]
+        if not types.per[wish]:
+            return np.repeat(self.counts(ask)[:, None], types.width, axis=1)
+        fits = self.dev // types.unit[wish] * types.suits[wish].take(types.kinds[kinds])
+        islands = types.islands[kinds]
+        count = int(islands.max(initial=0)) + 1
+        rooms = np.stack([(fits * (islands == one)).sum(axis=1) for one in range(count)], axis=1)
+        least: Small = np.minimum(rooms // types.per[wish], self.counts(ask)[:, None])
+        return least
 
     def domains(self, level: str) -> Small:
         """The domain of each node at a level (node, cluster, zone or a label), by number; -1: in none."""
@@ -184,7 +210,7 @@ class World:
 
     def _set(self, row: int, node: Node) -> None:
         self.nodes[row] = node
-        if self._types.widen([node]):
+        if self._types.widen([node]) or len(self._types.nodes) > _SPARE * len(self.nodes) + _SLACK:
             self._again()
         else:
             self._lay(row)
@@ -194,7 +220,6 @@ class World:
         for name in _ROWS:
             setattr(self, name, np.insert(getattr(self, name), row, 0, axis=0))
         self._places.insert(row, {})
-        self._type_of.insert(row, 0)
         self.index = {one.name: at for at, one in enumerate(self.nodes)}
         self._set(row, node)
         self.dev[row] = -1
@@ -203,7 +228,7 @@ class World:
     def _remove(self, row: int) -> None:
         for name in _ROWS:
             setattr(self, name, np.delete(getattr(self, name), row, axis=0))
-        for rows in (self.nodes, self._places, self._type_of):
+        for rows in (self.nodes, self._places):
             del rows[row]
         self.index = {one.name: at for at, one in enumerate(self.nodes)}
         self._domains.clear()
@@ -219,7 +244,7 @@ class World:
         self._empty: Small = np.zeros(size, np.int32)
         self._state: Small = np.zeros(size, np.int32)
         self._places: list[dict[int, int]] = [{}] * size
-        self._type_of: list[int] = [0] * size
+        self._type_of: Small = np.zeros(size, np.int32)
         for row in range(size):
             self._lay(row)
         self._restate(range(size))
@@ -232,8 +257,8 @@ class World:
         self._whole[row, : len(node.devices)] = WHOLE
         self._floor[row] = np.minimum(self._whole[row], 0)
         self._places[row] = {device.index: place for place, device in enumerate(node.devices)}
-        self._type_of[row] = types.type(node)
-        self._empty[row] = self._columns.state(self._type_of[row], self._all[row], self._whole[row])
+        kind = self._type_of[row] = types.type(node)
+        self._empty[row] = self._columns.state(kind, self._all[row], self._whole[row])
         self._domains.clear()
 
     def _restore(self, rows: Sequence[int], free: Ints, dev: Small) -> None:
@@ -245,7 +270,7 @@ class World:
         columns = self._columns
         for row in rows:
             if self.nodes[row].open:
-                self._state[row] = columns.state(self._type_of[row], self.free[row], self.dev[row])
+                self._state[row] = columns.state(int(self._type_of[row]), self.free[row], self.dev[row])
             else:
                 self._state[row] = NOTHING
         if columns.size > _SPARE * len(self.nodes) + _SLACK:

@@ -1,0 +1,178 @@
+"""The openb traces: 1,213 GPU nodes and lists of pods that come and never go, to measure how well pods are packed.
+
+Besides our own placement there are two published ones to compare with: FGD and Best-fit, as their authors ran them.
+"""
+
+import csv
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from falaj.core.execute import Device
+from falaj.schedule.model import CPU, MEMORY, WHOLE, Ask, Node, Role, Shape
+from falaj.schedule.place import place
+from falaj.schedule.world import World
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "openb"
+
+State = tuple[int, int, tuple[int, ...]]
+"""Free CPU, free memory, what is left on each device."""
+Choice = tuple[int, tuple[int, ...]]
+"""A score and the devices it was given for."""
+
+
+def nodes() -> list[Node]:
+    with (TRACES / "openb_node_list_gpu_node.csv").open() as file:
+        return [_node(row) for row in csv.DictReader(file)]
+
+
+def _node(row: dict[str, str]) -> Node:
+    devices = tuple(Device(number, row["model"]) for number in range(int(row["gpu"])))
+    return Node(row["sn"], "openb", "z", {CPU: int(row["cpu_milli"]), MEMORY: int(row["memory_mib"])}, devices)
+
+
+def pods(name: str) -> list[Ask]:
+    with (TRACES / f"openb_pod_list_{name}.csv").open() as file:
+        return [_ask(row) for row in csv.DictReader(file)]
+
+
+def _ask(row: dict[str, str]) -> Ask:
+    amounts = ((CPU, int(row["cpu_milli"])), (MEMORY, int(row["memory_mib"])))
+    count, milli = int(row["num_gpu"]), int(row["gpu_milli"])
+    models = tuple(sorted(row["gpu_spec"].split("|"))) if row["gpu_spec"] else ()
+    shared = count == 1 and milli < WHOLE
+    return Ask(amounts, 0 if shared else count, milli if shared else 0, models=models)
+
+
+def demand(ask: Ask) -> int:
+    return ask.milli or ask.gpus * WHOLE
+
+
+def arrivals(asks: list[Ask], capacity: int, seed: int) -> list[Ask]:
+    """The list in a shuffled order, and pods drawn from it, until 130 % of the capacity is asked for."""
+    chance = random.Random(seed)
+    order = asks.copy()
+    chance.shuffle(order)
+    total = sum(map(demand, order))
+    while total < capacity * 13 // 10:
+        order.append(chance.choice(asks))
+        total += demand(order[-1])
+    return order
+
+
+def replay(name: str, seed: int, start: Callable[[list[Node], list[Ask]], Callable[[Ask], bool]]) -> float:
+    """Percent of the devices that are in use after 130 % of them were asked for."""
+    fleet, asks = nodes(), pods(name)
+    capacity = sum(len(node.devices) for node in fleet) * WHOLE
+    put = start(fleet, asks)
+    return 100 * sum(demand(ask) for ask in arrivals(asks, capacity, seed) if put(ask)) / capacity
+
+
+def ours(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
+    """Our placement; the list is the mix it knows of."""
+    world, shapes = World(fleet), {ask: Shape((Role("pod", ask),)) for ask in asks}
+    for ask, count in Counter(asks).items():
+        world.mix(shapes[ask], count)
+
+    def put(ask: Ask) -> bool:
+        spots = place(world, shapes[ask], 1)
+        if spots:
+            world.take(spots, shapes[ask].roles)
+        return spots is not None
+
+    return put
+
+
+def fgd(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
+    """Fragmentation gradient descent: the fall of the expected fragment, cut to an integer of 0 to 100."""
+    shapes = Counter((dict(ask.amounts)[CPU], ask.gpus, ask.milli) for ask in asks)
+    targets, covered = [], 0
+    for shape, count in shapes.most_common():
+        if covered < 0.95 * len(asks):
+            targets.append((*shape, count))
+            covered += count
+    cpus, gpus, parts, counts = np.array(targets).T
+    known: dict[tuple[int, tuple[int, ...]], float] = {}
+
+    def fragment(cpu: int, dev: tuple[int, ...]) -> float:
+        key = (cpu, tuple(sorted(dev)))
+        if key not in known:
+            left = np.array(dev)
+            idle, full = left.sum(), (left == WHOLE).sum()
+            size = np.where(parts, parts, WHOLE)
+            small = (left * (left < size[:, None])).sum(axis=1)
+            able = (
+                (cpus <= cpu) & np.where(parts, (left >= size[:, None]).any(axis=1), full >= gpus) & (gpus + parts > 0)
+            )
+            known[key] = float((np.where(able, small, idle) * counts).sum() / covered)
+        return known[key]
+
+    def score(before: State, after: State) -> int:
+        fall = fragment(before[0], before[2]) - fragment(after[0], after[2])
+        return int(100 / (1 + math.exp(-fall / 1000)))
+
+    return _greedy(fleet, asks, score)
+
+
+def best_fit(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
+    """The node, and the device, that would have least left."""
+    most = max(node.amounts[CPU] for node in fleet)
+
+    def score(before: State, after: State) -> int:
+        left = after[0] / most + sum(after[2]) / (8 * WHOLE)
+        return int(1000000 * (1 - left / 2)) * 1000 - min(
+            (now for was, now in zip(before[2], after[2], strict=True) if was != now), default=0
+        )
+
+    return _greedy(fleet, asks, score)
+
+
+def _greedy(fleet: list[Node], asks: list[Ask], score: Callable[[State, State], int]) -> Callable[[Ask], bool]:
+    """Every pod goes where the score is highest; then to the first node, and its first device."""
+    states: list[State] = [(n.amounts[CPU], n.amounts[MEMORY], (WHOLE,) * len(n.devices)) for n in fleet]
+    kinds = list(dict.fromkeys(asks))
+    number = {ask: row for row, ask in enumerate(kinds)}
+    known: dict[State, list[Choice]] = {}
+    table = np.full((len(kinds), len(fleet)), -1, np.int64)
+
+    def note(row: int) -> None:
+        state = states[row]
+        if state not in known:
+            known[state] = [_best(state, ask, score) for ask in kinds]
+        table[:, row] = [choice[0] for choice in known[state]]
+
+    def put(ask: Ask) -> bool:
+        row = int(table[number[ask]].argmax())
+        value, devices = known[states[row]][number[ask]]
+        if value < 0:
+            return False
+        states[row] = _after(states[row], ask, devices)
+        note(row)
+        return True
+
+    for row in range(len(fleet)):
+        note(row)
+    return put
+
+
+def _after(state: State, ask: Ask, devices: tuple[int, ...]) -> State:
+    amounts = dict(ask.amounts)
+    cut = ask.milli or WHOLE
+    left = tuple(some - cut if place in devices else some for place, some in enumerate(state[2]))
+    return state[0] - amounts[CPU], state[1] - amounts[MEMORY], left
+
+
+def _best(state: State, ask: Ask, score: Callable[[State, State], int]) -> Choice:
+    large = [place for place, some in enumerate(state[2]) if some >= (ask.milli or WHOLE)]
+    count = ask.gpus or (1 if ask.milli else 0)
+    options = [(place,) for place in large] if ask.milli else [tuple(large[:count])]
+    best: Choice = (-1, ())
+    for devices in options:
+        after = _after(state, ask, devices)
+        if len(devices) == count and min(after[0], after[1]) >= 0:
+            best = max(best, (score(state, after), devices), key=lambda choice: choice[0])
+    return best
