@@ -66,7 +66,7 @@ def new_body(ctx: Context, clusters: Clusters, staging: Staging, asked: Asked, q
         "inputs": {role: str(ref) for role, ref in asked.inputs.items()},
         "outputs": {name: str(ref.bare) for name, ref in asked.outputs.items()},
         "after": [str(ref.bare) for ref in asked.after], "zones": zones, "who": who, "submitted": ctx.now(),
-        "template": f"{ctx.tenant}.{who['id']}/{name_of(spec)}", "number": 0, "failures": 0, "losses": 0,
+        "template": f"{ctx.tenant}.{who['id']}/{name_of(spec)}", "number": 0, "failures": 0, "losses": 0, "avoid": "",
         "refusals": 0, "evictions": 0, "served": 0, "ran_s": 0, "not_before": 0, "attempt": None, "attempts": [],
         "note": "", "step": 0, "steps": spec.steps, "step_us": 0, "step_at": 0.0, "saved": 0, "save_s": 0,
         "ended": 0.0, "use": {"queue": queue, "nodes": {}, "charge": {}, "size": 0},

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from falaj.core.execute import NodeFacts
 from falaj.fleet.budgets import read_spent
@@ -88,15 +89,23 @@ def job_of(record: Record, clusters: Mapping[str, Cluster]) -> Job:
         ran_s=body["ran_s"],
         evictions=body["evictions"],
         not_before=int(body["not_before"]),
-        spots=spots_of(attempt["spots"]) if attempt else (),
+        spots=held_spots(attempt) if attempt else (),
         started=int(attempt["started"] or attempt["admitted"]) if attempt else 0,
-        saved=body["saved"],
+        saved=int(body["saved"]),
         save_s=body["save_s"] or spec.save_s,
         restart_s=spec.restart_s,
         resumes=spec.resumes or bool(body["save_s"]),
         stopping=int(stop.get("since", 0)),
         stopped_for=stop.get("for", ""),
+        charged=tuple(sorted(body["use"]["charge"].items())),
     )
+
+
+def held_spots(attempt: Mapping[str, Any]) -> tuple[Spot, ...]:
+    """The places an attempt holds: those it runs in, and those it will go on in once it is resized."""
+    rows = [*attempt["spots"]]
+    rows += [row for row in (attempt["stop"] or {}).get("spots", ()) if row not in rows]
+    return spots_of(rows)
 
 
 def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shape:
@@ -104,6 +113,8 @@ def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shap
     body, tenant = record.body, record.key.tenant
     spec = spec_in(record)
     names = sorted(name for name, one in clusters.items() if open_to(one, tenant) and spec.cluster in ("", name))
+    if len(names) > 1 and body["avoid"] in names:
+        names.remove(body["avoid"])  # it was refused there: elsewhere first, where there is an elsewhere
     # Naming all of them would make a shape of its own for every change of the list; naming none means any.
     allowed = () if len(names) == len(clusters) else tuple(names) or ("-",)
     zones = tuple(body["zones"]) if body["zones"] is not None else None

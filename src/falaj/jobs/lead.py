@@ -8,6 +8,7 @@ that admits it is durable, under an id that an executor starts once.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from heapq import heappop, heappush
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Unavailable
@@ -32,7 +33,7 @@ from falaj.track.service import Track
 
 FENCE = house_key("fence", "jobs")
 KINDS = ("job", "cluster", "queue")
-_PATIENCE_S = 10.0
+_PATIENCE_S, _WINDOW_S = 10.0, 60.0
 _STATUS = {"succeeded": "finished", "failed": "failed", "cancelled": "killed"}
 
 
@@ -61,7 +62,10 @@ class Lead:
         self.held: set[str] = set()
         """Jobs that wait for others; looked at when one of any is over."""
         self.look_at_held = True
+        self.owing = 0.0
+        """When budgets are looked at again."""
         self._cursor: dict[str, str] = {}
+        self._alarms: list[float] = []
         self._times: dict[tuple[str, str], list[int]] = {}
 
     def begin(self, turn: Turn) -> None:
@@ -132,6 +136,8 @@ class Lead:
             return
         self.jobs[job_id], self.ids[record.key] = record, job_id
         self._sort(record)
+        if body["not_before"] > self.ctx.now():
+            heappush(self._alarms, float(body["not_before"]))
         if body["state"] != HELD:
             self.scheduler.change(job_of(record, self.clusters))
 
@@ -141,13 +147,23 @@ class Lead:
         if record is not None:
             self._reread({(record.key.tenant, record.ref)}, force=True)
 
+    def rings(self, now: float) -> bool:
+        """True when somebody's time to back off is over."""
+        rang = False
+        while self._alarms and self._alarms[0] <= now:
+            heappop(self._alarms)
+            rang = True
+        return rang
+
     def charge(self) -> None:
-        """Tell the scheduler what budgets stand at."""
-        if any(rule.budgets for rule in self.rules.values()):
+        """Tell the scheduler what budgets stand at, after something was settled and when a window may have ended."""
+        now = self.ctx.now()
+        if now >= self.owing and any(rule.budgets for rule in self.rules.values()):
+            self.owing = now + _WINDOW_S
             with self.ledger.read(self.ctx) as tx:
                 spent = budgets.read_spent(tx)
             held = held_of(self.rules, (record.body for record in self.jobs.values()))
-            self.scheduler.queues(as_queues(self.rules.values(), spent, held, self.ctx.now()))
+            self.scheduler.queues(as_queues(self.rules.values(), spent, held, now))
 
     def cost(self, record: Record, spots: tuple[Spot, ...], band: int, seconds: int) -> dict[str, int]:
         """What these places cost a job for so long; best effort is free."""
@@ -162,6 +178,7 @@ class Lead:
 
         def work(ctx: Context) -> None:
             if rules and cost:
+                self.owing = 0.0
                 with self.ledger.write(ctx) as tx:
                     budgets.settle(tx, rules, cost, ctx.now())
 

@@ -52,7 +52,7 @@ def launched(body: Body, handle: str, now: float) -> Body:
     """Its cluster has it."""
     attempt = {**body["attempt"], "handle": handle, "started": body["attempt"]["started"] or now}
     state = STOPPING if attempt["stop"] else RUNNING
-    return {**body, "state": state, "attempt": attempt, "refusals": 0}
+    return {**body, "state": state, "attempt": attempt, "refusals": 0, "avoid": ""}
 
 
 def stopping(
@@ -73,10 +73,11 @@ def refused(body: Body, reason: str, now: float) -> Body:
     """Its cluster did not take it: back in line, alone, and later each time."""
     refusals = body["refusals"] + 1
     wait = min(LONGEST_BACKOFF_S, 2**refusals)
+    cluster = body["attempt"]["cluster"]
     body = _ended(body, "refused", reason, 0, now)
     if body["attempt_stop"] in _ENDS:
         return _finish(body, _ENDS[body["attempt_stop"]], body["attempt_stop"], now)
-    return _waiting(body, f"refused: {reason}", now + wait) | {"refusals": refusals}
+    return _waiting(body, f"refused: {reason}", now + wait) | {"refusals": refusals, "avoid": cluster}
 
 
 def ended(body: Body, status: Status, now: float) -> Body:
@@ -132,7 +133,7 @@ def absorbed(body: Body, facts: Iterable[Mapping[str, Any]]) -> Body:
             body |= {"step": step, "step_at": at, "losses": 0}
             body["steps"] = int(_number(fact.get("steps"))) or body["steps"]
         elif kind == "checkpoint":
-            body["saved"] = max(int(at), body["saved"])
+            body["saved"] = max(at, body["saved"])
             body["save_s"] = max(1, round(_number(fact.get("save_s")))) if fact.get("save_s") else body["save_s"]
     return body
 

@@ -17,7 +17,7 @@ from falaj.fleet.records import Cluster
 from falaj.jobs import life
 from falaj.jobs.attempts import attempt_name
 from falaj.jobs.crew import Crew, Report, Watched
-from falaj.jobs.facts import job_of, node_of, spec_in, use_of
+from falaj.jobs.facts import node_of, spec_in, use_of
 from falaj.jobs.hands import Hands
 from falaj.jobs.lead import Lead
 from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
@@ -81,9 +81,10 @@ class JobsLoop:
         self._read_reports()
         self._tend()
         now = turn.ctx.now()
-        if not (lead.dirty or now >= self._next_cycle):
+        if not (lead.rings(now) or lead.dirty or now >= self._next_cycle):
             return False
         lead.dirty, self._next_cycle = False, now + LOOK_AGAIN_S
+        lead.charge()
         plan = lead.scheduler.cycle(int(now), MOST_STARTS)
         self._apply(plan)
         self._tend()
@@ -105,8 +106,6 @@ class JobsLoop:
                 self._guarded(evict.job, partial(self._evict, evict=evict, now=now))
             for resize in plan.resizes:
                 self._guarded(resize.job, partial(self._resize, resize=resize, now=now))
-        if plan.starts:
-            lead.charge()
 
     def _guarded(self, job: str, write: Callable[[Record], None]) -> None:
         """Write one decision; where somebody else wrote first, it never happened."""
@@ -127,10 +126,8 @@ class JobsLoop:
         lead = self._lead
         shape = lead.shape(record, start.band)
         nodes = use_of(shape, start.spots, lead.nodes)
-        expected = spec_in(record).limit_s or lead.scheduler.run_s(job_of(record, lead.clusters))
-        charge = lead.cost(record, start.spots, start.band, expected)
         size = sum(one.get("gpu", 0) for one in nodes.values()) or sum(one.get("cpu", 0) for one in nodes.values())
-        use = {"queue": record.body["queue"], "nodes": nodes, "charge": charge, "size": size}
+        use = {"queue": record.body["queue"], "nodes": nodes, "charge": dict(start.charged), "size": size}
         name = attempt_name(record.key.name, record.body["id"])
         body = {**life.admitted(record.body, start.spots, name, start.band, now), "use": use}
         lead.write(record, body, "jobs.admit", attempt=body["attempt"]["id"], why=start.why)
@@ -350,10 +347,10 @@ class JobsLoop:
             self._hands.do(lambda: self._staging.clear(record, crew.cluster, attempt["id"]))
         self._strange.pop(attempt["id"], None)
         self._ordered = {one for one in self._ordered if one[0] != attempt["id"]}
-        self._lead.charge()
         stop = attempt["stop"] or {}
         if stop.get("why") == life.RESIZE and after["state"] == WAITING:
-            start = Start(after["id"], life.spots_of(stop["spots"]), attempt["band"], "resized")
+            charge = tuple(sorted(record.body["use"]["charge"].items()))
+            start = Start(after["id"], life.spots_of(stop["spots"]), attempt["band"], "resized", charge)
             self._guarded(after["id"], lambda old: self._admit(old, start, now))
 
     def _stray(self, report: Report) -> None:

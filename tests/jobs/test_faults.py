@@ -1,0 +1,140 @@
+"""Executors that refuse, hang, forget and lie: their jobs wait or go elsewhere, and nobody else notices."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.backends.process import ProcessExecutor
+from falaj.core.errors import Unavailable
+from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, Status
+from falaj.jobs import crew
+from tests.jobs.lab import Lab, until
+
+
+class Faulty(ProcessExecutor):
+    """Does as it is told, until a test says otherwise."""
+
+    def __init__(self, url: str, options: Any, faults: dict[str, Callable[..., Any]]) -> None:
+        super().__init__(url, options)
+        self.faults = faults
+        self.launched: list[str] = []
+
+    def launch(self, attempt: Attempt) -> str:
+        self.launched.append(attempt.id)
+        if fault := self.faults.get("launch"):
+            fault(attempt)
+        return super().launch(attempt)
+
+    def poll(self, handles: Sequence[str]) -> Sequence[Status]:
+        if fault := self.faults.get("poll"):
+            return fault(super().poll(handles))
+        return super().poll(handles)
+
+
+class Bad(Lab):
+    """A lab whose cluster `bad` has faults beside a good one, `local`."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.faults: dict[str, Callable[..., Any]] = {}
+        self.made: list[Faulty] = []
+        self.here.clusters.add("bad", "process:", more={"folder": str(home / "bad")})
+        desk = self.here.house.desks["clusters"]
+        desk._opener, usual = self._open, desk._opener
+        self._usual = usual
+
+    def _open(self, url: str, options: Any) -> Any:
+        if not options["folder"].endswith("bad"):
+            return self._usual(url, options)
+        self.made.append(Faulty(url, options, self.faults))
+        return self.made[-1]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Bad]:
+    made = Bad(tmp_path)
+    with made.here, made.here.working():
+        yield made
+
+
+def test_a_refused_placement_backs_off_alone(lab: Bad) -> None:
+    def refuse(attempt: Attempt) -> None:
+        raise Unavailable("no beds free", "come back later")
+
+    lab.faults["launch"] = refuse
+    job = lab.submit("print(1)", "refused", cluster="bad")
+    job = lab.until(job, lambda job: len(job.attempts) > 1)
+    assert job.attempts[0].outcome.startswith("refused: no beds free")
+    assert lab.done(lab.submit("print(2)", "other")).state == "succeeded"
+    lab.faults.clear()
+    assert lab.done(job).state == "succeeded"
+
+
+def test_a_cluster_that_hangs_holds_up_nobody_else(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "DEADLINE_S", 0.5)
+    gate = threading.Event()
+    lab.faults["launch"] = lambda attempt: gate.wait(30)
+    job = lab.submit("print(1)", "stuck", cluster="bad")
+    until(lambda: [name for one in lab.made for name in one.launched], len)
+    assert lab.done(lab.submit("print(2)", "other", cluster="local")).state == "succeeded"
+    until(lambda: len(lab.made), lambda made: made > 1)
+    lab.faults.clear()
+    gate.set()
+    job = lab.done(job)
+    assert (job.state, lab.lines(job)) == ("succeeded", ("1",))
+    assert len(job.attempts) == 1
+
+
+def test_a_cluster_that_forgets_an_attempt_has_lost_it(lab: Bad) -> None:
+    job = lab.submit(
+        "import time; time.sleep(600 if __import__('os').environ['FALAJ_ATTEMPT'][-1] == '1' else 0)", cluster="bad"
+    )
+    lab.until(job, lambda job: job.state == "running")
+    lab.faults["poll"] = lambda found: [Status(one.handle, UNKNOWN) for one in found]
+    lab.until(job, lambda job: bool(job.attempts) and job.attempts[0].ended > 0)
+    lab.faults.clear()
+    job = lab.done(job)
+    assert (job.state, job.attempts[0].outcome.split(":")[0]) == ("succeeded", "lost")
+    first = job.attempts[0].id
+    until(lambda: lab.made[-1].poll([first])[0].phase, lambda phase: phase not in ("running", "waiting"))
+
+
+def test_lies_about_strangers_and_changed_minds_change_nothing(lab: Bad) -> None:
+    told: list[str] = []
+
+    def lie(found: Sequence[Status]) -> Sequence[Status]:
+        told.extend(one.handle for one in found)
+        return [Status("never-heard-of", SUCCEEDED), *reversed(found), Status("", "dancing")]
+
+    lab.faults["poll"] = lie
+    jobs = [lab.submit(f"print({number})", f"job-{number}", cluster="bad") for number in range(3)]
+    done = [lab.done(job) for job in jobs]
+    assert [lab.lines(job) for job in done] == [("0",), ("1",), ("2",)]
+    assert {job.state for job in done} == {"succeeded"}
+    assert told
+
+
+def test_a_faulty_executor_closes_its_own_nodes_only(lab: Bad) -> None:
+    def fault(found: Sequence[Status]) -> Sequence[Status]:
+        raise KeyError("a bug")
+
+    job = lab.submit("import time; time.sleep(1)", "first", cluster="bad")
+    lab.until(job, lambda job: job.state == "running")
+    lab.faults["poll"] = fault
+    assert lab.done(lab.submit("print(1)", "other", cluster="local")).state == "succeeded"
+    lab.faults.clear()
+    assert lab.done(job).state == "succeeded"
+
+
+def test_a_job_cancelled_while_it_is_launched_does_not_run_on(lab: Bad) -> None:
+    gate = threading.Event()
+    lab.faults["launch"] = lambda attempt: gate.wait(30)
+    job = lab.submit("import time; time.sleep(600)", cluster="bad")
+    (name,) = until(lambda: [name for one in lab.made for name in one.launched], len)
+    lab.here.jobs.cancel(job.ref)
+    gate.set()
+    assert lab.done(job).state == "cancelled"
+    until(lambda: lab.made[-1].poll([name])[0].phase, lambda phase: phase not in ("running", "waiting"))
