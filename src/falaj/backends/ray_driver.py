@@ -24,7 +24,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-TURN_S = 0.2
+TURN_S = 0.5
 ROOM_S = 120.0
 ORDERS_S = 60.0
 TRY_AGAIN = 75
@@ -38,8 +38,10 @@ class SlotActor:
 
     def __init__(self, index: int, orders: dict[str, Any], host: str) -> None:
         self._home = tempfile.mkdtemp(prefix="falaj-slot-")
-        env = {**os.environ, **orders["env"], "FALAJ_CONTEXT": json.dumps(orders["context"])}
-        env |= {"FALAJ_HOST": host, "TMPDIR": self._home}
+        # The cluster's token opens all of it; the processes of a job have no business with it.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+        given = {"FALAJ_CONTEXT": json.dumps(orders["context"]), "FALAJ_HOST": host, "TMPDIR": self._home}
+        env = own | orders["env"] | given
         # The launcher goes when we go; it takes its processes along.
         parent = ctypes.CDLL(None)
         self._process = subprocess.Popen(  # noqa: S603  # nosec B603: our own launcher, and no shell
@@ -103,7 +105,8 @@ class Driver:
 
         ray.init(log_to_driver=False, logging_level="ERROR")
         self._ray = ray
-        self._get, self._delete = internal_kv._internal_kv_get, internal_kv._internal_kv_del  # noqa: SLF001
+        self._store = {name: getattr(internal_kv, f"_internal_kv_{name}") for name in ("list", "get", "del")}
+        self._told: dict[str, dict[str, Any]] = {}
         self._attempt = attempt
         self._exits: dict[int, dict[str, Any]] = {}
         self._actors: dict[int, Any] = {}
@@ -125,7 +128,7 @@ class Driver:
 
     def _wait_for_orders(self) -> dict[str, Any] | None:
         end = time.monotonic() + ORDERS_S
-        while time.monotonic() < end and not self._stopping():
+        while not self._stopping() and time.monotonic() < end:
             if orders := self._take("orders"):
                 return orders
             time.sleep(TURN_S)
@@ -170,20 +173,21 @@ class Driver:
                 index = asked.pop(answer)
                 if not self._hear(index, answer):
                     asked[self._actors[index].news.remote()] = index
-            if self._take("checkpoint") is not None:
-                self._tell(signal.SIGUSR1)
             if self._stopping() or any(one["code"] for one in self._exits.values()):
                 self._end()
-            self._take("orders")
+            if self._take("checkpoint"):
+                self._tell(signal.SIGUSR1)
 
     def _hear(self, index: int, answer: Any) -> bool:
         """Print what a slot wrote; whether it is over."""
         try:
             lines, end = self._ray.get(answer)
         except self._ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()
-            self._lost = f"slot {index}: {reason[-1] if reason else 'its actor is gone'}"[:500]
-            lines, end = [], {"index": index, "code": 137, "reason": "its node or its actor is gone"}
+            reason = (str(error).strip().splitlines() or [""])[-1].strip()[:500]
+            lines, end = [], {"index": index, "code": TRY_AGAIN, "reason": reason}
+            if not getattr(error, "actor_init_failed", False):
+                self._lost = f"slot {index}: {reason}"
+                end = {"index": index, "code": 137, "reason": "its node or its actor is gone"}
         if lines:
             _write("".join(f"{index}|{line}\n" for line in lines))
         if end is not None:
@@ -213,6 +217,8 @@ class Driver:
         self._exits = {index: {"index": index, "code": code, "reason": reason} for index in slots}
 
     def _stopping(self) -> bool:
+        """Hear what there is to hear; whether we are to end."""
+        self._listen()
         self._stop = self._stop or self._take("stop")
         return self._stop is not None
 
@@ -220,13 +226,16 @@ class Driver:
         self._stop = self._stop or {"grace_s": 2.0}
 
     def _take(self, what: str) -> dict[str, Any] | None:
-        """What the platform says under a key, which is then gone."""
-        key = f"gcs://falaj_{self._attempt}_{what}.zip".encode()
-        if not (said := self._get(key)):
-            return None
-        self._delete(key)
-        found: dict[str, Any] = json.loads(said)
-        return found
+        """What the platform said under a key since we last took it."""
+        return self._told.pop(what, None)
+
+    def _listen(self) -> None:
+        """Take all keys of ours out of the store: one question a turn, whatever there is."""
+        start = f"gcs://falaj_{self._attempt}_"
+        for key in self._store["list"](start.encode()):
+            if said := self._store["get"](key):
+                self._store["del"](key)
+                self._told[key.decode().removeprefix(start).removesuffix(".zip")] = json.loads(said)
 
 
 def _write(text: str) -> None:
