@@ -1,5 +1,6 @@
 """The launcher, as a real process with real children: what it starts, hears, ends and leaves behind."""
 
+import json
 import os
 import signal
 import socket
@@ -246,3 +247,23 @@ def test_a_bad_context_is_refused_in_one_line(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
         assert "Traceback" not in done.stderr
+
+
+def test_a_launcher_goes_on_when_whoever_asked_for_it_is_gone(tmp_path: Path) -> None:
+    document = {"attempt": "a-4", "command": ["echo", "work"], "slots": [{"index": 0}], "folder": str(tmp_path)}
+    (tmp_path / "context.json").write_text(json.dumps(document))
+    request = {
+        "context": str(tmp_path / "context.json"),
+        "slot": 0,
+        "log": str(tmp_path / "log"),
+        "env": dict(os.environ),
+    }
+    words = [sys.executable, "-c", "from falaj.worker.nursery import main; raise SystemExit(main())"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.stdout.close()
+        nursery.stdin.write(json.dumps(request).encode() + b"\n")
+        nursery.stdin.close()
+    wait_until((tmp_path / "slot-0.exit").exists, 20)
+    assert (tmp_path / "slot-0.log").read_text() == "work\n"

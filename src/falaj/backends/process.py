@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ class ProcessExecutor:
         if set(wanted) - set(_KNOWN) or not all(number.isdigit() for number in numbers):
             raise Invalid(f"the address {url!r} says something we do not know", f"it may say {', '.join(_KNOWN)}")
         self._root = Path(wanted["folder"] or "~/.falaj/process").expanduser()
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _may_fail("the folder of attempts cannot be made"):
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = Limits(wanted.get("cgroup", ""))
         self._wanted = wanted
         self._first = this_machine(wanted, self._limits.kind)
@@ -111,16 +112,17 @@ class ProcessExecutor:
     def launch(self, attempt: Attempt) -> str:
         """Start a launcher for every slot that has none and never had one."""
         self._check(attempt)
-        folder = self._folder_of(attempt)
-        with locked(folder / "claim"):
-            context = folder / "context.json"
-            if not context.exists():
-                write(context, json.dumps(self._document(attempt, folder)).encode())
-            if attempt.launcher and not (folder / "falaj-worker.pyz").exists():
-                write(folder / "falaj-worker.pyz", attempt.launcher)
-            for slot in attempt.slots:
-                if look(folder, slot.index).phase == WAITING:
-                    self._nursery.begin(context, slot.index, self._environment(attempt, slot))
+        with _may_fail("this machine cannot start the attempt"):
+            folder = self._folder_of(attempt)
+            with locked(folder / "claim"):
+                context = folder / "context.json"
+                if not context.exists():
+                    write(context, json.dumps(self._document(attempt, folder)).encode())
+                if attempt.launcher and not (folder / "falaj-worker.pyz").exists():
+                    write(folder / "falaj-worker.pyz", attempt.launcher)
+                for slot in attempt.slots:
+                    if look(folder, slot.index).phase == WAITING:
+                        self._nursery.begin(context, slot.index, self._environment(attempt, slot))
         return attempt.id
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
@@ -211,16 +213,13 @@ class ProcessExecutor:
 
     def _folder_of(self, attempt: Attempt) -> Path:
         entry = self._root / attempt.id
-        try:
-            if not attempt.folder:
-                entry.mkdir(mode=0o700, exist_ok=True)
-            elif not entry.exists():
-                Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-                with contextlib.suppress(FileExistsError):
-                    entry.symlink_to(Path(attempt.folder).absolute())
-            return entry.resolve()
-        except OSError as error:
-            raise Unavailable(f"the attempt's folder cannot be made ({error.strerror})", "look at its disk") from None
+        if not attempt.folder:
+            entry.mkdir(mode=0o700, exist_ok=True)
+        elif not entry.exists():
+            Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                entry.symlink_to(Path(attempt.folder).absolute())
+        return entry.resolve()
 
     def _known(self, handle: str) -> Path | None:
         entry = self._root / handle
@@ -318,6 +317,14 @@ class ProcessExecutor:
             for slot in range(len(nodes_of(folder))):
                 if (seen := look(folder, slot)).phase == RUNNING:
                     kill(seen.pid, number)
+
+
+@contextlib.contextmanager
+def _may_fail(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"{what} ({error.strerror})", "look at its disk and its memory") from None
 
 
 def _settled(seen: Seen, stop: Mapping[str, Any]) -> Seen:

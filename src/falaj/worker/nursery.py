@@ -5,6 +5,7 @@ is claimed: empty, or what went wrong. The nursery ends when its executor does; 
 its own, go on.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -35,7 +36,8 @@ def _become(request: dict[str, Any]) -> int:
     os.environ.update(request["env"])
 
     def begun(trouble: str) -> None:
-        os.write(answer, trouble.replace("\n", " ").encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # whoever asked may be gone; the slot is claimed all the same
+            os.write(answer, trouble.replace("\n", " ").encode() + b"\n")
         os.close(answer)
 
     return launch.main([request["context"], str(request["slot"])], begun)
