@@ -136,22 +136,33 @@ def test_a_job_runs_as_its_user(slurm: SlurmExecutor, shared: Path, stranger: st
     program = (
         "import os, pwd; print(pwd.getpwuid(os.geteuid()).pw_name, os.environ['HOME'], os.getgroups(), flush=True)"
     )
+    # As the platform prepares it: folders and code of its own, closed to everybody else.
+    (shared / "code").mkdir(mode=0o700)
+    (shared / "code/train.py").touch(0o600)
+    (shared / "kept").mkdir(mode=0o700)
+    program = f"open('{shared}/kept/1', 'x'); open('{shared}/code/train.py'); {program}"
     asked = attempt(slots("n1"), program, shared, user=stranger)
+    asked = replace(asked, context={**asked.context, "checkpoints": f"{shared}/kept"})
     handle = slurm.launch(asked)
-    assert over(slurm, handle).phase == SUCCEEDED
+    assert over(slurm, handle).phase == SUCCEEDED, slurm.logs(handle, 0)
     who = pwd.getpwnam(stranger)
     assert slurm.logs(handle, 0).lines == (f"{stranger} {who.pw_dir} [{who.pw_gid}]",)
     # The folder is theirs now: what they put there instead of a log is not read with our rights.
     (shared / "slot-0.log").unlink()
     (shared / "slot-0.log").symlink_to("/etc/shadow")
     assert all("root:" not in line for line in slurm.logs(handle, 0).lines)
-    with pytest.raises(Invalid, match="no Unix user"):
-        slurm.launch(replace(asked, id="other", user="no-such-user"))
+    for strange, said in (("no-such-user", "no Unix user"), ("daemon", "user of the system")):
+        with pytest.raises(Invalid, match=said):
+            slurm.launch(replace(asked, id="other", user=strange))
 
 
 def test_nobody_is_root_by_omission(slurm_server: SlurmServer, shared: Path) -> None:
+    slurm = SlurmExecutor(slurm_server.address, {})
+    asked = attempt(slots("n1"), HERE, shared)
     with pytest.raises(Invalid, match="whose identity"):
-        SlurmExecutor(slurm_server.address, {}).launch(attempt(slots("n1"), HERE, shared))
+        slurm.launch(asked)
+    with pytest.raises(Invalid, match="user of the system"):
+        slurm.launch(replace(asked, user="root"))
 
 
 def test_an_array_runs_independent_slots(slurm: SlurmExecutor, shared: Path) -> None:

@@ -65,12 +65,16 @@ class RayExecutor:
         if parts.scheme not in ("http", "https") or not parts.hostname or (parts.scheme == "http" and not here):
             raise Invalid("ray: needs an https address, or http on loopback", "for example ray:https://head:8265")
         self._bare = given.get("insecure") == "loopback" and here
-        if "token" not in given and not self._bare:
+        if not given.get("token") and not self._bare:
             raise Invalid("ray: needs the cluster's token", "ray:https://head:8265?token=env:RAY_AUTH_TOKEN")
-        token = {"Authorization": f"Bearer {credential(given['token'], 'token')}"} if "token" in given else {}
+        token = given.get("token", "")
+        # An option may be the token itself, from the shelf of secrets; an address is printed, and never holds it.
+        if token and ("token" not in options or token.startswith(("env:", "file:"))):
+            token = credential(token, "token")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         context = ssl.create_default_context(cafile=given.get("ca") or None)
         base = f"{parts.scheme}://{parts.netloc}"
-        self._http = httpx.Client(base_url=base, headers=token, verify=context, timeout=TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(base_url=base, headers=headers, verify=context, timeout=TIMEOUT_S, trust_env=False)
         self._trusted = self._bare
         self._force_at: dict[str, float] = {}
         self._lock = threading.Lock()

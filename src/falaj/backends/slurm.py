@@ -38,7 +38,9 @@ from falaj.core.execute import (
 )
 from falaj.core.outbox import Facts, read_file, read_outbox
 
-_KNOWN = ("conf", "partition", "account", "qos", "user", "python")
+_KNOWN = ("conf", "partition", "account", "qos", "user", "python", "folder")
+_FIRST_PERSON = 1000
+"""Unix users below this number belong to the system."""
 _FORCE_AFTER_S = 5.0
 _LOG_BYTES = 1 << 20
 _FILES = {"context.json", "falaj-worker.pyz", "slurm.job", "slurm.lock", "slurm.log", "slurm.sh", "slurm-slot.sh"}
@@ -150,11 +152,15 @@ class SlurmExecutor:
         """There is nothing to let go of."""
 
     def _who(self, attempt: Attempt) -> str:
+        """Whose identity it runs under. Nobody becomes root, or a user of the system, by having its name."""
         me = os.geteuid()
         user = attempt.user or self._user
         if not user:
             raise Invalid("the attempt does not say whose identity it runs under", "map the person to a Unix user")
-        if account(user).pw_uid != me and me != 0 and shutil.which("sudo") is None:
+        uid = account(user).pw_uid
+        if uid < _FIRST_PERSON and user != self._user:
+            raise Invalid(f"{user} is a user of the system, not a person", "the cluster's option user=… may name it")
+        if me not in (0, uid) and shutil.which("sudo") is None:
             raise Invalid(f"this service may not act as {user}", "run it as root, or install sudo for it")
         return user
 
@@ -173,7 +179,8 @@ class SlurmExecutor:
         _write(folder, "slurm-slot.sh", script.slot_script(attempt, launcher, hosts[attempt.slots[0].node]))
         if attempt.launcher:
             _write(folder, "falaj-worker.pyz", attempt.launcher)
-        _give(folder, owner.pw_uid, owner.pw_gid)
+        if os.geteuid() == 0 and owner.pw_uid != 0:
+            _give(folder, str(attempt.context.get("checkpoints", "")), owner.pw_uid, owner.pw_gid)
         about = {"HOME": owner.pw_dir, "USER": user, "LOGNAME": user, **attempt.env, **attempt.secret_env}
         words = script.words(attempt, named)
         said = self._site.ask("sbatch", "--parsable", *words, str(folder / "slurm.sh"), user=user, env=about)
@@ -249,14 +256,15 @@ def _claim(folder: Path) -> str:
     return found[0] if found else ""
 
 
-def _give(folder: Path, uid: int, gid: int) -> None:
-    """Make the folder, its own folders and what we wrote there the user's. Files deeper down may be linked from
-    elsewhere, and stay as they are."""
-    if os.geteuid() != 0 or uid == 0:
-        return
-    for path in (folder, *folder.iterdir()):
-        if not path.is_symlink() and (path.is_dir() or path.name.startswith(("slurm", "context", "falaj-worker"))):
-            os.chown(path, uid, gid, follow_symlinks=False)
+def _give(folder: Path, checkpoints: str, uid: int, gid: int) -> None:
+    """Make what was prepared the user's. A file with another name too, as from a cache, is not the attempt's alone."""
+    if checkpoints and Path(checkpoints).is_dir():
+        os.chown(checkpoints, uid, gid, follow_symlinks=False)
+    for here, _, names in os.walk(folder):
+        os.chown(here, uid, gid, follow_symlinks=False)
+        for path in (Path(here, name) for name in names):
+            if path.lstat().st_nlink == 1:
+                os.chown(path, uid, gid, follow_symlinks=False)
 
 
 @contextlib.contextmanager
