@@ -18,7 +18,7 @@ def ask(gpus: int = 1, cpu: int = 1000, **facts: Any) -> Ask:
 
 
 def shape(gpus: int = 1, count: int = 1, **facts: Any) -> Shape:
-    asks = {name: facts.pop(name) for name in list(facts) if name in Ask.__slots__}
+    asks = {name: facts.pop(name) for name in list(facts) if name in (*Ask.__slots__, "cpu")}
     return Shape((Role("worker", ask(gpus, **asks), count),), **facts)
 
 

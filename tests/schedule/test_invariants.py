@@ -2,9 +2,10 @@
 
 import os
 from dataclasses import replace
+from random import Random
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -27,6 +28,7 @@ from falaj.schedule.model import (
 from falaj.schedule.place import place
 from falaj.schedule.world import World
 from tests.schedule.made import ask, node
+from tests.schedule.naive import Naive
 
 LEAVES = ("root/a", "root/b/c", "root/b/d", "root/e")
 SHAPES = (
@@ -143,7 +145,9 @@ class Fleet(RuleBasedStateMachine):
         twin = Scheduler(self.it.snapshot(self.now)) if seconds in (30, 400) else None
         plan = self.it.cycle(self.now)
         if twin is not None:
-            assert twin.cycle(self.now) == plan, "I13: made from a snapshot it decides the same"
+            other = twin.cycle(self.now)
+            for part in Plan.__slots__:
+                assert getattr(other, part) == getattr(plan, part), f"I13: other {part} when made from a snapshot"
         self.judge(plan)
         for _ in range(20):
             if not (plan.starts or plan.evictions or plan.resizes):
@@ -214,3 +218,27 @@ Fleet.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 TestFleet = pytest.mark.timeout(600)(Fleet.TestCase)
+
+PLAIN = Knobs(depth=0, progress_ratio=0, min_run_s=NEVER, grow=False)
+KINDS = [replace(shape, band=2, low=0, high=0) for shape in SHAPES]
+"""Nobody has to make room for anybody."""
+
+
+# I17
+@settings(max_examples=int(os.environ.get("FALAJ_EXAMPLES", "8")), deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 50), st.integers(5, 200))
+def test_lines_and_parking_decide_what_looking_at_every_job_decides(chance: Random, nodes: int, jobs: int) -> None:
+    queues = (Queue("root/a", limit={"gpu": 12_000}), Queue("root/b/c", weight=3), Queue("root/b/d"), Queue("root/e"))
+    made = [node(f"n{one}", chance.choice((4, 8)), chance.choice(("H100", "A10"))) for one in range(nodes)]
+    it = Scheduler(Snapshot(0, tuple(made), queues, (), knobs=PLAIN))
+    number = 0
+    for now in range(4):
+        for _ in range(jobs // 4):
+            number += 1
+            it.submit(Job(f"j{number:03}", chance.choice(LEAVES), chance.choice(KINDS), number))
+        for name in chance.sample(sorted(it.running), len(it.running) // 3):
+            it.end(name)
+        naive = Naive(it.snapshot(now)).decide()
+        plan = it.cycle(now)
+        assert [(start.job, start.spots) for start in plan.starts] == naive
+        assert not plan.evictions

@@ -104,13 +104,17 @@ def _reason(board: Scheduler, job: Job) -> Reason:
         return Reason("stopping", "others are being stopped to make room for it", starts=board.turns.of[job.id].at)
     at = board.turns.of[job.id].at if job.id in board.turns.of else _earliest(board, job)
     lent = board.turns.lend(0, job.id)
-    fits, loose = place(board.world, shape, shape.least), place(board.world, replace(shape, level=""), shape.least)
+    fits, loose = (
+        place(board.world, shape, shape.least),
+        place(board.world, replace(shape, required=False), shape.least),
+    )
+    room = _room(board, shape)
     board.turns.take_back(lent)
     if fits is not None:
         return Reason("reservation", "the places it fits in are held for jobs that come before it", starts=at)
     if shape.required and loose is not None:
         return Reason("topology", f"no {shape.level} has room for all of it, though the whole has", starts=at)
-    return replace(_room(board, shape), starts=at)
+    return replace(room, starts=at)
 
 
 def _refused(board: Scheduler, job: Job, refusal: tuple[str, str, int]) -> Reason:
@@ -159,7 +163,7 @@ def _fixes(board: Scheduler, job: Job, code: str) -> list[Fix]:
     found += [(f"ask for {text}", change) for text, change in _narrower(job) if code != "budget"]
     for band in range(job.shape.band + 1, len(BANDS)):
         found.append((f"raise it to the band {BANDS[band]}", (("band", str(band)),)))
-    return found[: MOST_TRIES - 4] + list(_waits(board, job))
+    return found[: MOST_TRIES - 9] + list(_waits(board, job))
 
 
 def _quotas(board: Scheduler, job: Job) -> Iterator[Fix]:
@@ -172,21 +176,23 @@ def _quotas(board: Scheduler, job: Job) -> Iterator[Fix]:
         unit = quota.removeprefix(BUDGET)
         yield f"raise the budget of {queue} by {missing} {unit}", ((f"budget:{queue}:{unit}", str(missing)),)
     elif job.queue == queue or job.queue.startswith(queue + "/"):
-        row = board.tree.index[queue]
-        limit = board.tree.limit[row][board.tree.quotas.index(quota)] + missing
-        yield f"raise the limit of {queue} to {limit} {quota}", ((f"limit:{queue}:{quota}", str(limit)),)
+        limit = board.tree.limit[board.tree.index[queue]][board.tree.quotas.index(quota)]
+        for more in (missing, 2 * missing, 4 * missing, 16 * missing):
+            yield (
+                f"raise the limit of {queue} to {limit + more} {quota}",
+                ((f"limit:{queue}:{quota}", str(limit + more)),),
+            )
 
 
 def _waits(board: Scheduler, job: Job) -> Iterator[Fix]:
-    """Wait for the end of one job, or of as many as it takes."""
+    """Wait for the end of one job, or of as many as it takes; of those that come before it too, at last."""
     ends = sorted((board.profile.end(one.id), one.id) for one in board.running.values())
-    near = [name for _, name in ends]
-    for name in near[:2]:
-        yield f"wait until {name} ends", (("after", name),)
-    count = 4
-    while count < 2 * len(near):
+    before = sorted((one.submitted, one.id) for one in board.lines.jobs.values() if one.id != job.id)
+    near, count = [name for _, name in (*ends, *before)], 1
+    while count < 4 * len(near):
         some = near[:count]
-        yield f"wait until {len(some)} jobs end, {some[-1]} the last", (("after", ",".join(some)),)
+        text = f"{some[0]} ends" if len(some) == 1 else f"{len(some)} jobs are over, {some[-1]} the last"
+        yield f"wait until {text}", (("after", ",".join(some)),)
         count *= 4
 
 
@@ -208,7 +214,7 @@ def _narrower(job: Job) -> Iterator[Fix]:
 
 def _steps(most: int) -> list[int]:
     """Whole numbers below: all of them when they are few, halves when not."""
-    if most <= 8:
+    if most <= 16:
         return list(range(most - 1, 0, -1))
     return [most * part // 8 for part in range(7, 0, -1)]
 

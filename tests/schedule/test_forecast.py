@@ -1,0 +1,72 @@
+"""What is expected of a run: from its own steps, its predecessors, its owner's other work, or its pool."""
+
+from falaj.schedule.forecast import UNKNOWN_S, Forecast, key
+from falaj.schedule.model import Past, Spot
+from tests.schedule.made import job, shape
+
+ONE = key(shape())
+
+
+def past(template: str, p50: int, p90: int, count: int = 20, **facts: int) -> Past:
+    return Past(template, ONE, count, p50, p90, **facts)
+
+
+def test_quantiles_of_the_same_template_and_shape_are_believed() -> None:
+    forecast = Forecast([past("ann/train", 1000, 4000)])
+    low, high = forecast.expected("ann/train", ONE) or (0, 0)
+    assert 900 < low <= 1000
+    assert 3500 < high <= 4000
+
+
+def test_few_observations_lean_on_the_owner_and_then_on_the_pool() -> None:
+    forecast = Forecast([past("ann/a", 100, 200), past("bob/b", 10_000, 20_000), past("ann/new", 6400, 6400, 1)])
+    alone, new = forecast.expected("ann/other", ONE), forecast.expected("ann/new", ONE)
+    stranger = forecast.expected("eve/x", ONE)
+    assert alone is not None
+    assert new is not None
+    assert stranger is not None
+    assert 100 <= alone[0] < stranger[0] < 10_000, "the owner's work counts before everybody's"
+    assert alone[0] < new[0] < 6400, "one observation moves the estimate, and does not make it"
+    assert forecast.expected("eve/x", key(shape(milli=5, models=("A10",)))) is None, "another pool"
+
+
+def test_what_runs_longer_than_expected_is_expected_twice_as_long() -> None:
+    forecast = Forecast([past("ann/a", 128, 128)])
+    running = job("j", template="ann/a", spots=(Spot("c/n0", 0, (0,)),), started=1000)
+    ends = [forecast.end(running, ONE, now) - 1000 for now in (1000, 1127, 1128, 1256)]
+    assert ends[0] == ends[1]
+    assert ends[2] == 2 * ends[0]
+    assert ends[3] == 4 * ends[0]
+
+
+def test_a_limit_caps_what_is_expected() -> None:
+    forecast = Forecast([past("ann/a", 5000, 9000)])
+    assert forecast.left(job("j", template="ann/a", limit_s=60), ONE, 0) == (60, 60)
+    assert forecast.end(job("j", template="nobody/knows", limit_s=60), "cpu:1x1", 0) == 60
+
+
+def test_measured_steps_beat_history_once_it_ran_a_minute() -> None:
+    forecast = Forecast([past("ann/a", 5000, 9000)])
+    facts = {"template": "ann/a", "steps": 100, "step_us": 2_000_000, "spots": (Spot("c/n0", 0, (0,)),), "started": 10}
+    early = forecast.left(job("j", done=5, seen=20, **facts), ONE, 20)
+    sure = forecast.left(job("j", done=40, seen=90, **facts), ONE, 100)
+    assert early is not None
+    assert early[0] > 1000
+    assert sure == (110, 122), "sixty steps of two seconds, ten seconds ago"
+
+
+def test_steps_of_predecessors_are_used_before_the_first_is_measured() -> None:
+    forecast = Forecast([past("ann/a", 5000, 9000, step_us=1_000_000)])
+    assert forecast.left(job("j", template="ann/a", steps=100), ONE, 0) == (100, 125)
+
+
+def test_of_what_nobody_knows_something_is_expected() -> None:
+    assert Forecast().left(job("j"), ONE, 0) is None
+    assert Forecast().end(job("j"), ONE, 7) == 7 + UNKNOWN_S
+
+
+def test_learning_says_when_others_are_touched() -> None:
+    forecast = Forecast([past(f"ann/{one}", 100, 200) for one in range(50)])
+    assert not forecast.learn(past("ann/3", 101, 200))
+    assert forecast.learn(past("zoe/first", 5, 5))
+    assert forecast.past() == tuple(sorted(forecast.past(), key=lambda one: (one.template, one.key)))
