@@ -82,8 +82,12 @@ def rights(claim: Claim, running: Running, potential: Potential, amount: list[in
         evict[few] = CAUSES.index(cause)
         wide[some] = CAUSES.index(cause)
     if knobs.progress_ratio:
-        less = claim.service * (knobs.progress_ratio + table[:, Col.EVICTIONS]) <= running.service(now)
-        evict[able & mine & same & old & less] = PROGRESS
+        service = running.service(now)
+        less = able & mine & same & old
+        less &= claim.service * (knobs.progress_ratio + table[:, Col.EVICTIONS]) <= service
+        evict[less] = PROGRESS
+        # Who has most left to do waits best: the others would soon be the ones to go first again.
+        price[less] = price[less] * claim.service // service[less] + 1
     if claim.urgent:
         later = (table[:, Col.DEADLINE] > claim.job.deadline) & (table[:, Col.EVICTIONS] < MOST_LATE)
         evict[able & mine & same & old & later] = LATE
