@@ -23,6 +23,9 @@ def put(value: Any, *, as_json: bool = False) -> None:
         sys.stdout.write(f"{cell('', value)}\n")
     elif isinstance(value, Sequence):
         _put_many(value)
+    elif text := getattr(value, "TEXT", ""):
+        # A record that is mostly text: its lines as they are.
+        sys.stdout.write("".join(f"{line}\n" for line in getattr(value, text)))
     else:
         _put_one(value)
 

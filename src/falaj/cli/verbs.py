@@ -180,7 +180,9 @@ def _add(parser: argparse.ArgumentParser, param: Param) -> None:
         parser.add_argument(flag, dest=param.name, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif origin in (tuple, list, dict):
         shown, text = ("KEY=VALUE" if origin is dict else "A,B"), f"{text} (may be repeated)"
-        parser.add_argument(flag, dest=param.name, action="append", metavar=shown, help=text)
+        # One at a time reads better in the singular: --input data=… --input labels=…
+        flags = [flag, *([flag[:-1]] if flag.endswith("s") and len(flag) > 4 else [])]
+        parser.add_argument(*flags, dest=param.name, action="append", metavar=shown, help=text)
     else:
         default = f" (default: {param.default})" if param.default not in (None, "", ()) else ""
         shown = _shown(param, kind)

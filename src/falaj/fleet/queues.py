@@ -247,8 +247,8 @@ def _check_tree(tree: Mapping[str, QueueRule]) -> None:
     for name, rule in tree.items():
         if name in parents and rule.projects:
             raise Invalid(f"{name} takes jobs and has queues below it", f"give its projects to {name}/default, say")
-        if name not in parents and not rule.projects and name != ROOT and not name.startswith(ROOT):
-            raise Invalid(f"{name} hangs in the air", "every path begins with root")
+        if name != ROOT and name.rpartition("/")[0] not in tree:
+            raise Invalid(f"{name} would hang in the air", "remove the queues below it first")
         for key, value in rule.guarantee.items():
             if value > rule.limit.get(key, value):
                 raise Invalid(

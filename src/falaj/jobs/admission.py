@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 
 from falaj.catalog.records import KINDS
 from falaj.core.context import Context
@@ -17,6 +16,7 @@ from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import name_of
 from falaj.jobs.staging import Staging
+from falaj.schedule.why import possible
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
@@ -79,10 +79,6 @@ def check_possible(clusters: Clusters, tx: Reader, record: Record, now: float) -
     nodes = [node_of(cluster, facts) for cluster, facts, _ in clusters.node_records(tx)]
     if not nodes:
         return  # nobody looked yet; it will wait, and `why` will tell
-    try:
-        possible = import_module("falaj.schedule.why").possible
-    except ModuleNotFoundError:
-        return
     reason = possible(nodes, queues_of(tx, (), now), job_of(record, known))
     if reason is not None:
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)

@@ -146,6 +146,10 @@ def _program(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], P
         path = folder / word
         if Path(word).suffix and path.is_file():
             home = path.resolve().parent
+            if home in (Path("/"), Path.home()):
+                raise Invalid(
+                    f"{path.name} lies in {home}, and a job takes its folder along", "give it a folder of its own"
+                )
             words = (*command[:at], path.name, *command[at + 1 :])
             if at == 0:
                 words = ("python", *words) if path.suffix == ".py" else ("sh", *words)
@@ -167,25 +171,22 @@ def _moment(text: str) -> float:
 
 
 def _waited(here: Here, ref: Ref, write: Callable[[str], object], slot: int = 0) -> JobView:
-    """Until it is over: every attempt's lines, and a word between them."""
-    attempt, cursor, state = 0, "", ""
-    with here.working():
+    """Until it is over: the lines of every attempt, and how far it is."""
+    attempt, cursor, seen = 0, "", 0
+    with here.working(), here.progress.task(str(ref), None, "steps") as task:
         while True:
             job: JobView = here.jobs.show(ref)
+            task.resize(job.steps or None)
+            task.advance(job.step - seen)
+            seen = job.step
             page: LogPage = here.jobs.logs(ref, slot, attempt, cursor) if job.attempts else LogPage((), "", 0, True)
-            for line in page.lines:
-                write(f"{line}\n")
-            newest = job.attempts[-1].number if job.attempts else 0
+            write("".join(f"{line}\n" for line in page.lines))
             attempt, cursor = attempt or page.attempt, page.next
-            if page.over and newest > attempt:
+            if page.over and job.attempts and job.attempts[-1].number > attempt:
                 attempt, cursor = attempt + 1, ""
-                continue
-            if job.over and page.over:
+            elif job.over and page.over:
                 return _judged(job)
-            if (job.state, job.note) != (state, job.note) and not page.lines:
-                state = job.state
-                here.progress.task(f"{job.ref}: {job.state} {job.note}")
-            if not page.lines:
+            elif not page.lines:
                 time.sleep(FOLLOW_S)
 
 

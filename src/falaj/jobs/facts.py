@@ -1,8 +1,6 @@
 """From records to what the scheduler knows: nodes, queues, jobs, and how long such jobs ran before."""
 
-import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from falaj.core.execute import NodeFacts
@@ -20,6 +18,8 @@ from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
+_SPECS: dict[tuple[str, int], JobSpec] = {}
+_KEPT_SPECS = 50_000
 REMEMBERED = 500
 """So many of a tenant's last jobs tell how long the next will run."""
 
@@ -122,13 +122,13 @@ def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shap
 
 
 def spec_in(record: Record) -> JobSpec:
-    """The spec a record holds."""
-    return _spec(json.dumps(record.body["spec"], sort_keys=True))
-
-
-@lru_cache(maxsize=10_000)
-def _spec(text: str) -> JobSpec:
-    found: JobSpec = from_plain(JobSpec, json.loads(text))
+    """The spec a record holds, read once a revision."""
+    name = (record.body["id"], record.rev)
+    found = _SPECS.get(name)
+    if found is None:
+        if len(_SPECS) >= _KEPT_SPECS:
+            _SPECS.clear()
+        found = _SPECS[name] = from_plain(JobSpec, record.body["spec"])
     return found
 
 

@@ -1,5 +1,6 @@
 """What the desk of jobs takes and gives. Frozen, plain, the same on the wire."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar
@@ -29,6 +30,12 @@ class RoleSpec:
     """Processes of a slot; one for each GPU when 0."""
     more: Mapping[str, float] = field(default_factory=dict)
     """Anything else that nodes count, by its name."""
+
+    @property
+    def brief(self) -> str:
+        """As people say it."""
+        gpus = f", {self.gpus:g} GPU{'' if self.gpus == 1 else 's'} {'|'.join(self.gpu_models)}" if self.gpus else ""
+        return f"{self.count} x {self.name} of {self.cpus:g} CPU, {self.memory}{gpus}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,11 @@ class JobSpec:
     experiment: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     """What only one kind of executor understands."""
+
+    @property
+    def brief(self) -> str:
+        """As people say it."""
+        return f"{shlex.join(self.command)} on {', '.join(role.brief for role in self.roles)}"
 
     @property
     def resumes(self) -> bool:
@@ -145,6 +157,8 @@ class JobPage:
 @dataclass(frozen=True, slots=True)
 class LogPage:
     """Lines of one slot's output, and where the next question goes on."""
+
+    TEXT: ClassVar[str] = "lines"
 
     lines: tuple[str, ...]
     next: str

@@ -1,0 +1,76 @@
+"""Clusters: declared by operators, told of by themselves, drained and opened again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import falaj
+from falaj.core.errors import Conflict, Invalid, NotFound
+from tests.jobs.lab import Lab, until
+from tests.town import refusal
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Any]:
+    with falaj.connect(str(tmp_path / "house")) as made:
+        yield made
+
+
+def test_a_fresh_house_has_its_own_processes(here: Any) -> None:
+    (local,) = here.clusters.list()
+    assert (local.name, local.address, local.zone, local.tenants) == ("local", "process:", "home", ("house",))
+    checked = here.clusters.check("local")
+    assert (checked.ok, checked.nodes) == (True, 1)
+    here.clusters.add("two", "process:?nodes=2&cpus=4000&memory=1024", more={"folder": "/tmp/falaj-two"})
+    assert [one.name for one in here.clusters.list()] == ["local", "two"]
+    here.clusters.remove("local")
+    assert [one.name for one in here.clusters.list()] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "more"),
+    [
+        ("Two", "process:", {}),
+        ("two", "not an address", {}),
+        ("two", "ray://me:secret@head:1", {}),
+        ("two", "ray://head:1", {"token": "AKIAABCDEFGHIJKLMNOP"}),
+        ("two", "process:", {"state": "sleepy"}),
+    ],
+)
+def test_what_cannot_be_is_refused(here: Any, name: str, address: str, more: dict[str, str]) -> None:
+    assert isinstance(refusal(lambda: here.clusters.add(name, address, more=more)), Invalid)
+    assert len(here.clusters.list()) == 1
+
+
+def test_a_zone_and_a_cluster_must_be_there(here: Any) -> None:
+    assert isinstance(refusal(lambda: here.clusters.add("two", "process:", "moon")), NotFound)
+    assert isinstance(refusal(lambda: here.clusters.show("two")), NotFound)
+    assert isinstance(refusal(lambda: here.clusters.add("local", "process:")), Conflict)
+
+
+def test_a_cluster_that_does_not_answer_is_told_of(here: Any) -> None:
+    here.clusters.add("far", "nobody:", more={})
+    checked = here.clusters.check("far")
+    assert (checked.ok, "nobody" in checked.problem) == (False, True)
+
+
+def test_a_drained_node_takes_nothing_new(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here, here.working():
+        lab.one_node()
+        (node,) = until(here.clusters.nodes, lambda nodes: len(nodes) == 1 and nodes[0].cpu == "1")
+        running = lab.submit("import time; time.sleep(600)", "runs", cpus=0.5)
+        lab.until(running, lambda job: job.state == "running")
+        assert here.clusters.nodes()[0].used == {"cpu": "0.5", "memory": "32MiB"}
+        assert isinstance(refusal(lambda: here.clusters.remove("local")), Conflict)
+        here.clusters.drain(node.node)
+        assert here.clusters.nodes()[0].state == "drained"
+        waiting = lab.submit("print(1)", "waits", cpus=0.5)
+        lab.until(running, lambda job: job.state == "running")
+        assert lab.show(waiting).state == "waiting"
+        here.clusters.open(node.node)
+        assert lab.done(waiting).state == "succeeded"
+        here.jobs.cancel(running.ref)
+        lab.done(running)

@@ -1,0 +1,106 @@
+"""Queues: declared, changed, applied whole; what cannot be is refused before anything is written."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import falaj
+from falaj.core.errors import Conflict, Invalid, NotFound
+from falaj.fleet.amounts import amount, mebibytes, seconds
+from falaj.fleet.budgets import read_budget, window_of
+from falaj.fleet.queues import queue_for, read_rules
+from tests.town import refusal
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Any]:
+    with falaj.connect(str(tmp_path / "house")) as made:
+        yield made
+
+
+def test_a_queue_is_added_changed_and_removed(here: Any) -> None:
+    made = here.queues.add(
+        "root/bank/fraud", guarantee={"gpu": "4"}, limit={"gpu": "8", "memory": "1TiB"}, weight=2,
+        projects=("bank/fraud",), budget=("gpu-hours=500/month:stop", "money=10/30d"),
+    )  # fmt: skip
+    assert (made.guarantee, made.limit, made.weight) == ({"gpu": "4"}, {"gpu": "8", "memory": "1024GiB"}, 2)
+    assert made.budget[0].startswith("gpu-hours=500/month:stop (0 spent")
+    assert [one.name for one in here.queues.list()] == ["root", "root/bank", "root/bank/fraud", "root/default"]
+    changed = here.queues.change("root/bank/fraud", {"limit.gpu": "12", "limit.memory": "none", "lend.gpu": "1"})
+    assert (changed.limit, changed.lend, changed.guarantee) == ({"gpu": "12"}, {"gpu": "1"}, {"gpu": "4"})
+    assert isinstance(refusal(lambda: here.queues.remove("root/bank")), Invalid)
+    assert here.queues.remove("root/bank/fraud") == "root/bank/fraud"
+    assert isinstance(refusal(lambda: here.queues.show("root/bank/fraud")), NotFound)
+
+
+def test_a_file_is_planned_then_applied(here: Any, tmp_path: Path) -> None:
+    file = tmp_path / "queues.toml"
+    file.write_text('["root/a"]\nweight = 3\nprojects = ["house/*"]\n["root/default"]\nprojects = ["*"]\n')
+    plan = here.queues.apply(str(file))
+    assert [(one.name, one.change) for one in plan] == [("root/a", "new")]
+    assert "root/a" not in [one.name for one in here.queues.list()]
+    assert here.queues.apply(str(file), yes=True) == plan
+    assert here.queues.apply(str(file)) == ()
+    assert here.queues.show("root/a").weight == 3
+    file.write_text("weight = 3\n")
+    assert isinstance(refusal(lambda: here.queues.apply(str(file))), Invalid)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bank", {}),
+        ("root/Bank", {}),
+        ("root/a", {"guarantee": {"gpu": "4"}, "limit": {"gpu": "2"}}),
+        ("root/a", {"weight": 0}),
+        ("root/a", {"projects": ("bank",)}),
+        ("root/a", {"budget": ("gpu-hours=5",)}),
+        ("root/a", {"limit": {"GPU": "1"}}),
+        ("root/a", {"limit": {"gpu": "0.0001"}}),
+        ("root/a", {"more": {"colour": "red"}}),
+        ("root/default/a", {"projects": ("bank/x",)}),
+    ],
+)
+def test_what_cannot_be_is_refused(here: Any, name: str, words: dict[str, Any]) -> None:
+    assert isinstance(refusal(lambda: here.queues.add(name, **words)), Invalid)
+    assert [one.name for one in here.queues.list()] == ["root", "root/default"]
+
+
+def test_children_are_not_promised_more_than_their_parent(here: Any) -> None:
+    here.queues.add("root/bank", guarantee={"gpu": "4"})
+    here.queues.add("root/bank/a", guarantee={"gpu": "3"})
+    assert isinstance(refusal(lambda: here.queues.add("root/bank/b", guarantee={"gpu": "2"})), Invalid)
+
+
+def test_a_queue_with_jobs_stays(here: Any) -> None:
+    here.queues.add("root/lab", projects=("house/lab",))
+    here.jobs.submit("true", project="lab")
+    assert isinstance(refusal(lambda: here.queues.remove("root/lab")), Conflict)
+    assert here.queues.show("root/lab").waiting == 1
+
+
+def test_the_closest_name_wins(here: Any) -> None:
+    here.queues.add("root/one", projects=("bank/fraud",))
+    here.queues.add("root/many", projects=("bank/*", "clinic/*"))
+    with here.house.ledger.read(here.house.system()) as tx:
+        rules = read_rules(tx)
+    found = [queue_for(rules, *place).name for place in (("bank", "fraud"), ("bank", "x"), ("other", "x"))]
+    assert found == ["root/one", "root/many", "root/default"]
+    assert queue_for(rules, "bank", "fraud", "root/many").name == "root/many"
+    assert isinstance(refusal(lambda: queue_for(rules, "other", "x", "root/one")), Invalid)
+
+
+def test_amounts_as_people_write_them() -> None:
+    assert (amount("cpu", "1.5"), amount("gpu:H100", 2), amount("tpu", 8)) == (1500, 2000, 8)
+    assert [mebibytes(text) for text in ("64GiB", "512M", "1GB", 100, "1KiB")] == [65536, 512, 954, 100, 1]
+    assert [seconds(text) for text in ("90", "15m", "1.5h", "7d")] == [90, 900, 5400, 604_800]
+
+
+def test_windows_begin_where_people_expect() -> None:
+    now = 1_794_738_000.0  # 2026-11-15, a Sunday
+    assert [window_of(one, now) for one in ("day", "week", "month")] == ["2026-11-15", "2026-11-09", "2026-11-01"]
+    assert window_of("30d", now) == window_of("30d", now + 86_400 * (29 - (int(now) // 86_400) % 30))
+    rule = read_budget("money=2.5/week")
+    assert (rule.amount, rule.stops, rule.brief) == (2_500_000, False, "money=2.5/week:best-effort")
