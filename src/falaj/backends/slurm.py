@@ -119,8 +119,9 @@ class SlurmExecutor:
         if not (after or "0").isdigit():
             raise Invalid("this is no cursor of a log", "begin again without one")
         name = found.folder / f"slot-{slot}.log"
-        over = _exit(found.folder, slot) is not None or self.poll([handle])[0].phase in OVER
-        if over and not name.exists():
+        ended = _exit(found.folder, slot) is not None
+        over = ended or self.poll([handle])[0].phase in OVER
+        if over and not ended and not read_file(name, 0, 1):
             name = found.folder / "slurm.log"
         start = int(after or "0")
         data = read_file(name, start, _LOG_BYTES)

@@ -59,6 +59,8 @@ fi
 case "$slot" in
 {gpus}esac
 [ -z "$CUDA_VISIBLE_DEVICES" ] || export CUDA_VISIBLE_DEVICES="$(echo "$CUDA_VISIBLE_DEVICES" | cut -d , -f "$gpus")"
+# Where only a group joins the user to the platform, that group reads the log.
+(umask 027; : >> "slot-$slot.log")
 trap : TERM USR1
 export FALAJ_HOST={host}
 {launcher} context.json "$slot"
