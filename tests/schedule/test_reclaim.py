@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.schedule.model import NEVER, Knobs, Queue
+from falaj.schedule.model import NEVER, Ask, Knobs, Queue, Role, Shape
 from falaj.schedule.potential import Potential
 from falaj.schedule.share import Tree
 from tests.schedule.closed import BOLD, NOW, Closed, gang
@@ -56,6 +56,17 @@ def test_width_goes_first_then_best_effort_then_gangs() -> None:
     second = cluster.make_room("two")
     assert second
     assert ([one.job for one in second.evictions], [one.job for one in second.resizes]) == (["cheap"], ["wide"])
+
+
+def test_cores_are_made_free_where_they_are_what_is_short() -> None:
+    cluster = Closed(1, [Queue(A), Queue(B)])
+    cluster.submit("cores", A, Shape((Role("worker", Ask((("cpu", 63_000),))),), band=0), 36_000)
+    cluster.admit()
+    cluster.submit("devices", B, gang(2), 3600)
+    assert not cluster.start("devices")
+    found = cluster.victims("devices")
+    assert found
+    assert [one.job for one in found.evictions] == ["cores"]
 
 
 def test_c1_no_circles_between_gangs_of_different_sizes() -> None:

@@ -27,23 +27,23 @@ def offers(
     """Sets, best first: by row of what runs, the places it gives up."""
     shape = claim.job.shape
     wants = [role.count if number else claim.width for number, role in enumerate(shape.roles)]
-    units = [_units(role.ask) for role in shape.roles]
+    units = [_units(role.ask, devices=True) or _units(role.ask, devices=False) for role in shape.roles]
     role = max(range(len(units)), key=lambda number: (units[number] * wants[number], -number))
-    lines = _Lines(world, running, right, shape.roles[role].ask, shape.band)
+    ask, want = shape.roles[role].ask, wants[role]
     domain = world.domains(shape.level if shape.required else "cluster")
-    for more in (0, 1):
-        for steps in lines.cheapest(domain, wants[role] * (1 + more) + more, tries):
-            taken = lines.until(steps) if not more else lines.all_on(steps)
-            if taken:
-                yield taken
+    for devices in _measures(world, ask):
+        lines = _Lines(world, running, right, ask, devices, shape.band)
+        for steps in lines.cheapest(domain, want, want, tries):
+            yield lines.until(steps)
+        for steps in lines.cheapest(domain, want, 2 * want + 1, 1):
+            yield lines.all_on(steps)
 
 
 class _Lines:
     """The jobs of each node in line."""
 
-    def __init__(self, world: World, running: Running, right: Rights, ask: Ask, band: int) -> None:
+    def __init__(self, world: World, running: Running, right: Rights, ask: Ask, devices: bool, band: int) -> None:
         self._running = running
-        devices, units = bool(ask.gpus or ask.milli), _units(ask)
         number = world.ask(ask)
         room = world.possible(number) > 0
         room &= world.counts(world.ask(_ANYTHING)) > 0
@@ -55,11 +55,10 @@ class _Lines:
         price = kind * _CLASS + right.price[row] * use // np.maximum(running.table[row, Col.SIZE], 1)
         order = np.lexsort((row, right.price[row] * WHOLE // np.maximum(running.table[row, Col.SIZE], 1), kind, node))
         self._row, self._node, self._shrinks = row[order], node[order], shrinks[order]
-        self._measure(
-            _free(world, ask, devices), use[order], price[order], units, world.counts(number).astype(np.int64)
-        )
+        free, counts = _free(world, ask, devices), world.counts(number).astype(np.int64)
+        self._steps(free, use[order], price[order], max(_units(ask, devices), 1), counts)
 
-    def _measure(self, free: Amounts, use: Amounts, price: Amounts, units: int, counts: Amounts) -> None:
+    def _steps(self, free: Amounts, use: Amounts, price: Amounts, units: int, counts: Amounts) -> None:
         """Where in each line slots come free, how many, and what each costs."""
         node = self._node
         held, paid = sums(use, node), sums(price, node)
@@ -75,15 +74,16 @@ class _Lines:
         self._gain = np.r_[counts[idle], gain[at]]
         self._cost = np.r_[np.zeros(len(idle), np.int64), cost]
 
-    def cheapest(self, domain: NDArray[np.int32], want: int, tries: int) -> list[Amounts]:
-        """Steps that give so many slots within one domain, for the cheapest domains."""
+    def cheapest(self, domain: NDArray[np.int32], want: int, goal: int, tries: int) -> list[Amounts]:
+        """Steps that give the slots wanted within one domain, and more up to a goal, for the cheapest domains."""
         inside = domain[self._where]
         order = np.lexsort((self._where, self._cost // np.minimum(self._gain, want), inside))
         order = order[inside[order] >= 0]
         inside = inside[order]
         slots, cost = sums(self._gain[order], inside), sums(self._cost[order], inside)
-        enough = (slots >= want) & (slots - self._gain[order] < want)
-        ends = np.flatnonzero(enough)
+        all_of_it = slots[np.searchsorted(inside, inside, side="right") - 1]
+        target = np.minimum(goal, all_of_it)
+        ends = np.flatnonzero((all_of_it >= want) & (slots >= target) & (slots - self._gain[order] < target))
         best = ends[np.lexsort((ends, cost[ends]))][:tries]
         return [order[(inside == inside[end]) & (np.arange(len(order)) <= end)] for end in best]
 
@@ -131,8 +131,17 @@ def _candidates(running: Running, right: Rights, devices: bool) -> tuple[Amounts
     return row[both][some], node[both][some], use[some], (np.arange(len(both)) >= len(stop))[some]
 
 
-def _units(ask: Ask) -> int:
-    return ask.gpus * WHOLE or ask.milli or dict(ask.amounts).get(CPU, 0) or 1
+def _units(ask: Ask, devices: bool) -> int:
+    return (ask.gpus * WHOLE or ask.milli) if devices else dict(ask.amounts).get(CPU, 0)
+
+
+def _measures(world: World, ask: Ask) -> list[bool]:
+    """In what to measure room: devices, where it has any; cores, where it has none or they are what is short."""
+    units = _units(ask, devices=True)
+    if not units:
+        return [False]
+    short = (_free(world, ask, devices=True) >= units) & (world.counts(world.ask(ask)) == 0)
+    return [True, False] if _units(ask, devices=False) and short.any() else [True]
 
 
 def _free(world: World, ask: Ask, devices: bool) -> Amounts:

@@ -98,7 +98,7 @@ class Reclaim:
             right = replace(full, evict=evict)
             case = _Case(claim, potential, now, reclaimed, right)
             for items in offers(self._world, self._running, claim, right, _TRIES):
-                found = self._tried(case, items)
+                found = self._tried(case, items) if items else None
                 if found and self._lawful(case, *found):
                     return self._victims(case, *found)
         return None
