@@ -200,6 +200,20 @@ def test_preempted_is_lost_and_not_run_again_by_slurm(
     assert not slurm_server.ask("squeue", "-h", f"--name={Path(handle).name}").stdout
 
 
+def test_requeued_by_an_operator_is_lost_and_not_run_twice(
+    slurm: SlurmExecutor, slurm_server: SlurmServer, shared: Path
+) -> None:
+    handle = slurm.launch(attempt(slots("n1"), PATIENT, shared))
+    wait_for_line(slurm, handle, 0, "here 0")
+    job = handle.partition(":")[0]
+    slurm_server.ask("scontrol", "update", f"JobId={job}", "Requeue=1")
+    assert slurm_server.ask("scontrol", "requeue", job).returncode == 0
+    lost = over(slurm, handle)
+    assert (lost.phase, "queue" in lost.reason) == (LOST, True)
+    wait_until(lambda: not slurm_server.ask("squeue", "-h", "-j", job).stdout, 30)
+    assert slurm.logs(handle, 0).lines.count("here 0") == 1
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
