@@ -251,8 +251,12 @@ class Board:
         self.freed.clear()
         self.turns.released.clear()
         for number in sorted(self.closed) if rows else ():
-            ask = self.world.ask(self.shapes.all[number].roles[0].ask)
-            if self.world.counts(ask)[rows].any():
+            shape = self.shapes.all[number]
+            ask = shape.roles[0].ask
+            if not self.profile.suiting(ask)[rows].any():
+                continue
+            counts = self.world.counts(self.world.ask(ask))
+            if counts[rows].any() and (shape.least == 1 or int(counts.sum()) >= shape.least):
                 self.closed.discard(number)
                 self.fresh |= self.lines.behind.get(number, set()) & self.asleep
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from falaj.schedule.board import Board
+from falaj.schedule.board import MANY_LEAVES, Board
 from falaj.schedule.budget import Charge, charge
 from falaj.schedule.columns import Flags, Ints
 from falaj.schedule.elastic import Growth
@@ -42,7 +42,7 @@ TICK_S = 30
 """So often those are looked at again for whom nobody had to make room."""
 GRACE_S = 30
 MOST_CLAIMS = 8
-"""So many searches for victims a cycle."""
+"""So many searches for victims a cycle; two where there are very many leaves."""
 MOST_ROUNDS = 4
 """So often a cycle looks at what it freed itself."""
 
@@ -259,12 +259,15 @@ class Scheduler(Board):
                 self._settle(queue)
         waiting = sorted(self._unsettled, key=lambda queue: (self._asked_at.get(queue, -1), queue))
         for queue in waiting:
-            if self._plan.claims >= MOST_CLAIMS:
+            if self._plan.claims >= self._most_claims():
                 return
             self._unsettled.discard(queue)
             claimant = self._claimant(queue)
             if claimant is not None:
                 self._claim(*claimant)
+
+    def _most_claims(self) -> int:
+        return MOST_CLAIMS if len(self.demand) <= MANY_LEAVES else 2
 
     def _claimant(self, queue: str) -> tuple[Job, int] | None:
         """The first blocked job of a leaf, while nobody was asked to make room for it."""
@@ -290,7 +293,7 @@ class Scheduler(Board):
 
     def _claim(self, job: Job, number: int) -> None:
         """Have others make room for it, where that is lawful."""
-        if self._plan.claims >= MOST_CLAIMS:
+        if self._plan.claims >= self._most_claims():
             return
         self._claimed[job.queue, number] = job.id
         self._asked_at[job.queue] = self.now
@@ -372,9 +375,14 @@ class Scheduler(Board):
         """Do as many slots of a shape fit as it needs, where something is held and elsewhere?"""
         shape = self.shapes.all[number]
         ask = shape.roles[0].ask
-        slots = slots_in(self.profile.suiting(ask)[rows], amounts(self.world, ask), ask, free, dev)
+        suits = self.profile.suiting(ask)[rows]
+        if not suits.any():
+            return False
+        slots = int(slots_in(suits, amounts(self.world, ask), ask, free, dev).sum())
+        if slots >= shape.least or shape.least == 1:
+            return slots >= shape.least
         counts = self.world.counts(self.world.ask(ask))
-        return int(counts.sum()) - int(counts[rows].sum()) + int(slots.sum()) >= shape.least
+        return slots + int(counts.sum()) - int(counts[rows].sum()) >= shape.least
 
     def _neediest(self, queues: set[str]) -> list[str]:
         """Leaves by how needy they are, from the top down."""

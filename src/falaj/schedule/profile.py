@@ -99,6 +99,7 @@ class Profile:
 
     def suiting(self, ask: Ask) -> Flags:
         """Which devices suit an ask; where it asks for none, all of a node that suits it."""
+        self._fit()
         number = self._world.ask(ask)
         if number not in self._suits:
             fits = self._world.possible(number) > 0
