@@ -22,7 +22,8 @@ from falaj.backends.slurm import SlurmExecutor
 from falaj.core.execute import OVER, Attempt, Executor, Slot, Status
 from falaj.worker.bundle import launcher
 from falaj.worker.context import document
-from tests.servers.process import wait_until
+from tests.servers.kube_cluster import KubeCluster
+from tests.servers.process import Missing, wait_until
 from tests.servers.ray import RayServer
 from tests.servers.slurm import SlurmServer
 
@@ -153,8 +154,24 @@ def _ray(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
     lab.executor.close()
 
 
+@contextlib.contextmanager
+def _kubernetes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+    del request, tmp_path
+    try:
+        cluster = KubeCluster()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    assert cluster.kubelets is not None
+    kubelets = cluster.kubelets
+    lab = Lab(cluster.executor(), ("n1", "n2"), lose=lambda _: kubelets.lose("n1"), reopen=cluster.executor)
+    yield lab
+    lab.executor.close()
+    cluster.close()
+
+
 EXECUTORS: dict[str, Entry] = {
     "process": Entry(_process),
     "slurm": Entry(_slurm),
     "ray": Entry(_ray, marks=(pytest.mark.slow,)),
+    "kubernetes": Entry(_kubernetes),
 }
