@@ -210,7 +210,7 @@ class House:
                 "keys": lambda: (ledger, self._rotations(), settings.secrets.partition(":")[0]),
                 "secrets": lambda: (ledger, keyring),
                 "audit": lambda: (ledger, keyring, settings.installation),
-                "clusters": lambda: (ledger, partial(_opened, "executor"), self._secret, settings),
+                "clusters": lambda: (ledger, partial(_opened, "executor"), self._secret, settings, self._series),
                 "queues": lambda: (ledger,),
                 "jobs": lambda: (ledger, self.desks["clusters"], self.track, self._staging()),
             }
@@ -305,6 +305,7 @@ class House:
         """Begin the background work: sealing, rotation, collecting, jobs."""
         from falaj.audit.loop import SealLoop
         from falaj.catalog.loop import StageLoop
+        from falaj.fleet.watch import WatchLoop
         from falaj.govern.rotate import RotationLoop
         from falaj.store.forget import ForgetOutcomes
         from falaj.store.upkeep import CollectLoop, ScrubLoop
@@ -319,6 +320,7 @@ class House:
             ForgetOutcomes(self.ledger),
             StageLoop(self.ledger, self.catalog, self.zones),
             self._jobs_loop(),
+            WatchLoop(self.ledger, self.desks["clusters"], self.settings.home),
         ]
         self._start(steps)
 
@@ -385,9 +387,10 @@ class House:
         return CachedBlobs(store, folder, self.settings.cache_bytes)
 
     def _series(self) -> Series:
-        """Where the points of metrics lie; opened with the desk that writes them."""
-        self._measured = _opened("series", self.settings.series_url, {})
-        return self._measured
+        """Where the points of metrics and telemetry lie; opened once somebody writes or reads them."""
+        with self._opening:
+            self._measured = self._measured or _opened("series", self.settings.series_url, {})
+            return self._measured
 
     def _secret(self, ctx: Context, reference: str) -> bytes:
         """A secret by reference, for a room that needs it now."""

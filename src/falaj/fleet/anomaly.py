@@ -136,13 +136,17 @@ class Watch:
         self._trends: dict[str, Trend] = {}
         self._windows: dict[str, deque[tuple[float, float]]] = {}
         self._looked = 0
+        self._owners: dict[str, str] = {}
 
     def node(self, at: float, figures: Mapping[str, float], held: Mapping[int, str]) -> list[Sign]:
         """Look at one sample of a node; `held` says which job has each of its devices."""
         found: list[Sign] = []
         for device in sorted({name.partition(".")[0] for name in figures if name.endswith(".busy")}):
             mine = {name.partition(".")[2]: value for name, value in figures.items() if name.startswith(f"{device}.")}
-            found += self._device(at, device, mine, int(device) in held)
+            owner = held.get(int(device), "") if device.isdigit() else ""
+            if self._owners.setdefault(device, owner) != owner:
+                self._new_owner(device, owner)
+            found += self._device(at, device, mine, bool(owner))
         if "disk" in figures and figures.get("disk_total"):
             found += self._disk(at, figures["disk"], figures["disk_total"])
         return found
@@ -165,6 +169,14 @@ class Watch:
             self._looked = int(at) // 60
             found += self._stragglers(at, slots)
         return found
+
+    def _new_owner(self, device: str, owner: str) -> None:
+        """What another job did with a device is nothing that this one did."""
+        self._owners[device] = owner
+        for key in ((IDLE, device), (LEAK, f"GPU {device}")):
+            self._latches.pop(key, None)
+            self._opened.discard(key)
+        self._trends.pop(f"GPU {device}", None)
 
     def _device(self, at: float, device: str, mine: Mapping[str, float], held: bool) -> list[Sign]:
         busy = mine["busy"]

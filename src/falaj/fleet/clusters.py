@@ -13,10 +13,13 @@ from urllib.parse import urlsplit
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.execute import Executor, NodeFacts
+from falaj.core.ports import Series
 from falaj.core.settings import Settings
 from falaj.core.verb import verb
 from falaj.fleet.amounts import all_shown, shown
 from falaj.fleet.records import Checked, Cluster, NodeView
+from falaj.fleet.signs import Signs
+from falaj.fleet.telemetry import Telemetry
 from falaj.fleet.use import added, every, house_key, house_of, uses
 from falaj.govern.secrets import contains_secret
 from falaj.store.codec import from_plain, to_plain
@@ -29,13 +32,19 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+]{0,15}:[^\s]{0,500}")
 _NOTHING: dict[str, str] = {}
 
 
-class Clusters:
+class Clusters(Signs):
     """Where attempts run: declare clusters, look at their nodes, drain them."""
 
     def __init__(
-        self, ledger: Ledger, opener: Opener, resolve: Callable[[Context, str], bytes], settings: Settings
+        self,
+        ledger: Ledger,
+        opener: Opener,
+        resolve: Callable[[Context, str], bytes],
+        settings: Settings,
+        series: Callable[[], Series],
     ) -> None:
         self._ledger = ledger
+        self.telemetry = Telemetry(series, ledger)
         self._opener = opener
         self._resolve = resolve
         self._zone, self._folder = settings.zone, f"{settings.home}/attempts"
@@ -233,7 +242,8 @@ class Clusters:
         return known[1]
 
     def close(self) -> None:
-        """Close what was opened for questions."""
+        """Close what was opened for questions, and write the last telemetry down."""
+        self.telemetry.close()
         with self._opening:
             for _, executor in self._open.values():
                 executor.close()

@@ -1,4 +1,4 @@
-"""Health: a score for every node from what went wrong there, forgotten by half every week, with its parts told. Pure."""
+"""Health: a score for every node from what went wrong there, half forgotten every week, with its parts told. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

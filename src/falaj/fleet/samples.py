@@ -5,12 +5,17 @@ become rates here, so that what is kept can be averaged.
 """
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.fleet.clusters import Clusters
 from falaj.fleet.telemetry import Subject, Telemetry, node_subject
+from falaj.store.ledger import Ledger
+from falaj.store.records import Record
 
 THERMAL = 0x60
 """Why a device slowed down, as NVML has it: thermal slowdown by the driver, or by the hardware."""
@@ -29,6 +34,7 @@ _DEVICE = (
 _COUNTERS = (("cpu_s", "cpu", 1.0), ("read", "read", 1024.0), ("written", "written", 1024.0))
 _REMEMBERED = 100_000
 _YOUNG_S = 60
+_SELF = Context(Actor("falaj", HOUSE, kind="service"), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,28 @@ class Source:
     spots: tuple[tuple[str, tuple[int, ...]], ...]
     """The node (cluster/node) and devices of every slot."""
     started: float = 0.0
+
+
+class Hearing:
+    """Hears what attempts say, wherever they say it."""
+
+    def __init__(self, ledger: Ledger, clusters: Clusters) -> None:
+        self._ledger, self._clusters = ledger, clusters
+        self._samples = Samples(clusters.telemetry)
+        self._zones: dict[str, str] = {}
+
+    def __call__(self, record: Record, facts: Iterable[Mapping[str, Any]]) -> None:
+        """Keep what facts of a job's attempt say."""
+        told = [fact for fact in facts if fact.get("kind") in ("telemetry", "progress")]
+        attempt = record.body["attempt"]
+        if told and attempt:
+            if attempt["cluster"] not in self._zones:
+                with self._ledger.read(_SELF) as tx:
+                    self._zones = {name: cluster.zone for name, cluster in self._clusters.known(tx).items()}
+            zone = self._zones.get(attempt["cluster"], record.zone)
+            spots = tuple((node, tuple(devices)) for node, _, devices, _ in attempt["spots"])
+            source = Source(record.key.tenant, record.body["id"], attempt["id"], zone, spots, attempt["started"])
+            self._samples.take(source, told, time.time())
 
 
 def run_subject(tenant: str, job: str, zone: str) -> Subject:

@@ -5,16 +5,19 @@ node, a run, a pool) has one series for each of these; the names of series say n
 """
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from falaj.core.context import HOUSE
+from falaj.core.errors import FalajError
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
 from falaj.fleet.frames import Frame
 from falaj.store.ledger import Ledger
 
+log = logging.getLogger(__name__)
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 KEPT_S: Mapping[str, int] = {"raw": DAY_S, "minute": 30 * DAY_S, "hour": 396 * DAY_S}
 FLUSH_S = 10.0
@@ -53,25 +56,47 @@ class Telemetry:
         self._ledger = ledger
         self._mutex = threading.Lock()
         self._waiting: dict[Subject, list[tuple[float, Mapping[str, float]]]] = {}
-        self._since = 0.0
+        self._timer: threading.Timer | None = None
 
     def put(self, subject: Subject, at: float, figures: Mapping[str, float], now: float) -> None:
-        """Keep a sample; one that is too old, or of a clock that is ahead, is of no use to anybody."""
-        if figures and now - KEPT_S["raw"] < at <= now + MINUTE_S:
-            with self._mutex:
-                self._since = self._since or now
-                self._waiting.setdefault(subject, []).append((at, figures))
-        self.flush(now, FLUSH_S)
+        """Keep a sample; one that is too old, or of a clock that is ahead, is of no use to anybody.
 
-    def flush(self, now: float, after_s: float = 0.0) -> None:
-        """Write what waits, if it has waited so long. Durable on return."""
+        It is written soon, by a thread of its own: whoever brings it may be in the middle of something.
+        """
+        if not figures or not now - KEPT_S["raw"] < at <= now + MINUTE_S:
+            return
         with self._mutex:
-            if not self._waiting or now - self._since < after_s:
-                return
-            waiting, self._waiting, self._since = self._waiting, {}, 0.0
-        self._opened().append(
-            [self._sealed(subject, "raw", _TAIL, Frame.of(rows), now) for subject, rows in waiting.items()]
-        )
+            self._waiting.setdefault(subject, []).append((at, figures))
+            if self._timer is None:
+                self._timer = threading.Timer(FLUSH_S, self._flush_late)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Write what waits. Durable on return."""
+        with self._mutex:
+            waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self._opened().append(
+                [self._sealed(subject, "raw", _TAIL, Frame.of(rows)) for subject, rows in waiting.items()]
+            )
+
+    def close(self) -> None:
+        """Write what waits, and no more after that."""
+        with self._mutex:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            self._flush_late()
+
+    def _flush_late(self) -> None:
+        with self._mutex:
+            self._timer = None
+        try:
+            self.flush()
+        except FalajError as error:
+            # Ten seconds of figures are not worth holding anybody up for.
+            log.warning("telemetry was not written", extra={"reason": str(error)})
 
     def read(self, subjects: Iterable[Subject], since: float, level: str = "raw") -> dict[Subject, Frame]:
         """What is known of each from a moment on, at a level; minutes and hours that are not over are summed up now."""
@@ -100,23 +125,23 @@ class Telemetry:
             parts = [*(self._frame(block) for block in old), fresh.between(hour, hour + HOUR_S)]
             whole = Frame.joined(parts)
             minutes = whole.rolled(MINUTE_S)
-            self._replace(subject, "minute", minutes, (hour, hour + HOUR_S), now)
+            self._replace(subject, "minute", minutes, (hour, hour + HOUR_S))
             day = hour // DAY_S * DAY_S
-            self._replace(subject, "hour", minutes.rolled(HOUR_S), (day, day + DAY_S), now)
+            self._replace(subject, "hour", minutes.rolled(HOUR_S), (day, day + DAY_S))
             gone += [block.id for block in old]
-            made.append(self._sealed(subject, "raw", _WHOLE, whole, now))
+            made.append(self._sealed(subject, "raw", _WHOLE, whole))
         rest = fresh.between(over, float("inf"))
-        made += [self._sealed(subject, "raw", _TAIL, rest, now)] if len(rest) else []
+        made += [self._sealed(subject, "raw", _TAIL, rest)] if len(rest) else []
         self._opened().swap(subject.tenant, subject.series("raw"), gone, made)
 
     def expire(self, tenant: str, now: float) -> int:
         """Remove what was kept long enough."""
         return sum(self._opened().expire(tenant, f"tele.{level}.", now - kept) for level, kept in KEPT_S.items())
 
-    def _replace(self, subject: Subject, level: str, rows: Frame, span: tuple[int, int], now: float) -> None:
+    def _replace(self, subject: Subject, level: str, rows: Frame, span: tuple[int, int]) -> None:
         """One block for the whole span, with these rows over those it had."""
         old = self._read(subject, level, _WHOLE, *span)
-        block = self._sealed(subject, level, _WHOLE, Frame.joined([*map(self._frame, old), rows]), now)
+        block = self._sealed(subject, level, _WHOLE, Frame.joined([*map(self._frame, old), rows]))
         if old:
             self._opened().swap(subject.tenant, block.series, [one.id for one in old], [block])
         else:
@@ -136,12 +161,10 @@ class Telemetry:
         blocks = self._opened().read(subject.tenant, (subject.series(level),), shelf, _place(low))
         return [block for block in blocks if block.low < _place(high)]
 
-    def _sealed(self, subject: Subject, level: str, shelf: str, frame: Frame, now: float) -> Block:
+    def _sealed(self, subject: Subject, level: str, shelf: str, frame: Frame) -> Block:
         low, high = _place(frame.times[0]), _place(frame.times[-1])
-        at = min(float(frame.times[-1]), now)
-        bare = Block(
-            subject.tenant, subject.series(level), shelf, new_id(), subject.zone, low, high, len(frame), at, b"", False
-        )
+        where = (subject.tenant, subject.series(level), shelf, new_id(), subject.zone)
+        bare = Block(*where, low, high, len(frame), float(frame.times[-1]), b"", told=False)
         cipher, plain = self._ledger.cipher, frame.pack()
         data = plain if cipher is None else cipher.seal(subject.tenant, subject.zone, plain, _aad(bare))
         return bare._replace(data=data)

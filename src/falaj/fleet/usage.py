@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from falaj.core.execute import YIELDED
 from falaj.core.ports import Key
 from falaj.fleet.use import added
+from falaj.schedule.model import BEST_EFFORT
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 
@@ -76,21 +77,20 @@ class UsageTable:
     rows: tuple[UsageRow, ...]
 
 
-def spell_of(before: Record, after: Mapping[str, Any], cost: Mapping[str, int], charged: bool, now: float) -> Spell:
-    """The entry of an attempt that ended: its job before, its body after, and what its places cost."""
+def spell_of(before: Record, after: Mapping[str, Any], cost: Mapping[str, int], seconds: float, now: float) -> Spell:
+    """The entry of an attempt that ended: its job before, its body after, and what its places cost for so long."""
     body = before.body
     attempt, tried = body["attempt"], after["attempts"][-1]
     word = tried["outcome"].partition(":")[0]
     good = word == "succeeded" or tried["code"] == YIELDED
-    held_s = max(0.0, tried["ended"] - attempt["started"]) if attempt["started"] else 0.0
-    saved_s = min(held_s, max(0.0, after["saved"] - attempt["started"])) if after["saved"] else 0.0
-    part = 0.0 if good or not held_s else (held_s - saved_s) / held_s
+    saved_s = min(seconds, max(0.0, after["saved"] - attempt["started"])) if after["saved"] else 0.0
+    part = 0.0 if good or not seconds else (seconds - saved_s) / seconds
     lost = {unit: min(amount, round(amount * part)) for unit, amount in cost.items()}
     outputs = tuple(sorted(ref for ref in after["outputs"].values() if "@" in ref)) if word == "succeeded" else ()
     return Spell(
         str(before.ref.bare), body["id"], body["queue"], before.key.tenant, before.key.project, body["who"]["id"],
-        attempt["started"], now, "yielded" if tried["code"] == YIELDED else word, cost, lost, charged,
-        tuple(tried["nodes"]), outputs,
+        attempt["started"], now, "yielded" if tried["code"] == YIELDED else word, cost, lost,
+        attempt["band"] != BEST_EFFORT, tuple(tried["nodes"]), outputs,
     )  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from heapq import heappop, heappush
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Unavailable
+from falaj.core.execute import TRY_AGAIN
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
-from falaj.fleet import budgets
+from falaj.fleet import alerts, budgets, usage
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.queues import as_queues, read_rules, way_up
 from falaj.fleet.records import Cluster, QueueRule
@@ -33,7 +34,8 @@ from falaj.track.service import Track
 
 FENCE = house_key("fence", "jobs")
 KINDS = ("job", "cluster", "queue")
-_PATIENCE_S, _WINDOW_S = 10.0, 60.0
+_PATIENCE_S, _WINDOW_S, _LEARN_S = 10.0, 60.0, 5.0
+_REMEMBERED, _REMEMBERED_TIMES = 10_000, 50
 _STATUS = {"succeeded": "finished", "failed": "failed", "cancelled": "killed"}
 
 
@@ -66,6 +68,8 @@ class Lead:
         """When budgets are looked at again."""
         self._cursor: dict[str, str] = {}
         self._alarms: list[float] = []
+        self._over: dict[Key, str] = {}
+        self._learned: dict[tuple[str, str], float] = {}
         self._times: dict[tuple[str, str], list[int]] = {}
 
     def begin(self, turn: Turn) -> None:
@@ -167,22 +171,28 @@ class Lead:
 
     def cost(self, record: Record, spots: tuple[Spot, ...], band: int, seconds: int) -> dict[str, int]:
         """What these places cost a job for so long; best effort is free."""
-        roles = self.shape(record, band).roles
-        return {} if band == BEST_EFFORT else dict(budget.charge(self.nodes, roles, spots, seconds))
+        return {} if band == BEST_EFFORT else self._price(record, spots, band, seconds)
 
-    def settle(self, record: Record, seconds: float) -> Callable[[Context], None]:
+    def settle(self, record: Record, after: Body, seconds: float) -> Callable[[Context], None]:
         """What writes down the cost of an attempt that ended, in the transaction of that end."""
         body, attempt = record.body, record.body["attempt"]
-        cost = self.cost(record, life.spots_of(attempt["spots"]), attempt["band"], round(seconds))
+        cost = self._price(record, life.spots_of(attempt["spots"]), attempt["band"], round(seconds))
+        spell = usage.spell_of(record, after, cost, seconds, self.ctx.now())
         rules = {rule.name: rule.budgets for rule in way_up(body["queue"], self.rules) if rule.budgets}
 
         def work(ctx: Context) -> None:
-            if rules and cost:
-                self.owing = 0.0
-                with self.ledger.write(ctx) as tx:
+            with self.ledger.write(ctx) as tx:
+                usage.keep(tx, record, attempt["id"], spell)
+                if rules and cost and spell.charged:
+                    self.owing = 0.0
                     budgets.settle(tx, rules, cost, ctx.now())
+            if spell.outcome == "lost" or after["attempts"][-1]["code"] == TRY_AGAIN:
+                alerts.blame(self.ledger, ctx, spell.nodes, "lost" if spell.outcome == "lost" else "trouble")
 
         return work
+
+    def _price(self, record: Record, spots: tuple[Spot, ...], band: int, seconds: int) -> dict[str, int]:
+        return dict(budget.charge(self.nodes, self.shape(record, band).roles, spots, seconds))
 
     def shape(self, record: Record, band: int) -> Shape:
         """A job's shape, where it may run as the clusters stand."""
@@ -231,6 +241,8 @@ class Lead:
         with self.ledger.read(self.ctx) as tx:
             for tenant, ref in sorted(subjects, key=str):
                 key = Key(tenant, "job", ref.project, ref.name)
+                if self._over.get(key) == ref.version:
+                    continue  # we wrote that ourselves
                 known = self.jobs.get(self.ids.get(key, ""))
                 if known is not None and ref.version == f"r{known.rev}" and not force:
                     continue
@@ -242,6 +254,9 @@ class Lead:
 
     def _forget(self, record: Record) -> None:
         body = record.body
+        if len(self._over) > _REMEMBERED:
+            self._over.clear()
+        self._over[record.key] = record.ref.version
         self.busy.discard(body["id"])
         self.held.discard(body["id"])
         self.look_at_held = True
@@ -252,8 +267,10 @@ class Lead:
             name = (body["template"], shape_key(self.shape(record, body["band"])))
             times = self._times.setdefault(name, [])
             times.append(body["ran_s"])
-            del times[:-50]
-            self.scheduler.learn(quantiles(*name, times, body["step_us"]))
+            del times[:-_REMEMBERED_TIMES]
+            if self.ctx.now() >= self._learned.get(name, 0.0) + _LEARN_S:
+                self._learned[name] = self.ctx.now()
+                self.scheduler.learn(quantiles(*name, times, body["step_us"]))
 
     def _position(self, event: str) -> str:
         """Where our own mark stands in the log. What stands before it is committed once it can be read, so that what

@@ -18,7 +18,7 @@ from falaj.jobs import life
 from falaj.jobs.attempts import attempt_name
 from falaj.jobs.crew import Crew, Report, Watched
 from falaj.jobs.facts import node_of, spec_in, use_of
-from falaj.jobs.hands import Hands
+from falaj.jobs.hands import Hands, patiently
 from falaj.jobs.lead import Lead
 from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
 from falaj.jobs.service import Jobs
@@ -35,6 +35,9 @@ LOOK_AGAIN_S = 5.0
 """With jobs waiting, a cycle is due so often even when nothing changed: time itself is a fact."""
 UNKNOWN_TIMES = 3
 """An attempt that its executor does not know so many times in a row is lost."""
+SWEEP_S, LONGEST_REST_S = 3600.0, 900.0
+PATIENCE_S = (1.0, 5.0, 30.0)
+"""So long we wait between tries to publish, where something does not answer."""
 LATE_S = 30
 """A job that outlives its time limit and its grace by so much is ended from here."""
 
@@ -57,15 +60,15 @@ class JobsLoop:
         self._hands = Hands()
         self._turn: Turn
         self._leads_until = 0.0
-        self._next_cycle = 0.0
+        self._next_cycle = self._next_sweep = 0.0
         self._strange: dict[str, int] = {}
+        self._stuck: dict[str, tuple[float, int]] = {}
+        """Clusters that hung: when to try again, and how often they did. Each try may cost us a thread."""
         self._ordered: set[tuple[str, str]] = set()
         """(attempt, what) that was ordered in this lead."""
         self._unsaved: dict[str, tuple[Mapping[str, Any], ...]] = {}
         """What attempts said of their progress since it was last written down."""
         self._told: dict[str, Mapping[str, NodeFacts]] = {}
-        self.hear: list[Callable[[Record, tuple[Mapping[str, Any], ...]], None]] = []
-        """Who else wants to know what attempts say (telemetry)."""
 
     def step(self, turn: Turn) -> bool:
         """Take facts in, decide, write, order. True when a cycle had more to start than one may."""
@@ -85,6 +88,7 @@ class JobsLoop:
             return False
         lead.dirty, self._next_cycle = False, now + LOOK_AGAIN_S
         lead.charge()
+        self._sweep(now)
         plan = lead.scheduler.cycle(int(now), MOST_STARTS)
         self._apply(plan)
         self._tend()
@@ -98,7 +102,7 @@ class JobsLoop:
     # Decisions become writes.
 
     def _apply(self, plan: Plan) -> None:
-        lead, now = self._lead, self._turn.ctx.now()
+        now = self._turn.ctx.now()
         with self._ledger.group():
             for start in plan.starts:
                 self._guarded(start.job, partial(self._admit, start=start, now=now))
@@ -273,6 +277,7 @@ class JobsLoop:
             mine = [node for node in self._lead.nodes.values() if node.cluster == cluster.name]
             self._lead.set_nodes(cluster, [replace(node, open=False) for node in mine])
             return
+        self._stuck.pop(cluster.name, None)
         self._lead.set_nodes(cluster, [node_of(cluster, facts) for facts in report.nodes.values()])
         if self._told.get(cluster.name) != report.nodes:
             self._keep_nodes(report)
@@ -287,11 +292,17 @@ class JobsLoop:
     def _refused(self, record: Record, report: Report, now: float) -> None:
         fail = life.failed if report.final else life.refused
         body = fail(record.body, report.text, now)
-        self._lead.write(record, body, "jobs.refuse", reason=report.text[:500])
+        started = record.body["attempt"]["started"]
+        # One that ran, and whose outputs could not be published, held its places all the same.
+        settle = self._lead.settle(record, body, max(0.0, now - started)) if started else None
+        self._lead.write(record, body, "jobs.refuse", settle, reason=report.text[:500])
         if body["state"] not in OVER:
             log.info("placement refused", extra={"job": report.job, "reason": report.text})
 
     def _facts(self, record: Record, report: Report) -> None:
+        self._desk.heard(record, report.facts)
+        if not any(fact.get("kind") in ("metric", "progress", "checkpoint") for fact in report.facts):
+            return
         mine = self._lead.mine(record)
         with self._ledger.write(mine) as tx:
             self._lead.guard(tx)
@@ -299,8 +310,6 @@ class JobsLoop:
         self._lead.take(taken)
         if taken is record:
             self._unsaved[report.attempt] = life.newest((*self._unsaved.get(report.attempt, ()), *report.facts))
-        for listener in self.hear:
-            listener(record, report.facts)
 
     def _seen(self, record: Record, status: Status, now: float) -> None:
         attempt = record.body["attempt"]
@@ -325,7 +334,7 @@ class JobsLoop:
 
         def work() -> None:
             try:
-                made = self._staging.publish(ctx, record, cluster)
+                made = patiently(partial(self._staging.publish, ctx, record, cluster), PATIENCE_S)
             except (FalajError, OSError) as error:
                 text = f"its outputs could not be published: {error}"
                 self._tell(Report("refused", cluster.name, attempt, job, text, final=True))
@@ -339,7 +348,7 @@ class JobsLoop:
         attempt = record.body["attempt"]
         seconds = max(0.0, (status.ended or now) - attempt["started"]) if attempt["started"] else 0.0
         after = life.ended(life.absorbed(body, self._unsaved.pop(attempt["id"], ())), status, now)
-        settle = self._lead.settle(record, seconds)
+        settle = self._lead.settle(record, after, seconds)
         self._lead.write(record, after, "jobs.end", settle, attempt=attempt["id"], state=after["state"])
         crew = self._crews.get(attempt["cluster"])
         if crew is not None:
@@ -370,14 +379,25 @@ class JobsLoop:
             if name not in known or crew.cluster.address != known[name].address or crew.stuck:
                 if crew.stuck:
                     self._tell(Report("silent", name, text="it does not answer"))
+                    times = self._stuck.get(name, (0.0, 0))[1]
+                    self._stuck[name] = (time.monotonic() + min(LONGEST_REST_S, 15 * times), times + 1)
                 crew.retire()
                 del self._crews[name]
                 attempts = [self._lead.jobs[job].body["attempt"] for job in self._lead.busy]
                 again = {attempt["id"] for attempt in attempts if attempt["cluster"] == name}
                 self._ordered = {one for one in self._ordered if one[0] not in again}
         for name, cluster in known.items():
-            if name not in self._crews:
+            if name not in self._crews and time.monotonic() >= self._stuck.get(name, (0.0, 0))[0]:
                 self._crews[name] = self._new_crew(cluster)
+
+    def _sweep(self, now: float) -> None:
+        """Now and then, let old attempts go."""
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + SWEEP_S
+        live = frozenset(self._lead.jobs[job].body["attempt"]["id"] for job in self._lead.busy)
+        for crew in self._crews.values():
+            self._hands.do(partial(self._staging.sweep, crew.cluster, live, crew.forget))
 
     def _new_crew(self, cluster: Cluster) -> Crew:
         ctx = self._turn.ctx

@@ -1,8 +1,7 @@
 """The desk of jobs: ask for one, look at it, read what it says, cancel it, ask why it waits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Annotated, Any
 
 from falaj.core.context import Context
@@ -14,6 +13,7 @@ from falaj.core.verb import verb
 from falaj.fleet.amounts import band as band_of
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.queues import queue_for, read_rules
+from falaj.fleet.samples import Hearing
 from falaj.fleet.use import house_of
 from falaj.jobs import life, views
 from falaj.jobs.admission import Asked, check_names, check_possible, new_body
@@ -35,6 +35,7 @@ from falaj.jobs.records import (
 from falaj.jobs.spec import checked, params_of
 from falaj.jobs.staging import Staging
 from falaj.schedule.model import NEVER
+from falaj.schedule.why import explain
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
@@ -56,6 +57,8 @@ class Jobs:
         self._clusters = clusters
         self._track = track
         self.staging = staging
+        self.hear: list[Callable[[Record, tuple[Mapping[str, Any], ...]], None]] = [Hearing(ledger, clusters)]
+        """Who else wants to know what attempts say (telemetry)."""
 
     @verb(writes=("job", "outputs"), reads=("inputs", "code", "after"))
     def add(
@@ -228,7 +231,7 @@ class Jobs:
                 **old.body, "spec": to_plain(spec), "band": band_of(spec.band), "queue": rule.name, "not_before": 0,
                 "use": {**old.body["use"], "queue": rule.name},
             }  # fmt: skip
-            check_possible(self._clusters, tx, replace(old, body=body), ctx.now())
+            check_possible(self._clusters, tx, replace(old, rev=old.rev + 1, body=body), ctx.now())
             return self._save(tx, old, body, "jobs.change", queue=rule.name, band=spec.band)
 
     @verb(reads=("job",))
@@ -247,7 +250,7 @@ class Jobs:
         if not facts.nodes:
             text = "no cluster has told of its nodes yet"
             return Why(record.ref.bare, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
-        reason = import_module("falaj.schedule.why").explain(facts, body["id"])
+        reason = explain(facts, body["id"])
         starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
         commands = views.commands(record.ref.bare, reason.change)
         return Why(
@@ -275,6 +278,7 @@ class Jobs:
                 raise NotFound(f"the attempt {attempt[:60]!r} does not run", "it was stopped, or is another's")
             record = found[0]
             self.take(ctx, tx, record, facts)
+            self.heard(record, facts)
             tx.emit("jobs.tell", record.ref, slot=slot, facts=len(facts))
         stop = record.body["attempt"]["stop"] is not None
         return Told(len(facts), self.staging.token(ctx, record, ctx.actor.zone), stop)
@@ -293,6 +297,11 @@ class Jobs:
         record = tx.put(record.key, body, rev=record.rev, terms=life.terms_of(body))
         tx.emit("jobs.progress", record.ref, step=body["step"], steps=body["steps"], saved=int(body["saved"]))
         return record
+
+    def heard(self, record: Record, facts: tuple[Mapping[str, Any], ...]) -> None:
+        """Tell whoever else listens what an attempt said."""
+        for listener in self.hear:
+            listener(record, facts)
 
     def states(self, ctx: Context, record: Record) -> dict[str, str]:
         """How the jobs stand that this one waits for; empty for one that is gone."""

@@ -4,6 +4,7 @@ CPU, memory and disk are of the slot's processes; network and load are of the no
 its package is there. A sample that turns out dear is taken less often, so watching never costs more than a hundredth.
 """
 
+import contextlib
 import os
 import time
 from importlib import import_module
@@ -16,6 +17,8 @@ from falaj.worker.outbox import Outbox
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SHARE = 0.01
+_PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
+"""Errors (XID) that a faulty program brings about on a device that is well."""
 
 
 class Sampler:
@@ -35,7 +38,8 @@ class Sampler:
         if self._devices is None:
             self._devices = Devices(os.environ.get("CUDA_VISIBLE_DEVICES"))  # once, however dear
         begun = time.perf_counter()
-        self._outbox.tell("telemetry", slot=self._slot, **self._processes(), **_node(), devices=self._devices.read())
+        whole = machine(self._outbox.folder)
+        self._outbox.tell("telemetry", slot=self._slot, **self._processes(), **whole, devices=self._devices.read())
         cost = time.perf_counter() - begun
         self.due = now + max(self._every_s, cost / _SHARE)
 
@@ -109,8 +113,9 @@ class Devices:
         while self._events and (event := self._ask(self._nvml.nvmlEventSetWait_v2, self._events, 0)):
             if event.eventType != self._nvml.nvmlEventTypeXidCriticalError:
                 return
-            uuid = _text(self._nvml.nvmlDeviceGetUUID(event.device))
-            self._xids[uuid] = self._xids.get(uuid, 0) + 1
+            if event.eventData not in _PROGRAMS_OWN:
+                uuid = _text(self._nvml.nvmlDeviceGetUUID(event.device))
+                self._xids[uuid] = self._xids.get(uuid, 0) + 1
 
     def _ask(self, question: Any, *about: Any) -> Any:
         try:
@@ -149,16 +154,21 @@ def _process(pid: int) -> dict[str, int]:
     }
 
 
-def _node() -> dict[str, object]:
+def machine(folder: str | Path) -> dict[str, object]:
+    """What the machine as a whole does, and what is left on the disk of a folder."""
     memory = look("/proc/meminfo").partition(b"MemAvailable:")[2].split()
     lines = [line.split() for line in look("/proc/net/dev").replace(b":", b": ").splitlines()[2:]]
     counts = [words for words in lines if words[0] != b"lo:"]
-    return {
+    found: dict[str, object] = {
         "load": round(os.getloadavg()[0], 2),
         "available": int(memory[0]) * 1024 if memory else 0,
         "received": sum(int(words[1]) for words in counts),
         "sent": sum(int(words[9]) for words in counts),
     }
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        found |= {"disk": disk.f_bavail * disk.f_frsize, "disk_total": disk.f_blocks * disk.f_frsize}
+    return found
 
 
 def _text(value: str | bytes) -> str:

@@ -1,0 +1,151 @@
+"""Alerts as records: opened once, closed once, each with an event; and what went wrong with nodes, for their health."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from falaj.core.context import HOUSE, Context
+from falaj.core.event import new_id
+from falaj.core.ports import Key
+from falaj.fleet import health
+from falaj.fleet.anomaly import ADVICE, IDLE, Sign
+from falaj.fleet.use import every, house_key
+from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.records import Record
+
+KIND = "alert"
+OPEN: Mapping[str, str] = {"open": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that looks wrong on a node or in a job, or looked so."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("since", "until", "kind", "node", "job", "text", "advice")
+
+    kind: str
+    node: str
+    job: str
+    """Whose: a job you may see, or only its tenant."""
+    part: str
+    since: float
+    until: float
+    """0 while it lasts."""
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What an alert is about: a node, and the job that it is the business of, where there is one."""
+
+    node: str
+    job: Record | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose alert it is."""
+        return self.job.key.tenant if self.job else HOUSE
+
+    def mark(self, kind: str, part: str) -> str:
+        """What makes two alerts the same."""
+        return f"{kind}|{part}|{self.job.body['id'] if self.job else ''}|{self.node}"
+
+
+def raise_alert(tx: Writer, about: About, sign: Sign, now: float) -> None:
+    """Open an alert; the same again while it is open is nothing new."""
+    mark = about.mark(sign.kind, sign.part)
+    if tx.find(KIND, tenant=about.tenant, terms={"mark": mark, **OPEN}, limit=1).records:
+        return
+    job = about.job
+    body = {
+        "kind": sign.kind, "part": sign.part, "node": about.node, "job": str(job.ref.bare) if job else "",
+        "id": job.body["id"] if job else "", "since": sign.since, "opened": now, "until": 0.0, "text": sign.text,
+    }  # fmt: skip
+    key = Key(about.tenant, KIND, job.key.project if job else HOUSE, f"{sign.kind}-{new_id()}")
+    label, zone = (job.label, job.zone) if job else (None, "")
+    record = tx.put(key, body, label=label, zone=zone, terms={"mark": mark, "kind": sign.kind, **OPEN})
+    tx.emit("clusters.alert", record.ref, kind=sign.kind, node=about.node, job=body["job"], text=sign.text)
+
+
+def end_alert(tx: Writer, old: Record, until: float) -> None:
+    """Close an alert."""
+    terms = {name: value for name, value in old.terms.items() if name != "open"}
+    record = tx.put(old.key, {**old.body, "until": until}, rev=old.rev, terms=terms)
+    tx.emit("clusters.calm", record.ref, kind=old.body["kind"], node=old.body["node"], job=old.body["job"])
+
+
+def opened(tx: Reader, tenants: Iterable[str]) -> Iterator[Record]:
+    """Every alert that lasts."""
+    for tenant in tenants:
+        yield from every(tx, KIND, tenant, OPEN)
+
+
+def listed(ctx: Context, tx: Reader, tenants: Iterable[str], since: float, *, lasting: bool) -> list[Alert]:
+    """Alerts that a caller may see, newest first. Of others' jobs the house sees that there is one, and whose."""
+    found: list[Alert] = []
+    for tenant in tenants:
+        mine = tenant == ctx.tenant
+        after = ""
+        while True:
+            page = tx.find(
+                KIND, tenant=tenant, terms=OPEN if lasting else {}, cells=ctx.cells(KIND) if mine else None,
+                newest=True, after=after, limit=1000,
+            )  # fmt: skip
+            # By time of writing, which is never before an alert's end.
+            fresh = [record for record in page.records if record.at >= since or not record.body["until"]]
+            found += [_alert(record.body, tenant if not mine else "") for record in fresh]
+            after = page.next
+            if not after or (not lasting and len(fresh) < len(page.records)):
+                break
+    return sorted(found, key=lambda one: -one.since)
+
+
+def idle_seconds(tx: Reader, tenant: str, since: float, until: float) -> dict[str, float]:
+    """GPU-seconds that jobs held idle in a window, by the id of the job."""
+    found: dict[str, float] = {}
+    for record in every(tx, KIND, tenant, {"kind": IDLE}):
+        body = record.body
+        span = min(until, body["until"] or until) - max(since, body["since"])
+        if span > 0 and body["id"]:
+            found[body["id"]] = found.get(body["id"], 0.0) + span
+    return found
+
+
+def ail(ledger: Ledger, ctx: Context, node: str, amounts: Mapping[str, float]) -> None:
+    """Write down what went wrong with a node."""
+    key = _ailing(node)
+    with ledger.project(ctx) as tx:
+        old = tx.key(key)
+        parts = _parts(old)
+        for what, amount in amounts.items():
+            parts = health.more(parts, what, amount, ctx.now())
+        tx.put(key, {"node": node, "parts": parts}, rev=old.rev if old else None)
+
+
+def healths(tx: Reader, nodes: Iterable[str], now: float) -> list[health.NodeHealth]:
+    """How well these nodes are, the most ill first."""
+    found = [health.judged(node, _parts(tx.key(_ailing(node))), now) for node in nodes]
+    return sorted(found, key=lambda one: (one.score, one.node))
+
+
+def blame(ledger: Ledger, ctx: Context, nodes: Iterable[str], word: str) -> None:
+    """An attempt ended for no fault of its own: its nodes share the suspicion."""
+    known = sorted(set(nodes))
+    for node in known:
+        ail(ledger, ctx, node, {word: 1 / len(known)})
+
+
+def _ailing(node: str) -> Key:
+    cluster, _, name = node.partition("/")
+    return house_key("ailment", name, cluster)
+
+
+def _parts(record: Record | None) -> health.Parts:
+    return {name: (value, at) for name, (value, at) in record.body["parts"].items()} if record else {}
+
+
+def _alert(body: Mapping[str, Any], tenant: str) -> Alert:
+    job = f"a job of {tenant}" if tenant and body["job"] else body["job"]
+    names = ("kind", "node", "part", "since", "until", "text")
+    return Alert(job=job, advice=ADVICE[body["kind"]], **{name: body[name] for name in names})

@@ -1,0 +1,235 @@
+"""What nodes and pools show: figures, alerts, health, and how full they were. A part of the desk `clusters`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from falaj.core.context import HOUSE, Context
+from falaj.core.errors import Invalid, NotFound
+from falaj.core.execute import NodeFacts
+from falaj.core.verb import verb
+from falaj.fleet.alerts import Alert, healths, listed
+from falaj.fleet.amounts import seconds
+from falaj.fleet.frames import Frame
+from falaj.fleet.health import NodeHealth
+from falaj.fleet.records import Cluster
+from falaj.fleet.telemetry import DAY_S, HOUR_S, KEPT_S, Subject, Telemetry, node_subject
+from falaj.fleet.use import house_of, tenants
+from falaj.store.ledger import Ledger, Reader
+
+NOW_S = 120
+"""What was told longer ago is not `now`."""
+BINS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """One GPU as it was last seen."""
+
+    index: int
+    busy: float | None = None
+    memory_mib: float | None = None
+    memory_total_mib: float | None = None
+    temperature: float | None = None
+    power_w: float | None = None
+    clock_mhz: float | None = None
+
+    @property
+    def brief(self) -> str:
+        """In a word."""
+        told = ((self.busy, "%"), (self.temperature, "°C"), (self.power_w, "W"))
+        return f"{self.index}: " + " ".join(f"{value:.0f}{unit}" for value, unit in told if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFigures:
+    """A node as it was last seen."""
+
+    node: str
+    at: float
+    load: float | None
+    available_mib: float | None
+    disk_free_mib: float | None
+    received_kib_s: float | None
+    sent_kib_s: float | None
+    devices: tuple[DeviceFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure over a window of time."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "newest", "mean", "highest")
+
+    name: str
+    newest: float
+    mean: float
+    highest: float
+    curve: tuple[float | None, ...]
+    """In sixty steps; nothing where nobody looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """A model of GPU, or the CPUs: how many there are, in use, waited for, and hour by hour what was in use."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("pool", "capacity", "held", "waiting", "empty", "largest")
+
+    pool: str
+    capacity: float
+    held: float
+    waiting: float
+    empty: float
+    """Free on nodes where nothing runs."""
+    largest: float
+    """The largest free piece on one node."""
+    since: float
+    hours: tuple[float | None, ...]
+
+
+class Signs:
+    """What nodes show. The desk of clusters has these verbs, too."""
+
+    _ledger: Ledger
+    telemetry: Telemetry
+
+    def node_records(self, tx: Reader) -> Iterator[tuple[Cluster, NodeFacts, float]]:
+        """Every node, with its cluster and when it was last different."""
+        raise NotImplementedError
+
+    @verb()
+    def figures(self, ctx: Context) -> tuple[NodeFigures, ...]:
+        """Show what nodes do now: load, memory, disk, network, and every GPU.
+
+        Example:
+            falaj clusters figures
+        """
+        subjects = self._subjects(ctx)
+        frames = self.telemetry.read(subjects, ctx.now() - NOW_S)
+        return tuple(_figures(subject.name, frames[subject]) for subject in subjects if len(frames[subject]))
+
+    @verb()
+    def history(
+        self,
+        ctx: Context,
+        node: Annotated[str, "cluster/node"],
+        since: Annotated[str, "how far back: 6h, 7d"] = "6h",
+    ) -> tuple[Figure, ...]:
+        """Show the figures of one node over time.
+
+        Example:
+            falaj clusters history gpu-hall/node07 --since 7d
+        """
+        subject = next((one for one in self._subjects(ctx) if one.name == node), None)
+        if subject is None:
+            raise NotFound(f"there is no node {node[:80]!r}", "falaj clusters nodes shows them")
+        return curves(self.telemetry, subject, ctx.now(), window(since))
+
+    @verb()
+    def alerts(
+        self,
+        ctx: Context,
+        every: Annotated[bool, "also those that are over"] = False,
+        since: Annotated[str, "of those, how far back: 24h, 7d"] = "7d",
+    ) -> tuple[Alert, ...]:
+        """List what looks wrong: idle GPUs that are held, leaks, heat, hardware errors, stragglers, full disks.
+
+        Example:
+            falaj clusters alerts --every --since 24h
+        """
+        with self._ledger.read(ctx) as tx:
+            asked = sorted({HOUSE, *tenants(self._ledger)}) if ctx.tenant == HOUSE else [ctx.tenant]
+            found = listed(ctx, tx, asked, ctx.now() - window(since), lasting=not every)
+        return tuple(found)
+
+    @verb()
+    def health(
+        self, ctx: Context, every: Annotated[bool, "also the nodes that look well"] = False
+    ) -> tuple[NodeHealth, ...]:
+        """List the nodes that look ill, why, and what to do.
+
+        Example:
+            falaj clusters health --every
+        """
+        with self._ledger.read(house_of(ctx)) as tx:
+            found = healths(tx, [subject.name for subject in self._subjects(ctx)], ctx.now())
+        return tuple(one for one in found if every or one.verdict != "well")
+
+    @verb()
+    def pools(self, ctx: Context, since: Annotated[str, "how far back: 24h, 28d"] = "28d") -> tuple[PoolLoad, ...]:
+        """Show how full each pool is, and was: every model of GPU, and the CPUs.
+
+        Example:
+            falaj clusters pools --since 7d
+        """
+        now = ctx.now()
+        start = (now - window(since)) // HOUR_S * HOUR_S
+        with self._ledger.read(house_of(ctx)) as tx:
+            models = {device.model for _, facts, _ in self.node_records(tx) for device in facts.devices}
+        subjects = [Subject(HOUSE, "pool", name, ctx.zone) for name in (*sorted(f"gpu:{m}" for m in models), "cpu")]
+        hours = self.telemetry.read(subjects, start, "hour")
+        newest = self.telemetry.read(subjects, now - 10 * NOW_S)
+        return tuple(_pool(one.name, newest[one], hours[one], (start, now)) for one in subjects if len(hours[one]))
+
+    def _subjects(self, ctx: Context) -> "list[Subject]":
+        with self._ledger.read(house_of(ctx)) as tx:
+            found = [(cluster, facts) for cluster, facts, _ in self.node_records(tx)]
+        return [node_subject(f"{cluster.name}/{facts.name}", cluster.zone) for cluster, facts in found]
+
+
+def window(since: str) -> int:
+    """A span of time that is kept."""
+    span = seconds(since)
+    if not 0 < span <= KEPT_S["hour"]:
+        raise Invalid(f"{since!r:.40} is not kept", f"at most {KEPT_S['hour'] // DAY_S}d")
+    return span
+
+
+def curves(telemetry: Telemetry, subject: Subject, now: float, span: int) -> tuple[Figure, ...]:
+    """Every figure of a subject over so long, at the level that is kept for so long."""
+    level = next(name for name, kept in KEPT_S.items() if span <= kept)
+    frame = telemetry.read([subject], now - span, level)[subject]
+    return tuple(
+        _figure(name, frame, (now - span, now)) for name in sorted(frame.columns) if not name.endswith(("^", "_total"))
+    )
+
+
+def _figure(name: str, frame: Frame, span: tuple[float, float]) -> Figure:
+    values = frame.column(name)
+    told = values[~np.isnan(values)]
+    highest = frame.columns.get(f"{name}^", values)
+    places = ((frame.times - span[0]) / max(1.0, span[1] - span[0]) * BINS).clip(0, BINS - 1).astype(int)
+    curve = [values[(places == step) & ~np.isnan(values)] for step in range(BINS)]
+    return Figure(
+        name, _short(told[-1]), _short(told.mean()), _short(np.nanmax(highest)),
+        tuple(_short(part.mean()) if len(part) else None for part in curve),
+    )  # fmt: skip
+
+
+def _figures(node: str, frame: Frame) -> NodeFigures:
+    newest = frame.newest()
+    indexes = sorted({int(name.partition(".")[0]) for name in newest if name.partition(".")[0].isdigit()})
+    devices = tuple(_device(index, newest) for index in indexes)
+    load, available, disk, received, sent = map(newest.get, ("load", "available", "disk", "received", "sent"))
+    return NodeFigures(node, float(frame.times[-1]), load, available, disk, received, sent, devices)
+
+
+def _device(index: int, newest: Mapping[str, float]) -> DeviceFigures:
+    names = ("busy", "memory", "memory_total", "temperature", "power", "clock")
+    return DeviceFigures(index, *(newest.get(f"{index}.{name}") for name in names))
+
+
+def _pool(name: str, newest: Frame, hours: Frame, span: tuple[float, float]) -> PoolLoad:
+    """Amounts in whole GPUs or CPUs."""
+    now = newest.newest() if len(newest) else hours.newest()
+    held = dict(zip(hours.times.tolist(), hours.column("held").tolist(), strict=True))
+    moments: Sequence[int] = range(int(span[0]), int(span[1]) + 1, HOUR_S)
+    line = tuple(round(held[at] / 1000, 3) if at in held and held[at] == held[at] else None for at in moments)
+    figures = {key: now.get(key, 0.0) / 1000 for key in ("capacity", "held", "waiting", "empty", "largest")}
+    return PoolLoad(pool=name, since=span[0], hours=line, **figures)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
