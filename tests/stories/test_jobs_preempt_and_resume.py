@@ -39,3 +39,20 @@ def test_preempt_and_resume(tmp_path: Path) -> None:
         assert first == ("from 0",)
         assert int(second[0].split()[1]) > 0
         assert second[-1] == "done"
+
+
+def test_an_elastic_job_gives_a_part_of_its_places_and_goes_on(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here, lab.here.working():
+        lab.one_node(cpus=3000)
+        wide = lab.submit(
+            LONG, "wide", cpus=1, workers=3, min_workers=1, max_workers=3, band="low",
+            checkpoint="every=1s,save=1s,restart=1s", steps=4000,
+        )  # fmt: skip
+        assert lab.until(wide, lambda job: job.state == "running").width == 3
+        urgent = lab.submit("import time; time.sleep(1)", "urgent", cpus=1, band="high")
+        narrow = lab.until(wide, lambda job: len(job.attempts) == 2 and job.state == "running")
+        assert narrow.width < 3
+        assert lab.done(urgent).state == "succeeded"
+        done = lab.done(wide)
+        assert (done.state, done.attempts[0].outcome.split(":")[0]) == ("succeeded", "resized")

@@ -94,7 +94,6 @@ class Queues:
         with self._ledger.write(_house(ctx)) as tx:
             tree = {rule.name: rule for rule in read_rules(tx)}
             _need(tree, name)
-            self._check_empty(tx, (name,))
             del tree[name]
             self._save(tx, tree, "queues.remove", name)
         return name
@@ -138,24 +137,25 @@ class Queues:
             changes = tuple(_compared(before, wanted))
             _check_tree(wanted)
             if changes and not dry:
-                self._check_empty(tx, [name for name in before if name not in wanted])
                 self._save(tx, wanted, "queues.replace", ROOT)
         return changes
 
     def _save(self, tx: Writer, tree: Mapping[str, QueueRule], said: str, name: str) -> None:
         _check_tree(tree)
+        self._check_homes(tx, tree)
         old = tx.key(_TREE)
         body = {"queues": to_plain([tree[path] for path in sorted(tree)])}
         record = tx.put(_TREE, body, rev=old.rev if old else None)
         tx.emit(said, record.ref, queue=name)
 
-    def _check_empty(self, tx: Reader, names: Iterable[str]) -> None:
-        gone = set(names)
-        busy = sum(record.body["use"]["queue"] in gone for record in live_jobs(self._ledger, tx)) if gone else 0
-        if busy:
-            raise Conflict(
-                f"{busy} jobs are in {', '.join(sorted(gone))}", "let them end, or move them: falaj jobs change"
-            )
+    def _check_homes(self, tx: Reader, tree: Mapping[str, QueueRule]) -> None:
+        """Every live job stands in a leaf; the scheduler would not know what to do with another."""
+        leaves = set(tree) - {name.rpartition("/")[0] for name in tree}
+        homeless = [record.body["use"]["queue"] for record in live_jobs(self._ledger, tx)]
+        homeless = [name for name in homeless if name not in leaves]
+        if homeless:
+            said = f"{len(homeless)} jobs are in {homeless[0]}"
+            raise Conflict(said, "let them end, or move them first: falaj jobs change JOB --queue …")
 
     def _shown(self, ctx: Context, name: str) -> QueueView:
         found = next((view for view in self._views(ctx) if view.name == name), None)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from falaj.core.context import Actor
+from falaj.core.context import HOUSE, Actor
 from falaj.core.execute import Attempt, Slot
 from falaj.core.record import dataclass
 from falaj.core.ref import Ref
@@ -114,7 +114,7 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         env=dict(spec.env),
         secret_env=secrets,
         image=spec.image,
-        user=body["who"]["id"],
+        user=body["who"]["id"].removeprefix("os-" if record.key.tenant == HOUSE else "-"),
         limit_s=spec.limit_s,
         grace_s=spec.grace_s,
         launcher=b"" if cluster.address.startswith("process:") else launcher(),

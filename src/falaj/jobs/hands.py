@@ -2,9 +2,15 @@
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+from falaj.core.errors import Unavailable
 
 HANDS = 4
+T = TypeVar("T")
 
 
 class Hands:
@@ -32,3 +38,12 @@ class Hands:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+
+def patiently(work: Callable[[], T], pauses_s: Iterable[float]) -> T:
+    """What `work` gives, tried again where something it needs does not answer."""
+    for pause_s in pauses_s:
+        with suppress(Unavailable):
+            return work()
+        time.sleep(pause_s)
+    return work()

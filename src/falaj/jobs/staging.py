@@ -1,6 +1,8 @@
 """Staging: files to where an attempt runs and back, by the attempt's own identity, through the same door as anybody."""
 
+import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,9 @@ from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 
 TOKEN_S = 900.0
+KEPT_S = 14 * 86_400.0
+"""So long after their last line are the logs of attempts kept."""
+_ATTEMPT = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}-[0-9]+")
 
 
 class Staging:
@@ -85,6 +90,15 @@ class Staging:
         if place.shared:
             for name in ("code", "inputs", "outputs"):
                 shutil.rmtree(place.base / name, ignore_errors=True)
+
+    def sweep(self, cluster: Cluster, live: frozenset[str], forget: Callable[[str], None]) -> None:
+        """Let go of attempts that nobody touched for long: their logs, and then what their executor keeps of them."""
+        old = time.time() - KEPT_S
+        for folder in Path(cluster.folder).iterdir() if cluster.folder and Path(cluster.folder).is_dir() else ():
+            attempt = _ATTEMPT.fullmatch(folder.name)
+            if attempt and folder.name not in live and folder.is_dir() and folder.stat().st_mtime < old:
+                forget(folder.name)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def token(self, ctx: Context, record: Record, zone: str) -> str:
         """The next token of an attempt that proved who it is."""

@@ -1,0 +1,103 @@
+"""The life of a job, as a table: how an attempt ended, and what becomes of the job."""
+
+from typing import Any
+
+import pytest
+
+from falaj.core.execute import FAILED, LOST, SUCCEEDED, SlotExit, Status
+from falaj.jobs import life
+from falaj.schedule.model import Spot
+
+SPOTS = (Spot("local/a", 0), Spot("local/b", 0))
+
+
+def running(**more: Any) -> life.Body:
+    body: life.Body = {
+        "id": "0" * 32, "spec": {"retries": 1, "retry_on": []}, "state": "waiting", "queue": "root/default", "after": [],
+        "who": {"id": "amal"}, "number": 0, "failures": 0, "losses": 0, "refusals": 0, "evictions": 0, "served": 0,
+        "ran_s": 0, "not_before": 0, "attempt": None, "attempts": [], "note": "", "step": 0, "steps": 0, "step_us": 0,
+        "step_at": 0.0, "saved": 0.0, "save_s": 0, "ended": 0.0, "avoid": "",
+        "use": {"queue": "root/default", "nodes": {"local/a": {}}, "charge": {"cpu_s": 1}, "size": 2000},
+    }  # fmt: skip
+    admitted = life.admitted({**body, **more}, SPOTS, "train-1", 2, 100.0)
+    return {**life.launched(admitted, "handle", 101.0), "use": body["use"]}
+
+
+def over(phase: str, code: int = 0, why: str = "") -> Status:
+    return Status("handle", phase, (SlotExit(0, code, why),))
+
+
+@pytest.mark.parametrize(
+    ("status", "more", "state", "counted"),
+    [
+        (over(SUCCEEDED), {}, "succeeded", {}),
+        (over(FAILED, 1), {}, "waiting", {"failures": 1, "not_before": 112}),
+        (over(FAILED, 1), {"failures": 1}, "failed", {"failures": 2}),
+        (over(FAILED, 1), {"spec": {"retries": 9, "retry_on": [2]}}, "failed", {}),
+        (over(FAILED, 75), {"failures": 1}, "waiting", {"failures": 1, "losses": 1}),
+        (over(FAILED, 85), {"failures": 1}, "waiting", {"failures": 1, "losses": 0, "not_before": 0}),
+        (over(LOST), {}, "waiting", {"losses": 1, "not_before": 111}),
+        (over(LOST), {"losses": life.MOST_LOSSES}, "failed", {}),
+        (over(FAILED, 143, "time limit of 2 s"), {}, "failed", {"failures": 0}),
+    ],
+)
+def test_how_it_ends(status: Status, more: dict[str, Any], state: str, counted: dict[str, int]) -> None:
+    body = life.ended(running(**more), status, 111.0)
+    assert body["state"] == state
+    assert {name: body[name] for name in counted} == counted
+    assert (body["attempt"], body["use"]["nodes"], body["use"]["charge"]) == (None, {}, {})
+    assert (body["ran_s"], body["served"], body["attempts"][-1]["width"]) == (10, 20_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("why", "phase", "state"),
+    [
+        (life.CANCEL, SUCCEEDED, "cancelled"),
+        (life.CANCEL, FAILED, "cancelled"),
+        (life.LIMIT, FAILED, "failed"),
+        (life.EVICT, FAILED, "waiting"),
+        (life.EVICT, SUCCEEDED, "succeeded"),
+        (life.RESIZE, LOST, "waiting"),
+    ],
+)
+def test_how_it_ends_when_it_was_asked_to(why: str, phase: str, state: str) -> None:
+    asked = life.stopping(running(), why, 105.0, grace_s=5)
+    assert asked["state"] == "stopping"
+    body = life.ended(asked, over(phase, 143 if phase == FAILED else 0), 111.0)
+    assert (body["state"], body["evictions"], body["failures"]) == (
+        state,
+        int(why == life.EVICT and phase == FAILED),
+        0,
+    )
+
+
+def test_a_cancellation_outdoes_an_eviction_and_never_the_other_way() -> None:
+    evicted = life.stopping(running(), life.EVICT, 105.0, grace_s=5)
+    cancelled = life.stopping(evicted, life.CANCEL, 106.0, grace_s=5)
+    assert cancelled["attempt"]["stop"]["why"] == life.CANCEL
+    assert life.stopping(cancelled, life.EVICT, 107.0, grace_s=5) == cancelled
+
+
+def test_refusals_back_off_and_a_start_forgives_them() -> None:
+    body, waits = running(), []
+    for _ in range(10):
+        body = life.refused(body, "full", 200.0)
+        waits.append(body["not_before"] - 200)
+        body = life.admitted(body, SPOTS, "train-1", 2, 200.0)
+    assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert (body["number"], life.launched(body, "h", 1.0)["refusals"]) == (11, 0)
+
+
+def test_what_processes_say_is_believed_only_as_far_as_it_is_a_number() -> None:
+    facts = [
+        {"kind": "progress", "step": 10, "steps": 100, "at": 10.0},
+        {"kind": "progress", "step": 20, "steps": 100, "at": 15.0},
+        {"kind": "progress", "step": "many", "at": None},
+        {"kind": "checkpoint", "step": 20, "at": 15.5, "save_s": 2.4},
+        {"kind": "checkpoint", "at": float("nan")},
+        {"kind": "dance"},
+        {},
+    ]
+    body = life.absorbed(running(), facts)
+    assert (body["step"], body["steps"], body["step_us"]) == (20, 100, 500_000)
+    assert (body["saved"], body["save_s"]) == (15.5, 2)
