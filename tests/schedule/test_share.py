@@ -181,3 +181,21 @@ def test_what_is_not_refused_keeps_every_law(
                 assert tree.refusal(name, [own]) is None or any(
                     tree.usage[at][0] + own > tree.limit[at][0] for at in tree.paths[row]
                 )
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from([0, 1000, 2000, 5000])), max_size=60), leaves)
+def test_the_order_kept_is_the_order_worked_out_anew(
+    moves: list[tuple[int, int]], leaves: list[tuple[int, int, int, int | None, int | None]]
+) -> None:
+    tree, _ = grove(leaves, 40_000)
+    names = [name for row, name in enumerate(tree.names) if not tree.children[row]]
+    order, wants = Order(tree), dict[str, list[int] | None]()
+    for leaf, amount in moves:
+        name = names[leaf % len(names)]
+        tree.charge(name, [1000])
+        wants[name] = [amount] if amount else None
+        order.want(name, wants[name])
+        anew = Order(tree)
+        for other in sorted(wants):
+            anew.want(other, wants[other])
+        assert order.first() == anew.first()
