@@ -1,8 +1,10 @@
 """One cycle after another: who starts, where, and what is kept for whom."""
 
+from dataclasses import replace
+
 from falaj.schedule.decide import Scheduler, decide
-from falaj.schedule.model import Queue
-from tests.schedule.made import job, snapshot
+from falaj.schedule.model import Budget, Queue
+from tests.schedule.made import job, node, snapshot
 
 
 def started(plan: object) -> list[str]:
@@ -69,3 +71,93 @@ def test_a_limit_holds_a_queue_back_until_something_of_it_ends() -> None:
     assert not cluster.cycle(1).starts
     cluster.end("j0")
     assert started(cluster.cycle(2)) == ["j2"]
+
+
+# C6, C7: admitted and not placeable, or two gangs in one place.
+def test_what_starts_has_places_of_its_own() -> None:
+    jobs = [job(f"g{number}", gpus=3, count=2, submitted=number) for number in range(9)]
+    plan = decide(snapshot(4, jobs))
+    taken = [(spot.node, device) for start in plan.starts for spot in start.spots for device in spot.devices]
+    assert len(taken) == len(set(taken)) == 6 * len(plan.starts) == 24
+
+
+# C9: ten thousand blocked jobs hide the one that fits.
+def test_one_that_fits_is_found_behind_many_that_do_not() -> None:
+    wide = [job(f"wide{number:05}", gpus=8, count=3, submitted=number) for number in range(3000)]
+    cluster = Scheduler(snapshot(2, wide))
+    assert not cluster.cycle(0).starts
+    cluster.submit(job("small", gpus=1, submitted=99_999, limit_s=60))
+    assert started(cluster.cycle(1)) == ["small"]
+
+
+# C16: a restart that takes minutes. C18: placeholders that deadlock: turns are facts of ours and nothing else's.
+def test_it_goes_on_from_a_snapshot_as_if_it_had_never_stopped() -> None:
+    jobs = [job(f"j{number}", f"root/{'ab'[number % 2]}", 4, submitted=number, limit_s=500) for number in range(12)]
+    live = Scheduler(snapshot(2, [*jobs, job("gang", "root/a", 8, 2, submitted=3, limit_s=100)]))
+    live.cycle(0)
+    for now in (30, 600, 1200):
+        for name in sorted(live.running)[:2]:
+            live.end(name)
+        again = Scheduler(live.snapshot(now))
+        plan, other = live.cycle(now), again.cycle(now)
+        assert (plan.starts, plan.reservations) == (other.starts, other.reservations)
+        assert live.snapshot(now) == again.snapshot(now)
+
+
+def test_a_deadline_in_danger_goes_first() -> None:
+    jobs = [job("early", gpus=8, submitted=1), job("urgent", gpus=8, submitted=2, deadline=4000, limit_s=1000)]
+    assert started(decide(snapshot(1, jobs, now=10))) == ["early"]
+    assert started(decide(snapshot(1, jobs, now=3000))) == ["urgent"]
+
+
+def test_a_job_with_little_left_goes_before_one_with_much() -> None:
+    much = job("much", gpus=8, submitted=1, steps=1000, done=10, step_us=1_000_000, ran_s=90)
+    little = replace(much, id="little", submitted=2, done=990)
+    assert started(decide(snapshot(1, [much, little]))) == ["little"]
+
+
+def test_a_budget_that_is_used_up_makes_best_effort_or_stops() -> None:
+    for stops in (False, True):
+        queues = (Queue("root/a", budgets=(Budget("gpu_s", 1_500_000, stops=stops),)),)
+        jobs = [job(f"j{number}", gpus=1, submitted=number, limit_s=1000) for number in range(2)]
+        cluster = Scheduler(snapshot(1, jobs, queues))
+        plan = cluster.cycle(0)
+        assert [(start.job, start.band) for start in plan.starts] == [("j0", 2), ("j1", 0)][: 1 if stops else 2]
+        assert plan.starts[0].charged == (("cpu_s", 1_000_000), ("gpu_s", 1_000_000))
+        cluster.end("j0")
+        assert cluster.budgets.of("root/a")[0].held == 0
+
+
+def test_what_would_outlast_its_node_saves_and_goes() -> None:
+    nodes = [node("s", spot=True), node("t")]
+    cluster = Scheduler(snapshot(nodes, [job("long", gpus=8, spot=True, models=("H100",), save_s=40, resumes=True)]))
+    where = cluster.cycle(0).starts[0].spots[0].node
+    cluster.node(replace(next(one for one in nodes if one.name == where), leaving=500))
+    plan = cluster.cycle(100)
+    assert [(evict.job, evict.wanted_by, evict.grace_s) for evict in plan.evictions] == [("long", "", 70)]
+    assert not cluster.cycle(101).evictions, "once is enough"
+    cluster.change(replace(cluster.running["long"], spots=(), stopping=0, started=0))
+    assert cluster.cycle(110).starts[0].spots[0].node != where
+
+
+def test_a_turn_moves_later_only_with_a_cause() -> None:
+    cluster = Scheduler(snapshot(2, [job(f"r{number}", gpus=8, limit_s=1000) for number in range(2)]))
+    cluster.cycle(0)
+    cluster.submit(job("gang", gpus=8, submitted=1, limit_s=10))
+    assert [(turn.at, turn.cause) for turn in cluster.cycle(1).reservations] == [(1000, "")]
+    plan = cluster.cycle(1001)
+    assert plan.reservations[0].at > 1001
+    assert "longer" in plan.reservations[0].cause
+
+
+# C2: the freed places go to somebody else.
+def test_what_was_freed_for_a_job_is_not_given_to_another() -> None:
+    low = [job(f"low{number}", "root/a", 8, band=0) for number in range(1)]
+    cluster = Scheduler(snapshot(1, low, (Queue("root/b"),)))
+    cluster.cycle(0)
+    cluster.submit(job("high", "root/a", 8, submitted=1, band=3))
+    plan = cluster.cycle(100)
+    assert [(evict.job, evict.wanted_by) for evict in plan.evictions] == [("low0", "high")]
+    cluster.submit(job("thief", "root/b", 1, submitted=2))
+    cluster.change(replace(cluster.running["low0"], spots=(), stopping=0, stopped_for="", started=0))
+    assert started(cluster.cycle(110)) == ["high"]

@@ -146,7 +146,7 @@ class Fleet(RuleBasedStateMachine):
         plan = self.it.cycle(self.now)
         if twin is not None:
             other = twin.cycle(self.now)
-            for part in Plan.__slots__:
+            for part in ("starts", "resizes", "evictions", "reservations"):
                 assert getattr(other, part) == getattr(plan, part), f"I13: other {part} when made from a snapshot"
         self.judge(plan)
         for _ in range(20):

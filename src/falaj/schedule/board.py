@@ -107,11 +107,14 @@ class Board:
         old = self.running.get(job.id) or self.lines.jobs.get(job.id)
         if old is None:
             self.submit(job)
-        elif old.spots and old.spots == job.spots and old.queue == job.queue:
-            self.running[job.id] = replace(job, charged=job.charged or old.charged)
-            self._expect(self.running[job.id])
+            return
+        if old.spots and job.spots and not job.charged:
+            job = replace(job, charged=old.charged)
+        if old.spots and old.spots == job.spots and old.queue == job.queue and old.charged == job.charged:
+            self.running[job.id] = job
+            self._expect(job)
         else:
-            self._leave(job.id)
+            self._leave(job.id, over=not job.spots)
             self._want(old, -1)
             self._want(job, 1)
             self._enter(job)
@@ -202,7 +205,6 @@ class Board:
         )  # fmt: skip
         self.world.take(start.spots, job.shape.roles)
         self.turns.drop(job.id)
-        self.budgets.hold(job.queue, start.charged)
         self._count(job, amount)
 
     def waited_for(self, job_id: str) -> bool:
@@ -218,10 +220,9 @@ class Board:
 
     def resize(self, resize: Resize) -> None:
         """A job has other places from now on."""
-        job = self._leave(resize.job)
+        job = self._leave(resize.job, over=False)
         if job is not None:
             self._enter(replace(job, spots=resize.spots, resized=self.now))
-            self.budgets.hold(job.queue, job.charged)
 
     def rank(self, queue: str) -> None:
         """Tell the order what this leaf would start next, and what it uses."""
@@ -288,6 +289,7 @@ class Board:
     def _count(self, job: Job, amount: list[int]) -> None:
         self._fit()
         self.tree.charge(job.queue, amount)
+        self.budgets.hold(job.queue, job.charged)
         self._counted[job.id] = amount
         self.used[job.queue] += 1
         self.running[job.id] = job
@@ -305,7 +307,7 @@ class Board:
                 heappush(self._ends, (self.now + left[0], job.id))
             self.table.put(job, None if left is None else left[0], self.now, np.array(self._counted[job.id], np.int64))
 
-    def _leave(self, job_id: str) -> Job | None:
+    def _leave(self, job_id: str, over: bool = True) -> Job | None:
         job = self.running.pop(job_id, None)
         if job is None:
             job = self.lines.drop(job_id)
@@ -318,14 +320,15 @@ class Board:
         nodes = {spot.node for spot in job.spots}
         self.turns.hold(nodes)
         self.freed |= nodes
-        self._uncount(job, nodes)
+        self._uncount(job, nodes, over)
         return job
 
-    def _uncount(self, job: Job, names: set[str]) -> None:
+    def _uncount(self, job: Job, names: set[str], over: bool) -> None:
         self.tree.charge(job.queue, self._counted.pop(job.id), -1)
         self.table.drop(job.id)
         nodes = {name: self.world.nodes[self.world.index[name]] for name in names if name in self.world.index}
-        cost = charge(nodes, job.shape.roles, job.spots, max(self.now - job.started, 0)) if job.charged else ()
+        ran = max(self.now - job.started, 0) if over and job.charged else 0
+        cost = charge(nodes, job.shape.roles, job.spots, ran) if ran else ()
         self.budgets.settle(job.queue, job.charged, cost)
         self.used[job.queue] -= 1
         if not self.used[job.queue]:
@@ -367,7 +370,9 @@ class Board:
         for name in self.used:
             tree.charge(name, self.tree.usage[self.tree.index[name]])
         same = (tree.names, tree.quotas) == (self.tree.names, self.tree.quotas)
-        self._queues, self.budgets = tuple(queues), Budgets(queues)
+        self._queues, self.budgets = tuple(queues), Budgets(_unheld(queue) for queue in queues)
+        for job in self.running.values():
+            self.budgets.hold(job.queue, job.charged)
         self.budgeted = any(queue.budgets for queue in queues)
         self.tree, self.order, self._potential = tree, Order(tree), None
         self._amounts.clear()
@@ -410,6 +415,11 @@ class Board:
     def run_s(self, job: Job) -> int:
         """How long it will run at P90."""
         return self.forecast.end(job, self.shapes.keys[self.shapes.number(job.shape)], self.now) - self.now
+
+
+def _unheld(queue: Queue) -> Queue:
+    """A queue whose budgets hold nothing: what they hold follows from what runs."""
+    return replace(queue, budgets=tuple(replace(one, held=0) for one in queue.budgets)) if queue.budgets else queue
 
 
 def _devices(ask: Ask) -> bool:

@@ -232,6 +232,7 @@ class Scheduler(Board):
     def _hold_back(self, job: Job, number: int, refusal: Refusal) -> None:
         self.park(job.queue, number, refusal)
         self.turns.drop(job.id)
+        self._plan.waiting[job.queue, job.shape] = refused(job.queue, refusal)
 
     # turns
 
@@ -290,6 +291,8 @@ class Scheduler(Board):
                 job = self.lines.jobs[rank[-1]]
                 if job.id not in self.turns.of and self.turns.room(pool(job.shape)):
                     self._reserve(job)
+                at = self.turns.of[job.id].at if job.id in self.turns.of else NEVER
+                self._plan.waiting[queue, job.shape] = Reason("capacity", "nothing that it fits in is free", starts=at)
 
     def _claim(self, job: Job, number: int) -> None:
         """Have others make room for it, where that is lawful."""
@@ -364,7 +367,8 @@ class Scheduler(Board):
         if refusal is not None:
             self._hold_back(job, number, refusal)
             return False
-        lent = self.turns.lend(self.now + run_s, job.id)
+        suits = np.logical_or.reduce([self.profile.suiting(role.ask).any(axis=1) for role in job.shape.roles])
+        lent = self.turns.lend(self.now + run_s, job.id, suits)
         found, _ = self._find(job)
         if found is not None:
             self._start(job, found, "it is over before the turn of those its places are held for")
@@ -399,6 +403,16 @@ class Scheduler(Board):
             return [levels[row] for row in path]
 
         return sorted(queues, key=need)
+
+
+def refused(queue: str, refusal: Refusal) -> Reason:
+    """In words, which quota or budget holds a job of this queue back."""
+    name, quota, missing = refusal
+    if quota.startswith(BUDGET):
+        return Reason("budget", f"the budget of {name} lacks {missing} {quota.removeprefix(BUDGET)} for it")
+    own = queue == name or queue.startswith(name + "/")
+    code, word = ("limit", "is at its limit") if own else ("guarantee-of-others", "keeps what it is promised")
+    return Reason(code, f"{name} {word} of {quota}: {missing} more would be needed")
 
 
 def decide(snapshot: Snapshot) -> Plan:

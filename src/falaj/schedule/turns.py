@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from falaj.schedule.columns import Ints
+from falaj.schedule.columns import Flags, Ints
 from falaj.schedule.model import Ask, Reservation, Role, Shape, Spot
 from falaj.schedule.profile import Profile, amounts, columns
 from falaj.schedule.world import World
@@ -125,9 +125,18 @@ class Turns:
         """Jobs whose turn has come."""
         return [turn.job for turn in self.all() if turn.at <= now]
 
-    def lend(self, end: int, but: str = "") -> list[str]:
-        """Free what is held for turns that come at that time or later, and for one job; say whose it was."""
-        lent = [job for job, turn in self.of.items() if (turn.at >= end or job == but) and self._held.get(job)]
+    def lend(self, end: int, but: str = "", suits: Flags | None = None) -> list[str]:
+        """Free what is held for turns that come at that time or later, and for one job; say whose it was.
+
+        `suits` are the nodes that matter: turns that hold nothing there are left alone.
+        """
+        index = self._world.index
+        lent = [
+            job
+            for job, held in self._held.items()
+            if (self.of[job].at >= end or job == but)
+            and any(suits is None or suits[index[spot.node]] for spot in held.values())
+        ]
         for job in lent:
             self._let_go(job)
         return lent

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from falaj.core.errors import NotFound
-from falaj.schedule.decide import BUDGET, Scheduler
+from falaj.schedule.decide import BUDGET, Scheduler, refused
 from falaj.schedule.model import BANDS, GPU, NEVER, WHOLE, Ask, Job, Node, Queue, Reason, Role, Shape, Snapshot
 from falaj.schedule.place import place
 from falaj.schedule.share import Tree
@@ -118,16 +118,9 @@ def _reason(board: Scheduler, job: Job) -> Reason:
 
 
 def _refused(board: Scheduler, job: Job, refusal: tuple[str, str, int]) -> Reason:
-    queue, quota, missing = refusal
-    if quota.startswith(BUDGET):
-        unit = quota.removeprefix(BUDGET)
-        return Reason("budget", f"the budget of {queue} in {unit} lacks {missing} for it, and says stop")
-    own = job.queue == queue or job.queue.startswith(queue + "/")
-    code, word = ("limit", "is at its limit") if own else ("guarantee-of-others", "keeps what it is promised")
-    ends = sorted((board.profile.end(one.id), one.id) for one in board.running.values() if one.queue.startswith(queue))
-    return Reason(
-        code, f"{queue} {word} of {quota}: {missing} more would be needed", starts=ends[0][0] if ends else NEVER
-    )
+    below = refusal[0]
+    ends = sorted(board.profile.end(one.id) for one in board.running.values() if one.queue.startswith(below))
+    return replace(refused(job.queue, refusal), starts=ends[0] if ends else NEVER)
 
 
 def _earliest(board: Scheduler, job: Job) -> int:
