@@ -343,7 +343,7 @@ class House:
             self.stop_loops()
 
     def _jobs_loop(self) -> "Loop":
-        from falaj.jobs.loop import JobsLoop
+        from falaj.dispatch.loop import JobsLoop
 
         return JobsLoop(self.ledger, self.desks["clusters"], self.track, self.desks["jobs"])
 

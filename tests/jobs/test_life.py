@@ -13,8 +13,9 @@ SPOTS = (Spot("local/a", 0), Spot("local/b", 0))
 
 def running(**more: Any) -> life.Body:
     body: life.Body = {
-        "id": "0" * 32, "spec": {"retries": 1, "retry_on": []}, "state": "waiting", "queue": "root/default", "after": [],
-        "who": {"id": "amal"}, "number": 0, "failures": 0, "losses": 0, "refusals": 0, "evictions": 0, "served": 0,
+        "id": "0" * 32, "spec": {"retries": 1, "retry_on": []}, "state": "waiting", "queue": "root/default",
+        "after": [], "who": {"id": "amal"}, "number": 0, "failures": 0, "losses": 0, "refusals": 0, "served": 0,
+        "evictions": 0,
         "ran_s": 0, "not_before": 0, "attempt": None, "attempts": [], "note": "", "step": 0, "steps": 0, "step_us": 0,
         "step_at": 0.0, "saved": 0.0, "save_s": 0, "ended": 0.0, "avoid": "",
         "use": {"queue": "root/default", "nodes": {"local/a": {}}, "charge": {"cpu_s": 1}, "size": 2000},

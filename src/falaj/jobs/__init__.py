@@ -1,4 +1,5 @@
-"""Jobs: what people ask to be run, and the loop that turns the scheduler's decisions into attempts.
+"""Jobs: what people ask to be run, what becomes of it, and how an attempt is made ready.
 
-What does not live here: the decisions (schedule/), clusters and queues (fleet/), what runs on a node (worker/).
+What does not live here: the decisions (schedule/), the loop that carries them out (dispatch/), clusters and queues
+(fleet/), what runs on a node (worker/).
 """

@@ -16,7 +16,6 @@ from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import name_of
 from falaj.jobs.staging import Staging
-from falaj.schedule.why import possible
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
@@ -79,6 +78,8 @@ def check_possible(clusters: Clusters, tx: Reader, record: Record, now: float) -
     nodes = [node_of(cluster, facts) for cluster, facts, _ in clusters.node_records(tx)]
     if not nodes:
         return  # nobody looked yet; it will wait, and `why` will tell
+    from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list
+
     reason = possible(nodes, queues_of(tx, (), now), job_of(record, known))
     if reason is not None:
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)

@@ -16,6 +16,7 @@ from falaj.fleet.queues import queue_for, read_rules
 from falaj.fleet.samples import Hearing
 from falaj.fleet.use import house_of
 from falaj.jobs import life, views
+from falaj.jobs.accounts import Accounts
 from falaj.jobs.admission import Asked, check_names, check_possible, new_body
 from falaj.jobs.facts import snapshot, spec_in
 from falaj.jobs.records import (
@@ -35,7 +36,6 @@ from falaj.jobs.records import (
 from falaj.jobs.spec import checked, params_of
 from falaj.jobs.staging import Staging
 from falaj.schedule.model import NEVER
-from falaj.schedule.why import explain
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
@@ -49,7 +49,7 @@ TOLD_S = 10.0
 """A job's progress is written down at most so often."""
 
 
-class Jobs:
+class Jobs(Accounts):
     """Run programs on clusters: submit, follow, cancel, and ask why one waits."""
 
     def __init__(self, ledger: Ledger, clusters: Clusters, track: Track, staging: Staging) -> None:
@@ -250,6 +250,8 @@ class Jobs:
         if not facts.nodes:
             text = "no cluster has told of its nodes yet"
             return Why(record.ref.bare, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
+        from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
+
         reason = explain(facts, body["id"])
         starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
         commands = views.commands(record.ref.bare, reason.change)

@@ -10,7 +10,7 @@ import pytest
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
 from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, Status
-from falaj.jobs import crew
+from falaj.dispatch import crew
 from tests.jobs.lab import Lab, until
 
 

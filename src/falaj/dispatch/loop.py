@@ -12,14 +12,14 @@ from falaj.core.errors import Conflict, FalajError, Unavailable
 from falaj.core.execute import LOST, UNKNOWN, NodeFacts, Status
 from falaj.core.execute import OVER as ENDED
 from falaj.core.execute import SUCCEEDED as ENDED_WELL
+from falaj.dispatch.crew import Crew, Report, Watched
+from falaj.dispatch.hands import Hands, patiently
+from falaj.dispatch.lead import Lead
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.records import Cluster
 from falaj.jobs import life
 from falaj.jobs.attempts import attempt_name
-from falaj.jobs.crew import Crew, Report, Watched
 from falaj.jobs.facts import node_of, spec_in, use_of
-from falaj.jobs.hands import Hands, patiently
-from falaj.jobs.lead import Lead
 from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
 from falaj.jobs.service import Jobs
 from falaj.schedule.model import Evict, Plan, Resize, Start
