@@ -11,6 +11,8 @@ from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
 from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, Status
 from falaj.dispatch import crew
+from falaj.schedule.decide import Scheduler
+from falaj.schedule.model import Plan
 from tests.jobs.lab import Lab, until
 
 
@@ -138,3 +140,19 @@ def test_a_job_cancelled_while_it_is_launched_does_not_run_on(lab: Bad) -> None:
     gate.set()
     assert lab.done(job).state == "cancelled"
     until(lambda: lab.made[-1].poll([name])[0].phase, lambda phase: phase not in ("running", "waiting"))
+
+
+def test_a_decision_that_breaks_costs_a_rebuild_and_nothing_else(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken: list[int] = []
+    usual = Scheduler.cycle
+
+    def cycle(self: Scheduler, now: int, most: int = 1000) -> Plan:
+        plan = usual(self, now, most)
+        if plan.starts and not broken:
+            broken.append(1)
+            raise KeyError("a bug")
+        return plan
+
+    monkeypatch.setattr(Scheduler, "cycle", cycle)
+    job = lab.done(lab.submit("print(1)", cluster="local"))
+    assert (job.state, len(job.attempts), broken) == ("succeeded", 1, [1])

@@ -72,6 +72,13 @@ class JobsLoop:
 
     def step(self, turn: Turn) -> bool:
         """Take facts in, decide, write, order. True when a cycle had more to start than one may."""
+        try:
+            return self._step(turn)
+        except BaseException:
+            self._lead.token = 0  # whatever it was, what we know may be half true: read everything anew
+            raise
+
+    def _step(self, turn: Turn) -> bool:
         self._turn = turn
         self._leads_until = time.monotonic() + LEASE_S / 2
         lead = self._lead

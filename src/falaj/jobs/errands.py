@@ -14,7 +14,7 @@ from falaj.core.ref import Ref
 from falaj.jobs.records import JobView, LogPage
 from falaj.jobs.spec import is_spec, name_of, read_file, spec_of
 
-LOOK_S, FOLLOW_S = 0.25, 0.5
+LOOK_S, FOLLOW_S = 0.5, 0.5
 DEFAULT_PROJECT = "default"
 
 
