@@ -1,22 +1,24 @@
 """What fits on a node and how well, for every ask: worked out once for every state that a node is in.
 
 Most nodes of a fleet are alike, and so is what is left on them. A state is a type of node, what is free, and what is
-left on its devices; each state has one column: how many slots of each ask fit, and how much each ask would like it.
-When a node changes, it moves to another column; only a state that was never seen is worked out.
+left on its devices. When a node changes, it moves to another state. Each ask has a row: how many of its slots fit in
+each state, and how much it likes it. When a row is asked for, only the states that are new to it are worked out.
 """
 
 import numpy as np
 
 from falaj.schedule.mix import Mix
-from falaj.schedule.score import NOWHERE, Bench, Pieces
+from falaj.schedule.model import Node
+from falaj.schedule.score import NOWHERE, Pieces, joined, prices
 from falaj.schedule.traits import Flags, Ints, Small, Types
 
 __all__ = ["NOTHING", "Columns", "Flags", "Ints", "Small"]
 
 NOTHING = 0
 """The state in which nothing fits: closed nodes are in it."""
+State = tuple[int, bytes, tuple[int, ...]]
+"""A type, what is free, what is left on devices."""
 _ROOM = 64
-_CHUNK = 256
 
 
 class Columns:
@@ -30,17 +32,20 @@ class Columns:
     def clear(self) -> None:
         """Forget types and states, as when nodes have more resources, devices or labels than before."""
         self.types.clear()
-        self._states: dict[bytes, int] = {b"": NOTHING}
-        self._keys: list[bytes] = [b""]
+        self._states: dict[State, int] = {}
+        self._keys: list[State] = []
         self._free: Ints = np.zeros((_ROOM, len(self.types.resources)), np.int64)
-        self._dev: Small = np.full((_ROOM, self.types.width), -1, np.int32)
-        self._type: Small = np.zeros(_ROOM, np.int32)
-        self._counts: Small = np.zeros((max(len(self.types.asks), _ROOM), _ROOM), np.int32)
-        self._scores: Ints = np.full(self._counts.shape, NOWHERE, np.int64)
-        self._shelf: dict[bytes, Pieces] = {}
-        """By type and devices: what is on them."""
-        self._bench = Bench(self.mix, self.types, 0)
-        self._asked, self._worked, self._typed, self._wished = 0, 1, -1, 0
+        self._dev: Ints = np.zeros((_ROOM, self.types.width), np.int64)
+        self._type, self._piece, self._worth = (np.zeros(_ROOM, np.int64) for _ in range(3))
+        self._counts: Small = np.zeros((0, _ROOM), np.int32)
+        self._scores: Ints = np.zeros((0, _ROOM), np.int64)
+        self._worked: Ints = np.zeros(0, np.int64)
+        """By ask: of how many states its row is worked out."""
+        self._shelf: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._typed = self._wished = -1
+        self._pieced = 0
+        # Closed nodes are in this state, of a type without anything.
+        self.state(self.types.type(Node("", "", "", {})), self._free[0], self._dev[0] - 1)
 
     @property
     def size(self) -> int:
@@ -49,95 +54,112 @@ class Columns:
 
     def state(self, kind: int, free: Ints, dev: Small) -> int:
         """The number of the state that a node of this type is in."""
-        groups = self.types.alike[kind]
-        if len(groups) == 1:
-            dev = -np.sort(-dev)
-        elif groups:
-            dev = dev.copy()
-            for group in groups:
-                dev[group] = -np.sort(-dev[group])
-        key = kind.to_bytes(4, "little") + free.tobytes() + dev.tobytes()
+        left: list[int] = dev.tolist()
+        for group in self.types.alike[kind]:
+            # Which of several devices alike has how much left makes no difference.
+            for place, some in zip(group, sorted([left[place] for place in group]), strict=True):
+                left[place] = some
+        key = (kind, free.tobytes(), tuple(left))
         known = self._states.get(key)
         if known is not None:
             return known
         number = self._states[key] = len(self._keys)
         self._keys.append(key)
         if number == len(self._type):
-            self._pick(np.arange(number), 2 * number)
-        self._free[number], self._dev[number], self._type[number] = free, dev, kind
+            self._keep(np.arange(number), 2 * number)
+        self._free[number], self._dev[number], self._type[number] = free, left, kind
         return number
 
-    def compact(self, live: Small) -> Small:
+    def compact(self, live: Ints) -> Ints:
         """Forget all states but these; the answer says what number each old one has now."""
-        self.refresh()
-        live = np.union1d([NOTHING], live).astype(np.int32)
-        numbers = np.zeros(self.size, np.int32)
-        numbers[live] = np.arange(len(live), dtype=np.int32)
-        self._pick(live, max(_ROOM, 2 * len(live)))
-        self._keys = [self._keys[number] for number in live]
+        live = np.union1d([NOTHING], live)
+        numbers = np.zeros(self.size, np.int64)
+        numbers[live] = np.arange(len(live))
+        self._keep(live, max(_ROOM, 2 * len(live)))
+        self._keys = [self._keys[number] for number in live.tolist()]
         self._states = {key: number for number, key in enumerate(self._keys)}
-        self._worked = len(live)
+        self._worked.fill(0)
+        self._shelf.clear()
+        self._pieced = 0
         return numbers
 
-    def _pick(self, states: Small | Ints, room: int) -> None:
+    def _keep(self, states: Ints, room: int) -> None:
         picked = np.zeros(room, np.int64)
         picked[: len(states)] = states
-        self._free, self._dev, self._type = self._free[picked], self._dev[picked], self._type[picked]
+        for name in ("_free", "_dev", "_type", "_piece", "_worth"):
+            setattr(self, name, getattr(self, name)[picked])
         self._counts, self._scores = self._counts[:, picked], self._scores[:, picked]
 
-    def counts(self, ask: int) -> Small:
-        """How many slots of an ask fit, by state."""
-        self.refresh()
-        row: Small = self._counts[ask]
-        return row
+    def counts(self, ask: int, states: Ints) -> Small:
+        """How many slots of an ask fit in these states."""
+        self._work(ask)
+        counts: Small = self._counts[ask].take(states)
+        return counts
 
-    def scores(self, ask: int) -> Ints:
-        """How much an ask likes a state; NOWHERE when it does not fit."""
-        self.refresh()
-        row: Ints = self._scores[ask]
-        return row
+    def scores(self, ask: int, states: Ints) -> Ints:
+        """How much an ask likes these states; NOWHERE where it does not fit."""
+        self._work(ask)
+        scores: Ints = self._scores[ask].take(states)
+        return scores
 
     def left(self, ask: int, state: int) -> int:
         """What is left on the device that a part of one is best cut from."""
-        return int(self._pieces(state).left[self.types.wish[ask]])
+        self._ready()
+        return int(self._pieces.left[self.types.wish[ask], self._piece[state]])
 
-    def _pieces(self, state: int) -> Pieces:
-        kind, dev = int(self._type[state]), self._dev[state]
-        key = kind.to_bytes(4, "little") + dev.tobytes()
-        known = self._shelf.get(key)
-        if known is None:
-            known = self._shelf[key] = Pieces(self.mix, self.types, kind, dev)
-        return known
-
-    def refresh(self) -> None:
-        """Work out what is not worked out yet."""
-        size, asks, kinds = self.size, len(self.types.asks), len(self.types.nodes)
-        if self._worked == size and self._asked == asks and self._typed == kinds and not self.mix.stale:
-            return
-        if asks > len(self._counts):
-            more = ((0, asks), (0, 0))
-            self._counts = np.pad(self._counts, more)
-            self._scores = np.pad(self._scores, more, constant_values=NOWHERE)
-        wishes = len(self.types.unit)
-        if self.mix.weigh(self.types) or self._typed < kinds:
-            self._asked, self._worked, self._typed = 0, 1, kinds
-            self._wished = 0
-        if self._wished < wishes or len(self._shelf) > size:
+    def _ready(self) -> None:
+        """Bring up to date what scores rest on, and get to know the devices of new states."""
+        types = self.types
+        if self.mix.weigh(types) or (self._typed, self._wished) != (len(types.nodes), len(types.unit)):
+            self._typed, self._wished = len(types.nodes), len(types.unit)
+            self._prices = prices(types.nodes)
             self._shelf.clear()
-            self._wished = wishes
-        if self._asked < asks:
-            self._fill(self._asked, 1, self._worked)
-            self._bench = Bench(self.mix, self.types, 0)
-        self._asked = asks
-        self._fill(0, self._worked, size)
-        self._worked = size
+            self._pieced = 0
+            self._worked.fill(0)
+        if self._pieced < self.size:
+            self._shelve(np.arange(self._pieced, self.size))
+            self._pieced = self.size
 
-    def _fill(self, first: int, start: int, stop: int) -> None:
-        """Work out the rows of asks from the first in these states."""
-        bench = Bench(self.mix, self.types, first) if self._asked < len(self.types.asks) else self._bench
-        rows = slice(first, len(self.types.asks))
-        for low in range(start, stop, _CHUNK):
-            states = slice(low, min(low + _CHUNK, stop))
-            pieces = [self._pieces(state) for state in range(states.start, states.stop)]
-            counts, scores = bench.score(pieces, self._type[states], self._free[states])
-            self._counts[rows, states], self._scores[rows, states] = counts, scores
+    def _shelve(self, states: Ints) -> None:
+        """Work out what these states are worth as they are, and once for all alike what their devices would become."""
+        fresh = []
+        for state in states.tolist():
+            kind, _, left = self._keys[state]
+            if (kind, left) not in self._shelf:
+                self._shelf[kind, left] = len(self._shelf)
+                fresh.append(state)
+            self._piece[state] = self._shelf[kind, left]
+        if fresh:
+            pieces = Pieces(self.mix, self.types, self._type[fresh], self._dev[fresh])
+            if len(self._shelf) == len(fresh):
+                self._pieces = pieces
+            else:
+                self._pieces.extend(pieces)
+        cpu, memory = self._free[states, 0], self._free[states, 1]
+        self._worth[states] = self._pieces.worth(self.mix, self._piece[states], 0, cpu, memory)
+
+    def _work(self, ask: int) -> None:
+        """Work out the row of an ask in the states that are new to it."""
+        if ask >= len(self._worked):
+            more = len(self.types.asks)
+            self._counts = np.pad(self._counts, ((0, more), (0, 0)))
+            self._scores = np.pad(self._scores, ((0, more), (0, 0)))
+            self._worked = np.pad(self._worked, (0, more))
+        self._ready()
+        start, stop = int(self._worked[ask]), self.size
+        if start == stop:
+            return
+        states, types, wish = slice(start, stop), self.types, int(self.types.wish[ask])
+        kinds, free, rows, need = self._type[states], self._free[states], self._piece[states], types.need[ask].tolist()
+        room = self._pieces.slots[wish].take(rows) * types.allows[ask].take(kinds)
+        for name, amount in enumerate(need):
+            if amount:
+                np.minimum(room, free[:, name] // amount, out=room)
+        worth = self._pieces.worth(self.mix, rows, wish + 1, free[:, 0] - need[0], free[:, 1] - need[1])
+        loss = (self._worth[states] - worth) // self.mix.total
+        base = self._prices[min(types.per[wish], 1)].take(kinds)
+        score = joined(base, loss, self._pieces.misfit[wish].take(rows))
+        self._counts[ask, states] = np.maximum(room, 0)
+        self._scores[ask, states] = np.where(room > 0, score, NOWHERE)
+        self._counts[ask, NOTHING], self._scores[ask, NOTHING] = 0, NOWHERE
+        self._worked[ask] = stop

@@ -36,10 +36,13 @@ class Mix:
 
     def weigh(self, types: Types) -> bool:
         """Bring the tables up to date with what is wanted and with the types of nodes; True when weights changed."""
-        weights = _weights(self._wanted) if self.stale else self._weights
+        known = self._known is types.nodes and self._size == len(types.nodes)
+        if known and not self.stale:
+            return False
+        weights = _weights(self._wanted)
         same = weights == self._weights
         self.stale = False
-        if same and self._known is types.nodes and self._size == len(types.nodes):
+        if known and same:
             return False
         self._weights, self._known, self._size = weights, types.nodes, len(types.nodes)
         self.total = max(sum(weight for ask, weight in weights.items() if _demand(ask)), 1)
@@ -104,10 +107,10 @@ def _amount(ask: Ask, name: str) -> int:
 
 
 def _weights(wanted: dict[Ask, int]) -> dict[Ask, int]:
-    """Powers of two, by asks in an order that does not tell when they came."""
+    """Powers of two, the rarest at least 1."""
     demand = {ask: slots * (_demand(ask) or WHOLE) for ask, slots in wanted.items()}
     spare = max(sum(demand.values()).bit_length() - _BITS, 0)
-    return {ask: 1 << max(demand[ask].bit_length() - 1 - spare, 0) for ask in sorted(demand, key=repr)}
+    return {ask: 1 << max(demand[ask].bit_length() - 1 - spare, 0) for ask in demand}
 
 
 def _levels(values: Sequence[int]) -> Ints:

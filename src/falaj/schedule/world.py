@@ -67,15 +67,15 @@ class World:
 
     def counts(self, ask: int) -> Small:
         """How many slots of this ask fit on each node now."""
-        return self._columns.counts(ask)[self._state]
+        return self._columns.counts(ask, self._state)
 
     def possible(self, ask: int) -> Small:
         """How many would fit on each node if nothing ran and all were open."""
-        return self._columns.counts(ask)[self._empty]
+        return self._columns.counts(ask, self._empty)
 
     def scores(self, ask: int) -> Ints:
         """How much this ask would like each node now; NOWHERE when not one slot fits."""
-        return self._columns.scores(ask)[self._state]
+        return self._columns.scores(ask, self._state)
 
     def mix(self, shape: Shape, weight: int) -> None:
         """So many jobs more (or fewer) of this shape are known: placement keeps room for what is asked for."""
@@ -241,8 +241,8 @@ class World:
         self._all: Ints = np.zeros((size, len(types.resources)), np.int64)
         self._whole: Small = np.full((size, types.width), -1, np.int32)
         self._floor = self._whole.copy()
-        self._empty: Small = np.zeros(size, np.int32)
-        self._state: Small = np.zeros(size, np.int32)
+        self._empty: Ints = np.zeros(size, np.int64)
+        self._state: Ints = np.zeros(size, np.int64)
         self._places: list[dict[int, int]] = [{}] * size
         self._type_of: Small = np.zeros(size, np.int32)
         for row in range(size):
