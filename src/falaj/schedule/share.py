@@ -244,5 +244,6 @@ def _rationed(base: Amounts, promised: Amounts, group: Amounts, room: Amounts, s
         column = slice(quota, quota + 1)
         most = max(int(promised[:, quota].max(initial=0)), 1)
         weight = np.maximum(promised[:, quota] * _HEAVIEST // most, 1)
-        out[:, column] = fill(base[:, column], weight, group, room[:, column], np.array([most], np.int64))
+        whole = np.maximum(most, room[:, column].max(axis=0))
+        out[:, column] = fill(base[:, column], weight, group, room[:, column], whole)
     return out
