@@ -172,3 +172,15 @@ def test_a_dry_run_checks_and_writes_nothing(lab: Lab) -> None:
     assert lab.submit("print(1)", dry_run=True).state == "waiting"
     assert lab.here.jobs.list().jobs == ()
     assert isinstance(refusal(lambda: lab.here.jobs.submit("nothing.py")), Invalid)
+
+
+def test_what_git_does_not_count_is_not_packed(lab: Lab) -> None:
+    import subprocess
+
+    script = Path(lab.script("import os; print(sorted(os.listdir()))"))
+    (script.parent / "weights.bin").write_bytes(b"0" * 1000)
+    (script.parent / ".gitignore").write_text("*.bin\n")
+    subprocess.run(["git", "init", "-q", str(script.parent)], check=True)
+    job = lab.done(lab.here.jobs.submit(str(script), cpus=0.1, memory="32MiB"))
+    assert "weights.bin" not in lab.lines(job)[0]
+    assert "train.py" in lab.lines(job)[0]

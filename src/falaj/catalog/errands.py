@@ -99,7 +99,7 @@ def publish(
         if name.kind == "model":
             card = make_card(found.path, metrics or {}, params or {}, command)
             if code:
-                program = _publish_code(here, name, Path(code), zone)
+                program = publish_code(here, name, Path(code), zone)
                 card = replace(card, code=program)
                 used = {**used, **({"code": program.ref} if program.ref else {})}
             facts = replace(facts, card=card, files=hash_files(found.path))
@@ -236,7 +236,7 @@ def _check_signature(opened: Opened, files_of: Callable[[], dict[str, str]]) -> 
     return True
 
 
-def _publish_code(here: Here, name: Ref, folder: Path, zone: str) -> Code:
+def publish_code(here: Here, name: Ref, folder: Path, zone: str = "") -> Code:
     """Keep the program: what git counts as its files where there is git, else all of them."""
     import shutil
     import tempfile

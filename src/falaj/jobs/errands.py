@@ -133,8 +133,9 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
     command, program = _program(spec.command, folder)
     code: Ref | None = Ref.parse(words["code"]) if words.get("code") else None
     if program is not None and code is None and not dry:
-        packed = here.catalog.publish(Ref("code", project, name_of(spec)), str(program))
-        code = packed.ref
+        from falaj.catalog.errands import publish_code
+
+        code = publish_code(here, Ref("code", project, name_of(spec)), program).ref
     after = tuple(Ref.parse(one) for one in words.get("after") or ())
     made = here.jobs.add(ref, replace(spec, command=command), code=code, after=after, dry=dry, **refs)
     return cast(JobView, made)
