@@ -164,8 +164,7 @@ def test_c15_whoever_saved_last_goes_first_and_has_time_to_save() -> None:
     assert [(one.job, one.grace_s, one.lost) for one in found.evictions] == [("a0", 50, 0)]
 
 
-def test_c15_a_job_that_hides_its_checkpoints_gains_nothing() -> None:
-    """What is not known to be saved counts since the start, and pays in the price of nobody else."""
+def test_c15_what_is_not_known_to_be_saved_counts_since_the_start() -> None:
     cluster = filled()
     cluster.running.put(replace(cluster.running.jobs["a7"], saved=0, started=NOW - 100), 36_000, NOW)
     cluster.running.drop("a0")
