@@ -131,6 +131,7 @@ class Store:
     def compact(self) -> None:
         """Forget what happened: whoever goes on from before is told so, and open watches too."""
         with self.changed:
+            self.version += 1
             self.oldest = self.version
             self.changed.notify_all()
 
