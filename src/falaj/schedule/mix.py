@@ -30,7 +30,7 @@ class Mix:
     def add(self, ask: Ask, slots: int) -> None:
         """So many slots more (or fewer) of this ask are wanted."""
         self._wanted[ask] = self._wanted.get(ask, 0) + slots
-        if self._wanted[ask] <= 0:
+        if not self._wanted[ask]:
             del self._wanted[ask]
         self.stale = True
 
@@ -108,7 +108,7 @@ def _amount(ask: Ask, name: str) -> int:
 
 def _weights(wanted: dict[Ask, int]) -> dict[Ask, int]:
     """Powers of two, the rarest at least 1."""
-    demand = {ask: slots * (_demand(ask) or WHOLE) for ask, slots in wanted.items()}
+    demand = {ask: slots * (_demand(ask) or WHOLE) for ask, slots in wanted.items() if slots > 0}
     spare = max(sum(demand.values()).bit_length() - _BITS, 0)
     return {ask: 1 << max(demand[ask].bit_length() - 1 - spare, 0) for ask in demand}
 
