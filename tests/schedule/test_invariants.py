@@ -213,11 +213,20 @@ class Fleet(RuleBasedStateMachine):
             assert sum(one.held for one in self.it.budgets.of(queue) if one.unit == "gpu_s") in (0, held), "I15"
 
 
-Fleet.TestCase.settings = settings(
-    max_examples=int(os.environ.get("FALAJ_EXAMPLES", "60")), stateful_step_count=40, deadline=None,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+def _settings(examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
+    )  # fmt: skip
+
+
+class LongFleet(Fleet):
+    """The same for a hundred thousand events."""
+
+
+Fleet.TestCase.settings = _settings(int(os.environ.get("FALAJ_EXAMPLES", "40")), 40)
+LongFleet.TestCase.settings = _settings(1300, 80)
 TestFleet = pytest.mark.timeout(600)(Fleet.TestCase)
+TestLongFleet = pytest.mark.slow(pytest.mark.timeout(7200)(LongFleet.TestCase))
 
 PLAIN = Knobs(depth=0, progress_ratio=0, min_run_s=NEVER, grow=False)
 KINDS = [replace(shape, band=2, low=0, high=0) for shape in SHAPES]

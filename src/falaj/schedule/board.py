@@ -1,99 +1,21 @@
-"""What stands: the world, the tree, who waits and who runs, kept true to the facts as they come.
+"""Facts of a cluster as they come, and all of them again as a snapshot. Nothing is decided here."""
 
-Nothing is decided here. Every change notes what it may have made possible: freed nodes, leaves to look at again, lines
-that a quota held back. A decision looks only there.
-"""
-
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 
-import numpy as np
-
-from falaj.core.errors import Invalid
-from falaj.schedule.budget import Budgets, charge
-from falaj.schedule.forecast import Forecast, pool
-from falaj.schedule.lines import Lines, Shapes
-from falaj.schedule.model import (
-    NEVER,
-    Ask,
-    Evict,
-    Job,
-    Node,
-    Past,
-    Queue,
-    Reservation,
-    Resize,
-    Shape,
-    Snapshot,
-    Spot,
-    Start,
-)
-from falaj.schedule.order import Order
-from falaj.schedule.place import place
-from falaj.schedule.potential import Potential
-from falaj.schedule.profile import Profile
-from falaj.schedule.reclaim import Reclaim
-from falaj.schedule.running import Running
-from falaj.schedule.share import Tree
-from falaj.schedule.turns import Turns
-from falaj.schedule.world import World
-
-MANY_LEAVES = 100
+from falaj.schedule.ground import Ground
+from falaj.schedule.model import NEVER, Job, Node, Past, Queue, Snapshot
 
 
-class Board:
-    """Everything a decision rests on, and what changed since the last one."""
+class Board(Ground):
+    """What it is told, it takes into account."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.now, self.knobs = snapshot.now, snapshot.knobs
-        self.world = World(snapshot.nodes)
-        self.shapes, self.forecast = Shapes(), Forecast(snapshot.past)
-        self.lines = Lines(self.shapes, self.forecast, self.band)
-        self.lines.now = snapshot.now
-        self.profile = Profile(self.world)
-        self.turns = Turns(self.world, self.profile, snapshot.knobs.depth)
-        self.running: dict[str, Job] = {}
-        self.used: Counter[str] = Counter()
-        """How many run, by leaf."""
-        self.demand: dict[str, list[int]] = {}
-        """What all jobs of a leaf want, at their smallest widths, by quota."""
-        self.stopping: set[str] = set()
-        self._counted: dict[str, list[int]] = {}
-        self.reclaimed = list(snapshot.reclaimed)
-        self.closed: set[int] = set()
-        """Shapes that nowhere fit, until something is freed that may suit them."""
-        self.parked: dict[str, dict[int, tuple[str, str, int]]] = {}
-        """By leaf: the lines that a quota holds back, and which."""
-        self.leaving = {node.name for node in snapshot.nodes if node.leaving < NEVER}
-        self.freed: set[str] = set()
-        self.fresh: set[str] = set()
-        """Leaves whose lines or share changed since they were last looked at."""
-        self.asleep: set[str] = set()
-        """Leaves that have nothing the order should know of."""
-        self._held_back: dict[str, set[tuple[str, int]]] = {}
-        self._amounts: dict[int, list[int]] = {}
-        self._ends: list[tuple[int, str]] = []
-        self._refused: dict[str, int] = {}
-        self._many: Counter[int] = Counter()
-        self._asked: dict[str, Shape] = {}
-        """The shapes of those that run in a lower band than they asked for."""
-        self._potential: Potential | None = None
-        self._stale, self._worked = True, -1
-        self._tops: dict[str, int] = {}
-        for node_shape in dict.fromkeys(job.shape for job in snapshot.jobs):
-            for role in node_shape.roles:
-                self.world.ask(role.ask)
-        self.tree = Tree((), self.world.pools())
-        self.table = Running(self.world, self.tree)
-        self._plant(snapshot.queues)
+        super().__init__(snapshot)
         for job in snapshot.jobs:
             self.submit(job)
         for turn in snapshot.reservations:
             self._restore(turn)
-
-    # facts
 
     def submit(self, job: Job) -> None:
         """A job comes: to wait, or running already."""
@@ -150,12 +72,10 @@ class Board:
     def lose(self, name: str) -> None:
         """A node is gone, with what was on it: the jobs that had places there are told of by themselves."""
         if name in self.world.index:
-            turns = self.turns.leave(name)
+            self.turns.leave(name)
             self.world.drop(name)
             self.leaving.discard(name)
             self._moved(set())
-            for turn in turns:
-                self.fresh.add(self.lines.jobs[turn.job].queue)
 
     def queues(self, queues: Sequence[Queue]) -> None:
         """Another tree, or another budget, usage, weight in it."""
@@ -165,6 +85,10 @@ class Board:
         """Newer quantiles of a template."""
         wide = self.forecast.learn(past)
         self.fresh |= self.lines.relearn(past.template, past.key, wide)
+        for job_id in sorted(self.running if wide else self.alike.get((past.template, past.key), ())):
+            self._expect(self.running[job_id])
+        for turn in self.turns.all():
+            self._restore(turn)
 
     def snapshot(self, now: int) -> Snapshot:
         """All of it as facts; a scheduler made from them decides the same."""
@@ -173,254 +97,3 @@ class Board:
             now, tuple(self.world.nodes), self._current(), tuple(jobs), self.forecast.past(), self.turns.all(),
             tuple(self.reclaimed), self.knobs,
         )  # fmt: skip
-
-    # what follows from them
-
-    def band(self, queue: str, shape: Shape) -> int:
-        """The band a job of a queue stands in."""
-        return min(shape.band, self._tops.get(queue, shape.band))
-
-    def amount(self, number: int) -> list[int]:
-        """What a shape counts at least, by quota."""
-        if number not in self._amounts:
-            shape = self.shapes.all[number]
-            self._amounts[number] = self.world.quota(shape, None, shape.least).tolist()
-        return self._amounts[number]
-
-    def counts(self, job: Job, spots: tuple[Spot, ...], width: int) -> list[int]:
-        """What a job in these places counts, by quota."""
-        shape = job.shape
-        if width == shape.least and all(len(role.ask.models) == 1 or not _devices(role.ask) for role in shape.roles):
-            return self.amount(self.lines.numbers[job.id])
-        return self.world.quota(shape, spots, width).tolist()
-
-    def start(self, job: Job, start: Start, amount: list[int]) -> None:
-        """Let a waiting job run there from now on."""
-        self.lines.drop(job.id)
-        if start.band != job.shape.band:
-            self._asked[job.id] = job.shape
-            job = replace(job, shape=replace(job.shape, band=start.band))
-        job = replace(
-            job, spots=start.spots, started=self.now, saved=0, resized=self.now, not_before=0, charged=start.charged
-        )  # fmt: skip
-        self.world.take(start.spots, job.shape.roles)
-        self.turns.drop(job.id)
-        self._count(job, amount)
-
-    def waited_for(self, job_id: str) -> bool:
-        """Is somebody being stopped for it?"""
-        return any(self.running[one].stopped_for == job_id for one in self.stopping if one in self.running)
-
-    def stop(self, evict: Evict) -> None:
-        """A job is being stopped: its places are kept for whom they are wanted by."""
-        job = self.running[evict.job]
-        self.running[evict.job] = replace(job, stopping=self.now, stopped_for=evict.wanted_by)
-        self.stopping.add(evict.job)
-        self.table.drop(evict.job)
-
-    def resize(self, resize: Resize) -> None:
-        """A job has other places from now on."""
-        job = self._leave(resize.job, over=False)
-        if job is not None:
-            self._enter(replace(job, spots=resize.spots, resized=self.now))
-
-    def rank(self, queue: str) -> None:
-        """Tell the order what this leaf would start next, and what it uses."""
-        heads = self.lines.heads(queue)
-        if not heads:
-            return self.rest(queue)
-        self.asleep.discard(queue)
-        self.order.want(queue, self.amount(heads[0][1]))
-        return None
-
-    def rest(self, queue: str) -> None:
-        """Nothing of this leaf can start until something changes."""
-        self.asleep.add(queue)
-        self.order.want(queue, None)
-
-    def park(self, queue: str, number: int, refusal: tuple[str, str, int]) -> None:
-        """A quota holds a line back: until one of its queues gives something back."""
-        self.parked.setdefault(queue, {})[number] = refusal
-        name = refusal[0]
-        top = name if queue == name or queue.startswith(name + "/") else name.rpartition("/")[0]
-        self._held_back.setdefault(top, set()).add((queue, number))
-
-    def reopen(self) -> None:
-        """Look at what was freed: which shapes may fit again?"""
-        self.freed |= self.turns.released
-        rows = [self.world.index[name] for name in self.freed if name in self.world.index]
-        self.freed.clear()
-        self.turns.released.clear()
-        for number in sorted(self.closed) if rows else ():
-            shape = self.shapes.all[number]
-            ask = shape.roles[0].ask
-            if not self.profile.suiting(ask)[rows].any():
-                continue
-            counts = self.world.counts(self.world.ask(ask))
-            if counts[rows].any() and (shape.least == 1 or int(counts.sum()) >= shape.least):
-                self.closed.discard(number)
-                self.fresh |= self.lines.behind.get(number, set()) & self.asleep
-
-    def overdue(self) -> None:
-        """Expect more of what runs longer than was expected."""
-        due = set()
-        while self._ends and self._ends[0][0] <= self.now:
-            due.add(heappop(self._ends)[1])
-        for job_id in sorted(due & self.running.keys()):
-            self._expect(self.running[job_id])
-
-    def _enter(self, job: Job) -> None:
-        if job.spots:
-            self.world.hold(job.spots, job.shape.roles)
-            self._count(job, self.world.quota(job.shape, job.spots, job.width).tolist())
-        else:
-            self.lines.put(job)
-            self.fresh.add(job.queue)
-
-    def _weigh(self, shape: Shape, more: int) -> None:
-        """Tell the world what is asked for, by powers of two: it thinks anew about every place when that changes."""
-        number = self.shapes.number(shape)
-        before = 1 << self._many[number].bit_length() >> 1
-        self._many[number] += more
-        after = 1 << self._many[number].bit_length() >> 1
-        if before != after:
-            self.world.mix(shape, after - before)
-
-    def _count(self, job: Job, amount: list[int]) -> None:
-        self._fit()
-        self.tree.charge(job.queue, amount)
-        self.budgets.hold(job.queue, job.charged)
-        self._counted[job.id] = amount
-        self.used[job.queue] += 1
-        self.running[job.id] = job
-        self._expect(job)
-
-    def _expect(self, job: Job) -> None:
-        end = self.forecast.end(job, self.shapes.keys[self.shapes.number(job.shape)], self.now)
-        self.profile.put(job.id, job.spots, job.shape.roles, end)
-        heappush(self._ends, (end, job.id))
-        if job.stopping:
-            self.stopping.add(job.id)
-        else:
-            left = self.forecast.left(job, self.shapes.keys[self.shapes.number(job.shape)], self.now)
-            if left is not None:
-                heappush(self._ends, (self.now + left[0], job.id))
-            self.table.put(job, None if left is None else left[0], self.now, np.array(self._counted[job.id], np.int64))
-
-    def _leave(self, job_id: str, over: bool = True) -> Job | None:
-        job = self.running.pop(job_id, None)
-        if job is None:
-            job = self.lines.drop(job_id)
-            if job is not None:
-                self.fresh.add(job.queue)
-            return job
-        self.stopping.discard(job_id)
-        self.profile.drop(job_id)
-        self.world.give(job.spots, job.shape.roles)
-        nodes = {spot.node for spot in job.spots}
-        self.turns.hold(nodes)
-        self.freed |= nodes
-        self._uncount(job, nodes, over)
-        return job
-
-    def _uncount(self, job: Job, names: set[str], over: bool) -> None:
-        self.tree.charge(job.queue, self._counted.pop(job.id), -1)
-        self.table.drop(job.id)
-        nodes = {name: self.world.nodes[self.world.index[name]] for name in names if name in self.world.index}
-        ran = max(self.now - job.started, 0) if over and job.charged else 0
-        cost = charge(nodes, job.shape.roles, job.spots, ran) if ran else ()
-        self.budgets.settle(job.queue, job.charged, cost)
-        self.used[job.queue] -= 1
-        if not self.used[job.queue]:
-            del self.used[job.queue]
-        self.fresh.add(job.queue)
-        name = job.queue
-        while name:
-            self._release(name)
-            name = name.rpartition("/")[0]
-        self._release("")
-
-    def _release(self, name: str) -> None:
-        for queue, number in self._held_back.pop(name, ()):
-            if self.parked.get(queue, {}).pop(number, None) is not None:
-                self.fresh.add(queue)
-
-    def _moved(self, nodes: set[str]) -> None:
-        """Nodes are others than they were: so is the capacity that shares are parts of."""
-        self.profile.refit()
-        self.turns.hold(nodes)
-        self.freed |= nodes
-        self._plant(self._current())
-
-    def _current(self) -> tuple[Queue, ...]:
-        """The queues with their budgets as they stand."""
-        return tuple(replace(one, budgets=self.budgets.of(one.name)) if one.budgets else one for one in self._queues)
-
-    def _fit(self) -> None:
-        if len(self.world.quotas) != len(self.tree.quotas):
-            self._plant(self._current())
-
-    def _plant(self, queues: Sequence[Queue]) -> None:
-        """Grow the tree anew: other queues, or another capacity that shares are parts of."""
-        tree = Tree(queues, self.world.pools())
-        leaves = {name for name, leaf in self.lines.leaves.items() if leaf.order} | set(self.used)
-        for name in sorted(leaves):
-            if name not in tree.index or tree.children[tree.index[name]]:
-                raise Invalid(f"jobs wait or run in {name}, which would be no leaf", "move or end them first")
-        for name in self.used:
-            tree.charge(name, self.tree.usage[self.tree.index[name]])
-        same = (tree.names, tree.quotas) == (self.tree.names, self.tree.quotas)
-        self._queues, self.budgets = tuple(queues), Budgets(_unheld(queue) for queue in queues)
-        for job in self.running.values():
-            self.budgets.hold(job.queue, job.charged)
-        self.budgeted = any(queue.budgets for queue in queues)
-        self.tree, self.order, self._potential = tree, Order(tree), None
-        self._amounts.clear()
-        self.parked.clear()
-        self._held_back.clear()
-        tops = {name: min(tree.queues[row].top_band for row in tree.paths[tree.index[name]]) for name in tree.names}
-        self.lines.rerank(sorted(name for name in leaves if tops[name] != self._tops.get(name)))
-        self._tops = tops
-        self.fresh |= leaves
-        if not same:
-            self.table = Running(self.world, self.tree)
-            for job in self.running.values():
-                self._expect(job)
-        self.reclaim = Reclaim(self.world, self.tree, self.table, place, self.knobs)
-
-    def potential(self, tick: int) -> Potential:
-        """What leaves are promised and deserve, as things are wanted now; of very many leaves, as they were lately."""
-        lately = self._worked == tick and len(self.demand) > MANY_LEAVES
-        if self._potential is None or (self._stale and not lately):
-            self._stale, self._worked = False, tick
-            demand = np.zeros((len(self.tree.names), len(self.tree.quotas)), np.int64)
-            for queue in self.demand.keys() & self.tree.index.keys():
-                demand[self.tree.index[queue], : len(self.demand[queue])] = self.demand[queue]
-            self._potential = Potential(self.tree, demand)
-        return self._potential
-
-    def _want(self, job: Job, sign: int) -> None:
-        self._stale = True
-        amount = self.amount(self.shapes.number(job.shape))
-        wants = self.demand.setdefault(job.queue, [0] * len(amount))
-        wants += [0] * (len(amount) - len(wants))
-        for quota, part in enumerate(amount):
-            wants[quota] += sign * part
-
-    def _restore(self, turn: Reservation) -> None:
-        job = self.lines.jobs.get(turn.job)
-        if job is not None:
-            self.turns.put(turn, pool(job.shape), job.shape.roles, self.run_s(job))
-
-    def run_s(self, job: Job) -> int:
-        """How long it will run at P90."""
-        return self.forecast.end(job, self.shapes.keys[self.shapes.number(job.shape)], self.now) - self.now
-
-
-def _unheld(queue: Queue) -> Queue:
-    """A queue whose budgets hold nothing: what they hold follows from what runs."""
-    return replace(queue, budgets=tuple(replace(one, held=0) for one in queue.budgets)) if queue.budgets else queue
-
-
-def _devices(ask: Ask) -> bool:
-    return bool(ask.gpus or ask.milli)

@@ -4,79 +4,22 @@ The neediest leaf is asked for its best job that may fit; it starts, or its shap
 something is freed. A cycle costs by what changed and by how many kinds of jobs there are, not by how many wait.
 """
 
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-
-from falaj.schedule.board import MANY_LEAVES, Board
-from falaj.schedule.budget import Charge, charge
-from falaj.schedule.columns import Flags, Ints
+from falaj.schedule.blocked import GRACE_S, MOST_ROUNDS, TICK_S, Blocked, Draft
 from falaj.schedule.elastic import Growth
-from falaj.schedule.forecast import pool, size
+from falaj.schedule.forecast import size
 from falaj.schedule.lines import Rank
-from falaj.schedule.model import (
-    BEST_EFFORT,
-    NEVER,
-    WHOLE,
-    Evict,
-    Job,
-    Plan,
-    Reason,
-    Reservation,
-    Resize,
-    Shape,
-    Snapshot,
-    Spot,
-    Start,
-)  # fmt: skip
+from falaj.schedule.model import WHOLE, Evict, Plan, Snapshot
 from falaj.schedule.place import place
-from falaj.schedule.profile import amounts, slots_in
-from falaj.schedule.reclaim import Victims
-from falaj.schedule.rights import Claim
-
-Refusal = tuple[str, str, int]
-Found = tuple[tuple[Spot, ...], list[int], Charge | None]
-"""Places, what they count against quotas, what they cost; no costs: best effort."""
-BUDGET = "budget:"
-TICK_S = 30
-"""So often those are looked at again for whom nobody had to make room."""
-GRACE_S = 30
-MOST_CLAIMS = 8
-"""So many searches for victims a cycle; two where there are very many leaves."""
-MOST_ROUNDS = 4
-"""So often a cycle looks at what it freed itself."""
 
 
-@dataclass(slots=True)
-class Draft:
-    """A plan in the making."""
-
-    starts: list[Start] = field(default_factory=list)
-    resizes: list[Resize] = field(default_factory=list)
-    evictions: list[Evict] = field(default_factory=list)
-    waiting: dict[tuple[str, Shape], Reason] = field(default_factory=dict)
-    claims: int = 0
-
-
-class Scheduler(Board):
+class Scheduler(Blocked):
     """Facts in, plans out. What a plan says is taken as done."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(snapshot)
-        self._plan = Draft()
-        self._open: set[int] = set()
-        self._unsettled: set[str] = set()
-        self._tick = -1
-        self._claimed: dict[tuple[str, int], str] = {}
-        """Lines whose first job found nobody to make room, until something of their leaf or the clock moves on."""
-        self._asked_at: dict[str, int] = {}
-        self._closed_at: dict[int, int] = {}
-        self._tried: dict[int, tuple[int, str]] = {}
 
     def cycle(self, now: int, most: int = 1000) -> Plan:
         """Decide what can be decided now; at most so many starts."""
         self.now, self._plan = now, Draft()
         self.fresh |= self.lines.advance(now)
+        self.reclaimed = [one for one in self.reclaimed if now - one[1] < self.knobs.reclaim_window_s]
         self.overdue()
         self._clear()
         for _ in range(MOST_ROUNDS):
@@ -128,12 +71,6 @@ class Scheduler(Board):
                 lost = max(self.now - since, 0) * size(job.shape, job.width) // WHOLE
                 self._evict(Evict(job.id, "", job.save_s + GRACE_S, lost, "its node leaves"))
 
-    def _evict(self, evict: Evict) -> None:
-        self._plan.evictions.append(evict)
-        self.stop(evict)
-
-    # starts
-
     def _admit(self, most: int) -> None:
         """Let leaves start their best jobs, the neediest first."""
         while len(self._plan.starts) < most and self._open:
@@ -165,62 +102,6 @@ class Scheduler(Board):
         else:
             self._close(number)
 
-    def _start(self, job: Job, found: Found, why: str) -> None:
-        spots, amount, costs = found
-        band = self.band(job.queue, job.shape)
-        if costs is None:
-            band, why = BEST_EFFORT, f"{why}; as best effort, for its budget is used up"
-        start = Start(job.id, spots, band, why, costs or ())
-        self._plan.starts.append(start)
-        self.start(job, start, amount)
-        self.rank(job.queue)
-        self._unsettled.add(job.queue)
-
-    def _find(self, job: Job) -> tuple[Found | None, Refusal | None]:
-        """Places for a job, at the width it prefers or its least, that its quotas allow; else what refuses them."""
-        refusal = None
-        for width in dict.fromkeys((max(job.shape.roles[0].count, job.shape.least), job.shape.least)):
-            allowed: Flags | None = self._lasting(job)
-            while (spots := place(self.world, job.shape, width, allowed)) is not None:
-                amount = self.counts(job, spots, width)
-                refusal = self.tree.refusal(job.queue, amount)
-                if refusal is None:
-                    costs, refusal = self._afford(job, spots)
-                    return (None, refusal) if refusal else ((spots, amount, costs), None)
-                narrower = self._without(refusal[1], allowed)
-                if narrower is None:
-                    break
-                allowed = narrower
-        return None, refusal
-
-    def _afford(self, job: Job, spots: tuple[Spot, ...]) -> tuple[Charge | None, Refusal | None]:
-        """What to charge its budgets; None where it runs uncharged, as best effort; or the budget that stops it."""
-        if not self.budgeted or self.band(job.queue, job.shape) == BEST_EFFORT:
-            return (), None
-        nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
-        costs = charge(nodes, job.shape.roles, spots, job.limit_s or self.run_s(job))
-        spent = self.budgets.exhausted(job.queue, costs)
-        if spent is None:
-            return costs, None
-        return None, (spent.queue, f"{BUDGET}{spent.unit}", spent.missing) if spent.stops else None
-
-    def _lasting(self, job: Job) -> Flags | None:
-        """The nodes that do not go away under a job; None when none goes."""
-        return self._staying(self.now + self.run_s(job))
-
-    def _staying(self, until: int = NEVER) -> Flags | None:
-        if not self.leaving:
-            return None
-        return np.array([node.leaving >= until for node in self.world.nodes], np.bool_)
-
-    def _without(self, quota: str, allowed: Flags | None) -> Flags | None:
-        """The allowed nodes without those that count against a model's quota; None when that is no model's."""
-        model = quota.partition(":")[2]
-        if not model:
-            return None
-        rest = np.array([all(one.model != model for one in node.devices) for node in self.world.nodes], np.bool_)
-        return rest if allowed is None else rest & allowed
-
     def _close(self, number: int) -> None:
         self.closed.add(number)
         self._open.discard(number)
@@ -228,191 +109,6 @@ class Scheduler(Board):
         if self._closed_at.get(number) != self._tick:
             self._closed_at[number] = self._tick
             self._unsettled |= self.lines.behind[number]
-
-    def _hold_back(self, job: Job, number: int, refusal: Refusal) -> None:
-        self.park(job.queue, number, refusal)
-        self.turns.drop(job.id)
-        self._plan.waiting[job.queue, job.shape] = refused(job.queue, refusal)
-
-    # turns
-
-    def _redeem(self, job_id: str) -> None:
-        """A turn has come, or all its places are free: start, or wait on with the cause written down."""
-        job, turn = self.lines.jobs[job_id], self.turns.of[job_id]
-        number = self.lines.numbers[job_id]
-        refusal = self.tree.refusal(job.queue, self.amount(number))
-        if refusal is not None:
-            self._hold_back(job, number, refusal)
-            return
-        self.turns.lend(NEVER, job_id)
-        found, _ = self._find(job)
-        if found is not None:
-            self._start(job, found, f"its turn, reserved for {turn.at}")
-            return
-        self.turns.take_back([job_id])
-        if turn.at <= self.now:
-            self._reserve(job, "what runs there takes longer than expected")
-
-    def _settle_all(self) -> None:
-        """Look after the blocked jobs of leaves that changed; who must wait for that is first in later cycles."""
-        if any(self.turns.room(pool(self.shapes.all[number])) for number in self.closed):
-            for queue in self._neediest(self._unsettled):
-                self._settle(queue)
-        waiting = sorted(self._unsettled, key=lambda queue: (self._asked_at.get(queue, -1), queue))
-        for queue in waiting:
-            if self._plan.claims >= self._most_claims():
-                return
-            self._unsettled.discard(queue)
-            claimant = self._claimant(queue)
-            if claimant is not None:
-                self._claim(*claimant)
-
-    def _most_claims(self) -> int:
-        return MOST_CLAIMS if len(self.demand) <= MANY_LEAVES else 2
-
-    def _claimant(self, queue: str) -> tuple[Job, int] | None:
-        """The first blocked job of a leaf, while nobody was asked to make room for it."""
-        parked = self.parked.get(queue, ())
-        for rank, number in self.lines.heads(queue):
-            if number in self.closed and number not in parked:
-                fresh = self._claimed.get((queue, number)) != rank[-1]
-                return (self.lines.jobs[rank[-1]], number) if fresh else None
-        return None
-
-    def _settle(self, queue: str, before: Rank | None = None) -> None:
-        """Make room for the first blocked job of a leaf, and give turns: to those that stand before one that starts."""
-        claimant = self._claimant(queue)
-        if claimant is not None and (before is None or self.lines.heads(queue)[0][0] < before):
-            self._claim(*claimant)
-        for rank, number in list(self.lines.heads(queue)):
-            if before is not None and rank >= before:
-                return
-            if number in self.closed and number not in self.parked.get(queue, ()):
-                job = self.lines.jobs[rank[-1]]
-                if job.id not in self.turns.of and self.turns.room(pool(job.shape)):
-                    self._reserve(job)
-                at = self.turns.of[job.id].at if job.id in self.turns.of else NEVER
-                self._plan.waiting[queue, job.shape] = Reason("capacity", "nothing that it fits in is free", starts=at)
-
-    def _claim(self, job: Job, number: int) -> None:
-        """Have others make room for it, where that is lawful."""
-        if self._plan.claims >= self._most_claims():
-            return
-        self._claimed[job.queue, number] = job.id
-        self._asked_at[job.queue] = self.now
-        if self.waited_for(job.id) or self.tree.refusal(job.queue, self.amount(number)) is not None:
-            return
-        self._plan.claims += 1
-        if self.turns.holds and self._lend(self.run_s(job), job.submitted, job.id, number):
-            return
-        lent = self.turns.lend(NEVER, job.id)
-        left = self.forecast.left(job, self.shapes.keys[number], self.now)
-        asked = replace(job, shape=replace(job.shape, band=self.band(job.queue, job.shape)))
-        claim = Claim(
-            asked, job.shape.least, size(job.shape, job.shape.least), left[0] if left else None,
-            self.lines.urgent(job.id), self.run_s(job),
-        )  # fmt: skip
-        victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed)
-        self.turns.take_back(lent)
-        if victims is not None:
-            self._make_room(job, victims)
-
-    def _make_room(self, job: Job, victims: Victims) -> None:
-        for resize in victims.resizes:
-            self._plan.resizes.append(resize)
-            self.resize(resize)
-        for evict in victims.evictions:
-            self._evict(evict)
-        self.reclaimed += [(name, self.now, milli) for name, milli in victims.taken]
-        at = self.now + max((evict.grace_s for evict in victims.evictions), default=0)
-        turn = Reservation(job.id, at, victims.spots, "others make room for it")
-        self.turns.put(turn, pool(job.shape), job.shape.roles, self.run_s(job))
-
-    def _reserve(self, job: Job, cause: str = "") -> None:
-        """Reserve the first time and places at which it fits; an earlier turn stays as it is, unless for a cause."""
-        old = self.turns.of.get(job.id)
-        turn = self.turns.plan(job.id, job.shape, job.shape.least, self.now)
-        if turn is None:
-            self.turns.drop(job.id)
-        elif old is None or turn[0] < old.at or cause:
-            later = cause if old is not None and turn[0] > old.at else ""
-            self.turns.put(
-                Reservation(job.id, *turn, later), pool(job.shape), job.shape.roles, self.run_s(job)
-            )  # fmt: skip
-
-    def _backfill(self, most: int) -> None:
-        """Lend what is held for turns to what is over before they come, the shortest first."""
-        lent = True
-        while lent and self.turns.of and len(self._plan.starts) < most:
-            last, lent = max(turn.at for turn in self.turns.of.values()), False
-            short = []
-            for number in self.closed if self.turns.holds else ():
-                brief = self.lines.brief(number, self.parked)
-                if brief is None or self.now + brief[0] > last:
-                    continue
-                stamp = (self.turns.version, brief[1].id)
-                if self._tried.get(number) != stamp:
-                    short.append((brief[0], brief[1].submitted, brief[1].id, number))
-                    self._tried[number] = stamp
-            room = self.turns.lendable() if short else None
-            for one in sorted(short):
-                if room is not None and self._some(one[3], *room) and self._lend(*one):
-                    lent = True
-                    break
-
-    def _lend(self, run_s: int, _submitted: int, job_id: str, number: int) -> bool:
-        """Start a short job in places that are held for turns after its end."""
-        job = self.lines.jobs[job_id]
-        refusal = self.tree.refusal(job.queue, self.amount(number))
-        if refusal is not None:
-            self._hold_back(job, number, refusal)
-            return False
-        suits = np.logical_or.reduce([self.profile.suiting(role.ask).any(axis=1) for role in job.shape.roles])
-        lent = self.turns.lend(self.now + run_s, job.id, suits)
-        found, _ = self._find(job)
-        if found is not None:
-            self._start(job, found, "it is over before the turn of those its places are held for")
-        self.turns.take_back(lent)
-        return found is not None
-
-    def _some(self, number: int, rows: list[int], free: Ints, dev: Ints) -> bool:
-        """Do as many slots of a shape fit as it needs, where something is held and elsewhere?"""
-        shape = self.shapes.all[number]
-        ask = shape.roles[0].ask
-        suits = self.profile.suiting(ask)[rows]
-        if not suits.any():
-            return False
-        slots = int(slots_in(suits, amounts(self.world, ask), ask, free, dev).sum())
-        if slots >= shape.least or shape.least == 1:
-            return slots >= shape.least
-        counts = self.world.counts(self.world.ask(ask))
-        return slots + int(counts.sum()) - int(counts[rows].sum()) >= shape.least
-
-    def _neediest(self, queues: set[str]) -> list[str]:
-        """Leaves by how needy they are, from the top down."""
-        tree = self.tree
-
-        nothing = [0] * len(tree.quotas)
-        levels: dict[int, tuple[int, int, int]] = {}
-
-        def need(queue: str) -> list[tuple[int, int, int]]:
-            path = tree.paths[tree.index[queue]][::-1]
-            for row in path:
-                if row not in levels:
-                    levels[row] = (tree.level(row, nothing), tree.spent[row], row)
-            return [levels[row] for row in path]
-
-        return sorted(queues, key=need)
-
-
-def refused(queue: str, refusal: Refusal) -> Reason:
-    """In words, which quota or budget holds a job of this queue back."""
-    name, quota, missing = refusal
-    if quota.startswith(BUDGET):
-        return Reason("budget", f"the budget of {name} lacks {missing} {quota.removeprefix(BUDGET)} for it")
-    own = queue == name or queue.startswith(name + "/")
-    code, word = ("limit", "is at its limit") if own else ("guarantee-of-others", "keeps what it is promised")
-    return Reason(code, f"{name} {word} of {quota}: {missing} more would be needed")
 
 
 def decide(snapshot: Snapshot) -> Plan:

@@ -101,9 +101,11 @@ class Turns:
         self.hold(spot.node for spot in turn.spots)
         return turn
 
-    def leave(self, node: str) -> list[Reservation]:
-        """A node goes: the turns that had places there are void."""
-        return [turn for job in sorted(self._near.get(node, ())) if (turn := self.drop(job)) is not None]
+    def leave(self, node: str) -> None:
+        """A node goes: the turns that had places there are void until they are planned anew, and know why."""
+        for job in sorted(self._near.get(node, ())):
+            pool, roles, run_s = self._facts[job]
+            self.put(Reservation(job, self.of[job].at, (), f"{node} is gone"), pool, roles, run_s)
 
     def hold(self, nodes: Iterable[str]) -> None:
         """Something became free on these nodes: keep it for the turns it belongs to, soonest first."""
@@ -122,8 +124,8 @@ class Turns:
         return len(self._held.get(job, ())) == sum(1 + len(spot.devices) for spot in self.of[job].spots)
 
     def due(self, now: int) -> list[str]:
-        """Jobs whose turn has come."""
-        return [turn.job for turn in self.all() if turn.at <= now]
+        """Jobs whose turn has come, or is void."""
+        return [turn.job for turn in self.all() if turn.at <= now or not turn.spots]
 
     def lend(self, end: int, but: str = "", suits: Flags | None = None) -> list[str]:
         """Free what is held for turns that come at that time or later, and for one job; say whose it was.

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from falaj.core.errors import NotFound
-from falaj.schedule.decide import BUDGET, Scheduler, refused
+from falaj.schedule.blocked import BUDGET, refused
+from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import BANDS, GPU, NEVER, WHOLE, Ask, Job, Node, Queue, Reason, Role, Shape, Snapshot
 from falaj.schedule.place import place
 from falaj.schedule.share import Tree
