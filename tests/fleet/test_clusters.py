@@ -34,8 +34,8 @@ def test_a_fresh_house_has_its_own_processes(here: Any) -> None:
     [
         ("Two", "process:", {}),
         ("two", "not an address", {}),
-        ("two", "ray://me:secret@head:1", {}),
-        ("two", "ray://head:1", {"token": "AKIAABCDEFGHIJKLMNOP"}),
+        ("two", "ray:https://me:secret@head:1", {}),
+        ("two", "ray:https://head:1", {"token": "AKIAABCDEFGHIJKLMNOP"}),
         ("two", "process:", {"state": "sleepy"}),
     ],
 )

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
@@ -17,6 +16,7 @@ from falaj.core.ports import Series
 from falaj.core.settings import Settings
 from falaj.core.verb import verb
 from falaj.fleet.amounts import all_shown, shown
+from falaj.fleet.elastic import Elastic
 from falaj.fleet.records import Checked, Cluster, NodeView
 from falaj.fleet.signs import Signs
 from falaj.fleet.telemetry import Telemetry
@@ -29,10 +29,11 @@ from falaj.store.records import Record
 Opener = Callable[[str, Mapping[str, Any]], Executor]
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]{0,15}:[^\s]{0,500}")
+_PASSWORD = re.compile(r"//[^/@\s]+:[^/@\s]+@")
 _NOTHING: dict[str, str] = {}
 
 
-class Clusters(Signs):
+class Clusters(Signs, Elastic):
     """Where attempts run: declare clusters, look at their nodes, drain them."""
 
     def __init__(
@@ -56,7 +57,7 @@ class Clusters(Signs):
         self,
         ctx: Context,
         name: Annotated[str, "its name, in small letters"],
-        address: Annotated[str, "its executor, for example ray://head:8265 or slurm: or kubernetes:"],
+        address: Annotated[str, "its executor, for example ray:https://head:8265 or slurm: or kubernetes:"],
         zone: Annotated[str, "the legal zone it stands in; this process' own when left out"] = "",
         more: Annotated[
             dict[str, str], "tenants, folder, and what its executor understands; secrets by reference"
@@ -230,7 +231,9 @@ class Clusters(Signs):
             name: self._resolve(here, value).decode() if value.startswith("secret://") else value
             for name, value in cluster.options.items()
         }
-        return self._opener(cluster.address, {**({"folder": cluster.folder} if cluster.folder else {}), **options})
+        # Only processes of our own keep their books where attempts lie; others get each attempt's folder with it.
+        own = {"folder": cluster.folder} if cluster.folder and cluster.address.startswith("process:") else {}
+        return self._opener(cluster.address, {**own, **options})
 
     def spoken(self, ctx: Context, cluster: Cluster) -> Executor:
         """The same, opened once and kept, for questions."""
@@ -304,8 +307,10 @@ def _described(cluster: Cluster, more: Mapping[str, str]) -> Cluster:
 
 def _checked(address: str) -> str:
     if not _ADDRESS.fullmatch(address):
-        raise Invalid(f"{address[:80]!r} is no address", "for example ray://head:8265, slurm:, kubernetes:, process:")
-    if urlsplit(address).password:
+        raise Invalid(
+            f"{address[:80]!r} is no address", "for example ray:https://head:8265, slurm:, kubernetes:, process:"
+        )
+    if _PASSWORD.search(address):
         raise Invalid("the address holds a password", "use --more with a reference: secret://house/zone/project/name")
     return address
 

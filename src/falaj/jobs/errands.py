@@ -153,7 +153,7 @@ def _program(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], P
                 )
             words = (*command[:at], path.name, *command[at + 1 :])
             if at == 0:
-                words = ("python", *words) if path.suffix == ".py" else ("sh", *words)
+                words = ("python3", *words) if path.suffix == ".py" else ("sh", *words)
             return words, home
         if Path(word).suffix == ".py":
             raise Invalid(f"there is no file {word!r:.200}", "name a script that exists, or give --code a version")
