@@ -161,3 +161,23 @@ def test_what_was_freed_for_a_job_is_not_given_to_another() -> None:
     cluster.submit(job("thief", "root/b", 1, submitted=2))
     cluster.change(replace(cluster.running["low0"], spots=(), stopping=0, stopped_for="", started=0))
     assert started(cluster.cycle(110)) == ["high"]
+
+
+def test_what_is_held_for_a_lower_band_does_not_keep_a_higher_one_waiting() -> None:
+    cluster = Scheduler(snapshot(2, [job("r", gpus=8, limit_s=1000)]))
+    cluster.cycle(0)
+    cluster.submit(job("gang", gpus=8, count=2, submitted=1, limit_s=10))
+    assert cluster.cycle(1).reservations[0].at == 1000
+    cluster.submit(job("high", gpus=8, submitted=2, limit_s=5000, band=3))
+    plan = cluster.cycle(2)
+    assert started(plan) == ["high"]
+    assert [(turn.at > 1000, turn.cause) for turn in plan.reservations] == [(True, "a job of a higher band came")]
+
+
+def test_a_gang_that_holds_a_part_takes_the_rest_wherever_it_comes_free() -> None:
+    cluster = Scheduler(snapshot(3, [job("x", gpus=8, limit_s=100), job("y", gpus=8, limit_s=9000)]))
+    cluster.cycle(0)
+    cluster.submit(job("gang", gpus=8, count=2, submitted=1))
+    assert cluster.cycle(1).reservations[0].at == 100
+    cluster.end("y")
+    assert started(cluster.cycle(2)) == ["gang"]

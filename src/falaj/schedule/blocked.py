@@ -140,7 +140,7 @@ class Blocked(Board):
         if refusal is not None:
             self._hold_back(job, number, refusal)
             return
-        self.turns.lend(NEVER, job_id)
+        self.turns.lend(NEVER, (job_id,))
         found, _ = self._find(job)
         if found is not None:
             self._start(job, found, f"its turn, reserved for {turn.at}")
@@ -201,7 +201,7 @@ class Blocked(Board):
         self._plan.claims += 1
         if self.turns.holds and self._lend(self.run_s(job), job.submitted, job.id, number):
             return
-        lent = self.turns.lend(NEVER, job.id)
+        lent = self.turns.lend(NEVER, (job.id,))
         left = self.forecast.left(job, self.shapes.keys[number], self.now)
         asked = replace(job, shape=replace(job.shape, band=self.band(job.queue, job.shape)))
         claim = Claim(
@@ -264,12 +264,22 @@ class Blocked(Board):
             self._hold_back(job, number, refusal)
             return False
         suits = np.logical_or.reduce([self.profile.suiting(role.ask).any(axis=1) for role in job.shape.roles])
-        lent = self.turns.lend(self.now + run_s, job.id, suits)
+        band = self.band(job.queue, job.shape)
+        lower = [one for one in self.turns.of if self._band(one) < band]
+        lent = self.turns.lend(self.now + run_s, {job.id, *lower}, suits)
         found, _ = self._find(job)
         if found is not None:
-            self._start(job, found, "it is over before the turn of those its places are held for")
+            self._start(job, found, "nobody before it needs the places so soon")
         self.turns.take_back(lent)
+        nodes = {spot.node for spot in found[0]} if found is not None else set()
+        for one in lower if nodes else ():
+            if any(spot.node in nodes for spot in self.turns.of[one].spots):
+                self._reserve(self.lines.jobs[one], "a job of a higher band came")
         return found is not None
+
+    def _band(self, job_id: str) -> int:
+        job = self.lines.jobs[job_id]
+        return self.band(job.queue, job.shape)
 
     def _some(self, number: int, rows: list[int], free: Ints, dev: Ints) -> bool:
         """Do as many slots of a shape fit as it needs, where something is held and elsewhere?"""

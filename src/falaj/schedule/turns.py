@@ -6,7 +6,7 @@ or later with the cause written down.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from falaj.schedule.world import World
 Held = dict[tuple[int, int], Spot]
 """By number of a place and column of a device; -1: what else the place needs."""
 _BARE = (Role("", Ask()),)
+_FIRST = 2
+"""So many turns of a pool are tried again whenever something of it is freed."""
 
 
 class Turns:
@@ -119,6 +121,13 @@ class Turns:
         jobs = {job for node in nodes for job in self._near.get(node, ())}
         return sorted((j for j in jobs if self.whole(j)), key=lambda one: (self.of[one].at, one))
 
+    def first(self) -> list[str]:
+        """Of each pool the jobs whose turns come first."""
+        found: dict[str, list[str]] = {}
+        for turn in self.all():
+            found.setdefault(self._facts[turn.job][0], []).append(turn.job)
+        return [job for jobs in found.values() for job in jobs[:_FIRST]]
+
     def whole(self, job: str) -> bool:
         """Is everything of its turn held?"""
         return len(self._held.get(job, ())) == sum(1 + len(spot.devices) for spot in self.of[job].spots)
@@ -127,8 +136,8 @@ class Turns:
         """Jobs whose turn has come, or is void."""
         return [turn.job for turn in self.all() if turn.at <= now or not turn.spots]
 
-    def lend(self, end: int, but: str = "", suits: Flags | None = None) -> list[str]:
-        """Free what is held for turns that come at that time or later, and for one job; say whose it was.
+    def lend(self, end: int, but: Container[str] = (), suits: Flags | None = None) -> list[str]:
+        """Free what is held for turns that come at that time or later, and for these jobs; say whose it was.
 
         `suits` are the nodes that matter: turns that hold nothing there are left alone.
         """
@@ -136,7 +145,7 @@ class Turns:
         lent = [
             job
             for job, held in self._held.items()
-            if (self.of[job].at >= end or job == but)
+            if (self.of[job].at >= end or job in but)
             and any(suits is None or suits[index[spot.node]] for spot in held.values())
         ]
         for job in lent:

@@ -104,7 +104,7 @@ def _reason(board: Scheduler, job: Job) -> Reason:
     if board.waited_for(job.id):
         return Reason("stopping", "others are being stopped to make room for it", starts=board.turns.of[job.id].at)
     at = board.turns.of[job.id].at if job.id in board.turns.of else _earliest(board, job)
-    lent = board.turns.lend(0, job.id)
+    lent = board.turns.lend(0)
     fits, loose = (
         place(board.world, shape, shape.least),
         place(board.world, replace(shape, required=False), shape.least),
