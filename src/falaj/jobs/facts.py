@@ -85,6 +85,7 @@ def job_of(record: Record, clusters: Mapping[str, Cluster]) -> Job:
         steps=body["steps"] or spec.steps,
         done=body["step"],
         step_us=body["step_us"],
+        seen=int(body["step_at"]),
         served=body["served"] // WHOLE,
         ran_s=body["ran_s"],
         evictions=body["evictions"],
