@@ -67,9 +67,12 @@ class Carrier:
         request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310  # nosec B310 - http(s) only, checked above
-                answer.read()
-        except (urllib.error.URLError, http.client.HTTPException, OSError):
+                told = json.loads(answer.read() or b"{}")
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
             return False
+        if isinstance(told, dict) and isinstance(told.get("token"), str) and told["token"]:
+            # Ours ends within minutes; whatever is started from here on needs the next one, too.
+            os.environ["FALAJ_TOKEN"] = told["token"]
         return True
 
     def _token(self) -> dict[str, str]:

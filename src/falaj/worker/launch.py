@@ -141,7 +141,8 @@ class Launcher:
             self._context = self._context._replace(port=probe.getsockname()[1])
 
     def _start(self, words: tuple[str, ...], local: int, what: str) -> int:
-        env = self._given | rendezvous.environment(self._context, self._slot, local, self._given)
+        renewed = {name: os.environ[name] for name in ("FALAJ_TOKEN",) if name in os.environ}
+        env = self._given | renewed | rendezvous.environment(self._context, self._slot, local, self._given)
         env |= {"FALAJ_OUTBOX": str(self._outbox.folder), "FALAJ_CONTEXT_FILE": self._path.lstrip("-")}
         if bundle := _bundle(self._folder):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
