@@ -186,6 +186,10 @@ class Blocked(Board):
             if number in self.closed and number not in self.parked.get(queue, ()):
                 job = self.lines.jobs[rank[-1]]
                 if job.id not in self.turns.of and self.turns.room(pool(job.shape)):
+                    refusal = self.tree.refusal(queue, self.amount(number))
+                    if refusal is not None:
+                        self._hold_back(job, number, refusal)
+                        continue
                     self._reserve(job)
                 at = self.turns.of[job.id].at if job.id in self.turns.of else NEVER
                 self._plan.waiting[queue, job.shape] = Reason("capacity", "nothing that it fits in is free", starts=at)

@@ -105,7 +105,8 @@ class Ground:
         shape = job.shape
         if width == shape.least and all(len(role.ask.models) == 1 or not _devices(role.ask) for role in shape.roles):
             return self.amount(self.lines.numbers[job.id])
-        return self.world.quota(shape, spots, width).tolist()
+        amount: list[int] = self.world.quota(shape, spots, width).tolist()
+        return amount
 
     def start(self, job: Job, start: Start, amount: list[int]) -> None:
         """Let a waiting job run there from now on."""

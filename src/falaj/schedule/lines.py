@@ -180,7 +180,8 @@ class Lines:
 
     def brief(self, number: int, parked: Mapping[str, Container[int]]) -> tuple[int, Job] | None:
         """The shortest job of a shape whose line is not parked, and how long it runs at P90."""
-        heap, kept, found = self._brief.get(number, []), [], None
+        heap, found = self._brief.get(number, []), None
+        kept: list[tuple[int, Rank]] = []
         while heap and found is None and len(kept) < _LOOK:
             run_s, rank = heap[0]
             job = self.jobs.get(rank[-1])
