@@ -58,21 +58,23 @@ def raise_alert(tx: Writer, about: About, sign: Sign, now: float) -> None:
     if tx.find(KIND, tenant=about.tenant, terms={"mark": mark, **OPEN}, limit=1).records:
         return
     job = about.job
+    job_name = str(job.ref.bare) if job else ""
     body = {
-        "kind": sign.kind, "part": sign.part, "node": about.node, "job": str(job.ref.bare) if job else "",
+        "kind": sign.kind, "part": sign.part, "node": about.node, "job": job_name,
         "id": job.body["id"] if job else "", "since": sign.since, "opened": now, "until": 0.0, "text": sign.text,
     }  # fmt: skip
     key = Key(about.tenant, KIND, job.key.project if job else HOUSE, f"{sign.kind}-{new_id()}")
     label, zone = (job.label, job.zone) if job else (None, "")
     record = tx.put(key, body, label=label, zone=zone, terms={"mark": mark, "kind": sign.kind, **OPEN})
-    tx.emit("clusters.alert", record.ref, kind=sign.kind, node=about.node, job=body["job"], text=sign.text)
+    tx.emit("clusters.alert", record.ref, (), tenant=about.tenant, kind=sign.kind, node=about.node, job=job_name)
 
 
 def end_alert(tx: Writer, old: Record, until: float) -> None:
     """Close an alert."""
     terms = {name: value for name, value in old.terms.items() if name != "open"}
     record = tx.put(old.key, {**old.body, "until": until}, rev=old.rev, terms=terms)
-    tx.emit("clusters.calm", record.ref, kind=old.body["kind"], node=old.body["node"], job=old.body["job"])
+    kind, node, job = (str(old.body[name]) for name in ("kind", "node", "job"))
+    tx.emit("clusters.calm", record.ref, tenant=old.key.tenant, kind=kind, node=node, job=job)
 
 
 def opened(tx: Reader, tenants: Iterable[str]) -> Iterator[Record]:

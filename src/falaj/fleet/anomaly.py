@@ -109,6 +109,8 @@ class Trend:
         """
         if len(self._minutes) < _TREND // 2 or limit <= 0:
             return None
+        if self._minutes[-2][1] - self._minutes[0][1] < limit / 40:
+            return None  # most that is looked at goes nowhere, and is cheap to tell
         x, y = np.array(list(self._minutes)[:-1], np.float64).T
         slope, agree = _slope(x, y)
         newest, _ = _slope(x[-len(x) // 3 :], y[-len(x) // 3 :])

@@ -4,7 +4,7 @@ One entry an attempt is the only source: budgets are the sums of what was charge
 an attempt held is what it attained and what was lost of it, to the last unit.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -104,16 +104,13 @@ def keep(tx: Writer, before: Record, attempt: str, spell: Spell) -> None:
     tx.put(key, body, label=before.label, zone=before.zone, terms={"day": day_of(spell.ended), "id": spell.id})
 
 
-def spells(
-    tx: Reader, tenant: str, since: float, until: float, cells: Callable[[], frozenset[str] | None]
-) -> Iterator[Spell]:
-    """The entries of attempts that ended in a window; `cells` as every list asks for them."""
-    allowed = cells()
+def spells(tx: Reader, tenant: str, since: float, until: float, cells: frozenset[str] | None) -> Iterator[Spell]:
+    """The entries of attempts that ended in a window; `cells` as every list has them."""
     for number in range(int(since) // DAY_S, int(until) // DAY_S + 1):
         after = ""
         while True:
             terms = {"day": day_of(number * DAY_S)}
-            page = tx.find(KIND, tenant=tenant, terms=terms, cells=allowed, after=after, limit=1000)
+            page = tx.find(KIND, tenant=tenant, terms=terms, cells=cells, after=after, limit=1000)
             found = (_spell(record) for record in page.records)
             yield from (one for one in found if since <= one.ended <= until)
             after = page.next

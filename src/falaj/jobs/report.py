@@ -1,0 +1,161 @@
+"""Reports: capacity, usage, cost and health as tables and plots in the terminal, drawn beside the caller."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, cast
+
+import numpy as np
+
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Invalid
+from falaj.fleet.alerts import Alert
+from falaj.fleet.amounts import seconds
+from falaj.fleet.health import NodeHealth
+from falaj.fleet.signs import PoolLoad
+from falaj.fleet.trend import HOUR_S, forecast
+from falaj.fleet.usage import UsageTable
+from falaj.track.draw import draw
+
+KINDS = ("capacity", "usage", "cost", "health")
+AHEAD_H = 14 * 24
+Row = Sequence[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report: lines for eyes, figures for programs."""
+
+    TEXT: ClassVar[str] = "lines"
+
+    kind: str
+    since: str
+    lines: tuple[str, ...]
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@errand
+def report(
+    here: Here,
+    kind: Annotated[str, "capacity, usage, cost or health"],
+    since: Annotated[str, "how far back: 24h, 7d, 90d"] = "7d",
+    most: Annotated[int, "how many lines of each table"] = 20,
+) -> Report:
+    """Report on capacity (use, forecast, when a pool runs full), usage (who, idle, wasted), cost, or health.
+
+    Example:
+        falaj jobs report capacity --since 28d
+        falaj jobs report cost --since 30d
+    """
+    seconds(since)
+    draws = {"capacity": _capacity, "usage": _usage, "cost": _cost, "health": _health}
+    if kind not in draws:
+        raise Invalid(f"there is no report {kind[:40]!r}", f"one of {', '.join(KINDS)}")
+    lines, figures = draws[kind](here, since, most)
+    return Report(kind, since, tuple("\n".join(lines).split("\n")), figures)
+
+
+def _capacity(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]:
+    pools: tuple[PoolLoad, ...] = here.clusters.pools(since)
+    lines, figures = [], dict[str, Any]()
+    rows: list[Row] = []
+    for pool in pools[:most]:
+        values = np.array([np.nan if value is None else value for value in pool.hours[:-1]], np.float64)
+        ahead = forecast(values, AHEAD_H)
+        full = ahead.full(pool.capacity) if ahead else (-1, -1)
+        stranded = 1 - pool.empty / max(pool.capacity - pool.held, 1e-9) if pool.capacity > pool.held else 0.0
+        known = values[~np.isnan(values)]
+        busy = float(known.mean() / pool.capacity) if len(known) and pool.capacity else 0.0
+        rows.append(
+            (pool.pool, f"{pool.capacity:g}", f"{pool.held:g}", f"{pool.waiting:g}", f"{busy:.0%}",
+             f"{pool.largest:g}", f"{stranded:.0%}", _when(full))
+        )  # fmt: skip
+        figures[pool.pool] = {
+            "use": busy, "full_in_h": full[0], "full_at_worst_in_h": full[1], "stranded": stranded,
+            "forecast": ahead and {"middle": ahead.middle, "low": ahead.low, "high": ahead.high},
+        }  # fmt: skip
+        if len(known) > 1:
+            day = HOUR_S / 86_400
+            past = [(at * day, float(value)) for at, value in enumerate(values) if value == value]
+            lines_of = [("in use", past), ("capacity", [(0.0, pool.capacity), (len(values) * day, pool.capacity)])]
+            if ahead:
+                for name, line in (("expected", ahead.middle), ("at most, 9 of 10", ahead.high)):
+                    lines_of.append((name, [((len(values) + at) * day, value) for at, value in enumerate(line)]))
+            lines += ["", f"{pool.pool} by day", _drawn(lines_of)]
+    head = ("pool", "capacity", "in use", "waiting", "mean use", "largest piece", "in pieces", "runs full")
+    return [*_table(head, rows), *lines], figures
+
+
+def _usage(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]:
+    lines, figures = list[str](), dict[str, Any]()
+    for by in ("queue", "project", "person"):
+        found: UsageTable = here.jobs.usage(by, since)
+        rows = [
+            (row.name, row.attempts, f"{row.gpu_hours:g}", f"{row.lost_gpu_hours:g}", f"{row.idle_gpu_hours:g}",
+             f"{row.cpu_hours:g}", ", ".join(f"{cause} {value:g}" for cause, value in row.lost_to.items()))
+            for row in found.rows[:most]
+        ]  # fmt: skip
+        lines += _table((by, "attempts", "GPU-hours", "lost", "idle", "CPU-hours", "lost to"), rows)
+        lines.append("")
+        figures[by] = [_plain(row) for row in found.rows]
+    return lines, figures
+
+
+def _cost(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]:
+    lines, figures = list[str](), dict[str, Any]()
+    for by in ("project", "job", "model"):
+        found: UsageTable = here.jobs.usage(by, since)
+        ranked = sorted(found.rows, key=lambda row: -row.money)
+        rows = [(row.name, f"{row.money:.2f}", f"{row.gpu_hours:g}", f"{row.cpu_hours:g}") for row in ranked[:most]]
+        lines += _table((by, "money", "GPU-hours", "CPU-hours"), rows)
+        lines.append("")
+        figures[by] = [_plain(row) for row in ranked]
+    if not any(row["money"] for rows in figures.values() for row in rows):
+        lines.append("no node has a price: say what one costs an hour by its label `price`, in millionths of money")
+    return lines, figures
+
+
+def _health(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]:
+    nodes = cast(tuple[NodeHealth, ...], here.clusters.health(every=True))
+    found = cast(tuple[Alert, ...], here.clusters.alerts(every=True, since=since))
+    ill = [one for one in nodes if one.verdict != "well"]
+    rows = [(one.node, one.verdict, one.score, "; ".join(one.why), one.advice) for one in ill[:most]]
+    lines = _table(("node", "looks", "score", "why", "what to do"), rows)
+    lines += [f"{len(nodes) - len(ill)} of {len(nodes)} nodes look well", ""]
+    said = [(_moment(one.since), _moment(one.until), one.kind, one.node, one.job, one.text) for one in found[:most]]
+    lines += _table(("since", "until", "alert", "node", "job", "what"), said)
+    return lines, {"nodes": [_plain(one) for one in nodes], "alerts": [_plain(one) for one in found]}
+
+
+def _table(head: Row, rows: Sequence[Row]) -> list[str]:
+    """Aligned columns; one that says nothing is left out."""
+    if not rows:
+        return [f"nothing by {head[0]} yet"]
+    kept = [n for n in range(len(head)) if any(str(row[n]) for row in rows)]
+    texts = [[str(row[n]) for n in kept] for row in (head, *rows)]
+    widths = [max(len(row[n]) for row in texts) for n in range(len(kept))]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+
+
+def _drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    width = max(20, shutil.get_terminal_size((100, 24)).columns - 14)
+    return draw(curves, width, 12, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+
+
+def _when(full: tuple[int, int]) -> str:
+    if full[0] == 0:
+        return "now"
+    if full[0] > 0:
+        return f"in {full[0] / 24:.1f} days"
+    return f"perhaps in {full[1] / 24:.1f} days" if full[1] >= 0 else ""
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) if at else ""
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__slots__}

@@ -1,0 +1,137 @@
+"""top: clusters, queues, nodes and GPUs as they are now, in the terminal."""
+
+import io
+import os
+import select
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Invalid
+from falaj.fleet.records import NodeView, QueueView
+from falaj.fleet.signs import DeviceFigures, NodeFigures
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_QUIT = "qQ\x03\x1b"
+
+
+@errand
+def top(
+    here: Here,
+    once: Annotated[bool, "print it once, and end"] = False,
+    every_s: Annotated[float, "look again so often"] = 2.0,
+) -> str:
+    """Watch clusters, queues with their shares, nodes and GPUs; q ends it.
+
+    Example:
+        falaj jobs top --once
+    """
+    if not 0.2 <= every_s <= 3600:
+        raise Invalid(f"looking every {every_s} seconds", "from 0.2 to 3600")
+    from rich.console import Console
+    from rich.live import Live
+
+    if once or not sys.stdout.isatty():
+        size = shutil.get_terminal_size((120, 60))
+        told = Console(file=io.StringIO(), width=size.columns, force_terminal=False)
+        told.print(_frame(here, 10_000))
+        text: str = told.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.splitlines())
+    with here.working(), _keys() as pressed, Live(screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(_frame(here, shutil.get_terminal_size().lines), refresh=True)
+            if pressed(every_s):
+                return ""
+
+
+def _frame(here: Here, height: int) -> "Group":
+    from rich.console import Group
+    from rich.text import Text
+
+    clusters, nodes, queues = here.clusters.list(), here.clusters.nodes(), here.queues.list()
+    seen: dict[str, NodeFigures] = {one.node: one for one in here.clusters.figures()}
+    alerts = here.clusters.alerts()
+    head = Text(f"{len(clusters)} clusters, {len(nodes)} nodes, {sum(node.gpus for node in nodes)} GPUs", style="bold")
+    if alerts:
+        head.append(f"   {len(alerts)} alerts: falaj clusters alerts", style="bold yellow")
+    room = max(3, height - len(clusters) - len(queues) - 10)
+    return Group(
+        head, _clusters(clusters, nodes), _queues(queues), _nodes(nodes[:room], seen),
+        *([Text(f"and {len(nodes) - room} nodes more", style="dim")] if len(nodes) > room else []),
+    )  # fmt: skip
+
+
+def _clusters(clusters: Any, nodes: "tuple[NodeView, ...]") -> "Table":
+    table = _table("cluster", "state", "zone", "nodes", "GPUs", "jobs")
+    for one in clusters:
+        mine = [node for node in nodes if node.node.startswith(f"{one.name}/")]
+        ready = sum(node.state == "open" for node in mine)
+        jobs = sum(node.jobs for node in mine)
+        table.add_row(one.name, one.state, one.zone, f"{ready}/{len(mine)}", str(sum(n.gpus for n in mine)), str(jobs))
+    return table
+
+
+def _queues(queues: "tuple[QueueView, ...]") -> "Table":
+    table = _table("queue", "weight", "in use", "guaranteed", "borrowed", "running", "waiting")
+    for one in queues:
+        amounts = (_amounts(one.used), _amounts(one.guarantee), _amounts(one.borrowed))
+        table.add_row(one.name, str(one.weight), *amounts, str(one.running), str(one.waiting))
+    return table
+
+
+def _nodes(nodes: "tuple[NodeView, ...]", seen: Mapping[str, NodeFigures]) -> "Table":
+    table = _table("node", "state", "jobs", "in use", "load", "memory free", "GPUs")
+    for one in nodes:
+        now = seen.get(one.node)
+        load = f"{now.load:.1f}" if now and now.load is not None else ""
+        free = f"{now.available_mib / 1024:.1f}GiB" if now and now.available_mib is not None else ""
+        gpus = "  ".join(_gpu(device) for device in now.devices) if now else ""
+        table.add_row(one.node, one.state, str(one.jobs), _amounts(one.used), load, free, gpus or one.model)
+    return table
+
+
+def _gpu(device: DeviceFigures) -> str:
+    busy, memory, most = device.busy or 0.0, device.memory_mib or 0.0, device.memory_total_mib or 0.0
+    bars = _BARS[min(8, int(busy * 8 / 100 + 0.5))] + _BARS[min(8, int(memory * 8 / most + 0.5)) if most else 0]
+    heat = f" {device.temperature:.0f}°C" if device.temperature is not None else ""
+    return f"{device.index}:{bars} {busy:.0f}% {memory / 1024:.0f}GiB{heat}"
+
+
+def _amounts(amounts: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in amounts.items())
+
+
+def _table(*names: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold cyan", title=None)
+    for name in names:
+        table.add_column(name, no_wrap=name in ("cluster", "queue", "node"))
+    return table
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """While entered, keys are read as they are pressed; gives a wait that says whether it was time to go."""
+    import termios
+    import tty
+
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+
+    def wait(longest_s: float) -> bool:
+        ready, _, _ = select.select([file], [], [], longest_s)
+        return bool(ready) and os.read(file, 16).decode(errors="replace")[:1] in (*_QUIT, "")
+
+    try:
+        tty.setcbreak(file)
+        yield wait
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)

@@ -1,0 +1,65 @@
+"""Usage: what an attempt held is what it attained and what was lost, and rows are sums of attempts."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from falaj.core.label import Label
+from falaj.core.ports import Key
+from falaj.fleet.usage import Spell, spell_of, table
+from falaj.store.records import Record
+
+COSTS = st.fixed_dictionaries({"gpu_s": st.integers(0, 10**12), "cpu_s": st.integers(0, 10**12)})
+
+
+def ended(outcome: str, cost: dict[str, int], seconds: float, saved: float = 0.0, code: int = 0, **more: Any) -> Spell:
+    body = {
+        "id": more.get("id", "j1"), "queue": more.get("queue", "root/a"), "who": {"id": more.get("who", "amal")},
+        "attempt": {"id": "a-1", "started": 1000.0, "band": more.get("band", 2)},
+    }  # fmt: skip
+    after = {
+        "attempts": [{"outcome": outcome, "code": code, "nodes": ["hall/n1"]}], "saved": saved,
+        "outputs": more.get("outputs", {}),
+    }  # fmt: skip
+    record = Record(Key("bank", "job", "fraud", body["id"]), 3, body, Label(), "ae-dubai", "amal", False, 0.0)
+    return spell_of(record, after, cost, seconds, 1000.0 + seconds)
+
+
+@given(
+    st.sampled_from(["succeeded", "failed: x", "lost", "evicted", "cancelled"]),
+    COSTS,
+    st.floats(0, 1e6),
+    st.floats(0, 2e6),
+)
+def test_attained_and_lost_are_what_was_held(word: str, cost: dict[str, int], seconds: float, saved: float) -> None:
+    spell = ended(word, cost, seconds, saved)
+    for unit, amount in cost.items():
+        assert 0 <= spell.lost[unit] <= amount
+    if word == "succeeded":
+        assert not any(spell.lost.values())
+
+
+def test_a_checkpoint_saves_what_came_before_it() -> None:
+    cost = {"gpu_s": 100_000}
+    assert ended("evicted", cost, 100).lost == cost
+    assert ended("evicted", cost, 100, saved=1080).lost == {"gpu_s": 20_000}
+    assert ended("evicted", cost, 100, saved=900).lost == cost  # of the attempt before
+    assert ended("failed: exit code 85", cost, 100, code=85).lost == {"gpu_s": 0}
+
+
+def test_rows_are_sums_and_name_who_wasted_what() -> None:
+    hour = 3_600_000
+    spells = [
+        ended("failed: oom", {"gpu_s": 2 * hour, "money": 4_000_000}, 3600, id="j1"),
+        ended("succeeded", {"gpu_s": 3 * hour, "money": 6_000_000}, 3600, id="j1", outputs={"m": "model:fraud/m@v2"}),
+        ended("evicted", {"cpu_s": hour}, 3600, id="j2", who="mona", queue="root/b", band=0),
+    ]
+    first, second = table(spells, "queue", {"j1": 1800.0})
+    assert (first.name, first.attempts, first.gpu_hours, first.lost_gpu_hours) == ("root/a", 2, 5, 2)
+    assert (first.idle_gpu_hours, first.money, first.lost_to) == (0.5, 10, {"failed": 2})
+    assert (second.name, second.cpu_hours, second.lost_to) == ("root/b", 1, {"evicted": 1})
+    assert [row.name for row in table(spells, "person", {})] == ["amal", "mona"]
+    assert [(row.name, row.money) for row in table(spells, "model", {})] == [("model:fraud/m@v2", 10)]
+    assert [row.name for row in table(spells, "project", {})] == ["bank/fraud"]
+    assert [spell.charged for spell in spells] == [True, True, False]
