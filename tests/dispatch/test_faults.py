@@ -9,8 +9,8 @@ import pytest
 
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
-from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, Status
-from falaj.dispatch import crew
+from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, NodeFacts, Status
+from falaj.dispatch import crew, loop
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import Plan
 from tests.jobs.lab import Lab, until
@@ -29,6 +29,10 @@ class Faulty(ProcessExecutor):
         if fault := self.faults.get("launch"):
             fault(attempt)
         return super().launch(attempt)
+
+    def capacity(self) -> Sequence[NodeFacts]:
+        found = super().capacity()
+        return self.faults["capacity"]() if "capacity" in self.faults else found
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
         if fault := self.faults.get("poll"):
@@ -156,3 +160,15 @@ def test_a_decision_that_breaks_costs_a_rebuild_and_nothing_else(lab: Bad, monke
     monkeypatch.setattr(Scheduler, "cycle", cycle)
     job = lab.done(lab.submit("print(1)", cluster="local"))
     assert (job.state, len(job.attempts), broken) == ("succeeded", 1, [1])
+
+
+def test_an_attempt_whose_node_is_gone_is_tried_elsewhere(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "GONE_S", 0.2)
+    monkeypatch.setattr(crew, "NODES_S", 0.1)
+    job = lab.submit("import os, time; time.sleep(600 if os.environ['FALAJ_ATTEMPT'][-1] == '1' else 0)", cluster="bad")
+    lab.until(job, lambda job: job.state == "running")
+    lab.faults["capacity"] = list
+    lab.until(job, lambda job: bool(job.attempts) and job.attempts[0].ended > 0)
+    lab.faults.clear()
+    job = lab.done(job)
+    assert (job.state, "is gone" in job.attempts[0].outcome) == ("succeeded", True)

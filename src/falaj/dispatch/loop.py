@@ -35,6 +35,8 @@ LOOK_AGAIN_S = 5.0
 """With jobs waiting, a cycle is due so often even when nothing changed: time itself is a fact."""
 UNKNOWN_TIMES = 3
 """An attempt that its executor does not know so many times in a row is lost."""
+GONE_S = 30.0
+"""So long after its node is gone an executor may still tell how an attempt ended."""
 SWEEP_S, LONGEST_REST_S = 3600.0, 900.0
 PATIENCE_S = (1.0, 5.0, 30.0)
 """So long we wait between tries to publish, where something does not answer."""
@@ -62,6 +64,8 @@ class JobsLoop:
         self._leads_until = 0.0
         self._next_cycle = self._next_sweep = 0.0
         self._strange: dict[str, int] = {}
+        self._away: dict[str, float] = {}
+        """Nodes that attempts hold and their clusters do not, since when."""
         self._stuck: dict[str, tuple[float, int]] = {}
         """Clusters that hung: when to try again, and how often they did. Each try may cost us a thread."""
         self._ordered: set[tuple[str, str]] = set()
@@ -173,6 +177,8 @@ class JobsLoop:
                 self._once(attempt["id"], "launch", partial(self._launch, record))
                 continue
             self._once(attempt["id"], "watch", partial(self._watch, record))
+            if self._away and self._give_up(record, now):
+                continue
             if state == STOPPING:
                 self._stop(record, now)
             elif state == RUNNING:
@@ -285,10 +291,30 @@ class JobsLoop:
             self._lead.set_nodes(cluster, [replace(node, open=False) for node in mine])
             return
         self._stuck.pop(cluster.name, None)
+        self._note_away(report)
         self._lead.set_nodes(cluster, [node_of(cluster, facts) for facts in report.nodes.values()])
         if self._told.get(cluster.name) != report.nodes:
             self._keep_nodes(report)
             self._told[cluster.name] = report.nodes
+
+    def _note_away(self, report: Report) -> None:
+        """Remember since when nodes that attempts hold are not there, or not well."""
+        now, lead = self._turn.ctx.now(), self._lead
+        there = {f"{report.cluster}/{name}" for name, facts in report.nodes.items() if facts.ready}
+        attempts = [lead.jobs[job].body["attempt"] for job in lead.busy]
+        held = {row[0] for one in attempts if one["cluster"] == report.cluster for row in one["spots"]}
+        rest = {node: since for node, since in self._away.items() if not node.startswith(f"{report.cluster}/")}
+        self._away = {**rest, **{node: self._away.get(node, now) for node in held - there}}
+
+    def _give_up(self, record: Record, now: float) -> bool:
+        """True when an attempt's node is gone for so long that its executor will not tell us any more: it is lost."""
+        attempt = record.body["attempt"]
+        gone = [row[0] for row in attempt["spots"] if now - self._away.get(row[0], now) > GONE_S]
+        if gone:
+            self._crews[attempt["cluster"]].stop(attempt["handle"], 0)
+            status = Status(attempt["handle"], LOST, reason=f"its node {gone[0]} is gone")
+            self._guarded(record.body["id"], lambda old: self._end(old, old.body, status, now))
+        return bool(gone)
 
     def _keep_nodes(self, report: Report) -> None:
         """Write down what changed, for other replicas and for questions."""
@@ -414,6 +440,7 @@ class JobsLoop:
         for crew in self._crews.values():
             crew.retire()
         self._crews, self._ordered, self._strange, self._told = {}, set(), {}, {}
+        self._away = {}
         self._unsaved = {}
         self._inbox = queue.SimpleQueue()
 
