@@ -1,0 +1,88 @@
+"""node_lost_on_ray: the node under a job loses its power; the job goes on from its checkpoint on those that are left.
+
+Platform and nodes share no folder: code and inputs are fetched, and metrics and outputs sent, over HTTP with the
+attempt's own token. Checkpoints lie on what all nodes reach.
+"""
+
+import os
+import site
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import falaj
+from tests.jobs.lab import Lab, until
+from tests.replica import Replica
+from tests.servers.process import free_ports, wait_until
+from tests.servers.ray import NODES, RayServer
+
+TRAIN = """
+import pathlib, time
+from falaj import worker
+here = worker.attempt()
+rows = (pathlib.Path(here.inputs["data"]) / "tx.csv").read_text().split()
+mark = pathlib.Path(here.checkpoints) / f"rank-{here.rank}"
+first = int(mark.read_text()) if mark.exists() else 0
+print("rank", here.rank, "of", here.world, "from", first, flush=True)
+for step in range(first + 1, 41):
+    here.progress(step, 40)
+    here.metric("loss", 1 / step, step)
+    if step % 10 == 0:
+        mark.write_text(str(step))
+        here.checkpointed(step)
+    while step == 25 and here.id.endswith("-1"):
+        time.sleep(1)
+if here.rank == 0:
+    (pathlib.Path(here.outputs["model"]) / "model.txt").write_text(f"{len(rows)} rows")
+print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, ray_server: RayServer) -> Iterator[Lab]:
+    """Somebody of a bank, at a server that may run the bank's jobs on Ray and knows its token by reference only."""
+    url = f"http://127.0.0.1:{(port := next(free_ports()))}"
+    with Replica(tmp_path / "house", {"FALAJ_URL": url}, listen=f"127.0.0.1:{port}") as server:
+        admin = server.as_()
+        keeper = server.as_(admin.people.add("sami", ("security-officer",)).token)
+        token = keeper.secrets.put("secret:ops/rays", ray_server.token).reference
+        more = {"token": token.partition("#")[0], "tenants": "bank", "checkpoints": str(tmp_path / "everywhere")}
+        admin.clusters.add("rays", ray_server.address, more=more)
+        until(lambda: admin.clusters.nodes("rays"), lambda nodes: len(nodes) == len(NODES))
+        assert ray_server.token not in str(admin.clusters.list())
+        boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
+        yield Lab(tmp_path, server.as_(boss.people.add("amal", ("data-scientist",), jurisdiction="AE").token))
+
+
+@pytest.fixture
+def kill(ray_server: RayServer) -> Iterator[object]:
+    """Ends nodes as a power cut would; they come back afterwards."""
+    killed: list[str] = []
+
+    def end(node: str) -> None:
+        killed.append(node)
+        ray_server.tell("kill", node)
+
+    yield end
+    for node in killed:
+        ray_server.tell("add", node)
+    wait_until(ray_server.ready, ray_server.ready_s)
+
+
+@pytest.mark.slow
+def test_node_lost_on_ray(lab: Lab, kill, tmp_path: Path) -> None:
+    (tmp_path / "tx").mkdir()
+    (tmp_path / "tx" / "tx.csv").write_text("1\n2\n3\n")
+    data = lab.here.catalog.publish("dataset:fraud/tx", str(tmp_path / "tx"))
+    # The nodes' Python has ray; that it has Falaj, too, is said here.
+    python_path = os.pathsep.join((str(Path(falaj.__file__).parents[1]), *site.getsitepackages()))
+    job = lab.submit(
+        TRAIN, project="fraud", cluster="rays", workers=2, cpus=1.5, memory="64MiB", steps=40,
+        checkpoint="every=1s,save=1s,restart=1s", env={"PYTHONPATH": python_path},
+        inputs={"data": data.ref}, outputs={"model": "model:fraud/scorer"},
+    )  # fmt: skip
+    job = lab.until(job, lambda one: one.over or one.step >= 20)
+    assert job.state == "running", (job.note, lab.lines(job), lab.lines(job, slot=1))
+    assert lab.lines(job) == ("rank 0 of 2 from 0",)
