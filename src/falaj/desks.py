@@ -76,7 +76,10 @@ DESKS: dict[str, Desk] = {
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",
         "Where jobs run: clusters, their nodes, draining",
-        {"see": "list show nodes figures history alerts health pools", "operate": "add change remove drain open check"},
+        {
+            "see": "list show nodes figures history alerts health pools scaling",
+            "operate": "add change remove drain open check tune",
+        },
         ("cluster",),
     ),
     "queues": Desk(

@@ -319,7 +319,7 @@ class House:
             RotationLoop(self._rotations()),
             ForgetOutcomes(self.ledger),
             StageLoop(self.ledger, self.catalog, self.zones),
-            self._jobs_loop(),
+            *self._jobs_loops(),
             WatchLoop(self.ledger, self.desks["clusters"], self.settings.home),
         ]
         self._start(steps)
@@ -332,20 +332,23 @@ class House:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """While entered, jobs go on even where no server runs: their loop runs in this process."""
+        """While entered, jobs go on even where no server runs: their loops run in this process."""
         if self._loops is not None:
             yield
             return
-        self._start([self._jobs_loop()])
+        self._start(self._jobs_loops())
         try:
             yield
         finally:
             self.stop_loops()
 
-    def _jobs_loop(self) -> "Loop":
+    def _jobs_loops(self) -> "tuple[Loop, ...]":
         from falaj.dispatch.loop import JobsLoop
+        from falaj.dispatch.scaling import ScalingLoop
 
-        return JobsLoop(self.ledger, self.desks["clusters"], self.track, self.desks["jobs"])
+        clusters = self.desks["clusters"]
+        jobs = JobsLoop(self.ledger, clusters, self.track, self.desks["jobs"])
+        return jobs, ScalingLoop(self.ledger, clusters)
 
     def _start(self, steps: "Iterable[Loop]") -> None:
         from falaj.store.loop import Loops, house_context

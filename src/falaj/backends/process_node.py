@@ -15,7 +15,8 @@ _NO_MEMORY_LIMIT = 1 << 60
 
 def this_machine(wanted: Mapping[str, str], limits: str) -> list[NodeFacts]:
     """This machine as one node, or as `nodes` imitations of what is wanted, whose devices are numbers only."""
-    labels = {"avx": _avx(), "limits": limits, "host": platform.node()}
+    said = (pair.partition(":") for pair in wanted.get("labels", "").split(",") if pair)
+    labels = {"avx": _avx(), "limits": limits, "host": platform.node(), **{name: value for name, _, value in said}}
     amounts = {"cpu": int(wanted.get("cpus") or _cpus()), "memory": int(wanted.get("memory") or _memory_mib())}
     devices = real_devices()
     if "gpus" in wanted:

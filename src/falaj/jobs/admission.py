@@ -76,6 +76,7 @@ def check_possible(clusters: Clusters, tx: Reader, record: Record, now: float) -
     """Invalid when no state of the fleet would ever let it start, with the nearest that can."""
     known = clusters.known(tx)
     nodes = [node_of(cluster, facts) for cluster, facts, _ in clusters.node_records(tx)]
+    nodes += [node_of(cluster, facts) for cluster, facts in clusters.imagined(tx)]
     if not nodes:
         return  # nobody looked yet; it will wait, and `why` will tell
     from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list

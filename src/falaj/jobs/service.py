@@ -247,12 +247,16 @@ class Jobs(Accounts):
             if body["state"] != WAITING:
                 return Why(record.ref.bare, body["state"], body["state"], views.standing(body))
             facts = snapshot(self._ledger, self._clusters, tx, ctx.now())
+            bought = self._clusters.bought_for(tx, body["id"])
         if not facts.nodes:
-            text = "no cluster has told of its nodes yet"
+            text = bought or "no cluster has told of its nodes yet"
             return Why(record.ref.bare, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
         from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
 
         reason = explain(facts, body["id"])
+        if bought:
+            code = "capacity" if reason.code == "impossible" else reason.code
+            reason = replace(reason, code=code, text=f"{reason.text}; {bought}")
         starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
         commands = views.commands(record.ref.bare, reason.change)
         return Why(

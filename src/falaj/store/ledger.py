@@ -19,7 +19,7 @@ from falaj.store import requests
 from falaj.store.envelope import Voice, key_of, open_events, open_record, seal_events, seal_record
 from falaj.store.records import Fact, Page, Record
 
-PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget", "ailment"})
+PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget", "ailment", "scaling"})
 """Kinds that are derived from events or from bytes outside: a change of them alone needs no event."""
 
 _OPEN = Label()

@@ -1,0 +1,171 @@
+"""The loop that asks which nodes to have, writes it down, and then has the clusters make it so.
+
+What is wanted is durable before a cluster hears of it, and said again until it is so: whoever leads next goes on. A
+node is given back only after it was closed to new work, at a later look, and if nothing runs on it.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from falaj.core.context import HOUSE, Context
+from falaj.core.errors import Conflict, FalajError, NotFound
+from falaj.core.execute import CanScale, NodeFacts
+from falaj.fleet.clusters import Clusters
+from falaj.fleet.elastic import KIND, WAITS
+from falaj.fleet.records import Cluster
+from falaj.fleet.use import every, house_key
+from falaj.jobs.facts import node_of, snapshot
+from falaj.schedule.model import Snapshot
+from falaj.simulator.elastic import Look, Review, Standing
+from falaj.simulator.kinds import NodeKind, ScaleKnobs
+from falaj.store.codec import from_plain, to_plain
+from falaj.store.ledger import Ledger
+from falaj.store.loop import Turn
+from falaj.store.records import Record
+
+log = logging.getLogger(__name__)
+EVERY_S = 10.0
+REMEMBERED = 50
+MOST_WAITS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """A kind of node, and who makes it."""
+
+    kind: NodeKind
+    facts: NodeFacts
+    cluster: Cluster
+    maker: CanScale
+
+
+class ScalingLoop:
+    """Buys nodes and gives them back."""
+
+    name = "scaling"
+    every_s = EVERY_S
+
+    def __init__(self, ledger: Ledger, clusters: Clusters) -> None:
+        self._ledger, self._clusters = ledger, clusters
+
+    def step(self, turn: Turn) -> bool:
+        """One look: decide, write, act."""
+        ctx, now = turn.ctx, turn.ctx.now()
+        with self._ledger.read(ctx) as tx:
+            known, knobs = self._clusters.known(tx), self._clusters.scale_knobs(tx)
+        makings = {one.kind.name: one for cluster in known.values() for one in self._kinds(ctx, cluster)}
+        if not makings:
+            return False
+        with self._ledger.read(ctx) as tx:
+            old = {record.body["kind"]: record for record in every(tx, KIND, HOUSE) if record.key != WAITS}
+            facts = snapshot(self._ledger, self._clusters, tx, now)
+        review = self._review(facts, makings, old, knobs)
+        self._write(ctx, makings, old, review)
+        self._mark(ctx, review)
+        for name, making in makings.items():
+            if turn.alive():
+                self._act(making, old.get(name), review.standings[name])
+        return False
+
+    def _kinds(self, ctx: Context, cluster: Cluster) -> list[Making]:
+        """What a cluster can make; nothing while it is closed or does not answer."""
+        if cluster.state != "open":
+            return []
+        try:
+            maker = self._clusters.spoken(ctx, cluster)
+            if not isinstance(maker, CanScale):
+                return []
+            return [Making(self._kind(cluster, facts), facts, cluster, maker) for facts in maker.templates()]
+        except FalajError as error:
+            log.warning("cluster cannot be scaled", extra={"cluster": cluster.name, "reason": str(error)})
+            return []
+
+    def _kind(self, cluster: Cluster, facts: NodeFacts) -> NodeKind:
+        words = {name: int(facts.labels[name]) for name in ("least", "boot_s", "notice_s") if name in facts.labels}
+        return NodeKind(f"{cluster.name}/{facts.name}", node_of(cluster, facts), int(facts.labels["most"]), **words)
+
+    def _review(
+        self, facts: Snapshot, makings: Mapping[str, Making], old: Mapping[str, Record], knobs: ScaleKnobs
+    ) -> Review:
+        before = {name: from_plain(Standing, old[name].body["standing"]) for name in makings if name in old}
+        return Look(facts, [making.kind for making in makings.values()], knobs).review(before)
+
+    # Decisions become writes.
+
+    def _write(self, ctx: Context, makings: Mapping[str, Making], old: Mapping[str, Record], review: Review) -> None:
+        names = {name: f"{kind} was asked for it" for name, kind in review.basket.starts.items()}
+        waits = dict([*names.items(), *review.waits.items()][:MOST_WAITS])
+        for name, making in makings.items():
+            known = old.get(name)
+            body = _body(making, known, review, ctx.now())
+            if known is not None and _same(known.body, body):
+                continue
+            was, wanted = (known.body["standing"]["wanted"] if known else 0), body["standing"]["wanted"]
+            with self._ledger.write(ctx) if was != wanted else self._ledger.project(ctx) as tx:
+                key = house_key(KIND, making.facts.name, making.cluster.name)
+                record = tx.put(key, body, rev=known.rev if known else None)
+                if was != wanted:
+                    tx.emit("clusters.scale", record.ref, kind=name, was=was, wanted=wanted, why=body["why"])
+        with self._ledger.project(ctx) as tx:
+            last = tx.key(WAITS)
+            if (last.body["jobs"] if last else {}) != waits:
+                tx.put(WAITS, {"kind": "", "jobs": waits}, rev=last.rev if last else None)
+
+    def _mark(self, ctx: Context, review: Review) -> None:
+        for nodes, drained in ((review.open, False), (review.close, True)):
+            for node in nodes:
+                with suppress(NotFound, Conflict):  # it is gone, or somebody marks others: the next look sees
+                    self._clusters.mark(ctx, node, drained=drained)
+
+    # Writes become orders.
+
+    def _act(self, making: Making, old: Record | None, standing: Standing) -> None:
+        """Say how many are wanted while it is not so, and which are given back while they are seen."""
+        was = old.body["standing"]["wanted"] if old else -1
+        gone = [node.partition("/")[2] for node in standing.gone]
+        if was == standing.wanted == len(standing.born) and not gone:
+            return
+        try:
+            if gone:
+                making.maker.retire(gone)
+            making.maker.scale(making.facts.name, standing.wanted)
+        except FalajError as error:
+            log.warning("nodes were refused", extra={"kind": making.kind.name, "reason": str(error)})
+
+
+def _body(making: Making, old: Record | None, review: Review, now: float) -> dict[str, Any]:
+    name = making.kind.name
+    standing = review.standings[name]
+    before: Mapping[str, Any] = old.body if old else {
+        "history": [], "held_s": 0.0, "nodes": 0, "at": now, "since": now, "why": "nothing waits for it",
+        "standing": {"wanted": standing.wanted},
+    }  # fmt: skip
+    was, why = before["standing"]["wanted"], _why(name, review, before["why"])
+    step = [{"at": now, "was": was, "wanted": standing.wanted, "why": why}] if was != standing.wanted else []
+    return {
+        "kind": name, "facts": to_plain(making.facts), "standing": to_plain(standing), "why": why,
+        "nodes": len(standing.born) + len(standing.gone), "since": before["since"], "at": now,
+        "held_s": before["held_s"] + before["nodes"] * max(0.0, now - before["at"]),
+        "history": [*before["history"], *step][-REMEMBERED:],
+    }  # fmt: skip
+
+
+def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    timeless = ("held_s", "at")
+    return all(old[name] == value for name, value in new.items() if name not in timeless)
+
+
+def _why(name: str, review: Review, before: str) -> str:
+    bought = review.basket.counts.get(name, 0)
+    if bought:
+        jobs = sum(kind == name for kind in review.basket.starts.values())
+        return f"{bought} more: cheapest for {jobs} jobs that would wait"
+    closing = [node for node in review.close if node in review.standings[name].closed]
+    if closing:
+        return f"{len(closing)} fewer: nothing was on them for long enough"
+    if name in review.notes:
+        return review.notes[name]
+    return before
