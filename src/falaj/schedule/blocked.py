@@ -66,6 +66,7 @@ class Blocked(Board):
         self._asked_at: dict[str, int] = {}
         self._closed_at: dict[int, int] = {}
         self._tried: dict[int, tuple[int, str]] = {}
+        self._room: tuple[int, tuple[list[int], Ints, Ints]] | None = None
 
     def _evict(self, evict: Evict) -> None:
         self._plan.evictions.append(evict)
@@ -149,6 +150,13 @@ class Blocked(Board):
         if not turn.spots or turn.at <= self.now:
             self._reserve(job, turn.cause if not turn.spots else "what runs there takes longer than expected")
 
+    def _hopeful(self) -> list[str]:
+        """Of the turns that come first, those that what was freed may suit, wherever it is."""
+        rows = [self.world.index[name] for name in self.freed if name in self.world.index]
+        first = self.turns.first() if rows else []
+        asks = {job_id: self.lines.jobs[job_id].shape.roles[0].ask for job_id in first}
+        return [job_id for job_id in first if self.profile.suiting(asks[job_id])[rows].any()]
+
     def _settle_all(self) -> None:
         """Look after the blocked jobs of leaves that changed; who must wait for that is first in later cycles."""
         if any(self.turns.room(pool(self.shapes.all[number])) for number in self.closed):
@@ -203,7 +211,7 @@ class Blocked(Board):
         if self.waited_for(job.id) or self.tree.refusal(job.queue, self.amount(number)) is not None:
             return
         self._plan.claims += 1
-        if self.turns.holds and self._lend(self.run_s(job), job.submitted, job.id, number):
+        if self._some(number) and self._lend(self.run_s(job), job.submitted, job.id, number):
             return
         lent = self.turns.lend(NEVER, (job.id,))
         left = self.forecast.left(job, self.shapes.keys[number], self.now)
@@ -254,9 +262,8 @@ class Blocked(Board):
                 if self._tried.get(number) != stamp:
                     short.append((brief[0], brief[1].submitted, brief[1].id, number))
                     self._tried[number] = stamp
-            room = self.turns.lendable() if short else None
             for one in sorted(short):
-                if room is not None and self._some(one[3], *room) and self._lend(*one):
+                if self._some(one[3]) and self._lend(*one):
                     lent = True
                     break
 
@@ -285,12 +292,15 @@ class Blocked(Board):
         job = self.lines.jobs[job_id]
         return self.band(job.queue, job.shape)
 
-    def _some(self, number: int, rows: list[int], free: Ints, dev: Ints) -> bool:
-        """Do as many slots of a shape fit as it needs, where something is held and elsewhere?"""
+    def _some(self, number: int) -> bool:
+        """Might as many slots of a shape fit as it needs, where something is held and elsewhere?"""
+        if self._room is None or self._room[0] != self.turns.version:
+            self._room = self.turns.version, self.turns.lendable()
+        rows, free, dev = self._room[1]
         shape = self.shapes.all[number]
         ask = shape.roles[0].ask
         suits = self.profile.suiting(ask)[rows]
-        if not suits.any():
+        if not rows or not suits.any():
             return False
         slots = int(slots_in(suits, amounts(self.world, ask), ask, free, dev).sum())
         if slots >= shape.least or shape.least == 1:

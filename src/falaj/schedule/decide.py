@@ -41,7 +41,7 @@ class Scheduler(Blocked):
 
     def _round(self, most: int) -> None:
         """Look at what changed; turns first, then everybody's best, then who is blocked, then who is brief."""
-        turns = [*self.turns.ready(self.freed), *(self.turns.first() if self.freed else ())]
+        turns = [*self.turns.ready(self.freed), *self._hopeful()]
         self.reopen()
         for queue in sorted(self.fresh):
             self.rank(queue)

@@ -264,6 +264,7 @@ class Ground:
     def _moved(self, nodes: set[str]) -> None:
         """Nodes are others than they were: so is the capacity that shares are parts of."""
         self.profile.refit()
+        self.turns.version += 1
         self.turns.hold(nodes)
         self.freed |= nodes
         self._plant(self._current())

@@ -18,7 +18,7 @@ from falaj.schedule.world import World
 Held = dict[tuple[int, int], Spot]
 """By number of a place and column of a device; -1: what else the place needs."""
 _BARE = (Role("", Ask()),)
-_FIRST = 2
+_FIRST = 1
 """So many turns of a pool are tried again whenever something of it is freed."""
 
 
