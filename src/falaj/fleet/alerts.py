@@ -37,8 +37,9 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What an alert is about: a node, and the job that it is the business of, where there is one."""
+    """What an alert is about: whose figures showed it, on which node, and which job's business it is, if one's."""
 
+    of: str
     node: str
     job: Record | None = None
 
@@ -49,27 +50,34 @@ class About:
 
     def mark(self, kind: str, part: str) -> str:
         """What makes two alerts the same."""
-        return f"{kind}|{part}|{self.job.body['id'] if self.job else ''}|{self.node}"
+        return f"{kind}|{part}|{self.of}"
 
 
-def raise_alert(tx: Writer, about: About, sign: Sign, now: float) -> None:
-    """Open an alert; the same again while it is open is nothing new."""
+def say(tx: Writer, about: About, sign: Sign, now: float) -> None:
+    """Open an alert, or close it; the same again is nothing new."""
     mark = about.mark(sign.kind, sign.part)
-    if tx.find(KIND, tenant=about.tenant, terms={"mark": mark, **OPEN}, limit=1).records:
-        return
+    known = tx.find(KIND, tenant=about.tenant, terms={"mark": mark, **OPEN}).records
+    if sign.opens and not known:
+        _open(tx, about, sign, now)
+    for record in known if not sign.opens else ():
+        end(tx, record, sign.since)
+
+
+def _open(tx: Writer, about: About, sign: Sign, now: float) -> None:
     job = about.job
     job_name = str(job.ref.bare) if job else ""
     body = {
-        "kind": sign.kind, "part": sign.part, "node": about.node, "job": job_name,
+        "kind": sign.kind, "part": sign.part, "of": about.of, "node": about.node, "job": job_name,
         "id": job.body["id"] if job else "", "since": sign.since, "opened": now, "until": 0.0, "text": sign.text,
     }  # fmt: skip
     key = Key(about.tenant, KIND, job.key.project if job else HOUSE, f"{sign.kind}-{new_id()}")
     label, zone = (job.label, job.zone) if job else (None, "")
-    record = tx.put(key, body, label=label, zone=zone, terms={"mark": mark, "kind": sign.kind, **OPEN})
+    terms = {"mark": about.mark(sign.kind, sign.part), "kind": sign.kind, **OPEN}
+    record = tx.put(key, body, label=label, zone=zone, terms=terms)
     tx.emit("clusters.alert", record.ref, (), tenant=about.tenant, kind=sign.kind, node=about.node, job=job_name)
 
 
-def end_alert(tx: Writer, old: Record, until: float) -> None:
+def end(tx: Writer, old: Record, until: float) -> None:
     """Close an alert."""
     terms = {name: value for name, value in old.terms.items() if name != "open"}
     record = tx.put(old.key, {**old.body, "until": until}, rev=old.rev, terms=terms)
@@ -116,7 +124,8 @@ def idle_seconds(tx: Reader, tenant: str, since: float, until: float) -> dict[st
 
 def ail(ledger: Ledger, ctx: Context, node: str, amounts: Mapping[str, float]) -> None:
     """Write down what went wrong with a node."""
-    key = _ailing(node)
+    cluster, _, name = node.partition("/")
+    key = house_key("ailment", name, cluster)
     with ledger.project(ctx) as tx:
         old = tx.key(key)
         parts = _parts(old)
@@ -127,7 +136,8 @@ def ail(ledger: Ledger, ctx: Context, node: str, amounts: Mapping[str, float]) -
 
 def healths(tx: Reader, nodes: Iterable[str], now: float) -> list[health.NodeHealth]:
     """How well these nodes are, the most ill first."""
-    found = [health.judged(node, _parts(tx.key(_ailing(node))), now) for node in nodes]
+    known = {record.body["node"]: _parts(record) for record in every(tx, "ailment", HOUSE)}
+    found = [health.judged(node, known.get(node, {}), now) for node in nodes]
     return sorted(found, key=lambda one: (one.score, one.node))
 
 
@@ -136,11 +146,6 @@ def blame(ledger: Ledger, ctx: Context, nodes: Iterable[str], word: str) -> None
     known = sorted(set(nodes))
     for node in known:
         ail(ledger, ctx, node, {word: 1 / len(known)})
-
-
-def _ailing(node: str) -> Key:
-    cluster, _, name = node.partition("/")
-    return house_key("ailment", name, cluster)
 
 
 def _parts(record: Record | None) -> health.Parts:

@@ -73,8 +73,9 @@ class Frame:
 
     def rows(self) -> Iterable[tuple[int, dict[str, float]]]:
         """Row by row, what was told."""
+        columns = [(name, column.tolist()) for name, column in self.columns.items()]
         for at, time in enumerate(self.times.tolist()):
-            yield time, {name: float(column[at]) for name, column in self.columns.items() if not np.isnan(column[at])}
+            yield time, {name: told[at] for name, told in columns if told[at] == told[at]}
 
     def newest(self) -> dict[str, float]:
         """The last that was told of every figure."""

@@ -64,13 +64,18 @@ class Hearing:
         told = [fact for fact in facts if fact.get("kind") in ("telemetry", "progress")]
         attempt = record.body["attempt"]
         if told and attempt:
-            if attempt["cluster"] not in self._zones:
-                with self._ledger.read(_SELF) as tx:
-                    self._zones = {name: cluster.zone for name, cluster in self._clusters.known(tx).items()}
-            zone = self._zones.get(attempt["cluster"], record.zone)
+            zone = self._zones.get(attempt["id"]) or self._zone(attempt, record.zone)
             spots = tuple((node, tuple(devices)) for node, _, devices, _ in attempt["spots"])
             source = Source(record.key.tenant, record.body["id"], attempt["id"], zone, spots, attempt["started"])
             self._samples.take(source, told, time.time())
+
+    def _zone(self, attempt: Mapping[str, Any], otherwise: str) -> str:
+        """Where an attempt runs: looked up once for each."""
+        with self._ledger.read(_SELF) as tx:
+            cluster = self._clusters.known(tx).get(attempt["cluster"])
+        if len(self._zones) > _REMEMBERED:
+            self._zones = {}
+        return self._zones.setdefault(attempt["id"], cluster.zone if cluster else otherwise)
 
 
 def run_subject(tenant: str, job: str, zone: str) -> Subject:

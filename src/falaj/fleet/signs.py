@@ -14,6 +14,7 @@ from falaj.fleet.alerts import Alert, healths, listed
 from falaj.fleet.amounts import seconds
 from falaj.fleet.frames import Frame
 from falaj.fleet.health import NodeHealth
+from falaj.fleet.pools import NAMES, pool_subject
 from falaj.fleet.records import Cluster
 from falaj.fleet.telemetry import DAY_S, HOUR_S, KEPT_S, Subject, Telemetry, node_subject
 from falaj.fleet.use import house_of, tenants
@@ -168,7 +169,7 @@ class Signs:
         start = (now - window(since)) // HOUR_S * HOUR_S
         with self._ledger.read(house_of(ctx)) as tx:
             models = {device.model for _, facts, _ in self.node_records(tx) for device in facts.devices}
-        subjects = [Subject(HOUSE, "pool", name, ctx.zone) for name in (*sorted(f"gpu:{m}" for m in models), "cpu")]
+        subjects = [pool_subject(name, ctx.zone) for name in (*sorted(f"gpu:{m}" for m in models), "cpu")]
         hours = self.telemetry.read(subjects, start, "hour")
         newest = self.telemetry.read(subjects, now - 10 * NOW_S)
         return tuple(_pool(one.name, newest[one], hours[one], (start, now)) for one in subjects if len(hours[one]))
@@ -227,7 +228,7 @@ def _pool(name: str, newest: Frame, hours: Frame, span: tuple[float, float]) -> 
     held = dict(zip(hours.times.tolist(), hours.column("held").tolist(), strict=True))
     moments: Sequence[int] = range(int(span[0]), int(span[1]) + 1, HOUR_S)
     line = tuple(round(held[at] / 1000, 3) if at in held and held[at] == held[at] else None for at in moments)
-    figures = {key: now.get(key, 0.0) / 1000 for key in ("capacity", "held", "waiting", "empty", "largest")}
+    figures = {key: now.get(key, 0.0) / 1000 for key in NAMES}
     return PoolLoad(pool=name, since=span[0], hours=line, **figures)
 
 

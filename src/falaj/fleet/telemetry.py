@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from falaj.core.context import HOUSE
-from falaj.core.errors import FalajError
+from falaj.core.errors import Corrupt, FalajError
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
 from falaj.fleet.frames import Frame
@@ -171,8 +171,13 @@ class Telemetry:
 
     def _frame(self, block: Block) -> Frame:
         cipher = self._ledger.cipher
-        plain = block.data if cipher is None else cipher.unseal(block.tenant, block.zone, block.data, _aad(block))
-        return Frame.unpack(plain)
+        try:
+            plain = block.data if cipher is None else cipher.unseal(block.tenant, block.zone, block.data, _aad(block))
+            return Frame.unpack(plain)
+        except Corrupt as error:
+            # A damaged block must not hide all the others.
+            log.warning("a block of telemetry is damaged", extra={"series": block.series, "reason": str(error)})
+            return Frame.of(())
 
 
 def _place(at: float) -> str:
