@@ -106,11 +106,9 @@ class Frame:
     def pack(self) -> bytes:
         """Differences from row to row, the same bytes of each together: most of them are zero, and zlib sees it."""
         names = sorted(self.columns)
-        table = np.zeros((len(names) + 1, len(self)), np.int64)
-        table[0] = self.times
-        for at, name in enumerate(names, 1):
-            scaled = np.clip(np.rint(self.columns[name] * _scale(name)), 0.0, _MOST)
-            table[at] = np.where(np.isnan(scaled), 0, scaled + 1).astype(np.int64)
+        values = np.array([self.columns[name] for name in names]).reshape(len(names), len(self)) * _scales(names)
+        whole = np.where(np.isnan(values), 0, np.clip(np.rint(values), 0.0, _MOST) + 1).astype(np.int64)
+        table = np.vstack([self.times, whole])
         steps = np.diff(table, axis=1, prepend=0)
         folded = ((steps << 1) ^ (steps >> 63)).astype("<u8")
         planes = folded.view(np.uint8).reshape(len(names) + 1, len(self), 8).transpose(2, 0, 1)
@@ -128,10 +126,8 @@ class Frame:
             raise Corrupt("a block of telemetry cannot be read", "it may be of a newer release, or damaged") from error
         folded: Any = np.ascontiguousarray(planes.transpose(1, 2, 0)).view("<u8")[..., 0]
         table = np.cumsum((folded >> 1).astype(np.int64) ^ -(folded & 1).astype(np.int64), axis=1)
-        columns = {
-            name: np.where(table[at] == 0, np.nan, (table[at] - 1) / _scale(name)) for at, name in enumerate(names, 1)
-        }
-        return Frame(table[0], columns)
+        values = np.where(table[1:] == 0, np.nan, (table[1:] - 1) / _scales(names))
+        return Frame(table[0], dict(zip(names, values, strict=True)))
 
 
 def _highest(values: Numbers, starts: NDArray[np.int64], gap: NDArray[np.bool_]) -> Numbers:
@@ -139,8 +135,10 @@ def _highest(values: Numbers, starts: NDArray[np.int64], gap: NDArray[np.bool_])
     return np.where(gap, np.nan, highest)
 
 
-def _scale(name: str) -> int:
-    return _SCALES.get(name.rpartition(".")[2].rstrip("^"), 1)
+def _scales(names: Sequence[str]) -> Numbers:
+    """How many units one of each figure is kept as, as a column."""
+    scales = [_SCALES.get(name.rpartition(".")[2].rstrip("^"), 1) for name in names]
+    return np.array(scales, np.float64).reshape(-1, 1)
 
 
 def _empty(values: Numbers) -> bool:

@@ -19,6 +19,7 @@ from falaj.fleet.records import Cluster
 from falaj.fleet.telemetry import DAY_S, HOUR_S, KEPT_S, Subject, Telemetry, node_subject
 from falaj.fleet.use import house_of, tenants
 from falaj.store.ledger import Ledger, Reader
+from falaj.track.draw import spark
 
 NOW_S = 120
 """What was told longer ago is not `now`."""
@@ -62,7 +63,7 @@ class NodeFigures:
 class Figure:
     """One figure over a window of time."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "newest", "mean", "highest")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "shape", "newest", "mean", "highest")
 
     name: str
     newest: float
@@ -70,6 +71,11 @@ class Figure:
     highest: float
     curve: tuple[float | None, ...]
     """In sixty steps; nothing where nobody looked."""
+
+    @property
+    def shape(self) -> str:
+        """The curve in one line."""
+        return spark([float("nan") if value is None else value for value in self.curve], BINS)
 
 
 @dataclass(frozen=True, slots=True)

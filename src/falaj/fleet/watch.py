@@ -19,7 +19,7 @@ from falaj.fleet.frames import GRID_S, SUMMED
 from falaj.fleet.pools import pool_loads, pool_subject
 from falaj.fleet.records import Cluster
 from falaj.fleet.samples import Samples, run_subject
-from falaj.fleet.telemetry import DAY_S, HOUR_S, LATE_S, Subject, node_subject
+from falaj.fleet.telemetry import DAY_S, FLUSH_S, HOUR_S, Subject, node_subject
 from falaj.fleet.use import every, tenants
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.loop import Turn
@@ -89,7 +89,7 @@ class WatchLoop:
         self._telemetry.flush()
         self._watch_nodes(ctx, look, held)
         self._watch_runs(ctx, look)
-        self._read_to = now - LATE_S
+        self._read_to = now - 2 * FLUSH_S - 2 * GRID_S
         self._end_silent(ctx, look)
         self._tidy(ctx, look)
         return False

@@ -86,7 +86,7 @@ def _capacity(here: Here, since: str, most: int) -> tuple[list[str], dict[str, A
                     lines_of.append((name, [((len(values) + at) * day, value) for at, value in enumerate(line)]))
             lines += ["", f"{pool.pool} by day", _drawn(lines_of)]
     head = ("pool", "capacity", "in use", "waiting", "mean use", "largest piece", "in pieces", "runs full")
-    return [*_table(head, rows), *lines], figures
+    return [*tabled(head, rows), *lines], figures
 
 
 def _usage(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]:
@@ -98,7 +98,7 @@ def _usage(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]
              f"{row.cpu_hours:g}", ", ".join(f"{cause} {value:g}" for cause, value in row.lost_to.items()))
             for row in found.rows[:most]
         ]  # fmt: skip
-        lines += _table((by, "attempts", "GPU-hours", "lost", "idle", "CPU-hours", "lost to"), rows)
+        lines += tabled((by, "attempts", "GPU-hours", "lost", "idle", "CPU-hours", "lost to"), rows)
         lines.append("")
         figures[by] = [_plain(row) for row in found.rows]
     return lines, figures
@@ -110,7 +110,7 @@ def _cost(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]
         found: UsageTable = here.jobs.usage(by, since)
         ranked = sorted(found.rows, key=lambda row: -row.money)
         rows = [(row.name, f"{row.money:.2f}", f"{row.gpu_hours:g}", f"{row.cpu_hours:g}") for row in ranked[:most]]
-        lines += _table((by, "money", "GPU-hours", "CPU-hours"), rows)
+        lines += tabled((by, "money", "GPU-hours", "CPU-hours"), rows)
         lines.append("")
         figures[by] = [_plain(row) for row in ranked]
     if not any(row["money"] for rows in figures.values() for row in rows):
@@ -123,17 +123,17 @@ def _health(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any
     found = cast(tuple[Alert, ...], here.clusters.alerts(every=True, since=since))
     ill = [one for one in nodes if one.verdict != "well"]
     rows = [(one.node, one.verdict, one.score, "; ".join(one.why), one.advice) for one in ill[:most]]
-    lines = _table(("node", "looks", "score", "why", "what to do"), rows)
+    lines = tabled(("node", "looks", "score", "why", "what to do"), rows, "no node looks ill")
     lines += [f"{len(nodes) - len(ill)} of {len(nodes)} nodes look well", ""]
     said = [(_moment(one.since), _moment(one.until), one.kind, one.node, one.job, one.text) for one in found[:most]]
-    lines += _table(("since", "until", "alert", "node", "job", "what"), said)
+    lines += tabled(("since", "until", "alert", "node", "job", "what"), said, "no alerts")
     return lines, {"nodes": [_plain(one) for one in nodes], "alerts": [_plain(one) for one in found]}
 
 
-def _table(head: Row, rows: Sequence[Row]) -> list[str]:
+def tabled(head: Row, rows: Sequence[Row], nothing: str = "") -> list[str]:
     """Aligned columns; one that says nothing is left out."""
     if not rows:
-        return [f"nothing by {head[0]} yet"]
+        return [nothing or f"nothing by {head[0]} yet"]
     kept = [n for n in range(len(head)) if any(str(row[n]) for row in rows)]
     texts = [[str(row[n]) for n in kept] for row in (head, *rows)]
     widths = [max(len(row[n]) for row in texts) for n in range(len(kept))]
