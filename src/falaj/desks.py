@@ -69,9 +69,14 @@ DESKS: dict[str, Desk] = {
     "jobs": Desk(
         "falaj.jobs.service:Jobs",
         "Programs on clusters: submit, follow, cancel, and why one waits",
-        {"see": "list show why usage figures", "read": "logs", "write": "add cancel retry change tell"},
+        {
+            "see": "list show why usage figures",
+            "read": "logs",
+            "write": "add cancel retry change tell",
+            "operate": "history",
+        },
         ("job",),
-        ("falaj.jobs.errands", "falaj.jobs.report", "falaj.jobs.top"),
+        ("falaj.jobs.errands", "falaj.jobs.report", "falaj.jobs.simulate", "falaj.jobs.top"),
     ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",

@@ -33,6 +33,7 @@ from falaj.jobs.records import (
     Told,
     Why,
 )
+from falaj.jobs.replay import Replays
 from falaj.jobs.spec import checked, params_of
 from falaj.jobs.staging import Staging
 from falaj.schedule.model import NEVER
@@ -49,7 +50,7 @@ TOLD_S = 10.0
 """A job's progress is written down at most so often."""
 
 
-class Jobs(Accounts):
+class Jobs(Accounts, Replays):
     """Run programs on clusters: submit, follow, cancel, and ask why one waits."""
 
     def __init__(self, ledger: Ledger, clusters: Clusters, track: Track, staging: Staging) -> None:

@@ -143,10 +143,10 @@ class Job:
     saved: int = 0
     """When it last saved a checkpoint; 0: never in this attempt, or it has none."""
     save_s: int = 0
+    """How long saving takes when it is asked to; 0: it does not hear, and saves when it pleases."""
     restart_s: int = 0
-    """How long saving and starting again take; 0 with no checkpoint means all is lost."""
     resumes: bool = False
-    """True when it goes on from its last checkpoint."""
+    """True when it goes on from its last checkpoint; else all is lost with it."""
     resized: int = 0
     stopping: int = 0
     """Since when it is being stopped; its places are not free before it is gone."""
@@ -159,6 +159,13 @@ class Job:
     def width(self) -> int:
         """Slots of the first role it has now."""
         return sum(1 for spot in self.spots if spot.role == 0)
+
+    @property
+    def risks(self) -> int:
+        """Since when its work would be lost if it were stopped now; NEVER where it saves when it is asked to."""
+        if self.resumes and self.save_s:
+            return NEVER
+        return self.saved if self.resumes and self.saved else self.started
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Running:
         self.jobs[job.id], self.ids[row], self.rows[job.id] = job, job.id, row
         self.table[row] = (
             self._tree.leaf(job.queue), job.shape.band, not (job.shape.preemptible or job.shape.band == 0), size,
-            job.started, job.saved if job.resumes and job.saved else job.started, job.save_s + job.restart_s,
+            job.started, job.risks, job.save_s + job.restart_s,
             job.evictions, job.deadline, job.resized, served if left_s is None else left_s * size // WHOLE,
             1 if left_s is None else -1, now, len(loose(job)), job.shape.most - job.width,
         )  # fmt: skip

@@ -82,6 +82,7 @@ class Look:
         for name in self._kinds:
             standing[name] = self._give_back(standing[name])
         names, others = late(board, self._kinds.values(), self._knobs)
+        others |= _arriving(board, {node.name: kind_of(node) for node in nodes})
         basket = self._buy(board, standing, names)
         for name, count in basket.counts.items():
             wanted = standing[name].wanted + count
@@ -126,15 +127,17 @@ class Look:
         if not names:
             return Basket()
         room: dict[str, int] = {}
+        cooling = []
         cost = 0
         for name, kind in self._kinds.items():
             mine = standing[name]
             held = mine.wanted + len(mine.gone)
             cost += held * kind.node.price
-            ready = self._now >= mine.rests and (not mine.bought or self._now - mine.bought >= self._knobs.gap_s)
-            room[name] = max(0, kind.most - held) if ready else 0
+            room[name] = max(0, kind.most - held) if self._now >= mine.rests else 0
+            if mine.bought and self._now - mine.bought < self._knobs.gap_s:
+                cooling.append(name)
         money = max(0, self._knobs.hourly - cost) if self._knobs.hourly else None
-        return Shop(board, self._kinds.values(), room, money).buy(names)
+        return Shop(board, self._kinds.values(), room, money, cooling).buy(names)
 
     def _spare(self, board: Scheduler, standing: Mapping[str, Standing], basket: Basket) -> tuple[str, ...]:
         """Nodes that nothing needs: idle long enough, old enough, and in nobody's turn."""
@@ -157,6 +160,12 @@ class Look:
 
     def _node(self, name: str) -> Node:
         return next(there[name] for there in self._there.values() if name in there)
+
+
+def _arriving(board: Scheduler, coming: Mapping[str, str]) -> dict[str, str]:
+    """Who starts on nodes that come."""
+    found = {job.id: [coming[spot.node] for spot in job.spots if spot.node in coming] for job in board.running.values()}
+    return {job: f"{kinds[0]} was asked for, and it starts when that comes" for job, kinds in found.items() if kinds}
 
 
 def kind_of(node: Node) -> str:

@@ -41,11 +41,19 @@ def settled(facts: Snapshot, coming: Iterable[Node] = ()) -> Scheduler:
 
 
 class Shop:
-    """One visit: what there is of each kind, and how much money."""
+    """One visit: what there is of each kind, how much money, and which kinds were bought only just. What one of those
+    is cheapest for waits a moment, and gets nothing dearer instead."""
 
-    def __init__(self, board: Scheduler, kinds: Iterable[NodeKind], room: Mapping[str, int], money: int | None) -> None:
+    def __init__(
+        self,
+        board: Scheduler,
+        kinds: Iterable[NodeKind],
+        room: Mapping[str, int],
+        money: int | None,
+        cooling: Iterable[str] = (),
+    ) -> None:
         self._kinds = {kind.name: kind for kind in kinds}
-        self._room, self._money = dict(room), money
+        self._room, self._money, self._cooling = dict(room), money, set(cooling)
         notices = [kind.notice_s for kind in self._kinds.values() if kind.node.spot]
         self._late: dict[str, Job] = {}
         facts = board.snapshot(board.now)
@@ -73,7 +81,12 @@ class Shop:
                     continue
                 hopeless[job.shape] = self._why_not(job)
             refused[name] = hopeless[job.shape]
-        return Basket(self._needed(), starts, {name: why for name, why in refused.items() if name not in starts})
+        soon = {job: f"{name} is bought for it in a moment" for job, name in starts.items() if name in self._cooling}
+        return Basket(
+            {name: count for name, count in self._needed().items() if name not in self._cooling},
+            {job: name for job, name in starts.items() if name not in self._cooling},
+            {**{job: why for job, why in refused.items() if job not in starts}, **soon},
+        )
 
     def _take(self, kind: NodeKind, count: int) -> None:
         self._bought[kind.name] = self._bought.get(kind.name, 0) + count

@@ -78,6 +78,6 @@ def _muri(row: dict[str, str], per_node: int) -> Load:
         steps=steps,
         resumes=True,
         restart_s=RESUME_S,
-        save_s=0,
+        save_s=1,
     )
     return Load(job, steps * step_us / 1e6)
