@@ -11,7 +11,6 @@ A slot lives while its launcher holds the lock of `slot-N.lock`: no process numb
 """
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -50,7 +49,7 @@ from falaj.core.execute import (
 from falaj.core.outbox import Facts, read_file, read_outbox
 from falaj.core.ports import open_url
 
-_KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "folder", "cgroup")
+_KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "labels", "folder", "cgroup")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
@@ -85,29 +84,37 @@ class ProcessExecutor:
 
     def templates(self) -> Sequence[NodeFacts]:
         """The one kind of imitation node, where this is a pool of them."""
+        if not (most := self._wanted.get("most")):
+            return []
         kind = this_machine(self._wanted | {"nodes": "1"}, self._limits.kind)[0]
-        most = self._wanted.get("most", "")
-        return [replace(kind, name="node", labels={**kind.labels, "most": most})] if most else []
+        return [replace(kind, name="node", labels={**kind.labels, "most": most, "template": "node"})]
 
     def scale(self, template: str, count: int) -> None:
         """Have so many nodes: new ones with the next numbers, or fewer of those on which nothing runs."""
         if template not in [kind.name for kind in self.templates()] or not 0 <= count <= int(self._wanted["most"]):
             raise Invalid(f"there cannot be {count} nodes {template!r} here", "the address says how many at most")
-        with locked(self._root / "pool.lock"):
+        with self._pool() as pool:
             names, busy = list(self._nodes), self._busy()
             for name in [name for name in reversed(names) if name not in busy][: max(0, len(names) - count)]:
                 names.remove(name)
-            free = (name for number in itertools.count(1) if (name := f"node-{number}") not in names)
-            names += itertools.islice(free, max(0, count - len(names)))
-            write(self._root / "pool.json", json.dumps({"nodes": names}).encode())
+            # A name is never given twice: who speaks of the old node must not mean the new one.
+            made = int(pool.get("made", self._wanted.get("nodes") or "0"))
+            more = max(0, count - len(names))
+            names += [f"node-{number}" for number in range(made + 1, made + more + 1)]
+            pool |= {"nodes": names, "made": made + more}
 
     def retire(self, nodes: Sequence[str]) -> None:
         """Switch these off: what runs on them is lost, as on any machine."""
-        with locked(self._root / "pool.lock"):
-            write(self._root / "pool.json", json.dumps({"nodes": [n for n in self._nodes if n not in nodes]}).encode())
+        with self._pool() as pool:
+            pool["nodes"] = [name for name in self._nodes if name not in nodes]
         for node, pids in self._busy().items():
             for pid in pids if node in nodes else ():
                 kill(pid, signal.SIGKILL)
+
+    def notice(self, node: str, at: float) -> None:
+        """Imitate a cloud that says when it will take a spot node away."""
+        with self._pool() as pool:
+            pool["leaving"] = {**pool.get("leaving", {}), node: at}
 
     def launch(self, attempt: Attempt) -> str:
         """Start a launcher for every slot that has none and never had one."""
@@ -187,9 +194,20 @@ class ProcessExecutor:
 
     @property
     def _nodes(self) -> dict[str, NodeFacts]:
-        names = read_json(self._root / "pool.json").get("nodes") if "most" in self._wanted else None
-        facts = self._first if names is None else [replace(self.templates()[0], name=name) for name in names]
+        facts = self._first
+        if kinds := self.templates():
+            pool = read_json(self._root / "pool.json")
+            names, leaving = pool.get("nodes", [one.name for one in facts]), pool.get("leaving", {})
+            facts = [replace(kinds[0], name=name, leaving=leaving.get(name, 0.0)) for name in names]
         return {node.name: node for node in facts}
+
+    @contextlib.contextmanager
+    def _pool(self) -> Iterator[dict[str, Any]]:
+        """What is kept of a pool, to be changed by one at a time."""
+        with locked(self._root / "pool.lock"):
+            pool = read_json(self._root / "pool.json")
+            yield pool
+            write(self._root / "pool.json", json.dumps(pool).encode())
 
     def _busy(self) -> dict[str, list[int]]:
         """The launchers that live on each node."""
