@@ -89,6 +89,15 @@ def test_spot_nodes_are_for_those_who_save_in_time_and_worth_what_they_really_co
     assert expected_price(replace(spot, node=replace(spot.node, hazard=1_000_000)), [allows]) == 0
 
 
+def test_nothing_dearer_is_bought_while_the_cheapest_rests_a_moment() -> None:
+    before = {"c/small": Standing(1, 95, born={"c/small-1": 95})}
+    busy = replace(job("old"), spots=Scheduler(snapshot([node("small-1", 1)], [job("old")])).cycle(0).starts[0].spots)
+    facts = snapshot([replace(SMALL.node, name="c/small-1")], [busy, job("new")], now=100)
+    review = look(facts, before=before, gap_s=60)
+    assert (review.basket.counts, review.waits) == ({}, {"new": "c/small is bought for it in a moment"})
+    assert look(replace(facts, now=160), before=before, gap_s=60).basket.counts == {"c/small": 1}
+
+
 @dataclass
 class Cloud:
     """Nodes that come some time after they were asked for, jobs that come and end, and a clock."""
@@ -248,3 +257,9 @@ def test_with_demand_that_comes_and_goes_changes_are_bounded(period: int, jobs: 
         gone = sum(-more for _, name, more in cloud.changes if name == one.name and more < 0)
         assert gone <= one.most * (1 + 1000 // (KNOBS.keep_s + one.boot_s))
         assert all(at - 1000 >= KNOBS.keep_s for at in downs)
+
+
+def test_who_waits_for_a_node_that_comes_is_told() -> None:
+    review = look(snapshot(0, many(2), now=100), before={"c/small": Standing(1, 1)})
+    assert review.basket.counts == {"c/small": 1}
+    assert review.waits["j00"] == "c/small was asked for, and it starts when that comes"

@@ -96,7 +96,7 @@ class ScalingLoop:
     # Decisions become writes.
 
     def _write(self, ctx: Context, makings: Mapping[str, Making], old: Mapping[str, Record], review: Review) -> None:
-        names = {name: f"{kind} was asked for it" for name, kind in review.basket.starts.items()}
+        names = {name: f"{kind} is being asked for" for name, kind in review.basket.starts.items()}
         waits = dict([*names.items(), *review.waits.items()][:MOST_WAITS])
         for name, making in makings.items():
             known = old.get(name)
@@ -162,7 +162,7 @@ def _why(name: str, review: Review, before: str) -> str:
     bought = review.basket.counts.get(name, 0)
     if bought:
         jobs = sum(kind == name for kind in review.basket.starts.values())
-        return f"{bought} more: cheapest for {jobs} jobs that would wait"
+        return f"{bought} more: cheapest for {jobs} job{'s' if jobs > 1 else ''} that would wait"
     closing = [node for node in review.close if node in review.standings[name].closed]
     if closing:
         return f"{len(closing)} fewer: nothing was on them for long enough"
