@@ -17,8 +17,16 @@ FALAJ = [sys.executable, "-m", "falaj"]
 class Replica:
     """One `falaj up`, alone or among several on one store. `token` is the admin's, of the first on a new store."""
 
-    def __init__(self, home: Path, env: dict[str, str] | None = None, *, first: bool = True, tls: bool = False) -> None:
-        command = [*FALAJ, "up", "--at", str(home), "--listen", "127.0.0.1:0", "--log", "ERROR"]
+    def __init__(
+        self,
+        home: Path,
+        env: dict[str, str] | None = None,
+        *,
+        first: bool = True,
+        tls: bool = False,
+        listen: str = "127.0.0.1:0",
+    ) -> None:
+        command = [*FALAJ, "up", "--at", str(home), "--listen", listen, "--log", "ERROR"]
         command += ["--tls"] if tls else []
         self._ca = {"ca": str(home / "tls" / "ca.pem")} if tls else {}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})

@@ -6,8 +6,7 @@ attempt's own token. Checkpoints lie on what all nodes reach.
 
 import os
 import site
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from tests.jobs.lab import Lab, until
 from tests.replica import Replica
 from tests.servers.process import free_ports, wait_until
 from tests.servers.ray import NODES, RayServer
+from tests.town import LABEL
 
 TRAIN = """
 import pathlib, time
@@ -53,11 +53,13 @@ def lab(tmp_path: Path, ray_server: RayServer) -> Iterator[Lab]:
         until(lambda: admin.clusters.nodes("rays"), lambda nodes: len(nodes) == len(NODES))
         assert ray_server.token not in str(admin.clusters.list())
         boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
-        yield Lab(tmp_path, server.as_(boss.people.add("amal", ("data-scientist",), jurisdiction="AE").token))
+        amal = boss.people.add("amal", ("data-scientist",), jurisdiction="AE").token
+        with falaj.connect(server.url, token=amal, purpose="fraud") as here:
+            yield Lab(tmp_path, here)
 
 
 @pytest.fixture
-def kill(ray_server: RayServer) -> Iterator[object]:
+def kill(ray_server: RayServer) -> Iterator[Callable[[str], None]]:
     """Ends nodes as a power cut would; they come back afterwards."""
     killed: list[str] = []
 
@@ -71,11 +73,11 @@ def kill(ray_server: RayServer) -> Iterator[object]:
     wait_until(ray_server.ready, ray_server.ready_s)
 
 
-@pytest.mark.slow
-def test_node_lost_on_ray(lab: Lab, kill, tmp_path: Path) -> None:
+@pytest.mark.slow  # Ray alone takes half a minute to start three nodes, and to bring a dead one back
+def test_node_lost_on_ray(lab: Lab, kill: Callable[[str], None], tmp_path: Path) -> None:
     (tmp_path / "tx").mkdir()
     (tmp_path / "tx" / "tx.csv").write_text("1\n2\n3\n")
-    data = lab.here.catalog.publish("dataset:fraud/tx", str(tmp_path / "tx"))
+    data = lab.here.catalog.publish("dataset:fraud/tx", str(tmp_path / "tx"), label=LABEL)
     # The nodes' Python has ray; that it has Falaj, too, is said here.
     python_path = os.pathsep.join((str(Path(falaj.__file__).parents[1]), *site.getsitepackages()))
     job = lab.submit(
@@ -86,3 +88,17 @@ def test_node_lost_on_ray(lab: Lab, kill, tmp_path: Path) -> None:
     job = lab.until(job, lambda one: one.over or one.step >= 20)
     assert job.state == "running", (job.note, lab.lines(job), lab.lines(job, slot=1))
     assert lab.lines(job) == ("rank 0 of 2 from 0",)
+    nodes = {node.partition("/")[2] for node in job.attempts[0].nodes}
+    assert len(nodes) == 2
+    lost = max(nodes - {NODES[0]})  # the drivers run there
+    kill(lost)
+    done = lab.done(job)
+    assert (done.state, done.progress, len(done.attempts)) == ("succeeded", "40/40", 2), (done, lab.lines(done))
+    assert done.attempts[0].outcome.startswith("lost")
+    assert f"rays/{lost}" not in done.attempts[1].nodes
+    assert (lab.lines(done), lab.lines(done, slot=1)) == tuple((f"rank {n} of 2 from 20", "done") for n in (0, 1))
+    assert lab.here.track.show(job.run).metrics["loss"].value == pytest.approx(1 / 40)
+    made = lab.here.catalog.show(done.outputs["model"])
+    assert (made.inputs["data"], made.inputs["run"].bare, made.inputs["code"]) == (data.ref, job.run, done.code)
+    assert b"".join(lab.here.catalog.cat(made.ref, "model.txt")) == b"3 rows"
+    assert made.label == lab.here.catalog.show(data.ref).label

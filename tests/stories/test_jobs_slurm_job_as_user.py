@@ -30,7 +30,7 @@ print("done", flush=True)
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def shared() -> Iterator[Path]:
     """A folder that every user can reach, as the shared file system of a site is."""
     made = Path("/tmp") / f"falaj-shared-{uuid.uuid4().hex[:8]}"
@@ -58,12 +58,12 @@ def falaj(server: Replica, token: str, *words: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bank(
-    tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_user: str
+    tmp_path_factory: pytest.TempPathFactory, slurm_server: SlurmServer, shared: Path, unix_user: str
 ) -> Iterator[tuple[Replica, dict[str, str]]]:
     """A server that knows the hall, and two people of the bank: one has an account there, `amal` has none."""
-    with Replica(tmp_path / "house") as server:
+    with Replica(tmp_path_factory.mktemp("house")) as server:
         more = (f"folder={shared}", "tenants=bank")
         words = [word for one in more for word in ("--more", one)]
         falaj(server, server.token, "clusters", "add", "hall", slurm_server.address, *words)
@@ -102,7 +102,7 @@ def test_slurm_job_as_user(
     made = lab.here.catalog.show(done.outputs["model"])
     assert (made.inputs["data"], made.inputs["run"].bare, made.inputs["code"]) == (data.ref, job.run, done.code)
     assert b"".join(lab.here.catalog.cat(made.ref, "model.txt")) == b"3 rows"
-    assert lab.here.track.show(job.run).metrics["loss"] == pytest.approx(1 / 3)
+    assert lab.here.track.show(job.run).metrics["loss"].value == pytest.approx(1 / 3)
 
 
 def test_nobody_runs_under_a_name_that_the_site_does_not_know(
@@ -110,7 +110,7 @@ def test_nobody_runs_under_a_name_that_the_site_does_not_know(
 ) -> None:
     server, tokens = bank
     lab = Lab(tmp_path, server.as_(tokens["amal"]))
-    job = lab.done(lab.submit("print('never')", project="fraud"))
+    job = lab.done(lab.submit("print('never')", "never", project="fraud"))
     assert job.state == "failed"
     assert "there is no Unix user 'amal'" in job.note
     assert lab.lines(job) == ()
@@ -121,7 +121,7 @@ def test_a_job_on_slurm_is_cancelled(
 ) -> None:
     server, tokens = bank
     lab = Lab(tmp_path, server.as_(tokens[unix_user]))
-    job = lab.submit("import time; print('here', flush=True); time.sleep(600)", project="fraud")
+    job = lab.submit("import time; print('here', flush=True); time.sleep(600)", "long", project="fraud")
     until(lambda: lab.lines(job), bool)
     falaj(server, tokens[unix_user], "jobs", "cancel", str(job.ref))
     assert lab.done(job).state == "cancelled"
@@ -136,6 +136,18 @@ def test_an_output_that_leads_elsewhere_is_not_followed(
     server, tokens = bank
     lab = Lab(tmp_path, server.as_(tokens[unix_user]))
     text = "import os; at = os.environ['FALAJ_OUTPUT_MODEL']; os.rmdir(at); os.symlink('/etc/ssl', at)"
-    job = lab.done(lab.submit(text, project="fraud", outputs={"model": "model:fraud/stolen"}))
+    job = lab.done(lab.submit(text, "thief", project="fraud", outputs={"model": "model:fraud/stolen"}))
     assert job.state == "failed"
     assert "leads elsewhere" in job.note
+
+
+def test_where_tenants_share_a_site_a_name_is_not_enough(
+    bank: tuple[Replica, dict[str, str]], unix_user: str, tmp_path: Path
+) -> None:
+    """Anybody may call a person of another tenant by the name of somebody who has an account."""
+    server, tokens = bank
+    server.as_().clusters.change("hall", {"tenants": "bank,clinic"})
+    lab = Lab(tmp_path, server.as_(tokens[unix_user]))
+    job = lab.done(lab.submit("print('never')", "nobody", project="fraud"))
+    server.as_().clusters.change("hall", {"tenants": "bank"})
+    assert (job.state, f"'{unix_user}@bank'" in job.note) == ("failed", True), job.note

@@ -147,15 +147,24 @@ def test_usr1_reaches_the_one_that_listens_and_not_what_it_forked(tmp_path: Path
 
 
 def test_a_failed_staging_command_is_the_end(tmp_path: Path) -> None:
-    stage = [["sh", "-c", "echo first"], ["sh", "-c", "echo second; exit 4"], ["sh", "-c", "echo third"]]
+    stage = [
+        ["sh", "-c", f"echo {word} >&2; echo more; {then}"] for word, then in (("first", ""), ("second", "exit 4"))
+    ]
     slot = SlotUnderTest(tmp_path, "echo", "work", stage=stage, after=[["echo", "published"]])
     how = slot.end()
+    # The job's log has what it complains of, and nothing else that it says.
     assert (how["code"], how["reason"], slot.log()) == (4, "staging (sh) ended with code 4", "first\nsecond\n")
+
+
+def test_a_platform_that_is_away_while_staging_is_not_the_jobs_fault(tmp_path: Path) -> None:
+    slot = SlotUnderTest(tmp_path, "echo", "work", stage=[["sh", "-c", "exit 8"]])
+    assert slot.end()["code"] == 75
 
 
 @pytest.mark.parametrize(("code", "written"), [(0, "work\npublished\n"), (1, "work\n")])
 def test_outputs_are_published_after_success_only(tmp_path: Path, code: int, written: str) -> None:
-    slot = SlotUnderTest(tmp_path, "sh", "-c", f"echo work; exit {code}", after=[["echo", "published"]])
+    after = [["sh", "-c", "echo published >&2"]]
+    slot = SlotUnderTest(tmp_path, "sh", "-c", f"echo work; exit {code}", after=after)
     assert slot.end()["code"] == code
     assert slot.log() == written
 

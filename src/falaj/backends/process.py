@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,8 +126,7 @@ class ProcessExecutor:
                 context = folder / "context.json"
                 if not context.exists():
                     write(context, json.dumps(self._document(attempt, folder)).encode())
-                if attempt.launcher and not (folder / "falaj-worker.pyz").exists():
-                    write(folder / "falaj-worker.pyz", attempt.launcher)
+                self._lay_bundle(folder, attempt.launcher)
                 for slot in attempt.slots:
                     if look(folder, slot.index).phase == WAITING:
                         self._nursery.begin(context, slot.index, self._environment(attempt, slot))
@@ -239,6 +239,15 @@ class ProcessExecutor:
                 entry.symlink_to(Path(attempt.folder).absolute())
         return entry.resolve()
 
+    def _lay_bundle(self, folder: Path, launcher: bytes) -> None:
+        """What lets processes `from falaj import worker` in any Python: written once, and only named in each folder."""
+        if launcher:
+            kept = self._root / f"falaj-worker-{zlib.crc32(launcher):08x}.pyz"
+            if not kept.exists():
+                write(kept, launcher)
+            with contextlib.suppress(FileExistsError):
+                (folder / "falaj-worker.pyz").symlink_to(kept.absolute())
+
     def _known(self, handle: str) -> Path | None:
         entry = self._root / handle
         return entry.resolve() if _ID.fullmatch(handle) and (entry / "context.json").exists() else None
@@ -281,7 +290,8 @@ class ProcessExecutor:
 
     def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:
         own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+        # A user's own environment comes first; whatever there is, some `python` is found.
+        path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
         known = {device.index: device.id for device in self._nodes[slot.node].devices}
         devices = ",".join(known[index] or str(index) for index in slot.devices)
         cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)

@@ -40,6 +40,7 @@ from falaj.core.execute import (
     NodeFacts,
     SlotExit,
     Status,
+    meeting_port,
 )
 
 TIMEOUT_S = 30.0
@@ -183,7 +184,8 @@ class RayExecutor:
     def _check_nodes(self, attempt: Attempt) -> None:
         nodes = {node.name for node in self.capacity()}
         if missing := sorted({slot.node for slot in attempt.slots} - nodes):
-            raise Invalid(f"Ray has no node {missing[0]!r}", f"it has {', '.join(sorted(nodes)[:10])}")
+            # It may have died since it was chosen: another will be.
+            raise Conflict(f"Ray has no node {missing[0]!r}", f"it has {', '.join(sorted(nodes)[:10])}")
 
     def _send_package(self, attempt: Attempt) -> str:
         """The driver and the launcher, sent once for all attempts that use the same."""
@@ -264,7 +266,8 @@ def _orders(attempt: Attempt) -> dict[str, Any]:
         slots.append({"host": slot.node, "bundle": held | {f"node:{slot.node}": 0.001}})
     places = attempt.context.get("slots")
     hosts = [{**place, "host": place["node"]} for place in places] if isinstance(places, list) else places
-    context = {**attempt.context, "slots": hosts, "folder": ""}
+    meeting = {"host": "", "port": meeting_port(attempt.id)}
+    context = {"rendezvous": meeting, **attempt.context, "slots": hosts, "folder": ""}
     return {"slots": slots, "context": context, "env": {**attempt.env, **attempt.secret_env}}
 
 

@@ -40,6 +40,9 @@ class SlotActor:
         self._home = tempfile.mkdtemp(prefix="falaj-slot-")
         # The cluster's token opens all of it; the processes of a job have no business with it.
         own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+        # `python` is the cluster's, however its daemons were started.
+        path = os.pathsep.join((str(Path(sys.executable).parent), own.get("PATH", os.defpath)))
+        own |= {"PATH": path}
         given = {"FALAJ_CONTEXT": json.dumps(orders["context"]), "FALAJ_HOST": host, "TMPDIR": self._home}
         env = own | orders["env"] | given
         # The launcher goes when we go; it takes its processes along.

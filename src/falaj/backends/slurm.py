@@ -35,6 +35,7 @@ from falaj.core.execute import (
     NodeFacts,
     SlotExit,
     Status,
+    meeting_port,
 )
 from falaj.core.outbox import Facts, read_file, read_outbox
 
@@ -238,10 +239,11 @@ def _exit(folder: Path, index: int) -> tuple[SlotExit, float] | None:
 
 def _context(attempt: Attempt, hosts: Mapping[str, str]) -> dict[str, object]:
     """The document with where each slot is reached; Slurm says by itself which devices a task has."""
+    known = {"rendezvous": {"host": "", "port": meeting_port(attempt.id)}, **attempt.context}
     slots = attempt.context.get("slots")
     if not isinstance(slots, list):
-        return dict(attempt.context)
-    return {**attempt.context, "slots": [{**slot, "host": hosts.get(slot.get("node"), "")} for slot in slots]}
+        return known
+    return {**known, "slots": [{**slot, "host": hosts.get(slot.get("node"), "")} for slot in slots]}
 
 
 def _known(handle: str) -> _Known | None:

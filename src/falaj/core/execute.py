@@ -4,6 +4,7 @@ An attempt is one try of a job: a gang of slots, each on a node that the schedul
 (falaj.worker) that starts the processes of that slot. Amounts are integers: milli-CPU, MiB, milli-GPU.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -129,6 +130,12 @@ class LogChunk:
     cursor: str
     over: bool = False
     """True when nothing will follow."""
+
+
+def meeting_port(attempt: str) -> int:
+    """Where the processes of an attempt meet, on clusters that give out no ports: known before any of them runs, below
+    the ports of outgoing connections, and another one for the next attempt."""
+    return 20_000 + zlib.crc32(attempt.encode()) % 10_000
 
 
 class Executor(Protocol):

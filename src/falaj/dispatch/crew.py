@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
-from falaj.core.execute import OVER, UNKNOWN, Attempt, CanCarry, Executor, NodeFacts, Status
+from falaj.core.execute import LOST, OVER, UNKNOWN, Attempt, CanCarry, Executor, NodeFacts, Status
 from falaj.core.record import dataclass
 from falaj.fleet.records import Cluster
 
@@ -76,6 +76,11 @@ class Crew:
         self._poll_s = _POLL_S.get(cluster.address.partition(":")[0], _SLOW_POLL_S)
         self._thread = threading.Thread(target=self._run, name=f"falaj-crew-{cluster.name}", daemon=True)
         self._thread.start()
+
+    def serves(self, cluster: Cluster) -> bool:
+        """True when what we opened is still what this cluster says."""
+        mine = self.cluster
+        return (mine.address, mine.options, mine.folder) == (cluster.address, cluster.options, cluster.folder)
 
     @property
     def stuck(self) -> bool:
@@ -177,6 +182,9 @@ class Crew:
                 continue
             if self._said.get(one.attempt) == status.phase and status.phase != UNKNOWN:
                 continue
+            if status.phase == LOST:
+                # Which nodes are left is known before anybody looks for other places.
+                self._report("nodes", nodes={one.name: one for one in executor.capacity()})
             if status.phase in OVER and isinstance(executor, CanCarry):
                 self._carry(executor, self._watched.get(one.attempt, one))
             self._said[one.attempt] = status.phase

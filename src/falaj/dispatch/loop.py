@@ -409,7 +409,9 @@ class JobsLoop:
         """One crew a cluster; one that is stuck is left to itself, and its cluster takes nothing new meanwhile."""
         known = self._lead.clusters
         for name, crew in list(self._crews.items()):
-            if name not in known or crew.cluster.address != known[name].address or crew.stuck:
+            if name in known and crew.serves(known[name]) and not crew.stuck:
+                crew.cluster = known[name]
+            else:
                 if crew.stuck:
                     self._tell(Report("silent", name, text="it does not answer"))
                     times = self._stuck.get(name, (0.0, 0))[1]

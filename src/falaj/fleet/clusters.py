@@ -60,7 +60,7 @@ class Clusters(Signs, Elastic):
         address: Annotated[str, "its executor, for example ray:https://head:8265 or slurm: or kubernetes:"],
         zone: Annotated[str, "the legal zone it stands in; this process' own when left out"] = "",
         more: Annotated[
-            dict[str, str], "tenants, folder, and what its executor understands; secrets by reference"
+            dict[str, str], "tenants, folder, checkpoints, and what its executor understands; secrets by reference"
         ] = _NOTHING,
     ) -> Cluster:
         """Declare a cluster: the address of what runs attempts, and the zone it stands in.
@@ -70,7 +70,7 @@ class Clusters(Signs, Elastic):
         """
         if not _NAME.fullmatch(name):
             raise Invalid(f"{name[:60]!r} is no name of a cluster", "small letters, digits and dashes, at most 32")
-        made = _described(Cluster(name, _checked(address), zone or ctx.zone), more)
+        made = self._housed(_described(Cluster(name, _checked(address), zone or ctx.zone), more))
         with self._ledger.write(_house(ctx)) as tx:
             self._check_zone(tx, made.zone)
             known = _records(tx)
@@ -95,7 +95,9 @@ class Clusters(Signs, Elastic):
         """
         with self._ledger.write(_house(ctx)) as tx:
             old, record = self._need(tx, name)
-            made = _described(old, more)
+            made = self._housed(_described(old, more))
+            if (made.folder, made.zone) != (old.folder, old.zone):
+                self._check_idle(tx, name)
             self._check_zone(tx, made.zone)
             return self._save(tx, made, "clusters.change", record)
 
@@ -108,11 +110,7 @@ class Clusters(Signs, Elastic):
         """
         with self._ledger.write(_house(ctx)) as tx:
             old, record = self._need(tx, name)
-            busy = sum(any(node.startswith(f"{name}/") for node in use.nodes) for use in uses(self._ledger, tx))
-            if busy:
-                raise Conflict(
-                    f"{busy} jobs run on {name}", f"falaj clusters change {name} --more state=closed, and wait"
-                )
+            self._check_idle(tx, name)
             for node in every(tx, "node", HOUSE, {"cluster": name}):
                 tx.delete(node.key, node.rev)
             return self._save(tx, replace(old, state="gone"), "clusters.remove", record)
@@ -256,6 +254,18 @@ class Clusters(Signs, Elastic):
         """The cluster of a fresh house. It runs where our keys lie, so only the people who run the house may use it."""
         return Cluster("local", "process:", self._zone, tenants=(HOUSE,), folder=self._folder)
 
+    def _check_idle(self, tx: Reader, name: str) -> None:
+        busy = sum(any(node.startswith(f"{name}/") for node in use.nodes) for use in uses(self._ledger, tx))
+        if busy:
+            raise Conflict(f"{busy} jobs run on {name}", f"falaj clusters change {name} --more state=closed, and wait")
+
+    def _housed(self, cluster: Cluster) -> Cluster:
+        """Processes of our own machine have their attempts beside ours, unless their address says where."""
+        scheme, _, rest = cluster.address.partition(":")
+        if cluster.folder or scheme != "process":
+            return cluster
+        return replace(cluster, folder=rest.partition("?")[0] or f"{self._folder}-{cluster.name}")
+
     def _need(self, tx: Reader, name: str) -> tuple[Cluster, Record | None]:
         found = self.known(tx).get(name)
         if found is None:
@@ -288,7 +298,7 @@ def open_to(cluster: Cluster, tenant: str) -> bool:
 
 
 def _described(cluster: Cluster, more: Mapping[str, str]) -> Cluster:
-    changes: dict[str, Any] = {name: more[name] for name in ("zone", "folder") if name in more}
+    changes: dict[str, Any] = {name: more[name] for name in ("zone", "folder", "checkpoints") if name in more}
     if "address" in more:
         changes["address"] = _checked(more["address"])
     if "tenants" in more:
@@ -297,7 +307,7 @@ def _described(cluster: Cluster, more: Mapping[str, str]) -> Cluster:
         if more["state"] not in ("open", "closed"):
             raise Invalid(f"{more['state'][:40]!r} is no state of a cluster", "open or closed")
         changes["state"] = more["state"]
-    own = ("zone", "folder", "address", "tenants", "state")
+    own = ("zone", "folder", "checkpoints", "address", "tenants", "state")
     options = {**cluster.options, **{name: value for name, value in more.items() if name not in own}}
     for name, value in options.items():
         if contains_secret(f"{name}={value}"):

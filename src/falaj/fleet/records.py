@@ -21,6 +21,8 @@ class Cluster:
     """Whose jobs it takes; everybody's when empty."""
     folder: str = ""
     """Where attempts lie, on a cluster that shares a folder with the platform."""
+    checkpoints: str = ""
+    """Where checkpoints lie, that all its nodes reach; in the folder when empty, or else on each node alone."""
     options: Mapping[str, str] = field(default_factory=dict)
     """What only its kind of executor understands; secrets by reference."""
     drained: tuple[str, ...] = ()

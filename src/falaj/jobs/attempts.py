@@ -21,7 +21,7 @@ from falaj.store.records import Record
 from falaj.worker.bundle import launcher
 from falaj.worker.context import document
 
-AWAY = "/tmp/falaj-attempts"  # noqa: S108  # nosec B108 - on the node, in a folder named by an id that cannot be guessed
+AWAY = "/tmp/falaj-checkpoints"  # noqa: S108  # nosec B108 - on the node, in a folder named by an id that cannot be guessed
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -30,6 +30,7 @@ class Layout:
     """Where an attempt's files lie: in a folder that the platform shares with the node, or on the node alone."""
 
     base: PurePosixPath
+    """Empty on the node alone: there, every slot has a folder of its own, which goes with it."""
     checkpoints: PurePosixPath
     shared: bool
 
@@ -49,8 +50,9 @@ class Layout:
 
 def layout_of(cluster: Cluster, attempt: str, job: str) -> Layout:
     """The folders of an attempt. Checkpoints belong to the job: the next attempt finds them."""
-    root = PurePosixPath(cluster.folder or AWAY)
-    return Layout(root / attempt, root / "checkpoints" / job, bool(cluster.folder))
+    root = PurePosixPath(cluster.folder)
+    kept = cluster.checkpoints or (root / "checkpoints" if cluster.folder else AWAY)
+    return Layout(root / attempt if cluster.folder else root, PurePosixPath(kept) / job, bool(cluster.folder))
 
 
 def attempt_name(name: str, job: str) -> str:
@@ -114,13 +116,22 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         env=dict(spec.env),
         secret_env=secrets,
         image=spec.image,
-        user=body["who"]["id"].removeprefix("os-" if record.key.tenant == HOUSE else "-"),
+        user=_user(record, cluster),
         limit_s=spec.limit_s,
         grace_s=spec.grace_s,
-        launcher=b"" if cluster.address.startswith("process:") else launcher(),
+        launcher=launcher(),
         options=dict(spec.options),
     )
     return _with_context(bare, record.body, place, address)
+
+
+def _user(record: Record, cluster: Cluster) -> str:
+    """Its submitter's name. Where people of several tenants come to one site, the same name may be two people."""
+    name, tenant = str(record.body["who"]["id"]), record.key.tenant
+    if tenant == HOUSE:
+        return name.removeprefix("os-")
+    apart = cluster.address.startswith("slurm:") and cluster.tenants != (tenant,)
+    return f"{name}@{tenant}" if apart else name
 
 
 def _with_context(bare: Attempt, body: Body, place: Layout, address: str) -> Attempt:
@@ -140,20 +151,24 @@ def _with_context(bare: Attempt, body: Body, place: Layout, address: str) -> Att
 
 
 def _stage(body: Body, place: Layout) -> list[list[str]]:
-    """Commands that bring code and inputs onto the node, with the attempt's own token."""
+    """Commands that bring code and inputs onto the node, into the slot's own folder, with the attempt's own token."""
     wanted = {place.code: body["code"]} if body["code"] else {}
     wanted |= {place.input(role): ref for role, ref in body["inputs"].items()}
-    made = [["mkdir", "-p", place.output(name)] for name in body["outputs"]]
-    return [*made, *(["python", "-m", "falaj", "catalog", "checkout", str(ref), path] for path, ref in wanted.items())]
+    return [[*_falaj(body), "checkout", str(ref), path] for path, ref in wanted.items()]
 
 
 def _after(body: Body, place: Layout) -> list[list[str]]:
     """Commands that publish what it made."""
     used = [word for role, ref in sources_of(body).items() for word in ("--inputs", f"{role}={ref}")]
     return [
-        ["python", "-m", "falaj", "catalog", "publish", str(Ref.parse(ref).bare), place.output(name), *used]
+        [*_falaj(body), "publish", str(Ref.parse(ref).bare), place.output(name), *used]
         for name, ref in body["outputs"].items()
     ]
+
+
+def _falaj(body: Body) -> list[str]:
+    purpose = body["who"]["purpose"]
+    return ["python", "-m", "falaj", *(["--purpose", purpose] if purpose else []), "catalog"]
 
 
 def sources_of(body: Body) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from falaj.core.context import Actor, Context
 from falaj.core.errand import Here
-from falaj.core.errors import Invalid, NotFound
+from falaj.core.errors import Denied, Invalid, NotFound
 from falaj.core.execute import Attempt
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
@@ -23,6 +23,7 @@ from falaj.store.records import Record
 TOKEN_S = 900.0
 KEPT_S = 14 * 86_400.0
 """So long after their last line are the logs of attempts kept."""
+MOST_LOOKED = 1000
 _ATTEMPT = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}-[0-9]+")
 
 
@@ -50,6 +51,11 @@ class Staging:
         body = record.body
         actor = self.actor(ctx, record, cluster.zone)
         place = layout_of(cluster, body["attempt"]["id"], body["id"])
+        if not place.shared and not self._address and (body["code"] or body["inputs"] or body["outputs"]):
+            raise Invalid(
+                f"nodes of {cluster.name} share no folder with us, and cannot call us",
+                "set url in falaj.toml to the address under which they reach this platform",
+            )
         if place.shared:
             for folder in (place.checkpoints, place.base, Path(place.code)):
                 Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,14 +75,18 @@ class Staging:
         """The outputs of an attempt that ended well, as versions; by name, pinned."""
         body = record.body
         place = layout_of(cluster, body["attempt"]["id"], body["id"])
-        if not place.shared or not body["outputs"]:
-            return dict(body["outputs"])
         here = self.act(self.actor(ctx, record, cluster.zone), body["who"]["purpose"])
         made: dict[str, str] = {}
         for name, ref in body["outputs"].items():
+            if not place.shared:
+                made[name] = _made_by(here, Ref.parse(ref), body["run"])
+                continue
             folder = Path(place.output(name))
             if not folder.is_dir() or not any(folder.iterdir()):
                 raise NotFound(f"it wrote no output {name}", f"write files to the folder FALAJ_OUTPUT_{name.upper()}")
+            # Its owner may not be us, and would have us read what only we may.
+            if folder.resolve() != Path(cluster.folder).resolve() / folder.relative_to(cluster.folder):
+                raise Denied(f"the output {name} leads elsewhere", "write files into the folder itself")
             used = {role: Ref.parse(text) for role, text in sources_of(body).items()}
             done = here.catalog.publish(
                 Ref.parse(ref).bare, str(folder), inputs=used, message=f"made by {record.ref.bare}"
@@ -121,3 +131,12 @@ class Staging:
             }
         except UnicodeDecodeError:
             raise Invalid("a secret of this job is not text", "variables hold texts") from None
+
+
+def _made_by(here: Here, name: Ref, run: str) -> str:
+    """The newest version that says it was made by a run: nodes that share no folder with us publish by themselves."""
+    versions = here.catalog.list(kind=name.kind, project=name.project, name=name.name, limit=MOST_LOOKED).versions
+    for version in sorted(versions, key=lambda one: one.made_at, reverse=True):
+        if "run" in version.inputs and str(version.inputs["run"].bare) == run:
+            return str(version.ref)
+    raise NotFound(f"it published no version of {name.bare}", "its log says why")

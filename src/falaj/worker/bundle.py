@@ -7,6 +7,20 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 _MAIN = "import sys\nfrom falaj.worker.launch import main\nsys.exit(main(sys.argv[1:]))\n"
+_GIVE_WAY = """
+
+def _give_way() -> None:
+    # Here lies what a launcher and its processes need. Where all of Falaj is installed, processes get that instead.
+    import sys
+    from os.path import isfile
+
+    started = getattr(sys.modules.get("__main__"), "__file__", None)
+    if started != __file__.removesuffix("falaj/__init__.py") + "__main__.py":
+        __path__[:0] = [f"{at}/falaj" for at in sys.path if isfile(f"{at}/falaj/platform.py")]
+
+
+_give_way()
+"""
 _ROOMS = ("core", "worker")
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
@@ -23,7 +37,8 @@ def launcher() -> bytes:
     with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
         _add(archive, "__main__.py", _MAIN)
         for name in sorted(sources):
-            _add(archive, name, sources[name].read_text(encoding="utf-8"))
+            more = _GIVE_WAY if name == "falaj/__init__.py" else ""
+            _add(archive, name, sources[name].read_text(encoding="utf-8") + more)
     return made.getvalue()
 
 

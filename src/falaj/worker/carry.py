@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 from falaj.core.outbox import Facts, read_outbox
@@ -15,6 +16,8 @@ from falaj.worker.context import Context
 
 _EVERY_S, _LONGEST_PAUSE_S, _ANSWER_S, _LAST_S = 2.0, 60.0, 10.0, 10.0
 _BATCH = 500
+_RENEW_S = 300.0
+"""So often we report even with nothing to say: every answer brings the next token."""
 
 
 class Carrier:
@@ -29,6 +32,7 @@ class Carrier:
         self._context, self._slot, self._outbox = context, slot, outbox
         self._cursor = ""
         self._pending: Facts = []
+        self._renew_at = time.monotonic() + _RENEW_S
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._carry, name="carry", daemon=True)
         self._thread.start()
@@ -48,11 +52,12 @@ class Carrier:
         while True:
             if not self._pending:
                 self._pending, self._cursor = read_outbox(self._outbox, self._cursor, self._ours.__contains__)
-            if not self._pending:
+            if not self._pending and time.monotonic() < self._renew_at:
                 return True
             if not self._deliver(self._pending[:_BATCH]):
                 return False
             del self._pending[:_BATCH]
+            self._renew_at = time.monotonic() + _RENEW_S
 
     def _deliver(self, facts: Facts) -> bool:
         import http.client

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,15 +25,26 @@ def adopt_orphans() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def start(words: Sequence[str], env: Mapping[str, str], folder: str, log: str, cores: Iterable[int] = ()) -> int:
-    """Start a child in its own process group, its output appended to `log` (ours where that is empty)."""
+def start(
+    words: Sequence[str],
+    env: Mapping[str, str],
+    folder: str,
+    log: str,
+    cores: Iterable[int] = (),
+    *,
+    mute: bool = False,
+) -> int:
+    """Start a child in its own process group, its output appended to `log` (ours where that is empty); of one that is
+    `mute` only its complaints."""
     launcher = os.getpid()
     if child := os.fork():
         return child
     code = NOT_EXECUTABLE
     try:
         _settle(launcher, folder, log, cores)
-        os.execvpe(words[0], list(words), dict(env))  # noqa: S606  # nosec B606 - running commands is what we are for
+        if mute:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _become(words, dict(env))
     except FileNotFoundError as error:
         code = NOT_FOUND
         _complain(words[0], error)
@@ -40,6 +52,16 @@ def start(words: Sequence[str], env: Mapping[str, str], folder: str, log: str, c
         _complain(words[0], error)
     finally:
         os._exit(code)
+
+
+def _become(words: Sequence[str], env: dict[str, str]) -> None:
+    """Many machines have python3 and no python, or neither where services look: the launcher's own is one."""
+    try:
+        os.execvpe(words[0], list(words), env)  # noqa: S606  # nosec B606 - running commands is what we are for
+    except FileNotFoundError:
+        if words[0] not in ("python", "python3"):
+            raise
+        os.execve(sys.executable, [sys.executable, *words[1:]], env)  # noqa: S606  # nosec B606
 
 
 def reap() -> list[tuple[int, int]]:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 _TERMINATED = 128 + signal.SIGTERM
+_OURS = ("staging", "publishing")
+_AWAY = (7, 8)
+"""With these the platform's own program says that the same may work later."""
 _LEFTOVER_S = 2.0
 _UNKILLABLE_S = 15.0
 _TRY_AGAIN, _YIELDED = 75, 85  # as in core.execute, which takes longer to load than the rest of us
@@ -58,10 +61,11 @@ class Launcher:
     """One slot's life."""
 
     def __init__(self, context: Context, slot: int, path: str) -> None:
-        self._context, self._slot, self._path = context, slot, path
+        self._slot, self._path = slot, path
         self._place = context.slots[slot]
         self._shared = bool(context.folder)
         self._folder = Path(context.folder or _own_folder())
+        self._context = context.placed(str(self._folder))
         self._outbox = Outbox(context.outbox or str(self._folder / "outbox"), f"slot-{slot}")
         self._given = dict(os.environ)
         self._started = time.time()
@@ -72,6 +76,8 @@ class Launcher:
         self._code = 0
         self._reason = ""
         self._kill_at = 0.0
+        self._save = False
+        """A checkpoint is wanted, and nobody listens yet: a program that still starts is asked when it can hear."""
 
     def claim(self) -> bool:
         """Whether the slot is ours to run: nobody runs it, and nobody has."""
@@ -104,6 +110,8 @@ class Launcher:
         self._outbox.close()
         how = {"code": self._code, "started": self._started, "ended": time.time(), "reason": self._reason}
         _write(self._folder / f"slot-{self._slot}.exit", how)
+        if not self._shared:
+            self._take_away()
         if carrier:
             carrier.finish()
         return self._code
@@ -111,7 +119,8 @@ class Launcher:
     def _go(self) -> None:
         if (self._folder / "stop").exists():
             self._fail(_TERMINATED, "stopped before it began")
-        if not self._one_by_one(self._context.stage, "staging"):
+        self._make_room()
+        if not self._one_by_one(self._context.stage, _OURS[0]):
             return
         self._agree_on_port()
         words = rendezvous.command(self._context, self._slot, self._given)
@@ -119,10 +128,20 @@ class Launcher:
         ranks = [self._start(words, local, f"rank {self._rank(local)}") for local in range(num)]
         good = self._all_good(ranks) if words else self._wait_for_first_slot()
         if good and self._slot == 0:
-            self._one_by_one(self._context.after, "publishing")
+            self._one_by_one(self._context.after, _OURS[1])
 
     def _one_by_one(self, commands: tuple[tuple[str, ...], ...], what: str) -> bool:
-        return not self._reason and all(self._all_good([self._start(words, 0, what)]) for words in commands)
+        folder = str(self._folder)
+        return not self._reason and all(self._all_good([self._start(words, 0, what, folder)]) for words in commands)
+
+    def _make_room(self) -> None:
+        """Where nobody prepared a folder for us, the places that processes write to."""
+        wanted = (*self._context.outputs.values(), self._context.code, self._context.checkpoints)
+        for path in filter(None, wanted if not self._shared else ()):
+            try:
+                Path(path).mkdir(0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                self._fail(_TRY_AGAIN, f"{path} cannot be made: {error.strerror}")
 
     def _agree_on_port(self) -> None:
         if not rendezvous.needs_port(self._context) or self._slot:
@@ -140,14 +159,22 @@ class Launcher:
                 self._fail(_TRY_AGAIN, f"the rendezvous port {self._context.port} is taken")
             self._context = self._context._replace(port=probe.getsockname()[1])
 
-    def _start(self, words: tuple[str, ...], local: int, what: str) -> int:
+    def _take_away(self) -> None:
+        """On a node that is not ours nothing stays of what was brought here, or made and published."""
+        import shutil
+
+        for path in (self._context.code, *self._context.inputs.values(), *self._context.outputs.values()):
+            if path and self._folder in Path(path).parents:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _start(self, words: tuple[str, ...], local: int, what: str, folder: str = "") -> int:
         renewed = {name: os.environ[name] for name in ("FALAJ_TOKEN",) if name in os.environ}
         env = self._given | renewed | rendezvous.environment(self._context, self._slot, local, self._given)
         env |= {"FALAJ_OUTBOX": str(self._outbox.folder), "FALAJ_CONTEXT_FILE": self._path.lstrip("-")}
         if bundle := _bundle(self._folder):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
-        folder = self._context.code or str(self._folder)
-        pid = family.start(words, env, folder, self._log(local), self._place.cores)
+        where = folder or self._context.code or str(self._folder)
+        pid = family.start(words, env, where, self._log(local), self._place.cores, mute=bool(folder))
         self._alive[pid] = f"{what} ({words[0]})"
         return pid
 
@@ -178,7 +205,10 @@ class Launcher:
         if heard and heard.si_signo in (signal.SIGTERM, signal.SIGINT):
             self._end("stopped")
         elif heard and heard.si_signo == signal.SIGUSR1:
-            family.send(signal.SIGUSR1, family.listeners(os.getpid(), signal.SIGUSR1))
+            self._save = True
+        if self._save and (ears := family.listeners(os.getpid(), signal.SIGUSR1)):
+            family.send(signal.SIGUSR1, ears)
+            self._save = False
         for pid, code in family.reap():
             if (what := self._alive.pop(pid, "")) and code:
                 self._see_failure(what, code)
@@ -191,16 +221,19 @@ class Launcher:
         self._sampler.sample_if_due(now)
 
     def _see_failure(self, what: str, code: int) -> None:
+        reason = self._say(what, code)
+        if code in _AWAY and what.startswith(_OURS):
+            code = _TRY_AGAIN  # the platform was away, and the job has nothing to do with it
         # Of those that were stopped, one that saved and yields speaks for those that just died.
         if not self._code or (code == _YIELDED and self._reason == "stopped"):
             self._code = code
         if not self._kill_at:
-            self._end(self._say(what, code))
+            self._end(reason)
 
     def _pause(self) -> float:
         now = time.monotonic()
         due = max(self._kill_at, now + 0.05) if self._kill_at else self._limit_at
-        return max(0.0, min(self._sampler.due, due, now + 1.0) - now)
+        return max(0.0, min(self._sampler.due, due, now + (0.2 if self._save else 1.0)) - now)
 
     def _end(self, reason: str) -> None:
         """Ask everybody to end, and remember when to stop asking."""
