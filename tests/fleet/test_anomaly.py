@@ -49,8 +49,15 @@ def _idle(age: int, figures: Figures) -> None:
 
 
 def _hot(age: int, figures: Figures) -> None:
-    heat = min(88.0, 70 + age / 30)
-    figures |= {"held": 1, "0.busy": 95.0, "0.temperature": heat, "0.clock": 1980 if heat < 80 else 1400}
+    heat = min(91.0, 70 + age / 30)
+    slow = heat >= 87
+    figures |= {"held": 1, "0.busy": 95.0, "0.temperature": heat, "0.clock": 1200 if slow else 1900}
+    figures["0.throttled"] = 100 if slow else 0
+
+
+def _hot_and_silent(age: int, figures: Figures) -> None:
+    _hot(age, figures)
+    del figures["0.throttled"]
 
 
 def _faulty(age: int, figures: Figures) -> None:
@@ -69,7 +76,8 @@ def _filling(age: int, figures: Figures) -> None:
     ("kind", "wrong", "most_s"),
     [
         (anomaly.IDLE, _idle, 12 * MINUTE),
-        (anomaly.HEAT, _hot, 10 * MINUTE),
+        (anomaly.HEAT, _hot, 14 * MINUTE),
+        (anomaly.HEAT, _hot_and_silent, 14 * MINUTE),
         (anomaly.FAULT, _faulty, MINUTE),
         (anomaly.LEAK, _leaking, 75 * MINUTE),
         (anomaly.DISK, _filling, 75 * MINUTE),

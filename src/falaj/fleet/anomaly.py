@@ -31,7 +31,7 @@ _WINDOWS: Mapping[str, tuple[int, int]] = {
 """How long a sign must be there before it opens, and gone before it closes."""
 GAP_S = 180
 """Nothing opens across a silence so long."""
-IDLE_BUSY, LOADED_BUSY, STARVED_BUSY, HOT, SLOW, FULL = 5, 50, 40, 80, 0.85, 0.95
+IDLE_BUSY, LOADED_BUSY, STARVED_BUSY, HOT, SLOW, FULL = 5, 50, 40, 86, 0.85, 0.95
 SOON_S, DISK_SOON_S, APART = 6 * 3600, 24 * 3600, 4.0
 _SHARE = 0.95
 _TREND = 60
@@ -185,7 +185,8 @@ class Watch:
         found = self._say(IDLE, device, at, held and busy < IDLE_BUSY, f"GPU {device} is held and does nothing")
         if "temperature" in mine or "throttled" in mine:
             clock, most, heat = mine.get("clock", 0.0), mine.get("clock_most", 0.0), mine.get("temperature", 0.0)
-            slow = mine.get("throttled", 0.0) > 0 or (heat >= HOT and 0 < clock < SLOW * most)
+            # A driver that says why it slows down is believed: at its power limit a healthy device is slow and warm.
+            slow = mine["throttled"] > 0 if "throttled" in mine else heat >= HOT and 0 < clock < SLOW * most
             text = f"GPU {device} slows down at {heat:.0f} °C: {clock:.0f} of {most:.0f} MHz"
             found += self._say(HEAT, device, at, slow and busy >= LOADED_BUSY, text)
         faults = mine.get("xid", 0.0) + mine.get("ecc", 0.0)
