@@ -1,5 +1,6 @@
 """The executor against a strict server of our own: what is said on the wire, and what servers may answer."""
 
+import base64
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ def cluster() -> Iterator[KubeCluster]:
 
 @pytest.fixture
 def kube(still: KubeCluster) -> Iterator[KubernetesExecutor]:
-    executor = still.executor()
+    executor = still.executor(service_account="{user}")
     yield executor
     executor.close()
 
@@ -140,6 +141,28 @@ def test_what_somebody_else_deleted_is_lost(still: KubeCluster, kube: Kubernetes
     assert kube.poll([handle])[0].phase == WAITING
     still.kube.store.delete(JOBS, f"{NAMESPACE}/{handle}-0")
     settled(lambda: kube.poll([handle])[0].phase == LOST)
+
+
+def test_why_no_pod_is_made_is_told(still: KubeCluster, kube: KubernetesExecutor) -> None:
+    handle = kube.launch(asked())
+    about = {"name": f"{handle}-0", "kind": "Job"}
+    event = {"metadata": {"name": "e"}, "involvedObject": about, "type": "Warning", "message": "violates PodSecurity"}
+    still.add("/api/v1/events", NAMESPACE, event)
+    assert kube.poll([handle])[0].reason == "", "it may begin in a moment"
+    early = {"creationTimestamp": "2020-01-01T00:00:00Z"}
+    still.kube.store.change(SERVICES, f"{NAMESPACE}/{handle}", lambda one: one["metadata"].update(early))
+    settled(lambda: kube.poll([handle])[0].reason == "violates PodSecurity")
+    assert kube.poll([handle])[0].phase == WAITING
+
+
+def test_what_was_written_down_and_not_deleted_is_deleted_later(still: KubeCluster, kube: KubernetesExecutor) -> None:
+    handle = kube.launch(asked())
+    _bind(still, handle, running={"startedAt": "2027-01-15T08:00:00Z"})
+    settled(lambda: kube.poll([handle])[0].phase == RUNNING)
+    ended = {"falaj.dev/ended": '{"exits": [[0, "failed", 137, "ended by force", 1]]}'}
+    still.kube.store.change(SERVICES, f"{NAMESPACE}/{handle}", lambda one: one["metadata"]["annotations"].update(ended))
+    settled(lambda: bool(kube.poll([handle])) and not still.objects("jobs"))
+    assert still.objects("pods")[0]["metadata"]["deletionTimestamp"]
 
 
 def test_a_launch_that_was_torn_goes_on(still: KubeCluster, kube: KubernetesExecutor) -> None:
@@ -292,15 +315,36 @@ def test_certificates_are_verified(still: KubeCluster) -> None:
     kube.close()
 
 
+def test_inside_a_cluster_the_pod_says_who_we_are(
+    still: KubeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("token", still.kube.token), ("namespace", NAMESPACE), ("ca.crt", still.kube.ca.read_text())):
+        (tmp_path / name).write_text(text)
+    host, _, port = still.kube.url.removeprefix("https://").partition(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setattr("falaj.backends.kubernetes_reach._POD", tmp_path)
+    kube = KubernetesExecutor("kubernetes:", {"image": "i"})
+    assert kube.poll([kube.launch(asked())])[0].phase == WAITING
+    kube.close()
+
+
+def _data(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
 def test_a_kubeconfig_is_read(still: KubeCluster, tmp_path: Path) -> None:
     import yaml
 
     whole: dict[str, Any] = {
         "current-context": "here",
         "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}],
-        "clusters": [{"name": "c", "cluster": {"server": still.kube.url, "certificate-authority": str(still.kube.ca)}}],
-        "users": [{"name": "u", "user": {"token": still.kube.token}}],
+        "clusters": [
+            {"name": "c", "cluster": {"server": still.kube.url, "certificate-authority-data": _data(still.kube.ca)}}
+        ],
+        "users": [{"name": "u", "user": {"token": still.kube.token, "client-certificate": str(still.kube.ca)}}],
     }
+    whole["users"][0]["user"]["client-key-data"] = _data(still.kube.ca.with_suffix(".key"))
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump(whole))
     kube = KubernetesExecutor(f"kubernetes:kubeconfig?path={path}", {"image": "i"})

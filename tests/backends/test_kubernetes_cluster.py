@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from falaj.backends.kubernetes import KubernetesExecutor
-from falaj.backends.kubernetes_objects import Site, belongings
+from falaj.backends.kubernetes_objects import belongings
+from falaj.backends.kubernetes_site import Site
 from falaj.core.errors import Invalid
 from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Slot
 from tests.backends.attempts import attempt, slots, wait_for
@@ -131,6 +132,18 @@ def test_what_the_server_does_not_take_leaves_nothing(plane: ControlPlane, kube:
     with pytest.raises(Invalid, match="refuses"):
         kube.launch(wrong)
     wait_until(lambda: kube.poll([wrong.id])[0].phase == UNKNOWN, 60)
+
+
+def test_a_full_namespace_says_so(plane: ControlPlane, kube: KubernetesExecutor) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    path = "/api/v1/namespaces/default/resourcequotas"
+    plane.call("POST", path, quota)
+    wait_until(lambda: bool(plane.call("GET", f"{path}/none").get("status", {}).get("hard")), 60)
+    handle = kube.launch(attempt(slots("gpu-0", cpu=100), "pass"))
+    assert "exceeded quota" in wait_for(kube, handle, lambda status: bool(status.reason)).reason
+    plane.call("DELETE", f"{path}/none")
+    kube.stop(handle, 1)
+    assert wait_for(kube, handle, lambda status: status.phase == FAILED).exits[0].code == 143
 
 
 @pytest.fixture(scope="module")

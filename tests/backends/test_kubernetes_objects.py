@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.backends.kubernetes_objects import PORT, Site, belongings, launcher, name_of, service
+from falaj.backends.kubernetes_objects import PORT, belongings, launcher, name_of, service
+from falaj.backends.kubernetes_site import Site
 from falaj.core.errors import Invalid
 from falaj.core.execute import Attempt, Slot
 from tests.backends.attempts import attempt, slots

@@ -28,7 +28,8 @@ from cryptography.x509.oid import NameOID
 
 Json = dict[str, Any]
 _PATH = re.compile(
-    r"(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<ns>[^/]+))?/(?P<kind>[a-z]+)(/(?P<name>[^/]+))?(?P<sub>/log)?"
+    r"(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<ns>[^/]+))?/(?P<kind>[a-z]+)"
+    r"(/(?P<name>[^/]+))?(?P<sub>/log|/scale)?"
 )
 
 
@@ -216,6 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, place: str, found: re.Match[str], query: Json, body: bytes) -> Any:
         store, namespace, name = self.kube.store, found["ns"] or "", found["name"]
         key = f"{namespace}/{name}"
+        if found["sub"] == "/scale":
+            asked = {"spec": {"replicas": json.loads(body)["spec"]["replicas"]}}
+            return store.change(place, key, lambda one: _merge(one, asked))
         if found["sub"]:
             return self._log(store.get(place, key), query)
         if self.command == "POST":
@@ -336,9 +340,11 @@ def _fits(one: Json, namespace: str, query: Json) -> bool:
         if name not in labels or (equal and labels[name] != value):
             return False
     for term in filter(None, query.get("fieldSelector", "").split(",")):
-        path, value = term.split("!=")
-        first, second = path.split(".")
-        if (one.get(first) or {}).get(second, "") == value:
+        found: Any = one
+        path, other, value = re.split(r"(!?)=", term)
+        for word in path.split("."):
+            found = found.get(word) or {}
+        if ((found or "") == value) == bool(other):
             return False
     return True
 

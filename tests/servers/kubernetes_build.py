@@ -38,13 +38,13 @@ def crd_server(build: bool = False) -> Path:
 
 def _built(name: str, programs: tuple[str, ...], make: Callable[[Path, Path], None], build: bool) -> Path:
     home = HOME / name
-    if all((home / program).is_file() for program in programs):
-        return home
-    if not build:
-        raise Missing(f"Kubernetes is not built: python -m tests.servers.kubernetes_build {name} (minutes)")
     HOME.mkdir(parents=True, exist_ok=True)
     with (HOME / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if all((home / program).is_file() for program in programs):
+            return home
+        if not build:
+            raise Missing(f"Kubernetes is not built: python -m tests.servers.kubernetes_build {name} (minutes)")
         work, made = HOME / f"{name}.work", HOME / f"{name}.made"
         for folder in (work, made):
             shutil.rmtree(folder, ignore_errors=True)

@@ -8,61 +8,52 @@ Pods are told to save or to end by annotations, which they see as files: that ne
 and they end by themselves, with an exit code and a log that stay. Only what does not obey is deleted.
 """
 
-import ipaddress
+import contextlib
 import json
-import re
-import socket
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from falaj.backends import kubernetes_objects as objects
 from falaj.backends import kubernetes_status as read
 from falaj.backends.kubernetes_api import Json, KubeApi, Mirror
 from falaj.backends.kubernetes_logs import read_log, since
-from falaj.backends.kubernetes_nodes import OURS, devices, facts
-from falaj.backends.kubernetes_objects import Site
+from falaj.backends.kubernetes_nodes import OURS, devices, facts, instant
 from falaj.backends.kubernetes_reach import reach_of
+from falaj.backends.kubernetes_scale import KubeScaling, machine_kinds
+from falaj.backends.kubernetes_site import KINDS, KNOWN, NAME, account, asked_of, platform_of, site_of
+from falaj.backends.node_kinds import with_kind
 from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.execute import FAILED, LOST, OVER, UNKNOWN, WAITING, Attempt, LogChunk, NodeFacts, Slot, Status
 
-_CONNECT = ("token", "ca", "cert", "key", "namespace", "path", "context")
-_KNOWN = (*_CONNECT, *(name for name in Site._fields if name != "namespace"))
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_TOLERATED = ("nvidia.com/gpu", "amd.com/gpu", "cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority")
 _FORCE_AFTER_S = 15.0
 _GANG_GRACE_S = 10.0
+_BEGIN_S = 5.0
 _FORCED = "ended by force"
 _LAUNCHED = "falaj.dev/launched"
-_WHERE = {
-    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
-    "Service": "/api/v1/namespaces/{}/services",
-    "Secret": "/api/v1/namespaces/{}/secrets",
+_GROUPS = {
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
     "TrainJob": "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{}/trainjobs",
-    "Pod": "/api/v1/namespaces/{}/pods",
-    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
 }
-_KINDS = {"job": "Job", "jobset": "JobSet", "trainjob": "TrainJob"}
 
 
-class KubernetesExecutor:
+class KubernetesExecutor(KubeScaling):
     """The executor port over the REST API of one cluster, in one namespace."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         place, _, query = url.removeprefix("kubernetes:").partition("?")
         written = dict(parse_qsl(query))
         given = written | {name: str(value) for name, value in options.items()}
-        if strange := sorted(set(given) - {*_KNOWN, "folder"}):
-            raise Invalid(f"kubernetes: does not know {', '.join(strange)}", f"it knows {', '.join(_KNOWN)}")
+        if strange := sorted(set(given) - {*KNOWN, "folder", "kinds"}):
+            raise Invalid(f"kubernetes: does not know {', '.join(strange)}", f"it knows {', '.join(KNOWN)}")
         if not written.get("token", "env:").startswith(("env:", "file:")):
             raise Invalid("the token is written into an address", "point at it: token=env:NAME or token=file:/path")
         reach = reach_of(place, given)
-        self._site = _site(reach.namespace, given)
+        self._site = site_of(reach.namespace, given)
+        self._kinds = machine_kinds(given.get("kinds", ""))
         self._api = KubeApi(reach)
         ours = {"labelSelector": f"{OURS}=falaj,{objects.ATTEMPT}"}
         self._services, self._jobs, self._pods = (
@@ -70,29 +61,27 @@ class KubernetesExecutor:
         )
         self._nodes: dict[str, Json] = {}
         self._sent: set[str] = set()
-        self._lock = threading.Lock()
 
     def capacity(self) -> Sequence[NodeFacts]:
         """Every node, with what pods that are not ours ask for on it."""
-        nodes, _ = self._api.list("/api/v1/nodes")
+        self._list_nodes()
         alive = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
         pods, _ = self._api.list("/api/v1/pods", fieldSelector=alive)
-        self._nodes = {node["metadata"]["name"]: node for node in nodes}
         bound: dict[str, list[Json]] = {}
         for pod in pods:
             bound.setdefault((pod.get("spec") or {}).get("nodeName", ""), []).append(pod)
-        site = self._site
+        known = self._site.tolerations, self._site.namespace
         return [
-            facts(node, bound.get(name, ()), site.tolerations, site.namespace)
+            with_kind(facts(node, bound.get(name, ()), *known), self._kinds, self._kind_of(node))
             for name, node in sorted(self._nodes.items())
         ]
 
     def launch(self, attempt: Attempt) -> str:
         """Make its objects, the service first. What is there already is ours, or a Conflict."""
-        site = self._check(attempt)
+        site = asked_of(attempt, self._site)
         handle = objects.name_of(attempt.id)
         asked = {slot.index: self._devices(slot) for slot in attempt.slots}
-        self._check_account(attempt.user or site.service_account)
+        self._check_account(account(attempt, site))
         claim = self._make(objects.service(attempt, site), attempt.id)
         about = claim["metadata"]
         if about.get("deletionTimestamp"):
@@ -101,11 +90,11 @@ class KubernetesExecutor:
             return handle
         try:
             self._send_launcher(attempt)
-            for one in objects.belongings(attempt, site, about["uid"], asked, _platform(attempt)):
+            for one in objects.belongings(attempt, site, about["uid"], asked, platform_of(attempt)):
                 made = self._make(one)
                 if one["kind"] == "Job":
                     self._jobs.put(made)
-        except Invalid:
+        except (Invalid, Conflict):
             self._remove(handle)
             raise
         self._services.put(self._annotate("Service", handle, {_LAUNCHED: "true"}))
@@ -116,23 +105,16 @@ class KubernetesExecutor:
         if not handles:
             return []
         known = self._seen(handles)
-        found = []
-        for handle in handles:
-            if handle not in known:
-                found.append(Status(handle, UNKNOWN))
-                continue
-            service, slots = known[handle]
-            status = read.status(handle, slots)
-            if any(slot.pod or slot.phase not in OVER for slot in slots):
+        for handle, (service, slots) in known.items():
+            with contextlib.suppress(NotFound):
                 self._enforce(handle, service, slots)
-            found.append(status)
-        return found
+        return [read.status(h, known[h][1]) if h in known else Status(h, UNKNOWN) for h in handles]
 
     def checkpoint(self, handle: str) -> None:
         """Annotate the pods, whose launchers see it."""
         for _, slots in self._seen([handle]).values():
             for slot in slots:
-                if slot.pod and slot.started:
+                if slot.live and slot.started:
                     self._annotate("Pod", slot.pod, {objects.CHECKPOINT: str(time.time())})
 
     def stop(self, handle: str, grace_s: float) -> None:
@@ -146,9 +128,9 @@ class KubernetesExecutor:
         known = self._seen([handle]).get(handle)
         if known is None or not 0 <= slot < len(known[1]):
             raise NotFound(
-                f"Kubernetes ran no slot {slot} of {handle[:80]!r} for us", "it was forgotten, or ran elsewhere"
+                f"Kubernetes ran no slot {slot} of {handle[:80]!r} for us", "it was forgotten, or is elsewhere"
             )
-        pod, over = self._pod_of(handle, slot), known[1][slot].phase in OVER
+        pod, over = known[1][slot].pod, known[1][slot].phase in OVER
         params = {"container": objects.CONTAINER[_notes(known[0]).get(objects.OBJECT, "job")], "timestamps": "true"}
         params |= {"sinceTime": start} if (start := since(after)) else {}
 
@@ -183,14 +165,14 @@ class KubernetesExecutor:
             if service is None or service["metadata"].get("deletionTimestamp"):
                 continue
             slots = read.look(service, jobs.get(handle, ()), pods.get(handle, ()), now)
-            if handle not in jobs and handle not in pods and all(one.phase == WAITING for one in slots):
-                slots = self._without_jobs(handle, service, slots)
+            if handle not in pods and all(one.phase == WAITING for one in slots):
+                slots = self._without_pods(handle, service, slots, handle in jobs)
             found[handle] = (service, slots)
         return found
 
     def _late(self, handle: str) -> Json | None:
         """A service that the watch has not told us of: made by another platform a moment ago."""
-        if not _NAME.fullmatch(handle):
+        if not NAME.fullmatch(handle):
             return None
         try:
             found = self._api.get(f"{self._path('Service')}/{handle}")
@@ -198,40 +180,46 @@ class KubernetesExecutor:
             return None
         return found if _labels(found).get(objects.ATTEMPT) == handle else None
 
-    def _without_jobs(self, handle: str, service: Json, slots: list[read.Seen]) -> list[read.Seen]:
-        """Nothing of it is there yet, or nothing any more: only its object says which."""
+    def _without_pods(self, handle: str, service: Json, slots: list[read.Seen], begun: bool) -> list[read.Seen]:
+        """Nothing runs of it: not yet, not any more, or never. Its object says which, and events say why."""
         notes = _notes(service)
-        if _LAUNCHED not in notes:
+        if _LAUNCHED not in notes or any(one.reason for one in slots):
             return slots
-        kind = _KINDS[notes.get(objects.OBJECT, "job")]
+        kind = KINDS[notes.get(objects.OBJECT, "job")]
+        name = f"{handle}-0" if kind == "Job" else handle
         try:
-            self._api.get(f"{self._path(kind)}/{handle}{'-0' if kind == 'Job' else ''}")
+            begun or self._api.get(f"{self._path(kind)}/{name}")
         except NotFound:
             return [read.Seen(LOST, reason="somebody deleted it", ended=time.time()) for _ in slots]
-        return slots
+        if time.time() < instant(service["metadata"].get("creationTimestamp")) + _BEGIN_S:
+            return slots
+        about = f"involvedObject.name={name},type=Warning"
+        events, _ = self._api.list(self._path("Event"), fieldSelector=about)
+        return [one._replace(reason=str(events[-1].get("message", ""))) for one in slots] if events else slots
 
     def _enforce(self, handle: str, service: Json, slots: list[read.Seen]) -> None:
         """A gang ends together, and what was told to end does."""
-        told = read.note(service, objects.STOP)
-        if read.ENDED in _notes(service):
-            return
-        if all(one.phase in OVER for one in slots):
-            self._force(handle, slots, "")
-        elif told and time.time() > float(told.get("at", 0)) + float(told.get("grace_s", 0)) + _FORCE_AFTER_S:
+        told, alive = read.note(service, objects.STOP), any(one.live for one in slots)
+        if alive and read.ENDED in _notes(service):
+            # A platform wrote that down and died before it deleted anything.
+            self._delete(handle, service)
+        elif all(one.phase in OVER for one in slots):
+            if alive:
+                self._force(handle, slots, "")
+        elif told and time.time() > _due(told) + _FORCE_AFTER_S:
             self._force(handle, slots, _FORCED)
         elif not told and any(one.bad for one in slots):
             self._stop(handle, service, slots, _GANG_GRACE_S)
 
     def _stop(self, handle: str, service: Json, slots: list[read.Seen], grace_s: float) -> None:
         told = read.note(service, objects.STOP)
-        due = float(told.get("at", 0)) + float(told.get("grace_s", 0)) if told else float("inf")
-        if time.time() + grace_s < due:
+        if not told or time.time() + grace_s < _due(told):
             words = json.dumps({"grace_s": grace_s, "at": time.time()})
             self._services.put(self._annotate("Service", handle, {objects.STOP: words}))
             for slot in slots:
-                if slot.pod:
+                if slot.live:
                     self._annotate("Pod", slot.pod, {objects.STOP: words})
-        if not any(slot.pod and slot.started for slot in slots):
+        if not any(slot.live and slot.started for slot in slots):
             bad = any(slot.bad for slot in slots)
             self._force(handle, slots, "ended with its gang" if bad else "stopped before it began")
 
@@ -243,8 +231,11 @@ class KubernetesExecutor:
         rows = [[at, one.phase, one.code, one.reason, one.ended or now] for at, one in enumerate(over)]
         made = self._annotate("Service", handle, {read.ENDED: json.dumps({"exits": rows})})
         self._services.put(made)
+        self._delete(handle, made)
+
+    def _delete(self, handle: str, service: Json) -> None:
         whose = {"labelSelector": f"{OURS}=falaj,{objects.ATTEMPT}={handle}"}
-        kind = _KINDS[_notes(made).get(objects.OBJECT, "job")]
+        kind = KINDS[_notes(service).get(objects.OBJECT, "job")]
         self._api.delete(self._path(kind), {"propagationPolicy": "Foreground"}, **whose)
         self._api.delete(self._path("Pod"), {"gracePeriodSeconds": 1}, **whose)
 
@@ -253,15 +244,6 @@ class KubernetesExecutor:
         service = self._late(handle)
         if service is not None:
             self._services.put(service)
-
-    def _pod_of(self, handle: str, slot: int) -> str | None:
-        pods = _grouped(self._pods.all()).get(handle, ())
-        mine = [pod for pod in pods if read.slot_of(pod) == slot]
-        return (
-            max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))["metadata"]["name"]
-            if mine
-            else None
-        )
 
     def _make(self, one: Json, attempt: str = "") -> Json:
         """Create it, or find it and see that it is ours."""
@@ -295,26 +277,6 @@ class KubernetesExecutor:
                 raise
             return {}
 
-    def _check(self, attempt: Attempt) -> Site:
-        """What was asked as this cluster understands it; Invalid when it cannot be."""
-        if strange := sorted(set(attempt.options) - set(objects.OPEN)):
-            raise Invalid(f"kubernetes: does not know the option {strange[0]}", f"it knows {', '.join(objects.OPEN)}")
-        site = self._site._replace(**dict[str, Any](attempt.options))
-        if site.object not in _KINDS:
-            raise Invalid(f"{site.object[:40]!r} is no object that runs attempts", f"one of {', '.join(_KINDS)}")
-        if attempt.folder or not attempt.launcher or not attempt.slots:
-            raise Invalid("kubernetes: needs slots and the launcher, and shares no folder", "leave the folder empty")
-        if not (attempt.image or site.image):
-            raise Invalid("the job names no image", "name one with python3 in it, or give the cluster the option image")
-        if not _NAME.fullmatch(attempt.user or site.service_account):
-            raise Invalid(
-                f"{attempt.user[:60]!r} is no name of a service account",
-                "map the person to one: small letters, digits, dashes and dots",
-            )
-        if any(slot.devices and slot.milli != 1000 for slot in attempt.slots):
-            raise Invalid("Kubernetes gives out whole devices", "ask for whole GPUs, or for a MIG model")
-        return site
-
     def _check_account(self, name: str) -> None:
         try:
             self._api.get(f"{self._path('ServiceAccount')}/{name}")
@@ -326,12 +288,9 @@ class KubernetesExecutor:
     def _devices(self, slot: Slot) -> dict[str, int]:
         """What a slot asks for by the resources' own names."""
         if slot.node not in self._nodes:
-            if not _NAME.fullmatch(slot.node):
-                raise Invalid(f"{slot.node[:60]!r} is no name of a node", "capacity lists them")
-            try:
-                self._nodes[slot.node] = self._api.get(f"/api/v1/nodes/{slot.node}")
-            except NotFound:
-                raise Invalid(f"Kubernetes has no node {slot.node}", "it may have left; look at capacity") from None
+            self._list_nodes()
+        if slot.node not in self._nodes:
+            raise Conflict(f"Kubernetes has no node {slot.node[:80]!r}", "it may have left; look at capacity")
         known = {device.index: resource for device, resource in devices(self._nodes[slot.node]).items()}
         asked: dict[str, int] = {}
         for index in slot.devices:
@@ -340,46 +299,16 @@ class KubernetesExecutor:
             asked[known[index]] = asked.get(known[index], 0) + 1
         return asked
 
+    def _list_nodes(self) -> None:
+        nodes, _ = self._api.list("/api/v1/nodes")
+        self._nodes = {node["metadata"]["name"]: node for node in nodes}
+
     def _path(self, kind: str) -> str:
-        return _WHERE[kind].format(self._site.namespace)
+        return _GROUPS.get(kind, f"/api/v1/namespaces/{{}}/{kind.lower()}s").format(self._site.namespace)
 
 
-def _site(namespace: str, given: Mapping[str, str]) -> Site:
-    words = {name: tuple(filter(None, given.get(name, "").split(","))) for name in ("tolerations", "egress", "claims")}
-    plain = {name: given[name] for name in Site._fields if name in given and name not in (*words, "uid", "namespace")}
-    claims = tuple((claim, path) for claim, _, path in (word.partition(":") for word in words["claims"]))
-    try:
-        for block in words["egress"]:
-            block == "open" or ipaddress.ip_network(block)
-        uid = int(given.get("uid", "10001"))
-    except ValueError as error:
-        raise Invalid(f"kubernetes: {error}", "egress=10.0.0.0/8,open or uid=10001") from None
-    if not _NAME.fullmatch(namespace) or uid <= 0 or any(not path.startswith("/") for _, path in claims):
-        raise Invalid(
-            "kubernetes: the namespace is no name, the uid is root, or a claim has no path",
-            "namespace=falaj&uid=10001&claims=data:/data",
-        )
-    return Site(
-        namespace,
-        uid=uid,
-        tolerations=(*_TOLERATED, *words["tolerations"]),
-        egress=words["egress"],
-        claims=claims,
-        **plain,
-    )
-
-
-def _platform(attempt: Attempt) -> list[str]:
-    """The addresses of the platform, which launchers call. A policy knows no names, so they are looked up here."""
-    host = urlsplit(str(attempt.context.get("address") or "")).hostname
-    if not host:
-        return []
-    try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
-    except OSError:
-        raise Invalid(
-            f"the platform's address {host!r} is not known to DNS", "its launchers could not call it"
-        ) from None
+def _due(told: Mapping[str, Any]) -> float:
+    return float(told.get("at", 0)) + float(told.get("grace_s", 0))
 
 
 def _labels(one: Json) -> dict[str, str]:

@@ -67,16 +67,18 @@ class KubeApi:
     def list(self, path: str, **params: str) -> tuple[list[Json], str]:
         """Every object, page by page, and the version that a watch goes on from."""
         found: list[Json] = []
-        token = ""
+        rest = ""
         while True:
             try:
-                page = self.get(path, limit=str(_PAGE), **params, **({"continue": token} if token else {}))
+                page = self.get(path, limit=str(_PAGE), **params, **({"continue": rest} if rest else {}))
             except Gone:
-                found, token = [], ""
+                if not rest:
+                    raise
+                found, rest = [], ""
                 continue
             found += page.get("items") or ()
             about = page.get("metadata") or {}
-            if not (token := about.get("continue") or ""):
+            if not (rest := about.get("continue") or ""):
                 return found, str(about.get("resourceVersion", ""))
 
     @contextlib.contextmanager
@@ -237,6 +239,15 @@ def _order(one: Json) -> int:
     return int(version) if version.isdigit() else 0
 
 
+_REFUSALS: dict[int, tuple[type[FalajError], str, str]] = {
+    401: (Unauthenticated, "Kubernetes does not know our token or certificate", "give the cluster's option `token`"),
+    404: (NotFound, "Kubernetes has none", "it may have been deleted"),
+    409: (Conflict, "Kubernetes has it already", "the name is taken"),
+    410: (Gone, "Kubernetes has forgotten what we go on from", "begin again"),
+    **dict.fromkeys((400, 403, 405, 413, 422), (Invalid, "Kubernetes refuses", "change what the message names")),
+}
+
+
 def _passing(answer: httpx.Response) -> bool:
     """Whether the same call may go well in a moment."""
     if answer.status_code == 409:
@@ -252,21 +263,12 @@ def _pause(asked: str, left: int) -> float:
 def _refusal(answer: httpx.Response) -> FalajError:
     message, _ = _said(answer)
     status = answer.status_code
-    if status == 410:
-        return Gone(message)
-    if status == 401:
-        return Unauthenticated("Kubernetes does not know our token or certificate", "give the cluster's option `token`")
-    if status == 404:
-        return NotFound(f"Kubernetes has none: {message}", "it may have been deleted")
-    if status == 409:
-        return Conflict(f"Kubernetes has it already: {message}", "the name is taken")
     if status == 403 and re.search(r'User "[^"]*" cannot', message):
         return Denied(f"Kubernetes does not let us: {message}", "give our service account the rights that docs list")
     if status == 403 and "exceeded quota" in message:
         return Unavailable(f"the namespace is full: {message}", "wait for room, or raise its ResourceQuota")
-    if status in (400, 403, 405, 413, 422):
-        return Invalid(f"Kubernetes refuses: {message}", "change what the message names")
-    return Unavailable(f"Kubernetes is not ready ({status}): {message}", "the same call may work later")
+    kind, what, hint = _REFUSALS.get(status, (Unavailable, f"Kubernetes is not ready ({status})", "try again later"))
+    return kind(f"{what}: {message}", hint)
 
 
 def _said(answer: httpx.Response) -> tuple[str, str]:

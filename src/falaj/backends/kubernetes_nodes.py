@@ -25,11 +25,7 @@ _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
 _ACCELERATORS = {
     "nvidia.com/gpu": ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
     "amd.com/gpu": ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name"),
-    "gpu.intel.com/i915": ("gpu.intel.com/product",),
-    "gpu.intel.com/xe": ("gpu.intel.com/product",),
     "google.com/tpu": ("cloud.google.com/gke-tpu-accelerator",),
-    "aws.amazon.com/neuron": ("node.kubernetes.io/instance-type",),
-    "habana.ai/gaudi": (),
 }
 _MIG = "nvidia.com/mig-"
 _SHORT = {
@@ -61,7 +57,6 @@ _LEAVING_S = {
     "node.kubernetes.io/out-of-service": 0,
 }
 """Taints that say a node goes, and how long after."""
-_GOING = ("TerminationScheduled", "VMEventScheduled")
 
 
 def facts(
@@ -110,11 +105,9 @@ def requests(pod: Mapping[str, Any]) -> dict[str, Decimal]:
     beside = [one for one in steps if one.get("restartPolicy") == "Always"]
     whole = _sum(_asked(one) for one in (*(spec.get("containers") or ()), *beside))
     for step in steps:
-        whole = {
-            name: max(whole.get(name, Decimal(0)), _asked(step).get(name, Decimal(0)))
-            for name in {*whole, *_asked(step)}
-        }
-    return _sum((whole, {name: quantity(value) for name, value in (spec.get("overhead") or {}).items()}))
+        for name, value in _asked(step).items():
+            whole[name] = max(whole.get(name, value), value)
+    return _sum((whole, _read(spec.get("overhead") or {})))
 
 
 def quantity(text: object) -> Decimal:
@@ -150,10 +143,11 @@ def _ours(pod: Mapping[str, Any], namespace: str) -> bool:
 
 def _asked(container: Mapping[str, Any]) -> dict[str, Decimal]:
     asked = container.get("resources") or {}
-    return {
-        name: quantity(value)
-        for name, value in {**(asked.get("limits") or {}), **(asked.get("requests") or {})}.items()
-    }
+    return _read({**(asked.get("limits") or {}), **(asked.get("requests") or {})})
+
+
+def _read(said: Mapping[str, Any]) -> dict[str, Decimal]:
+    return {name: quantity(value) for name, value in said.items()}
 
 
 def _sum(many: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
@@ -166,12 +160,9 @@ def _sum(many: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
 
 def _amounts(said: Mapping[str, Any], accelerators: Iterable[str]) -> dict[str, int]:
     """CPU in thousandths, memory in MiB, other extended resources by their own names."""
-    left = {name: quantity(value) for name, value in said.items()}
+    left, known = _read(said), {*accelerators, *_ACCELERATORS}
     whole = {"cpu": int(left.get("cpu", 0) * 1000), "memory": int(left.get("memory", 0)) >> 20}
-    more = {
-        name: int(value) for name, value in left.items() if "/" in name and name not in {*accelerators, *_ACCELERATORS}
-    }
-    return whole | more
+    return whole | {name: int(value) for name, value in left.items() if "/" in name and name not in known}
 
 
 def _model(resource: str, labels: Mapping[str, str]) -> tuple[str, int]:
@@ -206,10 +197,9 @@ def _labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 def _ready(node: Mapping[str, Any], tolerated: Sequence[str]) -> bool:
     spec, conditions = node.get("spec") or {}, (node.get("status") or {}).get("conditions") or ()
-    taints = [one for one in spec.get("taints") or () if one.get("effect") in ("NoSchedule", "NoExecute")]
-    strange = [one for one in taints if one.get("key") not in tolerated]
+    closed = [one for one in spec.get("taints") or () if one.get("effect") in ("NoSchedule", "NoExecute")]
     up = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-    return up and not spec.get("unschedulable") and not strange
+    return up and not spec.get("unschedulable") and all(one.get("key") in tolerated for one in closed)
 
 
 def _leaving(node: Mapping[str, Any]) -> float:
@@ -220,7 +210,4 @@ def _leaving(node: Mapping[str, Any]) -> float:
             value = str(taint.get("value", ""))
             since = instant(taint.get("timeAdded")) or (float(value) if value.isdigit() else 0.0)
             found.append(max(1.0, since + _LEAVING_S[taint["key"]]))
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    going = [one for one in conditions if one.get("type") in _GOING and one.get("status") == "True"]
-    found += [max(1.0, instant(one.get("lastTransitionTime"))) for one in going]
     return min(found, default=0.0)

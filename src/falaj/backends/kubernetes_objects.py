@@ -14,10 +14,12 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from falaj.backends.kubernetes_nodes import DEVICES, OURS, tolerations
+from falaj.backends.kubernetes_site import Site, account
 from falaj.core.errors import Invalid
 from falaj.core.execute import Attempt, Slot
 
@@ -33,28 +35,6 @@ _LAST_WORDS = "/dev/termination-log"
 _MOST_CONFIG = 900_000
 
 
-class Site(NamedTuple):
-    """What the operator says of a cluster; options of an attempt may change those of OPEN."""
-
-    namespace: str
-    object: str = "job"
-    queue: str = ""
-    priority_class: str = ""
-    runtime: str = "torch-distributed"
-    image: str = ""
-    service_account: str = ""
-    uid: int = 10001
-    python: str = "python3"
-    tolerations: tuple[str, ...] = ()
-    egress: tuple[str, ...] = ()
-    claims: tuple[tuple[str, str], ...] = ()
-    pull_secret: str = ""
-    runtime_class: str = ""
-
-
-OPEN = ("object", "queue", "priority_class", "runtime")
-
-
 def name_of(attempt_id: str) -> str:
     """A name for an attempt's objects: of small letters, begins with one, leaves room for what controllers append."""
     clean = re.sub(r"[^a-z0-9]+", "-", attempt_id.lower()).strip("-")
@@ -65,15 +45,12 @@ def name_of(attempt_id: str) -> str:
 
 def launcher(attempt: Attempt) -> Json:
     """The launcher and what starts it, under a name that says what it holds."""
-    first = (files("falaj.backends") / "kubernetes_pod.py").read_bytes()
-    mark = hashlib.sha256(attempt.launcher + b"\0" + first).hexdigest()[:20]
-    held = {"falaj-worker.pyz": attempt.launcher, "pod.py": first}
+    held = {"falaj-worker.pyz": attempt.launcher, "pod.py": _first()}
     if sum(map(len, held.values())) > _MOST_CONFIG:
         raise Invalid("the launcher is too large for a ConfigMap", "it is made of falaj.core and falaj.worker alone")
-    about = {"name": f"falaj-launcher-{mark}", "labels": {OURS: "falaj"}}
-    return _object(
-        "v1", "ConfigMap", about, immutable=True, binaryData={name: _b64(data) for name, data in held.items()}
-    )
+    about = {"name": _launcher_name(attempt), "labels": {OURS: "falaj"}}
+    data = {name: _b64(content) for name, content in held.items()}
+    return _object("v1", "ConfigMap", about, immutable=True, binaryData=data)
 
 
 def service(attempt: Attempt, site: Site) -> Json:
@@ -101,6 +78,15 @@ def belongings(
     return [secret, policy, *_work(attempt, site, about, devices)]
 
 
+def _launcher_name(attempt: Attempt) -> str:
+    return f"falaj-launcher-{hashlib.sha256(attempt.launcher + _first()).hexdigest()[:20]}"
+
+
+@cache
+def _first() -> bytes:
+    return (files("falaj.backends") / "kubernetes_pod.py").read_bytes()
+
+
 def _work(attempt: Attempt, site: Site, about: Json, devices: Mapping[int, Mapping[str, int]]) -> list[Json]:
     outer = {**about, "labels": about["labels"] | ({QUEUE: site.queue} if site.queue else {})}
     wait = {"suspend": True} if site.queue else {}
@@ -108,19 +94,16 @@ def _work(attempt: Attempt, site: Site, about: Json, devices: Mapping[int, Mappi
         return [_trainjob(attempt, site, outer, devices)]
     jobs = [(slot, _job(attempt, site, slot, devices.get(slot.index, {}))) for slot in attempt.slots]
     if site.object == "jobset":
+        metas = [{"labels": _labels(attempt, slot)} for slot, _ in jobs]
         parts = [
-            {
-                "name": f"slot-{slot.index}",
-                "replicas": 1,
-                "template": {"metadata": {"labels": _labels(attempt, slot)}, "spec": spec},
-            }
-            for slot, spec in jobs
+            {"name": f"slot-{slot.index}", "replicas": 1, "template": {"metadata": meta, "spec": spec}}
+            for meta, (slot, spec) in zip(metas, jobs, strict=True)
         ]
         spec = {"replicatedJobs": parts, "network": {"enableDNSHostnames": False}, "failurePolicy": {"maxRestarts": 0}}
         return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", outer, spec=spec | wait)]
     if site.queue and len(jobs) > 1:
         raise Invalid(
-            "Kueue would admit the slots of this job one by one", "ask for object=jobset, which it admits whole"
+            "Kueue would admit the slots of this job one by one", "ask for object=jobset: it admits that whole"
         )
     return [_object("batch/v1", "Job", _slot_meta(attempt, slot, outer), spec=spec | wait) for slot, spec in jobs]
 
@@ -181,7 +164,7 @@ def _pod(attempt: Attempt, site: Site) -> Json:
     user = {"runAsNonRoot": True, "runAsUser": site.uid, "runAsGroup": site.uid, "fsGroup": site.uid}
     pod: Json = {
         "restartPolicy": "Never",
-        "serviceAccountName": attempt.user or site.service_account,
+        "serviceAccountName": account(attempt, site),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": attempt.grace_s + 5,
@@ -205,7 +188,7 @@ def _volumes(attempt: Attempt, site: Site) -> list[Json]:
     ]
     sources: list[Json] = [
         {"secret": {"name": name, "items": [{"key": "context.json", "path": "context.json"}]}},
-        {"configMap": {"name": launcher(attempt)["metadata"]["name"]}},
+        {"configMap": {"name": _launcher_name(attempt)}},
         {"downwardAPI": {"items": said}},
     ]
     own = [
@@ -223,11 +206,7 @@ def _volumes(attempt: Attempt, site: Site) -> list[Json]:
 
 def _container(attempt: Attempt, site: Site, slot: str, resources: Json) -> Json:
     name = name_of(attempt.id)
-    first = f"{name}-node-0-0" if site.object == "trainjob" else "slot-0"
-    env: list[Json] = [
-        {"name": "HOME", "value": _WORK},
-        {"name": "FALAJ_HOST", "value": f"{first}.{name}.{site.namespace}.svc"},
-    ]
+    env: list[Json] = [{"name": "HOME", "value": _WORK}, {"name": "FALAJ_HOST", "value": _host(name, site, 0)}]
     env += [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": f"env.{key}"}}} for key in attempt.secret_env
     ]
@@ -294,19 +273,17 @@ def _context(attempt: Attempt, site: Site) -> Json:
     """The document, with where each slot is reached and a port. Its devices are numbered as its pod sees them."""
     name = name_of(attempt.id)
     places: Any = attempt.context.get("slots") or ()
-    known = {slot["index"]: f"slot-{slot['index']}" for slot in places}
-    if site.object == "trainjob":
-        known = {index: f"{name}-node-0-{index}" for index in known}
     slots = [
-        {
-            **slot,
-            "host": f"{known[slot['index']]}.{name}.{site.namespace}.svc",
-            "devices": list(range(len(slot["devices"]))),
-        }
+        {**slot, "host": _host(name, site, slot["index"]), "devices": list(range(len(slot["devices"])))}
         for slot in places
     ]
     said: Any = attempt.context.get("rendezvous") or {}
     return {**attempt.context, "slots": slots, "rendezvous": {"host": "", **said, "port": said.get("port") or PORT}}
+
+
+def _host(name: str, site: Site, index: int) -> str:
+    pod = f"{name}-node-0-{index}" if site.object == "trainjob" else f"slot-{index}"
+    return f"{pod}.{name}.{site.namespace}.svc"
 
 
 def _slot_meta(attempt: Attempt, slot: Slot, about: Json) -> Json:

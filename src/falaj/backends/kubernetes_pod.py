@@ -9,7 +9,6 @@ termination message. This file is sent alone: it imports the standard library, a
 """
 
 import contextlib
-import json
 import os
 import runpy
 import signal
@@ -55,7 +54,7 @@ def _listen(signals: Path, home: Path) -> None:
         if folders and (now := _read(signals / "stop")) not in ("", stop):
             stop = now
             for folder in folders:
-                (folder / "stop").write_text(json.dumps(json.loads(stop)), encoding="utf-8")
+                (folder / "stop").write_text(stop, encoding="utf-8")
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(TURN_S)
 

@@ -5,7 +5,6 @@ away, since those of pods live for an hour.
 """
 
 import base64
-import json
 import os
 import ssl
 import tempfile
@@ -77,14 +76,8 @@ def _from_kubeconfig(given: Mapping[str, str]) -> Reach:
             f"the context {chosen!r} skips TLS or signs in by a program or a password",
             "make a service account and give its token, or a client certificate",
         )
-    ca, cert, key = (
-        _inline(section, name, path)
-        for section, name in (
-            (cluster, "certificate-authority"),
-            (user, "client-certificate"),
-            (user, "client-key"),
-        )
-    )
+    ca = _inline(cluster, "certificate-authority", path)
+    cert, key = (_inline(user, f"client-{what}", path) for what in ("certificate", "key"))
     pointer = f"file:{user['tokenFile']}" if "tokenFile" in user else str(user.get("token", ""))
     namespace = given.get("namespace") or str(about.get("namespace") or "default")
     url = _checked(str(cluster.get("server", "")))
@@ -93,27 +86,18 @@ def _from_kubeconfig(given: Mapping[str, str]) -> Reach:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        import yaml
+    except ImportError:
+        raise Invalid("a kubeconfig needs the package PyYAML", "pip install 'falaj[kubernetes]'") from None
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Invalid(f"the kubeconfig cannot be read: {error.strerror}", f"is {path} there?") from None
-    try:
-        found = json.loads(text) if text.lstrip().startswith("{") else _yaml(text)
-    except ValueError:
+    except (ValueError, yaml.YAMLError):
         found = None
     if not isinstance(found, dict):
         raise Invalid(f"{path} is no kubeconfig", "kubectl config view shows a good one")
     return found
-
-
-def _yaml(text: str) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise Invalid("a kubeconfig in YAML needs the package PyYAML", "pip install 'falaj[kubernetes]'") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None
 
 
 def _named(whole: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:

@@ -33,7 +33,8 @@ class Seen(NamedTuple):
     started: float = 0.0
     ended: float = 0.0
     pod: str = ""
-    """The pod that may still do something."""
+    live: bool = False
+    """Whether the pod may still do something, and nobody has deleted it."""
 
     @property
     def bad(self) -> bool:
@@ -102,7 +103,13 @@ def _vanished(pod: Json, now: float) -> bool:
 
 
 def _of_pod(pod: Json, now: float) -> Seen:
-    name, state = pod["metadata"]["name"], pod["status"]
+    seen = _state(pod, now)
+    alive = pod["status"].get("phase") not in ("Succeeded", "Failed") and seen.phase != LOST
+    return seen._replace(pod=pod["metadata"]["name"], live=alive and not pod["metadata"].get("deletionTimestamp"))
+
+
+def _state(pod: Json, now: float) -> Seen:
+    state = pod["status"]
     # Clusters put containers of their own beside ours.
     every = state.get("containerStatuses") or [{}]
     container = next((one for one in every if one.get("name") in CONTAINER.values()), every[0]).get("state") or {}
@@ -111,17 +118,14 @@ def _of_pod(pod: Json, now: float) -> Seen:
     message = " ".join(filter(None, (state.get("reason"), state.get("message")))) or disrupted
     if end := container.get("terminated"):
         return _ended(end, started, "" if disrupted else message, disrupted or _evicted(state))
-    if state.get("phase") == "Unknown" or state.get("reason") == "NodeLost" or _vanished(pod, now):
+    evicting = "Taint" in disrupted and pod["metadata"].get("deletionTimestamp")
+    if evicting or state.get("phase") == "Unknown" or state.get("reason") == "NodeLost" or _vanished(pod, now):
         return Seen(LOST, reason=message or "its node is lost", ended=now)
-    if disrupted and pod["metadata"].get("deletionTimestamp") and "Taint" in disrupted:
-        return Seen(LOST, reason=disrupted, ended=now)
     if state.get("phase") in ("Failed", "Succeeded"):
         # It ended without ever having run, or with nobody to say how.
         lost = _evicted(state) or disrupted or not message
         return Seen(LOST if lost else FAILED, 0 if lost else CANNOT_START, message or "its pod ended", ended=now)
-    if container.get("running"):
-        return Seen(RUNNING, started=started, pod=name)
-    return _waiting(pod, container.get("waiting") or {}, now)
+    return Seen(RUNNING, started=started) if container.get("running") else _waiting(pod, container, now)
 
 
 def _ended(end: Json, started: float, message: str, lost: str) -> Seen:
@@ -147,15 +151,16 @@ def _evicted(state: Json) -> str:
     return f"{state['reason']}: {message}" if away and not any(word in message for word in _OWN_FAULT) else ""
 
 
-def _waiting(pod: Json, said: Json, now: float) -> Seen:
-    name, why = pod["metadata"]["name"], str(said.get("reason", ""))
+def _waiting(pod: Json, container: Json, now: float) -> Seen:
+    said = container.get("waiting") or {}
+    why = str(said.get("reason", ""))
     message = f"{why}: {said.get('message', '')}".strip(": ")
     age = now - (instant(pod["metadata"].get("creationTimestamp")) or now)
     if why in _NEVER or (why in _PULLING and age > _PULL_S):
-        return Seen(FAILED, CANNOT_START, message, ended=now, pod=name)
+        return Seen(FAILED, CANNOT_START, message, ended=now)
     if not message and (unplaced := _condition(pod, "PodScheduled", "False")):
         message = unplaced
-    return Seen(WAITING, reason=message, pod=name)
+    return Seen(WAITING, reason=message)
 
 
 def _of_job(job: Json | None, stopped: bool) -> Seen:
