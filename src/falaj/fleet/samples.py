@@ -4,7 +4,6 @@ Nobody is believed too much: a slot speaks only for the devices it was given, nu
 become rates here, so that what is kept can be averaged.
 """
 
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -20,20 +19,15 @@ from falaj.store.records import Record
 THERMAL = 0x60
 """Why a device slowed down, as NVML has it: thermal slowdown by the driver, or by the hardware."""
 _MIB = 1 << 20
-_NODE = (
-    ("load", "load", 1.0),
-    ("available", "available", _MIB),
-    ("disk", "disk", _MIB),
-    ("disk_total", "disk_total", _MIB),
-)
-_DEVICE = (
-    ("busy", "busy", 1.0), ("memory", "memory", _MIB), ("memory_total", "memory_total", _MIB),
-    ("temperature", "temperature", 1.0), ("power", "power", 1.0), ("clock", "clock", 1.0),
-    ("clock_most", "clock_most", 1.0),
-)  # fmt: skip
-_COUNTERS = (("cpu_s", "cpu", 1.0), ("read", "read", 1024.0), ("written", "written", 1024.0))
+_NODE = {"load": 1, "available": _MIB, "disk": _MIB, "disk_total": _MIB}
+_DEVICE = {
+    "busy": 1, "memory": _MIB, "memory_total": _MIB, "temperature": 1, "power": 1, "clock": 1, "clock_most": 1
+}  # fmt: skip
+_COUNTERS = {"cpu_s": ("cpu", 1), "read": ("read", 1024), "written": ("written", 1024)}
+_MOST_RANKS = 64
+"""Of one slot."""
 _REMEMBERED = 100_000
-_YOUNG_S = 60
+_YOUNG_S, _LONGEST_S = 60, 600
 _SELF = Context(Actor("falaj", HOUSE, kind="service"), "")
 
 
@@ -106,8 +100,9 @@ class Samples:
                     self._telemetry.put(run, at, self._slot(source, slot, fact, told, at), now)
             elif fact.get("kind") == "progress":
                 rank = int(_number(fact.get("rank")) or 0)
-                pace = self._rate((source.attempt, f"rank {rank}"), {"step": _number(fact.get("step"))}, at)
-                self._telemetry.put(run, at, {f"r{rank}.pace": value for value in pace.values()}, now)
+                if rank < _MOST_RANKS * len(source.spots):
+                    pace = self._rate((source.attempt, f"rank {rank}"), {"step": _number(fact.get("step"))}, at)
+                    self._telemetry.put(run, at, {f"r{rank}.pace": value for value in pace.values()}, now)
 
     def node(self, node: str, fact: Mapping[str, Any], at: float) -> dict[str, float]:
         """What a sample says of the machine as a whole."""
@@ -118,10 +113,10 @@ class Samples:
     def _slot(
         self, source: Source, slot: int, fact: Mapping[str, Any], told: Mapping[str, float], at: float
     ) -> dict[str, float]:
-        counters = {name: _number(fact.get(name)) for name, _, _ in _COUNTERS}
+        counters = {name: _number(fact.get(name)) for name in _COUNTERS}
         rates = self._rate((source.attempt, f"slot {slot}"), counters, at)
-        found = {f"{slot}.{name}": rates[key] / unit for key, name, unit in _COUNTERS if key in rates}
-        found |= {f"{slot}.{name}": value for name, value in _plain(fact, (("rss", "rss", _MIB),)).items()}
+        found = {f"{slot}.{name}": rates[key] / unit for key, (name, unit) in _COUNTERS.items() if key in rates}
+        found |= {f"{slot}.{name}": value for name, value in _plain(fact, {"rss": _MIB}).items()}
         for name in ("busy", "power"):
             values = [value for key, value in told.items() if key.endswith(f".{name}")]
             if values:
@@ -142,19 +137,19 @@ class Samples:
                 if (count := _number(one.get(name))) is not None:
                     # The driver counts memory errors since it was loaded, a launcher others since it began.
                     first = 0.0 if name == "xid" and young else count
-                    found[name] = self._more((where, f"{int(index)} {name}"), count, first)
+                    before = self._remember((where, f"{int(index)} {name}"), {"count": count}).get("count", first)
+                    found[name] = max(0.0, count - before)
             figures |= {f"{int(index)}.{name}": value for name, value in found.items()}
         return figures
 
-    def _more(self, key: tuple[str, str], count: float, first: float) -> float:
-        before = self._remember(key, {"count": count}).get("count", first)
-        return max(0.0, count - before)
-
     def _rate(self, key: tuple[str, str], counters: Mapping[str, float | None], at: float) -> dict[str, float]:
         known = {name: value for name, value in counters.items() if value is not None}
+        last = self._last.get(key, {}).get("at", at - _LONGEST_S)
+        if 0 <= at - last < 1:
+            return {}  # too soon to say
         before = self._remember(key, {**known, "at": at})
-        span = at - before.get("at", at)
-        if not 0.5 <= span <= 600:
+        span = at - last
+        if not 0 < span < _LONGEST_S:
             return {}
         return {name: max(0.0, value - before[name]) / span for name, value in known.items() if name in before}
 
@@ -166,12 +161,12 @@ class Samples:
         return before
 
 
-def _plain(fact: Mapping[str, Any], names: Iterable[tuple[str, str, float]]) -> dict[str, float]:
-    found = ((name, _number(fact.get(key)), unit) for key, name, unit in names)
+def _plain(fact: Mapping[str, Any], units: Mapping[str, int]) -> dict[str, float]:
+    found = ((name, _number(fact.get(name)), unit) for name, unit in units.items())
     return {name: value / unit for name, value, unit in found if value is not None}
 
 
 def _number(value: Any) -> float | None:
     """A number that is not negative, if it is one; what a process writes may be anything."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good and 0 <= value < 1e18 else None
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+    return float(value) if good else None
