@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from falaj.backends.ray import RayExecutor
-from falaj.core.errors import Denied, Invalid, Unavailable
+from falaj.core.errors import Conflict, Denied, Invalid, Unavailable
 from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.servers.process import wait_until
@@ -70,7 +70,7 @@ def test_a_dead_node_loses_the_attempt_and_the_next_one_goes_on(
     assert lost.phase == LOST, (lost, ray.logs(first, 0))
     assert lost.exits[0].reason == "its node or its actor is gone"
     wait_until(lambda: "127.0.0.3" not in {node.name for node in ray.capacity()}, 30)
-    with pytest.raises(Invalid, match="no node"):
+    with pytest.raises(Conflict, match="no node"):
         ray.launch(_counting("127.0.0.3", tmp_path / "saved"))
     second = ray.launch(_counting("127.0.0.4", tmp_path / "saved"))
     assert over(ray, second).phase == SUCCEEDED

@@ -13,8 +13,8 @@ import pytest
 
 from falaj.backends.slurm import SlurmExecutor
 from falaj.backends.slurm_site import node_facts, records
-from falaj.core.errors import Invalid, NotFound, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Slot, Status
+from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
+from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Slot, Status, meeting_port
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for, wait_for_line
 from tests.servers.process import Missing, wait_until
 from tests.servers.slurm import SlurmServer
@@ -224,7 +224,6 @@ def test_requeued_by_an_operator_is_lost_and_not_run_twice(
         ({"env": {"A=B\n": "mine"}}, "may not set the variable"),
         ({"id": "a\n#SBATCH"}, "no id of an attempt"),
         ({"slots": slots("n1;reboot")}, "name that no host has"),
-        ({"slots": slots("n9")}, "has no node n9"),
         ({"slots": slots("n1", memory=9_000_000)}, "not available"),
     ],
 )
@@ -233,6 +232,20 @@ def test_what_slurm_would_refuse_is_invalid_at_launch(
 ) -> None:
     with pytest.raises(Invalid, match=said):
         slurm.launch(replace(attempt(slots("n1"), HERE, shared), **change))  # type: ignore[arg-type]
+
+
+def test_processes_on_two_nodes_know_where_to_meet(slurm: SlurmExecutor, shared: Path) -> None:
+    program = "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], os.environ['RANK'], flush=True)"
+    asked = attempt(slots("n1", "n2"), program, shared, framework="torch")
+    handle = slurm.launch(asked)
+    assert over(slurm, handle).phase == SUCCEEDED
+    said = [slurm.logs(handle, slot).lines for slot in (0, 1)]
+    assert said == [(f"127.0.0.1 {meeting_port(asked.id)} {rank}",) for rank in (0, 1)]
+
+
+def test_a_node_that_is_gone_is_no_fault_of_the_attempt(slurm: SlurmExecutor, shared: Path) -> None:
+    with pytest.raises(Conflict, match="has no node n9"):
+        slurm.launch(attempt(slots("n9"), HERE, shared))
 
 
 def test_a_handle_that_nobody_knows(slurm: SlurmExecutor) -> None:

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from falaj.core.errors import Conflict, Denied, Invalid, UserCodeFailed
-from tests.jobs.lab import Lab, until
+from tests.jobs.lab import PYTHON, Lab, until
 from tests.town import refusal
 
 TRAIN = """
@@ -184,3 +185,28 @@ def test_what_git_does_not_count_is_not_packed(lab: Lab) -> None:
     job = lab.done(lab.here.jobs.submit(str(script), cpus=0.1, memory="32MiB"))
     assert "weights.bin" not in lab.lines(job)[0]
     assert "train.py" in lab.lines(job)[0]
+
+
+def test_another_pool_of_processes_has_a_folder_of_its_own(lab: Lab, tmp_path: Path) -> None:
+    added = lab.here.clusters.add("pool", "process:?nodes=2&cpus=1000&memory=1024")
+    assert added.folder == str(tmp_path / "house" / "attempts-pool")
+    text = (
+        "import pathlib; from falaj import worker; pathlib.Path(worker.attempt().outputs['model'], 'm').write_text('m')"
+    )
+    done = lab.done(lab.submit(text, cluster="pool", outputs={"model": "model:default/m"}))
+    assert (done.state, done.attempts[0].cluster, str(done.outputs["model"])) == (
+        "succeeded",
+        "pool",
+        "model:default/m@v1",
+    )
+    other = lab.here.clusters.add("other", f"process:{tmp_path}/elsewhere?nodes=1&cpus=1000&memory=1024")
+    assert other.folder == f"{tmp_path}/elsewhere"
+
+
+def test_a_python_without_falaj_finds_what_a_worker_needs(lab: Lab, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(bare)], check=True)
+    text = "from falaj import worker; worker.attempt().metric('loss', 0.5, 1)"
+    done = lab.done(lab.here.jobs.submit(f"{bare}/bin/python {lab.script(text)}", cpus=0.1, memory="32MiB"))
+    assert done.state == "succeeded", lab.lines(done)
+    assert lab.here.track.show(done.run).metrics["loss"].value == 0.5

@@ -78,7 +78,7 @@ def test_node_lost_on_ray(lab: Lab, kill: Callable[[str], None], tmp_path: Path)
     (tmp_path / "tx").mkdir()
     (tmp_path / "tx" / "tx.csv").write_text("1\n2\n3\n")
     data = lab.here.catalog.publish("dataset:fraud/tx", str(tmp_path / "tx"), label=LABEL)
-    # The nodes' Python has ray; that it has Falaj, too, is said here.
+    # The nodes' Python has ray; where it finds Falaj, too, is said here.
     python_path = os.pathsep.join((str(Path(falaj.__file__).parents[1]), *site.getsitepackages()))
     job = lab.submit(
         TRAIN, project="fraud", cluster="rays", workers=2, cpus=1.5, memory="64MiB", steps=40,

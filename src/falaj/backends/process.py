@@ -225,7 +225,7 @@ class ProcessExecutor:
             raise Invalid("the attempt has no context", "falaj.worker.context.document makes one")
         for slot in attempt.slots:
             if (node := self._nodes.get(slot.node)) is None:
-                raise Invalid(f"there is no node {slot.node!r} here", f"there are {', '.join(self._nodes)}")
+                raise Conflict(f"there is no node {slot.node!r} here", f"there are {', '.join(self._nodes)}")
             if strange := set(slot.devices) - {device.index for device in node.devices}:
                 raise Invalid(f"the node {slot.node} has no device {min(strange)}", f"it has {len(node.devices)}")
 

@@ -170,7 +170,7 @@ class SlurmExecutor:
         folder, owner = Path(attempt.folder), account(user)
         nodes = {node["NodeName"]: node for node in self._site.nodes() if "NodeName" in node}
         if missing := sorted({slot.node for slot in attempt.slots} - set(nodes)):
-            raise Invalid(f"Slurm has no node {missing[0]}", f"it has {', '.join(sorted(nodes)[:10])}")
+            raise Conflict(f"Slurm has no node {missing[0]}", f"it has {', '.join(sorted(nodes)[:10])}")
         hosts = {name: node.get("NodeAddr", name) for name, node in nodes.items()}
         facts = {name: node_facts(nodes[name], ()) for name in {slot.node for slot in attempt.slots}}
         models = {name: fact.devices[0].model for name, fact in facts.items() if fact.devices}

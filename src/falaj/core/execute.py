@@ -140,7 +140,8 @@ def meeting_port(attempt: str) -> int:
 
 class Executor(Protocol):
     """Runs attempts on one cluster. Every call is short, may be repeated, and raises Unavailable when the cluster
-    does not answer, Invalid when it refuses for a reason that will not change."""
+    does not answer, Invalid when it refuses for a reason that will not change, Conflict when it is not as it was (the
+    node that was chosen is gone)."""
 
     def capacity(self) -> Sequence[NodeFacts]:
         """Every node of the cluster, with what others use of it."""

@@ -145,7 +145,7 @@ def _program(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], P
     """The command as it runs in its folder, and that folder, where it names a file of the caller's."""
     for at, word in enumerate(command[:3]):
         path = folder / word
-        if Path(word).suffix and path.is_file():
+        if Path(word).suffix and path.is_file() and (at or Path(word).suffix in (".py", ".sh")):
             home = path.resolve().parent
             if home in (Path("/"), Path.home()):
                 raise Invalid(
