@@ -134,5 +134,5 @@ def test_pools_know_what_is_held_hour_by_hour(hall: Hall) -> None:
     hall.pass_time(10, load=1.0)
     assert len(hall.telemetry.read([pool_subject("cpu", "ae-dubai")], START, "hour").popitem()[1]) == 2
     (now,) = hall.clusters.figures(hall.ctx)
-    assert (now.node, now.load) == ("hall/n1", 1.0)
+    assert (now.node, now.figures["load"]) == ("hall/n1", 1.0)
     assert hall.clusters.history(hall.ctx, "hall/n1")[0].name == "load"

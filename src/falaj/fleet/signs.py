@@ -27,36 +27,14 @@ BINS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFigures:
-    """One GPU as it was last seen."""
-
-    index: int
-    busy: float | None = None
-    memory_mib: float | None = None
-    memory_total_mib: float | None = None
-    temperature: float | None = None
-    power_w: float | None = None
-    clock_mhz: float | None = None
-
-    @property
-    def brief(self) -> str:
-        """In a word."""
-        told = ((self.busy, "%"), (self.temperature, "°C"), (self.power_w, "W"))
-        return f"{self.index}: " + " ".join(f"{value:.0f}{unit}" for value, unit in told if value is not None)
-
-
-@dataclass(frozen=True, slots=True)
 class NodeFigures:
     """A node as it was last seen."""
 
     node: str
     at: float
-    load: float | None
-    available_mib: float | None
-    disk_free_mib: float | None
-    received_kib_s: float | None
-    sent_kib_s: float | None
-    devices: tuple[DeviceFigures, ...]
+    figures: Mapping[str, float]
+    """load; available, disk (MiB left); received, sent (KiB a second); of GPU 0: 0.busy (percent), 0.memory (MiB),
+    0.temperature, 0.power (watts), 0.clock, …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +93,8 @@ class Signs:
         """
         subjects = self._subjects(ctx)
         frames = self.telemetry.read(subjects, ctx.now() - NOW_S)
-        return tuple(_figures(subject.name, frames[subject]) for subject in subjects if len(frames[subject]))
+        known = ((subject.name, frames[subject]) for subject in subjects if len(frames[subject]))
+        return tuple(NodeFigures(name, float(frame.times[-1]), frame.newest()) for name, frame in known)
 
     @verb()
     def history(
@@ -213,19 +192,6 @@ def _figure(name: str, frame: Frame, span: tuple[float, float]) -> Figure:
         name, _short(told[-1]), _short(told.mean()), _short(np.nanmax(highest)),
         tuple(_short(part.mean()) if len(part) else None for part in curve),
     )  # fmt: skip
-
-
-def _figures(node: str, frame: Frame) -> NodeFigures:
-    newest = frame.newest()
-    indexes = sorted({int(name.partition(".")[0]) for name in newest if name.partition(".")[0].isdigit()})
-    devices = tuple(_device(index, newest) for index in indexes)
-    load, available, disk, received, sent = map(newest.get, ("load", "available", "disk", "received", "sent"))
-    return NodeFigures(node, float(frame.times[-1]), load, available, disk, received, sent, devices)
-
-
-def _device(index: int, newest: Mapping[str, float]) -> DeviceFigures:
-    names = ("busy", "memory", "memory_total", "temperature", "power", "clock")
-    return DeviceFigures(index, *(newest.get(f"{index}.{name}") for name in names))
 
 
 def _pool(name: str, newest: Frame, hours: Frame, span: tuple[float, float]) -> PoolLoad:

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, cast
 
@@ -90,31 +90,28 @@ def _capacity(here: Here, since: str, most: int) -> tuple[list[str], dict[str, A
 
 
 def _usage(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]:
-    lines, figures = list[str](), dict[str, Any]()
-    for by in ("queue", "project", "person"):
-        found: UsageTable = here.jobs.usage(by, since)
-        rows = [
-            (row.name, row.attempts, f"{row.gpu_hours:g}", f"{row.lost_gpu_hours:g}", f"{row.idle_gpu_hours:g}",
-             f"{row.cpu_hours:g}", ", ".join(f"{cause} {value:g}" for cause, value in row.lost_to.items()))
-            for row in found.rows[:most]
-        ]  # fmt: skip
-        lines += tabled((by, "attempts", "GPU-hours", "lost", "idle", "CPU-hours", "lost to"), rows)
-        lines.append("")
-        figures[by] = [_plain(row) for row in found.rows]
-    return lines, figures
+    names = ("name", "attempts", "gpu_hours", "lost_gpu_hours", "idle_gpu_hours", "cpu_hours", "lost_to")
+    return _summed(here, since, most, ("queue", "project", "person"), names)
 
 
 def _cost(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any]]:
-    lines, figures = list[str](), dict[str, Any]()
-    for by in ("project", "job", "model"):
-        found: UsageTable = here.jobs.usage(by, since)
-        ranked = sorted(found.rows, key=lambda row: -row.money)
-        rows = [(row.name, f"{row.money:.2f}", f"{row.gpu_hours:g}", f"{row.cpu_hours:g}") for row in ranked[:most]]
-        lines += tabled((by, "money", "GPU-hours", "CPU-hours"), rows)
-        lines.append("")
-        figures[by] = [_plain(row) for row in ranked]
+    names = ("name", "money", "gpu_hours", "cpu_hours")
+    lines, figures = _summed(here, since, most, ("project", "job", "model"), names)
     if not any(row["money"] for rows in figures.values() for row in rows):
         lines.append("no node has a price: say what one costs an hour by its label `price`, in millionths of money")
+    return lines, figures
+
+
+def _summed(
+    here: Here, since: str, most: int, ways: Sequence[str], names: Sequence[str]
+) -> tuple[list[str], dict[str, Any]]:
+    lines, figures = list[str](), dict[str, Any]()
+    for by in ways:
+        found = cast(UsageTable, here.jobs.usage(by, since)).rows
+        rows = sorted(found, key=lambda row: -row.money) if "money" in names else found
+        head = [by, *(name.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU") for name in names[1:])]
+        lines += [*tabled(head, [[_cell(getattr(row, name)) for name in names] for row in rows[:most]]), ""]
+        figures[by] = [_plain(row) for row in rows]
     return lines, figures
 
 
@@ -151,6 +148,12 @@ def _when(full: tuple[int, int]) -> str:
     if full[0] > 0:
         return f"in {full[0] / 24:.1f} days"
     return f"perhaps in {full[1] / 24:.1f} days" if full[1] >= 0 else ""
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{cause} {amount:g}" for cause, amount in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _moment(at: float) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid
 from falaj.fleet.records import NodeView, QueueView
-from falaj.fleet.signs import DeviceFigures, NodeFigures
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -56,7 +55,7 @@ def _frame(here: Here, height: int) -> "Group":
     from rich.text import Text
 
     clusters, nodes, queues = here.clusters.list(), here.clusters.nodes(), here.queues.list()
-    seen: dict[str, NodeFigures] = {one.node: one for one in here.clusters.figures()}
+    seen = {one.node: one.figures for one in here.clusters.figures()}
     alerts = here.clusters.alerts()
     head = Text(f"{len(clusters)} clusters, {len(nodes)} nodes, {sum(node.gpus for node in nodes)} GPUs", style="bold")
     if alerts:
@@ -86,22 +85,25 @@ def _queues(queues: "tuple[QueueView, ...]") -> "Table":
     return table
 
 
-def _nodes(nodes: "tuple[NodeView, ...]", seen: Mapping[str, NodeFigures]) -> "Table":
+def _nodes(nodes: "tuple[NodeView, ...]", seen: Mapping[str, Mapping[str, float]]) -> "Table":
     table = _table("node", "state", "jobs", "in use", "load", "memory free", "GPUs")
     for one in nodes:
-        now = seen.get(one.node)
-        load = f"{now.load:.1f}" if now and now.load is not None else ""
-        free = f"{now.available_mib / 1024:.1f}GiB" if now and now.available_mib is not None else ""
-        gpus = "  ".join(_gpu(device) for device in now.devices) if now else ""
-        table.add_row(one.node, one.state, str(one.jobs), _amounts(one.used), load, free, gpus or one.model)
+        now = seen.get(one.node, {})
+        load = f"{now['load']:.1f}" if "load" in now else ""
+        free = f"{now['available'] / 1024:.1f}GiB" if "available" in now else ""
+        told = [_gpu(device.index, now) for device in one.devices if f"{device.index}.busy" in now]
+        gpus = "  ".join(told) or one.model
+        table.add_row(one.node, one.state, str(one.jobs), _amounts(one.used), load, free, gpus)
     return table
 
 
-def _gpu(device: DeviceFigures) -> str:
-    busy, memory, most = device.busy or 0.0, device.memory_mib or 0.0, device.memory_total_mib or 0.0
-    bars = _BARS[min(8, int(busy * 8 / 100 + 0.5))] + _BARS[min(8, int(memory * 8 / most + 0.5)) if most else 0]
-    heat = f" {device.temperature:.0f}°C" if device.temperature is not None else ""
-    return f"{device.index}:{bars} {busy:.0f}% {memory / 1024:.0f}GiB{heat}"
+def _gpu(index: int, now: Mapping[str, float]) -> str:
+    """Two bars, of how busy it is and how full, and the figures."""
+    busy, memory, most, heat = (
+        now.get(f"{index}.{name}", 0.0) for name in ("busy", "memory", "memory_total", "temperature")
+    )
+    bars = "".join(_BARS[min(8, int(part * 8 + 0.5))] for part in (busy / 100, memory / most if most else 0.0))
+    return f"{index}:{bars} {busy:.0f}% {memory / 1024:.0f}GiB" + (f" {heat:.0f}°C" if heat else "")
 
 
 def _amounts(amounts: Mapping[str, str]) -> str:
