@@ -257,6 +257,18 @@ def test_a_watch_goes_on_where_it_was_dropped(still: KubeCluster, kube: Kubernet
     settled(lambda: _lists(server.asked) > lists)
 
 
+def test_a_watch_that_never_says_a_word_is_not_believed(still: KubeCluster, kube: KubernetesExecutor) -> None:
+    handle = kube.launch(asked())
+    assert kube.poll([handle])[0].phase == WAITING
+    lists = _lists(still.kube.asked)
+    for _ in range(2):
+        still.kube.inject("GET", "/pods?watch")
+        still.kube.inject("WATCH", "/pods")
+    _bind(still, handle, running={"startedAt": "2027-01-15T08:00:00Z"})
+    settled(lambda: _lists(still.kube.asked) > lists)
+    settled(lambda: kube.poll([handle])[0].phase == RUNNING)
+
+
 def _lists(calls: list[str]) -> int:
     return sum("/pods?" in call and "watch" not in call for call in calls)
 

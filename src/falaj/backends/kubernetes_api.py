@@ -173,18 +173,19 @@ class Mirror:
             self._thread.join(TIMEOUT_S)
 
     def _follow(self) -> None:
-        pause = 0.1
+        pause, silent = 0.1, 0
         while not self._closed.is_set():
             try:
                 if not self._version:
                     self._begin()
                 self._go_on()
-                pause = 0.1
+                pause, silent = 0.1, 0
             except Gone:
                 self._version = ""
             except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError, ValueError):
-                # Dropped on the way: it goes on where it was.
-                pause = 0.1 if self._heard else min(pause * 2, _LONGEST_PAUSE_S)
+                # Dropped on the way: it goes on where it was. One that never says a word is asked for a list instead.
+                silent = 0 if self._heard else silent + 1
+                self._version = "" if silent > 1 else self._version
                 self._closed.wait(pause)
             except (httpx.HTTPError, FalajError) as error:
                 self._say(error if isinstance(error, FalajError) else _silent(error))
@@ -199,8 +200,9 @@ class Mirror:
             self._changed.notify_all()
 
     def _go_on(self) -> None:
+        self._heard = False
         with self._api.watch(self._path, self._version, **self._params) as (events, hang_up):
-            self._hang_up, self._heard = hang_up, False
+            self._hang_up = hang_up
             self._say(None)
             for event in () if self._closed.is_set() else events:
                 self._hear(str(event.get("type")), event.get("object") or {})

@@ -44,7 +44,7 @@ def main(slot: str, last_words: str) -> int:
 
 
 def _listen(signals: Path, home: Path) -> None:
-    wish, stop = _read(signals / "checkpoint"), ""
+    wish = stop = ""
     while True:
         if (now := _read(signals / "checkpoint")) != wish:
             wish = now

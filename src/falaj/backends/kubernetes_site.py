@@ -94,4 +94,4 @@ def asked_of(attempt: Attempt, usual: Site) -> Site:
 
 def account(attempt: Attempt, site: Site) -> str:
     """The service account that it runs under."""
-    return site.service_account.replace("{user}", attempt.user)
+    return site.service_account.replace("{user}", attempt.user).replace("{tenant}", attempt.tenant)
