@@ -24,6 +24,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
+from falaj.backends.node_kinds import read_kinds, with_kind
+from falaj.backends.ray_scale import RayScaling, kind_of
 from falaj.core.credential import credential
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
@@ -44,7 +46,7 @@ from falaj.core.execute import (
 )
 
 TIMEOUT_S = 30.0
-_KNOWN = ("token", "ca", "insecure", "python")
+_KNOWN = ("token", "ca", "insecure", "python", "kinds")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
 _EXITS = re.compile(r"^falaj-exits (\{.*\})$", re.MULTILINE)
@@ -53,7 +55,7 @@ _PHASES = {"PENDING": WAITING, "RUNNING": RUNNING, "SUCCEEDED": SUCCEEDED, "FAIL
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
-class RayExecutor:
+class RayExecutor(RayScaling):
     """The executor port over the Ray Jobs API."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -61,6 +63,7 @@ class RayExecutor:
         given = dict(parse_qsl(parts.query)) | {name: str(value) for name, value in options.items()}
         if strange := sorted(set(given) - set(_KNOWN)):
             raise Invalid(f"ray: does not know {', '.join(strange)}", f"it knows {', '.join(_KNOWN)}")
+        super().__init__(read_kinds(given.get("kinds", "")))
         here = parts.hostname in _LOOPBACK
         self._python = shlex.quote(given.get("python", "python"))
         if parts.scheme not in ("http", "https") or not parts.hostname or (parts.scheme == "http" and not here):
@@ -85,7 +88,8 @@ class RayExecutor:
         found = self._ask("GET", "/api/v0/nodes", params={"detail": "1", "limit": "10000"})
         nodes = {str(one["node_id"]): one for one in _rows(found) if one.get("state") == "ALIVE"}
         held = self._held_by_others()
-        return [_facts(one, held.get(node, [])) for node, one in sorted(nodes.items(), key=lambda pair: _name(pair[1]))]
+        told = [_facts(one, held.get(node, [])) for node, one in sorted(nodes.items(), key=lambda pair: _name(pair[1]))]
+        return [with_kind(one, self._kinds, kind_of(one.labels)) for one in told]
 
     def launch(self, attempt: Attempt) -> str:
         """Submit it under its own id, which Ray takes once."""

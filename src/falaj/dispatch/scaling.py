@@ -65,9 +65,11 @@ class ScalingLoop:
         review = self._review(facts, makings, old, knobs)
         self._write(ctx, makings, old, review)
         self._mark(ctx, review)
+        # A cluster is told of all its kinds when one of them changes: some take it for the whole of what is wanted.
+        due = {making.cluster.name for name, making in makings.items() if _due(old.get(name), review.standings[name])}
         for name, making in makings.items():
-            if turn.alive():
-                self._act(making, old.get(name), review.standings[name])
+            if making.cluster.name in due and turn.alive():
+                self._act(making, review.standings[name])
         return False
 
     def _kinds(self, ctx: Context, cluster: Cluster) -> list[Making]:
@@ -122,18 +124,21 @@ class ScalingLoop:
 
     # Writes become orders.
 
-    def _act(self, making: Making, old: Record | None, standing: Standing) -> None:
-        """Say how many are wanted while it is not so, and which are given back while they are seen."""
-        was = old.body["standing"]["wanted"] if old else -1
+    def _act(self, making: Making, standing: Standing) -> None:
+        """Say which are given back, then how many are wanted."""
         gone = [node.partition("/")[2] for node in standing.gone]
-        if was == standing.wanted == len(standing.born) and not gone:
-            return
         try:
             if gone:
                 making.maker.retire(gone)
             making.maker.scale(making.facts.name, standing.wanted)
         except FalajError as error:
             log.warning("nodes were refused", extra={"kind": making.kind.name, "reason": str(error)})
+
+
+def _due(old: Record | None, standing: Standing) -> bool:
+    """True while it is not as it is wanted."""
+    was = old.body["standing"]["wanted"] if old else -1
+    return not was == standing.wanted == len(standing.born) or bool(standing.gone)
 
 
 def _body(making: Making, old: Record | None, review: Review, now: float) -> dict[str, Any]:
