@@ -96,30 +96,35 @@ def listed(ctx: Context, tx: Reader, tenants: Iterable[str], since: float, *, la
     found: list[Alert] = []
     for tenant in tenants:
         mine = tenant == ctx.tenant
-        after = ""
-        while True:
-            page = tx.find(
-                KIND, tenant=tenant, terms=OPEN if lasting else {}, cells=ctx.cells(KIND) if mine else None,
-                newest=True, after=after, limit=1000,
-            )  # fmt: skip
-            # By time of writing, which is never before an alert's end.
-            fresh = [record for record in page.records if record.at >= since or not record.body["until"]]
-            found += [_alert(record.body, tenant if not mine else "") for record in fresh]
-            after = page.next
-            if not after or (not lasting and len(fresh) < len(page.records)):
-                break
+        cells = ctx.cells(KIND) if mine else None
+        records = _recent(tx, tenant, OPEN if lasting else {}, since, cells)
+        found += [_alert(record.body, "" if mine else tenant) for record in records]
     return sorted(found, key=lambda one: -one.since)
 
 
 def idle_seconds(tx: Reader, tenant: str, since: float, until: float) -> dict[str, float]:
     """GPU-seconds that jobs held idle in a window, by the id of the job."""
     found: dict[str, float] = {}
-    for record in every(tx, KIND, tenant, {"kind": IDLE}):
+    for record in _recent(tx, tenant, {"kind": IDLE}, since, None):
         body = record.body
         span = min(until, body["until"] or until) - max(since, body["since"])
         if span > 0 and body["id"]:
             found[body["id"]] = found.get(body["id"], 0.0) + span
     return found
+
+
+def _recent(
+    tx: Reader, tenant: str, terms: Mapping[str, str], since: float, cells: frozenset[str] | None
+) -> Iterator[Record]:
+    """Alerts that lasted at some time since; by when they were written, which is never before their end."""
+    after = ""
+    while True:
+        page = tx.find(KIND, tenant=tenant, terms=terms, cells=cells, newest=True, after=after, limit=1000)
+        fresh = [record for record in page.records if record.at >= since or not record.body["until"]]
+        yield from fresh
+        after = page.next
+        if not after or (len(fresh) < len(page.records) and "open" not in terms):
+            return
 
 
 def ail(ledger: Ledger, ctx: Context, node: str, amounts: Mapping[str, float]) -> None:

@@ -44,16 +44,13 @@ class Figure:
     COLUMNS: ClassVar[tuple[str, ...]] = ("name", "shape", "newest", "mean", "highest")
 
     name: str
+    shape: str
+    """The curve in one line."""
     newest: float
     mean: float
     highest: float
     curve: tuple[float | None, ...]
     """In sixty steps; nothing where nobody looked."""
-
-    @property
-    def shape(self) -> str:
-        """The curve in one line."""
-        return spark([float("nan") if value is None else value for value in self.curve], BINS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +184,11 @@ def _figure(name: str, frame: Frame, span: tuple[float, float]) -> Figure:
     told = values[~np.isnan(values)]
     highest = frame.columns.get(f"{name}^", values)
     places = ((frame.times - span[0]) / max(1.0, span[1] - span[0]) * BINS).clip(0, BINS - 1).astype(int)
-    curve = [values[(places == step) & ~np.isnan(values)] for step in range(BINS)]
-    return Figure(
-        name, _short(told[-1]), _short(told.mean()), _short(np.nanmax(highest)),
-        tuple(_short(part.mean()) if len(part) else None for part in curve),
-    )  # fmt: skip
+    parts = [values[(places == step) & ~np.isnan(values)] for step in range(BINS)]
+    curve = [float(part.mean()) if len(part) else None for part in parts]
+    shape = spark([float("nan") if value is None else value for value in curve], BINS)
+    ends = (_short(told[-1]), _short(told.mean()), _short(np.nanmax(highest)))
+    return Figure(name, shape, *ends, tuple(value if value is None else _short(value) for value in curve))
 
 
 def _pool(name: str, newest: Frame, hours: Frame, span: tuple[float, float]) -> PoolLoad:
