@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.execute import Device, NodeFacts
+from falaj.fleet.alerts import idle_seconds
 from falaj.fleet.pools import pool_subject
 from falaj.fleet.telemetry import HOUR_S, Telemetry, node_subject
 from falaj.fleet.watch import WatchLoop
@@ -96,6 +97,9 @@ def test_an_idle_gpu_is_said_once_and_ends_with_its_job(hall: Hall) -> None:
     hall.pass_time(0.5, token=2, **{"0_busy": 0.0, "1_busy": 0.0})
     assert alerts(hall, "amal") == []
     assert alerts(hall, "amal", every=True) == [("gpu-idle", "0", "job:fraud/train", True)]
+    with hall.house.ledger.read(hall.ctx) as tx:
+        (idle_s,) = idle_seconds(tx, "bank", START, hall.now).values()
+    assert idle_s == pytest.approx(18 * 60, abs=60)
     said = [event.verb for event in hall.town.events("bank") if event.subject.kind == "alert"]
     assert said == ["clusters.alert", "clusters.calm"]
 

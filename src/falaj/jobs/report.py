@@ -14,9 +14,10 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid
 from falaj.fleet.alerts import Alert
 from falaj.fleet.amounts import seconds
+from falaj.fleet.frames import Numbers
 from falaj.fleet.health import NodeHealth
 from falaj.fleet.signs import PoolLoad
-from falaj.fleet.trend import HOUR_S, forecast
+from falaj.fleet.trend import DAY, forecast
 from falaj.fleet.usage import UsageTable
 from falaj.track.draw import draw
 
@@ -78,13 +79,15 @@ def _capacity(here: Here, since: str, most: int) -> tuple[list[str], dict[str, A
             "forecast": ahead and {"middle": ahead.middle, "low": ahead.low, "high": ahead.high},
         }  # fmt: skip
         if len(known) > 1:
-            day = HOUR_S / 86_400
-            past = [(at * day, float(value)) for at, value in enumerate(values) if value == value]
-            lines_of = [("in use", past), ("capacity", [(0.0, pool.capacity), (len(values) * day, pool.capacity)])]
+            days = (len(values) + (AHEAD_H if ahead else 0)) / DAY
+            curves = [
+                ("in use, by day at most", _peaks(values, 0)),
+                ("capacity", [(0.0, pool.capacity), (days, pool.capacity)]),
+            ]
             if ahead:
-                for name, line in (("expected", ahead.middle), ("at most, 9 of 10", ahead.high)):
-                    lines_of.append((name, [((len(values) + at) * day, value) for at, value in enumerate(line)]))
-            lines += ["", f"{pool.pool} by day", _drawn(lines_of)]
+                curves.append(("expected", _peaks(np.array(ahead.middle), len(values))))
+                curves.append(("and 9 of 10 times at most", _peaks(np.array(ahead.high), len(values))))
+            lines += ["", f"{pool.pool} by day", _drawn(curves)]
     head = ("pool", "capacity", "in use", "waiting", "mean use", "largest piece", "in pieces", "runs full")
     return [*tabled(head, rows), *lines], figures
 
@@ -125,6 +128,12 @@ def _health(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any
     said = [(_moment(one.since), _moment(one.until), one.kind, one.node, one.job, one.text) for one in found[:most]]
     lines += tabled(("since", "until", "alert", "node", "job", "what"), said, "no alerts")
     return lines, {"nodes": [_plain(one) for one in nodes], "alerts": [_plain(one) for one in found]}
+
+
+def _peaks(values: Numbers, first: int) -> list[tuple[float, float]]:
+    """The highest of every day, where one was seen."""
+    days = [(at, values[at : at + DAY]) for at in range(0, len(values), DAY)]
+    return [((first + at) / DAY, float(np.nanmax(day))) for at, day in days if not np.isnan(day).all()]
 
 
 def tabled(head: Row, rows: Sequence[Row], nothing: str = "") -> list[str]:
