@@ -27,7 +27,9 @@ class Framework(NamedTuple):
 FRAMEWORKS = {
     "torch": Framework(
         ("torch==2.13.0", "numpy==2.4.6"),
-        "import torch, torch.distributed as dist; dist.init_process_group('gloo'); box = torch.zeros(1)",
+        # Without the last word its threads now and then outlive it by a moment, and abort.
+        "import atexit, torch, torch.distributed as dist; dist.init_process_group('gloo'); box = torch.zeros(1); "
+        "atexit.register(dist.destroy_process_group)",
         "(box.fill_(mine), dist.all_reduce(box))[0].item()",
     ),
     "jax": Framework(

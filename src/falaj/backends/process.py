@@ -290,8 +290,10 @@ class ProcessExecutor:
 
     def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:
         own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        # A user's own environment comes first; whatever there is, some `python` is found.
-        path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+        # `python` is that of the environment which is active where we run, or else our own: it is always found.
+        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+        first = [f"{active}/bin"] if active else []
+        path = os.pathsep.join((*first, str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         known = {device.index: device.id for device in self._nodes[slot.node].devices}
         devices = ",".join(known[index] or str(index) for index in slot.devices)
         cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)
