@@ -9,6 +9,7 @@ import pytest
 from falaj.core.execute import Device, NodeFacts
 from falaj.fleet.alerts import idle_seconds
 from falaj.fleet.pools import pool_subject
+from falaj.fleet.samples import run_subject
 from falaj.fleet.telemetry import HOUR_S, Telemetry, node_subject
 from falaj.fleet.watch import WatchLoop
 from falaj.jobs import life
@@ -34,6 +35,7 @@ class Hall:
         self.tell_nodes()
         spec = JobSpec(("python",), (RoleSpec(gpus=2, cpus=4, memory="8GiB"),))
         self.job = self.town.as_("amal").jobs.add("job:fraud/train", spec)
+        self.run = run_subject("bank", self.job.run.name, "ae-dubai")
         self.start()
         self.loop = WatchLoop(self.house.ledger, self.clusters, str(home))
 
@@ -43,12 +45,12 @@ class Hall:
         with self.house.ledger.project(self.ctx) as tx:
             self.clusters.write_nodes(tx, "hall", {"n1": facts})
 
-    def start(self) -> None:
+    def start(self, name: str = "train-1") -> None:
         """Write the job down as running, as its own loop would."""
         ctx = replace(self.ctx, tenant="bank")
         with self.house.ledger.write(ctx) as tx:
             old = tx.need(self.job.ref)
-            attempt = {"id": "train-1", "number": 1, "cluster": "hall", "started": START, "stop": None, "band": 2}
+            attempt = {"id": name, "number": 1, "cluster": "hall", "started": START, "stop": None, "band": 2}
             attempt["spots"] = [["hall/n1", 0, [0, 1], 1000]]
             use = {**old.body["use"], "nodes": {"hall/n1": {"gpu": 2000, "gpu:H100": 2000, "cpu": 4000}}}
             body = {**old.body, "state": "running", "attempt": attempt, "use": use}
@@ -62,12 +64,12 @@ class Hall:
             body = {**old.body, "state": "succeeded", "attempt": None}
             tx.emit("jobs.end", tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body)).ref)
 
-    def pass_time(self, minutes: float, token: int = 1, **figures: float) -> None:
+    def pass_time(self, minutes: float, token: int = 1, *, run: bool = False, **figures: float) -> None:
         """Samples every 15 seconds, and the loop's step."""
         for _ in range(int(minutes * 4)):
             self.now += 15
             told = {name.replace("_", ".", 1): value for name, value in figures.items()}
-            self.telemetry.put(NODE, self.now, told, self.now)
+            self.telemetry.put(self.run if run else NODE, self.now, told, self.now)
             self.loop.step(Turn(self.ctx, token, lambda: True))
 
 
@@ -102,6 +104,17 @@ def test_an_idle_gpu_is_said_once_and_ends_with_its_job(hall: Hall) -> None:
     assert idle_s == pytest.approx(18 * 60, abs=60)
     said = [event.verb for event in hall.town.events("bank") if event.subject.kind == "alert"]
     assert said == ["clusters.alert", "clusters.calm"]
+
+
+def test_the_next_attempt_begins_with_a_clean_sheet(hall: Hall) -> None:
+    full = {"0_busy": 20.0, "0_cpu": 4.0}
+    hall.pass_time(13, run=True, **full)
+    assert [kind for kind, *_ in alerts(hall, "amal")] == ["gpu-starved"]
+    hall.start("train-2")
+    hall.pass_time(9, run=True, **full)
+    assert alerts(hall, "amal") == []
+    hall.pass_time(4, run=True, **full)
+    assert [over for *_, over in alerts(hall, "amal", every=True)] == [False, True]
 
 
 def test_heat_opens_and_closes_and_errors_make_a_node_ill(hall: Hall) -> None:

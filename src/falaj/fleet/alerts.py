@@ -68,7 +68,8 @@ def _open(tx: Writer, about: About, sign: Sign, now: float) -> None:
     job_name = str(job.ref.bare) if job else ""
     body = {
         "kind": sign.kind, "part": sign.part, "of": about.of, "node": about.node, "job": job_name,
-        "id": job.body["id"] if job else "", "since": sign.since, "opened": now, "until": 0.0, "text": sign.text,
+        "id": job.body["id"] if job else "", "attempt": job.body["attempt"]["id"] if job else "",
+        "since": sign.since, "opened": now, "until": 0.0, "text": sign.text,
     }  # fmt: skip
     key = Key(about.tenant, KIND, job.key.project if job else HOUSE, f"{sign.kind}-{new_id()}")
     label, zone = (job.label, job.zone) if job else (None, "")

@@ -99,6 +99,7 @@ class WatchLoop:
         self._watches: dict[Subject, Watch] = {}
         self._heard: dict[Subject, float] = {}
         """Up to when a subject was looked at."""
+        self._attempts: dict[Subject, str] = {}
         self._well: dict[str, bool] = {}
         self._pools: set[Subject] = set()
         self._read_to = self._pools_due = 0.0
@@ -181,6 +182,10 @@ class WatchLoop:
     def _watch_runs(self, ctx: Context, look: Look) -> None:
         runs = look.runs()
         limits = {subject: _limits(record) for subject, record in runs.items()}
+        for subject, record in runs.items():
+            if self._attempts.get(subject) != record.body["attempt"]["id"]:
+                self._attempts[subject] = record.body["attempt"]["id"]
+                self._watches.pop(subject, None)  # what the attempt before did is nothing that this one did
         for subject, at, figures in self._fresh(look, runs, ctx.now()):
             for sign in self._watches[subject].run(at, figures, limits[subject]):
                 slot = sign.part.removeprefix("slot ")
@@ -200,13 +205,13 @@ class WatchLoop:
             alerts.say(tx, about, sign, ctx.now())
 
     def _end_silent(self, ctx: Context, look: Look) -> None:
-        """Alerts of jobs that are over, of nodes that are gone, and of those nobody speaks of any more."""
-        live, now = {record.body["id"] for record in look.running}, ctx.now()
+        """Alerts of attempts that are over, of nodes that are gone, and of those nobody speaks of any more."""
+        live, now = {record.body["id"]: record.body["attempt"]["id"] for record in look.running}, ctx.now()
         heard = {subject.name: at for subject, at in self._heard.items()}
         for record in look.lasting:
             body = record.body
             last = max(heard.get(body["of"], 0.0), body["opened"])
-            over = bool(body["id"]) and body["id"] not in live
+            over = bool(body["id"]) and live.get(body["id"]) != body["attempt"]
             gone = bool(body["node"]) and body["node"] not in look.nodes
             if over or gone or now - last > SILENT_S.get(body["kind"], HOUR_S):
                 with self._ledger.write(ctx) as tx:
@@ -231,6 +236,7 @@ class WatchLoop:
         for subject in [one for one in self._heard if one.name not in live]:
             del self._heard[subject]
             self._watches.pop(subject, None)
+            self._attempts.pop(subject, None)
         for tenant in {HOUSE, *tenants(self._ledger)}:
             self._telemetry.expire(tenant, now)
         self._hour = int(now - GAP_S) // HOUR_S
