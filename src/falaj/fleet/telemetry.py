@@ -76,10 +76,15 @@ class Telemetry:
         """Write what waits. Durable on return."""
         with self._mutex:
             waiting, self._waiting = self._waiting, {}
-        if waiting:
-            self._opened().append(
-                [self._sealed(subject, "raw", _TAIL, Frame.of(rows)) for subject, rows in waiting.items()]
-            )
+        blocks = []
+        for subject, rows in waiting.items():
+            try:
+                blocks.append(self._sealed(subject, "raw", _TAIL, Frame.of(rows)))
+            except FalajError as error:
+                # A tenant whose key is gone must not take the others along.
+                log.warning("telemetry was not sealed", extra={"tenant": subject.tenant, "reason": str(error)})
+        if blocks:
+            self._opened().append(blocks)
 
     def close(self) -> None:
         """Write what waits, and no more after that."""

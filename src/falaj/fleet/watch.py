@@ -4,12 +4,14 @@ One replica leads. It reads what any of them wrote, so that a node whose launche
 who leads next reads the last half hour once more, and knows what is open from the records.
 """
 
+import logging
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from falaj.core.context import HOUSE, Context
+from falaj.core.errors import FalajError
 from falaj.core.execute import NodeFacts
 from falaj.fleet import alerts
 from falaj.fleet.amounts import mebibytes
@@ -26,6 +28,7 @@ from falaj.store.loop import Turn
 from falaj.store.records import Record
 from falaj.worker.sampler import Devices, machine
 
+log = logging.getLogger(__name__)
 EVERY_S = 15.0
 WARM_S, SILENCE_S = 1800, 300
 POOL_S, POOL_SHARE = 60, 0.02
@@ -231,7 +234,10 @@ class WatchLoop:
         subjects = {*self._heard, *self._pools}
         subjects |= {node_subject(name, cluster.zone) for name, (cluster, _) in look.nodes.items()}
         for subject in sorted(subjects, key=str):
-            self._telemetry.tidy(subject, now)
+            try:
+                self._telemetry.tidy(subject, now)
+            except FalajError as error:
+                log.warning("telemetry was not tidied", extra={"subject": subject.name, "reason": str(error)})
         live = {record.body["id"] for record in look.jobs} | set(look.nodes)
         for subject in [one for one in self._heard if one.name not in live]:
             del self._heard[subject]
