@@ -3,7 +3,7 @@
 from typing import Any
 
 from falaj.core.execute import Device
-from falaj.schedule.model import Ask, Job, Node, Queue, Role, Shape, Snapshot
+from falaj.schedule.model import Ask, Job, Knobs, Node, Queue, Role, Shape, Snapshot
 
 
 def node(name: str, gpus: int = 8, model: str = "H100", **facts: Any) -> Node:
@@ -30,5 +30,6 @@ def job(name: str, queue: str = "root/a", gpus: int = 1, count: int = 1, **facts
 def snapshot(nodes: int | list[Node], jobs: list[Job], queues: tuple[Queue, ...] = (), **facts: Any) -> Snapshot:
     made = [node(f"n{one}") for one in range(nodes)] if isinstance(nodes, int) else nodes
     known = {queue.name for queue in queues}
+    facts.setdefault("knobs", Knobs(patience=0))
     rest = tuple(Queue(name) for name in sorted({one.queue for one in jobs}) if name not in known)
     return Snapshot(facts.pop("now", 0), tuple(made), queues + rest, tuple(jobs), **facts)

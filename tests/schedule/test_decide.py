@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from falaj.schedule.decide import Scheduler, decide
-from falaj.schedule.model import Budget, Queue
+from falaj.schedule.model import Budget, Knobs, Queue
 from tests.schedule.made import job, node, snapshot
 
 
@@ -50,6 +50,17 @@ def test_a_big_gang_has_its_turn_while_small_jobs_keep_coming() -> None:
     cluster.end("brief")
     cluster.end("s3")
     assert started(cluster.cycle(1000)) == ["gang"]
+
+
+def test_a_turn_is_for_those_who_waited_long_for_what_they_ask() -> None:
+    cluster = Scheduler(snapshot(1, [job("r", gpus=8, limit_s=10_000)], knobs=Knobs()))
+    cluster.cycle(0)
+    cluster.submit(job("next", gpus=8, submitted=10, limit_s=1000))
+    assert cluster.cycle(20).reservations == ()
+    assert cluster.cycle(3999).reservations == ()
+    assert [turn.job for turn in cluster.cycle(4020).reservations] == ["next"]
+    cluster.submit(job("high", gpus=8, submitted=4020, limit_s=1000, band=3, preemptible=True))
+    assert "high" in [turn.job for turn in cluster.cycle(4021).reservations], "a higher band waits for no turn"
 
 
 # C19: a reservation that takes whole nodes.

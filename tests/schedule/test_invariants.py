@@ -63,7 +63,7 @@ class Fleet(RuleBasedStateMachine):
         )
         self.nodes = [node(f"n{one}", labels={"rack": f"r{one // 2}"}) for one in range(3)]
         self.nodes += [node("x", 4, "A10"), node("s", 4, spot=True)]
-        knobs = Knobs(progress_ratio=ratio, min_run_s=10, depth=3)
+        knobs = Knobs(progress_ratio=ratio, min_run_s=10, depth=3, patience=0)
         self.it = Scheduler(Snapshot(self.now, tuple(self.nodes), self.queues, (), knobs=knobs))
         self.turns: dict[str, int] = {}
 

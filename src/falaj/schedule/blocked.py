@@ -13,12 +13,12 @@ from falaj.schedule.lines import Rank
 from falaj.schedule.model import (
     BEST_EFFORT,
     NEVER,
+    NORMAL,
     Evict,
     Job,
     Reason,
     Reservation,
     Resize,
-    Shape,
     Snapshot,
     Spot,
     Start,
@@ -35,6 +35,7 @@ BUDGET = "budget:"
 TICK_S = 30
 """So often those are looked at again for whom nobody had to make room."""
 GRACE_S = 30
+LONGEST_WAIT_S = 7 * 86_400
 MOST_CLAIMS = 8
 """So many searches for victims a cycle; two where there are very many leaves."""
 MOST_ROUNDS = 4
@@ -48,7 +49,6 @@ class Draft:
     starts: list[Start] = field(default_factory=list)
     resizes: list[Resize] = field(default_factory=list)
     evictions: list[Evict] = field(default_factory=list)
-    waiting: dict[tuple[str, Shape], Reason] = field(default_factory=dict)
     claims: int = 0
 
 
@@ -131,7 +131,6 @@ class Blocked(Board):
     def _hold_back(self, job: Job, number: int, refusal: Refusal) -> None:
         self.park(job.queue, number, refusal)
         self.turns.drop(job.id)
-        self._plan.waiting[job.queue, job.shape] = refused(job.queue, refusal)
 
     def _redeem(self, job_id: str) -> None:
         """A turn has come, or all its places are free: start, or wait on with the cause written down."""
@@ -193,14 +192,22 @@ class Blocked(Board):
                 return
             if number in self.closed and number not in self.parked.get(queue, ()):
                 job = self.lines.jobs[rank[-1]]
-                if job.id not in self.turns.of and self.turns.room(pool(job.shape)):
+                if job.id not in self.turns.of and self.turns.room(pool(job.shape)) and self._deserves(job, number):
                     refusal = self.tree.refusal(queue, self.amount(number))
                     if refusal is not None:
                         self._hold_back(job, number, refusal)
                         continue
                     self._reserve(job)
-                at = self.turns.of[job.id].at if job.id in self.turns.of else NEVER
-                self._plan.waiting[queue, job.shape] = Reason("capacity", "nothing that it fits in is free", starts=at)
+
+    def _deserves(self, job: Job, number: int) -> bool:
+        """Is it time to reserve a turn for it?"""
+        waited = self.now - job.submitted - job.ran_s
+        if waited >= min(self.knobs.patience * self.run_s(job), LONGEST_WAIT_S) or self.lines.urgent(job.id):
+            return True
+        if self.band(job.queue, job.shape) > NORMAL:
+            return True
+        used = self.table.used(self.table.leaf(job.queue), 1, base=False).tolist()
+        return self.potential(self._tick).cause(self.table.leaf(job.queue), used, self.amount(number)) == "guarantee"
 
     def _claim(self, job: Job, number: int) -> None:
         """Have others make room for it, where that is lawful."""

@@ -74,6 +74,7 @@ class Board(Ground):
         if name in self.world.index:
             self.turns.leave(name)
             self.world.drop(name)
+            self.reopened.clear()  # rows are others now: what is open is tried by itself
             self.leaving.discard(name)
             self._moved(set())
 

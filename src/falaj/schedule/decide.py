@@ -28,7 +28,7 @@ class Scheduler(Blocked):
                 break
         self._grow()
         plan = self._plan
-        return Plan(tuple(plan.starts), tuple(plan.resizes), tuple(plan.evictions), self.turns.all(), plan.waiting)
+        return Plan(tuple(plan.starts), tuple(plan.resizes), tuple(plan.evictions), self.turns.all())
 
     def _grow(self) -> None:
         """Let elastic jobs have what nobody waits for."""
@@ -97,13 +97,21 @@ class Scheduler(Blocked):
         found, refusal = self._find(job)
         if found is not None:
             self._start(job, found, "its queue is the one to serve, and it is the queue's next")
+            self._sift()
         elif refusal is not None:
             self._hold_back(job, number, refusal)
         else:
             self._close(number)
 
+    def _sift(self) -> None:
+        """Close what fitted only in what was just taken, without asking every leaf for it."""
+        for number in sorted(self.reopened & self._open):
+            if not self.fits_again(number):
+                self._close(number)
+
     def _close(self, number: int) -> None:
         self.closed.add(number)
+        self.reopened.discard(number)
         self._open.discard(number)
         self._tried.pop(number, None)
         if self._closed_at.get(number) != self._tick:

@@ -64,6 +64,9 @@ class Ground:
         self.reclaimed = list(snapshot.reclaimed)
         self.closed: set[int] = set()
         """Shapes that nowhere fit, until something is freed that may suit them."""
+        self.reopened: set[int] = set()
+        """Shapes that fit again, if at all, in what was freed on `rows`."""
+        self.rows: list[int] = []
         self.parked: dict[str, dict[int, tuple[str, str, int]]] = {}
         """By leaf: the lines that a quota holds back, and which."""
         self.leaving = {node.name for node in snapshot.nodes if node.leaving < NEVER}
@@ -165,15 +168,20 @@ class Ground:
         rows = [self.world.index[name] for name in self.freed if name in self.world.index]
         self.freed.clear()
         self.turns.released.clear()
+        self.rows = sorted({*rows, *(self.rows if self.reopened else ())})
         for number in sorted(self.closed) if rows else ():
-            shape = self.shapes.all[number]
-            ask = shape.roles[0].ask
-            if not self.profile.suiting(ask)[rows].any():
-                continue
-            counts = self.world.counts(self.world.ask(ask))
-            if counts[rows].any() and (shape.least == 1 or int(counts.sum()) >= shape.least):
+            if self.fits_again(number):
                 self.closed.discard(number)
+                self.reopened.add(number)
                 self.fresh |= self.lines.behind.get(number, set()) & self.asleep
+
+    def fits_again(self, number: int) -> bool:
+        """May a shape that fitted nowhere fit, thanks to what was freed since?"""
+        shape = self.shapes.all[number]
+        ask = self.world.ask(shape.roles[0].ask)
+        if not self.world.room(ask, self.rows).any():
+            return False
+        return shape.least == 1 or int(self.world.counts(ask).sum()) >= shape.least
 
     def overdue(self) -> None:
         """Expect more of what runs longer than was expected."""

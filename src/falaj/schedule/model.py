@@ -233,6 +233,10 @@ class Knobs:
     half_life_s: int = 86_400
     depth: int = 16
     """So many blocked gangs a pool have a reservation."""
+    patience: int = 4
+    """A blocked job has its turn reserved when it waited so many times as long as it is expected to run, or a week; at
+    once where it is owed to a guarantee, above the normal band, and in danger of its deadline. Sooner would be kinder
+    to the few that are large, and dearer for all the others."""
     min_run_s: int = 60
     """Nothing is preempted before it ran so long, except for a guarantee or by a higher band."""
     reclaim_percent: int = 5
@@ -322,5 +326,3 @@ class Plan:
     resizes: tuple[Resize, ...] = ()
     evictions: tuple[Evict, ...] = ()
     reservations: tuple[Reservation, ...] = ()
-    waiting: Mapping[tuple[str, Shape], Reason] = field(default_factory=dict)
-    """By queue and shape: every job of that line waits for it."""

@@ -16,6 +16,8 @@ from falaj.schedule.world import World
 
 _TRIES = 64
 """Domains that are tried for one gang."""
+_FEW = 16
+"""Up to so many slots, looking for the next best node again and again is faster than sorting all."""
 
 
 def place(world: World, shape: Shape, width: int, allowed: Flags | None = None) -> tuple[Spot, ...] | None:
@@ -89,6 +91,9 @@ class Gang:
         """Domains that may be large enough, and islands in them: the smallest first, or the best liked."""
         world, domain = self._world, self._world.domains(level)
         count = int(domain.max(initial=-1)) + 1
+        if loose and count == 1:
+            yield mask & (domain == 0), -1
+            return
         able, size = np.ones(count, np.bool_), np.zeros(count, np.int64)
         for ask, want in zip(self._asks, self._wants, strict=True):
             room = world.counts(ask) if level != "island" else world.rooms(ask).max(axis=1)
@@ -120,12 +125,24 @@ class Gang:
             level = "node" if self._level == "island" else self._level
             rows = rows[np.lexsort((turn, _nearest(world.domains(level)[rows], counts[rows], want)))]
         else:
-            rows = rows[np.argsort(turn, kind="stable")]
+            rows = rows[_foremost(turn, counts[rows], want)]
         ends = np.cumsum(counts[rows])
         rows = rows[: int(np.searchsorted(ends, want)) + 1]
         fill = counts[rows]
         fill[-1:] -= ends[len(rows) - 1] - want
         return world.spots(rows.tolist(), fill.tolist(), ask, role, island)
+
+
+def _foremost(turn: Ints, counts: Small, want: int) -> Ints:
+    """The nodes whose turn comes first, as many as are needed or more; of equal turns the lowest."""
+    if want > _FEW:
+        return np.argsort(turn, kind="stable")
+    turn, found = turn.copy(), []
+    while want > 0:
+        found.append(int(turn.argmin()))
+        want -= int(counts[found[-1]])
+        turn[found[-1]] = -NOWHERE
+    return np.array(found)
 
 
 def _nearest(domain: Ints | Small, counts: Small, want: int) -> Ints:

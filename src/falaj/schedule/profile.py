@@ -220,6 +220,8 @@ class _Search:
         found: list[Spot] = []
         (nodes, times, more), needs = gains, amounts(self._world, ask)
         for one in np.lexsort((nodes, -times)).tolist():
+            if len(found) == want:
+                break
             row, slots = int(nodes[one]), min(int(more[one]), want - len(found))
             ready = self._ready[row]
             free = np.flatnonzero(suits[row] & (ready <= at))

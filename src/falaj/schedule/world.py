@@ -69,6 +69,10 @@ class World:
         """How many slots of this ask fit on each node now."""
         return self._columns.counts(ask, self._state)
 
+    def room(self, ask: int, rows: Sequence[int]) -> Small:
+        """The same on some nodes only."""
+        return self._columns.counts(ask, self._state[rows])
+
     def possible(self, ask: int) -> Small:
         """How many would fit on each node if nothing ran and all were open."""
         return self._columns.counts(ask, self._empty)
@@ -107,12 +111,11 @@ class World:
     def rooms(self, ask: int) -> Small:
         """How many slots of this ask fit on each node on each of its islands."""
         types, kinds = self._types, self._type_of
-        wish = types.wish[ask]
-        if not types.per[wish]:
-            return np.repeat(self.counts(ask)[:, None], types.width, axis=1)
-        fits = self.dev // types.unit[wish] * types.suits[wish].take(types.kinds[kinds])
-        islands = types.islands[kinds]
+        wish, islands = types.wish[ask], types.islands[kinds]
         count = int(islands.max(initial=0)) + 1
+        if not types.per[wish]:
+            return np.repeat(self.counts(ask)[:, None], count, axis=1)
+        fits = self.dev // types.unit[wish] * types.suits[wish].take(types.kinds[kinds])
         rooms = np.stack([(fits * (islands == one)).sum(axis=1) for one in range(count)], axis=1)
         least: Small = np.minimum(rooms // types.per[wish], self.counts(ask)[:, None])
         return least
