@@ -343,12 +343,9 @@ class House:
             self.stop_loops()
 
     def _jobs_loops(self) -> "tuple[Loop, ...]":
-        from falaj.dispatch.loop import JobsLoop
-        from falaj.dispatch.scaling import ScalingLoop
+        from falaj.dispatch.loops import loops
 
-        clusters = self.desks["clusters"]
-        jobs = JobsLoop(self.ledger, clusters, self.track, self.desks["jobs"])
-        return jobs, ScalingLoop(self.ledger, clusters)
+        return loops(self.ledger, self.desks["clusters"], self.track, self.desks["jobs"])
 
     def _start(self, steps: "Iterable[Loop]") -> None:
         from falaj.store.loop import Loops, house_context

@@ -29,7 +29,7 @@ from falaj.store.records import Record
 log = logging.getLogger(__name__)
 EVERY_S = 10.0
 REMEMBERED = 50
-MOST_WAITS = 1000
+MOST_WAITS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,7 @@ class ScalingLoop:
         return False
 
     def _kinds(self, ctx: Context, cluster: Cluster) -> list[Making]:
-        """What a cluster can make; nothing while it is closed or does not answer."""
-        if cluster.state != "open":
-            return []
+        """What a cluster can make; nothing while it does not answer."""
         try:
             maker = self._clusters.spoken(ctx, cluster)
             if not isinstance(maker, CanScale):
@@ -87,7 +85,9 @@ class ScalingLoop:
 
     def _kind(self, cluster: Cluster, facts: NodeFacts) -> NodeKind:
         words = {name: int(facts.labels[name]) for name in ("least", "boot_s", "notice_s") if name in facts.labels}
-        return NodeKind(f"{cluster.name}/{facts.name}", node_of(cluster, facts), int(facts.labels["most"]), **words)
+        # What was bought on a cluster that is closed now goes as it falls idle.
+        most = int(facts.labels["most"]) if cluster.state == "open" else 0
+        return NodeKind(f"{cluster.name}/{facts.name}", node_of(cluster, facts), most, **words)
 
     def _review(
         self, facts: Snapshot, makings: Mapping[str, Making], old: Mapping[str, Record], knobs: ScaleKnobs
@@ -171,6 +171,7 @@ def _why(name: str, review: Review, before: str) -> str:
     closing = [node for node in review.close if node in review.standings[name].closed]
     if closing:
         return f"{len(closing)} fewer: nothing was on them for long enough"
-    if name in review.notes:
-        return review.notes[name]
-    return before
+    refused = [why for why in review.basket.refused.values() if f" {name} " in why]
+    if refused:
+        return f"for {len(refused)} that wait{'s' if len(refused) == 1 else ''}: {refused[0]}"
+    return review.notes.get(name, before)

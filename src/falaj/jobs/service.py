@@ -255,9 +255,10 @@ class Jobs(Accounts, Replays):
         from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
 
         reason = explain(facts, body["id"])
-        if bought:
-            code = "capacity" if reason.code == "impossible" else reason.code
-            reason = replace(reason, code=code, text=f"{reason.text}; {bought}")
+        if bought and reason.code == "impossible":
+            reason = replace(reason, code="capacity", text=bought, fix="", change=())
+        elif bought:
+            reason = replace(reason, text=f"{reason.text}; {bought}")
         starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
         commands = views.commands(record.ref.bare, reason.change)
         return Why(

@@ -81,9 +81,8 @@ class Look:
         self._busy |= {spot.node for job in board.running.values() for spot in job.spots}
         for name in self._kinds:
             standing[name] = self._give_back(standing[name])
-        names, others = late(board, self._kinds.values(), self._knobs)
-        others |= _arriving(board, {node.name: kind_of(node) for node in nodes})
-        basket = self._buy(board, standing, names)
+        facts = board.snapshot(self._now)
+        basket = self._buy(facts, standing, late(board, self._kinds.values(), self._knobs))
         for name, count in basket.counts.items():
             wanted = standing[name].wanted + count
             standing[name] = replace(standing[name], wanted=wanted, bought=self._now)
@@ -91,7 +90,8 @@ class Look:
         for node in close:
             name = kind_of(self._node(node))
             standing[name] = replace(standing[name], closed={**standing[name].closed, node: self._now})
-        return Review(standing, close, tuple(self._open), basket, self._notes, {**others, **basket.refused})
+        waits = _arriving(board, {node.name: kind_of(node) for node in nodes}) | dict(basket.refused)
+        return Review(standing, close, tuple(self._open), basket, self._notes, waits)
 
     def _recount(self, name: str, old: Standing) -> Standing:
         """Who came, who is lost, who is idle; how many can still be expected."""
@@ -123,7 +123,7 @@ class Look:
         gone = {**standing.gone, **dict.fromkeys(going, self._now)}
         return replace(standing, wanted=standing.wanted - len(going), closed=left, born=born, gone=gone)
 
-    def _buy(self, board: Scheduler, standing: Mapping[str, Standing], names: list[str]) -> Basket:
+    def _buy(self, facts: Snapshot, standing: Mapping[str, Standing], names: list[str]) -> Basket:
         if not names:
             return Basket()
         room: dict[str, int] = {}
@@ -137,7 +137,7 @@ class Look:
             if mine.bought and self._now - mine.bought < self._knobs.gap_s:
                 cooling.append(name)
         money = max(0, self._knobs.hourly - cost) if self._knobs.hourly else None
-        return Shop(board, self._kinds.values(), room, money, cooling).buy(names)
+        return Shop(facts, self._kinds.values(), room, money, cooling).buy(names)
 
     def _spare(self, board: Scheduler, standing: Mapping[str, Standing], basket: Basket) -> tuple[str, ...]:
         """Nodes that nothing needs: idle long enough, old enough, and in nobody's turn."""
@@ -153,7 +153,7 @@ class Look:
                 and now - mine.born.get(node, now) >= knobs.keep_s
                 and node not in needed | self._busy | mine.closed.keys()
             ]
-            left = mine.wanted - len(mine.closed) - self._kinds[name].least
+            left = mine.wanted - len(mine.closed) - min(self._kinds[name].least, self._kinds[name].most)
             if not basket.counts.get(name):
                 found += sorted(may_go, key=lambda node: (mine.idle[node], node))[: max(0, left)]
         return tuple(found)

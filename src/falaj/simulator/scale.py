@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import pool, size
-from falaj.schedule.model import Job, Node, Shape, Snapshot
+from falaj.schedule.model import Job, Node, Reservation, Shape, Snapshot
 from falaj.simulator.kinds import HOUR_S, NodeKind, ScaleKnobs
 
 MOST_STARTS = 1000
@@ -34,7 +34,7 @@ class Basket:
 
 def settled(facts: Snapshot, coming: Iterable[Node] = ()) -> Scheduler:
     """The scheduler after it started what it can, on the nodes there are and those that come."""
-    calm = replace(facts.knobs, grow=False)
+    calm = replace(facts.knobs, grow=False, patience=0)
     board = Scheduler(replace(facts, nodes=(*facts.nodes, *coming), knobs=calm))
     _run(board)
     return board
@@ -46,7 +46,7 @@ class Shop:
 
     def __init__(
         self,
-        board: Scheduler,
+        facts: Snapshot,
         kinds: Iterable[NodeKind],
         room: Mapping[str, int],
         money: int | None,
@@ -56,7 +56,6 @@ class Shop:
         self._room, self._money, self._cooling = dict(room), money, set(cooling)
         notices = [kind.notice_s for kind in self._kinds.values() if kind.node.spot]
         self._late: dict[str, Job] = {}
-        facts = board.snapshot(board.now)
         jobs = tuple(_steady(job, min(notices)) if notices and not job.spots else job for job in facts.jobs)
         self._facts = replace(facts, jobs=jobs)
         self._bought: dict[str, int] = {}
@@ -169,23 +168,23 @@ class Shop:
         return f"{count} of {name} would start it, and {said}"
 
 
-def late(board: Scheduler, kinds: Iterable[NodeKind], knobs: ScaleKnobs) -> tuple[list[str], dict[str, str]]:
-    """Who waits too long for lack of nodes, who waits longest first; and who for something else, in words."""
+def late(board: Scheduler, kinds: Iterable[NodeKind], knobs: ScaleKnobs) -> list[str]:
+    """Who waits too long for lack of nodes, first who waits longest; not who waits for a quota, a budget, or rests.
+    Gives everybody a turn, as far as the board has turns to give."""
     boots = min((kind.boot_s for kind in kinds), default=0)
-    waits: list[tuple[int, str]] = []
-    others: dict[str, str] = {}
-    for job in board.lines.jobs.values():
-        turn = board.turns.of.get(job.id)
-        refusal = board.parked.get(job.queue, {}).get(board.lines.numbers[job.id])
-        if job.not_before > board.now:
-            others[job.id] = "it rests after a refusal"
-        elif refusal is not None:
-            others[job.id] = f"more nodes would not help: {refusal[0]} may not have more {refusal[1]}"
-        elif turn is not None and turn.at <= max(job.submitted + knobs.wait_s, board.now + boots):
-            others[job.id] = "nodes that are there will be free for it soon enough"
-        else:
-            waits.append((job.submitted, job.id))
-    return [name for _, name in sorted(waits)], others
+    found: list[str] = []
+    for job in sorted(board.lines.jobs.values(), key=lambda job: (job.submitted, job.id)):
+        parked = board.lines.numbers[job.id] in board.parked.get(job.queue, ())
+        if parked or job.not_before > board.now:
+            continue
+        if job.id not in board.turns.of and board.turns.room(pool(job.shape)):
+            turn = board.turns.plan(job.id, job.shape, job.shape.least, board.now)
+            if turn is not None:
+                board.turns.put(Reservation(job.id, *turn), pool(job.shape), job.shape.roles, board.run_s(job))
+        soon = max(job.submitted + knobs.wait_s, board.now + boots)
+        if job.id not in board.turns.of or board.turns.of[job.id].at > soon:
+            found.append(job.id)
+    return found
 
 
 def expected_price(kind: NodeKind, jobs: Iterable[Job]) -> int:
