@@ -1,5 +1,6 @@
 """Staging: files to where an attempt runs and back, by the attempt's own identity, through the same door as anybody."""
 
+import os
 import re
 import shutil
 import time
@@ -84,9 +85,7 @@ class Staging:
             folder = Path(place.output(name))
             if not folder.is_dir() or not any(folder.iterdir()):
                 raise NotFound(f"it wrote no output {name}", f"write files to the folder FALAJ_OUTPUT_{name.upper()}")
-            # Its owner may not be us, and would have us read what only we may.
-            if folder.resolve() != Path(cluster.folder).resolve() / folder.relative_to(cluster.folder):
-                raise Denied(f"the output {name} leads elsewhere", "write files into the folder itself")
+            _take_over(Path(place.base), folder)
             used = {role: Ref.parse(text) for role, text in sources_of(body).items()}
             done = here.catalog.publish(
                 Ref.parse(ref).bare, str(folder), inputs=used, message=f"made by {record.ref.bare}"
@@ -140,3 +139,29 @@ def _made_by(here: Here, name: Ref, run: str) -> str:
         if "run" in version.inputs and str(version.inputs["run"].bare) == run:
             return str(version.ref)
     raise NotFound(f"it published no version of {name.bare}", "its log says why")
+
+
+def _take_over(base: Path, folder: Path) -> None:
+    """Denied when an output is not where it should be. Its owner may be somebody else, who would have us read what only
+    we may: where we are root it becomes ours first, so that nothing leads elsewhere while we read."""
+    for path in (base, folder.parent, folder):
+        try:
+            file = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise Denied(f"the output {folder.name} leads elsewhere", "write files into the folder itself") from error
+        try:
+            _own(file)
+        finally:
+            os.close(file)
+    # What was made while we looked is found when we look again.
+    while sum(_own(file) for *_, file in os.fwalk(folder, follow_symlinks=False)):
+        pass
+
+
+def _own(file: int) -> bool:
+    """Make a folder ours; whether it was somebody else's."""
+    if os.geteuid() != 0 or os.fstat(file).st_uid == 0:
+        return False
+    os.fchown(file, 0, 0)
+    os.fchmod(file, 0o700)
+    return True
