@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.fleet import anomaly
-from falaj.fleet.anomaly import Latch, Sign, SlotLimit, Trend, Watch
+from falaj.fleet import kinds
+from falaj.fleet.anomaly import Latch, SlotLimit, Trend, Watch
+from falaj.fleet.kinds import Sign
 from tests.fleet.traces import HOUR, MINUTE, STEP_S, normal_node, normal_run
 
 Figures = dict[str, float]
@@ -75,12 +76,12 @@ def _filling(age: int, figures: Figures) -> None:
 @pytest.mark.parametrize(
     ("kind", "wrong", "most_s"),
     [
-        (anomaly.IDLE, _idle, 12 * MINUTE),
-        (anomaly.HEAT, _hot, 14 * MINUTE),
-        (anomaly.HEAT, _hot_and_silent, 14 * MINUTE),
-        (anomaly.FAULT, _faulty, MINUTE),
-        (anomaly.LEAK, _leaking, 75 * MINUTE),
-        (anomaly.DISK, _filling, 75 * MINUTE),
+        (kinds.IDLE, _idle, 12 * MINUTE),
+        (kinds.HEAT, _hot, 14 * MINUTE),
+        (kinds.HEAT, _hot_and_silent, 14 * MINUTE),
+        (kinds.FAULT, _faulty, MINUTE),
+        (kinds.LEAK, _leaking, 75 * MINUTE),
+        (kinds.DISK, _filling, 75 * MINUTE),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -99,7 +100,7 @@ def test_trouble_of_a_node_is_found_once_and_soon(
     assert len(opened) == 1, found
     assert begin <= opened[0] <= begin + most_s
     # What belongs to a job ends with it, a fault after a day; all else ends when it is over.
-    ends = [True, False] if kind in (anomaly.HEAT, anomaly.DISK) else [True, False][: len(found)]
+    ends = [True, False] if kind in (kinds.HEAT, kinds.DISK) else [True, False][: len(found)]
     assert [sign.opens for _, sign in found] == ends
 
 
@@ -122,10 +123,10 @@ def _leak(age: int, figures: Figures) -> None:
 @pytest.mark.parametrize(
     ("kind", "part", "wrong", "most_s"),
     [
-        (anomaly.STRAGGLER, "2", _lag, 20 * MINUTE),
-        (anomaly.STRAGGLER, "r2", _late, 20 * MINUTE),
-        (anomaly.STARVED, "1", _starve, 15 * MINUTE),
-        (anomaly.LEAK, "slot 3", _leak, 75 * MINUTE),
+        (kinds.STRAGGLER, "2", _lag, 20 * MINUTE),
+        (kinds.STRAGGLER, "r2", _late, 20 * MINUTE),
+        (kinds.STARVED, "1", _starve, 15 * MINUTE),
+        (kinds.LEAK, "slot 3", _leak, 75 * MINUTE),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -150,11 +151,11 @@ def test_what_one_job_did_is_not_laid_at_the_next_ones_door() -> None:
     second = [sign for at in range(9 * MINUTE, 18 * MINUTE, STEP_S) for sign in watch.node(at, idle, {0: "b"})]
     assert first + second == []
     (sign,) = [sign for at in range(18 * MINUTE, 25 * MINUTE, STEP_S) for sign in watch.node(at, idle, {0: "b"})]
-    assert (sign.kind, sign.opens, sign.since) == (anomaly.IDLE, True, 9 * MINUTE)
+    assert (sign.kind, sign.opens, sign.since) == (kinds.IDLE, True, 9 * MINUTE)
 
 
 def test_who_takes_over_does_not_say_it_again_and_closes_what_another_opened() -> None:
-    watch = Watch([(anomaly.IDLE, "0")])
+    watch = Watch([(kinds.IDLE, "0")])
     quiet = [sign for at in range(0, HOUR, STEP_S) for sign in watch.node(at, {"0.busy": 0.0}, {0: "a"})]
     busy = [sign for at in range(HOUR, 2 * HOUR, STEP_S) for sign in watch.node(at, {"0.busy": 90.0}, {0: "a"})]
     assert (quiet, [sign.opens for sign in busy]) == ([], [False])

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt
 from falaj.fleet.frames import Frame
-from falaj.fleet.samples import Samples, Source, run_subject
-from falaj.fleet.telemetry import DAY_S, HOUR_S, Telemetry, node_subject
+from falaj.fleet.samples import Samples, Source
+from falaj.fleet.subjects import DAY_S, HOUR_S, node_subject, run_subject
+from falaj.fleet.telemetry import Telemetry
 from tests.town import Town, refusal
 
 NODE = node_subject("hall/n1", "ae-dubai")

@@ -8,9 +8,8 @@ import pytest
 
 from falaj.core.execute import Device, NodeFacts
 from falaj.fleet.alerts import idle_seconds
-from falaj.fleet.pools import pool_subject
-from falaj.fleet.samples import run_subject
-from falaj.fleet.telemetry import HOUR_S, Telemetry, node_subject
+from falaj.fleet.subjects import HOUR_S, node_subject, pool_subject, run_subject
+from falaj.fleet.telemetry import Telemetry
 from falaj.fleet.watch import WatchLoop
 from falaj.jobs import life
 from falaj.jobs.records import JobSpec, RoleSpec

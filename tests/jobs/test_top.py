@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from falaj.fleet.telemetry import node_subject
+from falaj.fleet.subjects import node_subject
 from tests.jobs.lab import Lab, until
 from tests.town import refusal
 

@@ -8,7 +8,7 @@ from falaj.core.context import HOUSE, Context
 from falaj.core.event import new_id
 from falaj.core.ports import Key
 from falaj.fleet import health
-from falaj.fleet.anomaly import ADVICE, IDLE, Sign
+from falaj.fleet.kinds import ADVICE, IDLE, Sign
 from falaj.fleet.use import every, house_key
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record

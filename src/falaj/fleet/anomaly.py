@@ -11,19 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from falaj.fleet.frames import Numbers
+from falaj.fleet.kinds import DISK, FAULT, HEAT, IDLE, LEAK, STARVED, STRAGGLER, Sign
 
-IDLE, LEAK, HEAT, FAULT, STRAGGLER, STARVED, DISK = (
-    "gpu-idle", "memory-leak", "gpu-hot", "gpu-fault", "straggler", "gpu-starved", "disk-full"
-)  # fmt: skip
-ADVICE: Mapping[str, str] = {
-    IDLE: "end the job if it is not needed, or ask for fewer GPUs",
-    LEAK: "look for what grows; save a checkpoint soon, and restart from it before the limit",
-    HEAT: "look at fans and airflow; drain the node if it stays hot",
-    FAULT: "drain the node, reset the device, run its vendor's diagnosis",
-    STRAGGLER: "compare its node with the others'; move the job, or drain that node",
-    STARVED: "ask for more CPUs, or more loader processes: the GPU waits for data",
-    DISK: "remove what is not needed there: old attempts, caches, checkpoints",
-}
 _WINDOWS: Mapping[str, tuple[int, int]] = {
     IDLE: (600, 600), LEAK: (600, 1200), HEAT: (180, 600), FAULT: (0, 86_400), STRAGGLER: (600, 600),
     STARVED: (600, 600), DISK: (300, 1800),
@@ -36,18 +25,6 @@ SOON_S, DISK_SOON_S, APART = 6 * 3600, 24 * 3600, 4.0
 _SHARE = 0.95
 _TREND = 60
 """Minutes that a trend is made of; with fewer than half of them nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """Something looks wrong, or looks right again."""
-
-    kind: str
-    part: str
-    """Which of its parts: a device, a slot, a rank; empty for the whole."""
-    opens: bool
-    since: float
-    text: str = ""
 
 
 class Latch:

@@ -19,7 +19,6 @@ from falaj.fleet.amounts import all_shown, shown
 from falaj.fleet.elastic import Elastic
 from falaj.fleet.records import Checked, Cluster, NodeView
 from falaj.fleet.signs import Signs
-from falaj.fleet.telemetry import Telemetry
 from falaj.fleet.use import added, every, house_key, house_of, uses
 from falaj.govern.secrets import contains_secret
 from falaj.store.codec import from_plain, to_plain
@@ -45,7 +44,7 @@ class Clusters(Signs, Elastic):
         series: Callable[[], Series],
     ) -> None:
         self._ledger = ledger
-        self.telemetry = Telemetry(series, ledger)
+        self._series = series
         self._opener = opener
         self._resolve = resolve
         self._zone, self._folder = settings.zone, f"{settings.home}/attempts"
@@ -244,7 +243,8 @@ class Clusters(Signs, Elastic):
 
     def close(self) -> None:
         """Close what was opened for questions, and write the last telemetry down."""
-        self.telemetry.close()
+        if "telemetry" in vars(self):
+            self.telemetry.close()
         with self._opening:
             for _, executor in self._open.values():
                 executor.close()

@@ -3,18 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from falaj.core.context import HOUSE
 from falaj.core.execute import NodeFacts
-from falaj.fleet.telemetry import Subject
 from falaj.fleet.use import added
 
 Loads = dict[str, dict[str, float]]
 NAMES = ("capacity", "held", "waiting", "empty", "largest")
-
-
-def pool_subject(pool: str, zone: str) -> Subject:
-    """Whose figures those of a pool are."""
-    return Subject(HOUSE, "pool", pool, zone)
 
 
 def pool_loads(

@@ -12,7 +12,8 @@ from typing import Any
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.fleet.clusters import Clusters
-from falaj.fleet.telemetry import Subject, Telemetry, node_subject
+from falaj.fleet.subjects import node_subject, run_subject
+from falaj.fleet.telemetry import Telemetry
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 
@@ -70,11 +71,6 @@ class Hearing:
         if len(self._zones) > _REMEMBERED:
             self._zones = {}
         return self._zones.setdefault(attempt["id"], cluster.zone if cluster else otherwise)
-
-
-def run_subject(tenant: str, job: str, zone: str) -> Subject:
-    """The figures of a job; its tenant's."""
-    return Subject(tenant, "run", job, zone)
 
 
 class Samples:

@@ -1,29 +1,28 @@
 """What nodes and pools show: figures, alerts, health, and how full they were. A part of the desk `clusters`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import numpy as np
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.execute import NodeFacts
+from falaj.core.ports import Series
 from falaj.core.verb import verb
 from falaj.fleet.alerts import Alert, healths, listed
 from falaj.fleet.amounts import seconds
-from falaj.fleet.frames import Frame
 from falaj.fleet.health import NodeHealth
-from falaj.fleet.pools import NAMES, pool_subject
 from falaj.fleet.records import Cluster
-from falaj.fleet.telemetry import DAY_S, HOUR_S, KEPT_S, Subject, Telemetry, node_subject
+from falaj.fleet.subjects import DAY_S, HOUR_S, KEPT_S, Subject, node_subject, pool_subject
 from falaj.fleet.use import house_of, tenants
 from falaj.store.ledger import Ledger, Reader
-from falaj.track.draw import spark
 
-NOW_S = 120
+if TYPE_CHECKING:
+    from falaj.fleet.telemetry import Telemetry
+
+NOW_S = 60
 """What was told longer ago is not `now`."""
-BINS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,14 @@ class Signs:
     """What nodes show. The desk of clusters has these verbs, too."""
 
     _ledger: Ledger
-    telemetry: Telemetry
+    _series: Callable[[], Series]
+
+    @cached_property
+    def telemetry(self) -> "Telemetry":
+        """What nodes and runs did; made when it is first asked for, since most commands never do."""
+        from falaj.fleet.telemetry import Telemetry
+
+        return Telemetry(self._series, self._ledger)
 
     def node_records(self, tx: Reader) -> Iterator[tuple[Cluster, NodeFacts, float]]:
         """Every node, with its cluster and when it was last different."""
@@ -108,6 +114,8 @@ class Signs:
         subject = next((one for one in self._subjects(ctx) if one.name == node), None)
         if subject is None:
             raise NotFound(f"there is no node {node[:80]!r}", "falaj clusters nodes shows them")
+        from falaj.fleet.curves import curves
+
         return curves(self.telemetry, subject, ctx.now(), window(since))
 
     @verb()
@@ -153,8 +161,10 @@ class Signs:
             models = {device.model for _, facts, _ in self.node_records(tx) for device in facts.devices}
         subjects = [pool_subject(name, ctx.zone) for name in (*sorted(f"gpu:{m}" for m in models), "cpu")]
         hours = self.telemetry.read(subjects, start, "hour")
-        newest = self.telemetry.read(subjects, now - 10 * NOW_S)
-        return tuple(_pool(one.name, newest[one], hours[one], (start, now)) for one in subjects if len(hours[one]))
+        newest = self.telemetry.read(subjects, now - 20 * NOW_S)
+        from falaj.fleet.curves import pool_load
+
+        return tuple(pool_load(one.name, newest[one], hours[one], (start, now)) for one in subjects if len(hours[one]))
 
     def _subjects(self, ctx: Context) -> "list[Subject]":
         with self._ledger.read(house_of(ctx)) as tx:
@@ -168,38 +178,3 @@ def window(since: str) -> int:
     if not 0 < span <= KEPT_S["hour"]:
         raise Invalid(f"{since!r:.40} is not kept", f"at most {KEPT_S['hour'] // DAY_S}d")
     return span
-
-
-def curves(telemetry: Telemetry, subject: Subject, now: float, span: int) -> tuple[Figure, ...]:
-    """Every figure of a subject over so long, at the level that is kept for so long."""
-    level = next(name for name, kept in KEPT_S.items() if span <= kept)
-    frame = telemetry.read([subject], now - span, level)[subject]
-    return tuple(
-        _figure(name, frame, (now - span, now)) for name in sorted(frame.columns) if not name.endswith(("^", "_total"))
-    )
-
-
-def _figure(name: str, frame: Frame, span: tuple[float, float]) -> Figure:
-    values = frame.column(name)
-    told = values[~np.isnan(values)]
-    highest = frame.columns.get(f"{name}^", values)
-    places = ((frame.times - span[0]) / max(1.0, span[1] - span[0]) * BINS).clip(0, BINS - 1).astype(int)
-    parts = [values[(places == step) & ~np.isnan(values)] for step in range(BINS)]
-    curve = [float(part.mean()) if len(part) else None for part in parts]
-    shape = spark([float("nan") if value is None else value for value in curve], BINS)
-    ends = (_short(told[-1]), _short(told.mean()), _short(np.nanmax(highest)))
-    return Figure(name, shape, *ends, tuple(value if value is None else _short(value) for value in curve))
-
-
-def _pool(name: str, newest: Frame, hours: Frame, span: tuple[float, float]) -> PoolLoad:
-    """Amounts in whole GPUs or CPUs."""
-    now = newest.newest() if len(newest) else hours.newest()
-    held = dict(zip(hours.times.tolist(), hours.column("held").tolist(), strict=True))
-    moments: Sequence[int] = range(int(span[0]), int(span[1]) + 1, HOUR_S)
-    line = tuple(round(held[at] / 1000, 3) if at in held and held[at] == held[at] else None for at in moments)
-    figures = {key: now.get(key, 0.0) / 1000 for key in NAMES}
-    return PoolLoad(pool=name, since=span[0], hours=line, **figures)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -4,47 +4,23 @@ Samples lie raw for a day, as means and highest of minutes for a month, of hours
 node, a run, a pool) has one series for each of these; the names of series say nothing.
 """
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from falaj.core.context import HOUSE
 from falaj.core.errors import Corrupt, FalajError
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
 from falaj.fleet.frames import Frame
+from falaj.fleet.subjects import DAY_S, HOUR_S, KEPT_S, MINUTE_S, Subject
 from falaj.store.ledger import Ledger
 
 log = logging.getLogger(__name__)
-DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
-KEPT_S: Mapping[str, int] = {"raw": DAY_S, "minute": 30 * DAY_S, "hour": 396 * DAY_S}
 FLUSH_S = 10.0
 """So long a sample waits for others, so that many nodes cost one write."""
 LATE_S = 120
 """An hour is summed up so long after its end; what comes later still is added when it comes."""
 _TAIL, _WHOLE = "", "whole"
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """Whose figures: a node, a run or a pool; of which tenant, and in which zone they may lie."""
-
-    tenant: str
-    kind: str
-    name: str
-    zone: str
-
-    def series(self, level: str) -> str:
-        """Where its figures of a level lie."""
-        mark = hashlib.blake2b(f"{self.kind}\0{self.name}".encode(), digest_size=12).hexdigest()
-        return f"tele.{level}.{mark}"
-
-
-def node_subject(name: str, zone: str) -> Subject:
-    """A node, by cluster/node; the house's."""
-    return Subject(HOUSE, "node", name, zone)
 
 
 class Telemetry:

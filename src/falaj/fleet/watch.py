@@ -15,13 +15,15 @@ from falaj.core.errors import FalajError
 from falaj.core.execute import NodeFacts
 from falaj.fleet import alerts
 from falaj.fleet.amounts import mebibytes
-from falaj.fleet.anomaly import FAULT, GAP_S, IDLE, LEAK, Sign, SlotLimit, Watch
+from falaj.fleet.anomaly import GAP_S, SlotLimit, Watch
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.frames import GRID_S, SUMMED
-from falaj.fleet.pools import pool_loads, pool_subject
+from falaj.fleet.kinds import FAULT, IDLE, LEAK, Sign
+from falaj.fleet.pools import pool_loads
 from falaj.fleet.records import Cluster
-from falaj.fleet.samples import Samples, run_subject
-from falaj.fleet.telemetry import DAY_S, FLUSH_S, HOUR_S, Subject, node_subject
+from falaj.fleet.samples import Samples
+from falaj.fleet.subjects import DAY_S, HOUR_S, Subject, node_subject, pool_subject, run_subject
+from falaj.fleet.telemetry import FLUSH_S
 from falaj.fleet.use import every, tenants
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.loop import Turn

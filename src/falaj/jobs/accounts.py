@@ -8,8 +8,9 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.fleet.alerts import idle_seconds
 from falaj.fleet.clusters import Clusters
-from falaj.fleet.samples import run_subject
-from falaj.fleet.signs import Figure, curves, window
+from falaj.fleet.curves import curves
+from falaj.fleet.signs import Figure, window
+from falaj.fleet.subjects import run_subject
 from falaj.fleet.usage import BY, Spell, UsageTable, spells, table
 from falaj.fleet.use import tenants
 from falaj.store.ledger import Ledger
