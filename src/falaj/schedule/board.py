@@ -20,6 +20,7 @@ class Board(Ground):
     def submit(self, job: Job) -> None:
         """A job comes: to wait, or running already."""
         self.tree.leaf(job.queue)
+        job = self.shapes.shared(job)
         self._weigh(job.shape, 1)
         self._want(job, 1)
         self._enter(job)
@@ -30,6 +31,7 @@ class Board(Ground):
         if old is None:
             self.submit(job)
             return
+        job = self.shapes.shared(job)
         if old.spots and job.spots and not job.charged:
             job = replace(job, charged=old.charged)
         if old.spots and old.spots == job.spots and old.queue == job.queue and old.charged == job.charged:
@@ -84,9 +86,9 @@ class Board(Ground):
 
     def learn(self, past: Past) -> None:
         """Newer quantiles of a template."""
-        wide = self.forecast.learn(past)
-        self.fresh |= self.lines.relearn(past.template, past.key, wide)
-        for job_id in sorted(self.running if wide else self.alike.get((past.template, past.key), ())):
+        changed = self.forecast.learn(past)
+        self.fresh |= self.lines.relearn(changed)
+        for job_id in self.kin.of(changed):
             self._expect(self.running[job_id])
         for turn in self.turns.all():
             self._restore(turn)

@@ -7,6 +7,7 @@ and an estimate changes only when it changes by much.
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import lru_cache
 
 from falaj.schedule.model import CPU, GPU, NEVER, WHOLE, Job, Past, Shape
 
@@ -19,6 +20,8 @@ FEW = 3
 MANY = 20
 LADDER = sorted({round(2 ** (i / 8)) for i in range(8 * 31)})
 
+Rungs = tuple[int, int]
+Cells = tuple[str, ...]
 Cell = tuple[int, int, int]
 """Observations, and the sums of their rungs at P50 and P90."""
 
@@ -51,29 +54,37 @@ def who(template: str) -> str:
     return template.partition("/")[0]
 
 
+@lru_cache(maxsize=100_000)
+def cells(template: str, shape_key: str) -> tuple[str, str, str]:
+    """What an estimate rests on, by name: the template with its shape; its person in the pool; the pool."""
+    pool_cell = "pool:" + shape_key.partition(":")[0]
+    return f"own:{template}/{shape_key}", f"who:{who(template)}/{pool_cell}", pool_cell
+
+
 class Forecast:
     """What is known of runtimes."""
 
     def __init__(self, past: Iterable[Past] = ()) -> None:
         self._past: dict[tuple[str, str], Past] = {}
         self._cells: dict[str, Cell] = {}
-        self._known: dict[tuple[str, str], tuple[int, int] | None] = {}
+        self._leaned: dict[str, Rungs | None] = {}
         for one in past:
             self.learn(one)
 
-    def learn(self, past: Past) -> bool:
-        """Take newer quantiles; True when they may change what is expected of other templates."""
+    def learn(self, past: Past) -> Cells:
+        """Take newer quantiles; gives the cells that say something else than before."""
+        own, who_cell, pool_cell = cells(past.template, past.key)
         old = self._past.get((past.template, past.key))
         self._past[past.template, past.key] = past
-        before = [self._mean(name) for name in _cells(past)]
-        for name in _cells(past):
+        before = self._mean(pool_cell), self._lean(who_cell, pool_cell)
+        for name in (who_cell, pool_cell):
             self._add(name, old, -1)
             self._add(name, past, 1)
-        wide = before != [self._mean(name) for name in _cells(past)]
-        if wide:
-            self._known.clear()
-        self._known.pop((past.template, past.key), None)
-        return wide
+        if self._mean(pool_cell) != before[0]:
+            self._leaned.clear()
+            return own, who_cell, pool_cell
+        self._leaned.pop(who_cell, None)
+        return (own,) if self._lean(who_cell, pool_cell) == before[1] else (own, who_cell)
 
     def past(self) -> tuple[Past, ...]:
         """All that was learned, sorted."""
@@ -81,10 +92,10 @@ class Forecast:
 
     def expected(self, template: str, shape_key: str) -> tuple[int, int] | None:
         """P50 and P90 of the whole run in seconds; None when nothing like it ever ran."""
-        name = (template, shape_key)
-        if name not in self._known:
-            self._known[name] = self._lean(name)
-        return self._known[name]
+        _, who_cell, pool_cell = cells(template, shape_key)
+        own = self._past.get((template, shape_key))
+        rungs = _blend(_cell(own) if own else None, self._lean(who_cell, pool_cell))
+        return None if rungs is None else (LADDER[rungs[0]], LADDER[max(rungs)])
 
     def left(self, job: Job, shape_key: str, now: int) -> tuple[int, int] | None:
         """Seconds it will still run at P50 and P90; None when nobody knows. `ran_s` counts the attempts before."""
@@ -119,16 +130,13 @@ class Forecast:
         left = max((job.steps - job.done) * step // 1_000_000, 1)
         return left, left + left // (10 if own else 4)
 
-    def _lean(self, name: tuple[str, str]) -> tuple[int, int] | None:
-        template, shape_key = name
-        rungs: tuple[int, int] | None = None
-        for cell in (self._cells.get(_pool(shape_key)), self._cells.get(_group(template, shape_key))):
-            rungs = _blend(cell, rungs)
-        own = self._past.get(name)
-        rungs = _blend(_cell(own) if own else None, rungs)
-        return None if rungs is None else (LADDER[rungs[0]], LADDER[max(rungs)])
+    def _lean(self, who_cell: str, pool_cell: str) -> Rungs | None:
+        """What a person's jobs of a pool take, leaned on what everybody's do."""
+        if who_cell not in self._leaned:
+            self._leaned[who_cell] = _blend(self._cells.get(who_cell), self._mean(pool_cell))
+        return self._leaned[who_cell]
 
-    def _mean(self, name: str) -> tuple[int, int] | None:
+    def _mean(self, name: str) -> Rungs | None:
         return _blend(self._cells.get(name), None)
 
     def _add(self, name: str, past: Past | None, sign: int) -> None:
@@ -143,7 +151,7 @@ def _outrun(whole: int, ran: int) -> int:
     return whole
 
 
-def _blend(cell: Cell | None, behind: tuple[int, int] | None) -> tuple[int, int] | None:
+def _blend(cell: Cell | None, behind: Rungs | None) -> Rungs | None:
     if cell is None or not cell[0]:
         return behind
     count, low, high = cell
@@ -159,15 +167,3 @@ def _cell(past: Past) -> Cell:
 
 def _rung(seconds: int) -> int:
     return bisect_right(LADDER, max(seconds, 1)) - 1
-
-
-def _pool(shape_key: str) -> str:
-    return "pool:" + shape_key.partition(":")[0]
-
-
-def _group(template: str, shape_key: str) -> str:
-    return f"who:{who(template)}/{_pool(shape_key)}"
-
-
-def _cells(past: Past) -> tuple[str, str]:
-    return _pool(past.key), _group(past.template, past.key)

@@ -14,6 +14,7 @@ import numpy as np
 from falaj.core.errors import Invalid
 from falaj.schedule.budget import Budgets, charge
 from falaj.schedule.forecast import Forecast, pool
+from falaj.schedule.kin import Kin
 from falaj.schedule.lines import Lines, Shapes
 from falaj.schedule.model import (
     NEVER,
@@ -58,8 +59,7 @@ class Ground:
         self.demand: dict[str, list[int]] = {}
         """What all jobs of a leaf want, at their smallest widths, by quota."""
         self.stopping: set[str] = set()
-        self.alike: dict[tuple[str, str], set[str]] = {}
-        """What runs, by template and shape in short."""
+        self.kin = Kin()
         self._counted: dict[str, list[int]] = {}
         self.reclaimed = list(snapshot.reclaimed)
         self.closed: set[int] = set()
@@ -200,11 +200,12 @@ class Ground:
             self.fresh.add(job.queue)
 
     def _weigh(self, shape: Shape, more: int) -> None:
-        """Tell the world what is asked for, by powers of two: it thinks anew about every place when that changes."""
+        """Tell the world what is asked for, by the dozen and by powers of two: when that changes it thinks anew about
+        every place."""
         number = self.shapes.number(shape)
-        before = 1 << self._many[number].bit_length() >> 1
+        before = _roughly(self._many[number])
         self._many[number] += more
-        after = 1 << self._many[number].bit_length() >> 1
+        after = _roughly(self._many[number])
         if before != after:
             self.world.mix(shape, after - before)
 
@@ -214,7 +215,7 @@ class Ground:
         self.budgets.hold(job.queue, job.charged)
         self._counted[job.id] = amount
         self.used[job.queue] += 1
-        self.alike.setdefault((job.template, self._key(job)), set()).add(job.id)
+        self.kin.add(job.template, self._key(job), job.id)
         self.running[job.id] = job
         self._expect(job)
 
@@ -254,7 +255,7 @@ class Ground:
         cost = charge(nodes, job.shape.roles, job.spots, ran) if ran else ()
         self.budgets.settle(job.queue, job.charged, cost)
         self.used[job.queue] -= 1
-        self.alike[job.template, self._key(job)].discard(job.id)
+        self.kin.drop(job.template, self._key(job), job.id)
         if not self.used[job.queue]:
             del self.used[job.queue]
         self.fresh.add(job.queue)
@@ -352,3 +353,7 @@ def _unheld(queue: Queue) -> Queue:
 
 def _devices(ask: Ask) -> bool:
     return bool(ask.gpus or ask.milli)
+
+
+def _roughly(count: int) -> int:
+    return 1 << (-(-count // 12)).bit_length() >> 1

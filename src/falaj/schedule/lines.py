@@ -6,9 +6,11 @@ what a change costs does not depend on how many wait.
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
 from heapq import heappop, heappush
 
-from falaj.schedule.forecast import Forecast, key, size
+from falaj.schedule.forecast import Cells, Forecast, key, size
+from falaj.schedule.kin import Kin
 from falaj.schedule.model import NEVER, WHOLE, Job, Shape
 
 Rank = tuple[int, int, int, int, int, str]
@@ -43,6 +45,11 @@ class Shapes:
             self.sizes.append(size(shape))
             self._seen[id(shape)] = (shape, number)
         return number
+
+    def shared(self, job: Job) -> Job:
+        """The same job with the one shape that stands for all equal ones: it is known by sight, without comparing."""
+        shape = self.all[self.number(job.shape)]
+        return job if job.shape is shape else replace(job, shape=shape)
 
 
 class Line:
@@ -97,7 +104,7 @@ class Lines:
         """The leaves in which jobs of a shape stand in line."""
         self.now = 0
         self.numbers: dict[str, int] = {}
-        self._alike: dict[tuple[str, str], set[str]] = {}
+        self._kin = Kin()
         self._brief: dict[int, list[tuple[int, Rank]]] = {}
         self._alarms: list[tuple[int, str]] = []
         self._wakes: list[tuple[int, str]] = []
@@ -123,7 +130,7 @@ class Lines:
         if job_id in self.resting:
             self.resting.discard(job_id)
             return job
-        self._alike[job.template, self._shapes.keys[number]].discard(job_id)
+        self._kin.drop(job.template, self._shapes.keys[number], job_id)
         line = self.leaves[job.queue].lines[number]
         before = line.head()
         line.drop(job_id)
@@ -152,15 +159,12 @@ class Lines:
         """True when its deadline is in danger."""
         return self.jobs[job_id].deadline < NEVER and self._alarm(self.jobs[job_id]) <= self.now
 
-    def relearn(self, template: str, shape_key: str, wide: bool) -> set[str]:
-        """Rank again those whose expected run changed; gives their leaves."""
-        names = sorted(self._alike) if wide else [(template, shape_key)]
-        touched = set()
-        for name in names:
-            for job_id in sorted(self._alike.get(name, ())):
-                self._rank(self.jobs[job_id])
-                touched.add(self.jobs[job_id].queue)
-        return touched
+    def relearn(self, changed: Cells) -> set[str]:
+        """Rank again those whose expected run may have changed; gives their leaves."""
+        jobs = [self.jobs[job_id] for job_id in self._kin.of(changed)]
+        for job in jobs:
+            self._rank(job)
+        return {job.queue for job in jobs}
 
     def first(self, queue: str, open_shapes: set[int], but: Container[int] = ()) -> tuple[Rank, int] | None:
         """The best job of a leaf whose shape is one of these, and none of those."""
@@ -208,7 +212,7 @@ class Lines:
         leaf = self.leaves.setdefault(job.queue, Leaf())
         if number not in leaf.lines:
             leaf.lines[number] = Line(number)
-        self._alike.setdefault((job.template, self._shapes.keys[number]), set()).add(job.id)
+        self._kin.add(job.template, self._shapes.keys[number], job.id)
         self._rank(job)
 
     def _alarm(self, job: Job) -> int:
