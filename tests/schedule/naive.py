@@ -3,6 +3,7 @@
 No lines, no parking, no heaps, nothing remembered. It knows no turns, victims, budgets or deadlines.
 """
 
+from falaj.schedule.ground import roughly
 from falaj.schedule.model import Job, Snapshot, Spot
 from falaj.schedule.place import place
 from falaj.schedule.share import Tree
@@ -27,7 +28,7 @@ class Naive:
             else:
                 self.waiting.setdefault(job.queue, []).append(job)
         for shape, count in counts.items():
-            self.world.mix(shape, 1 << count.bit_length() >> 1)  # type: ignore[arg-type]
+            self.world.mix(shape, roughly(count))  # type: ignore[arg-type]
         for jobs in self.waiting.values():
             jobs.sort(key=self._rank)
         self.done: set[str] = set()

@@ -67,6 +67,6 @@ def test_of_what_nobody_knows_something_is_expected() -> None:
 
 def test_learning_says_when_others_are_touched() -> None:
     forecast = Forecast([past(f"ann/{one}", 100, 200) for one in range(50)])
-    assert not forecast.learn(past("ann/3", 101, 200))
-    assert forecast.learn(past("zoe/first", 5, 5))
+    assert len(forecast.learn(past("ann/3", 101, 200))) == 1, "only its own"
+    assert "pool:gpu" in forecast.learn(past("zoe/first", 5, 5)), "everybody's"
     assert forecast.past() == tuple(sorted(forecast.past(), key=lambda one: (one.template, one.key)))

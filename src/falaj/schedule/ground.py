@@ -203,9 +203,9 @@ class Ground:
         """Tell the world what is asked for, by the dozen and by powers of two: when that changes it thinks anew about
         every place."""
         number = self.shapes.number(shape)
-        before = _roughly(self._many[number])
+        before = roughly(self._many[number])
         self._many[number] += more
-        after = _roughly(self._many[number])
+        after = roughly(self._many[number])
         if before != after:
             self.world.mix(shape, after - before)
 
@@ -355,5 +355,6 @@ def _devices(ask: Ask) -> bool:
     return bool(ask.gpus or ask.milli)
 
 
-def _roughly(count: int) -> int:
+def roughly(count: int) -> int:
+    """How many there are, as far as the mix cares."""
     return 1 << (-(-count // 12)).bit_length() >> 1
