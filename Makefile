@@ -40,7 +40,8 @@ up: $(VENV)/.core ## start the whole platform on this machine
 test: components ## everything but the slow tests, against real servers
 	$(PYTEST) -m "not slow"
 
-test-full: components ## every test
+test-full: components ## every test; builds a Kubernetes control plane once
+	@$(BIN)/python -m tests.servers.kubernetes_build
 	$(PYTEST)
 
 check: $(VENV)/.dev ## lint, types, import contracts, shape, security
@@ -63,7 +64,7 @@ pins: $(VENV)/.dev ## resolve constraints.txt anew
 		--no-header --no-annotate --no-emit-find-links -o $(VENV)/pins.txt
 	@{ echo "# Every version the extras and the tests resolve to; made by \`make pins\`."; \
 	   echo "# torch and what only torch brings are left out: each machine takes the build made for it."; \
-	   grep -vE '^ |^(torch|triton|setuptools|sympy|mpmath|networkx|falaj)==|^(nvidia|cuda)-|^-' $(VENV)/pins.txt; } > constraints.txt
+	   grep -vE '^ |^(torch|triton|setuptools|sympy|mpmath|networkx|falaj)==|^(nvidia-[^m]|cuda-)|^-' $(VENV)/pins.txt; } > constraints.txt
 
 clean: ## remove what make and the tools made
 	rm -rf $(VENV) .components build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -222,9 +222,9 @@ def test_a_node_that_a_turn_needs_soon_stays() -> None:
     assert look(none, replace(SMALL, most=1), before=old, idle_s=60, keep_s=60).close == ("c/small-1",)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
-    demand=st.integers(1, 12), gpus=st.sampled_from([1, 2, 4]), boot_s=st.integers(0, 200), hourly=st.integers(0, 30)
+    demand=st.integers(1, 20), gpus=st.sampled_from([1, 2, 4]), boot_s=st.integers(0, 200), hourly=st.integers(0, 30)
 )
 def test_with_constant_demand_the_number_of_nodes_settles(demand: int, gpus: int, boot_s: int, hourly: int) -> None:
     kinds = tuple(replace(one, boot_s=boot_s) for one in (BIG, SMALL))
@@ -238,7 +238,7 @@ def test_with_constant_demand_the_number_of_nodes_settles(demand: int, gpus: int
         assert not cloud.board.lines.jobs
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     period=st.integers(2, 30), jobs=st.integers(1, 6), runs_s=st.integers(10, 400), hourly=st.sampled_from([0, 3, 7])
 )

@@ -5,6 +5,7 @@ ticket and its holder, and passes through no verb.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from falaj.api.answers import Answer, Refusal, render
@@ -13,7 +14,6 @@ from falaj.api.routes import Ask
 from falaj.api.stream import Inlet, Outlet
 from falaj.core.context import Context
 from falaj.core.errors import Invalid
-from falaj.core.record import dataclass
 from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
 from falaj.store.codec import from_json, to_json

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -10,7 +11,6 @@ from falaj.api.stream import Receive
 from falaj.api.wire import Arguments
 from falaj.core.context import Actor
 from falaj.core.errors import Invalid, NotFound, Unauthenticated
-from falaj.core.record import dataclass
 from falaj.core.verb import Verb
 
 OPEN = "open"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -18,7 +19,6 @@ from falaj.api.app import App
 from falaj.api.connection import Connection
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
 from falaj.core.errors import FalajError, Invalid, Unavailable
-from falaj.core.record import dataclass
 from falaj.core.settings import Tls
 
 if TYPE_CHECKING:

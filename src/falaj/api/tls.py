@@ -11,11 +11,11 @@ import re
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falaj.core.errors import Invalid, NotFound
-from falaj.core.record import dataclass
 from falaj.core.settings import Tls
 
 if TYPE_CHECKING:

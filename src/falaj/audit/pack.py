@@ -9,6 +9,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,7 +20,6 @@ from falaj.audit.prove import prove, prove_growth
 from falaj.audit.records import Checkpoint, Witness
 from falaj.audit.seal import Log
 from falaj.core.errors import Corrupt, Invalid
-from falaj.core.record import dataclass
 from falaj.store.records import Fact
 
 FORMAT = "falaj-evidence/1"

@@ -7,7 +7,7 @@ transaction is durable, so a log can never fork.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,7 +19,6 @@ from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid, NotFound, Stale, Unavailable
 from falaj.core.frontier import HASH_BYTES, Frontier
 from falaj.core.ports import Key
-from falaj.core.record import dataclass
 from falaj.govern.keys import Keyring
 from falaj.govern.keytable import Slot
 from falaj.store.ledger import Ledger, Writer

@@ -11,6 +11,7 @@ import re
 import secrets
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -29,7 +30,6 @@ from falaj.core.jose import (
     text_claim,
 )
 from falaj.core.label import ANY
-from falaj.core.record import dataclass
 from falaj.core.settings import Oidc
 
 LONGEST_S = 86_400.0

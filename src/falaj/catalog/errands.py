@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,6 @@ from falaj.catalog.sources import Source, open_source
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 

@@ -18,11 +18,10 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from falaj.catalog.life_records import Attestation, Evidence
 from falaj.core.errors import Invalid
-from falaj.core.record import dataclass
 
 GATED = ("staging", "production", "retired")
 DEFAULTS: Mapping[str, tuple[str, ...]] = {

@@ -1,10 +1,9 @@
 """What the catalog knows of names and of a version's life: aliases, stages, gates, evidence. Frozen, plain."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 

@@ -1,5 +1,6 @@
 """Looking: the platform's own look at a model's files. A gate believes no publisher about what loading a file does."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,6 @@ from falaj.catalog.cards import hash_files
 from falaj.catalog.shelf import Shelf, nearest, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.snapshot.read import Snapshot

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +13,6 @@ from falaj.content.records import Table
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt
 from falaj.snapshot.read import Snapshot

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from falaj.catalog.records import Opened
 from falaj.core.errand import Here
 from falaj.core.errors import Denied, Unavailable
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.snapshot.read import Entry, Snapshot
 

@@ -14,6 +14,7 @@ import struct
 import subprocess  # nosec B404: the recorded program, on the machine of whoever asks for it
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +22,6 @@ from typing import Any, BinaryIO
 from falaj.catalog.records import Card
 from falaj.content.formats import Tensor, tensors
 from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
-from falaj.core.record import dataclass
 
 MOST_DETAILS = 20
 _BLOCK = 1 << 20

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,6 @@ from falaj.catalog.reproduce import Matched, compare, environ, environment_diffe
 from falaj.catalog.statements import HIDDEN
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 

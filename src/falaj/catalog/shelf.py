@@ -5,7 +5,7 @@ the `trail` of versions it meant before. Every move of an alias is an event `cat
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from falaj.catalog.life_records import Named
@@ -14,7 +14,6 @@ from falaj.content.records import Table
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.govern.approvals import Approvals
 from falaj.govern.keys import Keyring

@@ -13,13 +13,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from falaj.content.records import Table
 from falaj.core.errors import Invalid
-from falaj.core.record import dataclass
 
 _FORGET_S = 90 * 86400.0
 """So long is the memory of a folder kept that nobody publishes any more."""

@@ -4,6 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from falaj.cli.frame import Frame, Parser, read
 from falaj.cli.tables import put, rows
 from falaj.core.errors import FalajError, Invalid
-from falaj.core.record import dataclass
 from falaj.core.settings import Settings
 
 GOOD, WARN, BAD = "ok", "look", "FIX"

@@ -5,10 +5,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from falaj.core.errors import FalajError, Invalid
-from falaj.core.record import dataclass
 
 Run = Callable[["Frame", list[str]], int]
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from falaj.core.errors import FalajError, Invalid, from_wire
-from falaj.core.record import dataclass
 
 MAX_COLUMNS = 4096
 LIMIT_S = 900.0

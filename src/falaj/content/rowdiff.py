@@ -7,14 +7,13 @@ smallest type that holds both. Columns that only one side has do not make rows d
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from falaj.content.duck import Duck, Relation, TableFiles, ask, find_table, format_of, named, opened, reply
 from falaj.content.tables import NUMBERS, TIMES, Seen, category_of, fields_of, measure, type_name
 from falaj.core.errors import Invalid
-from falaj.core.record import dataclass
 
 SAMPLES = 5
 HIDDEN = "(hidden)"

@@ -10,13 +10,13 @@ read once, and of a table beyond `READ_BYTES` nothing is read, so that its colum
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from falaj.content.duck import Duck, Relation, TableFiles, ask, find_table, named, opened, quoted, reply
 from falaj.content.records import Column, Table
 from falaj.core.errors import NotFound
-from falaj.core.record import dataclass
 
 CATEGORIES = ("personal", "sensitive")
 READ_BYTES = 16 << 30

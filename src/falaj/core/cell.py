@@ -5,10 +5,10 @@ the allowed ones into the query, so a list never shows more than a direct questi
 """
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from falaj.core.errors import Denied
 from falaj.core.event import new_id
 from falaj.core.label import ANY, Label
 from falaj.core.permit import Permit
-from falaj.core.record import dataclass
 
 HOUSE = "house"
 """The tenant and project of the platform's own things: zones, tenants, replicas."""

@@ -5,10 +5,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from falaj.core.errors import Corrupt, Invalid
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 type_ok = (str, int, float, bool)

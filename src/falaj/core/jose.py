@@ -8,10 +8,10 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from falaj.core.errors import Unauthenticated
-from falaj.core.record import dataclass
 
 SKEW_S = 60.0
 _PART = re.compile(r"[A-Za-z0-9_-]+")

@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from falaj.core.errors import Invalid
-from falaj.core.record import dataclass
 
 OPEN, CONFIDENTIAL, SENSITIVE, SECRET = range(4)
 CLASS_NAMES = ("open", "confidential", "sensitive", "secret")

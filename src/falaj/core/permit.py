@@ -12,10 +12,9 @@ import hmac
 import json
 import secrets
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from falaj.core.errors import Denied, Invalid
-from falaj.core.record import dataclass
 from falaj.core.transfer import Receipt
 
 LIFETIME_S = 60.0

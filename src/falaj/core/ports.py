@@ -1,11 +1,10 @@
 """The ports: what Falaj asks of a technology. Backends implement them; everything clever is written once, above."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from falaj.core.context import Actor
-from falaj.core.record import dataclass
 
 
 class Key(NamedTuple):

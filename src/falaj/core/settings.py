@@ -2,11 +2,10 @@
 
 import typing
 from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from falaj.core.errors import Invalid
-from falaj.core.record import dataclass
 
 
 @dataclass(frozen=True, slots=True)

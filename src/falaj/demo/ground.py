@@ -3,10 +3,10 @@
 import subprocess  # nosec B404
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
-from falaj.core.record import dataclass
 from falaj.demo.stage import Stage
 
 CUSTOMERS = b"id,name,emirate,balance\n" + b"".join(

@@ -2,13 +2,13 @@
 
 import argparse
 import time
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
 from falaj.core.errors import FalajError
-from falaj.core.record import dataclass
 from falaj.demo import ground, turns, versions
 from falaj.demo.stage import Stage
 

@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
 from falaj.core.execute import LOST, OVER, UNKNOWN, Attempt, CanCarry, Executor, NodeFacts, Status
-from falaj.core.record import dataclass
 from falaj.fleet.records import Cluster
 
 log = logging.getLogger(__name__)

@@ -146,7 +146,7 @@ def _body(making: Making, old: Record | None, review: Review, now: float) -> dic
     standing = review.standings[name]
     before: Mapping[str, Any] = old.body if old else {
         "history": [], "held_s": 0.0, "nodes": 0, "at": now, "since": now, "why": "nothing waits for it",
-        "standing": {"wanted": standing.wanted},
+        "standing": {"wanted": 0},
     }  # fmt: skip
     was, why = before["standing"]["wanted"], _why(name, review, before["why"])
     step = [{"at": now, "was": was, "wanted": standing.wanted, "why": why}] if was != standing.wanted else []

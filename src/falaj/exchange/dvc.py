@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from falaj.catalog.gitfacts import read_code
 from falaj.catalog.sources import Source, source
 from falaj.core.errors import Invalid, NotFound
-from falaj.core.record import dataclass
 from falaj.exchange.intake import (
     as_mapping,
     inside,

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,6 @@ from falaj.catalog.sources import Source
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.exchange import hub, lake  # noqa: F401 - what they can open, publish can name
 from falaj.exchange.dvc import open_dvc, project_of, write_out

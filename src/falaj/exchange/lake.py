@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
@@ -19,7 +20,6 @@ from urllib.parse import unquote
 
 from falaj.catalog.sources import Source, source
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
-from falaj.core.record import dataclass
 
 _BATCH_ROWS = 1 << 14
 _GROUP_ROWS = 1 << 17

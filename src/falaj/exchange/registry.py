@@ -10,12 +10,12 @@ import re
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
-from falaj.core.record import dataclass
 from falaj.exchange.intake import read_object
 
 PASSWORD = "FALAJ_REGISTRY_PASSWORD"  # noqa: S105  # nosec B105: the name of a variable

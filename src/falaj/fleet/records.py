@@ -1,11 +1,10 @@
 """What the fleet knows: clusters, nodes, queues, budgets. Frozen, plain, the same on the wire."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from falaj.core.execute import Device
-from falaj.core.record import dataclass
 
 
 @dataclass(frozen=True, slots=True)

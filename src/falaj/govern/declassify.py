@@ -7,14 +7,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.event import new_id
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.govern.approvals import ROLES, Approvals
 from falaj.govern.records import Approval, Declassification

@@ -8,13 +8,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from falaj.core.errors import Invalid
 from falaj.core.later import put_off
-from falaj.core.record import dataclass
 from falaj.core.verb import GROUPS
 
 put_off("cedarpy.pst")

@@ -1,6 +1,7 @@
 """What the desks of keys and secrets give: names, ages and states, never material."""
 
-from falaj.core.record import dataclass
+from dataclasses import dataclass
+
 from falaj.core.ref import Ref
 
 

@@ -15,6 +15,7 @@ import contextlib
 import secrets as random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -22,7 +23,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Conflict, Corrupt, NotFound, Unavailable
 from falaj.core.ports import Key, Secrets
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.govern.sealing import bound, unwrap, wrap, wrapped_version
 from falaj.store.ledger import Ledger, Writer

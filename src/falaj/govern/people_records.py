@@ -1,9 +1,9 @@
 """What the people and policy desks remember and answer with."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from falaj.core.label import ANY
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 

@@ -6,7 +6,7 @@ and anything that asks a database.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,7 +15,6 @@ import msgspec
 from falaj.core.cell import Cell
 from falaj.core.context import Actor, Decision
 from falaj.core.errors import Invalid
-from falaj.core.record import dataclass
 from falaj.govern.engine import (
     FOLDER,
     Answer,

@@ -1,11 +1,10 @@
 """What governance remembers and answers with. Frozen dataclasses, nothing else; one section per subject."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 # Places: zones, regimes, grants, and the question whether a thing may go there.

@@ -1,6 +1,7 @@
 """What a call names: each reference found in the ledger, with the facts that decide about it. No judgement here."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -8,7 +9,6 @@ from falaj.core.cell import Cell
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import NotFound
 from falaj.core.label import Label, join_all
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.core.verb import Verb
 from falaj.govern.records import Move

@@ -1,13 +1,12 @@
 """Asking for a job: everything is pinned and checked before a line is written."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from falaj.catalog.records import KINDS
 from falaj.core.context import Context
 from falaj.core.errors import Denied, Invalid
 from falaj.core.event import new_id
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.fleet.amounts import band
 from falaj.fleet.clusters import Clusters, open_to

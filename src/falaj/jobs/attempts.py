@@ -1,12 +1,11 @@
 """Attempts: a job and its places made ready to run. Where its files lie, which words start it, whose rights it has."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from falaj.core.context import HOUSE, Actor
 from falaj.core.execute import Attempt, Slot
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
 from falaj.govern.accounts import person_key

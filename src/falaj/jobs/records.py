@@ -2,10 +2,9 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 WAITING, HELD, STARTING, RUNNING, STOPPING = "waiting", "held", "starting", "running", "stopping"

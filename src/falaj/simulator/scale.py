@@ -1,16 +1,21 @@
-"""Which nodes to buy for the work that waits, and what each costs: the scheduler is asked, with nodes only imagined.
+"""Which nodes to buy for the work that waits: places are looked for on nodes only imagined, then the scheduler is asked.
 
-What starts on an imagined node is what would start on a real one, by the same rights, quotas and places; so nothing is
-ever bought for a job that a limit, a budget or the law holds back.
+What it starts there is what it would start on real ones, by the same rights, quotas and places; so nothing is ever
+bought for a job that a limit, a budget or the law holds back.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+import numpy as np
+
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import pool, size
-from falaj.schedule.model import Job, Node, Reservation, Shape, Snapshot
+from falaj.schedule.model import Job, Node, Reservation, Shape, Snapshot, Spot
+from falaj.schedule.place import place
+from falaj.schedule.world import World
 from falaj.simulator.kinds import HOUR_S, NodeKind, ScaleKnobs
 
 MOST_STARTS = 1000
@@ -40,9 +45,19 @@ def settled(facts: Snapshot, coming: Iterable[Node] = ()) -> Scheduler:
     return board
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """So many nodes of a kind, and whom they start where."""
+
+    kind: NodeKind
+    count: int
+    placed: tuple[tuple[Job, tuple[Spot, ...]], ...]
+
+
 class Shop:
-    """One visit: what there is of each kind, how much money, and which kinds were bought only just. What one of those
-    is cheapest for waits a moment, and gets nothing dearer instead."""
+    """One visit. Places are looked for in a world of what there is and all that could be bought; what is taken home is
+    what the scheduler then uses of it. What a kind that was bought only just is cheapest for waits a moment, and gets
+    nothing dearer instead."""
 
     def __init__(
         self,
@@ -55,115 +70,122 @@ class Shop:
         self._kinds = {kind.name: kind for kind in kinds}
         self._room, self._money, self._cooling = dict(room), money, set(cooling)
         notices = [kind.notice_s for kind in self._kinds.values() if kind.node.spot]
-        self._late: dict[str, Job] = {}
         jobs = tuple(_steady(job, min(notices)) if notices and not job.spots else job for job in facts.jobs)
         self._facts = replace(facts, jobs=jobs)
+        new = {name: kind.imagine(kind.most, NEW) for name, kind in self._kinds.items()}
+        self._world = World([*facts.nodes, *(node for some in new.values() for node in some)])
+        for job in jobs:
+            self._world.hold(job.spots, job.shape.roles)
+        self._rows = {name: [self._world.index[node.name] for node in some] for name, some in new.items()}
+        """By kind, the rows of nodes that can still be bought."""
+        self._allowed = np.arange(len(self._world.nodes)) < len(facts.nodes)
         self._bought: dict[str, int] = {}
+        self._left: dict[str, Job] = {}
 
     def buy(self, late: Iterable[str]) -> Basket:
         """The cheapest nodes that start these jobs, the first of them first."""
         known = {job.id: job for job in self._facts.jobs}
-        self._late = {name: known[name] for name in late}
-        starts: dict[str, str] = {}
-        refused: dict[str, str] = {}
+        self._left = {name: known[name] for name in late}
+        meant: dict[str, str] = {}
         hopeless: dict[Shape, str] = {}
+        refused: dict[str, str] = {}
         tries = 0
-        for name, job in self._late.items():
-            if name in starts or tries >= MOST_TRIES:
+        for name, job in list(self._left.items()):
+            if name not in self._left or (job.shape not in hopeless and tries >= MOST_TRIES):
                 continue
             if job.shape not in hopeless:
                 tries += 1
                 best = self._best(job)
                 if best is not None:
-                    starts.update(dict.fromkeys(best[2], best[0].name))
-                    self._take(best[0], best[1])
+                    self._take(best)
+                    meant.update({one.id: best.kind.name for one, _ in best.placed})
                     continue
                 hopeless[job.shape] = self._why_not(job)
             refused[name] = hopeless[job.shape]
-        soon = {job: f"{name} is bought for it in a moment" for job, name in starts.items() if name in self._cooling}
-        return Basket(
-            {name: count for name, count in self._needed().items() if name not in self._cooling},
-            {job: name for job, name in starts.items() if name not in self._cooling},
-            {**{job: why for job, why in refused.items() if job not in starts}, **soon},
-        )
+        return self._home(meant, refused)
 
-    def _take(self, kind: NodeKind, count: int) -> None:
-        self._bought[kind.name] = self._bought.get(kind.name, 0) + count
-        self._room[kind.name] -= count
-        if self._money is not None:
-            self._money -= count * kind.node.price
-
-    def _best(self, job: Job) -> tuple[NodeKind, int, list[str]] | None:
+    def _best(self, job: Job) -> Offer | None:
         """What starts a job, with most of its like for the money."""
         best: tuple[Fraction, int, str] | None = None
         found = None
         for name, kind in sorted(self._kinds.items()):
-            for count, started in self._offers(kind):
-                if job.id not in started:
+            most = self._room.get(name, 0)
+            if self._money is not None and kind.node.price:
+                most = min(most, self._money // kind.node.price)
+            for offer in self._offers(kind, most):
+                jobs = [one for one, _ in offer.placed]
+                if not any(one is job for one in jobs):
                     continue
-                jobs = [self._late[one] for one in started]
                 like = sum(_size(one) for one in jobs if pool(one.shape) == pool(job.shape))
                 price = expected_price(kind, jobs)
-                rank = (Fraction(count * price, max(like, 1)), -like, name)
+                rank = (Fraction(offer.count * price, max(like, 1)), -like, name)
                 if price and (best is None or rank < best):
-                    best, found = rank, (kind, count, started)
+                    best, found = rank, offer
         return found
 
-    def _offers(self, kind: NodeKind) -> Iterator[tuple[int, list[str]]]:
-        """For more and more nodes of a kind: which of the late jobs they start."""
-        price = kind.node.price
-        most = self._room.get(kind.name, 0)
-        if self._money is not None and price:
-            most = min(most, self._money // price)
-        if most <= 0:
-            return
-        had = self._bought.get(kind.name, 0)
-        board = self._trial()
-        fresh = kind.imagine(had + most, NEW)[had:]
-        before = set(board.running)
-        count = 0
-        while count < most:
-            more = max(1, count // 8)
-            for node in fresh[count : count + more]:
-                board.node(node)
-            count = min(count + more, most)
-            _run(board)
-            started = [name for name in self._late if name in board.running and name not in before]
-            yield count, started
-            if len(started) + len(before & self._late.keys()) == len(self._late):
-                return
+    def _offers(self, kind: NodeKind, most: int) -> Generator[Offer]:
+        """For more and more nodes of a kind: who could start."""
+        world, allowed = self._world, self._allowed.copy()
+        placed: list[tuple[Job, tuple[Spot, ...]]] = []
+        lines: dict[Shape, list[Job]] = {}
+        for job in reversed(self._left.values()):
+            lines.setdefault(job.shape, []).append(job)
+        try:
+            for count, row in enumerate(self._rows[kind.name][:most], 1):
+                allowed[row] = True
+                for shape, line in lines.items():
+                    if not any(world.possible(world.ask(role.ask))[row] for role in shape.roles):
+                        continue
+                    while line and (spots := place(world, shape, shape.least, allowed)) is not None:
+                        world.take(spots, shape.roles)
+                        placed.append((line.pop(), spots))
+                yield Offer(kind, count, tuple(placed))
+                if not any(lines.values()):
+                    return
+        finally:
+            for job, spots in placed:
+                world.give(spots, job.shape.roles)
 
-    def _trial(self) -> Scheduler:
-        nodes = [node for name, count in self._bought.items() for node in self._kinds[name].imagine(count, NEW)]
-        return settled(self._facts, nodes)
+    def _take(self, offer: Offer) -> None:
+        name, rows = offer.kind.name, self._rows[offer.kind.name]
+        self._allowed[rows[: offer.count]] = True
+        self._rows[name] = rows[offer.count :]
+        self._bought[name] = self._bought.get(name, 0) + offer.count
+        self._room[name] -= offer.count
+        if self._money is not None:
+            self._money -= offer.count * offer.kind.node.price
+        for job, spots in offer.placed:
+            self._world.take(spots, job.shape.roles)
+            del self._left[job.id]
 
-    def _needed(self) -> dict[str, int]:
-        """What was bought, less what nothing would use in the end."""
-        if not self._bought:
-            return {}
-        board = self._trial()
-        used = {spot.node for job in board.running.values() for spot in job.spots}
-        used |= {spot.node for turn in board.turns.of.values() for spot in turn.spots}
-        counts = {
-            name: sum(node.name in used for node in self._kinds[name].imagine(count, NEW))
-            for name, count in self._bought.items()
-        }
-        return {name: count for name, count in counts.items() if count}
+    def _home(self, meant: Mapping[str, str], refused: Mapping[str, str]) -> Basket:
+        """What was bought, less what the scheduler would not use."""
+        nodes = {name: self._kinds[name].imagine(count, NEW) for name, count in self._bought.items()}
+        board = settled(self._facts, [node for some in nodes.values() for node in some]) if nodes else None
+        running = board.running if board else {}
+        used = {spot.node for job in running.values() for spot in job.spots}
+        used |= {spot.node for turn in (board.turns.of.values() if board else ()) for spot in turn.spots}
+        counts = {name: sum(node.name in used for node in some) for name, some in nodes.items()}
+        said = {name: "more nodes alone would not start it" for name in meant if name not in running}
+        said |= {name: f"{kind} is bought for it in a moment" for name, kind in meant.items() if kind in self._cooling}
+        return Basket(
+            {name: count for name, count in counts.items() if count and name not in self._cooling},
+            {name: kind for name, kind in meant.items() if name not in said},
+            {**refused, **said},
+        )
 
     def _why_not(self, job: Job) -> str:
         """Which kind would have done, were it not for money or number."""
-        money, room = self._money, self._room
-        self._money, self._room = None, {name: kind.most for name, kind in self._kinds.items()}
         could = []
         for name, kind in sorted(self._kinds.items()):
-            count = next((count for count, started in self._offers(kind) if job.id in started), 0)
+            with closing(self._offers(kind, kind.most)) as offers:
+                count = next((one.count for one in offers if any(job is other for other, _ in one.placed)), 0)
             if count and expected_price(kind, [job]):
                 could.append((count * kind.node.price, count, name))
-        self._money, self._room = money, room
         if not could:
             return "no kind of node would start it"
         _, count, name = min(could)
-        short = money is not None and room.get(name, 0) >= count
+        short = self._money is not None and self._room.get(name, 0) >= count
         said = "the money for an hour does not reach" if short else "no more of them may be had now"
         return f"{count} of {name} would start it, and {said}"
 

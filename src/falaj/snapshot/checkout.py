@@ -11,10 +11,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.core.errors import Invalid, NotFound, Unavailable
-from falaj.core.record import dataclass
 from falaj.snapshot.format import PACK_BYTES, Entry, shown
 from falaj.snapshot.read import Run, Snapshot
 from falaj.snapshot.target import LargeFile, Record, SmallFile, Target

@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from falaj.core.errors import Corrupt, NotFound
-from falaj.core.record import dataclass
 from falaj.snapshot.format import Entry, PageRef, written
 from falaj.snapshot.read import Run, Snapshot
 

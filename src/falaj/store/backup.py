@@ -10,7 +10,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +18,6 @@ from typing import IO, Any
 from falaj.core.errors import Corrupt, Invalid, Unavailable
 from falaj.core.frontier import Frontier
 from falaj.core.ports import TABLES, CanCopy
-from falaj.core.record import dataclass
 from falaj.store.ledger import Ledger
 
 FORMAT = "falaj-backup-1"

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from blake3 import blake3
@@ -27,7 +27,6 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ports import Blobs, CanPin, Key
-from falaj.core.record import dataclass
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.objects import (
     LIVE,

@@ -8,11 +8,10 @@ Every step is guarded by the object's revision, so a put of the same bytes at th
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Corrupt, NotFound, Stale, Unavailable
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.store.blobs import BlobStore, digest_of
 from falaj.store.ledger import Reader, Writer

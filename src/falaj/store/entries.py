@@ -1,9 +1,9 @@
 """What the desk of bytes shows of a blob: its entries, lists and sums."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from falaj.core.label import Label
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 from falaj.store.records import Record
 

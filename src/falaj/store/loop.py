@@ -8,13 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Conflict, FalajError, Unavailable
 from falaj.core.event import new_id
-from falaj.core.record import dataclass
 from falaj.store.ledger import Ledger
 
 log = logging.getLogger(__name__)

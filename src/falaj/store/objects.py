@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from falaj.core.context import Context
@@ -21,7 +21,6 @@ from falaj.core.errors import Conflict, Corrupt, NotFound, Stale
 from falaj.core.event import new_id
 from falaj.core.label import Label
 from falaj.core.ports import Key
-from falaj.core.record import dataclass
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 from falaj.store.sealed import Place, Seal, new_head

@@ -1,12 +1,11 @@
 """What the ledger gives: records, pages of them, and facts of the log."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from falaj.core.event import Event
 from falaj.core.label import Label
 from falaj.core.ports import Key
-from falaj.core.record import dataclass
 from falaj.core.ref import Ref
 
 

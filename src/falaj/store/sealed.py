@@ -10,13 +10,12 @@ open. Any chunk opens alone: a range is read by opening the chunks it touches an
 
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from falaj.core.errors import Corrupt, Invalid
-from falaj.core.record import dataclass
 
 SUITE = 1
 """AES-256-GCM, 1 MiB chunks, STREAM nonces. Another suite gets another number and both stay readable."""
