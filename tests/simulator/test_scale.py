@@ -222,7 +222,7 @@ def test_a_node_that_a_turn_needs_soon_stays() -> None:
     assert look(none, replace(SMALL, most=1), before=old, idle_s=60, keep_s=60).close == ("c/small-1",)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     demand=st.integers(1, 20), gpus=st.sampled_from([1, 2, 4]), boot_s=st.integers(0, 200), hourly=st.integers(0, 30)
 )
@@ -234,11 +234,11 @@ def test_with_constant_demand_the_number_of_nodes_settles(demand: int, gpus: int
         cloud.step(30)
     assert len(set(cloud.counts[-20:])) == 1
     assert all(at <= 1600 for at, _, _ in cloud.changes)
-    if not hourly:
+    if not hourly and demand * gpus <= 32:
         assert not cloud.board.lines.jobs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     period=st.integers(2, 30), jobs=st.integers(1, 6), runs_s=st.integers(10, 400), hourly=st.sampled_from([0, 3, 7])
 )

@@ -1,4 +1,4 @@
-"""Which nodes to buy for the work that waits: places are looked for on nodes only imagined, then the scheduler is asked.
+"""Which nodes to buy for work that waits: places are looked for on nodes only imagined, then the scheduler is asked.
 
 What it starts there is what it would start on real ones, by the same rights, quotas and places; so nothing is ever
 bought for a job that a limit, a budget or the law holds back.
@@ -166,12 +166,17 @@ class Shop:
         used = {spot.node for job in running.values() for spot in job.spots}
         used |= {spot.node for turn in (board.turns.of.values() if board else ()) for spot in turn.spots}
         counts = {name: sum(node.name in used for node in some) for name, some in nodes.items()}
-        said = {name: "more nodes alone would not start it" for name in meant if name not in running}
-        said |= {name: f"{kind} is bought for it in a moment" for name, kind in meant.items() if kind in self._cooling}
+        starts = {
+            job.id: node.rpartition(NEW)[0]
+            for job in running.values()
+            if NEW in (node := max((spot.node for spot in job.spots), key=lambda name: NEW in name, default=""))
+        }
+        said = {name: "others come before it on what is bought" for name in meant if name not in running}
+        said |= {name: f"{kind} is bought for it in a moment" for name, kind in starts.items() if kind in self._cooling}
         return Basket(
             {name: count for name, count in counts.items() if count and name not in self._cooling},
-            {name: kind for name, kind in meant.items() if name not in said},
-            {**refused, **said},
+            {name: kind for name, kind in starts.items() if kind not in self._cooling},
+            {**{name: why for name, why in refused.items() if name not in starts}, **said},
         )
 
     def _why_not(self, job: Job) -> str:
