@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import Invalid
+from falaj.backends.process import ProcessExecutor
+from falaj.core.errors import Invalid, Unavailable
 from falaj.dispatch import crew
 from falaj.dispatch.scaling import ScalingLoop
 from tests.jobs.lab import Lab, until
@@ -82,6 +83,30 @@ def test_what_only_a_bought_node_could_hold_is_taken_and_more_is_refused(lab: La
     job = lab.submit("print(1)", "fits", gpus=2)
     assert job.state == "waiting"
     lab.here.jobs.cancel(job.ref)
+
+
+def test_what_a_cluster_did_not_hear_is_said_again_also_by_the_next_platform(lab: Lab) -> None:
+    heard: list[int] = []
+
+    class Deaf(ProcessExecutor):
+        def scale(self, template: str, count: int) -> None:
+            heard.append(count)
+            if len(heard) < 4:
+                raise Unavailable("nobody is in", "try again")
+            super().scale(template, count)
+
+    desk = lab.here.house.desks["clusters"]
+    usual = desk._opener
+    desk._opener = lambda url, options: (Deaf if "most" in url else usual)(url, options)
+    pool(lab, "deaf", price=1_000_000, boot_s=60)
+    lab.here.clusters.tune(wait="1s", gap="1s")
+    job = lab.submit("print(1)", "patient", cpus=1)
+    until(lambda: heard, lambda said: 1 in said)
+    lab.here.house.stop_loops()
+    with lab.here.house.working():
+        assert lab.done(job).state == "succeeded"
+    assert set(heard) <= {0, 1}
+    assert kinds(lab)["deaf/node"].history[0].wanted == 1
 
 
 def test_rules_are_the_houses_and_sane(lab: Lab) -> None:

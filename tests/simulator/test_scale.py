@@ -206,6 +206,26 @@ def test_lost_nodes_are_not_counted_and_a_warm_pool_stays() -> None:
     assert (cloud.counts[-1], cloud.standings["c/small"].wanted) == (2, 2)
 
 
+def test_a_node_is_closed_first_and_stays_when_something_slipped_in() -> None:
+    one = replace(SMALL.node, name="c/small-1")
+    empty = snapshot([one], [], (Queue("root"), Queue("root/a")), now=1000)
+    old = {"c/small": Standing(1, 1, born={"c/small-1": 1}, idle={"c/small-1": 1})}
+    first = look(empty, SMALL, before=old)
+    assert (first.close, first.standings["c/small"].wanted) == (("c/small-1",), 1)
+    closed = replace(one, open=False)
+    second = look(replace(empty, nodes=(closed,), now=1010), SMALL, before=first.standings)
+    assert (second.standings["c/small"].wanted, list(second.standings["c/small"].gone)) == (0, ["c/small-1"])
+    slipped = job("in", spots=Scheduler(snapshot([one], [job("in")])).cycle(0).starts[0].spots)
+    busy = replace(empty, nodes=(closed,), jobs=(slipped,), now=1010)
+    kept = look(busy, SMALL, before=first.standings)
+    assert (kept.open, kept.standings["c/small"].closed, kept.standings["c/small"].wanted) == (("c/small-1",), {}, 1)
+    # Given back, it counts for nothing while it is still seen; and is one of ours again if it stays for good.
+    third = look(replace(empty, nodes=(closed,), now=1020), SMALL, before=second.standings)
+    assert (third.standings["c/small"].wanted, third.open) == (0, ())
+    last = look(replace(empty, nodes=(closed,), now=9000), SMALL, before=third.standings)
+    assert (last.standings["c/small"].wanted, last.open) == (1, ("c/small-1",))
+
+
 def test_a_node_that_a_turn_needs_soon_stays() -> None:
     facts = snapshot([replace(SMALL.node, name="c/small-1"), node("own", 1)], [], (Queue("root"), Queue("root/a")))
     board = Scheduler(facts)
