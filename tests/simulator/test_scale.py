@@ -226,6 +226,23 @@ def test_a_node_is_closed_first_and_stays_when_something_slipped_in() -> None:
     assert (last.standings["c/small"].wanted, last.open) == (1, ("c/small-1",))
 
 
+def test_a_node_that_is_not_ready_yet_is_waited_for() -> None:
+    bare = replace(SMALL.node, name="c/small-1", devices=())
+    for young in (bare, replace(bare, devices=SMALL.node.devices, open=False)):
+        facts = snapshot([young], many(1), now=1000)
+        review = look(facts, SMALL, before={"c/small": Standing(1, 900)})
+        assert (review.basket.counts, list(review.waits)) == ({}, ["j00"])
+        after = look(replace(facts, now=2000), SMALL, before=review.standings)
+        assert after.basket.counts == {"c/small": 1}
+
+
+def test_a_cluster_that_forgets_to_name_nodes_loses_none_that_is_used() -> None:
+    spots = Scheduler(snapshot([replace(SMALL.node, name="c/small-1")], [job("in")])).cycle(0).starts[0].spots
+    old = {"c/small": Standing(2, 1, born={"c/small-1": 1, "c/small-2": 1})}
+    review = look(snapshot([], [job("in", spots=spots)], now=1000), SMALL, before=old)
+    assert (review.standings["c/small"].wanted, list(review.standings["c/small"].born)) == (1, ["c/small-1"])
+
+
 def test_a_node_that_a_turn_needs_soon_stays() -> None:
     facts = snapshot([replace(SMALL.node, name="c/small-1"), node("own", 1)], [], (Queue("root"), Queue("root/a")))
     board = Scheduler(facts)

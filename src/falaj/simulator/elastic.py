@@ -77,7 +77,9 @@ class Look:
         standing = {name: self._recount(name, before.get(name, Standing())) for name in self._kinds}
         coming = {name: self._coming(name, standing[name]) for name in self._kinds}
         nodes = [node for name, count in coming.items() for node in self._kinds[name].imagine(count)]
-        board = settled(self._facts, nodes)
+        young = {node.name: node for name, mine in standing.items() for node in self._booting(name, mine)}
+        there = tuple(young.get(node.name, node) for node in self._facts.nodes)
+        board = settled(replace(self._facts, nodes=there), nodes)
         self._busy |= {spot.node for job in board.running.values() for spot in job.spots}
         for name in self._kinds:
             standing[name] = self._give_back(standing[name])
@@ -90,7 +92,8 @@ class Look:
         for node in close:
             name = kind_of(self._node(node))
             standing[name] = replace(standing[name], closed={**standing[name].closed, node: self._now})
-        waits = _arriving(board, {node.name: kind_of(node) for node in nodes}) | dict(basket.refused)
+        new = {node.name: kind_of(node) for node in (*nodes, *young.values())}
+        waits = _arriving(board, new) | dict(basket.refused)
         return Review(standing, close, tuple(self._open), basket, self._notes, waits)
 
     def _recount(self, name: str, old: Standing) -> Standing:
@@ -99,21 +102,35 @@ class Look:
         gone = {node: since for node, since in old.gone.items() if node in there and now - since < GONE_S}
         closed = {node: since for node, since in old.closed.items() if node in there and node not in self._busy}
         self._open += [node for node in (*old.closed, *old.gone) if node not in closed and node not in gone]
-        mine = {node for node in there if node not in gone}
+        # What a job still runs on is not lost, though its cluster forgot to name it.
+        mine = {node for node in there if node not in gone} | (old.born.keys() & self._busy)
         lost = sum(node not in mine and node not in old.gone for node in old.born)
         born = {node: old.born.get(node, now) for node in sorted(mine)}
         idle = {node: old.idle.get(node, now) for node in sorted(mine - self._busy)}
-        wanted = max(old.wanted - lost, len(mine), min(kind.least, kind.most))
+        least = min(kind.least, kind.most)
+        wanted = max(old.wanted - lost, len(mine), least)
+        bought = now if least > max(old.wanted - lost, len(mine)) else old.bought
         failures, rests = (0, 0) if mine - set(old.born) else (old.failures, old.rests)
-        if wanted > len(mine) and old.bought and now - old.bought > PATIENCE * kind.boot_s:
+        if wanted > len(mine) and bought and now - bought > PATIENCE * kind.boot_s:
             failures += 1
             rests = now + min(REST_S << min(failures, 10), LONGEST_REST_S)
             self._notes[name] = f"{wanted - len(mine)} were asked for and did not come"
             wanted = len(mine)
-        return Standing(wanted, old.bought, failures, rests, born, idle, closed, gone)
+        return Standing(wanted, bought, failures, rests, born, idle, closed, gone)
 
     def _coming(self, name: str, standing: Standing) -> int:
         return max(0, standing.wanted - len(standing.born))
+
+    def _booting(self, name: str, standing: Standing) -> list[Node]:
+        """Nodes that came only just and are not ready, or show no devices yet: as they will be."""
+        kind = self._kinds[name]
+        return [
+            replace(kind.node, name=node.name, open=True)
+            for node in self._there[name].values()
+            if (not node.open or len(node.devices) < len(kind.node.devices))
+            and node.name not in standing.closed
+            and self._now - standing.born.get(node.name, 0) <= PATIENCE * kind.boot_s
+        ]
 
     def _give_back(self, standing: Standing) -> Standing:
         """Closed at an earlier look, and still empty."""
@@ -146,12 +163,11 @@ class Look:
         for name, mine in standing.items():
             soon = now + knobs.idle_s + self._kinds[name].boot_s
             needed = {spot.node for turn in board.turns.of.values() if turn.at <= soon for spot in turn.spots}
+            needed |= self._busy | mine.closed.keys()
             may_go = [
                 node
                 for node, since in mine.idle.items()
-                if now - since >= knobs.idle_s
-                and now - mine.born.get(node, now) >= knobs.keep_s
-                and node not in needed | self._busy | mine.closed.keys()
+                if now - since >= knobs.idle_s and now - mine.born.get(node, now) >= knobs.keep_s and node not in needed
             ]
             left = mine.wanted - len(mine.closed) - min(self._kinds[name].least, self._kinds[name].most)
             if not basket.counts.get(name):
