@@ -198,7 +198,7 @@ def months(jobs: int, nodes: int) -> Any:
 
 def process() -> None:
     """Submit to running on this machine, and the scheduler's own part of a core while short jobs drain."""
-    from bench import jobs_process  # the platform is needed for this part only
+    import jobs_process  # the platform is needed for this part only
 
     jobs_process.measure(bar, ROUNDS)
 

@@ -30,6 +30,8 @@ from falaj.track.service import Track
 
 log = logging.getLogger(__name__)
 EVERY_S = 0.5
+GAP_S = 0.02
+"""So long after a cycle what comes in is gathered, and looked at together."""
 MOST_STARTS = 200
 LOOK_AGAIN_S = 5.0
 """With jobs waiting, a cycle is due so often even when nothing changed: time itself is a fact."""
@@ -62,7 +64,7 @@ class JobsLoop:
         self._hands = Hands()
         self._turn: Turn
         self._leads_until = 0.0
-        self._next_cycle = self._next_sweep = 0.0
+        self._next_cycle = self._next_sweep = self._rested = 0.0
         self._strange: dict[str, int] = {}
         self._away: dict[str, float] = {}
         """Nodes that attempts hold and their clusters do not, since when."""
@@ -83,6 +85,7 @@ class JobsLoop:
             raise
 
     def _step(self, turn: Turn) -> bool:
+        time.sleep(max(0.0, self._rested - time.monotonic()))
         self._turn = turn
         self._leads_until = time.monotonic() + LEASE_S / 2
         lead = self._lead
@@ -98,6 +101,7 @@ class JobsLoop:
         if not (lead.rings(now) or lead.dirty or now >= self._next_cycle):
             return False
         lead.dirty, self._next_cycle = False, now + LOOK_AGAIN_S
+        self._rested = time.monotonic() + GAP_S
         lead.charge()
         self._sweep(now)
         plan = lead.scheduler.cycle(int(now), MOST_STARTS)
