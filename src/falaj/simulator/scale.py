@@ -32,7 +32,7 @@ class Basket:
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many more of each kind."""
     starts: Mapping[str, str] = field(default_factory=dict)
-    """Jobs that nodes are bought for, each with the kind that was bought for it first."""
+    """Jobs that start on what is bought, each with a kind it starts on."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Jobs that wait, and why nothing is bought for them."""
 
