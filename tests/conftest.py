@@ -1,8 +1,12 @@
 """Fixtures every test may use: real servers, started once per test process when first asked for."""
 
 import os
+import shutil
+import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -13,7 +17,7 @@ from tests.servers.process import Missing
 from tests.servers.ray import RayServer
 from tests.servers.registry import RegistryServer
 from tests.servers.seaweed import Bucket, SeaweedServer
-from tests.servers.slurm import SlurmServer
+from tests.servers.slurm import SlurmServer, shared_folder
 from tests.servers.softhsm import SoftHsm
 
 Running = TypeVar("Running")
@@ -77,6 +81,24 @@ def oci_registry() -> Iterator[RegistryServer]:
 def slurm_server() -> Iterator[SlurmServer]:
     """The Slurm cluster shared by this process, with the nodes n1 and n2: `address`, `ask("squeue")`."""
     yield from _running(SlurmServer)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can reach."""
+    with shared_folder() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def unix_user() -> Iterator[str]:
+    """Somebody with an account at the site, who is not us."""
+    if os.geteuid() != 0 or shutil.which("useradd") is None:
+        pytest.skip("only root can make a Unix user, and act as one without sudo")
+    name = f"falaj{uuid.uuid4().hex[:6]}"
+    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
+    yield name
+    subprocess.run(["userdel", name], check=False)
 
 
 @pytest.fixture(scope="session")

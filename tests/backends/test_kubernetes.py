@@ -17,6 +17,7 @@ from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.servers.kube_cluster import NAMESPACE, KubeCluster, node
 from tests.servers.kube_kubelet import JOBS, PODS
 from tests.servers.kube_protocol import Refusal
+from tests.servers.kube_schemas import crd
 from tests.servers.process import Missing, wait_until
 
 SERVICES = "/api/v1/services"
@@ -58,6 +59,10 @@ def settled(check: Callable[[], bool]) -> None:
 
 
 def test_a_jobset_and_gpus_run_through(cluster: KubeCluster) -> None:
+    try:
+        crd("JobSet")
+    except Missing as missing:
+        pytest.skip(str(missing))
     kube = cluster.executor(object="jobset")
     gang = (Slot(0, "n1", devices=(0, 1)), Slot(1, "n2", devices=(8,)))
     handle = kube.launch(attempt(gang, PATIENT, user="alice"))

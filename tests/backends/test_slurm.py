@@ -2,10 +2,6 @@
 
 import os
 import pwd
-import shutil
-import subprocess
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,26 +21,6 @@ HERE = "import os; print('slot', os.environ['FALAJ_SLOT'], os.environ['FALAJ_WOR
 @pytest.fixture
 def slurm(slurm_server: SlurmServer) -> SlurmExecutor:
     return _executor(slurm_server)
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that every user can reach, as the shared file system of a site is."""
-    made = Path("/tmp") / f"falaj-shared-{uuid.uuid4().hex[:8]}"
-    made.mkdir(mode=0o755)
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture(scope="module")
-def stranger() -> Iterator[str]:
-    """A Unix user who is not us."""
-    if os.geteuid() != 0 or shutil.which("useradd") is None:
-        pytest.skip("only root can make a user")
-    name = f"falaj{uuid.uuid4().hex[:6]}"
-    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
-    yield name
-    subprocess.run(["userdel", name], check=False)
 
 
 def test_two_nodes_run_one_launcher_each_and_launching_again_finds_it(slurm: SlurmExecutor, shared: Path) -> None:
@@ -132,7 +108,7 @@ def test_what_waits_in_the_queue_is_cancelled(
     assert over(slurm, handle).phase == FAILED
 
 
-def test_a_job_runs_as_its_user(slurm: SlurmExecutor, shared: Path, stranger: str) -> None:
+def test_a_job_runs_as_its_user(slurm: SlurmExecutor, shared: Path, unix_user: str) -> None:
     program = (
         "import os, pwd; print(pwd.getpwuid(os.geteuid()).pw_name, os.environ['HOME'], os.getgroups(), flush=True)"
     )
@@ -141,12 +117,12 @@ def test_a_job_runs_as_its_user(slurm: SlurmExecutor, shared: Path, stranger: st
     (shared / "code/train.py").touch(0o600)
     (shared / "kept").mkdir(mode=0o700)
     program = f"open('{shared}/kept/1', 'x'); open('{shared}/code/train.py'); {program}"
-    asked = attempt(slots("n1"), program, shared, user=stranger)
+    asked = attempt(slots("n1"), program, shared, user=unix_user)
     asked = replace(asked, context={**asked.context, "checkpoints": f"{shared}/kept"})
     handle = slurm.launch(asked)
     assert over(slurm, handle).phase == SUCCEEDED, slurm.logs(handle, 0)
-    who = pwd.getpwnam(stranger)
-    assert slurm.logs(handle, 0).lines == (f"{stranger} {who.pw_dir} [{who.pw_gid}]",)
+    who = pwd.getpwnam(unix_user)
+    assert slurm.logs(handle, 0).lines == (f"{unix_user} {who.pw_dir} [{who.pw_gid}]",)
     # The folder is theirs now: what they put there instead of a log is not read with our rights.
     (shared / "slot-0.log").unlink()
     (shared / "slot-0.log").symlink_to("/etc/shadow")

@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.servers.process import Missing, Server, find_program, free_ports, wait_until
@@ -179,3 +182,12 @@ def _descendants(pid: int) -> list[int]:
             for child in children.read_text().split():
                 found += [*_descendants(int(child)), int(child)]
     return found
+
+
+@contextlib.contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A folder that every user can reach, as the shared file system of a site is."""
+    made = Path("/tmp") / f"falaj-shared-{uuid.uuid4().hex[:8]}"
+    made.mkdir(mode=0o755)
+    yield made
+    shutil.rmtree(made)

@@ -1,9 +1,7 @@
 """slurm_job_as_user: a person submits over HTTP, and the site's own Slurm runs it as the Unix user of that name."""
 
 import os
-import shutil
 import subprocess
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from tests.jobs.lab import Lab, until
 from tests.replica import FALAJ, Replica
-from tests.servers.slurm import SlurmServer
+from tests.servers.slurm import SlurmServer, shared_folder
 
 TRAIN = """
 import os, pathlib, pwd, time
@@ -32,22 +30,9 @@ print("done", flush=True)
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Path]:
-    """A folder that every user can reach, as the shared file system of a site is."""
-    made = Path("/tmp") / f"falaj-shared-{uuid.uuid4().hex[:8]}"
-    made.mkdir(mode=0o755)
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture(scope="module")
-def unix_user() -> Iterator[str]:
-    """Somebody with an account at the site."""
-    if os.geteuid() != 0 or shutil.which("useradd") is None:
-        pytest.skip("only root can make a Unix user, and act as one without sudo")
-    name = f"falaj{uuid.uuid4().hex[:6]}"
-    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
-    yield name
-    subprocess.run(["userdel", name], check=False)
+    """The file system of the site."""
+    with shared_folder() as made:
+        yield made
 
 
 def falaj(server: Replica, token: str, *words: str) -> str:

@@ -33,12 +33,13 @@ rm -f "slurm.claim.$SLURM_JOB_ID"
 [ "$(cat slurm.started)" = "$me" ] || exit 75
 # A signal from Slurm reaches every process and ends those that do not expect it; this way the launchers alone hear it.
 tell() {{ srun --overlap --mem=0 --gres=none {told} sh slurm-slot.sh "$1"; }}
-trap 'tell USR1' USR1
-trap 'tell TERM' TERM
+code=127 again=yes
+trap 'again=yes; tell USR1' USR1
+trap 'again=yes; tell TERM' TERM
 srun {step} &
 step=$!
-wait $step; code=$?
-while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
+# A wait that a signal breaks off says nothing of the step, and a step that was waited for is not known any more (127).
+while [ $again = yes ]; do again=no; wait $step; got=$?; [ $got = 127 ] || code=$got; done
 exit $code
 """
 
@@ -52,6 +53,9 @@ shift_by="${{SLURM_ARRAY_TASK_ID:-$SLURM_LOCALID}}"
 slot="$(echo $slots | cut -d ' ' -f $((shift_by + 1)))"
 [ -n "$slot" ] || exit 75
 if [ -n "$1" ]; then
+    # A slot of a busy node may begin after another has failed already.
+    tries=0
+    until [ -s "slot-$slot.pid" ] || [ $tries = 100 ]; do tries=$((tries + 1)); sleep 0.3; done
     kill "-$1" "$(grep -o '"pid": *[0-9]*' "slot-$slot.pid" | grep -o '[0-9]*$')"
     exit 0
 fi

@@ -21,11 +21,12 @@ from falaj.fleet.queues import as_queues, read_rules, way_up
 from falaj.fleet.records import Cluster, QueueRule
 from falaj.fleet.use import house_key, live_jobs
 from falaj.jobs import life
-from falaj.jobs.facts import held_of, job_of, node_of, past_of, quantiles, shape_in
+from falaj.jobs.facts import held_of, job_of, node_of, past_of, shape_in
 from falaj.jobs.records import HELD, OVER, SUCCEEDED, Body
 from falaj.schedule import budget
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import key as shape_key
+from falaj.schedule.forecast import quantiles
 from falaj.schedule.model import BEST_EFFORT, Node, Shape, Snapshot, Spot
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.loop import Turn

@@ -13,6 +13,7 @@ from falaj.jobs.life import spots_of
 from falaj.jobs.records import HELD, SUCCEEDED, Body, JobSpec
 from falaj.jobs.spec import shape_of
 from falaj.schedule.forecast import key as shape_key
+from falaj.schedule.forecast import quantiles
 from falaj.schedule.model import NEVER, WHOLE, Ask, Job, Node, Past, Queue, Shape, Snapshot, Spot
 from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
@@ -165,13 +166,6 @@ def past_of(ledger: Ledger, tx: Reader) -> tuple[Past, ...]:
     return tuple(
         quantiles(template, key, times[template, key], steps[template, key]) for template, key in sorted(times)
     )
-
-
-def quantiles(template: str, key: str, seconds: list[int], step_us: int = 0) -> Past:
-    """What the last runs say of the next."""
-    ranked = sorted(seconds)
-    last = len(ranked) - 1
-    return Past(template, key, len(ranked), ranked[last // 2], ranked[(9 * last + 9) // 10], step_us)
 
 
 def _whole(text: str) -> int:

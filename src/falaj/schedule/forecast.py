@@ -54,6 +54,13 @@ def who(template: str) -> str:
     return template.partition("/")[0]
 
 
+def quantiles(template: str, shape_key: str, seconds: Iterable[int], step_us: int = 0) -> Past:
+    """What the last runs say of the next."""
+    ranked = sorted(seconds)
+    last = len(ranked) - 1
+    return Past(template, shape_key, len(ranked), ranked[last // 2], ranked[(9 * last + 9) // 10], step_us)
+
+
 @lru_cache(maxsize=100_000)
 def cells(template: str, shape_key: str) -> tuple[str, str, str]:
     """What an estimate rests on, by name: the template with its shape; its person in the pool; the pool."""

@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 from math import ceil
 
 from falaj.schedule.decide import Scheduler
-from falaj.schedule.forecast import SURE_S, key, size
-from falaj.schedule.model import WHOLE, Evict, Job, Knobs, Node, Past, Plan, Resize, Snapshot, Start
+from falaj.schedule.forecast import SURE_S, key, quantiles, size
+from falaj.schedule.model import WHOLE, Evict, Job, Knobs, Node, Plan, Resize, Snapshot, Start
 from falaj.simulator.outcome import Fate, Outcome, gpus_of, measure
 from falaj.simulator.trace import Load, Trace
 
@@ -186,8 +186,4 @@ class Engine:
     def _learn(self, job: Job, now: int) -> None:
         name = (job.template, key(job.shape))
         self._runs[name].append(job.ran_s + now - job.started)
-        ranked = sorted(self._runs[name])
-        last = len(ranked) - 1
-        self.scheduler.learn(
-            Past(*name, len(ranked), ranked[last // 2], ranked[(9 * last + 9) // 10], self._steps.get(name, 0))
-        )
+        self.scheduler.learn(quantiles(*name, self._runs[name], self._steps.get(name, 0)))
