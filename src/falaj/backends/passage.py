@@ -2,7 +2,8 @@
 
 An engine that checks what transactions read against what others write turns one of two away when they meet, and on a
 small table everybody meets. This is a courtesy between the threads of one process and no lock: nobody waits longer than
-a moment, and the engine alone decides what is right.
+a moment, and the engine alone decides what is right. Other processes know no courtesy: who is turned away even alone
+asks the engine to keep them out.
 """
 
 import threading
@@ -10,6 +11,8 @@ import threading
 PATIENCE_S = 1.0
 OFTEN = 2
 """Turned away so often in a row, a thread goes alone."""
+TOO_OFTEN = 4
+"""And so often, behind a lock."""
 
 
 class Passage:
@@ -21,14 +24,16 @@ class Passage:
         self._inside = 0
         self._alone = 0
 
-    def enter(self) -> None:
-        """Go in: with the others or, in need, when they are through, and then nobody else comes in meanwhile."""
+    def enter(self) -> bool:
+        """Go in: with the others or, in need, when they are through, and then nobody else comes in meanwhile. True when
+        other processes must be kept out, too."""
         with self._change:
             self._change.wait_for(lambda: not self._alone, PATIENCE_S)
             if self._local.times >= OFTEN and not self._alone:
                 self._alone = threading.get_ident()
                 self._change.wait_for(lambda: not self._inside, PATIENCE_S)
             self._inside += 1
+        return self._local.times >= TOO_OFTEN
 
     def leave(self, turned_away: bool) -> None:
         """Be through, or turned away by the engine."""

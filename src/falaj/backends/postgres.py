@@ -122,14 +122,21 @@ class PostgresStore:
     def alone(self, write: bool) -> PostgresTxn:
         """A transaction of the engine's own."""
         mode = "ISOLATION LEVEL SERIALIZABLE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        if write:
-            self.passage.enter()
+        locks = write and self.passage.enter()
         try:
-            return PostgresTxn(self._begun(mode), write, partial(self._ended, write))
+            txn = PostgresTxn(self._begun(mode), write, partial(self._ended, write))
         except BaseException:
             if write:
                 self.passage.leave(turned_away=False)
             raise
+        if locks:
+            try:
+                # Before the first question, so that what is seen then is what all who had the table left behind.
+                txn.order("LOCK TABLE records IN SHARE ROW EXCLUSIVE MODE")
+            except BaseException:
+                txn.rollback()
+                raise
+        return txn
 
     def _begun(self, mode: str) -> "psycopg.Connection[Any]":
         """A connection on which a transaction has begun; a dead one is replaced here, before any work was done."""
