@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -130,7 +131,17 @@ class SqliteStore:
         connection = sqlite3.connect(
             self._path, timeout=self._busy_s, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        connection.execute("PRAGMA journal_mode = WAL")
+        end = time.monotonic() + self._busy_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError:
+                # Unlike everything else, the first change of mode does not wait for others who start at once.
+                if time.monotonic() > end:
+                    connection.close()
+                    raise
+                time.sleep(0.01)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA cache_size = -16000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
