@@ -61,12 +61,19 @@ def node_of(cluster: Cluster, facts: NodeFacts, *, answers: bool = True) -> Node
         amounts={name: max(0, value - facts.taken.get(name, 0)) for name, value in facts.amounts.items()},
         devices=tuple(device for device in facts.devices if device.index not in facts.taken_devices),
         labels=labels,
-        spot=labels.get("spot", "").lower() in ("1", "true", "yes"),
-        price=_whole(labels.get("price", "")),
-        hazard=_whole(labels.get("hazard", "")),
         leaving=int(facts.leaving) if facts.leaving else NEVER,
         open=open_,
+        **marks_of(labels),
     )
+
+
+def marks_of(labels: Mapping[str, str]) -> dict[str, Any]:
+    """What a node's labels say of its price and of how long it stays."""
+    return {
+        "spot": labels.get("spot", "").lower() in ("1", "true", "yes"),
+        "price": _whole(labels.get("price", "")),
+        "hazard": _whole(labels.get("hazard", "")),
+    }
 
 
 def job_of(record: Record, clusters: Mapping[str, Cluster]) -> Job:

@@ -8,10 +8,11 @@ from falaj.core.errors import Invalid
 from falaj.fleet.errands import read_tree
 from falaj.fleet.queues import ROOT, as_queues, described, queue_for
 from falaj.fleet.records import NodeView, QueueRule
+from falaj.jobs.facts import marks_of
 from falaj.jobs.replay import Chronicle, PastJob
 from falaj.jobs.report import Report, Row, tabled
 from falaj.jobs.spec import shape_of
-from falaj.schedule.model import NEVER, Job, Node
+from falaj.schedule.model import Job, Node
 from falaj.simulator.engine import Engine
 from falaj.simulator.outcome import Outcome
 from falaj.simulator.trace import Load, replayed
@@ -78,11 +79,8 @@ def _load(name: str, past: PastJob, rules: tuple[QueueRule, ...], start: int) ->
 
 
 def _node(view: NodeView) -> Node:
-    labels = view.labels
-    return Node(
-        view.node, view.node.partition("/")[0], view.zone, view.amounts, view.devices, labels,
-        spot=labels.get("spot", "").lower() in ("1", "true", "yes"), leaving=NEVER,
-    )  # fmt: skip
+    cluster = view.node.partition("/")[0]
+    return Node(view.node, cluster, view.zone, view.amounts, view.devices, view.labels, **marks_of(view.labels))
 
 
 def _summary(outcomes: dict[str, Outcome]) -> list[str]:

@@ -67,8 +67,7 @@ class Scheduler(Blocked):
         for job in [job for job in self.running.values() if self.leaving and not job.stopping]:
             nodes = [self.world.nodes[self.world.index[spot.node]] for spot in job.spots if spot.node in self.leaving]
             if nodes and self.now + self.run_s(job) > min(node.leaving for node in nodes):
-                since = job.saved if job.resumes and job.saved else job.started
-                lost = max(self.now - since, 0) * size(job.shape, job.width) // WHOLE
+                lost = max(self.now - job.risks, 0) * size(job.shape, job.width) // WHOLE
                 self._evict(Evict(job.id, "", job.save_s + GRACE_S, lost, "its node leaves"))
 
     def _admit(self, most: int) -> None:
