@@ -7,11 +7,12 @@ from typing import Any
 from falaj.backends.file import FileSecrets
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.errors import Stale
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.govern.keys import Keyring
 from falaj.govern.rotation import Rotations
-from falaj.store.ledger import Ledger
+from falaj.store.ledger import Ledger, Writer
 
 DAY_S = 86_400.0
 
@@ -45,10 +46,13 @@ class House:
         return cells
 
     def write(self, name: str, body: dict[str, Any], tenant: str = "acme", zone: str = "uae", **said: str) -> None:
-        """A record and its event."""
-        with self.ledger.write(self.ctx(tenant, zone)) as tx:
+        """A record and its event; asked for again when another replica was first, as every call is."""
+
+        def keep(tx: Writer) -> None:
             record = tx.put(Ref("dataset", "fraud", name), body)
             tx.emit("publish", record.ref, **said)
+
+        self.ledger.retry(self.ctx(tenant, zone), keep)
 
     def read(self, name: str, tenant: str = "acme", zone: str = "uae") -> dict[str, Any]:
         with self.ledger.read(self.ctx(tenant, zone)) as tx:
@@ -57,9 +61,13 @@ class House:
     def add_object(self, name: str, tenant: str = "acme", zone: str = "uae") -> bytes:
         """An object's record as the blob store keeps it; gives its plain data key."""
         dek, wrapped = self.ring.new_object_key(tenant, zone)
-        with self.ledger.project(self.ctx(tenant, zone)) as tx:
-            tx.put(Key(tenant, "object", "store", name, zone), {"dek": wrapped, "size": 1})
-        return dek
+        while True:
+            try:
+                with self.ledger.project(self.ctx(tenant, zone)) as tx:
+                    tx.put(Key(tenant, "object", "store", name, zone), {"dek": wrapped, "size": 1})
+            except Stale:  # another replica was first at something of ours
+                continue
+            return dek
 
     def object_dek(self, name: str, tenant: str = "acme", zone: str = "uae") -> str:
         with self.ledger.read(self.ctx(tenant, zone)) as tx:

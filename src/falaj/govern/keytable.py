@@ -144,7 +144,7 @@ class KeyTable:
             self._refreshing.release()
 
     def _sought(self, slot: Slot, make: bool) -> Held:
-        for _ in range(4):
+        for _ in range(8):
             found = self._load(slot)
             if found is not None:
                 return found
