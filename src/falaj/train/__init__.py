@@ -1,0 +1,38 @@
+"""Training on plain torch: your loop, made parallel, precise, fast and killable at any moment.
+
+    from falaj import train
+
+    def main(run: train.Run) -> None:
+        data = run.data("train.parquet", batch=1024)
+        model = run.parallel(Net())
+        opt = run.adamw(model, lr=3e-4)
+        for step in run.steps(1000, data):        # goes on where the last attempt ended
+            for batch in step.micro():            # this process's share
+                losses = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+                step.backward(losses)             # summed, and divided once by the number of all items
+            step.apply(opt, clip=1.0)
+        run.save_model(model)
+
+    if __name__ == "__main__":
+        train.start(main)
+
+The same file runs under plain python and as a job, on one process or on many.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from falaj.train.options import Options
+    from falaj.train.run import Run
+    from falaj.train.start import start
+
+__all__ = ["Options", "Run", "start"]
+_WHERE = {"Options": "options", "Run": "run", "start": "start"}
+
+
+def __getattr__(name: str) -> Any:
+    # Boosters and scikit-learn train without torch: it is imported by who speaks of it.
+    if name not in _WHERE:
+        raise AttributeError(name)
+    return getattr(import_module(f"falaj.train.{_WHERE[name]}"), name)
