@@ -1,0 +1,133 @@
+"""How long steps and phases take, by the clock of the device that works on them, read once it has passed: a clock that
+made the loop wait would measure itself."""
+
+import time
+from collections import deque
+from typing import Any
+
+_KEPT = 256
+
+
+class HostClock:
+    """For a processor that has done its step when it says so."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._taken: deque[float] = deque(maxlen=_KEPT)
+        self._phases: dict[str, float] = {}
+
+    def mark(self) -> float:
+        """A step ends here; gives the host's time."""
+        now = time.perf_counter()
+        self._taken.append(now - self._last)
+        self._last = now
+        return now
+
+    def begin(self) -> Any:
+        """A phase begins; give what this gives to `end`."""
+        return time.perf_counter()
+
+    def end(self, name: str, begun: Any) -> None:
+        """A phase ends."""
+        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begun
+
+    def steps(self) -> list[float]:
+        """Seconds of the steps that ended since this was asked last; the newest few hundred of them."""
+        found = list(self._taken)
+        self._taken.clear()
+        return found
+
+    def phases(self) -> dict[str, float]:
+        """Seconds in each phase since this was asked last."""
+        found, self._phases = self._phases, {}
+        return found
+
+
+class CudaClock:
+    """For a device that works behind the host: events between its kernels, read when they have passed."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._event, self._stream = torch.cuda.Event, torch.cuda.current_stream(device)
+        self._free: list[Any] = []
+        self._marks: deque[Any] = deque()
+        self._open: deque[tuple[str, Any, Any]] = deque()
+        self.mark()
+
+    def mark(self) -> float:
+        """A step ends here; gives the host's time."""
+        event = self._free.pop() if self._free else self._event(enable_timing=True)
+        event.record(self._stream)
+        self._marks.append(event)
+        if len(self._marks) > _KEPT:
+            self._free.append(self._marks.popleft())
+        return time.perf_counter()
+
+    def begin(self) -> Any:
+        """A phase begins; give what this gives to `end`."""
+        event = self._free.pop() if self._free else self._event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def end(self, name: str, begun: Any) -> None:
+        """A phase ends."""
+        self._open.append((name, begun, self.begin()))
+
+    def steps(self) -> list[float]:
+        """Seconds of the steps that ended since this was asked last, as far as the device has come."""
+        found = []
+        while len(self._marks) > 1 and self._marks[1].query():
+            first = self._marks.popleft()
+            found.append(first.elapsed_time(self._marks[0]) / 1000)
+            self._free.append(first)
+        return found
+
+    def phases(self) -> dict[str, float]:
+        """Seconds in each phase since this was asked last, as far as the device has come."""
+        found: dict[str, float] = {}
+        while self._open and self._open[0][2].query():
+            name, begun, ended = self._open.popleft()
+            found[name] = found.get(name, 0.0) + begun.elapsed_time(ended) / 1000
+            self._free += [begun, ended]
+        return found
+
+
+class Late:
+    """Numbers that may still be on a device: copied behind its work, and read when they have come."""
+
+    def __init__(self) -> None:
+        self._coming: deque[tuple[int, dict[str, Any], Any]] = deque()
+
+    def put(self, step: int, values: dict[str, Any]) -> None:
+        """Numbers and tensors of one element, of a step."""
+        found, event = {}, None
+        for name, value in values.items():
+            if getattr(value, "is_cuda", False):
+                import torch
+
+                # The source must not be freed, nor the copy be pageable, or the host would wait for it.
+                there = torch.empty((), dtype=torch.float32, pin_memory=True)
+                there.copy_(value.detach().reshape(()), non_blocking=True)
+                event = event or torch.cuda.Event()
+                found[name] = there
+            else:
+                found[name] = float(value)
+        if event is not None:
+            event.record()
+        self._coming.append((step, found, event))
+
+    def take(self, *, wait: bool = False) -> list[tuple[int, dict[str, float]]]:
+        """What has come, by step; with `wait`, everything."""
+        found = []
+        while self._coming and (self._coming[0][2] is None or wait or self._coming[0][2].query()):
+            step, values, event = self._coming.popleft()
+            if event is not None:
+                event.synchronize()
+            found.append((step, {name: float(value) for name, value in values.items()}))
+        return found
+
+
+def clock_of(device: str) -> HostClock | CudaClock:
+    """The clock of a device."""
+    return CudaClock(device) if device.startswith("cuda") else HostClock()
