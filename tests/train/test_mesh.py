@@ -1,0 +1,96 @@
+"""Processes find each other, or say clearly why not; sums, norms and shares are those of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from falaj.core.errors import Invalid, Unavailable
+from falaj.train.mesh import Mesh
+from falaj.train.options import Options
+from tests.train.ranks import together
+
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "FALAJ_DEVICE", "CUDA_VISIBLE_DEVICES")
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_process_alone_meets_nobody() -> None:
+    mesh = Mesh.here(device="cpu")
+    assert (mesh.rank, mesh.world, mesh.reader, mesh.readers, mesh.divisor) == (0, 1, 0, 1, 1)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("how", ["argument", "FALAJ_DEVICE", "CUDA_VISIBLE_DEVICES"])
+def test_a_missing_gpu_is_said(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how != "argument":
+        monkeypatch.setenv(how, "0" if how == "CUDA_VISIBLE_DEVICES" else "cuda")
+    with pytest.raises(Unavailable, match="torch sees none"):
+        Mesh.here(device="cuda" if how == "argument" else "")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR, MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
+        ({"FALAJ_DEVICE": "tpu"}, "no device 'tpu'"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(
+    given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Invalid, match=said):
+        Mesh.here()
+
+
+def test_a_master_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Unavailable, match=r"process 1 did not meet the others at 127\.0\.0\.1:1"):
+        Mesh.here(Options(hang_s=1.0), device="cpu")
+
+
+def test_replicas_begin_equal_and_share_gradients_at_the_last(tmp_path: Path) -> None:
+    alone, *many = (together(world, _linear, tmp_path / str(world), "ddp")[0] for world in (1, 2, 3))
+    for found in many:
+        assert found["norm"] == pytest.approx(alone["norm"], rel=1e-6)
+        assert found["count"] == alone["count"]
+
+
+def test_replicas_of_plan_none_keep_their_gradients(tmp_path: Path) -> None:
+    first, second = together(2, _linear, tmp_path, "none")
+    assert first["divisor"] == 1
+    assert first["weights"] == second["weights"]
+    assert first["norm"] != second["norm"]
+
+
+def _linear(plan: str) -> dict[str, Any]:
+    """Four micro-batches of two samples, shared; world 3 gives the first process two of them."""
+    mesh = Mesh.here(device="cpu")
+    torch.manual_seed(mesh.rank)
+    model = mesh.wrap(nn.Linear(4, 2), plan, Options())
+    inputs = torch.arange(32.0).reshape(4, 2, 4)
+    mine = range(mesh.reader, 4, mesh.readers)
+    for number in mine:
+        mesh.last(number == mine[-1])
+        model(inputs[number]).square().sum().backward()
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad.mul_(mesh.divisor)
+    count = mesh.total(torch.tensor(float(len(mine))))
+    weights = next(model.parameters()).tolist()
+    return {"norm": mesh.norm(model.parameters()).item(), "count": count.item(), "weights": weights} | {
+        "divisor": mesh.divisor
+    }
