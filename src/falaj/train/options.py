@@ -34,6 +34,12 @@ class Options:
     ema: float = 0.0
     hang_s: float = 600.0
     """A step that takes longer is a hang: stacks are written down and the attempt is tried again."""
+    random: bool = False
+    """Python's and numpy's own random numbers are keyed, too, for code that draws from them."""
+    ahead: int = 0
+    """Micro-batches read ahead; 0: as the feed thinks best."""
+    workers: int = 0
+    """Processes that transform samples; 0: threads do."""
     threads: int = 0
     """Of a process on CPUs; 0: as the machine and the job say."""
 

@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from falaj.feed.order import mix
 from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from falaj.train.run import Run
@@ -15,8 +18,18 @@ def start(main: Callable[[Run], Any], *, checkpoints: str = "", **options: Any) 
 
     Options are those of `train.Options`; whoever starts the script may say others (FALAJ_TRAIN).
     """
-    mesh = Mesh.here()
+    said = replace(Options(), **options).said()
+    mesh = Mesh.here(said)
     try:
-        return main(Run(replace(Options(), **options).said(), mesh, Path(checkpoints) if checkpoints else None))
+        return _run(main, Run(said, mesh, Path(checkpoints) if checkpoints else None))
     finally:
         mesh.close()
+
+
+def _run(main: Callable[[Run], Any], run: Run) -> Any:
+    if run.options.reproducible != "off":
+        torch.manual_seed(mix(run.options.seed, 1) >> 1)
+    try:
+        return main(run)
+    finally:
+        run.close()

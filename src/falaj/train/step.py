@@ -4,42 +4,79 @@ A loss comes as a sum and a number of items, never as a mean: only then is accum
 weight, and over any number of processes, the same as one big batch.
 """
 
-from collections.abc import Iterator
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from falaj.core.errors import Invalid
+from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.feed.feed import Batch, Feed, Given
+from falaj.feed.order import mix
 from falaj.gauge.gauge import Gauge
+from falaj.train.moving import Moving
+from falaj.train.tally import Number, Tally
 
 if TYPE_CHECKING:
     from falaj.train.run import Run
+
+_GOLDEN, _MASK = 0x9E3779B97F4A7C15, 0x7FFFFFFFFFFFFFFF
+_SHAPES = 64
+_NAMED_SAMPLES = 20
 
 
 class Step:
     """One step: all micro-batches of a batch, then one move of the parameters."""
 
-    def __init__(self, stepping: "Stepping", number: int) -> None:
-        self._stepping, self.number = stepping, number
+    __slots__ = ("_home", "number", "values")
+
+    def __init__(self, home: "Stepping", number: int) -> None:
+        self._home, self.number = home, number
+        self.values: dict[str, Any] = {}
+
+    @property
+    def epoch(self) -> int:
+        """How often all samples were seen before this step."""
+        plan = self._home.feed.plan
+        return self.number * plan.batch // plan.samples
+
+    def every(self, steps: int) -> bool:
+        """Whether this is a step of every so many; the last of each so many is."""
+        return (self.number + 1) % steps == 0
 
     def micro(self) -> Iterator[Batch]:
-        """This process's micro-batches."""
-        raise NotImplementedError
+        """This process's micro-batches. Asked for again within a step, they come again."""
+        return self._home.micro(self.number)
 
-    def backward(self, losses: torch.Tensor, count: "int | torch.Tensor | None" = None) -> None:
+    def backward(self, losses: torch.Tensor, count: Number | None = None) -> None:
         """Gradients of the sum of `losses`: those of single items, or, with `count`, their sum."""
-        if count is None and losses.ndim == 0:
+        home, detached = self._home, losses.detach()
+        if losses.ndim:
+            detached = detached.sum()
+        elif count is None:
             raise Invalid("this loss is one number: a sum or a mean?", "give the losses of items, or a sum and a count")
-        raise NotImplementedError
+        home.tally.add(home.at, detached, losses.numel() if count is None else count)
+        losses.backward(home.slope(losses))  # type: ignore[no-untyped-call]
 
-    def apply(self, optimizer: torch.optim.Optimizer, clip: float = 0.0) -> None:
+    def tally(self, loss: torch.Tensor, count: Number) -> None:
+        """Count losses whose gradients somebody else makes, as pipelines do."""
+        self._home.tally.add(self._home.at, loss.detach(), count)
+
+    @property
+    def slope(self) -> torch.Tensor:
+        """What the gradient of a sum of losses begins with, for who makes gradients himself."""
+        return self._home.slope(torch.zeros((), device=self._home.run.device))
+
+    def apply(self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], clip: float = 0.0) -> None:
         """Move the parameters by the gradients of all processes, divided by the count of all items."""
-        raise NotImplementedError
+        self._home.apply(self, optimizer if isinstance(optimizer, Sequence) else (optimizer,), clip)
 
     def log(self, **values: Any) -> None:
         """Say more about this step; numbers, or tensors that are read later."""
-        raise NotImplementedError
+        self.values.update(values)
 
 
 class Stepping:
@@ -47,10 +84,153 @@ class Stepping:
 
     def __init__(self, run: "Run", feed: Feed, gauge: Gauge) -> None:
         self.run, self.feed, self.gauge = run, feed, gauge
+        self.tally = Tally(run.mesh, exact=run.strict is not None)
+        self.moving = Moving(run, feed.plan.batch)
+        self.at = 0
+        """The number of the micro-batch that is worked on."""
+        self.whole = True
+        """Whether the state is that between two steps; not while parameters are moved."""
+        self.done = 0
+        self._share = feed.plan.share(run.mesh.reader, run.mesh.readers)
+        self._stream: Iterator[Given] = iter(())
+        self._next = -1
+        self._moved: tuple[Number, Number] | None = None
+        self._slopes: dict[Any, torch.Tensor] = {}
+        self._saved_s = time.monotonic()
+        self._keys = mix(run.options.seed, 0x5EED), run.options.reproducible != "off"
+        generators = [torch.default_generator]
+        if run.device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        self._generators = generators
+        self._sync = getattr(run.mesh, "last", None)
 
     def steps(self, first: int, last: int) -> Iterator[Step]:
         """Each in turn; between two of them the state is whole, and is saved when it is time or somebody asks."""
-        raise NotImplementedError
+        self._stream, self._next, self.done = self._open(first, last), first, first
+        try:
+            for number in range(first, last):
+                step = self._begin(number)
+                yield step
+                self._end(step)
+            self._judge(now=True)
+            if self.run.saves and last > first and self.run.saved < last and self._regular:
+                self.run.save(last)
+        finally:
+            getattr(self._stream, "close", int)()
 
-    def _stream(self, first: int, last: int) -> Iterator[Given]:
+    def micro(self, number: int) -> Iterator[Batch]:
+        """The micro-batches of one step."""
+        stream = self._stream if number >= self._next else self._open(number, number + 1)
+        self._next = max(self._next, number + 1)
+        micros, (base, keyed), waited, last = self.feed.plan.micros, self._keys, self.gauge.waited, self._share[-1]
+        for place in self._share:
+            given = next(stream)
+            while given.step < number:  # somebody left a step before its end
+                given = next(stream)
+            self.at = place
+            if keyed:
+                self._key((base + (number * micros + place) * _GOLDEN) & _MASK)
+            if self._sync is not None:
+                self._sync(place == last)
+            waited(given.waited_s)
+            yield given.batch
+
+    def slope(self, losses: torch.Tensor) -> torch.Tensor:
+        """What the gradient of a sum of losses begins with: 1 / batch, so that sums stay in a range."""
+        found = self._slopes.get(losses.shape)
+        if found is None or found.dtype != losses.dtype or self.moving.scaler is not None:
+            if len(self._slopes) >= _SHAPES:
+                self._slopes.clear()
+            found = self.moving.slope(losses)
+            self._slopes[losses.shape] = found
+        return found
+
+    def apply(self, step: Step, optimizers: Sequence[torch.optim.Optimizer], clip: float) -> None:
+        """Exchange counts, then move."""
+        count, loss = self._exchange(step)
+        self.whole = False
+        norm = self.moving.move(optimizers, count, clip)
+        self.whole = True
+        values = step.values
+        values["loss"] = loss / max(count, 1) if isinstance(count, float) else loss / count.clamp(min=1)
+        if norm is not None:
+            values["grad_norm"] = norm
+        values.setdefault("lr", optimizers[0].param_groups[0]["lr"])
+
+    def _begin(self, number: int) -> Step:
+        for schedule in self.run.schedules:
+            schedule.set(number)
+        self.tally.begin(number)
+        self._moved = None
+        return Step(self, number)
+
+    def _exchange(self, step: Step) -> tuple[Number, Number]:
+        asked = self.run.here.asked()
+        self._moved = self.tally.total(save=asked == "save" or self._due(), stop=asked == "stop")
+        if isinstance(self._moved[1], float) and not math.isfinite(self._moved[1]):
+            self._refuse(step.number, self._moved[1])
+        return self._moved
+
+    def _end(self, step: Step) -> None:
+        run, number = self.run, step.number
+        if self._moved is None:
+            self._exchange(step)
+        self.done = number + 1
+        for ema in run.emas:
+            ema.update()
+        self.gauge.stepped(number, self.tally.units, step.values)
+        if run.mesh.world == 1:
+            asked = run.here.asked()
+            save, stop = asked == "save" or self._due(), asked == "stop"
+            self._judge()
+        else:
+            save, stop = self._judge()
+        every = run.options.save_steps
+        if save or stop or (every and number % every == every - 1):
+            self._save(number + 1, stop=stop)
+
+    def _due(self) -> bool:
+        save_s = self.run.options.save_s
+        return save_s > 0 and self.run.mesh.rank == 0 and time.monotonic() - self._saved_s >= save_s
+
+    @property
+    def _regular(self) -> bool:
+        return self.run.options.save_s > 0 or self.run.options.save_steps > 0
+
+    def _judge(self, *, now: bool = False) -> tuple[bool, bool]:
+        """What the processes said; a loss that is no number ends the run before anything is saved after it."""
+        save = stop = False
+        for read in self.tally.read(now=now):
+            if not math.isfinite(read.loss):
+                self._refuse(read.step, read.loss)
+            save, stop = save or read.save > 0, stop or read.stop > 0
+        return save, stop
+
+    def _save(self, step: int, *, stop: bool) -> None:
+        self._judge(now=True)
+        self._saved_s = time.monotonic()
+        if self.run.saves:
+            self.gauge.saved(step, self.run.save(step, settle=stop))
+        if stop:
+            self.run.here.yield_place()
+
+    def _refuse(self, step: int, loss: float) -> None:
+        numbers = self.tally.blame(step)
+        ids = [int(one) for number in numbers for one in self.feed.plan.ids(step, number)]
+        more = f" and {len(ids) - _NAMED_SAMPLES} more" if len(ids) > _NAMED_SAMPLES else ""
+        where = f"micro-batch {numbers[0]}, samples {ids[:_NAMED_SAMPLES]}{more}" if numbers else "another process"
+        raise UserCodeFailed(
+            f"the loss of step {step} is {loss}: {where}",
+            "look at these samples, lower the learning rate or clip gradients; checkpoints before this step are kept",
+        )
+
+    def _key(self, key: int) -> None:
+        for generator in self._generators:
+            generator.manual_seed(key)
+        if self.run.options.random:
+            random.seed(key)
+            np.random.seed(key & 0xFFFFFFFF)
+
+    def _open(self, first: int, last: int) -> Iterator[Given]:
         return self.feed.stream(first, last, self.run.mesh.reader, self.run.mesh.readers)

@@ -1,0 +1,114 @@
+"""How parameters move: gradients of all processes are summed, divided and clipped by one factor, then applied.
+
+The factor is folded into the optimizer's own kernel where it has a place for it, and is left out where it is 1.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from falaj.train.tally import Number
+
+if TYPE_CHECKING:
+    from falaj.train.run import Run
+
+_LEAST = 1e-6
+"""Keeps a clip of zero gradients from dividing by nothing, as torch does."""
+
+
+class Moving:
+    """The moves of one run, whose steps are of `batch` samples."""
+
+    def __init__(self, run: "Run", batch: int) -> None:
+        self._mesh, self._strict, self.scaler = run.mesh, run.strict, run.scaler
+        self._unit = float(batch)
+        self._sums = run.mesh.readers > 1 and not run.synced and run.strict is None
+        self._host = run.device.type == "cpu"
+
+    def slope(self, losses: torch.Tensor) -> torch.Tensor:
+        """What gradients of a sum begin with. One batch's worth, so that most need no factor later; the part by which
+        wrappers divide is made up for here."""
+        first = getattr(self._mesh, "divisor", 1.0) / self._unit
+        found = torch.full(losses.shape, first, dtype=losses.dtype, device=losses.device)
+        return found if self.scaler is None else found * self.scaler.scale.to(losses.dtype)
+
+    def move(self, optimizers: Sequence[Optimizer], count: Number, clip: float) -> Number | None:
+        """Gradients become those of a mean over `count`, and the optimizers step. Gives the norm where it is known."""
+        params = [param for one in optimizers for group in one.param_groups for param in group["params"]]
+        if self._strict is not None:
+            self._strict.settle(params)
+        elif self._sums:
+            sum_gradients(params)
+        divide: Number = count / self._unit if isinstance(count, torch.Tensor) else max(count, 1.0) / self._unit
+        if isinstance(divide, torch.Tensor):
+            divide = divide.clamp(min=1 / self._unit)
+        if self.scaler is not None:
+            divide = divide * self.scaler.scale
+        norm: Number | None = None
+        if clip or self.scaler is not None:
+            norm = self._norm(params) / divide
+        if clip and norm is not None:
+            over = (norm + _LEAST) / clip
+            divide = divide * (over.clamp(min=1.0) if isinstance(over, torch.Tensor) else max(over, 1.0))
+        bad = self.scaler.judge(norm) if self.scaler is not None else None
+        for optimizer in optimizers:
+            _step(optimizer, divide, bad)
+        for param in params:
+            param.grad = None
+        return norm
+
+    def _norm(self, params: Sequence[torch.Tensor]) -> Number:
+        known = getattr(self._mesh, "norm", None)
+        grads = [param.grad for param in params if param.grad is not None]
+        norm = known(params) if known is not None else torch.nn.utils.get_total_norm(grads)
+        return float(norm) if self._host and self.scaler is None else norm
+
+
+def sum_gradients(params: Sequence[torch.Tensor]) -> None:
+    """Replicas that nobody keeps in step: their gradients are summed here, one call for each kind of number."""
+    kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+    for param in params:
+        if not param.requires_grad:
+            continue
+        if param.grad is None:  # another process may have one
+            param.grad = torch.zeros_like(param)
+        kinds.setdefault(param.grad.dtype, []).append(param.grad)
+    for grads in kinds.values():
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        dist.all_reduce(flat)
+        parts = torch.split(flat, [grad.numel() for grad in grads])
+        torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process holds."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _step(optimizer: Optimizer, divide: Number, bad: torch.Tensor | None) -> None:
+    if isinstance(divide, float) and divide == 1.0 and bad is None:
+        optimizer.step()
+        return
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if grads and takes_scale(optimizer) and not hasattr(grads[0], "to_local"):
+        device = grads[0].device
+        optimizer.grad_scale = torch.as_tensor(divide, dtype=torch.float32, device=device)  # type: ignore[attr-defined]
+        optimizer.found_inf = bad  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]
+    elif grads and not (bad is not None and bool(bad)):
+        factor = 1.0 / divide
+        if isinstance(factor, torch.Tensor):
+            factor = factor.to(grads[0].dtype)
+        torch._foreach_mul_([local(grad) for grad in grads], factor)
+        optimizer.step()
+
+
+def takes_scale(optimizer: Optimizer) -> bool:
+    """Whether it divides gradients inside its own kernel."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False) or hasattr(optimizer, "grad_scale"))
