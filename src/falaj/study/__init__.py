@@ -1,0 +1,1 @@
+"""Studies: searches over many runs, and what they find."""
