@@ -1,32 +1,14 @@
 """The gauge beside real loops on CPUs: what it tells, what it shows, and that it never raises into training."""
 
 import io
-import json
-from collections.abc import Iterator
-from pathlib import Path
+import time
 from typing import Any
 
-import pytest
 import torch
 
 from falaj.gauge.gauge import COMMUNICATION, Gauge
 from falaj.worker import Here
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    monkeypatch.setenv("FALAJ_ATTEMPT", "a-1")
-    monkeypatch.setenv("FALAJ_OUTBOX", str(tmp_path / "outbox"))
-    torch.set_num_threads(1)
-    found = Here()
-    yield found
-    if found._outbox is not None:
-        found._outbox.close()
-
-
-def _facts(tmp_path: Path) -> list[dict[str, Any]]:
-    files = sorted((tmp_path / "outbox").iterdir())
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+from tests.gauge.conftest import Facts
 
 
 def _train(gauge: Gauge, first: int, last: int) -> None:
@@ -42,47 +24,77 @@ def _train(gauge: Gauge, first: int, last: int) -> None:
         gauge.stepped(number, 4, {"loss": loss.detach(), "lr": 0.01})
 
 
-def _values(facts: list[dict[str, Any]], key: str) -> list[float]:
-    return [fact["value"] for fact in facts if fact["kind"] == "metric" and fact["key"] == key]
+def _values(told: list[dict[str, Any]], key: str) -> list[float]:
+    return [fact["value"] for fact in told if fact["kind"] == "metric" and fact["key"] == key]
 
 
-def test_it_tells_the_first_step_and_then_at_every_log_point(tmp_path: Path, here: Here) -> None:
+def test_it_tells_the_first_step_and_then_at_every_log_point(here: Here, facts: Facts) -> None:
     stream = io.StringIO()
     gauge = Gauge(here, rank=0, world=1, device="cpu", first=10, steps=30, log_s=0.0, stream=stream, units="tokens")
     _train(gauge, 10, 30)
     gauge.saved(30, 0.0)
     gauge.close()
-    facts = _facts(tmp_path)
-    assert [fact["step"] for fact in facts if fact["kind"] == "progress"] == list(range(11, 31))
-    assert len(_values(facts, "loss")) == 20
-    assert len(_values(facts, "tokens_per_s")) == 19, "the first step's pace says nothing"
+    told = facts()
+    assert [fact["step"] for fact in told if fact["kind"] == "progress"] == list(range(11, 31))
+    assert len(_values(told, "loss")) == 20
+    assert len(_values(told, "tokens_per_s")) == 19, "the first step's pace says nothing"
     for key in ("lr", "step_s", "memory_peak_bytes", "input_wait", "checkpoint_stall", "phase/communication"):
-        assert _values(facts, key), key
-    assert all(0 <= value <= 100 for value in _values(facts, "goodput"))
+        assert _values(told, key), key
+    assert all(0 <= value <= 100 for value in _values(told, "goodput"))
     assert "step 30/30  loss " in stream.getvalue()
     assert "tokens/s" in stream.getvalue()
 
 
-def test_between_log_points_it_tells_nothing(tmp_path: Path, here: Here) -> None:
+def test_between_log_points_it_tells_nothing(here: Here, facts: Facts) -> None:
     gauge = Gauge(here, rank=0, world=1, device="cpu", first=0, steps=9, log_s=1e9, stream=io.StringIO())
     _train(gauge, 0, 9)
     gauge.close()
-    assert [fact["step"] for fact in _facts(tmp_path) if fact["kind"] == "progress"] == [1]
+    assert [fact["step"] for fact in facts() if fact["kind"] == "progress"] == [1]
 
 
-def test_other_ranks_tell_only_their_own_times(tmp_path: Path, here: Here) -> None:
+def test_other_ranks_tell_only_their_own_times(here: Here, facts: Facts) -> None:
     stream = io.StringIO()
     gauge = Gauge(here, rank=3, world=4, device="cpu", first=0, steps=5, log_s=0.0, stream=stream)
     _train(gauge, 0, 5)
     gauge.close()
     assert stream.getvalue() == ""
-    assert {fact.get("key") for fact in _facts(tmp_path)} == {"rank/3/step_s", "rank/3/compute_s"}
+    keys = {str(fact.get("key")) for fact in facts()}
+    assert {key for key in keys if key.endswith("_s")} == {"rank/3/step_s", "rank/3/compute_s"}
 
 
-def test_a_count_may_be_a_tensor_and_a_loss_no_number(tmp_path: Path, here: Here) -> None:
+def test_a_count_may_be_a_tensor_and_a_loss_no_number(here: Here, facts: Facts) -> None:
     gauge = Gauge(here, rank=0, world=2, device="cpu", first=0, steps=3, log_s=0.0, stream=io.StringIO())
     for number in (1, 2, 3):
         gauge.stepped(number, torch.tensor(7.0), {"loss": torch.tensor(float("nan"))})  # type: ignore[arg-type]
     gauge.close()
-    assert _values(_facts(tmp_path), "loss") == ["nan"] * 3
-    assert len(_values(_facts(tmp_path), "samples_per_s")) == 2
+    assert _values(facts(), "loss") == ["nan"] * 3
+    assert len(_values(facts(), "samples_per_s")) == 2
+
+
+def test_notes_tell_of_a_loss_out_of_the_ordinary_once(here: Here, facts: Facts) -> None:
+    gauge = Gauge(here, rank=0, world=1, device="cpu", first=0, steps=50, log_s=0.0, stream=io.StringIO())
+    for number in range(1, 51):
+        gauge.stepped(number, 1, {"loss": float("nan") if number in (40, 41, 42) else 2.0})
+    gauge.close()
+    notes = [fact["text"] for fact in facts() if fact["kind"] == "note"]
+    assert [text for text in notes if "loss" in text] == ["rank 0: the loss of step 40 is nan; usual is 2"]
+
+
+def test_use_of_the_chip_by_a_formula_and_by_counting(here: Here, facts: Facts) -> None:
+    for habits in ({"flops_per_unit": 1e6}, {}):
+        gauge = Gauge(here, rank=0, world=1, device="cpu", first=0, steps=0, log_s=0.0, stream=io.StringIO(), **habits)
+        model = torch.nn.Linear(64, 64)
+        gauge.watch(model)
+        deadline = time.monotonic() + 60
+        number = 0
+        while gauge._work.flops == 0 and time.monotonic() < deadline:
+            number += 1
+            gauge.waited(0.0)
+            model(torch.ones(16, 64)).sum().backward()
+            gauge.stepped(number, 16, {})
+        gauge.waited(0.0)
+        gauge.stepped(number + 1, 16, {})
+        gauge.close()
+        assert gauge._work.flops == 2 * 2 * 16 * 64 * 64, "an input that needs no gradient has no backward of its own"
+    assert all(value > 0 for value in _values(facts(), "mfu"))
+    assert len(_values(facts(), "mfu")) >= 2

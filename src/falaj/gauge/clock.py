@@ -3,7 +3,7 @@ made the loop wait would measure itself."""
 
 import time
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 _KEPT = 256
 
@@ -49,7 +49,8 @@ class CudaClock:
     def __init__(self, device: str) -> None:
         import torch
 
-        self._event, self._stream = torch.cuda.Event, torch.cuda.current_stream(device)
+        self._event: Any = torch.cuda.Event
+        self._stream = torch.cuda.current_stream(device)
         self._free: list[Any] = []
         self._marks: deque[Any] = deque()
         self._open: deque[tuple[str, Any, Any]] = deque()
@@ -101,7 +102,8 @@ class Late:
 
     def put(self, step: int, values: dict[str, Any]) -> None:
         """Numbers and tensors of one element, of a step."""
-        found, event = {}, None
+        found: dict[str, Any] = {}
+        event: Any = None
         for name, value in values.items():
             if getattr(value, "is_cuda", False):
                 import torch
@@ -109,7 +111,7 @@ class Late:
                 # The source must not be freed, nor the copy be pageable, or the host would wait for it.
                 there = torch.empty((), dtype=torch.float32, pin_memory=True)
                 there.copy_(value.detach().reshape(()), non_blocking=True)
-                event = event or torch.cuda.Event()
+                event = event or cast("Any", torch.cuda.Event)()
                 found[name] = there
             else:
                 found[name] = float(value)

@@ -1,19 +1,30 @@
 """The gauge beside a training loop: told of every step, it says now and then how things stand."""
 
 import contextlib
+import faulthandler
+import signal
 import statistics
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from falaj.gauge import hang
+from falaj.gauge.beside import Beside
+from falaj.gauge.chip import Chip
 from falaj.gauge.clock import Late, clock_of
 from falaj.gauge.line import Line
-from falaj.gauge.own import memory, started_s
+from falaj.gauge.odd import Odd
+from falaj.gauge.own import chip_name, limit_bytes, memory, started_s
+from falaj.gauge.peaks import FORMULA
+from falaj.gauge.profile import Capture
+from falaj.gauge.work import Work
 from falaj.worker import Here
 
 COMMUNICATION = "communication"
 """The phase in which a process waits for the others."""
-_UNITS, _SPAN_S = "\0units", "\0span_s"
+_UNITS, _SPAN_S, _MICROS = "\0units", "\0span_s", "\0micros"
+_SLOW_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,8 @@ class Habits:
     first_s: float = 1800.0
     """The first steps may take so long: kernels are compiled."""
     log_s: float = 2.0
+    dtype: str = "bf16"
+    """Of matrix products, on a device: what its peak is told for."""
     readers: int = 0
     """How many processes read other data; 0: all."""
     stream: TextIO | None = None
@@ -41,29 +54,44 @@ class Gauge:
     ) -> None:
         self.here, self.rank, self.world, self.device, self.steps = here, rank, world, device, steps
         self.habits = Habits(**habits)
-        self.number = first
-        self._clock, self._late = clock_of(device), Late()
+        self.number = self._first = first
+        self._clock, self._late, self._work = clock_of(device), Late(), Work(device, self.habits.dtype)
         self._line = Line(steps, self.habits.units, self.habits.stream) if rank == 0 else None
         self._shown: dict[str, float] = {}
-        self._due = 0.0
-        self._logged = self.seen = self._clock.mark()
+        self._odd_loss, self._odd_step = Odd("the loss", mads=6, share=0.1), Odd("the time", mads=3, share=0.2)
+        self._slowed = ""
+        profiles = here.checkpoints / "profiles" if here.checkpoints else None
+        self._capture = Capture(profiles, device, self._facts) if rank == 0 else None
+        self._seen = self._logged = self._clock.mark()
         self._clock.steps()
-        self._count, self._units, self._waited, self._micros, self._stalled = 0, 0.0, 0.0, 0, 0.0
-        self._lost = started_s()
+        self._due, self._lost = 0.0, started_s()
         self._begun = self._logged - self._lost
+        self._forget()
+        self._chip = Chip(device)
+        self._heard = hang.listen()
+        self._beside = Beside(self._ticks(), min(1.0, self.habits.hang_s / 4 or 1.0))
+
+    def watch(self, module: Any, drawn: Any = None) -> None:
+        """Count the operations of this module on its first inputs. One that is cut over processes needs a sketch of
+        the whole, made before (`flops.sketch`)."""
+        self._work.watch(module, drawn)
 
     def waited(self, seconds: float) -> None:
         """The loop waited so long for its next micro-batch."""
         self._waited += seconds
         self._micros += 1
+        if self._capture is not None:
+            self._capture.waited(seconds)
 
     def stepped(self, number: int, units: float, values: Mapping[str, Any]) -> None:
         """Step `number` is queued: so many items of this process, and values (loss, norm, lr) that may still be on a
         device, where reading them would make the loop wait."""
-        self.seen = now = self._clock.mark()
+        self._seen = now = self._clock.mark()
         self.number = number
         self._count += 1
         self._units += units
+        if self._capture is not None:
+            self._capture.stepped(number)
         if now >= self._due:
             self._log(now, values)
 
@@ -71,13 +99,19 @@ class Gauge:
         """The loop stood still so long to save."""
         del number
         self._stalled += stall_s
+        self.alive()
+
+    def alive(self) -> None:
+        """Something long that is no step goes on, such as an evaluation: it is no hang."""
+        self._seen = time.perf_counter()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A part of a step by a name of its own; `COMMUNICATION` is what a process waits for others."""
         begun = self._clock.begin()
         try:
-            yield
+            with self._capture.phase(name) if self._capture else contextlib.nullcontext():
+                yield
         finally:
             self._clock.end(name, begun)
 
@@ -87,53 +121,90 @@ class Gauge:
 
     def close(self) -> None:
         """The loop is over."""
+        self._beside.close()
+        if self._heard:
+            faulthandler.unregister(signal.SIGUSR2)
         self._tell_late(wait=True)
+        if self._capture is not None:
+            self._capture.close()
         if self._line is not None:
             self._line.show(self.number, self._shown, last=True)
             self._line.close()
+
+    def _ticks(self) -> list[Callable[[float], None]]:
+        ticks: list[Callable[[float], None]] = [self._chip.tick, self._work.tick]
+        if self._capture is not None:
+            ticks.append(self._capture.tick)
+        if self.habits.hang_s > 0:
+            seen = lambda: (self._seen, self.number - self._first)  # noqa: E731 - a name would say no more
+            ticks.append(hang.Watchdog(self.here, self.rank, seen, self.habits.hang_s, self.habits.first_s).tick)
+        return ticks
+
+    def _forget(self) -> None:
+        self._count, self._units, self._waited, self._micros, self._stalled = 0, 0.0, 0.0, 0, 0.0
 
     def _log(self, now: float, values: Mapping[str, Any]) -> None:
         """A log point: say how the time since the last went, and what values have come."""
         first, span_s = not self._due, now - self._logged
         self._due, self._logged = now + self.habits.log_s, now
-        figures = self._figures(span_s, self._clock.steps(), self._clock.phases())
-        # The first step makes kernels and buffers: its pace says nothing.
-        units = {} if first else {_UNITS: self._units, _SPAN_S: span_s}
-        self._late.put(self.number, {**values, **units})
-        if first:
-            self._lost, figures = now - self._begun, {"goodput": 0.0}
-        self._count, self._units, self._waited, self._micros, self._stalled = 0, 0.0, 0.0, 0, 0.0
+        steps, phases = self._clock.steps(), self._clock.phases()
+        if first:  # makes kernels and buffers: its pace says nothing
+            self._lost, figures, pace = now - self._begun, {}, {}
+        else:
+            figures = self._figures(span_s, steps, phases)
+            pace = {_UNITS: self._units, _SPAN_S: span_s, _MICROS: self._micros}
+            self._look(steps)
+        self._late.put(self.number, {**values, **pace})
+        self._forget()
+        self._tell(self.number, {**figures, **memory(self.device)})
         if self.rank == 0:
-            self._tell(self.number, {**figures, **memory(self.device)})
             self.here.progress(self.number, self.steps)
         self._tell_late()
         if self._line is not None:
             self._line.show(self.number, self._shown)
 
     def _figures(self, span_s: float, steps: list[float], phases: Mapping[str, float]) -> dict[str, float]:
-        """How `span_s` seconds went."""
+        """How `span_s` seconds went; what is only this rank's is told here."""
         middle = statistics.median(steps) if steps else span_s / self._count
         away = self._waited + self._stalled + phases.get(COMMUNICATION, 0.0)
         self._lost += self._waited + self._stalled
-        if self.world > 1:
-            self.here.metric(f"rank/{self.rank}/step_s", middle, self.number)
-            self.here.metric(f"rank/{self.rank}/compute_s", max(0.0, middle - away / self._count), self.number)
-        share = {name: 100 * seconds / span_s for name, seconds in phases.items()}
+        own = {"step_s": middle, "compute_s": max(0.0, middle - away / self._count)} if self.world > 1 else {}
+        for name, value in {**own, **self._chip.take()}.items():
+            self.here.metric(f"rank/{self.rank}/{name}", value, self.number)
         return {
             "step_s": middle,
             "input_wait": 100 * self._waited / span_s,
             "checkpoint_stall": 100 * self._stalled / span_s,
             "goodput": 100 * max(0.0, 1 - self._lost / (self._logged - self._begun)),
             "left_s": max(0, self.steps - self.number) * span_s / self._count,
-            **{f"phase/{name}": value for name, value in share.items()},
+            **{f"phase/{name}": 100 * seconds / span_s for name, seconds in phases.items()},
         }
+
+    def _look(self, steps: list[float]) -> None:
+        """Say what is out of the ordinary, once when it begins."""
+        self._say(self._odd_step.look(steps, self.number))
+        if self._odd_step.running >= _SLOW_STEPS and self._capture and self._capture.slow():
+            self.note(f"{self._odd_step.running} slow steps one after the other: a profile is taken")
+        slowed = self._chip.slowed()
+        if slowed and not self._slowed:
+            self._say(f"the chip is slowed down by {slowed}")
+        self._slowed = slowed
+
+    def _say(self, text: str) -> None:
+        if text:
+            self.note(f"rank {self.rank}: {text}")
 
     def _tell_late(self, *, wait: bool = False) -> None:
         """Tell the values of earlier steps that have come."""
         for step, values in self._late.take(wait=wait):
-            units, span_s = values.pop(_UNITS, 0.0), values.pop(_SPAN_S, 0.0)
-            if span_s:
-                values[f"{self.habits.units}_per_s"] = units * (self.habits.readers or self.world) / span_s
+            units, span_s, micros = (values.pop(name, 0.0) for name in (_UNITS, _SPAN_S, _MICROS))
+            if span_s and self.rank == 0:
+                readers = self.habits.readers or self.world
+                values[f"{self.habits.units}_per_s"] = units * readers / span_s
+                flops = self.habits.flops_per_unit * units or self._work.flops * micros
+                values.update(self._work.shares(flops * readers / self.world / span_s))
+            if self.rank == 0 and "loss" in values:
+                self._say(self._odd_loss.look([values["loss"]], step))
             self._tell(step, values)
 
     def _tell(self, step: int, figures: Mapping[str, float]) -> None:
@@ -141,3 +212,10 @@ class Gauge:
             self._shown.update(figures)
             for key, value in figures.items():
                 self.here.metric(key, value, step)
+
+    def _facts(self) -> dict[str, Any]:
+        """What a profile should know of the run."""
+        known = {name: value for name, value in self._shown.items() if name != "left_s"}
+        about = {"run": self.here.run, "step": self.number, "world": self.world, "device": self.device}
+        chip = {"chip": chip_name(self.device), "memory_limit_bytes": limit_bytes(self.device)}
+        return {**about, **chip, "mfu_is": FORMULA, **known, **self._chip.read()}
