@@ -1,16 +1,24 @@
 """A source read in canonical micro-batches, ahead of whoever asks."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
-from falaj.feed.plan import Arranged, Ids, Plan
+from falaj.feed.ahead import Ahead
+from falaj.feed.arrays import Arrays
+from falaj.feed.device import Device
+from falaj.feed.order import Ids
+from falaj.feed.plan import AT_ONCE, Arranged, Plan
 
 Batch = Any
 """What a source gives for some samples: columns by name, or what the user's own dataset makes of them."""
+__all__ = ["Arrays", "Batch", "Feed", "Given", "Reading", "Source"]
 
 
 class Source(Protocol):
-    """Samples that can be asked for by number, many at a time."""
+    """Samples that can be asked for by number, many at a time. A source may say more about itself: `transform`, what to
+    make of a batch; `inline`, that it needs no threads; `chunk`, how many samples are best taken at once; `sequential`,
+    that it goes forward only."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -32,37 +40,70 @@ class Given(NamedTuple):
     """How long the reader waited for it."""
 
 
+class Reading(TypedDict, total=False):
+    """How a source is read. None of it changes what is read."""
+
+    transform: Callable[[Batch], Batch] | None
+    """What to make of a batch: of numpy columns, or of what the user's dataset gave."""
+    ahead: int
+    """How many micro-batches are made ready before they are asked for."""
+    threads: int
+    workers: int
+    """Processes that read and transform instead of threads; for transforms that hold Python's lock."""
+
+
 class Feed:
     """Any step of it can be asked for, by any number of readers."""
 
     def __init__(
-        self, source: Source, batch: int, *, micro: int = 0, seed: int = 0, shuffle: bool = True, device: str = "cpu"
+        self,
+        source: Any,
+        batch: int,
+        *,
+        micro: int = 0,
+        seed: int = 0,
+        shuffle: bool = True,
+        device: str = "cpu",
+        **reading: Unpack[Reading],
     ) -> None:
-        self.source, self.device = source, device
-        known = source.order(seed, 0)
-        arrange = None if known is None else lambda epoch: source.order(seed, epoch) or known
-        self.plan = Plan(len(source), batch, micro or batch, seed, shuffle, arrange)
+        self.source: Source = source if hasattr(source, "take") and hasattr(source, "order") else _opened(source)
+        self.device, self._reading = device, reading
+        self._reading.setdefault("transform", getattr(self.source, "transform", None))
+        known = self.source.order(seed, 0)
+        arrange = None if known is None else lambda epoch: self.source.order(seed, epoch) or known
+        self.plan = Plan(len(self.source), batch, micro or batch, seed, shuffle, arrange)
 
     def stream(self, first: int, last: int, rank: int = 0, world: int = 1) -> Iterator[Given]:
         """The micro-batches of one reader, from step `first` up to `last`, in their order."""
-        share = self.plan.share(rank, world)
-        for step in range(first, last):
-            for number in share:
-                yield Given(step, number, self.source.take(self.plan.ids(step, number)))
+        steps, share, device = range(first, last), self.plan.share(rank, world), Device(self.device)
+        plain = not self._reading.get("transform") and not self._reading.get("workers")
+        if plain and device.plain and getattr(self.source, "inline", False):
+            return self._at_once(steps, share, device)
+        return self._ahead(steps, share, device)
+
+    def _at_once(self, steps: range, share: range, device: Device) -> Iterator[Given]:
+        """For what lies in memory: a thread would cost more than the gather."""
+        take, tensors, clock = self.source.take, device.tensors, time.perf_counter
+        for names, rows in self.plan.blocks(steps, share, max(1, AT_ONCE // self.plan.micro)):
+            for (step, number), ids in zip(names, rows, strict=True):
+                began = clock()
+                batch = tensors(take(ids))
+                yield Given(step, number, batch, clock() - began)
+
+    def _ahead(self, steps: range, share: range, device: Device) -> Iterator[Given]:
+        ahead = Ahead(self.source, device, self._reading)
+        blocks = self.plan.blocks(steps, share, ahead.together(self.plan.micro))
+        try:
+            for names, batches, waited_s in ahead.run(blocks, self.plan.micro):
+                for (step, number), batch in zip(names, batches, strict=True):
+                    yield Given(step, number, device.receive(batch), waited_s)
+                    waited_s = 0.0  # noqa: PLW2901 - the others of a block were there already
+        finally:
+            ahead.close()
 
 
-class Arrays:
-    """Columns in memory, or mapped from files: a batch is one gather a column."""
+def _opened(what: Any) -> Source:
+    from falaj.feed.sources import open_source
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self.columns = dict(columns)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def take(self, ids: Ids) -> Batch:
-        return {name: column[ids] for name, column in self.columns.items()}
-
-    def order(self, seed: int, epoch: int) -> Arranged | None:
-        del seed, epoch
-        return None
+    opened: Source = open_source(what)
+    return opened

@@ -1,50 +1,89 @@
-"""Order as a function: a permutation of `range(size)` of which any part can be computed alone, with nothing stored."""
+"""Order as a function: a permutation of `range(size)` of which any part can be computed alone, with nothing stored.
+
+What a seed means here is a promise: a checkpoint names a step, and the samples of that step must be the same in every
+release. The golden values of the tests hold it.
+"""
+
+import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+Ids = NDArray[np.int64]
+Words = NDArray[np.uint64]
 ROUNDS = 6
-_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+SMALL = 4096
+"""Up to so many, the whole permutation is sorted out at once: a network over so few would be a poor shuffle."""
+_ONES = 0xFFFFFFFFFFFFFFFF
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def mix(*words: int) -> int:
     """One number of 64 bits out of several, each of which changes all of it: how everything random is keyed."""
-    found = np.zeros(1, np.uint64)
+    found = 0
     for word in words:
-        found = _scramble((found ^ np.uint64(word & 0xFFFFFFFFFFFFFFFF)) + _GOLDEN)
-    return int(found[0])
+        found = ((found ^ (word & _ONES)) + _GOLDEN) & _ONES
+        found = ((found ^ (found >> 30)) * _MIX_1) & _ONES
+        found = ((found ^ (found >> 27)) * _MIX_2) & _ONES
+        found ^= found >> 31
+    return found
 
 
 class Order:
-    """A shuffle: position -> sample. A Feistel network over the next power of two, walked until it falls inside."""
+    """A shuffle: position -> sample. A Feistel network over the smallest rectangle that holds all samples: one half is
+    the row, one the column, each moved in turn by a hash of the other, and walked again where it falls outside. A side
+    is about the root of the size, so the hashes of a whole side are worked out once and then looked up."""
 
     def __init__(self, size: int, seed: int, epoch: int = 0) -> None:
         self.size = size
-        bits = max(2, (size - 1).bit_length())
-        self._low, self._high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
-        self._keys = [np.uint64(mix(seed, epoch, number)) for number in range(ROUNDS)]
+        self._table = _sorted(size, mix(seed, epoch)) if size <= SMALL else None
+        down = math.isqrt(max(0, size - 1)) + 1
+        self._across = -(-size // down)
+        sides = (down, self._across)
+        self._rounds = [
+            (sides[number % 2], _moves(sides[1 - number % 2], sides[number % 2], mix(seed, epoch, number)))
+            for number in range(0 if size <= SMALL else ROUNDS)
+        ]
 
-    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at(self, positions: Ids) -> Ids:
         """The samples at these positions, all of which are below `size`."""
-        found = self._walk(positions.astype(np.uint64))
+        if self._table is not None:
+            return self._table.take(positions)
+        found = self._walk(positions)
         outside = np.flatnonzero(found >= self.size)
         while len(outside):
             found[outside] = self._walk(found[outside])
             outside = outside[found[outside] >= self.size]
-        return found.astype(np.int64)
+        return found
 
-    def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        low, high = self._low, self._high
-        for key in self._keys:
-            # The halves trade places each round, and their widths with them: any power of two will do.
-            right = values & ((np.uint64(1) << low) - np.uint64(1))
-            left = (values >> low) ^ (_scramble(right ^ key) >> (np.uint64(64) - high))
-            values = (right << high) | left
-            low, high = high, low
-        return values
+    def _walk(self, values: Ids) -> Ids:
+        first = values // self._across
+        second = values - first * self._across
+        for side, moves in self._rounds:
+            moved = moves.take(second)
+            first += moved
+            # Below its side it stays, else it wraps round: what is less than nothing is huge without a sign.
+            np.subtract(first, side, out=moved)
+            np.minimum(first.view(np.uint64), moved.view(np.uint64), out=first.view(np.uint64))
+            first, second = second, first
+        first *= self._across
+        first += second
+        return first
 
 
-def _scramble(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    words = (words ^ (words >> np.uint64(30))) * _MIX_1
-    words = (words ^ (words >> np.uint64(27))) * _MIX_2
-    return words ^ (words >> np.uint64(31))
+def _moves(count: int, side: int, key: int) -> Ids:
+    """How far each of `count` values of one half moves the other, which is below `side`."""
+    return ((_hashed(count, key) >> np.uint64(32)) * np.uint64(side) >> np.uint64(32)).astype(np.int64)
+
+
+@lru_cache(maxsize=8)
+def _sorted(size: int, key: int) -> Ids:
+    return np.argsort(_hashed(size, key), kind="stable").astype(np.int64)
+
+
+def _hashed(count: int, key: int) -> Words:
+    hashed = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        hashed = (hashed ^ (hashed >> np.uint64(shift))) * np.uint64(factor)
+    return hashed ^ (hashed >> np.uint64(31))

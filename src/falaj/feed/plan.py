@@ -5,17 +5,17 @@ canonical ones, numbered from 0. Reader r of w takes numbers r, r + w, r + 2w, .
 Epochs follow each other without a gap: no sample is left out at an end, none comes twice before all came once.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from falaj.core.errors import Invalid
-from falaj.feed.order import Order
+from falaj.feed.order import Ids, Order
 
-Ids = NDArray[np.int64]
+AT_ONCE = 16384
+"""So many samples are looked up in one go: the order costs calls, not samples."""
 
 
 class Arranged(Protocol):
@@ -36,6 +36,7 @@ class Plan:
     shuffle: bool = True
     arrange: Callable[[int], Arranged] | None = None
     """The order of an epoch, for sources that are read best in pieces; a plain shuffle of all when None."""
+    _known: dict[int, Arranged] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -63,15 +64,38 @@ class Plan:
     def ids(self, step: int, number: int) -> Ids:
         """The samples of one micro-batch."""
         start = step * self.batch + number * self.micro
-        positions = np.arange(start, start + self.micro, dtype=np.int64)
-        epochs, places = np.divmod(positions, self.samples)
+        return self._at(np.arange(start, start + self.micro, dtype=np.int64))
+
+    def blocks(self, steps: range, share: range, together: int = 1) -> Iterator[tuple[list[tuple[int, int]], Ids]]:
+        """The micro-batches of one reader, `together` at a time: their steps and numbers, and a row of samples each."""
+        total, within = len(steps) * len(share), np.arange(self.micro, dtype=np.int64)
+        stride = max(1, AT_ONCE // self.micro // together) * together
+        for begin in range(0, total, stride):
+            names = [
+                (steps[nth // len(share)], share[nth % len(share)]) for nth in range(begin, min(begin + stride, total))
+            ]
+            starts = np.array([step * self.batch + number * self.micro for step, number in names], np.int64)
+            ids = self._at((starts[:, None] + within).ravel()).reshape(-1, self.micro)
+            for low in range(0, len(names), together):
+                yield names[low : low + together], ids[low : low + together]
+
+    def _at(self, positions: Ids) -> Ids:
+        """The samples at positions that grow, counted from the first of the first epoch."""
+        first, last = (int(positions[end]) // self.samples for end in (0, -1))
+        if first == last:
+            return self._within(first, positions - first * self.samples)
+        edges = np.searchsorted(positions, [epoch * self.samples for epoch in range(first + 1, last + 1)])
+        parts = enumerate(np.split(positions, edges), first)
+        return np.concatenate([self._within(epoch, part - epoch * self.samples) for epoch, part in parts])
+
+    def _within(self, epoch: int, places: Ids) -> Ids:
         if not self.shuffle:
             return places
-        found = np.empty_like(places)
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-            here = epochs == epoch
-            found[here] = self._order(epoch).at(places[here])
-        return found
-
-    def _order(self, epoch: int) -> Arranged:
-        return Order(self.samples, self.seed, epoch) if self.arrange is None else self.arrange(epoch)
+        found = self._known.get(epoch)
+        if found is None:
+            # One thread asks at a time; a few are kept since readers look ahead over the end of an epoch.
+            while len(self._known) > 3:
+                del self._known[next(iter(self._known))]
+            found = self.arrange(epoch) if self.arrange else Order(self.samples, self.seed, epoch)
+            self._known[epoch] = found
+        return found.at(places)

@@ -1,0 +1,123 @@
+"""Micro-batches made ready in threads, or processes, while others are worked on."""
+
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import numpy as np
+
+from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
+from falaj.feed.device import Device
+from falaj.feed.order import Ids
+
+Names = list[tuple[int, int]]
+_ours: list[Any] = []
+"""Of a worker process: the source it reads, and what it makes of a batch."""
+
+
+class Ahead:
+    """The background of one reader: gone when it is closed."""
+
+    def __init__(self, source: Any, device: Device, reading: Mapping[str, Any]) -> None:
+        self._source, self._device, self._transform = source, device, reading.get("transform")
+        self._depth, self._workers = max(1, reading.get("ahead", 4)), reading.get("workers", 0)
+        sequential = getattr(source, "sequential", False)
+        if sequential and self._workers:
+            raise Invalid("a stream that goes forward only has one reader", "leave out workers=")
+        threads = 1 if sequential else reading.get("threads") or min(4, os.cpu_count() or 1)
+        self._pool: ThreadPoolExecutor | ProcessPoolExecutor = (
+            _processes(source, self._transform, self._workers)
+            if self._workers
+            else ThreadPoolExecutor(threads, "falaj-feed")
+        )
+        self._waiting: deque[tuple[Names, Ids, Future[list[Any]]]] = deque()
+
+    def together(self, micro: int) -> int:
+        """How many micro-batches one turn in the background makes: several where making one is quick."""
+        if self._transform or self._workers:
+            return 1
+        return max(1, int(getattr(self._source, "chunk", 0)) // micro)
+
+    def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, list[Any], float]]:
+        """Blocks in their order, and how long each was waited for."""
+        turns = max(1, -(-self._depth // self.together(micro)))
+        for names, ids in blocks:
+            self._waiting.append((names, ids, self._begin(ids)))
+            if len(self._waiting) > turns:
+                yield self._next()
+        while self._waiting:
+            yield self._next()
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        self._waiting.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, ids: Ids) -> "Future[list[Any]]":
+        try:
+            if self._workers:
+                return self._pool.submit(_work, ids)
+            return self._pool.submit(self._make, ids)
+        except BrokenProcessPool as error:
+            raise _lost(ids) from error
+
+    def _make(self, ids: Ids) -> list[Any]:
+        return [self._device.send(batch) for batch in gather(self._source, self._transform, ids)]
+
+    def _next(self) -> tuple[Names, list[Any], float]:
+        names, ids, future = self._waiting.popleft()
+        began = time.perf_counter()
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            raise _lost(ids) from error
+        if error is not None and (isinstance(error, FalajError) or not isinstance(error, Exception)):
+            raise error
+        if error is not None:
+            raise UserCodeFailed(
+                f"samples {_some(ids)} could not be made ready: {type(error).__name__}: {error}",
+                "the cause is shown above: the dataset's code or the transform",
+            ) from error
+        batches = future.result()
+        if self._workers:
+            batches = [self._device.send(batch) for batch in batches]
+        return names, batches, time.perf_counter() - began
+
+
+def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> list[Any]:
+    """A batch for each row of ids; all are taken at once where the source gives columns."""
+    if len(ids) == 1 or not getattr(source, "chunk", 0):
+        batches = [source.take(row) for row in ids]
+    else:
+        whole, micro = source.take(ids.ravel()), ids.shape[1]
+        batches = [
+            {name: column[low : low + micro] for name, column in whole.items()} for low in range(0, ids.size, micro)
+        ]
+    return batches if transform is None else [transform(batch) for batch in batches]
+
+
+def _processes(source: Any, transform: Callable[[Any], Any] | None, workers: int) -> ProcessPoolExecutor:
+    # Spawned: a fork of a process with threads, or with a GPU, may hang.
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, spawn, initializer=_ours.extend, initargs=([source, transform],))
+
+
+def _work(ids: Ids) -> list[Any]:
+    source, transform = _ours
+    return gather(source, transform, ids)
+
+
+def _lost(ids: Ids) -> Unavailable:
+    return Unavailable(
+        f"a worker process died before samples {_some(ids)} were ready",
+        "out of memory, perhaps: fewer workers=; and a script's start stands below `if __name__ == '__main__'`",
+    )
+
+
+def _some(ids: Ids) -> str:
+    few = ", ".join(str(number) for number in np.ravel(ids)[:8])
+    return few if ids.size <= 8 else f"{few}, … ({ids.size} in all)"

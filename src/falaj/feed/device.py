@@ -1,0 +1,73 @@
+"""Batches as tensors, where the model is: over a stream of their own to a GPU, from pinned memory, while it works."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_SAME = frozenset("?bhilqBHILQefdFD")
+"""Kinds of numpy's numbers that torch has, too."""
+
+
+class Sent(NamedTuple):
+    """A batch on its way to a GPU."""
+
+    batch: Any
+    arrived: Any
+
+
+class Device:
+    """Where batches go. `plain`: they stay in the memory of this process."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.plain = name, name == "cpu"
+        self._torch: Any = None
+        if find_spec("torch"):
+            import torch
+
+            self._torch = torch
+        self._side = self._torch.cuda.Stream(device=name) if name.startswith("cuda") else None
+
+    def tensors(self, batch: Any) -> Any:
+        """Arrays become tensors that share their memory; what is no array of numbers stays."""
+        if self._torch is None:
+            return batch
+        make = self._torch.from_numpy
+        if type(batch) is dict:
+            return {
+                name: make(v) if type(v) is np.ndarray and v.dtype.char in _SAME else v for name, v in batch.items()
+            }
+        return batch
+
+    def send(self, batch: Any) -> Any:
+        """In the background: as tensors, and begun to be copied."""
+        batch = self.tensors(batch)
+        if self.plain:
+            return batch
+        if self._side is None:
+            return each(batch, lambda tensor: tensor.to(self.name))
+        with self._torch.cuda.stream(self._side):
+            # Pinned memory is kept by torch and used again once the copy out of it is done.
+            moved = each(batch, lambda t: t.pin_memory().to(self.name, non_blocking=True) if t.is_cpu else t)
+            return Sent(moved, self._side.record_event())
+
+    def receive(self, batch: Any) -> Any:
+        """In the reader: the work that follows on the GPU waits for the copy; the reader does not."""
+        if not isinstance(batch, Sent):
+            return batch
+        stream = self._torch.cuda.current_stream(self.name)
+        stream.wait_event(batch.arrived)
+        each(batch.batch, lambda tensor: tensor.record_stream(stream) if tensor.is_cuda else None)
+        return batch.batch
+
+
+def each(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(batch, dict):
+        return {name: each(value, change) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(each(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(each(value, change) for value in batch)
+    return change(batch) if hasattr(batch, "pin_memory") and hasattr(batch, "is_cpu") else batch

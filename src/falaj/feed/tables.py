@@ -1,0 +1,167 @@
+"""Parquet and Arrow files: row groups and record batches are the pieces.
+
+Numbers, bools and times become arrays (times as whole numbers of their unit), lists of one fixed length and binaries of
+one width arrays of two dimensions. Floats have NaN for null. Texts, binaries, lists, and whole numbers or bools with
+nulls anywhere become Python lists, with None for null.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from falaj.core.errors import Corrupt, Invalid
+from falaj.feed.cache import Cache, Kept
+from falaj.feed.order import Ids
+from falaj.feed.pieces import Column, Columns, Pieces
+
+WINDOW_BYTES, LEAST, MOST = 1 << 26, 4, 64
+"""A window is of so many bytes when decoded, but of no fewer and no more pieces. Part of the order: never to change."""
+
+
+class Values:
+    """A column that Arrow holds."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def pick(self, rows: Ids) -> list[Any]:
+        """As Python's own values."""
+        return list(self._array.take(rows).to_pylist())
+
+
+def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: int, cache: Cache | None) -> Pieces:
+    """A source over files of one schema."""
+    kept = [Kept(file, cache) for file in files]
+    scan = _parquet if files[0].suffix == ".parquet" else _arrow
+    found = [_reading(file.path, "the footer", lambda file=file: scan(file)) for file in kept]  # type: ignore[misc]
+    schema = found[0].schema
+    for file, other in zip(files, found, strict=True):
+        if not other.schema.equals(schema):
+            raise Invalid(f"{file} has other columns than {files[0].name}", f"{_said(other.schema)}; {_said(schema)}")
+    if missing := sorted(set(columns or ()) - set(schema.names)):
+        raise Invalid(f"{files[0]} has no column {', '.join(missing)}", f"it has: {', '.join(schema.names)}")
+    wanted = list(columns or schema.names)
+    gaps = {name for scanned in found for name in scanned.gaps}
+    where = [(nth, group) for nth, scanned in enumerate(found) for group in range(len(scanned.counts))]
+    counts = [count for scanned in found for count in scanned.counts]
+    size = sum(scanned.size_bytes for scanned in found)
+    fitting = WINDOW_BYTES * len(counts) // max(1, size)
+
+    def load(piece: int) -> Columns:
+        nth, group = where[piece]
+        start = sum(found[nth].counts[:group])
+        rows = f"rows {start} to {start + counts[piece] - 1}"
+        table = _reading(kept[nth].path, rows, lambda: found[nth].read(group, wanted))
+        return {name: _column(table[name], name in gaps, f"{name} of {rows} of {files[nth]}") for name in wanted}
+
+    return Pieces(counts, load, window=window or min(max(fitting, LEAST), MOST), chunk=4096)
+
+
+class Scanned:
+    """What a file says about itself, and how a piece of it is read."""
+
+    def __init__(
+        self, schema: Any, counts: list[int], size_bytes: int, gaps: set[str], read: Callable[..., Any]
+    ) -> None:
+        self.schema, self.counts, self.size_bytes, self.gaps, self.read = schema, counts, size_bytes, gaps, read
+
+
+def _parquet(file: Kept) -> Scanned:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file.path) as opened:
+        about, schema = opened.metadata, opened.schema_arrow
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    gaps = set()
+    for group in groups:
+        for column in map(group.column, range(group.num_columns)):
+            known = column.statistics
+            if known is not None and known.has_null_count and known.null_count:
+                gaps.add(column.path_in_schema.partition(".")[0])
+
+    def read(group: int, columns: list[str]) -> Any:
+        # A reader of its own for each piece, since threads must not share one; what the footer says is known already.
+        with file.local() as path, parquet.ParquetFile(path, metadata=about, memory_map=True) as opened:
+            return opened.read_row_group(group, columns, use_threads=False)
+
+    counts = [group.num_rows for group in groups]
+    return Scanned(schema, counts, sum(group.total_byte_size for group in groups), gaps, read)
+
+
+def _arrow(file: Kept) -> Scanned:
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    def batches(path: Path, group: int | None = None) -> tuple[Any, list[Any]]:
+        mapped = pa.memory_map(str(path))
+        if mapped.read(6) == b"ARROW1":
+            opened = ipc.open_file(mapped)
+            wanted = range(opened.num_record_batches) if group is None else [group]
+            return opened.schema, [opened.get_batch(number) for number in wanted]
+        mapped.seek(0)
+        stream = ipc.open_stream(mapped)
+        found = list(stream)
+        return stream.schema, found if group is None else [found[group]]
+
+    def read(group: int, columns: list[str]) -> Any:
+        with file.local() as path:
+            return pa.Table.from_batches(batches(path, group)[1]).select(columns)
+
+    schema, found = batches(file.path)
+    gaps = {name for batch in found for name in schema.names if batch[name].null_count}
+    return Scanned(schema, [len(batch) for batch in found], sum(batch.nbytes for batch in found), gaps, read)
+
+
+def _reading(file: Path, what: str, read: Callable[[], Any]) -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise Invalid(f"{file.name} is read with pyarrow, which is not installed", "install falaj[train]") from None
+    try:
+        return read()
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+        raise Corrupt(f"{what} of {file} cannot be read: {error}", "copy or write it again") from error
+
+
+def _column(chunked: Any, gaps: bool, where: str) -> Column:
+    import pyarrow as pa
+    from pyarrow import types
+
+    array = chunked.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    kind = array.type
+    if types.is_floating(kind):
+        return _numbers(array)
+    plain = types.is_integer(kind) or types.is_boolean(kind) or types.is_temporal(kind)
+    if types.is_interval(kind) or gaps or not (plain or types.is_fixed_size_list(kind) or _wide(kind)):
+        return Values(array.dictionary_decode() if types.is_dictionary(kind) else array)
+    if array.null_count:
+        raise Invalid(
+            f"there is a null in {where}, where the file told of none", "write it with statistics, or as floats"
+        )
+    if plain:
+        return _numbers(array if not types.is_temporal(kind) else array.view(f"int{kind.bit_width}"))
+    if types.is_fixed_size_list(kind):
+        inner = array.flatten()
+        numbers = types.is_primitive(kind.value_type) and not inner.null_count
+        return _numbers(inner).reshape(len(array), kind.list_size) if numbers else Values(array)
+    raw = np.frombuffer(array.buffers()[1], np.uint8).reshape(-1, kind.byte_width)
+    return raw[array.offset : array.offset + len(array)]
+
+
+def _numbers(array: Any) -> NDArray[Any]:
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _wide(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_fixed_size_binary(kind)) and not types.is_decimal(kind)
+
+
+def _said(schema: Any) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
