@@ -1,0 +1,37 @@
+"""What a chip tells: on any machine a processor's load, and a device's activity where there is one."""
+
+import pytest
+import torch
+
+from falaj.gauge.chip import OURS, Chip
+
+
+def test_a_processor_tells_load_and_memory() -> None:
+    found = Chip("cpu").read()
+    assert found["rss"] > 1 << 20
+    assert found["load"] >= 0
+
+
+def test_samples_are_means_and_never_more_often_than_a_second() -> None:
+    chip = Chip("cpu")
+    for now in (10.0, 10.2, 10.9):
+        chip.tick(now)
+    assert {count for _, count in chip._sums.values()} == {1}
+    assert chip.take().keys() <= OURS | {"clock"}
+    assert chip.take() == {}
+    assert chip.slowed() == ""
+
+
+@pytest.mark.parametrize(
+    ("why", "text"), [(0x4, ""), (0x24, "heat (driver)"), (0x88, "the hardware's brake and the power brake")]
+)
+def test_why_a_chip_is_slowed_down(why: int, text: str) -> None:
+    chip = Chip("cpu")
+    chip._last = {"throttled": float(why)}
+    assert chip.slowed() == text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
+def test_a_device_tells_its_activity() -> None:
+    found = Chip("cuda:0").read()
+    assert {"busy", "power", "temperature", "clock", "memory_total"} <= found.keys()

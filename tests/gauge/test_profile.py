@@ -1,0 +1,102 @@
+"""Profiles of a real loop on a CPU, and what is asked for in vain."""
+
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from falaj.core.errors import Corrupt, Invalid, NotFound
+from falaj.gauge import profile
+from falaj.gauge.gauge import COMMUNICATION, Gauge
+from falaj.gauge.page import render
+from falaj.worker import Here
+
+_LONG_S = 100.0
+
+
+def _loop(gauge: Gauge, first: int, last: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(first + 1, last + 1):
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 0.002:
+            pass
+        gauge.waited(time.perf_counter() - begun)
+        loss = model(torch.ones(32, 64)).square().sum()
+        loss.backward()
+        with gauge.phase(COMMUNICATION):
+            torch.zeros(10).sum()
+        optimizer.step()
+        optimizer.zero_grad()
+        gauge.stepped(number, 32, {"loss": loss.detach()})
+
+
+def _gauge(here: Here) -> Gauge:
+    return Gauge(here, rank=0, world=1, device="cpu", first=0, steps=20, log_s=0.0, stream=io.StringIO())
+
+
+def test_a_profile_asked_for_before_the_run(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", '{"first": 6, "steps": 4}')
+    gauge = _gauge(here)
+    _loop(gauge, 0, 20)
+    gauge.close()
+    assert here.checkpoints is not None
+    (place,) = (here.checkpoints / "profiles").iterdir()
+    assert place.name == "step-6"
+    assert sorted(file.name for file in place.iterdir()) == ["facts.json", "summary.json", "trace.json.gz"]
+    found = profile.summary(here.checkpoints / "profiles")
+    assert found["steps"] == len(found["step_s"]) == 4
+    assert found["waits"]["count"] == 4
+    split = found["split"]
+    assert sum(split.values()) == pytest.approx(found["span_s"], rel=1e-6)
+    assert all(split[part] > 0 for part in ("compute", "communication", "input", "host"))
+    assert {"aten::addmm", "aten::mm"} <= {one["name"] for one in found["kernels"]}
+    assert found["matmul"]["fp32_s"] == found["matmul"]["seconds"] > 0
+    assert found["memory"]
+    assert found["facts"]["loss"] >= 0
+    assert "The input is too slow" in render(found)
+
+
+def test_a_run_under_way_is_asked_by_a_file_and_reads_itself_without_a_summary(here: Here) -> None:
+    assert here.checkpoints is not None
+    folder = here.checkpoints / "profiles"
+    gauge = _gauge(here)
+    profile.ask(folder, steps=1)
+    deadline, last = time.monotonic() + _LONG_S, 0
+    while not list(folder.glob("step-*")):
+        assert time.monotonic() < deadline
+        _loop(gauge, last, last + 5)
+        last += 5
+    gauge.close()
+    (place,) = folder.glob("step-*")
+    told = json.loads((place / "summary.json").read_text())
+    (place / "summary.json").unlink()
+    assert profile.summary(place) == told | {"memory": [tuple(point) for point in told["memory"]]}
+
+
+def test_slow_steps_bring_a_profile_twice_at_most(here: Here, tmp_path: Path) -> None:
+    capture = profile.Capture(tmp_path, "cpu", dict)
+    assert [capture.slow() for _ in range(3)] == [True, True, False]
+    assert not profile.Capture(None, "cpu", dict).slow(), "there is nowhere to put it"
+    del here
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"first": "soon"}', "7"])
+def test_what_asks_for_no_profile_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", text)
+    with pytest.raises(Invalid):
+        profile.Capture(tmp_path, "cpu", dict)
+
+
+def test_no_profile_and_a_broken_one(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        profile.summary(tmp_path)
+    (tmp_path / "facts.json").write_text("{}")
+    with pytest.raises(Corrupt):
+        profile.summary(tmp_path)
+    (tmp_path / "trace.json.gz").write_bytes(b"\x1f\x8b torn")
+    with pytest.raises(Corrupt):
+        profile.summary(tmp_path)
