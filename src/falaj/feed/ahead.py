@@ -103,7 +103,13 @@ def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> lis
 def _processes(source: Any, transform: Callable[[Any], Any] | None, workers: int) -> ProcessPoolExecutor:
     # Spawned: a fork of a process with threads, or with a GPU, may hang.
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, spawn, initializer=_ours.extend, initargs=([source, transform],))
+    opens = getattr(source, "opens", None)
+    return ProcessPoolExecutor(workers, spawn, _prepare, (None if opens else source, opens, transform))
+
+
+def _prepare(source: Any, opens: Callable[[], Any] | None, transform: Callable[[Any], Any] | None) -> None:
+    # Files are opened again rather than sent through a pipe.
+    _ours.extend([opens() if opens else source, transform])
 
 
 def _work(ids: Ids) -> list[Any]:

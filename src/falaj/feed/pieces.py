@@ -43,12 +43,6 @@ class Pieces:
         self._held: dict[int, Future[Columns]] = {}
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": {}, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
-
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def open_source(
     `columns`: only these. `transform`: what to make of a batch. `window`: so many pieces are shuffled together (row
     groups, record batches, shards; part of the order, so the same for all attempts of a run). `decode`: images by
     Pillow, or their bytes. `cache`: a cache of the node, False for none; when None, one is used for slow storage."""
+    source: Any
     if isinstance(what, str | os.PathLike):
         source = _path(Path(what), columns, window, decode, cache)
+        source.opens = partial(open_source, what, columns=columns, window=window, decode=decode, cache=cache)
     elif hasattr(what, "take") and hasattr(what, "order"):
         source = what
     elif isinstance(what, Mapping):

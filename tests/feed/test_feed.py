@@ -1,0 +1,194 @@
+"""Streams of every kind of source: the same for every world, from any step, with nothing left behind."""
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from falaj.core.errors import Corrupt, Invalid, Unavailable, UserCodeFailed
+from falaj.feed.feed import Feed, Given
+from falaj.feed.sources import open_source
+from tests.feed.shelf import KINDS, SIZE, Mapped, columns, numbers, put
+from tests.feed.transforms import die, double, fails_at_77
+
+torch.set_num_threads(1)
+STEPS = 45
+"""More than two epochs."""
+
+
+def read(feed: Feed, first: int, last: int, world: int = 1) -> dict[tuple[int, int], list[int]]:
+    found = {}
+    for rank in range(world):
+        expected = [(step, number) for step in range(first, last) for number in feed.plan.share(rank, world)]
+        given = list(feed.stream(first, last, rank, world))
+        assert [(one.step, one.number) for one in given] == expected
+        found.update({(one.step, one.number): numbers(one.batch) for one in given})
+    return found
+
+
+@pytest.fixture(scope="module")
+def feeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Feed]:
+    home = tmp_path_factory.mktemp("shelf")
+    return {kind: Feed(open_source(put(kind, home / kind), window=3), 24, micro=4, seed=9) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_world_gives_the_same_and_any_step_can_be_begun(kind: str, feeds: dict[str, Feed]) -> None:
+    feed = feeds[kind]
+    expected = read(feed, 0, STEPS)
+    stream = [number for key in sorted(expected) for number in expected[key]]
+    assert sorted(stream[:SIZE]) == sorted(stream[SIZE : 2 * SIZE]) == list(range(SIZE))
+    assert stream[:SIZE] != stream[SIZE : 2 * SIZE]
+    for world in (2, 3, 6):
+        assert read(feed, 0, STEPS, world) == expected
+    assert read(feed, 31, STEPS, 2) == {key: ids for key, ids in expected.items() if key[0] >= 31}
+
+
+@given(
+    kind=st.sampled_from(KINDS), first=st.integers(0, 60), steps=st.integers(1, 5), world=st.sampled_from([1, 2, 3, 6])
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_resuming_gives_the_rest_of_the_same_stream(
+    kind: str, first: int, steps: int, world: int, feeds: dict[str, Feed]
+) -> None:
+    rest = read(feeds[kind], first, first + steps, world)
+    whole = read(feeds[kind], max(0, first - 3), first + steps)
+    assert rest == {key: ids for key, ids in whole.items() if key[0] >= first}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in {"stream", "sized"}])
+def test_unshuffled_is_as_it_lies(kind: str, tmp_path: Path) -> None:
+    feed = Feed(open_source(put(kind, tmp_path / "x"), window=2), 10, micro=5, shuffle=False)
+    assert [n for ids in read(feed, 0, SIZE // 10).values() for n in ids] == list(range(SIZE))
+
+
+def test_forms_that_shuffle_alike_read_alike(feeds: dict[str, Feed]) -> None:
+    alike = ("arrays", "tensors", "npy", "npz", "npz packed", "jsonl", "tar", "map", "many")
+    assert len({tuple(map(tuple, read(feeds[kind], 3, 9).values())) for kind in alike}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_come_as_tensors(kind: str, feeds: dict[str, Feed]) -> None:
+    (first, *_) = feeds[kind].stream(0, 1)
+    assert all(isinstance(column, torch.Tensor) or kind == "jsonl" for column in first.batch.values())
+
+
+@pytest.mark.parametrize("reading", [{}, {"threads": 3, "ahead": 9}, {"ahead": 1}, {"workers": 2}])
+def test_a_transform_changes_batches_and_not_their_order(reading: Any, tmp_path: Path) -> None:
+    source = open_source(put("shards", tmp_path / "x"), transform=double)
+    feed = Feed(source, 24, micro=4, seed=9, **reading)
+    found = list(feed.stream(0, 10))
+    assert [numbers(one.batch) for one in found] == [feed.plan.ids(one.step, one.number).tolist() for one in found]
+    assert all(torch.equal(one.batch["double"], one.batch["x"] * 2) for one in found)
+    told = {tuple(one.batch["told"].tolist()) for one in found}
+    if "workers" in reading:
+        assert {torch_there for _, torch_there in told} == {0}
+    else:
+        assert told == {(os.getpid(), 1)}
+
+
+@pytest.mark.parametrize("reading", [{}, {"workers": 1}])
+def test_what_fails_in_the_background_is_told_once_with_its_samples(reading: Any) -> None:
+    feed = Feed(columns(), 20, micro=5, shuffle=False, transform=fails_at_77, **reading)
+    stream = feed.stream(0, 100)
+    given = []
+    with pytest.raises(UserCodeFailed, match=r"samples 75, 76, 77, 78, 79 .*ZeroDivisionError: seventy-seven") as told:
+        given.extend(iter(stream.__next__, None))
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert list(stream) == []
+
+
+def test_errors_of_our_own_come_as_they_are() -> None:
+    class Broken(Mapped):
+        def __getitem__(self, number: int) -> Any:
+            raise Corrupt(f"sample {number} is torn")
+
+    with pytest.raises(Corrupt, match="torn"):
+        next(Feed(Broken(), 4).stream(0, 1))
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with pytest.raises(Unavailable, match="worker process died"):
+        list(Feed(columns(), 20, transform=die, workers=1).stream(0, 3))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "map", "shards", "stream"])
+def test_closing_early_leaves_nothing_behind(kind: str, feeds: dict[str, Feed]) -> None:
+    before, opened = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        stream = feeds[kind].stream(0, 10**6)
+        next(stream)
+        stream.close()
+    gc.collect()
+    assert threading.active_count() <= before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= opened + 3
+
+
+def test_a_stream_that_is_never_begun_starts_nothing() -> None:
+    before = threading.active_count()
+    Feed(Mapped(), 4).stream(0, 10)
+    assert threading.active_count() == before
+
+
+def test_waiting_is_counted_only_when_there_was_some() -> None:
+    class Slow(Mapped):
+        gate = threading.Event()
+
+        def __getitem__(self, number: int) -> Any:
+            self.gate.wait(60)
+            return super().__getitem__(number)
+
+    slow = Slow()
+    timer = threading.Timer(0.3, slow.gate.set)
+    timer.start()
+    stream = Feed(slow, 8, micro=4, ahead=2).stream(0, 3)
+    first = next(stream)
+    assert first.waited_s >= 0.25
+    deadline = time.monotonic() + 60
+    while any(thread.name.startswith("falaj-feed") and thread.is_alive() for thread in threading.enumerate()):
+        rest = list(stream)
+        assert time.monotonic() < deadline
+    assert sum(one.waited_s for one in rest) < first.waited_s
+    timer.join()
+
+
+def test_memory_on_the_processor_needs_no_thread() -> None:
+    before = threading.active_count()
+    stream = Feed(columns(), 8).stream(0, 3)
+    assert next(stream).waited_s > 0
+    assert threading.active_count() == before
+
+
+def test_writing_into_a_batch_leaves_the_samples_alone(tmp_path: Path) -> None:
+    for kind in ("arrays", "tensors", "npy", "shards"):
+        feed = Feed(put(kind, tmp_path / kind), 8)
+        before = read(feed, 0, 1)
+        next(feed.stream(0, 1)).batch["x"].fill_(-1)
+        assert read(feed, 0, 1) == before
+
+
+def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
+    for kind in ("arrays", "npy", "npz", "shards", "parquet", "feather", "arrow", "jsonl", "tar", "map", "sized"):
+        with pytest.raises(Invalid, match="empty"):
+            Feed(open_source(put(kind, tmp_path / kind, 0)), 4)
+    with pytest.raises(Invalid, match="empty"):
+        next(Feed(put("stream", tmp_path, 0), 4).stream(0, 1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("kind", ["arrays", "parquet", "shards", "map"])
+def test_batches_arrive_whole_on_a_gpu(kind: str, tmp_path: Path) -> None:
+    feed = Feed(put(kind, tmp_path / kind), 24, micro=4, seed=9, device="cuda")
+    plain = Feed(put(kind, tmp_path / "plain"), 24, micro=4, seed=9)
+    for one, other in zip(feed.stream(0, 200), plain.stream(0, 200), strict=True):
+        assert isinstance(one, Given)
+        assert one.batch["x"].is_cuda
+        # Work on the GPU at once: it must wait for the copy.
+        assert torch.equal((one.batch["x"] * 2).cpu(), other.batch["x"] * 2)
