@@ -1,6 +1,7 @@
 """A folder of checkpoints."""
 
 import contextlib
+import json
 import os
 import time
 import uuid
@@ -11,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from falaj.core.errors import Corrupt, FalajError, Unavailable
-from falaj.state.files import Folder
+from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable
+from falaj.state.files import Folder, Turn
 from falaj.state.format import Manifest, understand
 from falaj.state.publishing import Publisher, Sweep
 from falaj.state.reading import fill, needs, wrong
@@ -63,7 +64,7 @@ class Checkpoints:
         self._publisher = Publisher(self._place, world, self._sweep, self._note)
         self._problems: list[str] = []
         self._writing: Future[Manifest] | None = None
-        self._step = -1
+        self._turn = Turn(-1, -1)
 
     def warm(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Get the memory that saves of these tensors need, before the first step rather than in the first save."""
@@ -79,12 +80,13 @@ class Checkpoints:
         last one still writes waits for it: all ranks save the same steps, and the newest must not be lost.
         """
         began = time.perf_counter()
+        kept = _plain(meta)
         self._written()
         self._snapshot.take(tensors, later)
+        self._turn = Turn(step, self._turn.number + 1)
         if self.rank == 0:
-            self._publisher.expect(step)
-        self._step = step
-        self._writing = self._lane.submit(self._writer.write, step, self._snapshot, dict(meta))
+            self._publisher.expect(self._turn)
+        self._writing = self._lane.submit(self._writer.write, self._turn, self._snapshot, kept)
         return time.perf_counter() - began
 
     def fence(self) -> None:
@@ -115,7 +117,7 @@ class Checkpoints:
 
         Without `verify` its pieces are there, but not read: for when every rank makes its `check` of those it needs.
         """
-        if self.rank == 0 and self._writing is None:
+        if self.rank == 0 and self._turn.number < 0:
             self._sweep.clear()
         passed: list[str] = []
         for step in self._place.steps():
@@ -193,17 +195,16 @@ class Checkpoints:
         """Wait for the pieces of the last save, so that its buffers are free; what went wrong with it is told once."""
         if self._writing is not None:
             if error := self._writing.exception():
-                self._note(f"step {self._step} was not saved: {error}")
+                self._note(f"step {self._turn.step} was not saved: {error}")
             self._writing = None
 
     def _published(self, until: float) -> None:
         if self.rank == 0:
             self._publisher.settled(max(0.0, until - time.monotonic()))
             return
-        part = self._place.part(self._step)
-        while (
-            part.is_dir() and time.monotonic() < until
-        ):  # rank 0 takes it away when the step is published, or given up
+        part = self._place.part(self._turn)
+        # Rank 0 takes it away when the step is published.
+        while part.is_dir() and not any(part.glob("*.failed")) and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
     def _read(self, found: Found) -> Manifest:
@@ -225,6 +226,16 @@ class Checkpoints:
         if self.rank == 0:
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(f"{path.name}.bad"))
+
+
+def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy, as it will be read."""
+    try:
+        return dict(json.loads(json.dumps(dict(meta))))
+    except (TypeError, ValueError) as error:
+        raise Invalid(
+            f"the meta of a checkpoint is not JSON: {error}", "numbers, texts, lists and mappings are"
+        ) from None
 
 
 def _attempt(world: int) -> str:

@@ -6,8 +6,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 _MANIFEST = re.compile(r"step-(\d+)\.json")
+
+
+class Turn(NamedTuple):
+    """A save: of which step, and which of the attempt's saves it is. A step that failed may be saved again."""
+
+    step: int
+    number: int
 
 
 class Folder:
@@ -25,10 +33,15 @@ class Folder:
     def manifest(self, step: int) -> Path:
         return self.path / f"step-{step}.json"
 
-    def part(self, step: int) -> Path:
-        """Where the ranks of this attempt lay down what they wrote of a step. Other attempts have their own, so that
-        what a killed one left behind is never taken for ours."""
-        return self.parts / f"{step}-{self.attempt}"
+    def part(self, turn: Turn) -> Path:
+        """Where the ranks of this attempt lay down what they wrote. Other attempts have their own place, so that what a
+        killed one left behind is never taken for ours."""
+        return self.parts / f"{turn.step}.{turn.number}.{self.attempt}"
+
+    def turn(self, name: str) -> Turn | None:
+        """Whose place of that name is, when it is of this attempt."""
+        step, number, attempt = name.split(".", 2)
+        return Turn(int(step), int(number)) if attempt == self.attempt else None
 
     def steps(self) -> list[int]:
         """Of every manifest there is, newest first."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from falaj.core.errors import FalajError, Unavailable
-from falaj.state.files import Folder, names, put
+from falaj.state.files import Folder, Turn, names, put
 from falaj.state.format import Manifest, merged, understand
 
 _LOOK_S = 0.02
@@ -17,88 +17,88 @@ class Publisher:
 
     def __init__(self, folder: Folder, world: int, sweep: "Sweep", tell: Callable[[str], None]) -> None:
         self._folder, self._world, self._sweep, self._tell = folder, world, sweep, tell
-        self._turn = threading.Condition()
-        self._pending: set[int] = set()
+        self._moved = threading.Condition()
+        self._pending: list[Turn] = []
         self._thread: threading.Thread | None = None
 
-    def expect(self, step: int) -> None:
-        """All ranks began to save it. Older ones are given up when this one is there first."""
-        with self._turn:
-            self._pending.add(step)
-            self._turn.notify_all()
+    def expect(self, turn: Turn) -> None:
+        """All ranks begin to save it. Older ones are given up when this one is whole first."""
+        with self._moved:
+            self._pending.append(turn)
+            self._moved.notify_all()
             if self._thread is None:
-                # A daemon: when the process ends what is not published will not be.
+                # A daemon: what is not published when the process ends will not be.
                 self._thread = threading.Thread(target=self._watch, name="falaj-publish", daemon=True)
                 self._thread.start()
 
     def settled(self, timeout_s: float) -> bool:
         """Wait until nothing is pending."""
-        with self._turn:
-            return self._turn.wait_for(lambda: not self._pending, timeout_s)
+        with self._moved:
+            return self._moved.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self) -> None:
         """Give up what is pending."""
-        with self._turn:
-            self._pending.clear()
-            thread, self._thread = self._thread, None
-            self._turn.notify_all()
+        with self._moved:
+            self._pending, thread, self._thread = [], self._thread, None
+            self._moved.notify_all()
         if thread is not None:
             thread.join()
 
     def _watch(self) -> None:
         while True:
-            with self._turn:
-                self._turn.wait_for(lambda: self._pending or self._thread is None)
-                steps = sorted(self._pending, reverse=True)
+            with self._moved:
+                self._moved.wait_for(lambda: self._pending or self._thread is None)
                 if self._thread is None:
                     return
-            over = next((step for step in steps if self._over(step)), None)
-            with self._turn:
-                if over is None:
-                    self._turn.wait(_LOOK_S)
-                else:
-                    self._pending = {step for step in self._pending if step > over}
-                    self._turn.notify_all()
+                turns = self._pending[::-1]
+            over = {turn for turn in turns if self._over(turn)}
+            with self._moved:
+                self._pending = [turn for turn in self._pending if turn not in over]
+                self._moved.notify_all()
+                if not over:
+                    self._moved.wait(_LOOK_S)
 
-    def _over(self, step: int) -> bool:
+    def _over(self, turn: Turn) -> bool:
         """Whether it is published, or never will be."""
-        part = self._folder.part(step)
+        part = self._folder.part(turn)
+        there = names(part)
+        failed = [name for name in there if name.endswith(".failed")]
+        if not failed and not all(f"{rank}.json" in there for rank in range(self._world)):
+            return self._sweep.published.number > turn.number
         try:
-            there = names(part)
-            failed = sorted(name for name in there if name.endswith(".failed"))
             if failed:
-                self._tell(f"step {step} was not saved: rank {failed[0].partition('.')[0]} could not write")
-            elif all(f"{rank}.json" in there for rank in range(self._world)):
-                self._publish(step)
-            else:
-                return False
+                with self._folder.locked():
+                    self._sweep.sweep()
+                raise Unavailable(f"rank {failed[0].partition('.')[0]} could not write its part")
+            self._publish(turn)
         except (OSError, FalajError) as error:
-            self._tell(f"step {step} was not published: {error}")
-        shutil.rmtree(part, ignore_errors=True)
+            self._tell(f"step {turn.step} was not published: {error}")
         return True
 
-    def _publish(self, step: int) -> None:
-        part = self._folder.part(step)
+    def _publish(self, turn: Turn) -> None:
+        part = self._folder.part(turn)
         made = merged(understand((part / f"{rank}.json").read_bytes()) for rank in range(self._world))
         with self._folder.locked():
             if why := self._folder.lacking(made.files):
                 raise Unavailable(why, "the next save writes it again")
-            put(self._folder.manifest(step), made.text())
-            self._sweep.knows(made)
+            put(self._folder.manifest(turn.step), made.text())
+            self._sweep.knows(made, turn)
             shutil.rmtree(part, ignore_errors=True)
             self._sweep.sweep()
 
 
 class Sweep:
-    """What is kept: the newest, and every so-manieth."""
+    """Removes what is not kept: the newest are, and every so-manieth."""
 
     def __init__(self, folder: Folder, keep: int, keep_every: int = 0) -> None:
         self._folder, self._keep, self._keep_every = folder, max(1, keep), keep_every
         self._files: dict[tuple[int, int], frozenset[str]] = {}
+        self.published = Turn(-1, -1)
 
-    def knows(self, manifest: Manifest) -> None:
-        """It need not be read again."""
+    def knows(self, manifest: Manifest, turn: Turn) -> None:
+        """It is published, and need not be read again."""
         self._files[self._key(manifest.step)] = frozenset(manifest.files)
+        self.published = max(self.published, turn, key=lambda one: one.number)
 
     def sweep(self) -> None:
         """Remove manifests that are not kept, and pieces that no manifest and no save under way speaks of.
@@ -107,54 +107,57 @@ class Sweep:
         here first are claimed when the claims are read. Where a claim still comes too late the piece is missed when
         that save is to be published, and it is not.
         """
-        there = names(self._folder.pieces)
-        wanted: set[str] = set()
-        kept = 0
+        there, wanted, kept = names(self._folder.pieces), set[str](), 0
+        known, self._files = self._files, {}
         for step in self._folder.steps():
-            files = self._of(step)
+            files = self._of(step, known)
             if files is None:
                 return
-            if kept < self._keep or (self._keep_every and step % self._keep_every == 0):
-                wanted |= files
-                kept += bool(files)
-            else:
+            if files and kept >= self._keep and not (self._keep_every and step % self._keep_every == 0):
                 self._folder.manifest(step).unlink(missing_ok=True)
+                continue
+            wanted |= files
+            kept += bool(files)
         wanted |= self._claimed()
-        for name in there:
-            if name not in wanted and not name.startswith(f".{self._folder.attempt}."):
+        for name in there - wanted:
+            if not name.startswith(f".{self._folder.attempt}."):
                 (self._folder.pieces / name).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Before anybody of this attempt saves: what saves that never ended left behind is of no use to anyone."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._folder.parts.iterdir():
-                shutil.rmtree(path, ignore_errors=True)
-            for path in self._folder.pieces.glob(".*"):
-                path.unlink(missing_ok=True)
+        for name in names(self._folder.parts):
+            shutil.rmtree(self._folder.parts / name, ignore_errors=True)
+        for name in names(self._folder.pieces):
+            if name.startswith("."):
+                (self._folder.pieces / name).unlink(missing_ok=True)
 
-    def _of(self, step: int) -> frozenset[str] | None:
+    def _of(self, step: int, known: dict[tuple[int, int], frozenset[str]]) -> frozenset[str] | None:
         """Which pieces a manifest needs: none when it is broken, None when we cannot tell."""
         try:
             key = self._key(step)
-            if key not in self._files:
-                self._files[key] = frozenset(understand(self._folder.manifest(step).read_bytes()).files)
-            return self._files[key]
+            files = known.get(key)
+            if files is None:
+                files = frozenset(understand(self._folder.manifest(step).read_bytes()).files)
         except (OSError, Unavailable):
             return None
         except FalajError:
             return frozenset()
+        self._files[key] = files
+        return files
 
     def _key(self, step: int) -> tuple[int, int]:
         return step, self._folder.manifest(step).stat().st_mtime_ns
 
     def _claimed(self) -> set[str]:
-        """What saves under way need. Those of other attempts are given up: one attempt of a job runs at a time."""
-        wanted: set[str] = set()
-        for part in self._folder.parts.iterdir():
-            if not part.name.endswith(f"-{self._folder.attempt}"):
+        """What saves under way need: not those that failed or were overtaken, nor those of other attempts, since of a
+        job one attempt runs at a time."""
+        wanted = set[str]()
+        for name in names(self._folder.parts):
+            part, turn = self._folder.parts / name, self._folder.turn(name)
+            if turn is None or turn.number <= self.published.number:
                 shutil.rmtree(part, ignore_errors=True)
-                continue
-            for claims in part.glob("*.list"):
-                with contextlib.suppress(FileNotFoundError):
-                    wanted.update(claims.read_text().split())
+            elif not any(part.glob("*.failed")):
+                for claims in part.glob("*.list"):
+                    with contextlib.suppress(FileNotFoundError):
+                        wanted.update(claims.read_text().split())
         return wanted

@@ -4,13 +4,14 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from falaj.state.files import Folder, put, sync
+from falaj.state.files import Folder, Turn, put, sync
 from falaj.state.format import Manifest
 from falaj.state.snapshot import Snapshot
 
@@ -28,31 +29,35 @@ class Writer:
         rotted is healed."""
         self._numbers = count()
 
-    def write(self, step: int, snapshot: Snapshot, meta: Mapping[str, Any]) -> Manifest:
+    def write(self, turn: Turn, snapshot: Snapshot, meta: Mapping[str, Any]) -> Manifest:
         """Make a rank's part of a step durable. When that fails nothing of it stays."""
-        part, fresh = self._folder.part(step), list[str]()
+        part, fresh = self._folder.part(turn), list[str]()
         try:
             self._folder.make()
             part.mkdir(exist_ok=True)
             packs = snapshot.ready()
-            files = list(self._hands.map(lambda pack: self._piece(step, pack.memory, fresh), packs))
+            made = [self._hands.submit(self._piece, part, pack.memory, fresh) for pack in packs]
+            wait(made)
+            files = [one.result() for one in made]
             sync(self._folder.pieces)
             sizes = {file: len(pack.memory) for file, pack in zip(files, packs, strict=True)}
-            made = Manifest(step, self._world, meta if self._rank == 0 else {}, snapshot.told(files), sizes)
-            put(part / f"{self._rank}.json", made.text())
-        except OSError:
-            self._undo(step, fresh)
+            meta = meta if self._rank == 0 else {}
+            whole = Manifest(turn.step, self._world, meta, snapshot.told(files), sizes)
+            put(part / f"{self._rank}.json", whole.text())
+        except BaseException:
+            self._undo(part, fresh)
             raise
-        return made
+        self.known = set(files)
+        return whole
 
-    def _piece(self, step: int, memory: torch.Tensor, fresh: list[str]) -> str:
+    def _piece(self, part: Path, memory: torch.Tensor, fresh: list[str]) -> str:
         data = memoryview(memory.numpy())  # type: ignore[arg-type]
         digest = hashlib.new(DIGEST, data).hexdigest()
         # Said before it is there, or found there: who sweeps lists the pieces first and reads the claims then.
-        with (self._folder.part(step) / f"{self._rank}.list").open("a") as claims:
+        with (part / f"{self._rank}.list").open("a") as claims:
             claims.write(f"{digest}\n")
         path = self._folder.pieces / digest
-        if digest in self.known and path.exists():
+        if digest in self.known and not self._folder.lacking({digest: len(data)}):
             return digest
         new = self._folder.pieces / f".{self._folder.attempt}.{self._rank}.{next(self._numbers)}"
         try:
@@ -69,10 +74,9 @@ class Writer:
         self.known.add(digest)
         return digest
 
-    def _undo(self, step: int, fresh: list[str]) -> None:
+    def _undo(self, part: Path, fresh: list[str]) -> None:
         self.known.difference_update(fresh)
         with contextlib.suppress(OSError):
             for digest in fresh:
                 (self._folder.pieces / digest).unlink(missing_ok=True)
-            (self._folder.part(step) / f"{self._rank}.list").unlink(missing_ok=True)
-            (self._folder.part(step) / f"{self._rank}.failed").touch()
+            (part / f"{self._rank}.failed").touch()
