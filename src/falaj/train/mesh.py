@@ -2,17 +2,20 @@
 
 import inspect
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from falaj.core.errors import Invalid, Unavailable
-from falaj.train import plans
+from falaj.train import blocks, pipeline, plans, precision
 from falaj.train.options import Options
 
 # Processes whose numbers of forwards differ must not meet in a broadcast of buffers; torch renames that switch.
@@ -32,62 +35,156 @@ class Mesh:
         self.reader, self.readers = self.rank, self.world
         """Which of how many readers of data this process is; those that share a model's parts read the same."""
         self.sizes: plans.Sizes | None = None
-        self._ours = ours
+        self._ours, self._lean, self._last = ours, False, True
+        self._devices: Any = None
         self._copies: list[DistributedDataParallel] = []
+        self._shards: list[Any] = []
+        self._open = ExitStack()
 
     @classmethod
     def here(cls, options: Options | None = None, *, device: str = "") -> "Mesh":
         """As the environment says (RANK, WORLD_SIZE, ... as torchrun and our launcher set them); alone without it.
 
-        A process group that exists already is used. With `options`, sizes that they give are known at once.
+        A process group that exists already is used. With `options`, readers are known before a model is.
         """
         place = _device(device or os.environ.get("FALAJ_DEVICE", ""))
         ours = _number("WORLD_SIZE", 1) > 1 and not dist.is_initialized()
         if ours:
             _meet(place, (options or Options()).hang_s)
-        return cls(place, ours=ours)
+        mesh = cls(place, ours=ours)
+        if options is not None and isinstance(options.parallel, dict):
+            mesh.arrange(plans.sizes(options.parallel, mesh.world))
+        return mesh
+
+    def arrange(self, sizes: plans.Sizes) -> plans.Sizes:
+        """Take these sizes; all models of a run have the same."""
+        if self.sizes is not None and sizes != self.sizes:
+            raise Invalid(f"this run is arranged as {self.sizes.dimensions}", "one plan for all models of a run")
+        if self.sizes is None:
+            self.sizes, self.readers = sizes, sizes.readers
+            self.reader = self.rank // sizes.tensor % sizes.readers
+        return sizes
+
+    @property
+    def devices(self) -> Any:
+        """The processes as a torch DeviceMesh with named dimensions: those of data, shard, tensor, pipeline in use."""
+        if self._devices is None:
+            found = (self.sizes or plans.Sizes(data=self.world)).dimensions
+            self._devices = init_device_mesh(self.device.type, tuple(found.values()), mesh_dim_names=tuple(found))
+        return self._devices
 
     @property
     def divisor(self) -> int:
         """By how much wrappers divide the sum of the readers' gradients."""
         return 1 if self.sizes is None or self.sizes.copies else self.readers
 
-    def wrap(self, module: nn.Module, plan: str | dict[str, int], options: Options) -> nn.Module:
-        """The module as this process holds it."""
-        self.sizes = plans.sizes(plan, self.world)
-        del options
-        module = module.to(self.device)
+    def wrap(
+        self,
+        module: nn.Module,
+        plan: str | dict[str, int],
+        options: Options,
+        *,
+        tensor: Mapping[str, Any] | None = None,
+        schedule: str = "",
+    ) -> nn.Module:
+        """The module as this process holds it: its precision, its part, its copies.
+
+        `tensor` names the layers that are split (or the module's `parallel_plan` does), `schedule` how a pipeline works
+        (or its `pipeline_schedule`): 1f1b, gpipe, interleaved.
+        """
+        memory_bytes = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
+        fits = plans.fits(module, memory_bytes)
+        sizes = self.arrange(plans.sizes(plan, self.world, _number("LOCAL_WORLD_SIZE", 0), fits=fits))
         self._agree(module)
-        if self.world == 1 or self.sizes.copies:
-            return module
-        made = DistributedDataParallel(
-            module,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            init_sync=False,
-            gradient_as_bucket_view=True,
-            **_BUFFERS,
-        )
-        self._copies.append(made)
-        return made
+        if sizes.pipeline == 1:
+            return self._wrap(module, sizes, options, tensor)
+        schedule = schedule or getattr(module, "pipeline_schedule", "1f1b")
+        mine = pipeline.stages_of(self.devices.get_local_rank("pipeline"), sizes.pipeline, schedule)
+        cut = pipeline.cut(module, sizes.pipeline * len(mine))
+        pipeline.keep(module, [cut[number] for number in mine])
+        stages = {number: self._wrap(cut[number], sizes, options, tensor) for number in mine}
+        return pipeline.Pipeline(module, stages, self.devices.get_group("pipeline"), schedule)
+
+    def expect(self, micros: int) -> None:
+        """Say how many micro-batches all readers share in a step.
+
+        When all have the same number, sharded models give their parameters back after each block and gradients after
+        each micro-batch. Else, and until this is said, they are gathered once a step: a process with fewer
+        micro-batches would leave the others waiting.
+        """
+        self._lean = micros % self.readers == 0
+        for made in self._shards:
+            self._gather(made, kept=not self._lean)
 
     def last(self, flag: bool) -> None:
         """Say before a forward whether its backward is the last of the step: then gradients are shared."""
+        if flag == self._last or (self.sizes is not None and self.sizes.pipeline > 1):
+            return
+        self._last = flag
         for made in self._copies:
             made.require_backward_grad_sync = flag
+        for made in self._shards:
+            made.set_is_last_backward(flag)
+            if self._lean:
+                made.set_requires_all_reduce(flag)
+            else:
+                made.set_requires_gradient_sync(flag)
+                made.set_reshard_after_backward(flag)
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all readers, in place; the same bits on every process."""
-        if self.readers > 1:
+        if self.readers == self.world > 1:
             dist.all_reduce(tensor)
+        elif self.readers > 1:
+            for name in {"data", "shard"} & set(self.devices.mesh_dim_names):
+                dist.all_reduce(tensor, group=self.devices.get_group(name))
         return tensor
 
     def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         """The 2-norm of the gradients of the whole model, the same on every process."""
-        grads: list[Any] = [param.grad for param in parameters if param.grad is not None]
-        return torch.nn.utils.get_total_norm(grads)
+        alike: dict[Any, list[torch.Tensor]] = {}
+        for param in parameters:
+            if param.grad is not None:
+                grad, groups = _local(param.grad)
+                alike.setdefault(groups, []).append(grad)
+        total = torch.zeros((), device=self.device)
+        for groups, grads in alike.items():
+            norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # noqa: SLF001 - the public one knows no dtype
+            square = torch.stack(norms).square().sum()
+            for group in groups:
+                dist.all_reduce(square, group=group)
+            total += square
+        if self.sizes is not None and self.sizes.pipeline > 1:
+            dist.all_reduce(total, group=self.devices.get_group("pipeline"))
+        return total.sqrt()
+
+    def level(self, module: nn.Module) -> None:
+        """Make buffers (running statistics) the same everywhere: their mean over readers, of counters the largest."""
+        for buffer in module.buffers() if self.readers > 1 else ():
+            if buffer.is_floating_point():
+                buffer.copy_(self.total(buffer.float()) / self.readers)
+            elif self.sizes is None or self.readers == self.world:
+                dist.all_reduce(buffer, dist.ReduceOp.MAX)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside it forwards need no other process: for evaluations of unequal shares."""
+        parts = [part for made in self._shards for part in made.modules() if hasattr(part, "unshard")]
+        for made in self._shards:
+            self._gather(made, kept=True)
+        for part in parts:
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.reshard()
+            for made in self._shards:
+                self._gather(made, kept=not self._lean)
 
     def close(self) -> None:
         """Part, where we have met."""
+        self._open.close()
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -99,6 +196,88 @@ class Mesh:
             there = tensor.detach().to(self.device)
             dist.broadcast(there, 0)
             tensor.detach().copy_(there)
+
+    def _wrap(
+        self, module: nn.Module, sizes: plans.Sizes, options: Options, tensor: Mapping[str, Any] | None
+    ) -> nn.Module:
+        """Precision, then what changes layers, then what changes blocks, then what holds them all."""
+        if not sizes.sharded:
+            module = precision.prepare(module.to(self.device), options.precision, self.device)
+        if sizes.tensor > 1:
+            self._split(module, tensor)
+        blocks.spare(module, options.activation, compiled=bool(options.compile))
+        done = blocks.compiled(module, options.compile, pieces=sizes.sharded or sizes.tensor > 1)
+        if sizes.sharded:
+            self._shard(module, self.devices["data", "shard"] if sizes.data > 1 else self.devices["shard"], options)
+        elif sizes.data > 1 and not sizes.copies:
+            module = self._copy(module)
+        if not done:
+            blocks.whole(module, options.compile)
+        return module
+
+    def _split(self, module: nn.Module, asked: Mapping[str, Any] | None) -> None:
+        from torch.distributed.tensor.experimental import implicit_replication
+
+        from falaj.train import tensor
+
+        if not self._shards and not self._copies:
+            # Optimizers move split parameters and whole ones in one call.
+            self._open.enter_context(implicit_replication())
+        # The last layer's outputs are joined by us, and nobody changes them in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+        tensor.split(module.to(self.device), self.devices["tensor"], asked)
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        made = DistributedDataParallel(
+            module,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            init_sync=False,
+            gradient_as_bucket_view=True,
+            **_BUFFERS,
+        )
+        self._copies.append(made)
+        return made
+
+    def _shard(self, module: nn.Module, mesh: Any, options: Options) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        policy = precision_policy(module, options.precision, self.device)
+        for block in blocks.blocks(module).values():
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        self._shards.append(fully_shard(module, mesh=mesh, mp_policy=policy))
+        self._gather(module, kept=True)
+
+    def _gather(self, module: Any, *, kept: bool) -> None:
+        """Whether blocks keep what they gathered after a forward. The root does: its backward comes next."""
+        for part in module.modules():
+            if hasattr(part, "set_reshard_after_forward"):
+                part.set_reshard_after_forward(not kept and part is not module, recurse=False)
+
+
+def precision_policy(module: nn.Module, name: str, device: torch.device) -> Any:
+    """How fully_shard computes: shards stay in 32 bits and are gathered in 16, unless all of it is to be in 16."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    name = precision.chosen(name, device)
+    if name == "bf16-pure":
+        precision.cast(module, torch.bfloat16)
+    dtype = torch.float16 if name == "fp16" else torch.bfloat16
+    if name in ("fp32", "tf32", "bf16-pure"):
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
+def _local(grad: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """What this process holds of a gradient, and the groups over which it is spread."""
+    if not hasattr(grad, "placements"):
+        return grad, ()
+    whole: Any = grad
+    if any(place.is_partial() for place in whole.placements):
+        from torch.distributed.tensor import Replicate
+
+        whole = whole.redistribute(placements=[Replicate() if p.is_partial() else p for p in whole.placements])
+    spread = [number for number, place in enumerate(whole.placements) if not place.is_replicate()]
+    return whole.to_local(), tuple(whole.device_mesh.get_group(number) for number in spread)
 
 
 def _device(asked: str) -> torch.device:

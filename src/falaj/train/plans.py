@@ -84,7 +84,8 @@ def _product(plan: dict[str, Any], world: int) -> Sizes:
     if world % known or (not open_ and known != world):
         near_world = _near({name: size for name, size in given.items() if size > 1}, world)
         raise Invalid(f"{_said(given)} = {known} processes, and there are {world}", f"{near_world} would do")
-    return Sizes(**{name: world // known if size == -1 else size for name, size in given.items()})
+    found: dict[str, Any] = {name: world // known if size == -1 else size for name, size in given.items()}
+    return Sizes(**found)
 
 
 def _near(given: dict[str, Any], world: int) -> dict[str, int]:

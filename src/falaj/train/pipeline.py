@@ -1,0 +1,175 @@
+"""Pipelines: a model cut into stages that follow each other, each on other processes, kept busy by micro-batches."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from falaj.core.errors import Invalid
+
+if TYPE_CHECKING:
+    from falaj.train.step import Step
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+Criterion = Callable[[Any, Any], "torch.Tensor | tuple[torch.Tensor, Any]"]
+
+
+def learn(step: "Step", model: nn.Module, inputs: Callable[[Any], Any], criterion: Criterion) -> None:
+    """One step's micro-batches through a pipeline, forward and backward, in place of the loop over `step.micro()`.
+
+    `inputs(batch)` is what the first stage takes; `criterion(outputs, batch)` losses of items, or a sum and a count.
+    """
+    if not isinstance(model, Pipeline):
+        raise Invalid("this model is no pipeline", "loop over step.micro(), or ask for {'pipeline': N}")
+    slope = step.slope
+    losses, counts = model.learn(list(step.micro()), inputs, criterion, slope)
+    step.tally(losses, counts)
+
+
+class Pipeline(nn.Module):
+    """This process's stages of a module, which keeps the names of its parameters and has lost those of the others."""
+
+    def __init__(self, module: nn.Module, stages: dict[int, nn.Module], group: Any, schedule: str) -> None:
+        super().__init__()
+        self.module = module
+        self._stages, self._group, self._schedule = stages, group, schedule
+        self._total = group.size() * len(stages)
+        self._made: dict[int, Any] = {}
+        self._work: tuple[Sequence[Any], Criterion, torch.Tensor]
+        self._found: dict[int, tuple[torch.Tensor, Any]] = {}
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        raise Invalid(
+            "a pipeline is not called: its stages work on several micro-batches at once",
+            "train.pipeline.learn(step, model, inputs, criterion) in place of the loop over step.micro()",
+        )
+
+    def learn(
+        self, batches: Sequence[Any], inputs: Callable[[Any], Any], criterion: Criterion, slope: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of all micro-batches; the sum of their losses and the count, known to every stage."""
+        if len(batches) not in self._made:
+            self._made[len(batches)] = self._scheduled(len(batches), slope.device)
+        schedule = self._made[len(batches)]
+        self._work, self._found = (batches, criterion, slope), {}
+        first = _joined([inputs(batch) for batch in batches]) if 0 in self._stages else ()
+        # The schedule cuts what it is given into as many pieces again; a target is the number of its micro-batch.
+        numbers = torch.arange(len(batches)) if self._total - 1 in self._stages else None
+        quiet = {"return_outputs": False} if "return_outputs" in inspect.signature(schedule.step).parameters else {}
+        schedule.step(*first, target=numbers, losses=None if numbers is None else [], **quiet)
+        pair = torch.zeros(2, dtype=torch.float64, device=slope.device)
+        for losses, count in self._found.values():
+            pair += torch.stack([losses.double(), torch.as_tensor(count).to(losses.device).double()])
+        dist.all_reduce(pair, group=self._group)  # every stage but the last adds nothing
+        return pair[0], pair[1]
+
+    def _loss(self, outputs: Any, target: torch.Tensor) -> torch.Tensor:
+        batches, criterion, slope = self._work
+        number = int(target)
+        said = criterion(outputs, batches[number])
+        losses, count = said if isinstance(said, tuple) else (said, said.numel())
+        if not isinstance(said, tuple) and said.ndim == 0:
+            raise Invalid("this loss is one number: a sum or a mean?", "give the losses of items, or a sum and a count")
+        losses = losses.sum()
+        self._found[number] = losses.detach(), count
+        return losses * slope
+
+    def _scheduled(self, micros: int, device: torch.device) -> Any:
+        from torch.distributed import pipelining as torch_pipelining
+
+        stages: list[Any] = [
+            torch_pipelining.PipelineStage(stage, number, self._total, device, group=self._group)
+            for number, stage in self._stages.items()
+        ]
+        more: dict[str, Any] = {"n_microbatches": micros, "loss_fn": self._loss, "scale_grads": False}
+        try:
+            if self._schedule == "interleaved":
+                return torch_pipelining.ScheduleInterleaved1F1B(stages, **more)
+            made = torch_pipelining.ScheduleGPipe if self._schedule == "gpipe" else torch_pipelining.Schedule1F1B
+            return made(stages[0], **more)
+        except ValueError as error:
+            raise Invalid(
+                f"{micros} micro-batches do not fill {self._total} stages by {self._schedule}: {error}",
+                f"make micro-batches smaller: a multiple of {self._total} a reader",
+            ) from None
+
+
+def stages_of(rank: int, ranks: int, schedule: str) -> list[int]:
+    """The numbers of the stages that one process of a pipeline holds."""
+    if schedule not in SCHEDULES:
+        raise Invalid(f"there is no schedule {schedule!r}", f"one of {', '.join(SCHEDULES)}")
+    return [rank, rank + ranks] if schedule == "interleaved" else [rank]
+
+
+def cut(module: nn.Module, total: int) -> list[nn.Sequential]:
+    """The module as so many stages, contiguous and balanced by parameters."""
+    parts = parts_of(module)
+    if len(parts) < total:
+        raise Invalid(f"{len(parts)} parts do not make {total} stages", f"{{'pipeline': {len(parts)}}} at the most")
+    weights = [sum(param.numel() for param in part.parameters()) for part in parts.values()]
+    names, stages, owners = list(parts), [], dict[int, int]()
+    for number, span in enumerate(balance(weights, total)):
+        # Names have dots, which modules may not have; the parameters keep their own names in the whole module.
+        stages.append(nn.Sequential(*(parts[names[place]] for place in span)))
+        for param in stages[-1].parameters():
+            if owners.setdefault(id(param), number) != number:
+                raise Invalid("two stages would share a parameter", "untie the weights, or ask for no pipeline")
+    return stages
+
+
+def parts_of(module: nn.Module) -> dict[str, nn.Module]:
+    """What follows each other in a module: its layers, or what its `pipeline_parts()` says."""
+    said: Any = getattr(module, "pipeline_parts", None)
+    if said is not None:
+        found: Iterable[nn.Module] = said()
+    elif isinstance(module, nn.Sequential):
+        found = module
+    else:
+        raise Invalid(
+            f"{type(module).__name__} does not say what follows what in it",
+            "make it a nn.Sequential, or give it pipeline_parts() -> list of modules; {'shard': -1} works for any",
+        )
+    parts = {str(number): part for number, part in enumerate(found)}
+    held = {id(param) for part in parts.values() for param in part.parameters()}
+    if held != {id(param) for param in module.parameters()}:
+        raise Invalid("the parts of the pipeline are not all of the module", "pipeline_parts() gives all its layers")
+    return parts
+
+
+def balance(weights: Sequence[int], count: int) -> list[range]:
+    """Contiguous spans, `count` of them and none empty, whose heaviest is as light as can be."""
+    sums = [0, *accumulate(weights)]
+    total = len(weights)
+    # best[c][n]: the heaviest of c spans over the first n weights, and where the last of them begins.
+    best = [(total_weight, 0) for total_weight in sums]
+    history = [best]
+    for spans in range(2, count + 1):
+        row = [(0, 0)] * (total + 1)
+        for end in range(spans, total + 1):
+            row[end] = min((max(best[at][0], sums[end] - sums[at]), at) for at in range(spans - 1, end))
+        best = row
+        history.append(row)
+    found: list[range] = []
+    end = total
+    for row in reversed(history):
+        found.insert(0, range(row[end][1], end))
+        end = row[end][1]
+    return found
+
+
+def keep(module: nn.Module, stages: Iterable[nn.Module]) -> None:
+    """Leave in the module only the parameters and buffers of these stages; the others' memory is given back."""
+    held = {id(tensor) for stage in stages for tensor in (*stage.parameters(), *stage.buffers())}
+    for owner in module.modules():
+        for name, tensor in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)):
+            if id(tensor) not in held:
+                setattr(owner, name, None)
+
+
+def _joined(given: list[Any]) -> tuple[Any, ...]:
+    rows = [one if isinstance(one, tuple) else (one,) for one in given]
+    return tuple(torch.cat(column) for column in zip(*rows, strict=True))
