@@ -14,7 +14,7 @@ GOOD: dict[str, Any] = {
     "split": {"compute": 0.96, "communication": 0.02, "input": 0.01, "host": 0.01, "idle": 0.0},
     "kernels": [],
     "kernel_count": 900,
-    "matmul": {"seconds": 0.6, "fp32_s": 0.0},
+    "matmul": {"seconds": 0.6, "fp32_s": 0.0, "tf32_s": 0.0},
     "optimizer": {"seconds": 0.02, "calls": 6},
     "syncs": {"reads": 0, "count": 0, "seconds": 0.0},
     "waits": {"count": 3, "seconds": 0.01, "longest_s": 0.005},
@@ -37,13 +37,14 @@ def test_a_good_training_gets_none() -> None:
         (_split(host=0.5), "The host is too slow for small kernels", "300 kernels a step", 0.4),
         (_split(communication=0.3), "Processes wait for each other", "30% of the time", 0.15),
         (_split(idle=0.2), "Nothing runs between steps", "20% of the time", 0.2),
-        ({"matmul": {"seconds": 0.6, "fp32_s": 0.5}}, "Matrix products are in fp32", "50% of the time", 0.25),
+        ({"matmul": {"seconds": 0.6, "fp32_s": 0.5, "tf32_s": 0.5}}, "Matrix products are in fp32", "2 times", 0.25),
+        ({"matmul": {"seconds": 0.6, "fp32_s": 0.5, "tf32_s": 0.0}}, "Matrix products are in fp32", "15 times", 0.466),
         ({"optimizer": {"seconds": 0.2, "calls": 900}}, "The optimizer is not fused", "300 calls a step", 0.14),
         (
-            {"syncs": {"reads": 9, "count": 9, "seconds": 0.1}},
+            {"syncs": {"reads": 9, "count": 9, "seconds": 0.1}, **_split(host=0.09)},
             "The host waits for the device",
             "3 values a step",
-            0.005,
+            0.045,
         ),
         (
             {"facts": {"memory_limit_bytes": 150e9, "memory_peak_bytes": 30e9}},
@@ -67,5 +68,11 @@ def test_the_greatest_gain_stands_first() -> None:
 
 
 def test_on_a_processor_only_what_helps_there() -> None:
-    slow = {**GOOD, **_split(host=0.2), "on": "cpu", "matmul": {"seconds": 0.6, "fp32_s": 0.6}, "facts": {}}
+    slow = {
+        **GOOD,
+        **_split(host=0.2),
+        "on": "cpu",
+        "matmul": {"seconds": 0.6, "fp32_s": 0.6, "tf32_s": 0},
+        "facts": {},
+    }
     assert advise(slow) == []

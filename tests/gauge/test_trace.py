@@ -32,6 +32,7 @@ def test_every_moment_of_a_device_goes_to_one_part() -> None:
         _event("aten::mm", "cpu_op", 10, 20, **{"External id": 1, "Input type": ["float", "float"]}),
         _event("aten::item", "cpu_op", 80, 5),
         _event("aten::_local_scalar_dense", "cpu_op", 80, 4),
+        _event("aten::_local_scalar_dense", "cpu_op", 88, 1),  # of a number that the host has itself
         _event("cudaStreamSynchronize", "cuda_runtime", 81, 2),
         _event("sgemm", "kernel", 15, 25, **{"External id": 1}),
         _event("add", "kernel", 40, 20),
@@ -40,10 +41,10 @@ def test_every_moment_of_a_device_goes_to_one_part() -> None:
         {"ph": "M", "name": "process_name", "ts": 0},
     ]
     found = summarize(events)
-    parts = {"compute": 45, "communication": 10, "input": 10, "host": 10, "idle": 25}
+    parts = {"compute": 45, "communication": 10, "input": 10, "host": 11, "idle": 24}
     assert {name: round(1000 * seconds, 3) for name, seconds in found["split"].items()} == parts
     assert found["kernels"][0] == {"name": "sgemm", "seconds": 0.025, "share": pytest.approx(0.25), "count": 1}
-    assert found["matmul"] == {"seconds": 0.025, "fp32_s": 0.025}
+    assert found["matmul"] == {"seconds": 0.025, "fp32_s": 0.025, "tf32_s": 0.0}
     assert found["syncs"] == {"reads": 1, "count": 1, "seconds": 0.002}
     assert found["memory"] == [(0.005, 700.0)]
 

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from falaj.gauge.peaks import peak
 
+_LEAST = 0.01
+
 
 class Advice(NamedTuple):
     """One change. `gain` is the share of the time of a step that it may save at most."""
@@ -20,7 +22,7 @@ def advise(summary: Mapping[str, Any]) -> list[Advice]:
     if not summary.get("span_s"):
         return []
     found = (rule(summary) for rule in _RULES)
-    return sorted((one for one in found if one is not None), key=lambda one: -one.gain)
+    return sorted((one for one in found if one is not None and one.gain >= _LEAST), key=lambda one: -one.gain)
 
 
 def _share(summary: Mapping[str, Any], part: str) -> float:
@@ -49,7 +51,8 @@ def _host(summary: Mapping[str, Any]) -> Advice | None:
 
 def _single(summary: Mapping[str, Any]) -> Advice | None:
     chip = summary.get("facts", {}).get("chip", "")
-    fp32_s, ratio = summary["matmul"]["fp32_s"], peak(chip, "bf16") / (peak(chip, "tf32") or peak(chip, "fp32") or 1)
+    fp32_s, tf32_s = summary["matmul"]["fp32_s"], summary["matmul"]["tf32_s"]
+    ratio = peak(chip, "bf16") / (peak(chip, "tf32" if tf32_s > fp32_s / 2 else "fp32") or 1)
     share = fp32_s / summary["span_s"]
     if summary.get("on") != "device" or share < 0.05 or ratio <= 1:
         return None

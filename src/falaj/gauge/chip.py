@@ -26,9 +26,10 @@ class Chip:
         self._sums: dict[str, tuple[float, int]] = {}
         self._last: dict[str, float] = {}
         self._told = OURS if find_spec("pynvml") else OURS | {"busy", "power", "temperature", "clock"}
+        self._sample = self._device.activity if self._device and self._told is OURS else self.read
 
     def read(self) -> dict[str, float]:
-        """A sample of now, in the launcher's words: percent, bytes, W, °C, MHz; joules as `energy`."""
+        """A sample of now, in the launcher's words: percent, bytes, W, °C, MHz."""
         if self._device is not None:
             return self._device.read()
         held = look("/proc/self/statm").split()
@@ -41,14 +42,14 @@ class Chip:
         if now < self._due:
             return
         begun = time.thread_time()
-        self._last = self.read()
+        self._last = self._sample()
         for name, value in self._last.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, count + 1)
         self._due = now + max(_EVERY_S, (time.thread_time() - begun) / _SHARE)
 
     def take(self) -> dict[str, float]:
-        """Means since this was asked last, of what nobody else tells; `joules` is what was used since then."""
+        """Means since this was asked last, of what nobody else tells."""
         sums, self._sums = self._sums, {}
         return {name: total / count for name, (total, count) in sums.items() if name in self._told}
 
@@ -56,11 +57,6 @@ class Chip:
         """Why the chip runs slower than it could, unless it is the usual power limit."""
         why = int(self._last.get("throttled", 0))
         return " and ".join(text for bit, text in _SLOWED.items() if why & bit)
-
-    @property
-    def energy_j(self) -> float:
-        """Joules since the driver was loaded, as last sampled; 0: not known."""
-        return self._last.get("energy", 0.0)
 
 
 def _device(device: str) -> Device | None:

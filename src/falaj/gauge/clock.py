@@ -6,6 +6,8 @@ from collections import deque
 from typing import Any, cast
 
 _KEPT = 256
+_PAUSE_S = 0.01
+"""Events cost microseconds: where steps are shorter than this, one stands for several."""
 
 
 class HostClock:
@@ -52,18 +54,21 @@ class CudaClock:
         self._event: Any = torch.cuda.Event
         self._stream = torch.cuda.current_stream(device)
         self._free: list[Any] = []
-        self._marks: deque[Any] = deque()
+        self._marks: deque[tuple[Any, int]] = deque()
         self._open: deque[tuple[str, Any, Any]] = deque()
-        self.mark()
+        self._since, self._due = 0, 0.0
 
     def mark(self) -> float:
         """A step ends here; gives the host's time."""
-        event = self._free.pop() if self._free else self._event(enable_timing=True)
-        event.record(self._stream)
-        self._marks.append(event)
-        if len(self._marks) > _KEPT:
-            self._free.append(self._marks.popleft())
-        return time.perf_counter()
+        now = time.perf_counter()
+        self._since += 1
+        if now >= self._due:
+            self._due = now + _PAUSE_S
+            self._marks.append((self.begin(), self._since))
+            self._since = 0
+            if len(self._marks) > _KEPT:
+                self._free.append(self._marks.popleft()[0])
+        return now
 
     def begin(self) -> Any:
         """A phase begins; give what this gives to `end`."""
@@ -74,13 +79,16 @@ class CudaClock:
     def end(self, name: str, begun: Any) -> None:
         """A phase ends."""
         self._open.append((name, begun, self.begin()))
+        if len(self._open) > _KEPT * 4:
+            self._free += self._open.popleft()[1:]
 
     def steps(self) -> list[float]:
         """Seconds of the steps that ended since this was asked last, as far as the device has come."""
         found = []
-        while len(self._marks) > 1 and self._marks[1].query():
-            first = self._marks.popleft()
-            found.append(first.elapsed_time(self._marks[0]) / 1000)
+        while len(self._marks) > 1 and self._marks[1][0].query():
+            first, _ = self._marks.popleft()
+            second, count = self._marks[0]
+            found.append(first.elapsed_time(second) / 1000 / count)
             self._free.append(first)
         return found
 

@@ -24,7 +24,7 @@ from falaj.worker import Here
 COMMUNICATION = "communication"
 """The phase in which a process waits for the others."""
 _UNITS, _SPAN_S, _MICROS = "\0units", "\0span_s", "\0micros"
-_SLOW_STEPS = 3
+_SLOW_STEPS, _SLOW_S = 5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Habits:
     log_s: float = 2.0
     dtype: str = "bf16"
     """Of matrix products, on a device: what its peak is told for."""
+    matmul_flops: float = 0.0
+    """FLOP/s of a matrix product as measured here (`flops.matmul`), where somebody did."""
     readers: int = 0
     """How many processes read other data; 0: all."""
     stream: TextIO | None = None
@@ -55,10 +57,15 @@ class Gauge:
         self.here, self.rank, self.world, self.device, self.steps = here, rank, world, device, steps
         self.habits = Habits(**habits)
         self.number = self._first = first
-        self._clock, self._late, self._work = clock_of(device), Late(), Work(device, self.habits.dtype)
+        self._clock, self._late, self._work = (
+            clock_of(device),
+            Late(),
+            Work(device, self.habits.dtype, self.habits.matmul_flops),
+        )
         self._line = Line(steps, self.habits.units, self.habits.stream) if rank == 0 else None
         self._shown: dict[str, float] = {}
-        self._odd_loss, self._odd_step = Odd("the loss", mads=6, share=0.1), Odd("the time", mads=3, share=0.2)
+        self._odd_loss, self._odd_step = Odd("the loss", mads=6, share=0.1), Odd("the time", mads=3, share=1.0)
+        self._slow = Odd("the time", mads=3, share=0.2)
         self._slowed = ""
         profiles = here.checkpoints / "profiles" if here.checkpoints else None
         self._capture = Capture(profiles, device, self._facts) if rank == 0 else None
@@ -183,8 +190,11 @@ class Gauge:
     def _look(self, steps: list[float]) -> None:
         """Say what is out of the ordinary, once when it begins."""
         self._say(self._odd_step.look(steps, self.number))
-        if self._odd_step.running >= _SLOW_STEPS and self._capture and self._capture.slow():
-            self.note(f"{self._odd_step.running} slow steps one after the other: a profile is taken")
+        self._slow.look(steps, self.number)
+        # One slow step is over before a profile could show why.
+        lasting = self._slow.running >= _SLOW_STEPS and sum(steps[-self._slow.running :]) >= _SLOW_S
+        if lasting and self._capture and self._capture.slow():
+            self._say(f"{self._slow.running} slow steps one after the other: a profile is taken")
         slowed = self._chip.slowed()
         if slowed and not self._slowed:
             self._say(f"the chip is slowed down by {slowed}")

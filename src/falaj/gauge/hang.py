@@ -26,8 +26,7 @@ _AWAY_S = 5.0
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Before processes meet: let torch remember the last collectives, so that a hang can tell which one it is."""
-    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
-        environment.setdefault(name, "2000")
+    environment.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 
 def listen() -> bool:

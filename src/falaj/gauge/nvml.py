@@ -2,6 +2,7 @@
 
 import ctypes
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
+from math import isfinite
 from typing import Any
 
 _GPM = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}
@@ -12,10 +13,6 @@ _CLOCK_SM = 1
 
 class _Use(Structure):
     _fields_ = (("gpu", c_uint), ("memory", c_uint))
-
-
-class _Memory(Structure):
-    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
 
 
 class _Support(Structure):
@@ -46,20 +43,21 @@ class Device:
             raise OSError(f"NVML knows no device {uuid}")
         self._samples = self._gpm_samples()
 
+    def activity(self) -> dict[str, float]:
+        """What the launcher's samples do not have, since this was asked last; and why clocks are held back."""
+        throttled = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong)
+        return {**self._activity(), **({"throttled": throttled} if throttled is not None else {})}
+
     def read(self) -> dict[str, float]:
         """One sample; what the device does not tell is left out."""
-        use, memory = self._ask("nvmlDeviceGetUtilizationRates", _Use), self._ask("nvmlDeviceGetMemoryInfo", _Memory)
+        use = self._ask("nvmlDeviceGetUtilizationRates", _Use)
         told = {
             "busy": use and use.gpu,
-            "memory": memory and memory.used,
-            "memory_total": memory and memory.total,
             "power": self._number("nvmlDeviceGetPowerUsage", c_uint, 1000),
             "temperature": self._number("nvmlDeviceGetTemperature", c_uint, 1, 0),
             "clock": self._number("nvmlDeviceGetClockInfo", c_uint, 1, _CLOCK_SM),
             "clock_most": self._number("nvmlDeviceGetMaxClockInfo", c_uint, 1, _CLOCK_SM),
-            "throttled": self._number("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong),
-            "energy": self._number("nvmlDeviceGetTotalEnergyConsumption", c_ulonglong, 1000),
-            **self._activity(),
+            **self.activity(),
         }
         return {name: float(value) for name, value in told.items() if value is not None}
 
@@ -94,4 +92,6 @@ class Device:
         failed = self._lib.nvmlGpmMetricsGet(byref(asked))
         self._samples.reverse()
         found = [] if failed else asked.metrics[: len(_GPM)]
-        return {name: one.value for name, one in zip(_GPM, found, strict=False) if not one.result}
+        return {
+            name: one.value for name, one in zip(_GPM, found, strict=False) if not one.result and isfinite(one.value)
+        }

@@ -124,6 +124,7 @@ class Capture:
             on_trace_ready=ready,
             record_shapes=True,
             profile_memory=True,
+            acc_events=True,  # there is one cycle; else torch warns that there might be more
         )
         self._running.start()
 

@@ -4,6 +4,7 @@ Every moment of the window goes to one of five: compute; communication that no c
 nothing: waiting for input, the host preparing work, or idle.
 """
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -52,9 +53,9 @@ def summarize(events: Iterable[Event]) -> dict[str, Any]:
 def _split(timed: Sequence[Event], device: Sequence[Event], window: Spans) -> dict[str, float]:
     ops = [event for event in timed if event.get("cat") in ("cpu_op", "cuda_runtime", "cuda_driver")]
     waits = union([(event["ts"] - _after(event, WAITED), event["ts"]) for event in timed if _is(event, WAITED)])
-    talks = [event for event in device or ops if any(word in event["name"].lower() for word in _TALK)]
+    talks = [event for event in device or ops if _talks(event)]
     if device:
-        work = union(_spans(event for event in device if event not in talks)) if talks else union(_spans(device))
+        work = union(_spans(event for event in device if not _talks(event)))
         talk = minus(union(_spans(talks)), work)
         host = union(_spans(ops), _BREATH_US)
     else:
@@ -99,16 +100,18 @@ def _top(costs: Sequence[tuple[Event, float]], span_us: float) -> list[dict[str,
 
 
 def _matmuls(timed: Sequence[Event], costs: Sequence[tuple[Event, float]]) -> dict[str, float]:
-    """Seconds of matrix products, and of those in fp32."""
+    """Seconds of matrix products, of those in fp32, and of those among them that tensor cores shorten (tf32)."""
     ops = {
-        event["args"].get("External id"): (event["args"].get("Input type") or [""])[0] == "float"
+        event["args"]["External id"]: (event["args"].get("Input type") or [""])[0] == "float"
         for event in timed
-        if event.get("cat") == "cpu_op" and event["name"].removeprefix("aten::") in _MATMULS
+        if event["name"].removeprefix("aten::") in _MATMULS and "External id" in event["args"]
     }
-    costly = [(ops[key], cost) for event, cost in costs if (key := event.get("args", {}).get("External id")) in ops]
+    made = [(event, cost) for event, cost in costs if event.get("args", {}).get("External id") in ops]
+    single = [(event["name"], cost) for event, cost in made if ops[event["args"]["External id"]]]
     return {
-        "seconds": sum(cost for _, cost in costly) / 1e6,
-        "fp32_s": sum(cost for single, cost in costly if single) / 1e6,
+        "seconds": sum(cost for _, cost in made) / 1e6,
+        "fp32_s": sum(cost for _, cost in single) / 1e6,
+        "tf32_s": sum(cost for name, cost in single if "tf32" in name) / 1e6,
     }
 
 
@@ -123,8 +126,12 @@ def _optimizer(timed: Sequence[Event]) -> dict[str, float]:
 
 
 def _syncs(timed: Sequence[Event]) -> dict[str, float]:
-    reads = sum(event["name"] == "aten::_local_scalar_dense" for event in timed)
-    stood = [event for event in timed if event["name"] in _SYNCS]
+    """How often the host stood still for the device, and how often to read one number. Reading a processor's own
+    numbers goes by the same name, but does not make it wait."""
+    stood = sorted((event for event in timed if event["name"] in _SYNCS), key=lambda event: event["ts"])
+    asked = [event for event in timed if event["name"] == "aten::_local_scalar_dense"]
+    begun = [event["ts"] for event in stood]
+    reads = sum(bisect(begun, event["ts"]) < bisect(begun, _end(event)) for event in asked)
     return {"reads": reads, "count": len(stood), "seconds": sum(event["dur"] for event in stood) / 1e6}
 
 
@@ -180,6 +187,10 @@ def _end(event: Event) -> float:
 
 def _length(spans: Spans) -> float:
     return sum(ended - begun for begun, ended in spans)
+
+
+def _talks(event: Event) -> bool:
+    return any(word in event["name"].lower() for word in _TALK)
 
 
 def _is(event: Event, mark: str) -> bool:

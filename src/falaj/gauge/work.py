@@ -9,8 +9,8 @@ from falaj.gauge.peaks import peak
 class Work:
     """One process's. Without torch there is nothing to count."""
 
-    def __init__(self, device: str, dtype: str) -> None:
-        self._device = device
+    def __init__(self, device: str, dtype: str, matmul_flops: float = 0.0) -> None:
+        self._device, self._matmul = device, matmul_flops
         self._peak = peak(chip_name(device), dtype) if device.startswith("cuda") else 0.0
         self._seen: Any = None
         self.flops = 0.0
@@ -29,9 +29,11 @@ class Work:
             self.flops, self._seen = found, None
 
     def shares(self, rate: float) -> dict[str, float]:
-        """Percent of the peak (MFU) of so many FLOP/s; on a CPU, where nobody tells a peak, of a matrix product's."""
+        """So many FLOP/s as percent of the peak (MFU) and of a matrix product's rate, if that is known; on a CPU, where
+        nobody tells a peak, that rate is the peak."""
         if rate and not self._peak and self._device == "cpu":
             from falaj.gauge.flops import matmul
 
             self._peak = matmul(self._device)
-        return {"mfu": 100 * rate / self._peak, "flops_per_s": rate} if rate and self._peak else {}
+        against = {"mfu": self._peak, "of_matmul": self._matmul}
+        return {name: 100 * rate / most for name, most in against.items() if rate and most}
