@@ -49,6 +49,14 @@ class MasterAdamW(torch.optim.Optimizer):
                     self._move(param, param.grad, group)
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As every optimizer's, but that torch would round what comes back to the parameters' 16 bits."""
+        super().load_state_dict(state_dict)
+        params = [param for group in self.param_groups for param in group["params"]]
+        for number, held in state_dict["state"].items():
+            for key, value in held.items():
+                self.state[params[number]][key] = value.detach().to(params[number].device, torch.float32).clone()
+
     def _move(self, param: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
         held, (beta1, beta2) = self.state[param], group["betas"]
         moments = (held["exp_avg"], held["exp_avg_sq"])
