@@ -18,7 +18,7 @@ class Attention(nn.Module):
         shape = (batch, length, self.n_head, width // self.n_head)
         query, key, value = (layer(x).view(shape).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj))
         # A tensor made on the way, as rotary embeddings are.
-        turn = torch.linspace(0, 1, length).cos().view(1, 1, length, 1)
+        turn = torch.linspace(0, 1, length, device=x.device).cos().view(1, 1, length, 1)
         found = functional.scaled_dot_product_attention(query * turn, key * turn, value, is_causal=True)
         return self.out(found.transpose(1, 2).reshape(batch, length, width))
 

@@ -1,14 +1,19 @@
 """Every form of parallel training gives the losses and gradient norms of one process."""
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
+from falaj.train import blocks
 from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from falaj.train.pipeline import Pipeline
@@ -43,6 +48,8 @@ GPT_CASES: list[tuple[str, int, Any, dict[str, Any]]] = [
     ("pp x2 interleaved", 2, {"pipeline": 2}, {"schedule": "interleaved"}),
     ("dp x pp", 4, {"data": 2, "pipeline": 2}, {}),
     ("fsdp x pp", 4, {"shard": 2, "pipeline": 2}, {}),
+    ("tp x2 one head", 2, {"tensor": 2}, {"heads": 1}),
+    ("tp x2 as the model says", 2, {"tensor": 2}, {"tensor": {"blocks.*.up": "column", "blocks.*.down": "row"}}),
     ("fsdp x2 recomputed", 2, "fsdp", {"activation": "blocks"}),
     ("ddp x2 recomputed", 2, "ddp", {"activation": "blocks"}),
 ]
@@ -50,7 +57,7 @@ GPT_CASES: list[tuple[str, int, Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "world", "plan", "more"), GPT_CASES, ids=[case[0] for case in GPT_CASES])
 def test_a_gpt_learns_as_on_one_process(name: str, world: int, plan: Any, more: Any, tmp_path: Path) -> None:
-    _same(together(world, train, tmp_path, "gpt", plan, more), _alone("gpt"))
+    _same(together(world, train, tmp_path, "gpt", plan, more), _alone("gpt", more.get("heads", 4)))
 
 
 @pytest.mark.parametrize(("name", "world", "plan", "more"), CASES, ids=[case[0] for case in CASES])
@@ -66,11 +73,9 @@ def _same(found: list[Curve], alone: Curve) -> None:
 
 
 @cache
-def _alone(kind: str) -> Curve:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        (curve,) = together(1, train, Path(folder), kind, "none", {})
+def _alone(kind: str, heads: int = 4) -> Curve:
+    with TemporaryDirectory() as folder:
+        (curve,) = together(1, train, Path(folder), kind, "none", {"heads": heads})
     return curve
 
 
@@ -78,9 +83,9 @@ def train(kind: str, plan: Any, more: dict[str, Any]) -> Curve:
     """Four steps on this process's share of each batch, as the loop would take them."""
     mesh = Mesh.here(device="cpu")
     torch.manual_seed(7 if mesh.rank == 0 else 8)
-    module: nn.Module = Gpt() if kind == "gpt" else cnn()
+    module: nn.Module = Gpt(heads=more.get("heads", 4)) if kind == "gpt" else cnn()
     options = Options(activation=more.get("activation", "none"), precision="fp32")
-    model = mesh.wrap(module, plan, options, schedule=more.get("schedule", ""))
+    model = mesh.wrap(module, plan, options, tensor=more.get("tensor"), schedule=more.get("schedule", ""))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     micros = data(kind)
     mesh.expect(len(micros[0]))
@@ -95,7 +100,7 @@ def train(kind: str, plan: Any, more: dict[str, Any]) -> Curve:
 
 
 def data(kind: str) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Four micro-batches a step, eight where pipelines of several readers need more."""
+    """Eight micro-batches a step of the one, four of the other: three readers cannot share either evenly."""
     draw = torch.Generator().manual_seed(1)
     if kind == "gpt":
         ids = torch.randint(0, VOCABULARY, (STEPS, BATCH, LENGTH), generator=draw)
@@ -130,3 +135,51 @@ def _move(mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer, count:
     optimizer.step()
     optimizer.zero_grad()
     return norm
+
+
+@pytest.fixture
+def nccl() -> Iterator[None]:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("nccl")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "tensor"])
+def test_wrappers_work_on_one_gpu(how: str, compiled: bool) -> None:
+    """What one GPU can show: each wrapper over NCCL, eager and compiled, learns what the bare model learns."""
+    curves = []
+    for kind in ("bare", how):
+        mesh = Mesh.here()
+        torch.manual_seed(7)
+        model: nn.Module = Gpt().to(mesh.device)
+        if kind != "bare":
+            model = _alone_on_gpu(mesh, model, how, compiled)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        losses = []
+        for micros in data("gpt"):
+            pair = _learn(mesh, model, [(x.to(mesh.device), y.to(mesh.device)) for x, y in micros])
+            _move(mesh, model, optimizer, pair[1])
+            losses.append((pair[0] / pair[1]).item())
+        mesh.close()
+        curves.append(losses)
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+def _alone_on_gpu(mesh: Mesh, model: nn.Module, how: str, compiled: bool) -> nn.Module:
+    options = Options(precision="fp32", compile=compiled, activation="blocks")
+    devices = init_device_mesh("cuda", (1,), mesh_dim_names=("tensor" if how == "tensor" else "shard",))
+    if how == "tensor":
+        mesh._devices = devices
+        mesh._split(model, None)
+    blocks.spare(model, options.activation, compiled=compiled)
+    done = blocks.compiled(model, options.compile, pieces=how != "ddp")
+    if how == "fsdp":
+        mesh._shard(model, devices, options)
+    elif how == "ddp":
+        model = mesh._copy(model)
+    if not done:
+        blocks.whole(model, options.compile)
+    return model

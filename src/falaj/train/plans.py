@@ -51,7 +51,8 @@ def sizes(plan: Any, world: int, local: int = 0, *, fits: bool = True) -> Sizes:
         raise Invalid(f"there is no plan {plan!r}", f"{near!r} is near; or one of {', '.join(WORDS)}, or sizes")
     nodes = world // local if local and world % local == 0 else 1
     if plan == "auto":
-        plan = ("none" if world == 1 else "ddp") if fits else ("hsdp" if nodes > 1 else "fsdp")
+        large = "hsdp" if nodes > 1 else "fsdp"
+        plan = "none" if world == 1 else "ddp" if fits else large
     if plan == "none":
         return Sizes(data=world, copies=True)
     if plan == "hsdp":
