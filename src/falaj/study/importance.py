@@ -1,60 +1,53 @@
-"""How much each parameter matters: by PED-ANOVA where Optuna is there, else how well its rank explains the metric's."""
+"""How much each parameter matters: the share of the metric's variance between groups of trials that it tells apart.
 
-import importlib.util
+The main effects of an analysis of variance over ranks, less what chance alone would give. Optuna's own importances
+would load scikit-learn into the server, for seconds.
+"""
+
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import groupby, pairwise
 from statistics import fmean
 
 from falaj.study.decide import Trial
-from falaj.study.records import GOOD, SweepPlan
-from falaj.study.space import Axis, read_space
-from falaj.study.suggest import study_of
+from falaj.study.records import SweepPlan
+from falaj.study.space import Value, read_space
 
-LEAST = 4
-"""With fewer trials nothing can be said."""
+LEAST, MOST_GROUPS = 6, 6
+"""With fewer trials nothing is said; a range is cut into so many parts at most."""
 
 
-def importance(plan: SweepPlan, trials: Sequence[Trial], *, thorough: bool = False) -> dict[str, float]:
-    """The share of the metric's change that each parameter explains, greatest first; together 1.
-
-    Thorough loads Optuna: for once, at the end.
-    """
-    axes = [axis for axis in read_space(plan.space) if len({trial.params[axis.name] for trial in trials}) > 1]
+def importance(plan: SweepPlan, trials: Sequence[Trial]) -> dict[str, float]:
+    """The share of each parameter in what they explain, greatest first; together 1, or nothing can be said."""
     known = [trial for trial in trials if trial.value is not None]
-    if len(known) < LEAST or not axes or len({trial.value for trial in known}) < 2:
+    if len(known) < LEAST:
         return {}
-    if thorough and importlib.util.find_spec("optuna"):
-        found = _ped_anova(plan, axes, known)
-    else:
-        ranks = _ranks([trial.value or 0.0 for trial in known])
-        found = {axis.name: _explained(axis, known, ranks) for axis in axes}
+    order = _ranks([trial.value or 0.0 for trial in known])
+    found = {a.name: _explained(_groups([t.params[a.name] for t in known], order)) for a in read_space(plan.space)}
     total = sum(found.values())
     shares = {name: round(value / total, 4) for name, value in found.items()} if total > 0 else {}
     return dict(sorted(shares.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _ped_anova(plan: SweepPlan, axes: Sequence[Axis], trials: Sequence[Trial]) -> dict[str, float]:
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+def _groups(values: Sequence[Value], ranks: Sequence[float]) -> list[list[float]]:
+    """The ranks of the metric, by value where there are few, by parts of the range where there are many."""
+    pairs = sorted(zip(values, ranks, strict=True), key=lambda pair: (str(type(pair[0])), pair[0]))
+    if len(set(values)) <= MOST_GROUPS or isinstance(values[0], str):
+        return [[rank for _, rank in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
+    count = min(MOST_GROUPS, len(pairs) // 3)
+    cuts = [len(pairs) * n // count for n in range(count + 1)]
+    return [[rank for _, rank in pairs[low:high]] for low, high in pairwise(cuts)]
 
-    # Those that were stopped early count with what they had: without them only good regions would be seen.
-    names = {axis.name for axis in axes}
-    told = [replace(one, state=GOOD, params={k: v for k, v in one.params.items() if k in names}) for one in trials]
-    found = get_param_importances(study_of(plan, axes, told), evaluator=PedAnovaImportanceEvaluator())
-    return {name: float(value) for name, value in found.items()}
 
-
-def _explained(axis: Axis, trials: Sequence[Trial], ranks: Sequence[float]) -> float:
-    """The squared rank correlation of a number; of a choice, the share of the variance between its groups."""
-    values = [trial.params[axis.name] for trial in trials]
-    numbers = [value for value in values if isinstance(value, (int, float))]
-    mean = fmean(ranks)
-    whole = sum((rank - mean) ** 2 for rank in ranks)
-    if axis.choices or len(numbers) < len(values):
-        groups = {value: [rank for one, rank in zip(values, ranks, strict=True) if one == value] for value in values}
-        return sum(len(group) * (fmean(group) - mean) ** 2 for group in groups.values()) / whole
-    mine = _ranks(numbers)
-    spread = sum((rank - mean) ** 2 for rank in mine)
-    return float(sum((a - mean) * (b - mean) for a, b in zip(mine, ranks, strict=True)) ** 2 / (whole * spread))
+def _explained(groups: Sequence[Sequence[float]]) -> float:
+    """The variance between groups, less what as many groups would have by chance; as a part of the whole."""
+    every = [rank for group in groups for rank in group]
+    mean = fmean(every)
+    whole = sum((rank - mean) ** 2 for rank in every)
+    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups)
+    free = len(every) - len(groups)
+    if not whole or not free:
+        return 0.0
+    return max(0.0, between - (len(groups) - 1) * (whole - between) / free) / whole
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -217,7 +217,7 @@ class SweepLoop:
         """The end: the best trial is written down and, where the sweep came to its own end, its outputs are named."""
         plan, known, now = plan_in(sweep), [as_trial(one.body) for one in trials], ctx.now()
         winner = best(plan, known)
-        body: Body = {**sweep.body, "importance": importance(plan, known, thorough=True)}
+        body: Body = {**sweep.body, "importance": importance(plan, known)}
         if winner is not None:
             body |= {"best": winner.number, "value": winner.value}
         if body["end"] != FINISHED or winner is None:

@@ -13,6 +13,7 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.jobs.records import JobSpec
 from falaj.jobs.service import Jobs
+from falaj.jobs.spec import checked
 from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
@@ -86,6 +87,7 @@ class Sweeps:
         if sweep.kind != "sweep" or sweep.version:
             raise Invalid(f"{sweep} names no sweep", "for example sweep:fraud/s1", sweep)
         most = check_plan(plan)
+        checked(spec)
         named = {"inputs": inputs or {}, "outputs": outputs or {}, "code": {"code": code} if code else {}}
         with self._ledger.write(ctx) as tx:
             if tx.get(sweep) is not None:

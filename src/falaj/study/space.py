@@ -70,11 +70,10 @@ def read_space(texts: Sequence[str]) -> tuple[Axis, ...]:
     axes = tuple(_axis(text) for text in texts)
     if not 0 < len(axes) <= MOST_AXES:
         raise Invalid(f"{len(axes)} parameters to search", f"1 to {MOST_AXES}, for example --space {_HINT}")
-    seen: dict[str, str] = {}
-    for axis in axes:
-        other = seen.setdefault(variable(axis.name), axis.name)
-        if other is not axis.name:
-            raise Invalid(f"{axis.name} is said twice", f"one line a parameter; as a variable it is {variable(other)}")
+    names = [variable(axis.name) for axis in axes]
+    for axis, name in zip(axes, names, strict=True):
+        if names.count(name) > 1:
+            raise Invalid(f"{axis.name} is said twice", f"each parameter once; as a variable it is {name}")
     return axes
 
 

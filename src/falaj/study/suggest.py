@@ -42,7 +42,7 @@ def check_sampler(plan: SweepPlan) -> int:
     return grid(read_space(plan.space)) if plan.sampler == "grid" else plan.trials
 
 
-def study_of(plan: SweepPlan, axes: Sequence[Axis], trials: Sequence[Trial], sampler: Any = None) -> "optuna.Study":
+def _study(plan: SweepPlan, axes: Sequence[Axis], trials: Sequence[Trial]) -> "optuna.Study":
     """The trials as Optuna knows them."""
     try:
         import optuna
@@ -50,7 +50,7 @@ def study_of(plan: SweepPlan, axes: Sequence[Axis], trials: Sequence[Trial], sam
         raise _lacking(plan.sampler, "optuna") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     known = {axis.name: _distribution(axis) for axis in axes}
-    told = optuna.create_study(sampler=sampler, direction="minimize" if plan.goal == "min" else "maximize")
+    told = optuna.create_study(direction="minimize" if plan.goal == "min" else "maximize")
     states = optuna.trial.TrialState
     kinds = {GOOD: states.COMPLETE, BEHIND: states.PRUNED, LIVE: states.RUNNING}
     for trial in sorted(trials, key=lambda one: one.number):
@@ -67,7 +67,7 @@ def study_of(plan: SweepPlan, axes: Sequence[Axis], trials: Sequence[Trial], sam
 
 
 def _tpe(plan: SweepPlan, axes: Sequence[Axis], number: int, trials: Sequence[Trial]) -> Params:
-    study = study_of(plan, axes, trials)
+    study = _study(plan, axes, trials)
     from optuna.samplers import TPESampler
 
     # A sampler that is made anew would draw the same numbers each time: its seed goes with the trial.
@@ -82,9 +82,9 @@ def _sobol(axes: Sequence[Axis], seed: int, number: int) -> list[float]:
         from scipy.stats import qmc  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise _lacking("qmc", "scipy") from error
-    # Points are drawn one at a time, and those before are skipped: no balance is promised, and none is lost.
     engine = qmc.Sobol(len(axes), scramble=True, rng=seed)
-    engine.fast_forward(number - 1)
+    if number > 1:
+        engine.fast_forward(number - 1)
     return [float(part) for part in engine.random(1)[0]]
 
 
