@@ -1,5 +1,7 @@
 """Advice from summaries as they were recorded: what is said, and what is not."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,15 @@ def test_each_has_its_evidence_and_its_gain(change: dict[str, Any], title: str, 
     assert only.title == title
     assert evidence in only.evidence
     assert only.gain == pytest.approx(gain, abs=0.01)
+
+
+def test_a_transformer_in_fp32_as_recorded_on_an_h200() -> None:
+    """12 layers, eager, an optimizer that is not fused: its chip is busy, with the wrong kind of numbers."""
+    recorded = json.loads((Path(__file__).parent / "h200.json").read_text())
+    (only,) = advise(recorded)
+    assert only.title == "Matrix products are in fp32"
+    assert only.evidence.startswith("76% of the time")
+    assert sum(recorded["split"].values()) == pytest.approx(recorded["span_s"], rel=1e-4)
 
 
 def test_the_greatest_gain_stands_first() -> None:

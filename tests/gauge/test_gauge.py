@@ -14,7 +14,7 @@ from tests.gauge.conftest import Facts
 def _train(gauge: Gauge, first: int, last: int) -> None:
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for number in range(first + 1, last + 1):
+    for number in range(first, last):
         gauge.waited(0.0)
         loss = model(torch.ones(4, 8)).square().sum()
         with gauge.phase(COMMUNICATION):
@@ -64,7 +64,7 @@ def test_other_ranks_tell_only_their_own_times(here: Here, facts: Facts) -> None
 
 def test_a_count_may_be_a_tensor_and_a_loss_no_number(here: Here, facts: Facts) -> None:
     gauge = Gauge(here, rank=0, world=2, device="cpu", first=0, steps=3, log_s=0.0, stream=io.StringIO())
-    for number in (1, 2, 3):
+    for number in (0, 1, 2):
         gauge.stepped(number, torch.tensor(7.0), {"loss": torch.tensor(float("nan"))})  # type: ignore[arg-type]
     gauge.close()
     assert _values(facts(), "loss") == ["nan"] * 3
@@ -73,7 +73,7 @@ def test_a_count_may_be_a_tensor_and_a_loss_no_number(here: Here, facts: Facts) 
 
 def test_notes_tell_of_a_loss_out_of_the_ordinary_once(here: Here, facts: Facts) -> None:
     gauge = Gauge(here, rank=0, world=1, device="cpu", first=0, steps=50, log_s=0.0, stream=io.StringIO())
-    for number in range(1, 51):
+    for number in range(50):
         gauge.stepped(number, 1, {"loss": float("nan") if number in (40, 41, 42) else 2.0})
     gauge.close()
     notes = [fact["text"] for fact in facts() if fact["kind"] == "note"]
@@ -86,7 +86,7 @@ def test_use_of_the_chip_by_a_formula_and_by_counting(here: Here, facts: Facts) 
         model = torch.nn.Linear(64, 64)
         gauge.watch(model)
         deadline = time.monotonic() + 60
-        number = 0
+        number = -1
         while gauge._work.flops == 0 and time.monotonic() < deadline:
             number += 1
             gauge.waited(0.0)

@@ -32,7 +32,7 @@ def _meet(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     gauge = Gauge(Here(), rank=rank, world=2, device="cpu", first=0, steps=0, hang_s=2.0, stream=io.StringIO())
-    for number in range(1, 1_000_000):
+    for number in range(1_000_000):
         with gauge.phase(COMMUNICATION):
             dist.all_reduce(torch.ones(4))
         gauge.stepped(number, 1, {})
@@ -78,7 +78,7 @@ def _slow_first(folder: Path) -> None:
     gauge = Gauge(Here(), rank=0, world=1, device="cpu", first=0, steps=0, hang_s=0.5, stream=io.StringIO())
     ended = time.monotonic() + 1.5
     _until(lambda: time.monotonic() > ended, "the clock stands still")
-    gauge.stepped(1, 1, {})
+    gauge.stepped(0, 1, {})
     gauge.close()
     os._exit(0)
 

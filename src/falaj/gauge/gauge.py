@@ -56,7 +56,7 @@ class Gauge:
     ) -> None:
         self.here, self.rank, self.world, self.device, self.steps = here, rank, world, device, steps
         self.habits = Habits(**habits)
-        self.number = self._first = first
+        self.number, self._first = first - 1, first
         self._clock, self._late, self._work = (
             clock_of(device),
             Late(),
@@ -91,8 +91,8 @@ class Gauge:
             self._capture.waited(seconds)
 
     def stepped(self, number: int, units: float, values: Mapping[str, Any]) -> None:
-        """Step `number` is queued: so many items of this process, and values (loss, norm, lr) that may still be on a
-        device, where reading them would make the loop wait."""
+        """Step `number` (the first is 0) is queued: so many items of this process, and values (loss, norm, lr) that may
+        still be on a device, where reading them would make the loop wait."""
         self._seen = now = self._clock.mark()
         self.number = number
         self._count += 1
@@ -135,7 +135,7 @@ class Gauge:
         if self._capture is not None:
             self._capture.close()
         if self._line is not None:
-            self._line.show(self.number, self._shown, last=True)
+            self._line.show(self.number + 1, self._shown, last=True)
             self._line.close()
 
     def _ticks(self) -> list[Callable[[float], None]]:
@@ -143,7 +143,7 @@ class Gauge:
         if self._capture is not None:
             ticks.append(self._capture.tick)
         if self.habits.hang_s > 0:
-            seen = lambda: (self._seen, self.number - self._first)  # noqa: E731 - a name would say no more
+            seen = lambda: (self._seen, self.number - self._first + 1)  # noqa: E731 - a name would say no more
             ticks.append(hang.Watchdog(self.here, self.rank, seen, self.habits.hang_s, self.habits.first_s).tick)
         return ticks
 
@@ -155,9 +155,11 @@ class Gauge:
         first, span_s = not self._due, now - self._logged
         self._due, self._logged = now + self.habits.log_s, now
         steps, phases = self._clock.steps(), self._clock.phases()
-        if first:  # makes kernels and buffers: its pace says nothing
-            self._lost, figures, pace = now - self._begun, {}, {}
-        else:
+        figures: dict[str, float] = {}
+        pace: dict[str, float] = {}
+        if first:  # makes kernels and buffers: its pace says nothing, and nor does that of profiled steps
+            self._lost = now - self._begun
+        elif self._capture is None or not self._capture.took():
             figures = self._figures(span_s, steps, phases)
             pace = {_UNITS: self._units, _SPAN_S: span_s, _MICROS: self._micros}
             self._look(steps)
@@ -165,10 +167,10 @@ class Gauge:
         self._forget()
         self._tell(self.number, {**figures, **memory(self.device)})
         if self.rank == 0:
-            self.here.progress(self.number, self.steps)
+            self.here.progress(self.number + 1, self.steps)
         self._tell_late()
         if self._line is not None:
-            self._line.show(self.number, self._shown)
+            self._line.show(self.number + 1, self._shown)
 
     def _figures(self, span_s: float, steps: list[float], phases: Mapping[str, float]) -> dict[str, float]:
         """How `span_s` seconds went; what is only this rank's is told here."""
@@ -183,7 +185,7 @@ class Gauge:
             "input_wait": 100 * self._waited / span_s,
             "checkpoint_stall": 100 * self._stalled / span_s,
             "goodput": 100 * max(0.0, 1 - self._lost / (self._logged - self._begun)),
-            "left_s": max(0, self.steps - self.number) * span_s / self._count,
+            "left_s": max(0, self.steps - self.number - 1) * span_s / self._count,
             **{f"phase/{name}": 100 * seconds / span_s for name, seconds in phases.items()},
         }
 

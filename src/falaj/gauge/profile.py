@@ -57,6 +57,7 @@ class Capture:
         self._at = int(said.get("first", _LEAD)) - _LEAD if said else _NEVER
         self._steps = int(said.get("steps", 3))
         self._slow = _MOST_SLOW
+        self._took = False
         self._running: Any = None
         self._place: Path | None = None
         self._children: list[subprocess.Popen[bytes]] = []
@@ -69,6 +70,11 @@ class Capture:
                 self._finish(self._place)
         elif number >= self._at and self._folder is not None:
             self._begin(self._folder, number)
+
+    def took(self) -> bool:
+        """Whether some steps were profiled since this was asked last: they are slower than others."""
+        took, self._took = self._took, self._running is not None
+        return took
 
     def waited(self, seconds: float) -> None:
         """Leave a mark in the trace that a wait ends here."""
@@ -117,7 +123,7 @@ class Capture:
             self._place = place
 
         device = [profiler.ProfilerActivity.CUDA] if self._device.startswith("cuda") else []
-        self._at = _NEVER
+        self._at, self._took = _NEVER, True
         self._running = profiler.profile(
             activities=[profiler.ProfilerActivity.CPU, *device],
             schedule=profiler.schedule(wait=1, warmup=1, active=self._steps, repeat=1),
