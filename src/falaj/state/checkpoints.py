@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,9 @@ from falaj.state.publishing import Publisher, Sweep
 from falaj.state.reading import fill, needs, wrong
 from falaj.state.snapshot import Snapshot
 from falaj.state.writing import Writer
+
+if TYPE_CHECKING:
+    from falaj.state.memory import Memory
 
 SETTLE_S = 600.0
 _LOOK_S = 0.02
@@ -63,18 +66,26 @@ class Checkpoints:
         self._sweep = Sweep(self._place, keep, keep_every)
         self._publisher = Publisher(self._place, world, self._sweep, self._note)
         self._problems: list[str] = []
-        self._writing: Future[Manifest] | None = None
+        self._writing: Future[None] | None = None
         self._turn = Turn(-1, -1)
+        self.memory: Memory | None = None
+        """Set it to keep the newest snapshot on two nodes."""
 
     def warm(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Get the memory that saves of these tensors need, before the first step rather than in the first save."""
         self._snapshot.plan(tensors)
 
     def save(
-        self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], *, later: Collection[str] = ()
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        meta: Mapping[str, Any],
+        *,
+        later: Collection[str] = (),
+        durable: bool = True,
     ) -> float:
         """Begin to save; gives how long the caller stood still. The tensors may change as soon as it returns, but for
-        those named in `later`: these, after `fence`.
+        those named in `later`: these, after `fence`. One that is not `durable` goes to the memory of the nodes only.
 
         Tensors may be DTensors: each rank writes the pieces it has, and of copies one rank writes one. A save while the
         last one still writes waits for it: all ranks save the same steps, and the newest must not be lost.
@@ -84,9 +95,9 @@ class Checkpoints:
         self._written()
         self._snapshot.take(tensors, later)
         self._turn = Turn(step, self._turn.number + 1)
-        if self.rank == 0:
+        if self.rank == 0 and durable:
             self._publisher.expect(self._turn)
-        self._writing = self._lane.submit(self._writer.write, self._turn, self._snapshot, kept)
+        self._writing = self._lane.submit(self._write, self._turn, kept, durable=durable)
         return time.perf_counter() - began
 
     def fence(self) -> None:
@@ -168,8 +179,16 @@ class Checkpoints:
     ) -> Found | None:
         """Load the newest that is right on all ranks: `tell` gives all what rank 0 says, `every` if all say yes."""
         passed: tuple[str, ...] = ()
+        held = self.memory.newest() if self.memory else None
         while True:
             found = tell(self.newest(verify=False) if self.rank == 0 else None)
+            if self.memory and held and held.manifest.step > (found.step if found else -1):
+                wanted = self.memory.fetch(held, into)
+                if every(wanted is not None):
+                    self.memory.load(wanted or ())
+                    return Found(held.manifest.step, held.manifest.meta, passed_over=passed)
+                passed += (f"step {held.manifest.step}, in memory: its bytes are not what was written",)
+                held = None
             if found is None:
                 return None
             passed += found.passed_over
@@ -180,13 +199,26 @@ class Checkpoints:
             if self.rank == 0:
                 self.reject(found)
 
-    def close(self, timeout_s: float = SETTLE_S) -> None:
-        """Settle, and let go of buffers."""
+    def close(self, timeout_s: float = SETTLE_S, *, done: bool = False) -> None:
+        """Settle, and let go of buffers; of what is in the memory of nodes, too, when the job is done."""
         self.settle(timeout_s)
         self._publisher.close()
         self._lane.shutdown()
+        if self.memory:
+            self.memory.close(done=done)
         self._hands.shutdown()
         self._snapshot.close()
+
+    def _write(self, turn: Turn, meta: dict[str, Any], *, durable: bool) -> None:
+        if durable:
+            self._writer.write(turn, self._snapshot, meta)
+        if self.memory:
+            try:
+                self.memory.keep(turn, self._snapshot, meta)
+            except (OSError, RuntimeError, FalajError) as error:
+                # Who is lost does not come back to this group: the next attempt makes another.
+                self.memory = None
+                self._note(f"snapshots are no longer kept in memory: {error}")
 
     def _note(self, text: str) -> None:
         self._problems.append(text)

@@ -38,10 +38,10 @@ class Folder:
         killed one left behind is never taken for ours."""
         return self.parts / f"{turn.step}.{turn.number}.{self.attempt}"
 
-    def turn(self, name: str) -> Turn | None:
-        """Whose place of that name is, when it is of this attempt."""
+    def split(self, name: str) -> tuple[Turn, str]:
+        """Which turn, and of which attempt, a place is for."""
         step, number, attempt = name.split(".", 2)
-        return Turn(int(step), int(number)) if attempt == self.attempt else None
+        return Turn(int(step), int(number)), attempt
 
     def steps(self) -> list[int]:
         """Of every manifest there is, newest first."""

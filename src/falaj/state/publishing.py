@@ -153,8 +153,8 @@ class Sweep:
         job one attempt runs at a time."""
         wanted = set[str]()
         for name in names(self._folder.parts):
-            part, turn = self._folder.parts / name, self._folder.turn(name)
-            if turn is None or turn.number <= self.published.number:
+            part, (turn, attempt) = self._folder.parts / name, self._folder.split(name)
+            if attempt != self._folder.attempt or turn.number <= self.published.number:
                 shutil.rmtree(part, ignore_errors=True)
             elif not any(part.glob("*.failed")):
                 for claims in part.glob("*.list"):
