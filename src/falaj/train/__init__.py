@@ -19,20 +19,36 @@
 The same file runs under plain python and as a job, on one process or on many.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from falaj.train.fit import fit
     from falaj.train.options import Options
     from falaj.train.run import Run
+    from falaj.train.schedule import Plateau
     from falaj.train.start import start
 
-__all__ = ["Options", "Run", "start"]
-_WHERE = {"Options": "options", "Run": "run", "start": "start"}
+__all__ = ["Options", "Plateau", "Run", "fit", "start"]
+_WHERE = {name: f"falaj.train.{name.lower()}" for name in __all__} | {"Plateau": "falaj.train.schedule"}
 
 
 def __getattr__(name: str) -> Any:
     # Boosters and scikit-learn train without torch: it is imported by who speaks of it.
     if name not in _WHERE:
         raise AttributeError(name)
-    return getattr(import_module(f"falaj.train.{_WHERE[name]}"), name)
+    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    return found
+
+
+class _Package(ModuleType):
+    """Some files are named as the function in them: that such a file was imported must not hide the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _WHERE or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

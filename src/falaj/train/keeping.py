@@ -57,6 +57,15 @@ class Keeping:
             found |= {f"kept.{name}.{key}": one for key, one in state.items() if isinstance(one, torch.Tensor)}
         return {name: tensor.detach() for name, tensor in found.items()}
 
+    def steady(self) -> list[str]:
+        """The names of tensors that change only when parameters move: what may be copied while the next step begins."""
+        found = [
+            f"{prefix}.{plain(name)}"
+            for prefix, module in self._numbered("model", self._modules)
+            for name, _ in module.named_parameters()
+        ]
+        return found + [f"{prefix}.{name}.{key}" for prefix, _, name, held in self._moments() for key in held]
+
     def meta(self) -> dict[str, Any]:
         """Everything else, as JSON values."""
         shapes: dict[str, dict[str, dict[str, Any]]] = {}
@@ -71,6 +80,8 @@ class Keeping:
 
     def prepare(self, meta: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Make what the saved state has and this one not yet; gives the tensors to fill."""
+        if "groups" not in meta or "things" not in meta:
+            raise Invalid("this is no checkpoint of a training run", "give another folder for checkpoints")
         known = {prefix: meta["moments"].get(prefix, {}) for prefix in meta["groups"]}
         for prefix, optimizer in self._numbered("optimizer", self._optimizers):
             if len(meta["groups"].get(prefix, ())) != len(optimizer.param_groups):
@@ -80,12 +91,11 @@ class Keeping:
                 for key, made in known[prefix].get(name, {}).items():
                     if not isinstance(held.get(key), torch.Tensor):
                         held[key] = _made(made, param, group)
-        for name, values in meta["things"].items():
-            plain_cpu = torch.zeros(())
-            self._made[name] = {key: _made(one, plain_cpu, {}) for key, one in values.items()}
-        missing = sorted(set(self._things) - set(meta["things"]))
-        if missing:
-            raise Invalid(f"the checkpoint has no {', '.join(missing)}", "resume with what it was made with")
+        if missing := sorted(set(self._things) - set(meta["things"])):
+            raise Invalid(f"the checkpoint has no {', '.join(missing)}", "leave it out, or begin in another folder")
+        for name, thing in self._things.items():
+            live = thing.state_dict()
+            self._made[name] = {key: _place(one, live.get(key)) for key, one in meta["things"][name].items()}
         return self.tensors()
 
     def load_meta(self, meta: Mapping[str, Any]) -> None:
@@ -142,6 +152,13 @@ def _made(described: Mapping[str, Any], like: torch.Tensor, group: Mapping[str, 
         return torch.zeros_like(like, dtype=dtype, requires_grad=False)
     own = bool(shape) or group.get("fused") or group.get("capturable")
     return torch.zeros(shape, dtype=dtype, device=like.device if own else "cpu")
+
+
+def _place(described: Mapping[str, Any], live: Any) -> Any:
+    """Where a part of a thing's state goes: into the very tensor it has, if it has one."""
+    if isinstance(live, torch.Tensor) and list(live.shape) == described.get("shape"):
+        return live
+    return _made(described, torch.zeros(()), {})
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

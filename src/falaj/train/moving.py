@@ -3,13 +3,14 @@
 The factor is folded into the optimizer's own kernel where it has a place for it, and is left out where it is 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from falaj.train.strict import UNIT
 from falaj.train.tally import Number
 
 if TYPE_CHECKING:
@@ -23,28 +24,36 @@ class Moving:
     """The moves of one run, whose steps are of `batch` samples."""
 
     def __init__(self, run: "Run", batch: int) -> None:
-        self._mesh, self._strict, self.scaler = run.mesh, run.strict, run.scaler
+        self._mesh, self.strict, self.scaler = run.mesh, run.strict, run.scaler
         self._unit = float(batch)
+        self.fence: Callable[[], None] | None = None
+        """What to wait for before parameters change: they are still being copied."""
         self._sums = run.mesh.readers > 1 and not run.synced and run.strict is None
         self._host = run.device.type == "cpu"
 
     def slope(self, losses: torch.Tensor) -> torch.Tensor:
         """What gradients of a sum begin with. One batch's worth, so that most need no factor later; the part by which
         wrappers divide is made up for here."""
-        first = getattr(self._mesh, "divisor", 1.0) / self._unit
+        first = self._mesh.divisor / self._unit
         found = torch.full(losses.shape, first, dtype=losses.dtype, device=losses.device)
         return found if self.scaler is None else found * self.scaler.scale.to(losses.dtype)
+
+    def fix(self, items: float, micros: int) -> None:
+        """Under strict: choose the range of sums, by the items a sample of the very first micro-batch."""
+        if self.strict is not None:
+            self.strict.fix(items, micros)
+            self._unit *= self.strict.ratio
 
     def move(self, optimizers: Sequence[Optimizer], count: Number, clip: float) -> Number | None:
         """Gradients become those of a mean over `count`, and the optimizers step. Gives the norm where it is known."""
         params = [param for one in optimizers for group in one.param_groups for param in group["params"]]
-        if self._strict is not None:
-            self._strict.settle(params)
+        if self.strict is not None:
+            self.strict.settle(params)
         elif self._sums:
             sum_gradients(params)
-        divide: Number = count / self._unit if isinstance(count, torch.Tensor) else max(count, 1.0) / self._unit
-        if isinstance(divide, torch.Tensor):
-            divide = divide.clamp(min=1 / self._unit)
+        divide: Number = (count.clamp(min=1.0) if isinstance(count, torch.Tensor) else max(count, 1.0)) / self._unit
+        if self.strict is not None:
+            divide = divide * UNIT
         if self.scaler is not None:
             divide = divide * self.scaler.scale
         norm: Number | None = None
@@ -54,6 +63,9 @@ class Moving:
             over = (norm + _LEAST) / clip
             divide = divide * (over.clamp(min=1.0) if isinstance(over, torch.Tensor) else max(over, 1.0))
         bad = self.scaler.judge(norm) if self.scaler is not None else None
+        if self.fence is not None:
+            self.fence()
+            self.fence = None
         for optimizer in optimizers:
             _step(optimizer, divide, bad)
         for param in params:
@@ -61,9 +73,7 @@ class Moving:
         return norm
 
     def _norm(self, params: Sequence[torch.Tensor]) -> Number:
-        known = getattr(self._mesh, "norm", None)
-        grads = [param.grad for param in params if param.grad is not None]
-        norm = known(params) if known is not None else torch.nn.utils.get_total_norm(grads)
+        norm = self._mesh.norm(params)
         return float(norm) if self._host and self.scaler is None else norm
 
 

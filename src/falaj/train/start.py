@@ -1,5 +1,6 @@
 """The door: a script's main function, run where it is."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 
 from falaj.feed.order import mix
+from falaj.train import cpus, memory, strict
 from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from falaj.train.run import Run
@@ -16,12 +18,26 @@ from falaj.train.run import Run
 def start(main: Callable[[Run], Any], *, checkpoints: str = "", **options: Any) -> Any:
     """Run `main` as the process it is among those of a job, or alone; gives what it returns.
 
-    Options are those of `train.Options`; whoever starts the script may say others (FALAJ_TRAIN).
+    Options are those of `train.Options`; whoever starts the script may say others (FALAJ_TRAIN). When memory runs out,
+    `main` is called again from the state that is there, with smaller micro-batches.
     """
     said = replace(Options(), **options).said()
+    cpus.apply(said, int(os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    if said.reproducible == "strict":
+        strict.prepare(said)
     mesh = Mesh.here(said)
+    carried: memory.Carried | None = None
+    micro = 0
     try:
-        return _run(main, Run(said, mesh, Path(checkpoints) if checkpoints else None))
+        while True:
+            run = Run(said, mesh, Path(checkpoints) if checkpoints else None)
+            run.carried, run.limit = carried, micro or run.limit
+            try:
+                return _run(main, run)
+            except RuntimeError as error:
+                if not memory.ran_out(error):
+                    raise
+                micro, carried = memory.back_off(run, error)
     finally:
         mesh.close()
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, 0x7FFFFFFFFFFFFFFF
 _SHAPES = 64
 _NAMED_SAMPLES = 20
+_LOOK_S = 0.5
+"""How often we look what became of saves."""
 
 
 class Step:
@@ -90,24 +92,27 @@ class Stepping:
         """The number of the micro-batch that is worked on."""
         self.whole = True
         """Whether the state is that between two steps; not while parameters are moved."""
-        self.done = 0
+        self.done = self._first = 0
         self._share = feed.plan.share(run.mesh.reader, run.mesh.readers)
         self._stream: Iterator[Given] = iter(())
         self._next = -1
         self._moved: tuple[Number, Number] | None = None
         self._slopes: dict[Any, torch.Tensor] = {}
-        self._saved_s = time.monotonic()
+        self._fixed, self._answered = run.strict is None, False
+        self._saved_s = self._looked_s = time.monotonic()
         self._keys = mix(run.options.seed, 0x5EED), run.options.reproducible != "off"
         generators = [torch.default_generator]
         if run.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self._generators = generators
-        self._sync = getattr(run.mesh, "last", None)
 
     def steps(self, first: int, last: int) -> Iterator[Step]:
         """Each in turn; between two of them the state is whole, and is saved when it is time or somebody asks."""
-        self._stream, self._next, self.done = self._open(first, last), first, first
+        self.run.here.asked()  # from here on TERM means: save, then end
+        if self.run.strict is not None:
+            self.run.strict.begin()
+        self._stream, self._next, self.done, self._first = self._open(first, last), first, first, first
         try:
             for number in range(first, last):
                 step = self._begin(number)
@@ -123,7 +128,8 @@ class Stepping:
         """The micro-batches of one step."""
         stream = self._stream if number >= self._next else self._open(number, number + 1)
         self._next = max(self._next, number + 1)
-        micros, (base, keyed), waited, last = self.feed.plan.micros, self._keys, self.gauge.waited, self._share[-1]
+        micros, (base, keyed), last = self.feed.plan.micros, self._keys, self._share[-1]
+        waited, tell = self.gauge.waited, self.run.mesh.last
         for place in self._share:
             given = next(stream)
             while given.step < number:  # somebody left a step before its end
@@ -131,8 +137,7 @@ class Stepping:
             self.at = place
             if keyed:
                 self._key((base + (number * micros + place) * _GOLDEN) & _MASK)
-            if self._sync is not None:
-                self._sync(place == last)
+            tell(place == last)
             waited(given.waited_s)
             yield given.batch
 
@@ -140,6 +145,9 @@ class Stepping:
         """What the gradient of a sum of losses begins with: 1 / batch, so that sums stay in a range."""
         found = self._slopes.get(losses.shape)
         if found is None or found.dtype != losses.dtype or self.moving.scaler is not None:
+            if not self._fixed:
+                self.moving.fix(float(self.tally.units) / self.feed.plan.micro, self.feed.plan.micros)
+                self._fixed = True
             if len(self._slopes) >= _SHAPES:
                 self._slopes.clear()
             found = self.moving.slope(losses)
@@ -153,7 +161,7 @@ class Stepping:
         norm = self.moving.move(optimizers, count, clip)
         self.whole = True
         values = step.values
-        values["loss"] = loss / max(count, 1) if isinstance(count, float) else loss / count.clamp(min=1)
+        values["loss"] = loss / (count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1))
         if norm is not None:
             values["grad_norm"] = norm
         values.setdefault("lr", optimizers[0].param_groups[0]["lr"])
@@ -166,8 +174,9 @@ class Stepping:
         return Step(self, number)
 
     def _exchange(self, step: Step) -> tuple[Number, Number]:
-        asked = self.run.here.asked()
-        self._moved = self.tally.total(save=asked == "save" or self._due(), stop=asked == "stop")
+        save, stop = self._wishes()
+        spoiled = self.run.strict.bad if self.run.strict is not None else None
+        self._moved = self.tally.total(spoiled=spoiled, save=save, stop=stop)
         if isinstance(self._moved[1], float) and not math.isfinite(self._moved[1]):
             self._refuse(step.number, self._moved[1])
         return self._moved
@@ -181,18 +190,27 @@ class Stepping:
             ema.update()
         self.gauge.stepped(number, self.tally.units, step.values)
         if run.mesh.world == 1:
-            asked = run.here.asked()
-            save, stop = asked == "save" or self._due(), asked == "stop"
+            save, stop = self._wishes()
             self._judge()
         else:
             save, stop = self._judge()
+        if not self.done - self._first - 1 and run.strict is not None:
+            run.strict.judge()
+        if run.saves is not None and time.monotonic() - self._looked_s > _LOOK_S:
+            self._looked_s = time.monotonic()
+            run.tell_saves()
         every = run.options.save_steps
         if save or stop or (every and number % every == every - 1):
             self._save(number + 1, stop=stop)
 
-    def _due(self) -> bool:
+    def _wishes(self) -> tuple[bool, bool]:
+        """Whether this process wants a save, or to stop."""
+        asked = self.run.here.asked()
+        # A wish stays until what was saved for it is durable, and nobody but the first process tells of that.
+        self._answered = self._answered and asked == "save"
         save_s = self.run.options.save_s
-        return save_s > 0 and self.run.mesh.rank == 0 and time.monotonic() - self._saved_s >= save_s
+        due = save_s > 0 and self.run.mesh.rank == 0 and time.monotonic() - self._saved_s >= save_s
+        return due or (asked == "save" and not self._answered), asked == "stop"
 
     @property
     def _regular(self) -> bool:
@@ -209,15 +227,21 @@ class Stepping:
 
     def _save(self, step: int, *, stop: bool) -> None:
         self._judge(now=True)
-        self._saved_s = time.monotonic()
+        self._saved_s, self._answered = time.monotonic(), True
         if self.run.saves:
             self.gauge.saved(step, self.run.save(step, settle=stop))
+            self.moving.fence = self.run.saves.fence
         if stop:
             self.run.here.yield_place()
 
     def _refuse(self, step: int, loss: float) -> None:
         numbers = self.tally.blame(step)
         ids = [int(one) for number in numbers for one in self.feed.plan.ids(step, number)]
+        if not numbers and self.run.strict is not None and self.run.strict.spoiled():
+            raise UserCodeFailed(
+                f"a gradient of step {step} is no number, or so large that its sum would not be exact",
+                "clip inside the model or lower the learning rate; checkpoints before this step are kept",
+            )
         more = f" and {len(ids) - _NAMED_SAMPLES} more" if len(ids) > _NAMED_SAMPLES else ""
         where = f"micro-batch {numbers[0]}, samples {ids[:_NAMED_SAMPLES]}{more}" if numbers else "another process"
         raise UserCodeFailed(

@@ -59,7 +59,7 @@ class Tally:
         self._count = self._count + count
         self.units = self.units + count
 
-    def total(self, *, save: bool, stop: bool) -> tuple[Number, Number]:
+    def total(self, *, save: bool, stop: bool, spoiled: torch.Tensor | None = None) -> tuple[Number, Number]:
         """Count and loss over all processes since the last time, or that of the last time when nothing came since.
         Numbers of a device stay there."""
         if self._answer is not None and self._from == len(self.parts):
@@ -67,6 +67,8 @@ class Tally:
         loss: Number = 0.0
         for _, part in self.parts[self._from :]:
             loss = part + loss
+        if spoiled is not None:
+            loss = torch.where(spoiled[0] != 0, math.nan, loss)
         if self._mesh.world > 1:
             words = self._sum(loss, save=save, stop=stop)
             self._count, loss = words[0], words[1]
