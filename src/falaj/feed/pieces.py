@@ -28,19 +28,19 @@ Columns = Mapping[str, Column]
 
 
 class Pieces:
-    """`load(n)` gives the columns of piece n, which has `counts[n]` samples."""
+    """`load(pieces)` gives the columns of some pieces, one after the other; piece n has `counts[n]` samples."""
 
     transform: Callable[[Any], Any] | None = None
-    inline = False
+    chunk = 1024
 
     def __init__(
-        self, counts: Sequence[int], load: Callable[[int], Columns], *, window: int = 0, chunk: int = 1024
+        self, counts: Sequence[int], load: Callable[[list[int]], Columns], *, window: int = 0, joined: bool = False
     ) -> None:
-        self.counts, self.load, self.chunk = np.asarray(counts, np.int64), load, chunk
+        self.counts, self._load, self._joined = np.asarray(counts, np.int64), load, joined
         self.window = window if 0 < window < len(counts) else 0
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
-        self._held: dict[int, Future[Columns]] = {}
+        self._held: dict[int, tuple[Future[Columns], int]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -51,41 +51,46 @@ class Pieces:
         return Windows(self.counts, self.window, seed, epoch) if self.window else None
 
     def take(self, ids: Ids) -> dict[str, Any]:
-        """One gather a column, out of each piece that has some of these samples."""
+        """One gather a column, out of each block that has some of these samples."""
         if len(self.counts) == 1:
-            return {name: _pick(column, ids) for name, column in self._get([0])[0].items()}
-        owners = np.searchsorted(self._ends, ids, side="right")
-        needed = np.unique(owners)
+            return _picked(self._get([0])[0][0], ids)
+        needed, nth = np.unique(np.searchsorted(self._ends, ids, side="right"), return_inverse=True)
         held = self._get(needed.tolist())
-        places = [np.flatnonzero(owners == piece) for piece in needed]
-        rows = [ids[place] - self._starts[piece] for place, piece in zip(places, needed, strict=True)]
-        return {
-            name: _join([_pick(columns[name], row) for columns, row in zip(held, rows, strict=True)], places, len(ids))
-            for name in held[0]
-        }
+        rows = ids + np.array([base for _, base in held])[nth] - self._starts[needed][nth]
+        blocks = {id(columns): columns for columns, _ in held}
+        if len(blocks) == 1:
+            return _picked(held[0][0], rows)
+        owners = np.array([id(columns) for columns, _ in held])[nth]
+        places = [np.flatnonzero(owners == block) for block in blocks]
+        parts = [_picked(columns, rows[place]) for columns, place in zip(blocks.values(), places, strict=True)]
+        return {name: _joined([part[name] for part in parts], places, len(ids)) for name in parts[0]}
 
-    def _get(self, needed: list[int]) -> list[Columns]:
-        """Threads that want the same pieces share the loading: each takes the next that nobody loads yet."""
-        found: list[Future[Columns]] = []
-        for piece in needed:
-            with self._lock:
-                future = self._held.pop(piece, None)
-                mine = future is None
-                future = future or Future()
-                self._held[piece] = future
-                while self.window and len(self._held) > max(2 * self.window, len(needed)):
-                    del self._held[next(iter(self._held))]
-            found.append(future)
-            if mine:
-                self._load(piece, future)
-        return [future.result() for future in found]
+    def _get(self, needed: list[int]) -> list[tuple[Columns, int]]:
+        """The block that each piece lies in, and where it begins there. Pieces that nobody loads yet are loaded here,
+        in one go where that is cheaper; for others their loader is waited for."""
+        mine: list[tuple[list[int], Future[Columns]]] = []
+        with self._lock:
+            if missing := [piece for piece in needed if piece not in self._held]:
+                for some in [missing] if self._joined else [[piece] for piece in missing]:
+                    mine.append((some, Future()))
+                    bases = np.cumsum([0, *self.counts[some]]).tolist()
+                    self._held.update((piece, (mine[-1][1], base)) for piece, base in zip(some, bases, strict=False))
+            for piece in needed if self.window else ():
+                self._held[piece] = self._held.pop(piece)
+            found = [self._held[piece] for piece in needed]
+            while self.window and len(self._held) > max(3 * self.window, len(needed)):
+                del self._held[next(iter(self._held))]
+        for some, future in mine:
+            self._fulfil(some, future)
+        return [(future.result(), base) for future, base in found]
 
-    def _load(self, piece: int, future: "Future[Columns]") -> None:
+    def _fulfil(self, pieces: list[int], future: "Future[Columns]") -> None:
         try:
-            future.set_result(self.load(piece))
+            future.set_result(self._load(pieces))
         except BaseException as error:
             with self._lock:
-                self._held.pop(piece, None)
+                for piece in pieces:
+                    self._held.pop(piece, None)
             future.set_exception(error)
             raise
 
@@ -118,21 +123,19 @@ class Windows:
         return np.asarray(self._starts[self._pieces[spots]] + found - before)
 
 
-def _pick(column: Column, rows: Ids) -> Any:
+def _picked(columns: Columns, rows: Ids) -> dict[str, Any]:
     # take, not [rows]: several times faster for narrow rows.
-    return column.take(rows, axis=0) if isinstance(column, np.ndarray) else column.pick(rows)
+    return {
+        name: column.take(rows, axis=0) if isinstance(column, np.ndarray) else column.pick(rows)
+        for name, column in columns.items()
+    }
 
 
-def _join(parts: list[Any], places: list[Ids], size: int) -> Any:
-    if len(parts) == 1:
-        return parts[0]
+def _joined(parts: list[Any], places: list[Ids], size: int) -> Any:
     if isinstance(parts[0], np.ndarray):
         whole = np.empty((size, *parts[0].shape[1:]), parts[0].dtype)
         for part, place in zip(parts, places, strict=True):
             whole[place] = part
         return whole
-    listed: list[Any] = [None] * size
-    for part, place in zip(parts, places, strict=True):
-        for value, where in zip(part, place.tolist(), strict=True):
-            listed[where] = value
-    return listed
+    values = [value for part in parts for value in part]
+    return [values[place] for place in np.argsort(np.concatenate(places)).tolist()]

@@ -78,8 +78,8 @@ def open_shards(folder: Path, columns: Sequence[str] | None, window: int, cache:
             raise Corrupt(f"{path} is missing or not of its {shard['bytes']} bytes", "copy or write the shards again")
     files = [Kept(folder / shard["file"], cache, shard["sha256"]) for shard in index["shards"]]
 
-    def load(piece: int) -> Columns:
-        with files[piece].local() as path:
+    def load(pieces: list[int]) -> Columns:
+        with files[pieces[0]].local() as path:
             return _read(path, known, columns or tuple(known))
 
     return Pieces([shard["rows"] for shard in index["shards"]], load, window=window)

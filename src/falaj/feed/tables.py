@@ -5,6 +5,7 @@ one width arrays of two dimensions. Floats have NaN for null. Texts, binaries, l
 nulls anywhere become Python lists, with None for null.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from falaj.feed.pieces import Column, Columns, Pieces
 WINDOW_BYTES, LEAST, MOST = 1 << 26, 4, 64
 """A window is of so many bytes when decoded, but of no fewer and no more pieces. Part of the order: never to change."""
 
+MANY = 100_000
+"""So many rows are decoded by all processors at once."""
+
 
 class Values:
     """A column that Arrow holds."""
@@ -34,6 +38,10 @@ class Values:
 
 def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: int, cache: Cache | None) -> Pieces:
     """A source over files of one schema."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise Invalid("tables are read with pyarrow, which is not installed", "install falaj[train]") from None
     kept = [Kept(file, cache) for file in files]
     scan = _parquet if files[0].suffix == ".parquet" else _arrow
     found = [_reading(file.path, "the footer", lambda file=file: scan(file)) for file in kept]  # type: ignore[misc]
@@ -50,14 +58,30 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
     size = sum(scanned.size_bytes for scanned in found)
     fitting = WINDOW_BYTES * len(counts) // max(1, size)
 
-    def load(piece: int) -> Columns:
-        nth, group = where[piece]
-        start = sum(found[nth].counts[:group])
-        rows = f"rows {start} to {start + counts[piece] - 1}"
-        table = _reading(kept[nth].path, rows, lambda: found[nth].read(group, wanted))
-        return {name: _column(table[name], name in gaps, f"{name} of {rows} of {files[nth]}") for name in wanted}
+    def load(pieces: list[int]) -> Columns:
+        tables, where_from = [], []
+        for nth, some in itertools.groupby(pieces, lambda piece: where[piece][0]):
+            groups = [where[piece][1] for piece in some]
+            where_from.append(f"{_rows(found[nth].counts, groups)} of {files[nth]}")
+            tables.append(_read(found[nth], files[nth], groups, wanted))
+        table = pa.concat_tables(tables)
+        return {name: _column(table[name], name in gaps, f"{name} in {', '.join(where_from)}") for name in wanted}
 
-    return Pieces(counts, load, window=window or min(max(fitting, LEAST), MOST), chunk=4096)
+    return Pieces(counts, load, window=window or min(max(fitting, LEAST), MOST), joined=True)
+
+
+def _read(scanned: "Scanned", file: Path, groups: list[int], wanted: list[str]) -> Any:
+    try:
+        return _reading(file, _rows(scanned.counts, groups), lambda: scanned.read(groups, wanted))
+    except Corrupt:
+        for group in groups if len(groups) > 1 else ():
+            # Which of them it is, is found by asking each.
+            _read(scanned, file, [group], wanted)
+        raise
+
+
+def _rows(counts: list[int], groups: list[int]) -> str:
+    return "rows " + ", ".join(f"{sum(counts[:group])} to {sum(counts[: group + 1]) - 1}" for group in groups)
 
 
 class Scanned:
@@ -82,10 +106,10 @@ def _parquet(file: Kept) -> Scanned:
             if known is not None and known.has_null_count and known.null_count:
                 gaps.add(column.path_in_schema.partition(".")[0])
 
-    def read(group: int, columns: list[str]) -> Any:
-        # A reader of its own for each piece, since threads must not share one; what the footer says is known already.
+    def read(some: list[int], columns: list[str]) -> Any:
+        # A reader of its own for each turn, since threads must not share one; what the footer says is known already.
         with file.local() as path, parquet.ParquetFile(path, metadata=about, memory_map=True) as opened:
-            return opened.read_row_group(group, columns, use_threads=False)
+            return opened.read_row_groups(some, columns, use_threads=sum(counts[group] for group in some) > MANY)
 
     counts = [group.num_rows for group in groups]
     return Scanned(schema, counts, sum(group.total_byte_size for group in groups), gaps, read)
@@ -95,20 +119,20 @@ def _arrow(file: Kept) -> Scanned:
     import pyarrow as pa
     from pyarrow import ipc
 
-    def batches(path: Path, group: int | None = None) -> tuple[Any, list[Any]]:
+    def batches(path: Path, some: list[int] | None = None) -> tuple[Any, list[Any]]:
         mapped = pa.memory_map(str(path))
         if mapped.read(6) == b"ARROW1":
             opened = ipc.open_file(mapped)
-            wanted = range(opened.num_record_batches) if group is None else [group]
+            wanted = range(opened.num_record_batches) if some is None else some
             return opened.schema, [opened.get_batch(number) for number in wanted]
         mapped.seek(0)
         stream = ipc.open_stream(mapped)
         found = list(stream)
-        return stream.schema, found if group is None else [found[group]]
+        return stream.schema, found if some is None else [found[number] for number in some]
 
-    def read(group: int, columns: list[str]) -> Any:
+    def read(some: list[int], columns: list[str]) -> Any:
         with file.local() as path:
-            return pa.Table.from_batches(batches(path, group)[1]).select(columns)
+            return pa.Table.from_batches(batches(path, some)[1]).select(columns)
 
     schema, found = batches(file.path)
     gaps = {name for batch in found for name in schema.names if batch[name].null_count}
@@ -116,10 +140,8 @@ def _arrow(file: Kept) -> Scanned:
 
 
 def _reading(file: Path, what: str, read: Callable[[], Any]) -> Any:
-    try:
-        import pyarrow as pa
-    except ImportError:
-        raise Invalid(f"{file.name} is read with pyarrow, which is not installed", "install falaj[train]") from None
+    import pyarrow as pa
+
     try:
         return read()
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:
@@ -130,9 +152,7 @@ def _column(chunked: Any, gaps: bool, where: str) -> Column:
     import pyarrow as pa
     from pyarrow import types
 
-    array = chunked.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    array = chunked.chunk(0) if chunked.num_chunks == 1 else pa.concat_arrays(chunked.chunks)
     kind = array.type
     if types.is_floating(kind):
         return _numbers(array)
