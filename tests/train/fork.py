@@ -67,7 +67,7 @@ def begin(rank: int, size: int, meeting: Path, work: Callable[[], Any]) -> int:
         os._exit(code)
 
 
-def join(children: list[int], *, limit_s: float = DEADLINE_S) -> list[int]:
+def join(children: list[int], *, limit_s: float = DEADLINE_S, grace_s: float = 2.0) -> list[int]:
     """The exit codes; once one fails the others are ended, as a launcher does."""
     codes: dict[int, int] = {}
     until = time.monotonic() + limit_s
@@ -78,7 +78,7 @@ def join(children: list[int], *, limit_s: float = DEADLINE_S) -> list[int]:
                 if done:
                     codes[pid] = os.waitstatus_to_exitcode(status)
         if time.monotonic() > until or any(codes.values()):
-            grace = time.monotonic() + (2.0 if time.monotonic() <= until else 0.0)
+            grace = time.monotonic() + (grace_s if time.monotonic() <= until else 0.0)
             _end([pid for pid in children if pid not in codes], grace, codes)
         time.sleep(0.002)
     return [codes[pid] for pid in children]

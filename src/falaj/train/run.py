@@ -17,7 +17,7 @@ from falaj.feed.feed import Feed, Source
 from falaj.feed.plan import Plan
 from falaj.feed.sources import open_source
 from falaj.gauge.gauge import Gauge
-from falaj.state.checkpoints import Checkpoints, Found
+from falaj.state.checkpoints import SETTLE_S, Checkpoints, Found
 from falaj.train import evaluate, memory, precision, weights
 from falaj.train.ema import Ema
 from falaj.train.facts import facts, same
@@ -226,10 +226,12 @@ class Run:
         """Whether the state is that between two steps."""
         return self._stepping is not None and self._stepping.whole
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = SETTLE_S) -> None:
         """Let what is being saved become durable."""
         if self.saves:
-            self.saves.close()
+            self.saves.settle(timeout_s)
+            self.tell_saves()
+            self.saves.close(timeout_s)
 
     def let_go(self) -> None:
         """Forget everything that holds memory."""
