@@ -41,6 +41,22 @@ def test_a_model_whose_way_depends_on_values_has_no_count() -> None:
     assert count(sketch(_Odd()), (torch.ones(2, 4),), {}) == 0
 
 
+class _Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.inner(x) + torch.rand(4), 0.5)
+
+
+def test_counting_uses_up_nobodys_random_numbers() -> None:
+    model = _Drops()
+    before = torch.get_rng_state()
+    assert count(sketch(model), (torch.ones(2, 4),), {}) > 0
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_the_first_inputs_are_seen_and_then_nobody_looks() -> None:
     model = nn.Linear(4, 4)
     seen = Seen(model)

@@ -38,6 +38,13 @@ def _gauge(here: Here) -> Gauge:
     return Gauge(here, rank=0, world=1, device="cpu", first=0, steps=20, log_s=0.0, stream=io.StringIO())
 
 
+def _until_read(place: Path) -> None:
+    deadline = time.monotonic() + _LONG_S
+    while (place / "trace.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_profile_asked_for_before_the_run(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_PROFILE", '{"first": 6, "steps": 4}')
     gauge = _gauge(here)
@@ -46,6 +53,7 @@ def test_a_profile_asked_for_before_the_run(here: Here, monkeypatch: pytest.Monk
     assert here.checkpoints is not None
     (place,) = (here.checkpoints / "profiles").iterdir()
     assert place.name == "step-6"
+    _until_read(place)
     assert sorted(file.name for file in place.iterdir()) == ["facts.json", "summary.json", "trace.json.gz"]
     found = profile.summary(here.checkpoints / "profiles")
     assert found["steps"] == len(found["step_s"]) == 4
@@ -72,6 +80,7 @@ def test_a_run_under_way_is_asked_by_a_file_and_reads_itself_without_a_summary(h
         last += 5
     gauge.close()
     (place,) = folder.glob("step-*")
+    _until_read(place)
     told = json.loads((place / "summary.json").read_text())
     (place / "summary.json").unlink()
     assert profile.summary(place) == told | {"memory": [tuple(point) for point in told["memory"]]}

@@ -127,14 +127,18 @@ class Late:
             event.record()
         self._coming.append((step, found, event))
 
-    def take(self, *, wait: bool = False) -> list[tuple[int, dict[str, float]]]:
-        """What has come, by step; with `wait`, everything."""
-        found = []
-        while self._coming and (self._coming[0][2] is None or wait or self._coming[0][2].query()):
-            step, values, event = self._coming.popleft()
-            if event is not None:
-                event.synchronize()
-            found.append((step, {name: float(value) for name, value in values.items()}))
+    def take(self, wait_s: float = 0.0) -> list[tuple[int, dict[str, float]]]:
+        """What has come, by step; waits so long for more, and no longer: the device may never answer again."""
+        found, until = [], time.monotonic() + wait_s
+        while self._coming:
+            step, values, event = self._coming[0]
+            if event is None or event.query():
+                self._coming.popleft()
+                found.append((step, {name: float(value) for name, value in values.items()}))
+            elif time.monotonic() < until:
+                time.sleep(0.001)
+            else:
+                break
         return found
 
 

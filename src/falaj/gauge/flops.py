@@ -16,6 +16,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+_ODD = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""What a model may raise that is copied, or run without data."""
+
 
 @cache
 def matmul(device: str, dtype: torch.dtype = torch.float32) -> float:
@@ -45,12 +51,13 @@ def sketch(module: nn.Module) -> nn.Module:
 def count(drawn: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     """FLOPs of forward and backward of a sketch on inputs like these; 0 where they cannot be told."""
     try:
-        with FlopCounterMode(display=False) as counter:
+        # What the model makes by itself has no data either: nobody's random numbers are used up.
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
             made = _floats(drawn(*_meta(args), **_meta(kwargs)))
             losses = [one.sum() for one in made if one.requires_grad]
             if losses:
                 torch.autograd.backward(losses)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
+    except _ODD:
         return 0.0  # a model whose way depends on values has no count
     return float(counter.get_total_flops())
 
@@ -63,7 +70,7 @@ class Seen:
         self._given: tuple[Any, Any] | None = None
         if getattr(module, "_compiled_call_impl", None) is not None:
             return  # what was compiled in its place would keep the hook for ever
-        with contextlib.suppress(RuntimeError, TypeError, AttributeError, NotImplementedError):
+        with contextlib.suppress(*_ODD):
             self._drawn = sketch(module) if drawn is None else drawn
             self._hook = module.register_forward_pre_hook(self._see, with_kwargs=True)
 

@@ -24,7 +24,7 @@ from falaj.worker import Here
 COMMUNICATION = "communication"
 """The phase in which a process waits for the others."""
 _UNITS, _SPAN_S, _MICROS = "\0units", "\0span_s", "\0micros"
-_SLOW_STEPS, _SLOW_S = 5, 1.0
+_SLOW_STEPS, _SLOW_S, _LAST_S = 5, 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,8 @@ class Gauge:
         self._beside.close()
         if self._heard:
             faulthandler.unregister(signal.SIGUSR2)
-        self._tell_late(wait=True)
+        with contextlib.suppress(RuntimeError):  # a device that failed has said so already
+            self._tell_late(_LAST_S)
         if self._capture is not None:
             self._capture.close()
         if self._line is not None:
@@ -143,9 +144,12 @@ class Gauge:
         if self._capture is not None:
             ticks.append(self._capture.tick)
         if self.habits.hang_s > 0:
-            seen = lambda: (self._seen, self.number - self._first + 1)  # noqa: E731 - a name would say no more
-            ticks.append(hang.Watchdog(self.here, self.rank, seen, self.habits.hang_s, self.habits.first_s).tick)
+            watchdog = hang.Watchdog(self.here, self.rank, self._pulse, self.habits.hang_s, self.habits.first_s)
+            ticks.insert(0, watchdog.tick)
         return ticks
+
+    def _pulse(self) -> tuple[float, int]:
+        return self._seen, self.number - self._first + 1
 
     def _forget(self) -> None:
         self._count, self._units, self._waited, self._micros, self._stalled = 0, 0.0, 0.0, 0, 0.0
@@ -206,9 +210,9 @@ class Gauge:
         if text:
             self.note(f"rank {self.rank}: {text}")
 
-    def _tell_late(self, *, wait: bool = False) -> None:
+    def _tell_late(self, wait_s: float = 0.0) -> None:
         """Tell the values of earlier steps that have come."""
-        for step, values in self._late.take(wait=wait):
+        for step, values in self._late.take(wait_s):
             units, span_s, micros = (values.pop(name, 0.0) for name in (_UNITS, _SPAN_S, _MICROS))
             if span_s and self.rank == 0:
                 readers = self.habits.readers or self.world

@@ -22,7 +22,7 @@ _TRACE, _FACTS, _SUMMARY, _ASK = "trace.json", "facts.json", "summary.json", "as
 _LEAD = 3  # one step that waits, one that warms up, and the one at whose end we begin
 _MOST_SLOW = 2
 _NEVER = 1 << 62
-_CLOSE_S = 60.0
+_CLOSE_S = 10.0
 
 
 def ask(folder: Path, steps: int = 3) -> None:
@@ -40,8 +40,9 @@ def summary(folder: Path) -> dict[str, Any]:
     try:
         if (place / _SUMMARY).is_file():
             return dict(json.loads((place / _SUMMARY).read_bytes()))
+        plain = place / _TRACE  # stays until the packed one is whole
         packed = place / f"{_TRACE}.gz"
-        text = gzip.decompress(packed.read_bytes()) if packed.exists() else (place / _TRACE).read_bytes()
+        text = plain.read_bytes() if plain.exists() else gzip.decompress(packed.read_bytes())
         return {"facts": json.loads((place / _FACTS).read_bytes()), **summarize(json.loads(text)["traceEvents"])}
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"the profile {place.name} cannot be read: {error}", "take another one") from error
@@ -97,14 +98,14 @@ class Capture:
         """Look whether somebody asks, beside the loop."""
         del now
         asked = self._folder / _ASK if self._folder else None
-        if asked and asked.is_file():
-            with contextlib.suppress(OSError, ValueError, Invalid):
+        with contextlib.suppress(OSError, ValueError, Invalid):
+            if asked and asked.is_file():
                 self._steps = int(_said(asked.read_text()).get("steps", 3))
                 asked.unlink()
                 self._at = 0
 
     def close(self) -> None:
-        """Nothing more is taken; what was is read to its end."""
+        """Nothing more is taken. What was is read to its end, if that is soon: else by whoever looks at it."""
         if self._running is not None:
             self._running.stop()
             self._running = None
