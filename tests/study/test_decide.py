@@ -184,6 +184,9 @@ def test_a_sweep_that_only_fails_is_given_up_with_the_reason() -> None:
     assert "exit 1" in next_move(PLAN, trials(BAD, BAD, BAD, LIVE), 1000).give_up
     assert next_move(PLAN, [*trials(BAD, BAD, BAD), *trials(GOOD, value=1.0)], 1000).give_up == ""
     assert next_move(replace(PLAN, trials=1), trials(BAD), 1000).give_up
+    told = [replace(trial, value=0.5) for trial in trials(BAD, BAD, BAD)]  # they all measured something, and then fell
+    assert next_move(PLAN, told, 1000).give_up
+    assert next_move(PLAN, [*told, Trial(4, {}, LIVE, 0.5)], 1000).start
 
 
 def test_the_best_came_to_its_end() -> None:

@@ -42,8 +42,8 @@ class Move(NamedTuple):
 def next_move(plan: SweepPlan, trials: Sequence[Trial], most: int) -> Move:
     """Start so many trials, finish, give up, or wait. `most`: there are no more points than that in its space."""
     failed = [trial for trial in trials if trial.state == BAD]
-    good = [trial for trial in trials if trial.state in (GOOD, BEHIND) or trial.value is not None]
-    if len(failed) >= min(plan.give_up, plan.trials) and not good:
+    hope = any(one.state in (GOOD, BEHIND) or (one.state == LIVE and one.value is not None) for one in trials)
+    if len(failed) >= min(plan.give_up, plan.trials) and not hope:
         return Move(give_up=f"the first {len(failed)} trials failed, the last: {failed[-1].note}")
     live = sum(trial.state == LIVE for trial in trials)
     left = min(plan.trials, most) - len(trials)
@@ -96,24 +96,22 @@ class Reading(NamedTuple):
     def after(self, plan: SweepPlan, points: Iterable[tuple[int, float]]) -> "Reading":
         """With more points of the metric, by step."""
         value, step, rungs, seen = self.value, self.step, dict(self.rungs), self.seen
+        rung = plan.min_steps
+        while seen and rung <= step:
+            rung *= plan.eta
         for at, number in points:
-            if seen:
-                _pass(plan, rungs, step, at - 1, value)
+            while rung < at:
+                if seen:  # at a rung before its first point nothing is known of it
+                    rungs[rung] = value
+                rung *= plan.eta
             new = number if math.isfinite(number) else None
-            better = _loss(plan, new) < _loss(plan, value)
-            value = new if plan.take == "last" or better else value
+            if plan.take == "last" or _loss(plan, new) < _loss(plan, value):
+                value = new
             step, seen = max(step, at), True
-            _pass(plan, rungs, at, at, value)
+            if rung == at:
+                rungs[rung] = value
+                rung *= plan.eta
         return Reading(value, step, rungs, seen)
-
-
-def _pass(plan: SweepPlan, rungs: dict[int, float | None], low: int, high: int, value: float | None) -> None:
-    """Note the value at every rung from `low` to `high` that has none."""
-    rung = plan.min_steps
-    while rung <= high:
-        if rung >= low:
-            rungs.setdefault(rung, value)
-        rung *= plan.eta
 
 
 def _is_out(plan: SweepPlan, mine: float, values: Sequence[float], behind: int) -> bool:

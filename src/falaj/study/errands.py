@@ -13,7 +13,7 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
-from falaj.jobs.errands import DEFAULT_PROJECT, submit
+from falaj.jobs import errands as jobs
 from falaj.jobs.records import JobView
 from falaj.jobs.spec import is_spec, name_of, read_file
 from falaj.store.codec import from_plain
@@ -30,7 +30,7 @@ def _with_flags(function: F) -> F:
     """Say the flags of a plan and those of a job once, where they are at home: here they stand in the signature."""
     hints = typing.get_type_hints(SweepPlan, include_extras=True)
     flags = {name: _optional(hints[name]) for name in _PLAN}
-    theirs = typing.get_type_hints(submit, include_extras=True)
+    theirs = typing.get_type_hints(jobs.submit, include_extras=True)
     flags |= {name: hint for name, hint in theirs.items() if name not in (*_NOT_OURS, "return")}
     own = inspect.signature(function)
     kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -78,10 +78,10 @@ def start(
         what = words.pop("command", "")
         words = {key: value for key, value in words.items() if key not in ("name", "project")}
     plan = _plan({key: words.pop(key) for key in _PLAN if key in words})
-    unknown = sorted(set(words) - set(inspect.signature(submit).parameters))
+    unknown = sorted(set(words) - set(inspect.signature(jobs.submit).parameters))
     if unknown:
         raise Invalid(f"a sweep has no {', '.join(unknown)[:200]}", "see: falaj sweeps start --help")
-    ref = _start(here, _command(what, folder), plan, (name, project or DEFAULT_PROJECT), words)
+    ref = _start(here, _command(what, folder), plan, (name, project or jobs.DEFAULT_PROJECT), words)
     return _waited(here, ref) if wait else cast(SweepView, here.sweeps.show(ref))
 
 

@@ -12,12 +12,15 @@ from falaj.core.context import HOUSE, Context
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
+from falaj.dispatch.loops import loops as dispatch
+from falaj.fleet.clusters import Clusters
 from falaj.fleet.use import every, tenants
 from falaj.govern.accounts import person_key, tenant_key
 from falaj.jobs import records as jobs
 from falaj.jobs.attempts import actor_of
+from falaj.jobs.service import Jobs
 from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.loop import Turn
+from falaj.store.loop import Loop, Turn
 from falaj.store.records import Record
 from falaj.study.curves import Curves
 from falaj.study.decide import Trial, best, next_move, stops
@@ -44,6 +47,7 @@ from falaj.study.trials import (
     trial_terms,
     trials_of,
 )
+from falaj.track.service import Track
 
 EVERY_S = 0.5
 SEARCH_S = 5.0
@@ -116,7 +120,8 @@ class SweepLoop:
         elif any(changed) or self._rested.get(key) != sweep.rev:
             with self._ledger.read(ctx) as tx:
                 trials = trials_of(tx, sweep)
-            if not self._cancel(ctx, sweep, trials) and not self._advance(ctx, sweep, trials):
+            acted = self._cancel(ctx, sweep, trials) or self._advance(ctx, sweep, trials)
+            if not acted and self._turn.alive():
                 self._rested[key] = sweep.rev
 
     def _look(self, ctx: Context, sweep: Record, trial: Record, job: Record | None) -> bool:
@@ -268,3 +273,8 @@ def _barred(tx: Reader, sweep: Record) -> str:
         return f"the tenant {tenant} is suspended"
     gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
     return f"the account {who} is suspended or gone" if gone else ""
+
+
+def loops(ledger: Ledger, clusters: Clusters, track: Track, jobs_desk: Jobs, sweeps: Sweeps) -> tuple[Loop, ...]:
+    """All that works on jobs, as a house starts it: their own loops, and the one that asks for them."""
+    return *dispatch(ledger, clusters, track, jobs_desk), SweepLoop(ledger, sweeps)

@@ -1,6 +1,6 @@
 """The desk of sweeps: ask for a search, look at it, stop it, and give a trial's output a name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Annotated
 
@@ -17,21 +17,9 @@ from falaj.jobs.spec import checked
 from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
+from falaj.study import records as known
 from falaj.study.curves import Curves
-from falaj.study.records import (
-    FINISHED,
-    GOALS,
-    LIVE,
-    OVER,
-    SAMPLERS,
-    STOPPED,
-    STOPPERS,
-    TAKES,
-    Body,
-    SweepPage,
-    SweepPlan,
-    SweepView,
-)
+from falaj.study.records import LIVE, OVER, Body, SweepPage, SweepPlan, SweepView
 from falaj.study.space import read_space, text
 from falaj.study.suggest import check_sampler
 from falaj.study.trials import (
@@ -39,7 +27,6 @@ from falaj.study.trials import (
     code_in,
     new_sweep,
     plan_in,
-    read,
     refs_in,
     stopping,
     sweep_terms,
@@ -141,8 +128,9 @@ class Sweeps:
             found = [tx.get(job) for job in live]
         states = {str(job.ref.bare): str(job.body["state"]) for job in found if job is not None}
         curves, plan = Curves(self.track), plan_in(record)
-        bodies = [read(one.body, curves.whole(one, plan)) if one.body["state"] == LIVE else one.body for one in trials]
-        return view(record, bodies, states)
+        seen = {one.key: curves.glance(one, plan) for one in trials if one.body["state"] == LIVE}
+        now = {key: {"value": reading.value, "step": reading.step} for key, reading in seen.items()}
+        return view(record, [{**one.body, **now.get(one.key, {})} for one in trials], states)
 
     @verb(writes=("sweep",))
     def stop(
@@ -162,7 +150,7 @@ class Sweeps:
             if old.body["state"] in OVER:
                 raise Conflict(f"{sweep.bare} is over: {old.body['state']}", "there is nothing to stop", sweep)
             why = reason or f"stopped by {ctx.actor.behalf or ctx.actor.id}"
-            body = stopping(old.body, why, end=FINISHED if let_finish else STOPPED)
+            body = stopping(old.body, why, end=known.FINISHED if let_finish else known.STOPPED)
             record = tx.put(old.key, body, rev=old.rev, terms=sweep_terms(body))
             tx.emit("sweeps.stop", record.ref, reason=reason[:500], let_finish=int(let_finish))
             tx.after(self._stir)
@@ -213,14 +201,14 @@ class Sweeps:
 
 def check_plan(plan: SweepPlan) -> int:
     """How many trials there can be; Invalid when the plan cannot be carried out."""
-    for what, given, known in (
-        ("goal", plan.goal, GOALS),
-        ("sampler", plan.sampler, SAMPLERS),
-        ("stopper", plan.stopper, STOPPERS),
-        ("take", plan.take, TAKES),
+    for what, given, words in (
+        ("goal", plan.goal, known.GOALS),
+        ("sampler", plan.sampler, known.SAMPLERS),
+        ("stopper", plan.stopper, known.STOPPERS),
+        ("take", plan.take, known.TAKES),
     ):
-        if given not in known:
-            raise Invalid(f"{given[:40]!r} is no {what}", f"one of {', '.join(known)}")
+        if given not in words:
+            raise Invalid(f"{given[:40]!r} is no {what}", f"one of {', '.join(words)}")
     if not plan.metric or len(plan.metric) > 250:
         raise Invalid("a sweep needs the metric it searches by", "--metric valid_loss, as the program reports it")
     if not 0 < plan.trials <= MOST_TRIALS or not 0 < plan.at_once <= MOST_AT_ONCE or plan.give_up < 1:
@@ -243,13 +231,15 @@ def _need(tx: Reader, sweep: Ref) -> Record:
 
 def _facts(source: Record, plan: SweepPlan, trial: Body) -> Facts:
     """What the trial's publisher said, with what the sweep knows: the parameters, and what they brought."""
-    known: Mapping[str, object] = {f.name: source.body[f.name] for f in fields(Facts) if source.body.get(f.name)}
-    facts: Facts = from_plain(Facts, known)
+    said = {field.name: source.body[field.name] for field in fields(Facts) if source.body.get(field.name)}
+    facts: Facts = from_plain(Facts, said)
     params = {name: text(value) for name, value in trial["params"].items()}
     metrics = {} if trial["value"] is None else {plan.metric: trial["value"]}
     old = facts.card or Card()
     card = replace(
         old, metrics={**old.metrics, **metrics}, params={**old.params, **params}, run=old.run or trial["run"]
     )
-    said = f"trial {trial['number']}: {plan.metric} {trial['value']:.6g}" if metrics else f"trial {trial['number']}"
-    return replace(facts, message=said, card=card if source.key.kind == "model" else facts.card)
+    found = f": {plan.metric} {trial['value']:.6g}" if metrics else ""
+    return replace(
+        facts, message=f"trial {trial['number']}{found}", card=card if source.key.kind == "model" else facts.card
+    )
