@@ -1,8 +1,8 @@
 """`python -m falaj.train.autotune train.py`: find how a script runs fastest here, as lines of JSON.
 
 Every candidate is a line {"tried": ...}, the end is {"tuned": ...} or {"error": ...}. What was found is kept in a
-folder, by the digest of the script and what it runs on; it is asked for again only after one look whether it still
-holds.
+folder, by the digest of the script and what it runs on, and holds after one look whether it still does.
+`--profile 3` looks where the time of so many steps goes instead, and says it in lines {"piece": ...}.
 """
 
 import argparse
@@ -13,21 +13,29 @@ import os
 import platform
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from falaj.core.errors import FalajError, Invalid
+from falaj.core.errors import FalajError, Invalid, UserCodeFailed
+from falaj.gauge.profile import summary
 from falaj.train.candidate import Bounds, measure
 from falaj.train.search import Search, Tried, Tuned, fits
 
+_WARM = 6
+_PIECE = 4000
+"""Characters in a line: logs cut long ones."""
 Tell = Callable[[Tried], None]
 
 
 def tune(words: Sequence[str], bounds: Bounds, *, world: int = 1, cache: Path | None = None, tell: Tell) -> Tuned:
     """How a script (its path and arguments) runs fastest as one of `world` processes of its kind."""
+    with contextlib.suppress(ImportError):
+        import_module("torch._dynamo")  # which every child would load at its first step
     run = partial(measure, words, bounds=bounds)
     file = cache / f"{key(words, bounds, world)}.json" if cache else None
     if file and (known := _kept(file)):
@@ -61,6 +69,16 @@ def key(words: Sequence[str], bounds: Bounds, world: int) -> str:
     return digest.hexdigest()[:32]
 
 
+def profiled(words: Sequence[str], bounds: Bounds, steps: int) -> dict[str, Any]:
+    """Where the time of a few steps goes, by a run that leaves nothing behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FALAJ_PROFILE"] = json.dumps({"first": _WARM, "steps": steps, "folder": folder})
+        got = measure(words, {}, bounds._replace(warm=_WARM, steps=steps + _WARM, seconds=bounds.limit_s))
+        if not got.good:
+            raise UserCodeFailed(f"the script fails by itself:\n{got.failed or 'out of memory'}", "let it run first")
+        return summary(Path(folder))
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser("python -m falaj.train.autotune", allow_abbrev=False)
@@ -69,22 +87,32 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=Bounds().steps, help="steps measured of each candidate")
     parser.add_argument("--limit-s", type=float, default=Bounds().limit_s, help="time of each candidate, at most")
     parser.add_argument("--cache", default="", help="folder of what was found before")
+    parser.add_argument("--profile", type=int, default=0, help="look where the time of so many steps goes instead")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="the script and its arguments")
     asked = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # being ended is being interrupted: nothing stays
     bounds = Bounds(steps=asked.steps, limit_s=asked.limit_s, limit_bytes=asked.memory_bytes)
     try:
-        if not asked.words:
-            raise Invalid("there is no script", "python -m falaj.train.autotune train.py")
-        cache = Path(asked.cache) if asked.cache else None
-        found = tune(asked.words, bounds, world=asked.world, cache=cache, tell=lambda one: _say("tried", asdict(one)))
+        _do(asked, bounds)
     except FalajError as error:
         _say("error", error.wire())
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    _say("tuned", asdict(found))
     return 0
+
+
+def _do(asked: argparse.Namespace, bounds: Bounds) -> None:
+    if not asked.words:
+        raise Invalid("there is no script", "python -m falaj.train.autotune train.py")
+    if asked.profile:
+        text = json.dumps(profiled(asked.words, bounds, asked.profile))
+        for at in range(0, len(text), _PIECE):
+            _say("piece", text[at : at + _PIECE])
+        return
+    cache = Path(asked.cache) if asked.cache else None
+    found = tune(asked.words, bounds, world=asked.world, cache=cache, tell=lambda one: _say("tried", asdict(one)))
+    _say("tuned", asdict(found))
 
 
 def _say(kind: str, what: Any) -> None:

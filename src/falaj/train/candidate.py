@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import runpy
 import signal
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, NoReturn
 
-from falaj.core.errors import Invalid
+from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.train import probe
 from falaj.train.probe import Measured, Order, Probed
 
@@ -28,9 +27,7 @@ _LIBC = ctypes.CDLL(None)
 _DIE_WITH_PARENT = 1
 _LOOK_S = 0.02
 _LINES = 12
-_ROOM = 1 << 30
-"""Beyond its limit a process keeps room for libraries, stacks and what is mapped and never touched."""
-_KEPT = ("FALAJ_INPUT_", "FALAJ_PARAM", "FALAJ_TRAIN")
+_KEPT = ("FALAJ_INPUT_", "FALAJ_PARAM", "FALAJ_PROFILE", "FALAJ_TRAIN")
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -89,10 +86,11 @@ def _answer(status: int | None, out: IO[bytes], said: IO[bytes], bounds: Bounds)
         return Measured(**known, oom=True)  # by the kernel: we would have known of a time that is up
     if status is None:
         return Measured(**known, failed=f"it was not done after {bounds.limit_s:g} s")
-    size = said.seek(0, os.SEEK_END)
-    said.seek(max(0, size - 8192))
-    lines = said.read().decode(errors="replace").strip().splitlines()[-_LINES:]
-    return Measured(**known, failed="\n".join(lines) or f"it ended with {status} and took no steps of falaj.train")
+    said.seek(max(0, said.seek(0, os.SEEK_END) - 8192))
+    text = "\n".join(said.read().decode(errors="replace").strip().splitlines()[-_LINES:])
+    return Measured(
+        **known, failed=text if status else f"it took no steps of falaj.train; it said: {text or 'nothing'}"
+    )
 
 
 def _live(words: Sequence[str], changes: Changes, order: Order, said: IO[bytes]) -> NoReturn:
@@ -105,6 +103,7 @@ def _live(words: Sequence[str], changes: Changes, order: Order, said: IO[bytes])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number in (1, 2):
             os.dup2(said.fileno(), number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
         with _surroundings(changes, order):
             _script(words, order)
         code = 0
@@ -138,8 +137,6 @@ def _surroundings(changes: Changes, order: Order) -> Iterator[None]:
     os.environ |= {"FALAJ_TRAIN": json.dumps(known), "FALAJ_PROBE": json.dumps(order._asdict())}
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    if order.limit_bytes and not Path("/dev/nvidiactl").exists():
-        resource.setrlimit(resource.RLIMIT_DATA, (order.limit_bytes + _ROOM,) * 2)
     with tempfile.TemporaryDirectory() if outputs else contextlib.nullcontext("") as scratch:
         os.environ |= dict.fromkeys(outputs, scratch)
         yield
@@ -155,7 +152,7 @@ def _script(words: Sequence[str], order: Order) -> None:
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
     try:
         runpy.run_path(words[0], run_name="__main__")
-    except (RuntimeError, MemoryError) as error:
-        if not probe.out_of_memory(error):
+    except (RuntimeError, MemoryError, UserCodeFailed) as error:
+        if not probe.out_of_memory(error.__cause__ or error):
             raise
         watch.end(oom=True)

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import resource
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ from falaj.train.step import Step
 _LEAST = 3
 """Steps that are measured at least, though time is up."""
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "cannot allocate memory")
+_SLACK = 1 << 28
+"""Beyond its limit a process keeps room for stacks, and for what is mapped and never touched."""
 _CLEAR_PEAK = "5"  # proc(5): forget the highest resident size
 
 
@@ -233,9 +236,11 @@ class Probed(Run):
         del last
         self.probe.fed(feed.plan)
         order = self.probe.order
-        for step in super().steps(order.warm + order.steps + 1, feed, *given, **named):
-            self.probe.stepped(step.number)
-            yield step
+        inner: Any = super().steps(order.warm + order.steps + 1, feed, *given, **named)
+        with contextlib.closing(inner):  # at once: what watches the run has an end of its own to make
+            for step in inner:
+                self.probe.stepped(step.number)
+                yield step
 
     def save_model(self, module: nn.Module, name: str = "model", **about: Any) -> Path:
         """Nothing: what is measured is not kept."""
@@ -270,13 +275,16 @@ class Resident(Memory):
     """The memory of a machine: what is resident of this process."""
 
     def free(self, limit_bytes: int) -> int:
-        known = [_kilobytes("/proc/meminfo", "MemAvailable:") + _kilobytes("/proc/self/status", "VmRSS:")]
+        mine = _kilobytes("/proc/self/status", "VmRSS:")
+        known = [_kilobytes("/proc/meminfo", "MemAvailable:") + mine, *([limit_bytes] if limit_bytes else [])]
         for folder in cpus.groups():
             for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-                limit, now = _number(folder / most), _number(folder / used)
-                if limit:
-                    known.append(limit - now + _kilobytes("/proc/self/status", "VmRSS:"))
-        return min([*known, *([limit_bytes] if limit_bytes else [])])
+                if limit := _number(folder / most):
+                    known.append(limit - _number(folder / used) + mine)
+        # Whoever asks for more is refused, before the machine begins to end others for its sake.
+        fence = _kilobytes("/proc/self/status", "VmData:") + min(known) - mine + _SLACK
+        resource.setrlimit(resource.RLIMIT_DATA, (max(fence, _SLACK),) * 2)
+        return min(known)
 
     def forget(self) -> None:
         with contextlib.suppress(OSError):

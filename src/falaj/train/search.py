@@ -71,7 +71,10 @@ class Search:
         budget_s: float = 1800.0,
         tell: Callable[[Tried], None] = lambda _: None,
     ) -> None:
-        self._run, self._world, self._tell = run, world, tell
+        self._measure, self._world, self._tell = run, world, tell
+        self._alone: dict[str, Any] = {}
+        """What a script does by itself as one of many processes, and must be told when it is measured alone."""
+        self._its_own = False
         self._until = time.monotonic() + budget_s
         self._seen: dict[str, Measured] = {}
         self._tried: list[Tried] = []
@@ -91,6 +94,9 @@ class Search:
             limit if limit < float("inf") else 0.0, now.shape, now.chip, tuple(self._tried),
         )  # fmt: skip
 
+    def _run(self, changes: Changes) -> Measured:
+        return self._measure({**self._alone, **changes})
+
     @property
     def _first(self) -> Measured:
         return self._seen[_key({})]
@@ -108,10 +114,15 @@ class Search:
         """The script as it is, or with the first micro-batch that fits."""
         first = self._try("as it is", {})
         if first.failed:
-            raise UserCodeFailed(f"the script fails by itself:\n{first.failed}", "let it run a few steps first")
+            raise UserCodeFailed(f"the script fails by itself:\n{first.failed}", "let it run first")
+        self._its_own = first.micro != first.batch
+        if first.batch and self._world > 1 and self._open("micro"):
+            self._alone = {"micro": self._sizes[-1]}
+            self._seen.clear()
+            first = self._try(f"as one of {self._world} processes", {})
         size = first.micro
-        while first.batch and self._open("micro") and (not fits(self._now) or size > self._sizes[-1]):
-            smaller = below(self._sizes, size / _DOWN if size <= self._sizes[-1] else size)
+        while first.batch and self._open("micro") and not fits(self._now):
+            smaller = below(self._sizes, size / _DOWN)
             if smaller == size:
                 break
             size, self._best = smaller, {"micro": smaller}
@@ -180,9 +191,8 @@ class Search:
 
     def _open(self, name: str) -> bool:
         """Whether a lever is ours: what the script says itself is left alone."""
-        first = self._first
-        its_own = name == "micro" and first.micro != first.batch
-        return not its_own and bool(first.options.get(name, _NOT_SAID[name]) == _NOT_SAID[name])
+        said = {**self._first.options, **dict.fromkeys(self._alone, 0)}.get(name, _NOT_SAID[name])
+        return bool(said == _NOT_SAID[name]) and not (name == "micro" and self._its_own)
 
     def _largest(self, known: Changes) -> Sized:
         def look(size: int) -> Point:
