@@ -20,14 +20,16 @@ torch.set_num_threads(1)
 DEADLINE_S = 110.0
 
 
-def together(world: int, work: Callable[..., Any], folder: Path, *given: Any) -> list[Any]:
+def together(
+    world: int, work: Callable[..., Any], folder: Path, *given: Any, deadline_s: float = DEADLINE_S
+) -> list[Any]:
     """What `work(*given)` returns on each of `world` processes that have met by a file."""
     folder.mkdir(parents=True, exist_ok=True)
     meeting = folder / "meeting"
     meeting.unlink(missing_ok=True)
     pids, pipes = zip(*[_fork(rank, world, meeting, work, given) for rank in range(world)], strict=True)
     try:
-        return _gather(list(pipes))
+        return _gather(list(pipes), deadline_s)
     finally:
         for pid, pipe in zip(pids, pipes, strict=True):
             pipe.close()
@@ -35,12 +37,12 @@ def together(world: int, work: Callable[..., Any], folder: Path, *given: Any) ->
             os.waitpid(pid, 0)
 
 
-def _gather(pipes: list[Connection]) -> list[Any]:
+def _gather(pipes: list[Connection], deadline_s: float) -> list[Any]:
     said: dict[int, Any] = {}
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     while len(said) < len(pipes):
         ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in said], deadline - time.monotonic())
-        assert ready, f"only {sorted(said)} of {len(pipes)} processes came to an end in {DEADLINE_S} s"
+        assert ready, f"only {sorted(said)} of {len(pipes)} processes came to an end in {deadline_s} s"
         for pipe in ready:
             rank = pipes.index(pipe)
             fine, said[rank] = pipe.recv()

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from falaj.core.errors import Invalid, Unavailable
+from falaj.train import plans
 from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from tests.train.ranks import together
@@ -74,6 +75,33 @@ def test_replicas_of_plan_none_keep_their_gradients(tmp_path: Path) -> None:
     assert first["divisor"] == 1
     assert first["weights"] == second["weights"]
     assert first["norm"] != second["norm"]
+
+
+def test_running_statistics_are_levelled(tmp_path: Path) -> None:
+    for mean, seen in together(2, _statistics, tmp_path):
+        assert mean == pytest.approx([0.05] * 3)
+        assert seen == 2
+
+
+def _statistics() -> tuple[list[float], int]:
+    """Process 0 sees one batch of ones, process 1 two of zeros; a tenth of each counts."""
+    mesh = Mesh.here(device="cpu")
+    model = mesh.wrap(nn.BatchNorm1d(3), "ddp", Options(precision="fp32"))
+    for _ in range(mesh.rank + 1):
+        model(torch.full((4, 3), 1.0 - mesh.rank))
+    mesh.level(model)
+    norm = model.module
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    assert norm.num_batches_tracked is not None
+    return norm.running_mean.tolist(), int(norm.num_batches_tracked)
+
+
+def test_all_models_of_a_run_have_one_plan() -> None:
+    mesh = Mesh(torch.device("cpu"))
+    mesh.arrange(plans.sizes({"data": 1}, 1))
+    with pytest.raises(Invalid, match="one plan for all models"):
+        mesh.wrap(nn.Linear(2, 2), "none", Options(precision="fp32"))
 
 
 def _linear(plan: str) -> dict[str, Any]:

@@ -65,11 +65,29 @@ def test_a_cnn_learns_as_on_one_process(name: str, world: int, plan: Any, more: 
     _same(together(world, train, tmp_path, "cnn", plan, more), _alone("cnn"))
 
 
-def _same(found: list[Curve], alone: Curve) -> None:
+COMPILED: list[tuple[str, Any, dict[str, Any]]] = [
+    ("ddp", "ddp", {}),
+    ("fsdp", "fsdp", {"activation": "blocks"}),
+    ("tensor", {"tensor": 2}, {}),
+    ("budget", "none", {"activation": 0.5}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "plan", "more"), COMPILED, ids=[case[0] for case in COMPILED])
+def test_compiled_models_learn_the_same(name: str, plan: Any, more: Any, tmp_path: Path) -> None:
+    world = 1 if plan == "none" else 2
+    found = together(world, train, tmp_path, "gpt", plan, {"compile": True, **more}, deadline_s=800.0)
+    # Fused kernels round elsewhere.
+    _same(found, _alone("gpt"), tolerance=2e-5)
+
+
+def _same(found: list[Curve], alone: Curve, tolerance: float = TOLERANCE) -> None:
     assert alone.losses[-1] < alone.losses[0]
     for curve in found:
-        assert curve.losses == pytest.approx(alone.losses, rel=TOLERANCE)
-        assert curve.norms == pytest.approx(alone.norms, rel=TOLERANCE)
+        assert curve.losses == pytest.approx(alone.losses, rel=tolerance)
+        assert curve.norms == pytest.approx(alone.norms, rel=tolerance)
 
 
 @cache
@@ -84,7 +102,7 @@ def train(kind: str, plan: Any, more: dict[str, Any]) -> Curve:
     mesh = Mesh.here(device="cpu")
     torch.manual_seed(7 if mesh.rank == 0 else 8)
     module: nn.Module = Gpt(heads=more.get("heads", 4)) if kind == "gpt" else cnn()
-    options = Options(activation=more.get("activation", "none"), precision="fp32")
+    options = Options(activation=more.get("activation", "none"), precision="fp32", compile=more.get("compile", False))
     model = mesh.wrap(module, plan, options, tensor=more.get("tensor"), schedule=more.get("schedule", ""))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     micros = data(kind)

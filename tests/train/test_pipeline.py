@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -102,6 +103,26 @@ def _calls() -> tuple[list[str], list[str]]:
 
 def _learn(model: pipeline.Pipeline, batches: list[Any]) -> None:
     model.learn(batches, lambda batch: batch, lambda outputs, batch: outputs.sum(-1), torch.ones(()))
+
+
+def test_a_pipeline_gives_the_weights_of_all_its_stages(tmp_path: Path) -> None:
+    names = list(Gpt().state_dict())
+    for found in together(4, _weights, tmp_path):
+        assert found == names
+
+
+def _weights() -> list[str]:
+    mesh = Mesh.here(device="cpu")
+    torch.manual_seed(0)
+    module = Gpt()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    dist.broadcast_object_list(said := [before if mesh.rank == 0 else None], 0)
+    model = mesh.wrap(module, {"pipeline": 2, "shard": 2}, Options(precision="fp32"))
+    whole = {plain(name): tensor for name, tensor in model.state_dict().items()}
+    assert said[0] is not None
+    assert all(torch.equal(whole[name], tensor) for name, tensor in said[0].items())
+    assert len(model.state_dict(keep_vars=True)) < len(whole)
+    return list(whole)
 
 
 def test_other_models_do_not_learn_as_pipelines() -> None:

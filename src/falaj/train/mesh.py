@@ -3,8 +3,8 @@
 import inspect
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -165,22 +165,6 @@ class Mesh:
                 buffer.copy_(self.total(buffer.float()) / self.readers)
             elif self.sizes is None or self.readers == self.world:
                 dist.all_reduce(buffer, dist.ReduceOp.MAX)
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Inside it forwards need no other process: for evaluations of unequal shares."""
-        parts = [part for made in self._shards for part in made.modules() if hasattr(part, "unshard")]
-        for made in self._shards:
-            self._gather(made, kept=True)
-        for part in parts:
-            part.unshard()
-        try:
-            yield
-        finally:
-            for part in parts:
-                part.reshard()
-            for made in self._shards:
-                self._gather(made, kept=not self._lean)
 
     def close(self) -> None:
         """Part, where we have met."""

@@ -48,6 +48,28 @@ class Pipeline(nn.Module):
             "train.pipeline.learn(step, model, inputs, criterion) in place of the loop over step.micro()",
         )
 
+    def state_dict(self, *args: Any, keep_vars: bool = False, **more: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Of all stages, asked for by all processes together; with `keep_vars` the live tensors of this one's."""
+        live: dict[str, torch.Tensor] = super().state_dict(*args, keep_vars=keep_vars, **more)
+        if keep_vars:
+            return live
+        mine = {
+            name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in live.items()
+        }
+        said: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(
+            said, [(name, one.shape, one.dtype, one.device) for name, one in mine.items()], self._group
+        )
+        whole: dict[str, Any] = {}
+        for rank, described in enumerate(said):
+            for name, shape, dtype, device in described:
+                known = (
+                    mine[name] if rank == self._group.rank() else torch.empty(shape, dtype=dtype, device=device.type)
+                )
+                dist.broadcast(known, group=self._group, group_src=rank)
+                whole[name] = known
+        return whole
+
     def learn(
         self, batches: Sequence[Any], inputs: Callable[[Any], Any], criterion: Criterion, slope: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
