@@ -22,6 +22,7 @@ from falaj.jobs.service import Jobs
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.loop import Loop, Turn
 from falaj.store.records import Record
+from falaj.study import trials as life
 from falaj.study.curves import Curves
 from falaj.study.decide import Trial, best, next_move, stops
 from falaj.study.importance import importance
@@ -29,24 +30,6 @@ from falaj.study.records import BAD, FAILED, FINISHED, LIVE, OVER, RUNNING, STOP
 from falaj.study.service import Sweeps
 from falaj.study.space import text
 from falaj.study.suggest import suggest
-from falaj.study.trials import (
-    as_trial,
-    aside,
-    code_in,
-    concluded,
-    ended,
-    new_trial,
-    plan_in,
-    read,
-    refs_in,
-    spec_in,
-    stopping,
-    sweep_terms,
-    told,
-    trial_name,
-    trial_terms,
-    trials_of,
-)
 from falaj.track.service import Track
 
 EVERY_S = 0.5
@@ -106,7 +89,7 @@ class SweepLoop:
         key = (ctx.tenant, ref)
         with self._ledger.read(ctx) as tx:
             sweep = tx.need(ref)
-            live = trials_of(tx, sweep, live=True)
+            live = life.trials_of(tx, sweep, live=True)
             ran = [tx.get(Ref.parse(one.body["job"])) for one in live]
             barred = _barred(tx, sweep)
         if sweep.body["state"] in OVER:
@@ -119,22 +102,22 @@ class SweepLoop:
             self._stop(ctx, sweep, barred, STOPPED)
         elif any(changed) or self._rested.get(key) != sweep.rev:
             with self._ledger.read(ctx) as tx:
-                trials = trials_of(tx, sweep)
+                trials = life.trials_of(tx, sweep)
             acted = self._cancel(ctx, sweep, trials) or self._advance(ctx, sweep, trials)
             if not acted and self._turn.alive():
                 self._rested[key] = sweep.rev
 
     def _look(self, ctx: Context, sweep: Record, trial: Record, job: Record | None) -> bool:
         """Read what a trial measured; True when it passed a rung or is over, and that was written down."""
-        plan = plan_in(sweep)
+        plan = life.plan_in(sweep)
         done = job is None or job.body["state"] in jobs.OVER
-        body = read(trial.body, (self._curves.whole if done else self._curves.follow)(trial, plan))
+        body = life.read(trial.body, (self._curves.whole if done else self._curves.follow)(trial, plan))
         if done:
-            body = concluded(body, job.body if job else None, plan.metric)
+            body = life.concluded(body, job.body if job else None, plan.metric)
         elif body["rungs"] == trial.body["rungs"]:
             return False
         with self._ledger.write(ctx) as tx:
-            kept = tx.put(trial.key, body, rev=trial.rev, terms=trial_terms(body))
+            kept = tx.put(trial.key, body, rev=trial.rev, terms=life.trial_terms(body))
             value = "" if body["value"] is None else text(float(body["value"]))
             tx.emit("sweeps.read", kept.ref, state=body["state"], value=value, step=body["step"], note=body["note"])
         return True
@@ -143,7 +126,7 @@ class SweepLoop:
         """End trials that are behind, or all when the sweep is stopped; True when there was one to end."""
         live = {one.body["number"]: one for one in trials if one.body["state"] == LIVE and not one.body["verdict"]}
         whole = sweep.body["cancel"]
-        found = stops(plan_in(sweep), [as_trial(one.body) for one in trials])
+        found = stops(life.plan_in(sweep), [life.as_trial(one.body) for one in trials])
         why = dict.fromkeys(live, sweep.body["note"]) if whole else found
         due = {number: reason for number, reason in why.items() if number in live}
         for number, reason in due.items():
@@ -157,13 +140,13 @@ class SweepLoop:
             if job is None or job.body["state"] in jobs.OVER:
                 return  # it was quicker; the next turn sees how it ended
             body = {**trial.body, "verdict": reason, "early": early}
-            kept = tx.put(trial.key, body, rev=trial.rev, terms=trial_terms(body))
+            kept = tx.put(trial.key, body, rev=trial.rev, terms=life.trial_terms(body))
             tx.emit("sweeps.cancel", kept.ref, reason=reason[:500], early=int(early))
             self._desk.jobs.cancel(ctx, job.ref.bare, reason)
 
     def _advance(self, ctx: Context, sweep: Record, trials: list[Record]) -> bool:
         """Ask for the next trials, or come to the end; True when something was done."""
-        plan, known = plan_in(sweep), [as_trial(one.body) for one in trials]
+        plan, known = life.plan_in(sweep), [life.as_trial(one.body) for one in trials]
         if sweep.body["state"] != RUNNING:
             waits = any(one.state == LIVE for one in known)
             return not waits and self._finish(ctx, sweep, trials)
@@ -182,7 +165,7 @@ class SweepLoop:
             return self._stop(ctx, sweep, str(error), FAILED)
 
     def _start(self, ctx: Context, sweep: Record, known: list[Trial], count: int) -> bool:
-        plan, first = plan_in(sweep), sweep.body["asked"] + 1
+        plan, first = life.plan_in(sweep), sweep.body["asked"] + 1
         for number in range(first, first + count):
             known = [*known, Trial(number, suggest(plan, number, known))]
         if not self._turn.alive():
@@ -195,10 +178,10 @@ class SweepLoop:
                     self._ask(tx, here, sweep, trial)
                 except (Denied, NotFound) as error:
                     said = str(error)  # what the guard wrote down of it stays
-                    body = stopping(body, said, end=STOPPED)
+                    body = life.stopping(body, said, end=STOPPED)
                     break
                 body = {**body, "asked": trial.number}
-            kept = tx.put(sweep.key, body, rev=sweep.rev, terms=sweep_terms(body))
+            kept = tx.put(sweep.key, body, rev=sweep.rev, terms=life.sweep_terms(body))
             tx.emit("sweeps.stop" if said else "sweeps.start", kept.ref, asked=body["asked"], reason=said[:500])
         return True
 
@@ -206,21 +189,23 @@ class SweepLoop:
         """One trial: its job, what its run says, and its record."""
         name, params = sweep.ref.bare, trial.params
         job: jobs.JobView = here.jobs.add(
-            trial_name(name, trial.number, "job"),
-            told(name, spec_in(sweep), params),
-            inputs=refs_in(sweep, "inputs"),
-            outputs=aside(refs_in(sweep, "outputs")),
-            code=code_in(sweep),
+            life.trial_name(name, trial.number, "job"),
+            life.told(name, life.spec_in(sweep), params),
+            inputs=life.refs_in(sweep, "inputs"),
+            outputs=life.aside(life.refs_in(sweep, "outputs")),
+            code=life.code_in(sweep),
         )
         said = {axis: text(value) for axis, value in params.items()}
         here.track.log(job.run, params=said, tags={"sweep": str(name), "trial": str(trial.number)})
-        body = new_trial(sweep, trial.number, params, job)
-        kept = tx.put(trial_name(name, trial.number), body, label=sweep.label, zone=sweep.zone, terms=trial_terms(body))
+        body = life.new_trial(sweep, trial.number, params, job)
+        kept = tx.put(
+            life.trial_name(name, trial.number), body, label=sweep.label, zone=sweep.zone, terms=life.trial_terms(body)
+        )
         tx.emit("sweeps.trial", kept.ref, (sweep.ref,), job=str(job.ref), run=str(job.run))
 
     def _finish(self, ctx: Context, sweep: Record, trials: list[Record]) -> bool:
         """The end: the best trial is written down and, where the sweep came to its own end, its outputs are named."""
-        plan, known, now = plan_in(sweep), [as_trial(one.body) for one in trials], ctx.now()
+        plan, known, now = life.plan_in(sweep), [life.as_trial(one.body) for one in trials], ctx.now()
         winner = best(plan, known)
         body: Body = {**sweep.body, "importance": importance(plan, known)}
         if winner is not None:
@@ -229,22 +214,22 @@ class SweepLoop:
             bad = next((one.note for one in reversed(known) if one.state == BAD), "")
             note = body["note"] if body["end"] != FINISHED else f"no trial succeeded; {bad}".rstrip("; ")
             state = body["end"] if body["end"] != FINISHED else FAILED
-            return self._save(ctx, sweep, ended(body, state, note, now), "sweeps.end")
+            return self._save(ctx, sweep, life.ended(body, state, note, now), "sweeps.end")
         outputs = trials[winner.number - 1].body["outputs"]
         asked, here = self._behalf(ctx, sweep)
         try:
             with self._ledger.write(asked):
                 kept = {
                     name: str(here.sweeps.keep(sweep.ref.bare, Ref.parse(outputs[name]), ref))
-                    for name, ref in refs_in(sweep, "outputs").items()
+                    for name, ref in life.refs_in(sweep, "outputs").items()
                 }
                 note = f"trial {winner.number} is best"
-                return self._save(asked, sweep, ended({**body, "kept": kept}, FINISHED, note, now), "sweeps.end")
+                return self._save(asked, sweep, life.ended({**body, "kept": kept}, FINISHED, note, now), "sweeps.end")
         except (Stale, Unavailable):
             raise
         except FalajError as error:
             note = f"trial {winner.number} is best, and could not be named: {error}"
-            return self._save(ctx, sweep, ended(body, FAILED, note, now), "sweeps.end")
+            return self._save(ctx, sweep, life.ended(body, FAILED, note, now), "sweeps.end")
 
     def _behalf(self, ctx: Context, sweep: Record) -> tuple[Context, Here]:
         """Whoever asked for the sweep, with the rights of that day that they still have today."""
@@ -254,11 +239,11 @@ class SweepLoop:
         return replace(ctx, actor=actor, purpose=who["purpose"]), self._desk.jobs.staging.act(actor, who["purpose"])
 
     def _stop(self, ctx: Context, sweep: Record, why: str, end: str) -> bool:
-        return self._save(ctx, sweep, stopping(sweep.body, why, end=end), "sweeps.stop")
+        return self._save(ctx, sweep, life.stopping(sweep.body, why, end=end), "sweeps.stop")
 
     def _save(self, ctx: Context, sweep: Record, body: Body, said: str) -> bool:
         with self._ledger.write(ctx) as tx:
-            kept = tx.put(sweep.key, body, rev=sweep.rev, terms=sweep_terms(body))
+            kept = tx.put(sweep.key, body, rev=sweep.rev, terms=life.sweep_terms(body))
             made = ",".join(body["kept"].values())
             tx.emit(said, kept.ref, state=body["state"], reason=body["note"], best=body["best"], made=made)
         return True

@@ -18,23 +18,11 @@ from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 from falaj.study import records as known
+from falaj.study import trials as life
 from falaj.study.curves import Curves
 from falaj.study.records import LIVE, OVER, Body, SweepPage, SweepPlan, SweepView
 from falaj.study.space import read_space, text
 from falaj.study.suggest import check_sampler
-from falaj.study.trials import (
-    aside,
-    code_in,
-    new_sweep,
-    plan_in,
-    refs_in,
-    stopping,
-    sweep_terms,
-    told,
-    trial_name,
-    trials_of,
-    view,
-)
 from falaj.track.service import Track
 
 MOST_TRIALS, MOST_AT_ONCE, MOST_PAGE, MOST_STEPS = 10_000, 1_000, 1_000, 1 << 40
@@ -81,14 +69,14 @@ class Sweeps:
                 raise Conflict(f"{sweep} exists already", "choose another name, or leave it out", sweep)
             # The longest words a trial can have: what is wrong with the job is said now, and not by the loop.
             params = {axis.name: axis.values[0] if axis.values else axis.high for axis in read_space(plan.space)}
-            job = trial_name(sweep, plan.trials, "job")
-            self.jobs.add(ctx, job, told(sweep, spec, params), inputs, aside(outputs or {}), code, dry=True)
-            body = new_sweep(ctx, plan, spec, named, most)
-            record = tx.put(sweep, body, terms=sweep_terms(body))
+            job = life.trial_name(sweep, plan.trials, "job")
+            self.jobs.add(ctx, job, life.told(sweep, spec, params), inputs, life.aside(outputs or {}), code, dry=True)
+            body = life.new_sweep(ctx, plan, spec, named, most)
+            record = tx.put(sweep, body, terms=life.sweep_terms(body))
             pins = (*(inputs or {}).values(), *((code,) if code else ()))
             tx.emit("sweeps.add", record.ref, pins, metric=plan.metric, trials=plan.trials, sampler=plan.sampler)
             tx.after(self._stir)
-        return view(record)
+        return life.view(record)
 
     @verb()
     def list(
@@ -112,7 +100,7 @@ class Sweeps:
         with self._ledger.read(ctx) as tx:
             cells = ctx.cells("sweep")
             page = tx.find("sweep", project=project, terms=terms, cells=cells, newest=True, after=after, limit=limit)
-        return SweepPage(tuple(view(record) for record in page.records), page.next)
+        return SweepPage(tuple(life.view(record) for record in page.records), page.next)
 
     @verb(reads=("sweep",))
     def show(self, ctx: Context, sweep: Annotated[Ref, "which sweep"]) -> SweepView:
@@ -123,14 +111,14 @@ class Sweeps:
         """
         with self._ledger.read(ctx) as tx:
             record = _need(tx, sweep)
-            trials = trials_of(tx, record)
+            trials = life.trials_of(tx, record)
             live = [Ref.parse(trial.body["job"]) for trial in trials if trial.body["state"] == LIVE]
             found = [tx.get(job) for job in live]
         states = {str(job.ref.bare): str(job.body["state"]) for job in found if job is not None}
-        curves, plan = Curves(self.track), plan_in(record)
+        curves, plan = Curves(self.track), life.plan_in(record)
         seen = {one.key: curves.glance(one, plan) for one in trials if one.body["state"] == LIVE}
         now = {key: {"value": reading.value, "step": reading.step} for key, reading in seen.items()}
-        return view(record, [{**one.body, **now.get(one.key, {})} for one in trials], states)
+        return life.view(record, [{**one.body, **now.get(one.key, {})} for one in trials], states)
 
     @verb(writes=("sweep",))
     def stop(
@@ -150,11 +138,11 @@ class Sweeps:
             if old.body["state"] in OVER:
                 raise Conflict(f"{sweep.bare} is over: {old.body['state']}", "there is nothing to stop", sweep)
             why = reason or f"stopped by {ctx.actor.behalf or ctx.actor.id}"
-            body = stopping(old.body, why, end=known.FINISHED if let_finish else known.STOPPED)
-            record = tx.put(old.key, body, rev=old.rev, terms=sweep_terms(body))
+            body = life.stopping(old.body, why, end=known.FINISHED if let_finish else known.STOPPED)
+            record = tx.put(old.key, body, rev=old.rev, terms=life.sweep_terms(body))
             tx.emit("sweeps.stop", record.ref, reason=reason[:500], let_finish=int(let_finish))
             tx.after(self._stir)
-        return view(record)
+        return life.view(record)
 
     @verb(reads=("sweep", "version"), writes=("name",))
     def keep(
@@ -173,17 +161,19 @@ class Sweeps:
             raise Invalid(f"{version} cannot become {name}", f"a {version.kind}, without a version", name)
         with self._ledger.write(ctx) as tx:
             record = _need(tx, sweep.bare)
-            trial = next((one for one in trials_of(tx, record) if str(version) in one.body["outputs"].values()), None)
+            trial = next(
+                (one for one in life.trials_of(tx, record) if str(version) in one.body["outputs"].values()), None
+            )
             if trial is None:
                 raise Invalid(
                     f"{version} is no output of {sweep.bare}", f"falaj sweeps show {sweep.bare} --json", sweep
                 )
             source = tx.need(version)
             ctx.permit("read", str(version.bare), source.zone)
-            facts = _facts(source, plan_in(record), trial.body)
-            code = code_in(record)
+            facts = _facts(source, life.plan_in(record), trial.body)
+            code = life.code_in(record)
             made_from = {
-                **refs_in(record, "inputs"), **({"code": code} if code else {}), "sweep": record.ref,
+                **life.refs_in(record, "inputs"), **({"code": code} if code else {}), "sweep": record.ref,
                 "trial": source.ref, "run": Ref.parse(trial.body["run"]),
             }  # fmt: skip
             made = self._catalog.add_version(ctx, name, (tree_of(source), source.zone), facts, made_from)
