@@ -345,7 +345,7 @@ class House:
     def _jobs_loops(self) -> "tuple[Loop, ...]":
         from falaj.dispatch.loops import loops
 
-        return loops(self.ledger, self.desks["clusters"], self.track, self.desks["jobs"])
+        return loops(self.ledger, self.desks["clusters"], self.track, self.desks["jobs"], self.settings.schedule)
 
     def _start(self, steps: "Iterable[Loop]") -> None:
         from falaj.store.loop import Loops, house_context

@@ -93,6 +93,8 @@ class Settings:
     regimes: str = ""
     """A folder of regime profiles of one's own, read after those that are shipped."""
     seal_s: float = 1.0
+    schedule: Mapping[str, str] = field(default_factory=dict)
+    """How the scheduler is tuned, by the names of its knobs (docs/queues.md); best left alone."""
     """At most so long after an event is it under a signed checkpoint."""
     tls: Tls = field(default_factory=Tls)
     oidc: Oidc = field(default_factory=Oidc)

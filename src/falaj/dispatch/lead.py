@@ -27,7 +27,7 @@ from falaj.schedule import budget
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import key as shape_key
 from falaj.schedule.forecast import quantiles
-from falaj.schedule.model import BEST_EFFORT, Node, Shape, Snapshot, Spot
+from falaj.schedule.model import BEST_EFFORT, Knobs, Node, Shape, Snapshot, Spot
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.loop import Turn
 from falaj.store.records import Record
@@ -47,8 +47,8 @@ class Fenced(Conflict):
 class Lead:
     """What the leader knows and may write. Everything here is made from the ledger, and thrown away with the lead."""
 
-    def __init__(self, ledger: Ledger, clusters: Clusters, track: Track) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, clusters: Clusters, track: Track, knobs: Knobs) -> None:
+        self.ledger, self._knobs = ledger, knobs
         self.track = track
         self._clusters = clusters
         self.token = 0
@@ -228,7 +228,7 @@ class Lead:
         waiting = [record for record in self.jobs.values() if record.body["state"] != HELD]
         jobs = tuple(job_of(record, self.clusters) for record in waiting)
         queues = as_queues(self.rules.values(), spent, held, now)
-        self.scheduler = Scheduler(Snapshot(int(now), tuple(found), queues, jobs, past))
+        self.scheduler = Scheduler(Snapshot(int(now), tuple(found), queues, jobs, past, knobs=self._knobs))
         self.dirty = True
 
     def _sort(self, record: Record) -> None:

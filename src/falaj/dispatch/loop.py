@@ -22,7 +22,7 @@ from falaj.jobs.attempts import attempt_name
 from falaj.jobs.facts import node_of, spec_in, use_of
 from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
 from falaj.jobs.service import Jobs
-from falaj.schedule.model import Evict, Plan, Resize, Start
+from falaj.schedule.model import Evict, Knobs, Plan, Resize, Start
 from falaj.store.ledger import Ledger
 from falaj.store.loop import LEASE_S, Turn
 from falaj.store.records import Record
@@ -53,12 +53,14 @@ class JobsLoop:
     eager = True
     every_s = EVERY_S
 
-    def __init__(self, ledger: Ledger, clusters: Clusters, track: Track, desk: Jobs) -> None:
+    def __init__(
+        self, ledger: Ledger, clusters: Clusters, track: Track, desk: Jobs, knobs: Knobs | None = None
+    ) -> None:
         self._ledger = ledger
         self._clusters = clusters
         self._desk = desk
         self._staging = desk.staging
-        self._lead = Lead(ledger, clusters, track)
+        self._lead = Lead(ledger, clusters, track, knobs or Knobs())
         self._inbox: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._crews: dict[str, Crew] = {}
         self._hands = Hands()

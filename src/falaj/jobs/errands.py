@@ -12,6 +12,7 @@ from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
 from falaj.jobs.records import JobView, LogPage
+from falaj.jobs.scripts import told_by
 from falaj.jobs.spec import is_spec, name_of, read_file, spec_of
 
 LOOK_S, FOLLOW_S = 0.5, 0.5
@@ -128,9 +129,11 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
     if isinstance(words.get("deadline"), str):
         words["deadline"] = _moment(words["deadline"])
     refs = {key: _refs(words.get(key)) for key in ("inputs", "outputs")}
+    command, program = _program(spec_of(words).command, folder)
+    if program is not None and (script := _script(command, program)):
+        words = told_by(script, words)
     spec = spec_of(words)
     ref = Ref("job", project, name or f"{name_of(spec)}-{new_id()[-8:]}")
-    command, program = _program(spec.command, folder)
     code: Ref | None = Ref.parse(words["code"]) if words.get("code") else None
     if program is not None and code is None and not dry:
         from falaj.catalog.errands import publish_code
@@ -158,6 +161,10 @@ def _program(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], P
         if Path(word).suffix == ".py":
             raise Invalid(f"there is no file {word!r:.200}", "name a script that exists, or give --code a version")
     return command, None
+
+
+def _script(command: tuple[str, ...], folder: Path) -> Path | None:
+    return next((folder / word for word in command if word.endswith(".py") and (folder / word).is_file()), None)
 
 
 def _refs(given: Any) -> dict[str, Ref]:

@@ -5,8 +5,9 @@ same to the scheduler is their shape: it places shapes, and keeps lines of jobs 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from falaj.core.errors import Invalid
 from falaj.core.execute import Device
 
 BEST_EFFORT, LOW, NORMAL, HIGH, CRITICAL = range(5)
@@ -248,6 +249,16 @@ class Knobs:
     grow: bool = True
     progress_ratio: int = 2
     """A job gives way to one of its queue that has so many times less left to do; 0: never."""
+
+    @classmethod
+    def of(cls, said: Mapping[str, str]) -> "Knobs":
+        """With what an installation says, in words."""
+        known = {item.name for item in fields(cls)}
+        if strange := sorted(set(said) - known):
+            raise Invalid(f"the scheduler has no knob {strange[0]!r:.60}", f"there are {', '.join(sorted(known))}")
+        if wrong := [name for name, text in said.items() if not text.isdecimal()]:
+            raise Invalid(f"the knob {wrong[0]} is set to {said[wrong[0]]!r:.60}", "it is a whole number")
+        return cls(**{name: type(getattr(cls(), name))(int(text)) for name, text in said.items()})
 
 
 @dataclass(frozen=True, slots=True)
