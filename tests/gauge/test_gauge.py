@@ -1,6 +1,8 @@
 """The gauge beside real loops on CPUs: what it tells, what it shows, and that it never raises into training."""
 
 import io
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -98,3 +100,9 @@ def test_use_of_the_chip_by_a_formula_and_by_counting(here: Here, facts: Facts) 
         assert gauge._work.flops == 2 * 2 * 16 * 64 * 64, "an input that needs no gradient has no backward of its own"
     assert all(value > 0 for value in _values(facts(), "mfu"))
     assert len(_values(facts(), "mfu")) >= 2
+
+
+def test_boosters_are_watched_without_torch_and_pages_drawn_without_it() -> None:
+    script = "import sys, falaj.gauge.gauge, falaj.gauge.page, falaj.gauge.straggler; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=100)
+    assert told.stdout.strip() == "False"

@@ -3,6 +3,8 @@ made the loop wait would measure itself."""
 
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 _KEPT = 256
@@ -10,49 +12,31 @@ _PAUSE_S = 0.01
 """Events cost microseconds: where steps are shorter than this, one stands for several."""
 
 
-class HostClock:
-    """For a processor that has done its step when it says so."""
+class _Now:
+    """An event of a processor that has done its work when it says so."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._taken: deque[float] = deque(maxlen=_KEPT)
-        self._phases: dict[str, float] = {}
+    def record(self, stream: object) -> None:
+        del stream
+        self.at = time.perf_counter()
 
-    def mark(self) -> float:
-        """A step ends here; gives the host's time."""
-        now = time.perf_counter()
-        self._taken.append(now - self._last)
-        self._last = now
-        return now
+    def query(self) -> bool:
+        return True
 
-    def begin(self) -> Any:
-        """A phase begins; give what this gives to `end`."""
-        return time.perf_counter()
-
-    def end(self, name: str, begun: Any) -> None:
-        """A phase ends."""
-        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begun
-
-    def steps(self) -> list[float]:
-        """Seconds of the steps that ended since this was asked last; the newest few hundred of them."""
-        found = list(self._taken)
-        self._taken.clear()
-        return found
-
-    def phases(self) -> dict[str, float]:
-        """Seconds in each phase since this was asked last."""
-        found, self._phases = self._phases, {}
-        return found
+    def elapsed_time(self, later: "_Now") -> float:
+        return 1000 * (later.at - self.at)
 
 
-class CudaClock:
-    """For a device that works behind the host: events between its kernels, read when they have passed."""
+class Clock:
+    """Events between the kernels of a device that works behind the host, read when they have passed."""
 
     def __init__(self, device: str) -> None:
-        import torch
+        self._event: Callable[[], Any] = _Now
+        self._stream: Any = None
+        if device.startswith("cuda"):
+            import torch
 
-        self._event: Any = torch.cuda.Event
-        self._stream = torch.cuda.current_stream(device)
+            self._event = partial(cast("Any", torch.cuda.Event), enable_timing=True)
+            self._stream = torch.cuda.current_stream(device)
         self._free: list[Any] = []
         self._marks: deque[tuple[Any, int]] = deque()
         self._open: deque[tuple[str, Any, Any]] = deque()
@@ -72,7 +56,7 @@ class CudaClock:
 
     def begin(self) -> Any:
         """A phase begins; give what this gives to `end`."""
-        event = self._free.pop() if self._free else self._event(enable_timing=True)
+        event = self._free.pop() if self._free else self._event()
         event.record(self._stream)
         return event
 
@@ -140,8 +124,3 @@ class Late:
             else:
                 break
         return found
-
-
-def clock_of(device: str) -> HostClock | CudaClock:
-    """The clock of a device."""
-    return CudaClock(device) if device.startswith("cuda") else HostClock()

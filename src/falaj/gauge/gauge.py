@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from falaj.gauge import hang
 from falaj.gauge.beside import Beside
 from falaj.gauge.chip import Chip
-from falaj.gauge.clock import Late, clock_of
+from falaj.gauge.clock import Clock, Late
 from falaj.gauge.line import Line
 from falaj.gauge.odd import Odd
 from falaj.gauge.own import chip_name, limit_bytes, memory, started_s
@@ -57,11 +57,8 @@ class Gauge:
         self.here, self.rank, self.world, self.device, self.steps = here, rank, world, device, steps
         self.habits = Habits(**habits)
         self.number, self._first = first - 1, first
-        self._clock, self._late, self._work = (
-            clock_of(device),
-            Late(),
-            Work(device, self.habits.dtype, self.habits.matmul_flops),
-        )
+        self._clock, self._late = Clock(device), Late()
+        self._work = Work(device, self.habits.dtype, self.habits.matmul_flops)
         self._line = Line(steps, self.habits.units, self.habits.stream) if rank == 0 else None
         self._shown: dict[str, float] = {}
         self._odd_loss, self._odd_step = Odd("the loss", mads=6, share=0.1), Odd("the time", mads=3, share=1.0)
@@ -181,7 +178,7 @@ class Gauge:
         middle = statistics.median(steps) if steps else span_s / self._count
         away = self._waited + self._stalled + phases.get(COMMUNICATION, 0.0)
         self._lost += self._waited + self._stalled
-        own = {"step_s": middle, "compute_s": max(0.0, middle - away / self._count)} if self.world > 1 else {}
+        own = {"step_s": middle, "compute_s": max(0.0, span_s - away) / self._count} if self.world > 1 else {}
         for name, value in {**own, **self._chip.take()}.items():
             self.here.metric(f"rank/{self.rank}/{name}", value, self.number)
         return {
