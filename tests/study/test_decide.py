@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.study.decide import Move, Reading, Trial, best, next_move, ranked, stops
@@ -77,6 +77,7 @@ plans = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(plans, rung_values)
 def test_the_best_of_a_rung_is_never_stopped(plan: SweepPlan, values: list[float | None]) -> None:
     trials = at(10, *values)
@@ -84,6 +85,7 @@ def test_the_best_of_a_rung_is_never_stopped(plan: SweepPlan, values: list[float
     assert first.number not in stops(plan, trials)
 
 
+@settings(deadline=None)
 @given(plans, rung_values)
 def test_whoever_is_stopped_is_worse_than_everybody_who_is_not(plan: SweepPlan, values: list[float | None]) -> None:
     trials = at(10, *values)
@@ -94,6 +96,7 @@ def test_whoever_is_stopped_is_worse_than_everybody_who_is_not(plan: SweepPlan, 
     assert all(a == b for (x, a), (y, b) in pairwise(order) if x == y)
 
 
+@settings(deadline=None)
 @given(rung_values, st.integers(2, 5))
 def test_as_many_go_on_as_shall(values: list[float | None], eta: int) -> None:
     plan = replace(PLAN, eta=eta)
@@ -103,6 +106,7 @@ def test_as_many_go_on_as_shall(values: list[float | None], eta: int) -> None:
         assert left == math.ceil(len(values) / eta)
 
 
+@settings(deadline=None)
 @given(plans, rung_values, st.randoms(use_true_random=False))
 def test_the_order_of_reports_does_not_matter(
     plan: SweepPlan, values: list[float | None], chance: random.Random
@@ -112,6 +116,7 @@ def test_the_order_of_reports_does_not_matter(
     assert stops(plan, trials) == stops(plan, mixed)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=20, unique=True), st.randoms(use_true_random=False))
 def test_asynchronous_reports_end_with_the_same_survivors(values: list[float], chance: random.Random) -> None:
     """Each arrives at the rung in turn, and whoever is behind is stopped at once: the best third is left either way."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid
@@ -79,6 +79,7 @@ _AXES = read_space(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(_AXES), st.floats(0, 1, exclude_max=True))
 def test_every_part_of_the_way_is_a_value(axis: Axis, part: float) -> None:
     value = axis.at(part)

@@ -73,10 +73,10 @@ class SweepLoop:
                 return False
             try:
                 self._tend(replace(turn.ctx, tenant=tenant), ref)
-            except Conflict:
-                self._heard = True  # somebody wrote first: look again in the next step
             except FalajError as error:
-                failure = failure or error
+                # Half of what was due may be done. Where somebody wrote first there is nothing wrong: look again.
+                self._rested.pop((tenant, ref), None)
+                failure = failure if isinstance(error, Conflict) else failure or error
         if failure is not None:
             raise failure
         return False
