@@ -98,3 +98,78 @@ def test_another_shape_or_name_or_dtype_is_told(saves: Checkpoints) -> None:
     saves.load(found, target, strict=False)
     assert target["w"].sum() == 12
     assert target["v"].sum() == 10
+
+
+def test_what_is_copied_later_is_what_it_was_at_the_fence(saves: Checkpoints) -> None:
+    tensors = state(4)
+    wanted = {name: tensor.clone() for name, tensor in tensors.items()}
+    saves.save(1, tensors, {}, later={"big", "bf16"})
+    for name in tensors.keys() - {"big", "bf16"}:
+        tensors[name].zero_()
+    saves.fence()
+    for tensor in tensors.values():
+        tensor.zero_()
+    saves.settle()
+    filled = blank(tensors)
+    assert saves.restore(filled) is not None
+    assert same(filled, wanted)
+
+
+def test_memory_is_got_once_and_again_when_the_state_is_another(saves: Checkpoints) -> None:
+    tensors = state()
+    saves.warm(tensors)
+    where = [pack.memory.data_ptr() for pack in saves._snapshot.packs]
+    for step in (1, 2):
+        saves.save(step, tensors, {})
+    assert [pack.memory.data_ptr() for pack in saves._snapshot.packs] == where
+    saves.save(3, {"w": torch.ones(5)}, {})
+    assert saves.settle() == 3
+    assert len(saves._snapshot.packs) == 1
+
+
+def test_no_save_is_lost_however_fast_they_come(tmp_path: Path) -> None:
+    """One that comes while the last still writes waits for it."""
+    saves = Checkpoints(tmp_path, keep=99)
+    for step in range(20):
+        saves.save(step, {"w": torch.full((300_000,), float(step))}, {"step": step})
+    assert saves.settle() == 19
+    assert not saves.busy()
+    assert saves.problems() == []
+    for step in range(20):
+        found = saves.newest(before=step + 1)
+        target = torch.zeros(300_000)
+        assert found is not None
+        saves.load(found, {"w": target})
+        assert (found.step, found.meta, target.unique().tolist()) == (step, {"step": step}, [step])
+    saves.close()
+    saves.close()
+
+
+def test_meta_is_plain_and_kept_as_it_was(saves: Checkpoints) -> None:
+    meta = {"order": [1]}
+    saves.save(1, {"w": torch.ones(1)}, meta)
+    meta["order"].append(2)
+    saves.settle()
+    found = saves.newest()
+    assert found is not None
+    assert found.meta == {"order": [1]}
+    with pytest.raises(Invalid, match="not JSON"):
+        saves.save(2, {"w": torch.ones(1)}, {"what": object()})
+
+
+def test_parameters_are_filled_in_place_and_stay_leaves(saves: Checkpoints) -> None:
+    layer = torch.nn.Linear(3, 3)
+    wanted = layer.weight.detach().clone()
+    saves.save(1, dict(layer.named_parameters()), {})
+    saves.settle()
+    with torch.no_grad():
+        layer.weight.zero_()
+    assert saves.restore(dict(layer.named_parameters())) is not None
+    assert torch.equal(layer.weight, wanted)
+    assert layer.weight.is_leaf
+    layer(torch.ones(1, 3)).sum().backward()
+
+
+def test_a_model_without_memory_is_told(saves: Checkpoints) -> None:
+    with pytest.raises(Invalid, match="meta device"):
+        saves.save(1, {"w": torch.empty(3, device="meta")}, {})

@@ -59,7 +59,7 @@ class Checkpoints:
     ) -> None:
         self.folder, self.rank, self.world = folder, rank, world
         self._place = Folder(folder, attempt or _attempt(world))
-        self._hands = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1)), "falaj-state")
+        self._hands = ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1)), "falaj-state")
         self._lane = ThreadPoolExecutor(1, "falaj-save")
         self._snapshot = Snapshot(rank, peers or range(world))
         self._writer = Writer(self._place, rank, world, self._hands)
@@ -199,7 +199,7 @@ class Checkpoints:
             if self.rank == 0:
                 self.reject(found)
 
-    def close(self, timeout_s: float = SETTLE_S, *, done: bool = False) -> None:
+    def close(self, timeout_s: float = 120.0, *, done: bool = False) -> None:
         """Settle, and let go of buffers; of what is in the memory of nodes, too, when the job is done."""
         self.settle(timeout_s)
         self._publisher.close()

@@ -50,7 +50,7 @@ class Publisher:
                 self._moved.wait_for(lambda: self._pending or self._thread is None)
                 if self._thread is None:
                     return
-                turns = self._pending[::-1]
+                turns = list(self._pending)
             over = {turn for turn in turns if self._over(turn)}
             with self._moved:
                 self._pending = [turn for turn in self._pending if turn not in over]
@@ -122,14 +122,16 @@ class Sweep:
         for name in there - wanted:
             if not name.startswith(f".{self._folder.attempt}."):
                 (self._folder.pieces / name).unlink(missing_ok=True)
+        for path in self._folder.path.glob(".step-*"):
+            path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Before anybody of this attempt saves: what saves that never ended left behind is of no use to anyone."""
+        """Before anybody of this attempt saves: what others left behind under its name would mix with it."""
         for name in names(self._folder.parts):
-            shutil.rmtree(self._folder.parts / name, ignore_errors=True)
-        for name in names(self._folder.pieces):
-            if name.startswith("."):
-                (self._folder.pieces / name).unlink(missing_ok=True)
+            if self._folder.split(name)[1] == self._folder.attempt:
+                shutil.rmtree(self._folder.parts / name, ignore_errors=True)
+        for path in self._folder.pieces.glob(f".{self._folder.attempt}.*"):
+            path.unlink(missing_ok=True)
 
     def _of(self, step: int, known: dict[tuple[int, int], frozenset[str]]) -> frozenset[str] | None:
         """Which pieces a manifest needs: none when it is broken, None when we cannot tell."""
