@@ -7,18 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from falaj.train import probe as probes
 from falaj.train.probe import Measured, Order, Probe, Resident, asked, out_of_memory
 
 MIB = 1 << 20
 
 
-def test_nobody_asks() -> None:
-    assert asked({}) is None
-
-
 def test_somebody_asks() -> None:
     found = asked({"FALAJ_PROBE": json.dumps({"steps": 7, "warm": 2, "out": "somewhere"})})
-    assert found is not None
     assert found.order == Order("somewhere", 7, 2)
 
 
@@ -92,3 +88,19 @@ def test_a_second_run_in_a_process_is_what_follows_a_lack_of_memory(tmp_path: Pa
     with pytest.raises(SystemExit):
         probe.began(Options(), torch.device("cpu"))
     assert Measured(**json.loads(out.read_bytes())).oom
+
+
+@pytest.mark.parametrize(
+    ("most", "used", "files"),
+    [
+        ("memory.max", "memory.current", "anon 5\ninactive_file 40\n"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "inactive_file 1\ntotal_inactive_file 40\n"),
+    ],
+)
+def test_files_in_memory_give_way(tmp_path: Path, most: str, used: str, files: str) -> None:
+    assert probes._left(tmp_path) is None
+    (tmp_path / used).write_text("900\n")
+    (tmp_path / "memory.stat").write_text(files)
+    for limit, left in (("max", None), (str((1 << 63) - 4096), None), ("1000", 140)):
+        (tmp_path / most).write_text(limit + "\n")
+        assert probes._left(tmp_path) == left

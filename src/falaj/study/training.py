@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -29,7 +30,7 @@ _LOOK_S = 0.5
 _MIB = 1 << 20
 _JOB_MEMORY, _JOB_LIMIT = "8GiB", "2h"
 _OURS = ('{"tried"', '{"tuned"', '{"error"', '{"piece"')
-Lines = Iterator[dict[str, Any]]
+Lines = Generator[dict[str, Any], None, None]
 
 
 class Training:
@@ -98,7 +99,8 @@ def autotune(
         needs = {"gpus": gpus, "cluster": cluster, "memory": _JOB_MEMORY, "limit": _JOB_LIMIT}
         said = _job(here, words, flags, needs, project)
     tried, tuned = [], dict[str, Any]()
-    with here.progress.task(f"measuring {words[0]}", None, "candidates") as task:
+    # Closed whatever happens: who is interrupted ends what it started.
+    with closing(said), here.progress.task(f"measuring {words[0]}", None, "candidates") as task:
         for line in said:
             tried += [line["tried"]] if "tried" in line else []
             tuned = line.get("tuned", tuned)
@@ -309,7 +311,8 @@ def _understood(lines: Iterable[str]) -> Lines:
 
 
 def _joined(said: Lines) -> dict[str, Any]:
-    text = "".join(str(line.get("piece", "")) for line in said)
+    with closing(said):
+        text = "".join(str(line.get("piece", "")) for line in said)
     if not text:
         raise UserCodeFailed("there is no profile, and nobody said why", "run the script once by itself")
     return dict(json.loads(text))

@@ -12,12 +12,14 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, NoReturn
 
+from falaj import worker
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.train import probe
 from falaj.train.probe import Measured, Order, Probed
@@ -48,9 +50,11 @@ def measure(words: Sequence[str], changes: Changes, bounds: Bounds) -> Measured:
         raise Invalid(f"there is no file {words[0]!r:.200}", "name a training script that exists")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
         order = Order(f"/dev/fd/{out.fileno()}", bounds.steps, bounds.warm, bounds.limit_bytes, bounds.seconds)
-        child = os.fork()
-        if child == 0:
-            _live(words, changes, order, said)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of libraries, which do nothing yet
+            child = os.fork()
+            if child == 0:
+                _live(words, changes, order, said)
         status = _wait(child, bounds.limit_s)
         return _answer(status, out, said, bounds)
 
@@ -105,7 +109,7 @@ def _live(words: Sequence[str], changes: Changes, order: Order, said: IO[bytes])
             os.dup2(said.fileno(), number)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
         with _surroundings(changes, order):
-            _script(words, order)
+            _script(words)
         code = 0
     finally:
         error = sys.exc_info()[1]
@@ -134,6 +138,7 @@ def _surroundings(changes: Changes, order: Order) -> Iterator[None]:
     for name in [*os.environ]:
         if name in _RANKS or (name.startswith("FALAJ_") and not name.startswith(_KEPT)):
             del os.environ[name]
+    worker.attempt.cache_clear()
     os.environ |= {"FALAJ_TRAIN": json.dumps(known), "FALAJ_PROBE": json.dumps(order._asdict())}
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
@@ -142,9 +147,8 @@ def _surroundings(changes: Changes, order: Order) -> Iterator[None]:
         yield
 
 
-def _script(words: Sequence[str], order: Order) -> None:
-    watch = probe.Probe(order)
-    Probed.probe = watch
+def _script(words: Sequence[str]) -> None:
+    watch = Probed.probe = probe.asked()
     door = import_module("falaj.train.start")
     vars(door)["Run"] = Probed
     vars(import_module("falaj.train"))["start"] = door.start  # not the module of that name, which we just imported

@@ -86,10 +86,9 @@ class Measured:
         return not self.oom and not self.failed
 
 
-def asked(environ: Mapping[str, str] = os.environ) -> "Probe | None":
-    """What somebody wants measured of this process, if anything."""
-    text = environ.get("FALAJ_PROBE", "")
-    return Probe(Order(**json.loads(text))) if text else None
+def asked(environ: Mapping[str, str] = os.environ) -> "Probe":
+    """What somebody wants measured of this process."""
+    return Probe(Order(**json.loads(environ["FALAJ_PROBE"])))
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -277,14 +276,12 @@ class Resident(Memory):
     def free(self, limit_bytes: int) -> int:
         mine = _kilobytes("/proc/self/status", "VmRSS:")
         known = [_kilobytes("/proc/meminfo", "MemAvailable:") + mine, *([limit_bytes] if limit_bytes else [])]
-        for folder in cpus.groups():
-            for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-                if limit := _number(folder / most):
-                    known.append(limit - _number(folder / used) + mine)
+        known += [left + mine for folder in cpus.groups() if (left := _left(folder)) is not None]
         # Whoever asks for more is refused, before the machine begins to end others for its sake.
         fence = _kilobytes("/proc/self/status", "VmData:") + min(known) - mine + _SLACK
-        resource.setrlimit(resource.RLIMIT_DATA, (max(fence, _SLACK),) * 2)
-        return min(known)
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (fence if hard < 0 else min(fence, hard), hard))
+        return max(0, min(known))
 
     def forget(self) -> None:
         with contextlib.suppress(OSError):
@@ -330,16 +327,26 @@ def chip(device: torch.device) -> dict[str, Any]:
     return {"kind": device.type, "bf16": cpus.has_bf16(), "threads": torch.get_num_threads(), "choices": cpus.choices()}
 
 
+def _left(group: Path) -> int | None:
+    """What a control group may still use; files it holds in memory give way. None: it has no limit."""
+    for most, used, files in (
+        ("memory.max", "memory.current", "inactive_file "),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+    ):
+        limit = _read(group / most).strip()
+        if limit.isdigit() and int(limit) < 1 << 60:
+            reclaimed = [int(line.split()[1]) for line in _read(group / "memory.stat").splitlines() if files in line]
+            return int(limit) - int(_read(group / used) or 0) + (reclaimed[-1] if reclaimed else 0)
+    return None
+
+
 def _kilobytes(path: str, name: str) -> int:
-    for line in Path(path).read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    return 0
+    lines = (line.split() for line in _read(Path(path)).splitlines() if line.startswith(name))
+    return next((int(words[1]) * 1024 for words in lines), 0)
 
 
-def _number(path: Path) -> int:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="ascii", errors="replace")
     except OSError:
-        return 0
-    return int(text) if text.isdigit() and int(text) < 1 << 60 else 0
+        return ""
