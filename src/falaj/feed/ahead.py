@@ -41,7 +41,7 @@ class Ahead:
         """How many micro-batches one turn in the background makes: several where making one is quick."""
         if self._transform or self._workers:
             return 1
-        return max(1, int(getattr(self._source, "chunk", 0)) // micro)
+        return max(1, 4 * _fitting(self._source, micro))
 
     def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, list[Any], float]]:
         """Blocks in their order, and how long each was waited for."""
@@ -90,14 +90,22 @@ class Ahead:
 
 def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> list[Any]:
     """A batch for each row of ids; all are taken at once where the source gives columns."""
-    if len(ids) == 1 or not getattr(source, "chunk", 0):
-        batches = [source.take(row) for row in ids]
-    else:
-        whole, micro = source.take(ids.ravel()), ids.shape[1]
-        batches = [
-            {name: column[low : low + micro] for name, column in whole.items()} for low in range(0, ids.size, micro)
-        ]
+    micro, batches = ids.shape[1], []
+    fitting = _fitting(source, micro)
+    for nth in range(0, len(ids), max(1, fitting)):
+        whole = source.take(ids[nth : nth + max(1, fitting)].ravel())
+        if fitting < 2:
+            batches.append(whole)
+        else:
+            size = min(fitting, len(ids) - nth) * micro
+            batches += [{name: of[low : low + micro] for name, of in whole.items()} for low in range(0, size, micro)]
     return batches if transform is None else [transform(batch) for batch in batches]
+
+
+def _fitting(source: Any, micro: int) -> int:
+    """How many micro-batches are best taken in one go; 0 when a source has no opinion."""
+    chunk = int(getattr(source, "chunk", 0))
+    return chunk and max(1, (chunk + micro // 2) // micro)
 
 
 def _processes(source: Any, transform: Callable[[Any], Any] | None, workers: int) -> ProcessPoolExecutor:

@@ -93,7 +93,8 @@ def open_npy(files: Sequence[Path], columns: Sequence[str] | None, window: int) 
     if len(counts[first]) == 1:
         return Arrays({name: found[0] for name, found in mapped.items()})
     pieces: list[Columns] = [{name: found[n] for name, found in mapped.items()} for n in range(len(counts[first]))]
-    return Pieces(counts[first], lambda some: pieces[some[0]], window=window)
+    size = sum(part.nbytes for found in mapped.values() for part in found)
+    return Pieces(counts[first], lambda some: pieces[some[0]], size_bytes=size, window=window)
 
 
 def open_npz(file: Path, columns: Sequence[str] | None) -> Arrays:

@@ -51,8 +51,10 @@ class Files:
         if self.lines:
             rows = read.pop("line")
             names = self.columns or list(rows[0])
-            if odd := next((n for n, row in enumerate(rows) if not set(names) <= row.keys()), None):
-                raise Invalid(f"line {ids[odd]} has {', '.join(rows[odd])}", f"asked for: {', '.join(names)}")
+            odd = next((n for n, row in enumerate(rows) if not set(names) <= row.keys()), None)
+            if odd is not None:
+                missing = ", ".join(name for name in names if name not in rows[odd])
+                raise Invalid(f"sample {ids[odd]} has no column {missing}", f"it has: {', '.join(rows[odd])}")
             read = {name: [row[name] for row in rows] for name in names}
         stacked = {name: _stacked(values) for name, values in read.items()}
         return {**stacked, **{name: column[ids] for name, column in self.more.items()}}
@@ -182,11 +184,14 @@ def _members(file: Kept) -> list[tuple[str, int, int]]:
     try:
         with file.local() as path, tarfile.open(path, "r:") as archive:
             found = [(member.name, member.offset_data, member.size) for member in archive if member.isfile()]
-            whole = path.stat().st_size
+            end = max((start + -(-size // 512) * 512 for _, start, size in found), default=0)
+            with path.open("rb") as raw:
+                raw.seek(end)
+                ended = raw.read(512) == bytes(512)
     except (tarfile.TarError, OSError) as error:
         raise Corrupt(f"{file.path} is no whole tar archive: {error}", "copy or write it again") from error
-    if found and found[-1][1] + found[-1][2] > whole:
-        raise Corrupt(f"{file.path} ends inside {found[-1][0]}", "copy or write it again")
+    if not ended:
+        raise Corrupt(f"{file.path} is torn after {found[-1][0] if found else 'its start'}", "copy or write it again")
     with contextlib.suppress(OSError):
         draft = beside.with_suffix(f".{os.getpid()}.tmp")
         draft.write_text(json.dumps([*file.seen, found]))

@@ -31,12 +31,19 @@ class Pieces:
     """`load(pieces)` gives the columns of some pieces, one after the other; piece n has `counts[n]` samples."""
 
     transform: Callable[[Any], Any] | None = None
-    chunk = 1024
 
     def __init__(
-        self, counts: Sequence[int], load: Callable[[list[int]], Columns], *, window: int = 0, joined: bool = False
+        self,
+        counts: Sequence[int],
+        load: Callable[[list[int]], Columns],
+        *,
+        size_bytes: int,
+        window: int = 0,
+        joined: bool = False,
     ) -> None:
         self.counts, self._load, self._joined = np.asarray(counts, np.int64), load, joined
+        # About a megabyte: enough to forget the costs of a turn, and memory is had without asking the system for it.
+        self.chunk = max(1, min(4096, (sum(counts) << 20) // max(1, size_bytes)))
         self.window = window if 0 < window < len(counts) else 0
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
@@ -54,14 +61,17 @@ class Pieces:
         """One gather a column, out of each block that has some of these samples."""
         if len(self.counts) == 1:
             return _picked(self._get([0])[0][0], ids)
-        needed, nth = np.unique(np.searchsorted(self._ends, ids, side="right"), return_inverse=True)
+        pieces = np.searchsorted(self._ends, ids, side="right")
+        needed = np.flatnonzero(np.bincount(pieces))
         held = self._get(needed.tolist())
-        rows = ids + np.array([base for _, base in held])[nth] - self._starts[needed][nth]
+        moved, owners = np.zeros((2, needed[-1] + 1), np.int64)
+        moved[needed] = np.array([base for _, base in held]) - self._starts[needed]
+        rows = ids + moved.take(pieces)
         blocks = {id(columns): columns for columns, _ in held}
         if len(blocks) == 1:
             return _picked(held[0][0], rows)
-        owners = np.array([id(columns) for columns, _ in held])[nth]
-        places = [np.flatnonzero(owners == block) for block in blocks]
+        owners[needed] = [id(columns) for columns, _ in held]
+        places = [np.flatnonzero(owners.take(pieces) == block) for block in blocks]
         parts = [_picked(columns, rows[place]) for columns, place in zip(blocks.values(), places, strict=True)]
         return {name: _joined([part[name] for part in parts], places, len(ids)) for name in parts[0]}
 

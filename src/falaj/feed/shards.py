@@ -82,7 +82,8 @@ def open_shards(folder: Path, columns: Sequence[str] | None, window: int, cache:
         with files[pieces[0]].local() as path:
             return _read(path, known, columns or tuple(known))
 
-    return Pieces([shard["rows"] for shard in index["shards"]], load, window=window)
+    counts, size = ([shard[key] for shard in index["shards"]] for key in ("rows", "bytes"))
+    return Pieces(counts, load, size_bytes=sum(size), window=window)
 
 
 def verify(folder: Path | str) -> None:
@@ -118,7 +119,8 @@ def _blocks(rows: Any) -> Iterator[Mapping[str, Any]]:
     else:
         samples = iter(rows)
         while some := list(itertools.islice(samples, 1024)):
-            if odd := next((row for row in some if row.keys() != some[0].keys()), None):
+            odd = next((row for row in some if row.keys() != some[0].keys()), None)
+            if odd is not None:
                 raise Invalid(f"a sample has {sorted(odd)}, others {sorted(some[0])}", "all have the same columns")
             yield {name: [row[name] for row in some] for name in some[0]}
 

@@ -67,7 +67,8 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
         table = pa.concat_tables(tables)
         return {name: _column(table[name], name in gaps, f"{name} in {', '.join(where_from)}") for name in wanted}
 
-    return Pieces(counts, load, window=window or min(max(fitting, LEAST), MOST), joined=True)
+    window = window or min(max(fitting, LEAST), MOST)
+    return Pieces(counts, load, size_bytes=size, window=window, joined=True)
 
 
 def _read(scanned: "Scanned", file: Path, groups: list[int], wanted: list[str]) -> Any:
