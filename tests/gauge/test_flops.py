@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from falaj.gauge.flops import Seen, count, matmul, sketch
 from falaj.gauge.peaks import palm, peak
@@ -80,3 +81,12 @@ def test_a_matrix_product_is_measured_once() -> None:
     torch.set_num_threads(1)
     assert matmul("cpu") > 1e8
     assert matmul("cpu") == matmul("cpu")
+
+
+def test_counts_are_those_of_torch() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.Sequential(nn.Conv1d(8, 32, 3, padding=1), nn.Flatten(1), nn.Unflatten(1, (16, 32)), layer)
+    given = torch.ones(2, 8, 16)
+    with FlopCounterMode(display=False) as counter:
+        model(given).sum().backward()
+    assert count(sketch(model), (given,), {}) == counter.get_total_flops()

@@ -24,12 +24,11 @@ class Chip:
         self._device = _device(device)
         self._due = 0.0
         self._sums: dict[str, tuple[float, int]] = {}
-        self._last: dict[str, float] = {}
+        self.last: dict[str, float] = {}
         self._told = OURS if find_spec("pynvml") else OURS | {"busy", "power", "temperature", "clock"}
-        self._sample = self._device.activity if self._device and self._told is OURS else self.read
 
     def read(self) -> dict[str, float]:
-        """A sample of now, in the launcher's words: percent, bytes, W, °C, MHz."""
+        """How it stands now, in the launcher's words: percent, bytes, W, °C, MHz."""
         if self._device is not None:
             return self._device.read()
         held = look("/proc/self/statm").split()
@@ -42,8 +41,10 @@ class Chip:
         if now < self._due:
             return
         begun = time.thread_time()
-        self._last = self._sample()
-        for name, value in self._last.items():
+        self.last = self._device.activity() if self._device else {}
+        if self._told is not OURS:
+            self.last |= self.read()
+        for name, value in self.last.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, count + 1)
         self._due = now + max(_EVERY_S, (time.thread_time() - begun) / _SHARE)
@@ -55,7 +56,7 @@ class Chip:
 
     def slowed(self) -> str:
         """Why the chip runs slower than it could, unless it is the usual power limit."""
-        why = int(self._last.get("throttled", 0))
+        why = int(self.last.get("throttled", 0))
         return " and ".join(text for bit, text in _SLOWED.items() if why & bit)
 
 

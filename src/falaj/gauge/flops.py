@@ -10,11 +10,12 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 _ODD = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
@@ -50,16 +51,31 @@ def sketch(module: nn.Module) -> nn.Module:
 
 def count(drawn: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     """FLOPs of forward and backward of a sketch on inputs like these; 0 where they cannot be told."""
+    counter: Any = cast("Any", _Counter)()
     try:
         # What the model makes by itself has no data either: nobody's random numbers are used up.
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        with torch.device("meta"), counter:
             made = _floats(drawn(*_meta(args), **_meta(kwargs)))
             losses = [one.sum() for one in made if one.requires_grad]
             if losses:
                 torch.autograd.backward(losses)
     except _ODD:
         return 0.0  # a model whose way depends on values has no count
-    return float(counter.get_total_flops())
+    return float(counter.total)
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts by torch's own formulas. Its FlopCounterMode hooks into all modules of the process, and so would disturb
+    the training that goes on beside us."""
+
+    total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)  # noqa: SLF001 - the key of torch's own table
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=made)
+        return made
 
 
 class Seen:
@@ -71,7 +87,7 @@ class Seen:
         if getattr(module, "_compiled_call_impl", None) is not None:
             return  # what was compiled in its place would keep the hook for ever
         with contextlib.suppress(*_ODD):
-            self._drawn = sketch(module) if drawn is None else drawn
+            self._drawn = sketch(getattr(module, "_orig_mod", module)) if drawn is None else drawn
             self._hook = module.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def flops(self) -> float | None:

@@ -231,4 +231,4 @@ class Gauge:
         known = {name: value for name, value in self._shown.items() if name != "left_s"}
         about = {"run": self.here.run, "step": self.number, "world": self.world, "device": self.device}
         chip = {"chip": chip_name(self.device), "memory_limit_bytes": limit_bytes(self.device)}
-        return {**about, **chip, "mfu_is": FORMULA, **known, **self._chip.read()}
+        return {**about, **chip, "mfu_is": FORMULA, **known, **self._chip.last, **self._chip.read()}

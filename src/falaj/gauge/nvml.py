@@ -44,12 +44,13 @@ class Device:
         self._samples = self._gpm_samples()
 
     def activity(self) -> dict[str, float]:
-        """What the launcher's samples do not have, since this was asked last; and why clocks are held back."""
+        """What the launcher's samples do not have, since this was asked last; and why clocks are held back. For one
+        thread alone."""
         throttled = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong)
         return {**self._activity(), **({"throttled": throttled} if throttled is not None else {})}
 
     def read(self) -> dict[str, float]:
-        """One sample; what the device does not tell is left out."""
+        """How it stands now; what the device does not tell is left out."""
         use = self._ask("nvmlDeviceGetUtilizationRates", _Use)
         told = {
             "busy": use and use.gpu,
@@ -57,7 +58,6 @@ class Device:
             "temperature": self._number("nvmlDeviceGetTemperature", c_uint, 1, 0),
             "clock": self._number("nvmlDeviceGetClockInfo", c_uint, 1, _CLOCK_SM),
             "clock_most": self._number("nvmlDeviceGetMaxClockInfo", c_uint, 1, _CLOCK_SM),
-            **self.activity(),
         }
         return {name: float(value) for name, value in told.items() if value is not None}
 
