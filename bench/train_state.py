@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,36 +91,38 @@ def on_cpu() -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
 
 
 def gpu(state_bytes: int = 15_600_000_000) -> dict[str, dict[str, float]]:
-    """The same of a state on a CUDA device, in milliseconds: `host` until the call returned, `device` what a save
-    adds to work that the device is given after it. What ours kept is compared bit by bit."""
+    """The same of a state on a CUDA device, in milliseconds: `host` until the call returned, `device` what a save adds
+    to a second or so of work that follows it, `durable` until it was. What ours kept is compared bit by bit.
+
+    Writes six times the state, and needs room for three on the disk."""
     _quiet()
-    torch.cuda.init()
     state = made(state_bytes, "cuda")
     with folder() as place, group("cpu:gloo,cuda:nccl"):
         saves = Checkpoints(place / "falaj", keep=1)
         began = time.perf_counter()
         saves.warm(state)
         told = {"falaj: memory before the first step": {"host": (time.perf_counter() - began) * 1e3}}
-        ways: dict[str, Save] = {
-            "dcp.async_save, pinned staging": lambda n: _dcp_async(state, place / f"thread{n}", "pinned"),
-            "falaj": lambda n: _ours(saves, 2 * n, state),
-            "falaj, copied behind the next step": lambda n: _ours(saves, 2 * n + 1, state, later=True),
-        }
-        for name, (stall, durable) in _turns(ways, state, place, rounds=2).items():
-            told[name] = {"host": stall * 1e3, "durable": durable * 1e3}
-        for later in (False, True):
-            key = "falaj, copied behind the next step" if later else "falaj"
-            told[key]["device"] = _on_device(saves, state, later=later)
-        _ours(saves, 2000, state, later=True)
-        wanted = {name: tensor.clone() for name, tensor in state.items()}
+        bare = min(_worked(state, lambda: None, lambda: None)[1] for _ in range(3))
+        for number in range(2):  # the first of each is to get warm
+            theirs = _Theirs(state, place / f"pinned{number}")
+            told["dcp.async_save, pinned staging"] = _told(state, bare, theirs.save, lambda: None, theirs.settle)
+            shutil.rmtree(place / f"pinned{number}")
+            for name, later in (("falaj", False), ("falaj, copied behind the next step", True)):
+                wanted = {name: tensor.clone() for name, tensor in state.items()} if number and later else {}
+                begin = partial(saves.save, 2 * number + later, state, {}, later=state.keys() if later else ())
+                told[name] = _told(state, bare, begin, saves.fence, saves.settle)
+        assert saves.problems() == []
         for tensor in state.values():
             tensor.zero_()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        assert saves.restore(state) is not None
+        fresh = Checkpoints(place / "falaj")  # which has to check the digests
+        assert fresh.restore(state) is not None
         torch.cuda.synchronize()
         told["falaj: load"] = {"host": (time.perf_counter() - began) * 1e3}
-        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+        assert wanted.keys() == state.keys()
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted), "what was loaded is not what was saved"
+        fresh.close()
         saves.close()
     return told
 
@@ -154,17 +157,15 @@ def group(backend: str = "gloo") -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _turns(ways: dict[str, Save], state: State, place: Path, rounds: int = ROUNDS) -> dict[str, tuple[float, float]]:
+def _turns(ways: dict[str, Save], state: State, place: Path) -> dict[str, tuple[float, float]]:
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
+    for number in range(ROUNDS + 1):
         for name, save in ways.items():
             for tensor in state.values():
                 tensor.add_(1)  # a step changes everything
-            if state["table"].is_cuda:
-                torch.cuda.synchronize()
             taken[name].append(save(number))
             for old in [*place.glob("thread*"), *place.glob("process*"), *place.glob("dcp*")]:
-                if number < rounds or not old.name.startswith("dcp"):
+                if number < ROUNDS or not old.name.startswith("dcp"):
                     shutil.rmtree(old)
     # The first of each is to get warm.
     return {
@@ -202,8 +203,8 @@ def _dcp_async(state: State, path: Path, kind: str) -> tuple[float, float]:
     how: dict[str, Any] = {}
     if kind == "process":
         how["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
-    if kind in ("pinned", "again"):
-        how["async_stager"] = _stager(pinned=kind == "pinned")
+    if kind == "again":
+        how["async_stager"] = _stager(pinned=False)
     began = time.perf_counter()
     answer = dcp.async_save(state, checkpoint_id=path, **how)
     if hasattr(answer, "staging_completion"):
@@ -232,7 +233,7 @@ def _ours(saves: Checkpoints, step: int, state: State, *, later: bool = False) -
     saves.save(step, state, {"step": step}, later=state.keys() if later else ())
     stalled = time.perf_counter() - began
     if later:
-        _step(state["table"].device)
+        _step()
         fenced = time.perf_counter()
         saves.fence()
         stalled += time.perf_counter() - fenced
@@ -241,37 +242,51 @@ def _ours(saves: Checkpoints, step: int, state: State, *, later: bool = False) -
     return stalled, time.perf_counter() - began
 
 
-def _step(device: torch.device) -> None:
+def _step() -> None:
     """Forward and backward of the next step, which read the state: half a second of them."""
-    if device.type == "cpu":
-        a, until = torch.randn(512, 512), time.perf_counter() + 0.5
-        while time.perf_counter() < until:
-            a = torch.nn.functional.normalize(a @ a)
+    a, until = torch.randn(512, 512), time.perf_counter() + 0.5
+    while time.perf_counter() < until:
+        a = torch.nn.functional.normalize(a @ a)
 
 
-def _on_device(saves: Checkpoints, state: State, *, later: bool) -> float:
-    """What a save adds to a second or so of matrix products, after which the state changes."""
+class _Theirs:
+    """One save of DCP."""
+
+    def __init__(self, state: State, path: Path) -> None:
+        self._state, self._path = state, path
+        self._answer: Any = None
+
+    def save(self) -> None:
+        answer = dcp.async_save(self._state, checkpoint_id=self._path, async_stager=_stager(pinned=True))
+        if hasattr(answer, "staging_completion"):
+            answer.staging_completion.result()
+        self._answer = getattr(answer, "upload_completion", answer)
+
+    def settle(self) -> None:
+        self._answer.result()
+
+
+def _told(state: State, bare: float, save: Any, fence: Any, settle: Any) -> dict[str, float]:
+    began = time.perf_counter()
+    host, took = _worked(state, save, fence)
+    settle()
+    return {"host": host * 1e3, "device": (took - bare) * 1e3, "durable": (time.perf_counter() - began) * 1e3}
+
+
+def _worked(state: State, save: Callable[[], Any], fence: Callable[[], Any]) -> tuple[float, float]:
+    """How long a save blocked, and how long it and the products after it took, at whose end the state changes."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-
-    def work(step: int) -> float:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        if step:
-            saves.save(step, state, {}, later=state.keys() if later else ())
-        for _ in range(400):
-            torch.mm(a, a, out=b)
-        if step and later:
-            saves.fence()
-        state["table"] += 1
-        torch.cuda.synchronize()
-        return time.perf_counter() - began
-
-    bare = min(work(0) for _ in range(3))
-    took = []
-    for number in range(2):
-        took.append(work(1000 + 10 * later + number))
-        saves.settle()
-    return (min(took) - bare) * 1e3
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    save()
+    blocked = time.perf_counter() - began
+    for _ in range(600):
+        torch.mm(a, a, out=b)
+    fence()
+    for tensor in state.values():
+        tensor.add_(1)
+    torch.cuda.synchronize()
+    return blocked, time.perf_counter() - began
 
 
 def _loads(saves: Checkpoints, state: State, place: Path) -> dict[str, float]:

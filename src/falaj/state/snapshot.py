@@ -167,7 +167,6 @@ def _memory(sizes: Sequence[int], *, pinned: bool) -> list[torch.Tensor]:
     for size in sizes:
         if size > len(slab):
             slab = torch.empty(max(size, min(left, SLAB_BYTES)), dtype=torch.uint8, pin_memory=pinned)
-            slab[::4096] = 0  # the first touch of a page is dear: not in the first save
         given.append(slab[:size])
         slab, left = slab[size:], left - size
     return given
@@ -179,5 +178,5 @@ def _pack(group: Sequence[_Wanted], memory: torch.Tensor) -> Pack:
         copy = memory[start : start + wanted.size_bytes].view(wanted.dtype).view(wanted.box.size)
         entries.append(Entry(wanted.name, wanted.holding, wanted.box, start, copy))
         start += -(-wanted.size_bytes // _ALIGN) * _ALIGN
-    memory[:].zero_()
+    memory.zero_()  # the first touch of a page is dear: not in the first save
     return Pack(memory, tuple(entries))
