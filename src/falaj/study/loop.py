@@ -12,15 +12,12 @@ from falaj.core.context import HOUSE, Context
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
-from falaj.dispatch.loops import loops as dispatch
-from falaj.fleet.clusters import Clusters
 from falaj.fleet.use import every, tenants
 from falaj.govern.accounts import person_key, tenant_key
 from falaj.jobs import records as jobs
 from falaj.jobs.attempts import actor_of
-from falaj.jobs.service import Jobs
 from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.loop import Loop, Turn
+from falaj.store.loop import Turn
 from falaj.store.records import Record
 from falaj.study import trials as life
 from falaj.study.curves import Curves
@@ -30,7 +27,6 @@ from falaj.study.records import BAD, FAILED, FINISHED, LIVE, OVER, RUNNING, STOP
 from falaj.study.service import Sweeps
 from falaj.study.space import text
 from falaj.study.suggest import suggest
-from falaj.track.service import Track
 
 EVERY_S = 0.5
 SEARCH_S = 5.0
@@ -258,8 +254,3 @@ def _barred(tx: Reader, sweep: Record) -> str:
         return f"the tenant {tenant} is suspended"
     gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
     return f"the account {who} is suspended or gone" if gone else ""
-
-
-def loops(ledger: Ledger, clusters: Clusters, track: Track, jobs_desk: Jobs, sweeps: Sweeps) -> tuple[Loop, ...]:
-    """All that works on jobs, as a house starts it: their own loops, and the one that asks for them."""
-    return *dispatch(ledger, clusters, track, jobs_desk), SweepLoop(ledger, sweeps)
