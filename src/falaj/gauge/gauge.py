@@ -63,7 +63,7 @@ class Gauge:
         self._shown: dict[str, float] = {}
         self._odd_loss, self._odd_step = Odd("the loss", mads=6, share=0.1), Odd("the time", mads=3, share=1.0)
         self._slow = Odd("the time", mads=3, share=0.2)
-        self._slowed = ""
+        self._slowed, self._left_s = "", 0.0
         profiles = here.checkpoints / "profiles" if here.checkpoints else None
         self._capture = Capture(profiles, device, self._facts) if rank == 0 else None
         self._seen = self._logged = self._clock.mark()
@@ -164,14 +164,14 @@ class Gauge:
             figures = self._figures(span_s, steps, phases)
             pace = {_UNITS: self._units, _SPAN_S: span_s, _MICROS: self._micros}
             self._look(steps)
-        self._late.put(self.number, {**values, **pace})
+            self._left_s = max(0, self.steps - self.number - 1) * span_s / self._count
         self._forget()
-        self._tell(self.number, {**figures, **memory(self.device)})
-        if self.rank == 0:
-            self.here.progress(self.number + 1, self.steps)
-        self._tell_late()
         if self._line is not None:
-            self._line.show(self.number + 1, self._shown)
+            self._late.put(self.number, {**values, **pace})
+            self._tell(self.number, {**figures, **memory(self.device)})
+            self._tell_late()
+            self.here.progress(self.number + 1, self.steps)
+            self._line.show(self.number + 1, {**self._shown, "left_s": self._left_s})
 
     def _figures(self, span_s: float, steps: list[float], phases: Mapping[str, float]) -> dict[str, float]:
         """How `span_s` seconds went; what is only this rank's is told here."""
@@ -186,7 +186,6 @@ class Gauge:
             "input_wait": 100 * self._waited / span_s,
             "checkpoint_stall": 100 * self._stalled / span_s,
             "goodput": 100 * max(0.0, 1 - self._lost / (self._logged - self._begun)),
-            "left_s": max(0, self.steps - self.number - 1) * span_s / self._count,
             **{f"phase/{name}": 100 * seconds / span_s for name, seconds in phases.items()},
         }
 
@@ -211,24 +210,22 @@ class Gauge:
         """Tell the values of earlier steps that have come."""
         for step, values in self._late.take(wait_s):
             units, span_s, micros = (values.pop(name, 0.0) for name in (_UNITS, _SPAN_S, _MICROS))
-            if span_s and self.rank == 0:
+            if span_s:
                 readers = self.habits.readers or self.world
                 values[f"{self.habits.units}_per_s"] = units * readers / span_s
                 flops = self.habits.flops_per_unit * units or self._work.flops * micros
                 values.update(self._work.shares(flops * readers / self.world / span_s))
-            if self.rank == 0 and "loss" in values:
+            if "loss" in values:
                 self._say(self._odd_loss.look([values["loss"]], step))
             self._tell(step, values)
 
     def _tell(self, step: int, figures: Mapping[str, float]) -> None:
-        if self.rank == 0:
-            self._shown.update(figures)
-            for key, value in figures.items():
-                self.here.metric(key, value, step)
+        self._shown.update(figures)
+        for key, value in figures.items():
+            self.here.metric(key, value, step)
 
     def _facts(self) -> dict[str, Any]:
         """What a profile should know of the run."""
-        known = {name: value for name, value in self._shown.items() if name != "left_s"}
         about = {"run": self.here.run, "step": self.number, "world": self.world, "device": self.device}
         chip = {"chip": chip_name(self.device), "memory_limit_bytes": limit_bytes(self.device)}
-        return {**about, **chip, "mfu_is": FORMULA, **known, **self._chip.last, **self._chip.read()}
+        return {**about, **chip, "mfu_is": FORMULA, **self._shown, **self._chip.last, **self._chip.read()}
