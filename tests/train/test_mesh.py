@@ -12,6 +12,7 @@ from falaj.core.errors import Invalid, Unavailable
 from falaj.train import plans
 from falaj.train.mesh import Mesh
 from falaj.train.options import Options
+from tests.train.models import Gpt
 from tests.train.ranks import together
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "FALAJ_DEVICE", "CUDA_VISIBLE_DEVICES")
@@ -95,6 +96,50 @@ def _statistics() -> tuple[list[float], int]:
     assert norm.running_mean is not None
     assert norm.num_batches_tracked is not None
     return norm.running_mean.tolist(), int(norm.num_batches_tracked)
+
+
+def test_shards_are_shards_again_after_a_look(tmp_path: Path) -> None:
+    assert together(2, _look, tmp_path) == [True, True]
+
+
+def _look() -> bool:
+    """An evaluation between two steps; the names and parameters that are saved must be those of the optimizer."""
+    mesh = Mesh.here(device="cpu")
+    model = mesh.wrap(Gpt(layers=2), "fsdp", Options(precision="fp32"))
+    before = {name: id(param) for name, param in model.named_parameters()}
+    with torch.no_grad():
+        model(torch.zeros(1, 8, dtype=torch.int64))
+    return before == {name: id(param) for name, param in model.named_parameters()}
+
+
+class Masked(nn.Module):
+    """With numbers of many kinds, none of them the same on two processes."""
+
+    mask: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(()))
+        self.image = nn.Parameter(torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last))
+        self.register_buffer("mask", torch.rand(5) > 0.5)
+        self.register_buffer("low", torch.rand(3).to(torch.bfloat16))
+
+
+def test_numbers_of_any_kind_are_agreed_upon(tmp_path: Path) -> None:
+    first, second = together(2, _agreed, tmp_path)
+    assert first == second
+
+
+def _agreed() -> dict[str, list[float]]:
+    mesh = Mesh.here(device="cpu")
+    torch.manual_seed(mesh.rank)
+    model = mesh.wrap(Masked(), "none", Options(precision="fp32"))
+    return {name: tensor.double().flatten().tolist() for name, tensor in model.state_dict().items()}
+
+
+def test_a_model_without_numbers_is_refused() -> None:
+    with pytest.raises(Invalid, match="no numbers yet"):
+        Mesh(torch.device("cpu")).wrap(nn.Linear(2, 2, device="meta"), "none", Options(precision="fp32"))
 
 
 def test_all_models_of_a_run_have_one_plan() -> None:

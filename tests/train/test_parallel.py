@@ -50,6 +50,7 @@ GPT_CASES: list[tuple[str, int, Any, dict[str, Any]]] = [
     ("fsdp x pp", 4, {"shard": 2, "pipeline": 2}, {}),
     ("tp x2 one head", 2, {"tensor": 2}, {"heads": 1}),
     ("tp x2 as the model says", 2, {"tensor": 2}, {"tensor": {"blocks.*.up": "column", "blocks.*.down": "row"}}),
+    ("fsdp x pp recomputed", 4, {"shard": 2, "pipeline": 2}, {"activation": "blocks"}),
     ("fsdp x2 recomputed", 2, "fsdp", {"activation": "blocks"}),
     ("ddp x2 recomputed", 2, "ddp", {"activation": "blocks"}),
 ]
@@ -75,6 +76,7 @@ COMPILED: list[tuple[str, Any, dict[str, Any]]] = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("default")  # the compiler warns of itself, and hides it where warnings are no errors
 @pytest.mark.parametrize(("name", "plan", "more"), COMPILED, ids=[case[0] for case in COMPILED])
 def test_compiled_models_learn_the_same(name: str, plan: Any, more: Any, tmp_path: Path) -> None:
     world = 1 if plan == "none" else 2

@@ -39,7 +39,7 @@ class Mesh:
         self._devices: Any = None
         self._copies: list[DistributedDataParallel] = []
         self._shards: list[Any] = []
-        self._open = ExitStack()
+        self._open, self._joins = ExitStack(), False
 
     @classmethod
     def here(cls, options: Options | None = None, *, device: str = "") -> "Mesh":
@@ -92,6 +92,8 @@ class Mesh:
         `tensor` names the layers that are split (or the module's `parallel_plan` does), `schedule` how a pipeline works
         (or its `pipeline_schedule`): 1f1b, gpipe, interleaved.
         """
+        if any(param.is_meta for param in module.parameters()):
+            raise Invalid("the model has no numbers yet: it is on the meta device", "build it on the CPU")
         memory_bytes = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
         fits = plans.fits(module, memory_bytes)
         sizes = self.arrange(plans.sizes(plan, self.world, _number("LOCAL_WORLD_SIZE", 0), fits=fits))
@@ -112,7 +114,8 @@ class Mesh:
         each micro-batch. Else, and until this is said, they are gathered once a step: a process with fewer
         micro-batches would leave the others waiting.
         """
-        self._lean = micros % self.readers == 0
+        chained = self.sizes is not None and self.sizes.pipeline > 1  # a stage that gives back gathers for each
+        self._lean = micros % self.readers == 0 and not chained
         for made in self._shards:
             self._gather(made, kept=not self._lean)
 
@@ -136,8 +139,9 @@ class Mesh:
         if self.readers == self.world > 1:
             dist.all_reduce(tensor)
         elif self.readers > 1:
-            for name in {"data", "shard"} & set(self.devices.mesh_dim_names):
-                dist.all_reduce(tensor, group=self.devices.get_group(name))
+            for name in ("data", "shard"):  # in one order on every process
+                if name in self.devices.mesh_dim_names:
+                    dist.all_reduce(tensor, group=self.devices.get_group(name))
         return tensor
 
     def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -177,8 +181,8 @@ class Mesh:
         if self.world == 1:
             return
         for tensor in (*module.parameters(), *module.buffers()):
-            there = tensor.detach().to(self.device)
-            dist.broadcast(there, 0)
+            there = tensor.detach().to(self.device).contiguous()
+            dist.broadcast(there.reshape(-1).view(torch.uint8), 0)  # not every backend knows every kind of number
             tensor.detach().copy_(there)
 
     def _wrap(
@@ -204,9 +208,10 @@ class Mesh:
 
         from falaj.train import tensor
 
-        if not self._shards and not self._copies:
+        if not self._joins:
             # Optimizers move split parameters and whole ones in one call.
             self._open.enter_context(implicit_replication())
+            self._joins = True
         # The last layer's outputs are joined by us, and nobody changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         tensor.split(module.to(self.device), self.devices["tensor"], asked)
@@ -230,6 +235,7 @@ class Mesh:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self._shards.append(fully_shard(module, mesh=mesh, mp_policy=policy))
         self._gather(module, kept=True)
+        module.register_forward_hook(_give_back)
 
     def _gather(self, module: Any, *, kept: bool) -> None:
         """Whether blocks keep what they gathered after a forward. The root does: its backward comes next."""
@@ -243,12 +249,22 @@ def precision_policy(module: nn.Module, name: str, device: torch.device) -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     name = precision.chosen(name, device)
-    if name == "bf16-pure":
-        precision.cast(module, torch.bfloat16)
-    dtype = torch.float16 if name == "fp16" else torch.bfloat16
+    if name == "fp8":
+        raise Invalid("shards are not gathered in 8 bits", "precision='bf16', or the plan 'ddp'")
     if name in ("fp32", "tf32", "bf16-pure"):
+        precision.prepare(module, name, device)
         return MixedPrecisionPolicy()
+    dtype = torch.float16 if name == "fp16" else torch.bfloat16
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
+def _give_back(module: Any, given: Any, outputs: Any) -> None:
+    """After a forward that no backward follows, parameters are shards again: what is saved and moved are those."""
+    del given, outputs
+    if not torch.is_grad_enabled():
+        for part in module.modules():
+            if hasattr(part, "unshard"):
+                part.reshard()
 
 
 def _local(grad: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
@@ -294,7 +310,10 @@ def _meet(device: torch.device, timeout_s: float) -> None:
     cuda = device.type == "cuda"
     try:
         dist.init_process_group(
-            "nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s), device_id=device if cuda else None
+            "nccl" if cuda else "gloo",
+            # Whoever watches for hangs looks first.
+            timeout=timedelta(seconds=1.2 * timeout_s) if timeout_s > 0 else None,
+            device_id=device if cuda else None,
         )
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
