@@ -65,9 +65,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
-def test_a_script_is_measured_and_leaves_nothing(script: str) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_script_is_measured_and_leaves_nothing(script: str, fresh: bool) -> None:
     """It wants three steps, a folder of checkpoints and a saved model; four are measured, and none of that is made."""
-    measured = measure([script, "24", "4096"], {"micro": 8}, QUICK)
+    measured = measure([script, "24", "4096"], {"micro": 8}, QUICK._replace(fresh=fresh))
     assert measured.failed == ""
     assert measured.good
     assert (measured.batch, measured.micro) == (24, 8)
@@ -95,8 +96,9 @@ def test_in_an_attempt_nobody_is_told(script: str, tmp_path: Path, monkeypatch: 
     assert _files() == ["train.py"]
 
 
-def test_a_script_that_fails_says_why(script: str) -> None:
-    measured = measure([script, "8", "64", "fail"], {}, QUICK)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_script_that_fails_says_why(script: str, fresh: bool) -> None:
+    measured = measure([script, "8", "64", "fail"], {}, QUICK._replace(fresh=fresh))
     assert not measured.good
     assert measured.failed.splitlines()[-1] == "KeyError: 'no such column: price'"
     assert "train.py" in measured.failed

@@ -284,7 +284,7 @@ def _followed(here: Here, ref: Ref) -> Lines:
 def _child(arguments: Sequence[str]) -> Lines:
     """What the same command says as a child of ours. Whoever stops listening ends it, and it takes along its own."""
     with tempfile.TemporaryFile() as complaints:
-        child = subprocess.Popen(  # noqa: S603 - our own module
+        child = subprocess.Popen(  # noqa: S603  # nosec B603 - our own module
             [sys.executable, "-m", MODULE, *arguments], stdout=subprocess.PIPE, stderr=complaints, text=True
         )
         try:

@@ -1,6 +1,7 @@
 """A script run once with some options, as a child of this process: whatever becomes of it does no harm here.
 
-Children are forked from a process that has imported torch and never touched a GPU, so that each starts in no time.
+Children are forked from a process that has imported torch, so that each starts in no time. Where there are GPUs they
+begin anew: a library that looked for one before the fork would have spoiled it for them.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from falaj.train import probe
 from falaj.train.probe import Measured, Order, Probed
 
 Changes = Mapping[str, Any]
+_AGAIN = "import sys; from falaj.train.candidate import begin; begin(sys.argv[1])"
 _LIBC = ctypes.CDLL(None)
 _DIE_WITH_PARENT = 1
 _LOOK_S = 0.02
@@ -42,6 +44,7 @@ class Bounds(NamedTuple):
     limit_s: float = 600.0
     """After so long it is ended, whatever it does."""
     limit_bytes: int = 0
+    fresh: bool = Path("/dev/nvidiactl").exists()
 
 
 def measure(words: Sequence[str], changes: Changes, bounds: Bounds) -> Measured:
@@ -54,7 +57,7 @@ def measure(words: Sequence[str], changes: Changes, bounds: Bounds) -> Measured:
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of libraries, which do nothing yet
             child = os.fork()
             if child == 0:
-                _live(words, changes, order, said)
+                _live(words, changes, order, said.fileno(), fresh=bounds.fresh)
         status = _wait(child, bounds.limit_s)
         return _answer(status, out, said, bounds)
 
@@ -97,17 +100,16 @@ def _answer(status: int | None, out: IO[bytes], said: IO[bytes], bounds: Bounds)
     )
 
 
-def _live(words: Sequence[str], changes: Changes, order: Order, said: IO[bytes]) -> NoReturn:
+def _live(words: Sequence[str], changes: Changes, order: Order, said: int, *, fresh: bool) -> NoReturn:
     """The child: the script as if python had been called with it."""
     code = 1
     try:
-        os.setsid()
-        _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number in (1, 2):
-            os.dup2(said.fileno(), number)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+        if said:
+            _move_out(said)
+        if fresh:
+            os.set_inheritable(int(order.out.rpartition("/")[2]), True)
+            again = [sys.executable, "-P", "-c", _AGAIN, json.dumps([words, changes, order])]
+            os.execv(sys.executable, again)  # noqa: S606  # nosec B606
         with _surroundings(changes, order):
             _script(words)
         code = 0
@@ -120,6 +122,23 @@ def _live(words: Sequence[str], changes: Changes, order: Order, said: IO[bytes])
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def begin(text: str) -> NoReturn:
+    """A child that began anew goes on here."""
+    words, changes, order = json.loads(text)
+    _live(words, changes, Order(*order), 0, fresh=False)
+
+
+def _move_out(said: int) -> None:
+    """A session of its own, with our death as its end and nothing to say but into `said`."""
+    os.setsid()
+    _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (1, 2):
+        os.dup2(said, number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
 
 
 def _from(script: str, trace: TracebackType | None) -> TracebackType | None:
