@@ -93,6 +93,16 @@ def test_slow_steps_bring_a_profile_twice_at_most(here: Here, tmp_path: Path) ->
     del here
 
 
+def test_a_folder_that_cannot_be_ends_no_training(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    said = {"first": 3, "steps": 1, "folder": str(tmp_path / "file" / "profiles")}
+    monkeypatch.setenv("FALAJ_PROFILE", json.dumps(said))
+    gauge = _gauge(here)
+    _loop(gauge, 0, 12)
+    gauge.close()
+    assert gauge.number == 11
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"first": "soon"}', "7"])
 def test_what_asks_for_no_profile_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_PROFILE", text)

@@ -58,29 +58,19 @@ class Watchdog:
             self._end(steps, still_s)
 
     def _end(self, steps: int, still_s: float) -> None:
-        folder = self._folder()
-        self._say(f"no step for {still_s:.0f} s, after {steps} here: a hang, at {where()}; stacks follow")
-        faulthandler.dump_traceback(_STDERR, all_threads=True)
-        if folder:
-            with (folder / "stacks.txt").open("w") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-            # Either may wait for a lock that the hanging thread holds.
-            dumping = threading.Thread(target=_dump, args=(folder,), daemon=True)
-            dumping.start()
-            dumping.join(_DUMP_S)
-        # The first to end ends the others of its slot: leave them time to write theirs.
-        time.sleep(min(_AWAY_S, self._hang_s / 4))
-        os._exit(TRY_AGAIN)
-
-    def _folder(self) -> Path | None:
-        if self._here.checkpoints is None:
-            return None
-        found = self._here.checkpoints / "hangs" / f"{self._here.id or os.getpid()}-rank-{self._rank}"
         try:
-            found.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return None  # a file system that hangs or is full may be why we are here
-        return found
+            self._say(f"no step for {still_s:.0f} s, after {steps} here: a hang, at {where()}; stacks follow")
+            faulthandler.dump_traceback(_STDERR, all_threads=True)
+            if self._here.checkpoints is not None:
+                folder = self._here.checkpoints / "hangs" / f"{self._here.id or os.getpid()}-rank-{self._rank}"
+                # Any of it may wait for what the hanging thread holds: a lock, or a file system.
+                dumping = threading.Thread(target=_dump, args=(folder,), daemon=True)
+                dumping.start()
+                dumping.join(_DUMP_S)
+            # The first to end ends the others of its slot: leave them time to write theirs.
+            time.sleep(min(_AWAY_S, self._hang_s / 4))
+        finally:
+            os._exit(TRY_AGAIN)
 
     def _say(self, text: str) -> None:
         self._here.note(f"rank {self._rank}: {text}")
@@ -95,7 +85,10 @@ def where() -> str:
 
 
 def _dump(folder: Path) -> None:
-    """The last collectives and the device's memory, where torch can tell."""
+    """Stacks; and the last collectives and the device's memory, where torch can tell."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "stacks.txt").open("w") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
     torch: Any = sys.modules.get("torch")
     inner = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):

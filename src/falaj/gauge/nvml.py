@@ -62,8 +62,8 @@ class Device:
         return {name: float(value) for name, value in told.items() if value is not None}
 
     def _ask(self, name: str, kind: Any, *about: int) -> Any:
-        found = kind()
-        return None if getattr(self._lib, name)(self._handle, *about, byref(found)) else found
+        found, function = kind(), getattr(self._lib, name, None)  # an old driver has fewer
+        return None if function is None or function(self._handle, *about, byref(found)) else found
 
     def _number(self, name: str, kind: Any, unit: int = 1, *about: int) -> float | None:
         found = self._ask(name, kind, *about)

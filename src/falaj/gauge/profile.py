@@ -65,12 +65,19 @@ class Capture:
 
     def stepped(self, number: int) -> None:
         """A step ends."""
-        if self._running is not None:
-            self._running.step()
-            if self._place is not None:
-                self._finish(self._place)
-        elif number >= self._at and self._folder is not None:
-            self._begin(self._folder, number)
+        if self._running is None and (number < self._at or self._folder is None):
+            return
+        try:
+            if self._running is None:
+                self._begin(Path(self._folder or ""), number)
+            else:
+                self._running.step()
+                if self._place is not None:
+                    self._finish(self._place)
+        except (OSError, RuntimeError) as error:
+            # A full disk, or a profiler of the script's own: no reason to end a training.
+            self._running = self._folder = None
+            os.write(2, f"falaj: no profile: {error}\n".encode())
 
     def took(self) -> bool:
         """Whether some steps were profiled since this was asked last: they are slower than others."""
@@ -107,7 +114,8 @@ class Capture:
     def close(self) -> None:
         """Nothing more is taken. What was is read to its end, if that is soon: else by whoever looks at it."""
         if self._running is not None:
-            self._running.stop()
+            with contextlib.suppress(OSError, RuntimeError):
+                self._running.stop()
             self._running = None
         for child in self._children:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -119,7 +127,8 @@ class Capture:
         place = folder / f"step-{number + _LEAD}"
 
         def ready(running: Any) -> None:
-            place.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(place, ignore_errors=True)  # an earlier attempt's
+            place.mkdir(parents=True)
             running.export_chrome_trace(str(place / _TRACE))
             self._place = place
 
