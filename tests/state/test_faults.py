@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt
 from falaj.state.checkpoints import Checkpoints, Found
 from falaj.state.format import understand
+from tests.state.ranks import together
 from tests.state.test_checkpoints import blank, same, state
+from tests.state.test_memory import every, tell
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,39 @@ def test_nothing_is_touched_when_a_piece_is_broken(two: Path, tmp_path: Path) ->
         saves.load(found, filled)
     saves.close()
     assert same(filled, blank(state()))
+
+
+def test_what_one_rank_finds_broken_no_rank_loads(tmp_path: Path) -> None:
+    """Rank 1 alone needs the broken piece; rank 0 chose the checkpoint without reading it."""
+
+    def work(rank: int) -> None:
+        saves = Checkpoints(tmp_path / "kept", rank=rank, world=2, peers=(rank,))
+        for step in (1, 2):
+            saves.save(step, {f"w{rank}": torch.full((9,), 10.0 * rank + step)}, {})
+            saves.settle()
+        dist.barrier()
+        if rank == 1:
+            manifest = understand((tmp_path / "kept" / "step-2.json").read_bytes())
+            (tmp_path / "kept" / "pieces" / manifest.tensors["w1"].pieces[0].file).write_bytes(bytes(64))
+        dist.barrier()
+        again, target = Checkpoints(tmp_path / "kept", rank=rank, world=2, peers=(rank,)), torch.zeros(9)
+        found = again.restore({f"w{rank}": target}, tell, every)
+        assert found is not None
+        assert (found.step, len(found.passed_over)) == (1, 1)
+        assert target.unique().tolist() == [10.0 * rank + 1]
+
+    together(2, work, tmp_path / "meet")
+
+
+def test_pieces_that_are_the_same_are_one(tmp_path: Path) -> None:
+    saves, tensors = Checkpoints(tmp_path), {f"moment{n}": torch.zeros(2_000_000) for n in range(5)}
+    saves.save(1, tensors, {})
+    saves.settle()
+    assert len(list((tmp_path / "pieces").iterdir())) == 1
+    filled = {name: torch.ones_like(tensor) for name, tensor in tensors.items()}
+    assert saves.restore(filled) is not None
+    saves.close()
+    assert not any(tensor.any() for tensor in filled.values())
 
 
 def test_a_rotten_piece_is_written_again(two: Path, tmp_path: Path) -> None:

@@ -113,6 +113,37 @@ def test_replicas_send_what_changed_and_two_ranks_share_a_node(tmp_path: Path) -
     together(4, restoring(tmp_path, [0, 0, 1, 1], 3, "plain"), tmp_path / "meet")
 
 
+def test_of_many_pieces_each_comes_back(tmp_path: Path) -> None:
+    """Some are new and some are there from the save before."""
+
+    def large(rank: int, step: int) -> dict[str, torch.Tensor]:
+        made = torch.Generator().manual_seed(rank)
+        tensors = {f"{rank}.{n}": torch.randn(1_100_000 + n, generator=made) for n in range(4)}
+        return tensors | {f"{rank}.{n}": tensors[f"{rank}.{n}"] * step for n in (1, 2)}
+
+    def save(rank: int) -> None:
+        saves = Checkpoints(tmp_path / "disk", rank=rank, world=2, peers=(rank,))
+        saves.memory = Memory(tmp_path / f"node{rank}", dist.new_group(backend="gloo"), [0, 1])
+        for step in (1, 2, 3):
+            saves.save(step, large(rank, step), {}, durable=False)
+        saves.settle()
+        assert saves.problems() == []
+
+    def load(rank: int) -> None:
+        saves = Checkpoints(tmp_path / "disk", rank=rank, world=2)
+        saves.memory = Memory(tmp_path / f"node{rank}", dist.new_group(backend="gloo"), [0, 1])
+        wanted = large(0, 3) | large(1, 3)
+        into = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+        found = saves.restore(into, tell, every)
+        assert found is not None
+        assert found.step == 3
+        assert all(torch.equal(into[name], wanted[name]) for name in wanted)
+
+    together(2, save, tmp_path / "meet")
+    shutil.rmtree(tmp_path / "node0")
+    together(2, load, tmp_path / "meet")
+
+
 def test_the_disk_is_there_when_memory_is_not(tmp_path: Path) -> None:
     together(3, saving(tmp_path, [0, 1, 2]), tmp_path / "meet")
     for node in ("node1", "node2"):

@@ -114,13 +114,13 @@ class Memory:
         theirs = {rank: self._hear(rank) for rank in self._from}
         there, wishes = names(self._place.pieces), dict[int, list[str]]()
         for rank, part in theirs.items():
-            wishes[rank] = [file for file in part.files if file not in there]
-            wish = torch.tensor([file not in there for file in part.files] or [False])
+            wishes[rank] = [file for file in sorted(part.files) if file not in there]
+            wish = torch.tensor([file not in there for file in sorted(part.files)] or [False])
             sending.append(self._send(wish, rank, _WISH))
             there |= set(part.files)
         wish = torch.zeros(max(1, len(mine.files)), dtype=torch.bool)
         dist.recv(wish, self._to, self._group, _WISH)
-        for wanted, (file, size) in zip(wish.tolist(), mine.files.items(), strict=False):
+        for wanted, (file, size) in zip(wish.tolist(), sorted(mine.files.items()), strict=False):
             if wanted:
                 sending.append(self._send(_mapped(self._place.pieces / file, size), self._to, _DATA))
         for rank, part in theirs.items():
