@@ -102,6 +102,8 @@ from falaj.train import cpus
 from falaj.train.options import Options
 parked = threading.Event()
 threading.Thread(target=parked.wait, daemon=True).start()
+if "OWN" in os.environ:
+    torch.set_num_threads(int(os.environ["OWN"]))
 done = cpus.apply(Options(threads=int(sys.argv[3])), int(sys.argv[1]), int(sys.argv[2]))
 masks = {tuple(sorted(os.sched_getaffinity(int(one)))) for one in os.listdir("/proc/self/task")}
 parked.set()
@@ -130,3 +132,4 @@ def test_who_was_given_cores_or_threads_keeps_them() -> None:
     assert applied(0, 2, SLURM_CPU_BIND="quiet")[2] == ""
     assert applied(0, 1, OMP_NUM_THREADS="1")[:2] == ["1", "1"]
     assert applied(0, 1, threads=3, OMP_NUM_THREADS="1")[:2] == ["3", "3"]
+    assert applied(0, 1, OWN="7")[:2] == ["7", "7"]

@@ -157,9 +157,14 @@ def test_a_script_that_fails_is_one_clear_error() -> None:
 def test_a_model_that_fits_nowhere_is_one_clear_error() -> None:
     machine = Imagined(free=GIB)
     machine.memory = lambda options, micro: 2 * GIB
-    with pytest.raises(UserCodeFailed, match="does not fit into memory"):
+    with pytest.raises(UserCodeFailed, match="out of memory with a micro-batch of 1"):
         tuned(machine)
     assert len(machine.ran) < 8
+
+
+def test_a_script_that_is_killed_at_once_is_one_clear_error() -> None:
+    with pytest.raises(UserCodeFailed, match="before its first step"):
+        Search(lambda changes: Measured(oom=True)).found()
 
 
 def test_what_won_by_chance_loses_the_duel() -> None:

@@ -53,11 +53,12 @@ def measure(words: Sequence[str], changes: Changes, bounds: Bounds) -> Measured:
         raise Invalid(f"there is no file {words[0]!r:.200}", "name a training script that exists")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
         order = Order(f"/dev/fd/{out.fileno()}", bounds.steps, bounds.warm, bounds.limit_bytes, bounds.seconds)
+        parent = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of libraries, which do nothing yet
             child = os.fork()
             if child == 0:
-                _live(words, changes, order, said.fileno(), fresh=bounds.fresh)
+                _live(words, changes, order, (said.fileno(), parent), fresh=bounds.fresh)
         status = _wait(child, bounds.limit_s)
         return _answer(status, out, said, bounds)
 
@@ -100,12 +101,14 @@ def _answer(status: int | None, out: IO[bytes], said: IO[bytes], bounds: Bounds)
     )
 
 
-def _live(words: Sequence[str], changes: Changes, order: Order, said: int, *, fresh: bool) -> NoReturn:
+def _live(
+    words: Sequence[str], changes: Changes, order: Order, home: tuple[int, int] | None = None, *, fresh: bool = False
+) -> NoReturn:
     """The child: the script as if python had been called with it."""
     code = 1
     try:
-        if said:
-            _move_out(said)
+        if home:
+            _move_out(*home)
         if fresh:
             os.set_inheritable(int(order.out.rpartition("/")[2]), True)
             again = [sys.executable, "-P", "-c", _AGAIN, json.dumps([words, changes, order])]
@@ -127,13 +130,15 @@ def _live(words: Sequence[str], changes: Changes, order: Order, said: int, *, fr
 def begin(text: str) -> NoReturn:
     """A child that began anew goes on here."""
     words, changes, order = json.loads(text)
-    _live(words, changes, Order(*order), 0, fresh=False)
+    _live(words, changes, Order(*order))
 
 
-def _move_out(said: int) -> None:
-    """A session of its own, with our death as its end and nothing to say but into `said`."""
+def _move_out(said: int, parent: int) -> None:
+    """A session of its own, with its parent's death as its end and nothing to say but into `said`."""
     os.setsid()
     _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit(1)  # it died before we asked to die with it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):

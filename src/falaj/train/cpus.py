@@ -43,7 +43,10 @@ def apply(options: Options, local_rank: int = 0, local_world: int = 1) -> Applie
     every = look()
     alone = local_world <= 1 or any(name in os.environ for name in _BOUND)
     mine = every if alone else part(every, local_rank, local_world)
-    threads = options.threads or asked() or fair(mine, quota() / (1 if alone else local_world))
+    # A number that is none of torch's defaults was set by the script.
+    now = torch.get_num_threads()
+    said = asked() or (now if now not in (len(every.every), len(every.physical)) else 0)
+    threads = options.threads or said or fair(mine, quota() / (1 if alone else local_world))
     pinned = mine.every if mine is not every and _keep_to(mine.every) else ()
     torch.set_num_threads(threads)
     with contextlib.suppress(RuntimeError):  # only before the first parallel work

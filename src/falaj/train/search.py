@@ -129,7 +129,7 @@ class Search:
             self._try(f"micro-batch {size}", self._best)
         if not self._now.good:
             raise UserCodeFailed(
-                f"the script does not fit into memory with a micro-batch of {size}",
+                f"the script runs out of memory {f'with a micro-batch of {size}' if size else 'before its first step'}",
                 "more memory, a smaller one if it says its own, or a plan that cuts the model (parallel='fsdp')",
             )
 
