@@ -78,6 +78,13 @@ DESKS: dict[str, Desk] = {
         ("job",),
         ("falaj.jobs.errands", "falaj.jobs.report", "falaj.jobs.simulate", "falaj.jobs.top"),
     ),
+    "sweeps": Desk(
+        "falaj.study.service:Sweeps",
+        "Searches for good parameters: many trials, the bad ones stopped early, the best one kept",
+        {"see": "list show", "write": "add stop keep"},
+        ("sweep",),
+        ("falaj.study.errands",),
+    ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",
         "Where jobs run: clusters, their nodes, draining",

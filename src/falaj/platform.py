@@ -201,7 +201,6 @@ class House:
                 "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring),
                 "track": lambda: (ledger, self.blobs, self._series(), self.catalog),
                 "outputs": lambda: (ledger, self.track),
-                "traces": lambda: (ledger,),
                 "store": lambda: (ledger, self.blobs, self._collector()),
                 "people": lambda: (ledger, self.accounts, self.workloads, self._issuer),
                 "policy": policy,
@@ -211,8 +210,9 @@ class House:
                 "secrets": lambda: (ledger, keyring),
                 "audit": lambda: (ledger, keyring, settings.installation),
                 "clusters": lambda: (ledger, partial(_opened, "executor"), self._secret, settings, self._series),
-                "queues": lambda: (ledger,),
+                **dict.fromkeys(("queues", "traces"), lambda: (ledger,)),
                 "jobs": lambda: (ledger, self.desks["clusters"], self.track, self._staging()),
+                "sweeps": lambda: (ledger, self.desks["jobs"], self.track, self.catalog),
             }
         )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
@@ -344,8 +344,10 @@ class House:
 
     def _jobs_loops(self) -> "tuple[Loop, ...]":
         from falaj.dispatch.loops import loops
+        from falaj.study.loop import SweepLoop
 
-        return loops(self.ledger, self.desks["clusters"], self.track, self.desks["jobs"], self.settings.schedule)
+        known = self.ledger, self.desks["clusters"], self.track, self.desks["jobs"], self.settings.schedule
+        return *loops(*known), SweepLoop(self.ledger, self.desks["sweeps"])
 
     def _start(self, steps: "Iterable[Loop]") -> None:
         from falaj.store.loop import Loops, house_context
@@ -357,10 +359,8 @@ class House:
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
         self.stop_loops()
-        if "clusters" in self.desks.open:
-            self.desks["clusters"].close()
-        if "track" in self.desks.open:
-            self.track.close()
+        for name in sorted({"clusters", "track"} & self.desks.open.keys()):
+            self.desks[name].close()
         if self._measured is not None:
             self._measured.close()
         for opened in (*self._identities, *self._stores.values(), self._secrets, self.ledger):
