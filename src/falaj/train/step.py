@@ -7,7 +7,7 @@ weight, and over any number of processes, the same as one big batch.
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,13 +55,18 @@ class Step:
 
     def backward(self, losses: torch.Tensor, count: Number | None = None) -> None:
         """Gradients of the sum of `losses`: those of single items, or, with `count`, their sum."""
-        home, detached = self._home, losses.detach()
-        if losses.ndim:
-            detached = detached.sum()
-        elif count is None:
-            raise Invalid("this loss is one number: a sum or a mean?", "give the losses of items, or a sum and a count")
-        home.tally.add(home.at, detached, losses.numel() if count is None else count)
-        losses.backward(home.slope(losses))  # type: ignore[no-untyped-call]
+        home = self._home
+        if count is None:
+            if not losses.ndim:
+                raise Invalid("this loss is one number: a sum or a mean?", "give losses of items, or a sum and a count")
+            count = losses.numel()
+        slope, ones = home.known.get(losses.shape) or home.slopes(losses, count)
+        if slope.dtype is not losses.dtype:
+            slope, ones = home.slopes(losses, count)
+        detached = losses.detach()
+        total = detached.dot(ones) if ones is not None else detached.sum() if losses.ndim else detached
+        home.tally.add(home.at, total, count)
+        torch.autograd.backward(losses, slope)
 
     def tally(self, loss: torch.Tensor, count: Number) -> None:
         """Count losses whose gradients somebody else makes, as pipelines do."""
@@ -70,11 +75,11 @@ class Step:
     @property
     def slope(self) -> torch.Tensor:
         """What the gradient of a sum of losses begins with, for who makes gradients himself."""
-        return self._home.slope(torch.zeros((), device=self._home.run.device))
+        return self._home.slopes(torch.zeros((), device=self._home.run.device), 1)[0]
 
     def apply(self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], clip: float = 0.0) -> None:
         """Move the parameters by the gradients of all processes, divided by the count of all items."""
-        self._home.apply(self, optimizer if isinstance(optimizer, Sequence) else (optimizer,), clip)
+        self._home.apply(self, optimizer if isinstance(optimizer, list | tuple) else (optimizer,), clip)
 
     def log(self, **values: Any) -> None:
         """Say more about this step; numbers, or tensors that are read later."""
@@ -97,15 +102,22 @@ class Stepping:
         self._stream: Iterator[Given] = iter(())
         self._next = -1
         self._moved: tuple[Number, Number] | None = None
-        self._slopes: dict[Any, torch.Tensor] = {}
+        self.known: dict[Any, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._fixed, self._answered = run.strict is None, False
+        self._lags = run.mesh.world > 1 or self.tally.late
+        """Whether there is anything to read of what was said before."""
+        self._alone, self._every = run.mesh.world == 1, run.options.save_steps
+        self._watched = run.saves is not None or run.strict is not None
         self._saved_s = self._looked_s = time.monotonic()
-        self._keys = mix(run.options.seed, 0x5EED), run.options.reproducible != "off"
-        generators = [torch.default_generator]
+        self._base, self._micros = mix(run.options.seed, 0x5EED), feed.plan.micros
+        self._seeds: list[Callable[[int], Any]] = [torch.default_generator.manual_seed]
         if run.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
-            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
-        self._generators = generators
+            self._seeds.append(torch.cuda.default_generators[torch.cuda.current_device()].manual_seed)
+        if run.options.random:
+            self._seeds += [random.seed, lambda key: np.random.seed(key & 0xFFFFFFFF)]
+        if run.options.reproducible == "off":
+            self._seeds = []
 
     def steps(self, first: int, last: int) -> Iterator[Step]:
         """Each in turn; between two of them the state is whole, and is saved when it is time or somebody asks."""
@@ -125,33 +137,36 @@ class Stepping:
             getattr(self._stream, "close", int)()
 
     def micro(self, number: int) -> Iterator[Batch]:
-        """The micro-batches of one step."""
+        """The micro-batches of one step, each with its own random numbers."""
         stream = self._stream if number >= self._next else self._open(number, number + 1)
         self._next = max(self._next, number + 1)
-        micros, (base, keyed), last = self.feed.plan.micros, self._keys, self._share[-1]
-        waited, tell = self.gauge.waited, self.run.mesh.last
+        first, last, tell = number * self._micros, self._share[-1], self.run.mesh.last
         for place in self._share:
             given = next(stream)
             while given.step < number:  # somebody left a step before its end
                 given = next(stream)
             self.at = place
-            if keyed:
-                self._key((base + (number * micros + place) * _GOLDEN) & _MASK)
-            tell(place == last)
-            waited(given.waited_s)
+            if self._seeds:
+                key = (self._base + (first + place) * _GOLDEN) & _MASK
+                for seed in self._seeds:
+                    seed(key)
+            if not self._alone:
+                tell(place == last)
+            self.gauge.waited(given.waited_s)
             yield given.batch
 
-    def slope(self, losses: torch.Tensor) -> torch.Tensor:
-        """What the gradient of a sum of losses begins with: 1 / batch, so that sums stay in a range."""
-        found = self._slopes.get(losses.shape)
-        if found is None or found.dtype != losses.dtype or self.moving.scaler is not None:
-            if not self._fixed:
-                self.moving.fix(float(self.tally.units) / self.feed.plan.micro, self.feed.plan.micros)
-                self._fixed = True
-            if len(self._slopes) >= _SHAPES:
-                self._slopes.clear()
-            found = self.moving.slope(losses)
-            self._slopes[losses.shape] = found
+    def slopes(self, losses: torch.Tensor, count: Number) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the gradient of a sum of losses begins with: 1 / batch, so that sums stay in a range. And ones, where a
+        product with them is the quickest sum."""
+        if not self._fixed:
+            self.moving.fix(float(count) / self.feed.plan.micro, self.feed.plan.micros)
+            self._fixed = True
+        if len(self.known) >= _SHAPES:
+            self.known.clear()
+        quick = losses.ndim == 1 and losses.dtype == torch.float32 and losses.device.type == "cpu"
+        found = self.moving.slope(losses), torch.ones(losses.shape) if quick else None
+        if self.moving.scaler is None:  # its scale is another at every step
+            self.known[losses.shape] = found
         return found
 
     def apply(self, step: Step, optimizers: Sequence[torch.optim.Optimizer], clip: float) -> None:
@@ -174,7 +189,7 @@ class Stepping:
         return Step(self, number)
 
     def _exchange(self, step: Step) -> tuple[Number, Number]:
-        save, stop = self._wishes()
+        save, stop = (False, False) if self._alone else self._wishes()
         spoiled = self.run.strict.bad if self.run.strict is not None else None
         self._moved = self.tally.total(spoiled=spoiled, save=save, stop=stop)
         if isinstance(self._moved[1], float) and not math.isfinite(self._moved[1]):
@@ -189,19 +204,20 @@ class Stepping:
         for ema in run.emas:
             ema.update()
         self.gauge.stepped(number, self.tally.units, step.values)
-        if run.mesh.world == 1:
-            save, stop = self._wishes()
-            self._judge()
-        else:
-            save, stop = self._judge()
-        if not self.done - self._first - 1 and run.strict is not None:
-            run.strict.judge()
-        if run.saves is not None and time.monotonic() - self._looked_s > _LOOK_S:
+        said = self._judge() if self._lags else (False, False)
+        save, stop = self._wishes() if self._alone else said
+        if self._watched:
+            self._watch()
+        if save or stop or (self._every and self.done % self._every == 0):
+            self._save(self.done, stop=stop)
+
+    def _watch(self) -> None:
+        """What need not be looked at when a run has neither checkpoints nor strict bits."""
+        if self.done == self._first + 1 and self.run.strict is not None:
+            self.run.strict.judge()
+        if time.monotonic() - self._looked_s > _LOOK_S:
             self._looked_s = time.monotonic()
-            run.tell_saves()
-        every = run.options.save_steps
-        if save or stop or (every and number % every == every - 1):
-            self._save(number + 1, stop=stop)
+            self.run.tell_saves()
 
     def _wishes(self) -> tuple[bool, bool]:
         """Whether this process wants a save, or to stop."""
@@ -248,13 +264,6 @@ class Stepping:
             f"the loss of step {step} is {loss}: {where}",
             "look at these samples, lower the learning rate or clip gradients; checkpoints before this step are kept",
         )
-
-    def _key(self, key: int) -> None:
-        for generator in self._generators:
-            generator.manual_seed(key)
-        if self.run.options.random:
-            random.seed(key)
-            np.random.seed(key & 0xFFFFFFFF)
 
     def _open(self, first: int, last: int) -> Iterator[Given]:
         return self.feed.stream(first, last, self.run.mesh.reader, self.run.mesh.readers)

@@ -34,13 +34,13 @@ class Tally:
 
     def __init__(self, mesh: "Mesh", *, exact: bool = False, late: bool | None = None) -> None:
         self._mesh, self._exact = mesh, exact
-        self._late = mesh.device.type == "cuda" if late is None else late
+        self.late = mesh.device.type == "cuda" if late is None else late
         self.parts: list[tuple[int, torch.Tensor]] = []
         """The losses of this process's micro-batches by number, of this step; those of the step before in `former`."""
         self.former: list[tuple[int, torch.Tensor]] = []
         self.units: Any = 0
         """The items of this process in this step."""
-        self._count: Number = 0
+        self._counted: Any = 0
         self._step, self._from = -1, 0
         self._answer: tuple[Number, Number] | None = None
         self._queue: list[tuple[int, torch.Tensor, torch.cuda.Event | None]] = []
@@ -48,7 +48,7 @@ class Tally:
     def begin(self, step: int) -> None:
         """A new step."""
         self.former, self.parts = self.parts, []
-        self._step, self._from, self._count, self._answer, self.units = step, 0, 0, None, 0
+        self._step, self._from, self._counted, self._answer, self.units = step, 0, 0, None, 0
 
     def add(self, number: int, loss: torch.Tensor, count: Number) -> None:
         """One micro-batch: the sum of its losses, and how many they are."""
@@ -56,7 +56,6 @@ class Tally:
             count = _fine(count)
             loss = (loss.double() * _FINE).round() / _FINE
         self.parts.append((number, loss))
-        self._count = self._count + count
         self.units = self.units + count
 
     def total(self, *, save: bool, stop: bool, spoiled: torch.Tensor | None = None) -> tuple[Number, Number]:
@@ -64,23 +63,27 @@ class Tally:
         Numbers of a device stay there."""
         if self._answer is not None and self._from == len(self.parts):
             return self._answer
-        loss: Number = 0.0
-        for _, part in self.parts[self._from :]:
+        fresh = self.parts[self._from :]
+        loss: Number = fresh[0][1] if fresh else 0.0
+        for _, part in fresh[1:]:
             loss = part + loss
         if spoiled is not None:
             loss = torch.where(spoiled[0] != 0, math.nan, loss)
+        count: Number = self.units - self._counted
         if self._mesh.world > 1:
-            words = self._sum(loss, save=save, stop=stop)
-            self._count, loss = words[0], words[1]
-        elif self._late and isinstance(loss, torch.Tensor):
+            words = self._sum(count, loss, save=save, stop=stop)
+            count, loss = words[0], words[1]
+        elif self.late and isinstance(loss, torch.Tensor):
             self._put(torch.stack((torch.ones_like(loss), loss)))
-        self._answer = (self._count, loss) if self._late else (float(self._count), float(loss))
-        self._from, self._count = len(self.parts), 0
+        self._answer = (count, loss) if self.late else (float(count), float(loss))
+        self._from, self._counted = len(self.parts), self.units
         return self._answer
 
     def read(self, *, now: bool = False) -> list[Read]:
         """What is known by now; `now`: all of it, though a device has to be waited for."""
-        ready = len(self._queue) if now or not self._late else max(len(self._queue) - 1, 0)
+        if not self._queue:
+            return []
+        ready = len(self._queue) if now or not self.late else max(len(self._queue) - 1, 0)
         found = []
         for step, words, event in self._queue[:ready]:
             if event is not None:
@@ -94,9 +97,9 @@ class Tally:
         parts = self.parts if step == self._step else self.former
         return [number for number, loss in parts if not math.isfinite(float(loss))]
 
-    def _sum(self, loss: Number, *, save: bool, stop: bool) -> torch.Tensor:
+    def _sum(self, count: Number, loss: Number, *, save: bool, stop: bool) -> torch.Tensor:
         words = torch.zeros(4, dtype=torch.float64, device=self._mesh.device)
-        for place, word in enumerate((self._count, loss, float(save), float(stop))):
+        for place, word in enumerate((count, loss, float(save), float(stop))):
             if isinstance(word, torch.Tensor):
                 words[place].copy_(word)
             elif word:
