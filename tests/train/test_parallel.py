@@ -17,6 +17,7 @@ from falaj.train import blocks
 from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from falaj.train.pipeline import Pipeline
+from falaj.train.tensor import chosen
 from tests.train.models import LENGTH, VOCABULARY, Gpt, cnn
 from tests.train.ranks import together
 
@@ -51,6 +52,7 @@ GPT_CASES: list[tuple[str, int, Any, dict[str, Any]]] = [
     ("tp x2 one head", 2, {"tensor": 2}, {"heads": 1}),
     ("tp x2 as the model says", 2, {"tensor": 2}, {"tensor": {"blocks.*.up": "column", "blocks.*.down": "row"}}),
     ("fsdp x pp recomputed", 4, {"shard": 2, "pipeline": 2}, {"activation": "blocks"}),
+    ("tp x pp", 4, {"tensor": 2, "pipeline": 2}, {"tensor": {"blocks.*.up": "column", "blocks.*.down": "row"}}),
     ("fsdp x2 recomputed", 2, "fsdp", {"activation": "blocks"}),
     ("ddp x2 recomputed", 2, "ddp", {"activation": "blocks"}),
 ]
@@ -193,7 +195,7 @@ def _alone_on_gpu(mesh: Mesh, model: nn.Module, how: str, compiled: bool) -> nn.
     devices = init_device_mesh("cuda", (1,), mesh_dim_names=("tensor" if how == "tensor" else "shard",))
     if how == "tensor":
         mesh._devices = devices
-        mesh._split(model, None)
+        mesh._split(model, model, chosen(model, 1))
     blocks.spare(model, options.activation, compiled=compiled)
     done = blocks.compiled(model, options.compile, pieces=how != "ddp")
     if how == "fsdp":

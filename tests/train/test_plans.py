@@ -136,15 +136,19 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) 
 
 
 FAKE: list[tuple[Any, int, dict[str, tuple[int, ...]]]] = [
-    ("fsdp", 8, {"blocks.0.up.weight": (128, 256), "head.weight": (128, 256)}),
+    ("fsdp", 8, {"blocks.0.up.weight": (128, 256), "head.weight": (256, 256)}),
     ("hsdp", 8, {"blocks.0.up.weight": (256, 256), "blocks.0.norm_1.weight": (64,)}),
     (
         {"data": 2, "shard": 2, "tensor": 2},
         4,
-        {"blocks.0.up.weight": (256, 256), "blocks.0.down.weight": (128, 512), "tokens.table.weight": (256, 256)},
+        {"blocks.0.up.weight": (256, 256), "blocks.0.down.weight": (128, 512), "tokens.table.weight": (512, 256)},
     ),
     ({"tensor": 8}, 1, {"blocks.7.attention.q_proj.weight": (32, 256), "blocks.7.attention.out.weight": (256, 32)}),
-    ({"pipeline": 2, "shard": 2, "tensor": 2}, 2, {"blocks.0.up.weight": (256, 256), "tokens.places": (8, 256)}),
+    (
+        {"pipeline": 2, "shard": 2, "tensor": 2},
+        2,
+        {"blocks.0.up.weight": (256, 256), "tokens.places": (8, 256), "tokens.table.weight": (512, 256)},
+    ),
 ]
 
 
@@ -158,10 +162,22 @@ def test_plans_of_eight_are_built_on_one(
     assert ("blocks.7.up.weight" in others) == ("pipeline" not in plan)
 
 
+def test_a_model_without_layers_to_split_is_told_what_works(tmp_path: Path) -> None:
+    (said,) = together(1, _unsplit, tmp_path)
+    assert "no layer of Conv2d can be split into 8 surely ({'shard': 8} works for any" in said
+
+
+def _unsplit() -> str:
+    dist.init_process_group("fake", rank=0, world_size=8)
+    with pytest.raises(Invalid) as caught:
+        Mesh.here(device="cpu").wrap(nn.Conv2d(1, 1, 1), {"tensor": 8}, Options(precision="fp32"))
+    return str(caught.value)
+
+
 def _eight(plan: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     dist.init_process_group("fake", rank=0, world_size=8)
     os.environ["LOCAL_WORLD_SIZE"] = "4"
     mesh = Mesh.here(device="cpu")
-    model = mesh.wrap(Gpt(width=256, heads=8, layers=8, vocabulary=1024), plan, Options(precision="fp32"))
+    model = mesh.wrap(Gpt(width=256, heads=8, layers=8, vocabulary=2048), plan, Options(precision="fp32"))
     local = {name: getattr(param, "to_local", param.detach)() for name, param in model.named_parameters()}
     return {"readers": mesh.readers}, {plans.plain(name): tuple(param.shape) for name, param in local.items()}

@@ -98,13 +98,17 @@ class Mesh:
         fits = plans.fits(module, memory_bytes)
         sizes = self.arrange(plans.sizes(plan, self.world, _number("LOCAL_WORLD_SIZE", 0), fits=fits))
         self._agree(module)
+        if sizes.tensor > 1:
+            from falaj.train.tensor import chosen
+
+            tensor = chosen(module, sizes.tensor, tensor)
         if sizes.pipeline == 1:
-            return self._wrap(module, sizes, options, tensor)
+            return self._wrap(module, module, options, tensor)
         schedule = schedule or getattr(module, "pipeline_schedule", "1f1b")
         mine = pipeline.stages_of(self.devices.get_local_rank("pipeline"), sizes.pipeline, schedule)
         cut = pipeline.cut(module, sizes.pipeline * len(mine))
         pipeline.keep(module, [cut[number] for number in mine])
-        stages = {number: self._wrap(cut[number], sizes, options, tensor) for number in mine}
+        stages = {number: self._wrap(cut[number], module, options, tensor) for number in mine}
         return pipeline.Pipeline(module, stages, self.devices.get_group("pipeline"), schedule)
 
     def expect(self, micros: int) -> None:
@@ -186,13 +190,14 @@ class Mesh:
             tensor.detach().copy_(there)
 
     def _wrap(
-        self, module: nn.Module, sizes: plans.Sizes, options: Options, tensor: Mapping[str, Any] | None
+        self, module: nn.Module, root: nn.Module, options: Options, tensor: Mapping[str, Any] | None
     ) -> nn.Module:
         """Precision, then what changes layers, then what changes blocks, then what holds them all."""
+        sizes = self.sizes or plans.Sizes()
         if not sizes.sharded:
             module = precision.prepare(module.to(self.device), options.precision, self.device)
-        if sizes.tensor > 1:
-            self._split(module, tensor)
+        if tensor and sizes.tensor > 1:
+            self._split(module.to(self.device), root, tensor)
         blocks.spare(module, options.activation, compiled=bool(options.compile))
         done = blocks.compiled(module, options.compile, pieces=sizes.sharded or sizes.tensor > 1)
         if sizes.sharded:
@@ -203,10 +208,10 @@ class Mesh:
             blocks.whole(module, options.compile)
         return module
 
-    def _split(self, module: nn.Module, asked: Mapping[str, Any] | None) -> None:
+    def _split(self, module: nn.Module, root: nn.Module, plan: Mapping[str, Any]) -> None:
         from torch.distributed.tensor.experimental import implicit_replication
 
-        from falaj.train import tensor
+        from falaj.train.tensor import split
 
         if not self._joins:
             # Optimizers move split parameters and whole ones in one call.
@@ -214,7 +219,7 @@ class Mesh:
             self._joins = True
         # The last layer's outputs are joined by us, and nobody changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-        tensor.split(module.to(self.device), self.devices["tensor"], asked)
+        split(root, self.devices["tensor"], plan, within=module)
 
     def _copy(self, module: nn.Module) -> nn.Module:
         made = DistributedDataParallel(

@@ -37,17 +37,26 @@ _POINTWISE = (
 )
 
 
-def split(module: nn.Module, mesh: DeviceMesh, asked: Mapping[str, Any] | None = None) -> None:
-    """Split layers over the mesh, in place: as asked (or as `module.parallel_plan` says), or by the default plan."""
+def chosen(module: nn.Module, ways: int, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """How each layer is split: as asked (or as `module.parallel_plan` says), or by the default plan."""
     asked = asked or getattr(module, "parallel_plan", None)
-    plan = matched(module, asked) if asked else default(module, mesh.size())
+    plan = matched(module, asked) if asked else default(module, ways)
     if not plan:
         raise Invalid(
-            f"no layer of {type(module).__name__} can be split into {mesh.size()} surely",
-            f"{{'shard': {mesh.size()}}} works for any; or module.parallel_plan says which layers are {WORDS[:3]}",
+            f"no layer of {type(module).__name__} can be split into {ways} surely",
+            f"{{'shard': {ways}}} works for any; or module.parallel_plan says which layers are {WORDS[:3]}",
         )
-    parallelize_module(module, mesh, {name: _style(how) for name, how in plan.items()})
-    for parent in {name.rpartition(".")[0] for name, how in plan.items() if how == "query"}:
+    return plan
+
+
+def split(module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any], within: nn.Module) -> None:
+    """Split layers over the mesh, in place; only those of a stage of the module."""
+    inside = set(within.modules())
+    layers = {name: module.get_submodule(name) for name in plan}
+    mine = [name for name, layer in layers.items() if layer in inside]
+    for name in mine:
+        parallelize_module(layers[name], mesh, _style(plan[name]))
+    for parent in {name.rpartition(".")[0] for name in mine if plan[name] == "query"}:
         _lift(module.get_submodule(parent), mesh)
 
 
