@@ -28,14 +28,14 @@ class Keeping:
     """Everything that must be saved; registered once, before the first step."""
 
     def __init__(self) -> None:
-        self._modules: list[nn.Module] = []
+        self.modules: list[nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._things: dict[str, Thing] = {}
         self._made: dict[str, dict[str, torch.Tensor]] = {}
 
     def module(self, module: nn.Module) -> None:
         """Its parameters and buffers."""
-        self._modules.append(module)
+        self.modules.append(module)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Its moments, under the names of the parameters they belong to."""
@@ -61,7 +61,7 @@ class Keeping:
         """The names of tensors that change only when parameters move: what may be copied while the next step begins."""
         found = [
             f"{prefix}.{plain(name)}"
-            for prefix, module in self._numbered("model", self._modules)
+            for prefix, module in self._numbered("model", self.modules)
             for name, _ in module.named_parameters()
         ]
         return found + [f"{prefix}.{name}.{key}" for prefix, _, name, held in self._moments() for key in held]
@@ -108,7 +108,7 @@ class Keeping:
         self._made.clear()
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for prefix, module in self._numbered("model", self._modules):
+        for prefix, module in self._numbered("model", self.modules):
             seen: set[int] = set()
             for name, tensor in module.state_dict(keep_vars=True).items():
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:  # tied weights are one
@@ -124,7 +124,7 @@ class Keeping:
     def _named(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor, str]]:
         names = {
             id(param): f"{prefix}.{plain(name)}"
-            for prefix, module in self._numbered("model", self._modules)
+            for prefix, module in self._numbered("model", self.modules)
             for name, param in module.named_parameters()
         }
         for number, group in enumerate(optimizer.param_groups):

@@ -1,5 +1,6 @@
 """A run of a training script: where it runs, what it has, and the steps it takes."""
 
+import contextlib
 import json
 import os
 import uuid
@@ -16,6 +17,7 @@ from falaj.core.errors import Invalid
 from falaj.feed.feed import Feed, Source
 from falaj.feed.plan import Plan
 from falaj.feed.sources import open_source
+from falaj.gauge import flops
 from falaj.gauge.gauge import Gauge
 from falaj.state.checkpoints import SETTLE_S, Checkpoints, Found
 from falaj.train import evaluate, memory, precision, weights
@@ -52,6 +54,7 @@ class Run:
         self.saved = -1
         """The newest step that a save was begun of."""
         self._durable = -1
+        self._sketch: nn.Module | None = None
         word, self.limit = self._told((uuid.uuid4().hex[:12], memory.limit(self.folder)))
         self.saves = (
             Checkpoints(self.folder, rank=mesh.rank, world=mesh.world, keep=options.keep, attempt=word)
@@ -80,14 +83,17 @@ class Run:
         opened: Source = open_source(known, **opening)
         return opened
 
-    def parallel(self, module: nn.Module, plan: str | dict[str, int] = "") -> nn.Module:
-        """The module on this process's device, in the run's precision, cut and copied as the plan says."""
+    def parallel(self, module: nn.Module, plan: str | dict[str, int] = "", **how: Any) -> nn.Module:
+        """The module on this process's device, in the run's precision, cut and copied as the plan says. `how`: `tensor`
+        (the layers that are split) and `schedule` (how a pipeline works)."""
         plan = plan or self.options.parallel
         if self.strict is not None:
             if plan not in ("auto", "none", "ddp"):
                 raise Invalid(f"strict does not go with the plan {plan!r}", "'ddp', or reproducible='order'")
             plan = "none"
-        made = self.mesh.wrap(module, plan, self.options)
+        with contextlib.suppress(TypeError, RuntimeError):  # not every module can be copied
+            self._sketch = self._sketch or flops.sketch(module)
+        made = self.mesh.wrap(module, plan, self.options, **how)
         self.keeping.module(made)
         if self.strict is not None:
             self.strict.watch(made)
@@ -147,19 +153,26 @@ class Run:
         """Means over all samples of a source. `measure(model, batch)` gives the values of single items: losses, or
         several kinds by name. With `step` they are written down as metrics valid_NAME of the run."""
         micro = micro or (self.plan.micro if self.plan else 0) or 256
+        self._level()
         found = evaluate.evaluate(self.mesh, model, self.source(source), measure, micro)
+        if self._stepping:
+            self._stepping.gauge.alive()
         if step >= 0 and self.mesh.rank == 0:
             for name, value in found.items():
                 self.here.metric(f"valid_{name}", value, step)
         return found
 
-    def steps(self, last: int, feed: Feed) -> Iterator[Step]:
-        """The steps up to `last`: from the first, or from the one after the last that was saved."""
+    def steps(self, last: int, feed: Feed, **habits: Any) -> Iterator[Step]:
+        """The steps up to `last`: from the first, or from the one after the last that was saved. `habits` are the
+        gauge's: `units` (what `backward` counts: samples, tokens), `flops_per_unit`, `log_s`."""
+        self.mesh.expect(feed.plan.micros)
         first = self._resume(feed)
-        gauge = Gauge(
-            self.here, rank=self.mesh.rank, world=self.mesh.world, device=str(self.device), first=first, steps=last,
-            readers=self.mesh.readers, hang_s=self.options.hang_s,
-        )  # fmt: skip
+        kind = precision.chosen(self.options.precision, self.device).split("-")[0]
+        known = {"readers": self.mesh.readers, "hang_s": self.options.hang_s, "dtype": kind} | habits
+        rank, world, place = self.mesh.rank, self.mesh.world, str(self.device)
+        gauge = Gauge(self.here, rank=rank, world=world, device=place, first=first, steps=last, **known)
+        if self._sketch is not None:
+            gauge.watch(self.keeping.modules[0], self._sketch)
         self._stepping = Stepping(self, feed, gauge)
         for note in self.found.passed_over if self.found else ():
             gauge.note(f"a checkpoint was passed over: {note}")
@@ -172,6 +185,7 @@ class Run:
         """Begin to save the state after `step` steps; gives how long that held the loop up."""
         if self.saves is None:
             raise Invalid("there is no folder for checkpoints", "train.start(main, checkpoints='some/folder')")
+        self._level()
         self.saved = step
         stall_s = self.saves.save(step, self.keeping.tensors(), self.meta(), later=self.keeping.steady())
         if settle:
@@ -194,6 +208,7 @@ class Run:
         """Write the weights (their moving average where there is one) as safetensors into the job's output of that
         name, or ./NAME, by one process; beside them config.json with `about`: metrics, what was trained."""
         folder = output(name, self.here.outputs)
+        self._level()
         path = folder / "model.safetensors" if self.mesh.rank == 0 else None
         average = next((one for one in self.emas if one.module is module and ema is not False), None)
         if average is not None:
@@ -259,6 +274,13 @@ class Run:
             if self.mesh.rank == 0:
                 self.saves.reject(self.found)
         return 0
+
+    def _level(self) -> None:
+        """Running statistics are what each process saw: from time to time they become the same."""
+        for module in self.keeping.modules if self.mesh.readers > 1 else ():
+            for child in module.modules():
+                if getattr(child, "track_running_stats", False):
+                    self.mesh.level(child)
 
     def _told(self, value: Any) -> Any:
         """What the first process says."""

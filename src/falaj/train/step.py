@@ -16,7 +16,7 @@ import torch
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.feed.feed import Batch, Feed, Given
 from falaj.feed.order import mix
-from falaj.gauge.gauge import Gauge
+from falaj.gauge.gauge import COMMUNICATION, Gauge
 from falaj.train.moving import Moving
 from falaj.train.tally import Number, Tally
 
@@ -189,9 +189,13 @@ class Stepping:
         return Step(self, number)
 
     def _exchange(self, step: Step) -> tuple[Number, Number]:
-        save, stop = (False, False) if self._alone else self._wishes()
         spoiled = self.run.strict.bad if self.run.strict is not None else None
-        self._moved = self.tally.total(spoiled=spoiled, save=save, stop=stop)
+        if self._alone:
+            self._moved = self.tally.total(spoiled=spoiled)
+        else:
+            save, stop = self._wishes()
+            with self.gauge.phase(COMMUNICATION):
+                self._moved = self.tally.total(spoiled=spoiled, save=save, stop=stop)
         if isinstance(self._moved[1], float) and not math.isfinite(self._moved[1]):
             self._refuse(step.number, self._moved[1])
         return self._moved
@@ -213,8 +217,11 @@ class Stepping:
 
     def _watch(self) -> None:
         """What need not be looked at when a run has neither checkpoints nor strict bits."""
-        if self.done == self._first + 1 and self.run.strict is not None:
-            self.run.strict.judge()
+        if self.done == self._first + 1:
+            if self.run.strict is not None:
+                self.run.strict.judge()
+            if self.run.saves is not None and self._regular:  # now the optimizer has all that is to be saved
+                self.run.saves.warm(self.run.keeping.tensors())
         if time.monotonic() - self._looked_s > _LOOK_S:
             self._looked_s = time.monotonic()
             self.run.tell_saves()

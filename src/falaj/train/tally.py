@@ -58,7 +58,9 @@ class Tally:
         self.parts.append((number, loss))
         self.units = self.units + count
 
-    def total(self, *, save: bool, stop: bool, spoiled: torch.Tensor | None = None) -> tuple[Number, Number]:
+    def total(
+        self, *, save: bool = False, stop: bool = False, spoiled: torch.Tensor | None = None
+    ) -> tuple[Number, Number]:
         """Count and loss over all processes since the last time, or that of the last time when nothing came since.
         Numbers of a device stay there."""
         if self._answer is not None and self._from == len(self.parts):
