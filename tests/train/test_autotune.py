@@ -70,6 +70,22 @@ def test_what_is_kept_was_measured_and_is_not_slower(script: str) -> None:
         assert again["the choice, again"] >= again["as it is, again"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_script_that_does_not_fit_is_made_to(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a gigabyte too much by itself: it gets a micro-batch that divides its batch, and stays inside its memory."""
+    monkeypatch.setattr(import_module("torch._dynamo").config, "disable", True)  # or all of it melts into one kernel
+    monkeypatch.setenv("FALAJ_TRAIN", '{"precision": "fp32", "threads": 1}')
+    bounds = QUICK._replace(limit_bytes=1000 * MIB)
+    found = tune([script, "360", str(1 << 17)], bounds, tell=lambda _: None)
+    assert (found.tried[0].name, found.tried[0].verdict) == ("as it is", "out of memory")
+    assert found.before_units_s == 0
+    assert 360 % found.changes["micro"] == 0
+    assert found.changes["micro"] <= 1.05 * found.largest < 360
+    assert found.memory_bytes <= 1000 * MIB
+    assert found.units_s > 0
+
+
 def lines(*words: str, cache: Path) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "falaj.train.autotune", "--steps", "2", "--cache", str(cache), *words]
     known = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}  # what a compiler does takes longer than all the rest

@@ -173,9 +173,8 @@ class Search:
 
     def _threads(self) -> None:
         if self._now.chip["kind"] == "cpu" and self._open("threads"):
-            for threads in self._now.chip["choices"]:
-                if threads != self._now.chip["threads"]:
-                    self._try(f"{threads} threads", {**self._best, "threads": threads})
+            for threads in sorted({*self._now.chip["choices"]} - {self._now.chip["threads"]}):
+                self._try(f"{threads} threads", {**self._best, "threads": threads})
 
     def _duel(self) -> None:
         """Both once more, one after the other: what won by the machine's mood is not kept."""
