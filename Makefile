@@ -11,18 +11,22 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
 # Our servers are on loopback: a proxy from the environment must not come between.
 comma := ,
 export NO_PROXY := $(if $(NO_PROXY),$(NO_PROXY)$(comma))127.0.0.1,localhost
-# uv does not read pip's variable for extra wheel folders.
+# The build of torch that suits the machine: from the wheels that were laid out for it, else as uv finds out.
+TORCH := torch==2.13.0
 ifneq ($(PIP_FIND_LINKS),)
+# uv does not read pip's variable for extra wheel folders.
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+else
+export UV_TORCH_BACKEND := auto
 endif
 
-# $(call install,EXTRAS): with uv where it can be had, else with pip.
+# $(call install,EXTRAS,MORE): with uv where it can be had, else with pip.
 define install
 	if $(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install -q uv; then \
-		$(BIN)/python -m uv pip install -q --python $(BIN)/python -c constraints.txt -e '.$(1)'; \
+		$(BIN)/python -m uv pip install -q --python $(BIN)/python -c constraints.txt -e '.$(1)' $(2); \
 	else \
 		echo "uv cannot be installed here: using pip (slower)"; \
-		$(BIN)/python -m pip install -q -c constraints.txt -e '.$(1)'; \
+		$(BIN)/python -m pip install -q -c constraints.txt -e '.$(1)' $(2); \
 	fi
 endef
 
@@ -31,7 +35,7 @@ endef
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.core ## install the small core and tell the story from start to end
+demo: $(VENV)/.train ## install what training needs, too, and tell the story from start to end
 	@$(BIN)/falaj demo
 
 up: $(VENV)/.core ## start the whole platform on this machine
@@ -84,7 +88,12 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install)
 	@touch $@
 
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing Falaj and torch into $(VENV)"
+	@$(call install,[train],$(TORCH))
+	@touch $(VENV)/.core $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing Falaj and its test tools into $(VENV)"
 	@$(call install,[dev])
-	@touch $(VENV)/.core $@
+	@touch $(VENV)/.core $(VENV)/.train $@

@@ -78,6 +78,13 @@ DESKS: dict[str, Desk] = {
         ("job",),
         ("falaj.jobs.errands", "falaj.jobs.report", "falaj.jobs.simulate", "falaj.jobs.top"),
     ),
+    "train": Desk(
+        "falaj.study.training:Training",
+        "Training scripts: how they run fastest, where their time goes, their curves",
+        {},
+        (),
+        ("falaj.study.training",),
+    ),
     "sweeps": Desk(
         "falaj.study.service:Sweeps",
         "Searches for good parameters: many trials, the bad ones stopped early, the best one kept",

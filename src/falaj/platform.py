@@ -63,8 +63,7 @@ T = TypeVar("T")
 def connect(address: str = "", *, token: str = "", purpose: str = "", **overrides: Any) -> Any:
     """The platform: in process when `address` is a folder (or nothing), over HTTP when it is a URL. The same calls.
 
-    In process the operating-system user owns the folder and there is nothing to configure; a token given there acts
-    for whoever it belongs to.
+    In process the operating-system user owns the folder; a token given there acts for whoever it belongs to.
     """
     if address.startswith(("http://", "https://")):
         return plugin("remote", "http")(address, token=token, purpose=purpose, **overrides)
@@ -212,6 +211,7 @@ class House:
                 "clusters": lambda: (ledger, partial(_opened, "executor"), self._secret, settings, self._series),
                 **dict.fromkeys(("queues", "traces"), lambda: (ledger,)),
                 "jobs": lambda: (ledger, self.desks["clusters"], self.track, self._staging()),
+                "train": tuple,
                 "sweeps": lambda: (ledger, self.desks["jobs"], self.track, self.catalog),
             }
         )

@@ -36,39 +36,42 @@ SCORE = "import time; time.sleep(1); print('scored')\n"
 def turns(stage: Stage) -> str:
     """Borrow, be asked back, save, resume."""
     admin, amal, sara = stage.as_("admin"), stage.as_("amal"), stage.as_("sara")
-    hall = "process:?nodes=2&cpus=2000&memory=1024&gpus=4&model=H100"
+    hall = "process:?nodes=2&cpus=2000&memory=4096&gpus=4&model=H100"
     admin.clusters.add("hall", hall, more={"tenants": "bank,clinic"})
     admin.queues.add("root/bank", guarantee={"gpu": "4"}, projects=("bank/*",))
     admin.queues.add("root/clinic", guarantee={"gpu": "4"}, projects=("clinic/*",))
     stage.say(
         "a cluster of 2 nodes with 4 (imitated) GPUs each; bank and clinic are guaranteed 4 and may borrow the rest"
     )
-    long = [_submit(stage, amal, f"train-{n}", TRAIN, gpus=4, checkpoint="every=5s,save=1s,restart=1s") for n in (1, 2)]
-    _until(lambda: [amal.jobs.show(job.ref) for job in long], lambda jobs: all(job.state == "running" for job in jobs))
+    long = [
+        submitted(stage, amal, f"train-{n}", TRAIN, gpus=4, checkpoint="every=5s,save=1s,restart=1s") for n in (1, 2)
+    ]
+    until(lambda: [amal.jobs.show(job.ref) for job in long], lambda jobs: all(job.state == "running" for job in jobs))
     stage.say("amal's two trainings hold all 8: 4 are the bank's own, 4 are borrowed")
-    short = _submit(stage, sara, "score", SCORE, gpus=4)
+    short = submitted(stage, sara, "score", SCORE, gpus=4)
     why = sara.jobs.why(short.ref)
     if why.state == "waiting":
         stage.say(f"sara asks for 4 → falaj jobs why: [yellow]{why.text}[/yellow]")
-    short = _until(lambda: sara.jobs.show(short.ref), lambda job: job.over)
+    short = until(lambda: sara.jobs.show(short.ref), lambda job: job.over)
     stage.say(f"the clinic is owed them: one training saves and gives way; sara's job is [green]{short.state}[/green]")
-    done = _until(lambda: [amal.jobs.show(job.ref) for job in long], lambda jobs: all(job.over for job in jobs))
+    done = until(lambda: [amal.jobs.show(job.ref) for job in long], lambda jobs: all(job.over for job in jobs))
     moved = next(job for job in done if job.evictions)
     told = [line for n in range(len(moved.attempts)) for line in amal.jobs.logs(moved.ref, attempt=n + 1).lines]
     stage.say(f"[bold]{moved.ref}[/bold] went on where it was: {', '.join(told)}")
     return f"{len(done) + 1} jobs, {moved.evictions} moved, nothing lost"
 
 
-def _submit(stage: Stage, who: Any, name: str, program: str, **more: Any) -> Any:
+def submitted(stage: Stage, who: Any, name: str, program: str, **more: Any) -> Any:
+    """A job of a program, on the cluster of this story."""
     folder = stage.home / f"program-{name}"
     folder.mkdir()
     (folder / f"{name}.py").write_text(program)
-    return who.jobs.submit(
-        str(folder / f"{name}.py"), name=name, project="fraud", cluster="hall", cpus=0.5, memory="64MiB", **more
-    )
+    words = {"project": "fraud", "cluster": "hall", "cpus": 0.5, "memory": "64MiB", **more}
+    return who.jobs.submit(str(folder / f"{name}.py"), name=name, **words)
 
 
-def _until(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
+def until(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
+    """What `look` gives, once it is as it should be."""
     end = time.monotonic() + PATIENCE_S
     while not holds(found := look()):
         if time.monotonic() > end:

@@ -25,6 +25,7 @@ COMMUNICATION = "communication"
 """The phase in which a process waits for the others."""
 _UNITS, _SPAN_S, _MICROS = "\0units", "\0span_s", "\0micros"
 _SLOW_STEPS, _SLOW_S, _LAST_S = 5, 1.0, 5.0
+_FIRST_GAP_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class Gauge:
         self._capture = Capture(profiles, device, self._facts) if rank == 0 else None
         self._seen = self._logged = self._clock.mark()
         self._clock.steps()
-        self._due, self._lost = 0.0, started_s()
+        self._due, self._lost, self._gap_s = 0.0, started_s(), _FIRST_GAP_S
+        self._untold: Mapping[str, Any] | None = None
         self._begun = self._logged - self._lost
         self._forget()
         self._chip = Chip(device)
@@ -98,6 +100,8 @@ class Gauge:
             self._capture.stepped(number)
         if now >= self._due:
             self._log(now, values)
+        else:
+            self._untold = values
 
     def saved(self, number: int, stall_s: float) -> None:
         """The loop stood still so long to save."""
@@ -129,6 +133,8 @@ class Gauge:
         if self._heard:
             faulthandler.unregister(signal.SIGUSR2)
         with contextlib.suppress(RuntimeError):  # a device that failed has said so already
+            if self._untold is not None:
+                self._log(self._seen, self._untold)
             self._tell_late(_LAST_S)
         if self._capture is not None:
             self._capture.close()
@@ -154,7 +160,9 @@ class Gauge:
     def _log(self, now: float, values: Mapping[str, Any]) -> None:
         """A log point: say how the time since the last went, and what values have come."""
         first, span_s = not self._due, now - self._logged
-        self._due, self._logged = now + self.habits.log_s, now
+        # Short runs have a curve, too: the first points lie close together.
+        self._gap_s = min(self._gap_s * 1.1, self.habits.log_s)
+        self._due, self._logged, self._untold = now + self._gap_s, now, None
         steps, phases = self._clock.steps(), self._clock.phases()
         figures: dict[str, float] = {}
         pace: dict[str, float] = {}

@@ -25,6 +25,8 @@ _ROLE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _LEVEL = re.compile(r"[a-z][a-z0-9._/-]{0,62}")
 REFERENCES = ("inputs", "outputs", "after", "code")
 _RESERVED = "FALAJ_"
+_GIVEN = ("FALAJ_PARAM", "FALAJ_TRAIN", "FALAJ_PROFILE")
+"""Variables of ours that whoever submits may set: parameters, and how a training runs."""
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def _check_numbers(spec: JobSpec) -> None:
 
 def _check_env(spec: JobSpec) -> None:
     for name in (*spec.env, *spec.secrets):
-        if not _VARIABLE.fullmatch(name) or name.startswith(_RESERVED):
+        if not _VARIABLE.fullmatch(name) or (name.startswith(_RESERVED) and not name.startswith(_GIVEN)):
             raise Invalid(f"{name[:60]!r} cannot be a variable of a job", f"letters, digits and _; not {_RESERVED}…")
     for name, value in spec.env.items():
         if contains_secret(f"{name}={value}") or "\0" in value:

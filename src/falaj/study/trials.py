@@ -110,9 +110,9 @@ def told(sweep: Ref, spec: JobSpec, params: Params) -> JobSpec:
     flags = [word for name, value in params.items() for word in flag(name, value)]
     known = {variable(name): text(value) for name, value in params.items()}
     known["FALAJ_PARAMS"] = json.dumps(params)
-    # Variables of this prefix are the platform's and cannot stand in a job's own `env`; the program `env` sets them.
-    words = ("env", *(f"{name}={value}" for name, value in known.items()))
-    return replace(spec, command=(*words, *spec.command, *flags), experiment=spec.experiment or sweep.name)
+    return replace(
+        spec, command=(*spec.command, *flags), env={**spec.env, **known}, experiment=spec.experiment or sweep.name
+    )
 
 
 def new_trial(record: Record, number: int, params: Params, job: jobs.JobView) -> Body:
