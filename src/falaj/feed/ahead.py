@@ -4,10 +4,10 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,23 +29,29 @@ class Ahead:
         sequential = getattr(source, "sequential", False)
         if sequential and self._workers:
             raise Invalid("a stream that goes forward only has one reader", "leave out workers=")
-        threads = 1 if sequential else reading.get("threads") or min(4, os.cpu_count() or 1)
+        # One thread is enough for what is quick, and two would fight over Python's lock; decoding is parallel below it.
+        quick = getattr(source, "chunk", 0) and not self._transform
+        threads = 1 if sequential else reading.get("threads") or (1 if quick else min(4, os.cpu_count() or 1))
         self._pool: ThreadPoolExecutor | ProcessPoolExecutor = (
             _processes(source, self._transform, self._workers)
             if self._workers
             else ThreadPoolExecutor(threads, "falaj-feed")
         )
         self._waiting: deque[tuple[Names, Ids, Future[list[Any]]]] = deque()
+        # The C library keeps up to twice the largest block that was ever given back to it, before it returns memory to
+        # the system: without this, every batch would be made of pages that must be cleared first.
+        np.empty(31 << 20, np.uint8)
 
     def together(self, micro: int) -> int:
         """How many micro-batches one turn in the background makes: several where making one is quick."""
         if self._transform or self._workers:
             return 1
-        return max(1, 4 * _fitting(self._source, micro))
+        fitting = max(1, _fitting(self._source, micro))
+        return fitting * max(1, 4 // fitting) if getattr(self._source, "chunk", 0) else 1
 
     def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, list[Any], float]]:
         """Blocks in their order, and how long each was waited for."""
-        turns = max(1, -(-self._depth // self.together(micro)))
+        turns = max(2, -(-self._depth // self.together(micro)))
         for names, ids in blocks:
             self._waiting.append((names, ids, self._begin(ids)))
             if len(self._waiting) > turns:
@@ -67,7 +73,8 @@ class Ahead:
             raise _lost(ids) from error
 
     def _make(self, ids: Ids) -> list[Any]:
-        return [self._device.send(batch) for batch in gather(self._source, self._transform, ids)]
+        batches = gather(self._source, self._transform, ids, self._device.tensors)
+        return batches if self._device.plain else [self._device.send(batch) for batch in batches]
 
     def _next(self) -> tuple[Names, list[Any], float]:
         names, ids, future = self._waiting.popleft()
@@ -84,22 +91,31 @@ class Ahead:
             ) from error
         batches = future.result()
         if self._workers:
-            batches = [self._device.send(batch) for batch in batches]
+            batches = [self._device.send(self._device.tensors(batch)) for batch in batches]
         return names, batches, time.perf_counter() - began
 
 
-def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> list[Any]:
-    """A batch for each row of ids; all are taken at once where the source gives columns."""
-    micro, batches = ids.shape[1], []
-    fitting = _fitting(source, micro)
-    for nth in range(0, len(ids), max(1, fitting)):
-        whole = source.take(ids[nth : nth + max(1, fitting)].ravel())
-        if fitting < 2:
-            batches.append(whole)
+def gather(
+    source: Any, transform: Callable[[Any], Any] | None, ids: Ids, tensors: Callable[[Any], Any] = lambda batch: batch
+) -> list[Any]:
+    """A batch for each row of ids; several are taken in one go where the source gives columns, and cut then."""
+    micro, fitting, batches = ids.shape[1], max(1, _fitting(source, ids.shape[1])), []
+    for nth in range(0, len(ids), fitting):
+        whole = source.take(ids[nth : nth + fitting].ravel())
+        if transform is not None:
+            batches.append(tensors(transform(whole)))
+        elif fitting == 1:
+            batches.append(tensors(whole))
         else:
-            size = min(fitting, len(ids) - nth) * micro
-            batches += [{name: of[low : low + micro] for name, of in whole.items()} for low in range(0, size, micro)]
-    return batches if transform is None else [transform(batch) for batch in batches]
+            parts = [_cut(column, micro) for column in tensors(whole).values()]
+            batches += [dict(zip(whole, some, strict=True)) for some in zip(*parts, strict=True)]
+    return batches
+
+
+def _cut(column: Any, micro: int) -> Sequence[Any]:
+    if hasattr(column, "split"):
+        return cast(Sequence[Any], column.split(micro))
+    return [column[low : low + micro] for low in range(0, len(column), micro)]
 
 
 def _fitting(source: Any, micro: int) -> int:

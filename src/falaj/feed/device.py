@@ -41,8 +41,7 @@ class Device:
         return batch
 
     def send(self, batch: Any) -> Any:
-        """In the background: as tensors, and begun to be copied."""
-        batch = self.tensors(batch)
+        """In the background: begun to be copied."""
         if self.plain:
             return batch
         if self._side is None:

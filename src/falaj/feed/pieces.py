@@ -42,11 +42,13 @@ class Pieces:
         joined: bool = False,
     ) -> None:
         self.counts, self._load, self._joined = np.asarray(counts, np.int64), load, joined
-        # About a megabyte: enough to forget the costs of a turn, and memory is had without asking the system for it.
-        self.chunk = max(1, min(4096, (sum(counts) << 20) // max(1, size_bytes)))
+        # About two megabytes: enough to forget what a turn costs, little enough to stay near the processor.
+        self.chunk = max(1, min(4096, (sum(counts) << 21) // max(1, size_bytes)))
         self.window = window if 0 < window < len(counts) else 0
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
+        even = len(counts) > 0 and 0 < counts[-1] <= counts[0] and set(counts[:-1]) <= {counts[0]}
+        self._even = counts[0] if even else 0
         self._held: dict[int, tuple[Future[Columns], int]] = {}
         self._lock = threading.Lock()
 
@@ -61,7 +63,7 @@ class Pieces:
         """One gather a column, out of each block that has some of these samples."""
         if len(self.counts) == 1:
             return _picked(self._get([0])[0][0], ids)
-        pieces = np.searchsorted(self._ends, ids, side="right")
+        pieces = ids // self._even if self._even else np.searchsorted(self._ends, ids, side="right")
         needed = np.flatnonzero(np.bincount(pieces))
         held = self._get(needed.tolist())
         moved, owners = np.zeros((2, needed[-1] + 1), np.int64)
@@ -88,7 +90,7 @@ class Pieces:
             for piece in needed if self.window else ():
                 self._held[piece] = self._held.pop(piece)
             found = [self._held[piece] for piece in needed]
-            while self.window and len(self._held) > max(3 * self.window, len(needed)):
+            while self.window and len(self._held) > max(2 * self.window, len(needed)):
                 del self._held[next(iter(self._held))]
         for some, future in mine:
             self._fulfil(some, future)
@@ -109,28 +111,29 @@ class Windows:
     """An order of an epoch that stays inside `window` pieces for as long as it can."""
 
     def __init__(self, counts: Ids, window: int, seed: int, epoch: int) -> None:
-        self._starts, self._window, self._key = np.cumsum(counts) - counts, window, mix(seed, epoch)
-        self._pieces = Order(len(counts), self._key).at(np.arange(len(counts)))
-        self._ends = np.cumsum(counts[self._pieces])
-        self._orders: dict[int, Order] = {}
+        self._key = mix(seed, epoch)
+        pieces = Order(len(counts), self._key).at(np.arange(len(counts)))
+        self._counts, self._starts = counts[pieces], (np.cumsum(counts) - counts)[pieces]
+        self._window, self._ends = window, np.cumsum(np.add.reduceat(self._counts, np.arange(0, len(counts), window)))
+        self._known: tuple[int, Order, Ids, Ids] | None = None
 
     def at(self, positions: Ids) -> Ids:
         """The samples at these positions, which grow."""
-        windows = np.searchsorted(self._ends, positions, side="right") // self._window
-        edges = np.flatnonzero(np.diff(windows)) + 1
-        parts = zip(np.split(windows, edges), np.split(positions, edges), strict=True)
-        return np.concatenate([self._inside(int(window[0]), part) for window, part in parts])
+        first, last = np.searchsorted(self._ends, positions[[0, -1]], side="right").tolist()
+        if first == last:
+            return self._inside(first, positions)
+        parts = np.split(positions, np.searchsorted(positions, self._ends[first:last]))
+        return np.concatenate([self._inside(window, part) for window, part in enumerate(parts, first)])
 
     def _inside(self, window: int, positions: Ids) -> Ids:
-        low, high = window * self._window, min((window + 1) * self._window, len(self._ends))
-        begin = int(self._ends[low - 1]) if low else 0
-        order = self._orders.get(window)
-        if order is None:
-            self._orders = {window: (order := Order(int(self._ends[high - 1]) - begin, self._key, window + 1))}
-        found = order.at(positions - begin) + begin
-        spots = np.searchsorted(self._ends[low:high], found, side="right") + low
-        before = np.where(spots > 0, self._ends[spots - 1], 0)
-        return np.asarray(self._starts[self._pieces[spots]] + found - before)
+        if self._known is None or self._known[0] != window:
+            some = slice(window * self._window, (window + 1) * self._window)
+            ends = np.cumsum(self._counts[some])
+            moved = self._starts[some] - ends + self._counts[some]
+            self._known = window, Order(int(ends[-1]), self._key, window + 1), ends, moved
+        _, order, ends, moved = self._known
+        found = order.at(positions - (int(self._ends[window]) - int(ends[-1])))
+        return np.asarray(found + moved.take(np.searchsorted(ends, found, side="right")))
 
 
 def _picked(columns: Columns, rows: Ids) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
         raise Invalid("tables are read with pyarrow, which is not installed", "install falaj[train]") from None
     kept = [Kept(file, cache) for file in files]
     scan = _parquet if files[0].suffix == ".parquet" else _arrow
-    found = [_reading(file.path, "the footer", lambda file=file: scan(file)) for file in kept]  # type: ignore[misc]
+    found = [_reading(file.path, "the footer", lambda file=file: scan(file, len(files) < 64)) for file in kept]  # type: ignore[misc]
     schema = found[0].schema
     for file, other in zip(files, found, strict=True):
         if not other.schema.equals(schema):
@@ -94,12 +94,13 @@ class Scanned:
         self.schema, self.counts, self.size_bytes, self.gaps, self.read = schema, counts, size_bytes, gaps, read
 
 
-def _parquet(file: Kept) -> Scanned:
+def _parquet(file: Kept, keep: bool) -> Scanned:
     from pyarrow import parquet
 
     with parquet.ParquetFile(file.path) as opened:
         about, schema = opened.metadata, opened.schema_arrow
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    spare: list[Any] = []
     gaps = set()
     for group in groups:
         for column in map(group.column, range(group.num_columns)):
@@ -108,15 +109,24 @@ def _parquet(file: Kept) -> Scanned:
                 gaps.add(column.path_in_schema.partition(".")[0])
 
     def read(some: list[int], columns: list[str]) -> Any:
-        # A reader of its own for each turn, since threads must not share one; what the footer says is known already.
-        with file.local() as path, parquet.ParquetFile(path, metadata=about, memory_map=True) as opened:
-            return opened.read_row_groups(some, columns, use_threads=sum(counts[group] for group in some) > MANY)
+        # Threads must not share a reader. One that is done is kept for the next turn: mapping a file anew costs as much
+        # as decoding a small piece. Copies in a cache are let go, though, so that their room is free.
+        with file.local() as path:
+            try:
+                opened = spare.pop()
+            except IndexError:
+                opened = parquet.ParquetFile(path, metadata=about, memory_map=True)
+            table = opened.read_row_groups(some, columns, use_threads=sum(counts[group] for group in some) > MANY)
+        if keep and file.cache is None and not spare:
+            spare.append(opened)
+        return table
 
     counts = [group.num_rows for group in groups]
     return Scanned(schema, counts, sum(group.total_byte_size for group in groups), gaps, read)
 
 
-def _arrow(file: Kept) -> Scanned:
+def _arrow(file: Kept, keep: bool) -> Scanned:
+    del keep
     import pyarrow as pa
     from pyarrow import ipc
 
