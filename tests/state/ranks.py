@@ -58,10 +58,11 @@ def end(children: Sequence[int]) -> list[int]:
 def together(world: int, work: Callable[[int], None], meet: Path) -> None:
     """Run as so many ranks of one gloo group; all end well."""
     meet.unlink(missing_ok=True)
-    assert end([fork(lambda rank=rank: _joined(rank, world, work, meet)) for rank in range(world)]) == [0] * world
+    assert end([fork(lambda rank=rank: joined(rank, world, work, meet)) for rank in range(world)]) == [0] * world
 
 
-def _joined(rank: int, world: int, work: Callable[[int], None], meet: Path) -> None:
+def joined(rank: int, world: int, work: Callable[[int], None], meet: Path) -> None:
+    """Be one of so many ranks."""
     store = dist.FileStore(str(meet), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     work(rank)

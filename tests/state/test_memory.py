@@ -1,9 +1,11 @@
 """Snapshots in the memory of nodes: processes stand for nodes, each with a folder of its own."""
 
 import os
+import random
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ import torch.distributed as dist
 from falaj.state.checkpoints import Checkpoints, Found
 from falaj.state.files import names
 from falaj.state.memory import Memory, partner
-from tests.state.ranks import together
+from tests.state.ranks import end, fork, joined, together
 from tests.state.test_boxes import full, tensors
+from tests.state.test_checkpoints import blank, same, state
+from tests.state.test_publishing import until_written
 
 
 @pytest.mark.parametrize(
@@ -157,6 +161,37 @@ def test_memory_that_rotted_is_not_used(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.write(b"garbage!")
     together(2, restoring(tmp_path, [0, 1], 1), tmp_path / "meet")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_at_any_byte_of_an_exchange(tmp_path: Path, seed: int) -> None:
+    """Both are killed, and once a node's memory is lost, too; what is found is whole and right."""
+    chance, step = random.Random(seed), -1
+    for turn in range(3):
+        nodes = [tmp_path / f"node{rank}" for rank in range(2)]
+
+        def work(rank: int, first: int = step, turn: int = turn, nodes: list[Path] = nodes) -> None:
+            saves = Checkpoints(tmp_path / "disk", rank=rank, world=2)
+            saves.memory = Memory(nodes[rank], dist.new_group(backend="gloo"), [0, 1])
+            into = blank(state())
+            found = saves.restore(into, tell, every)
+            # What was found but not yet sent to the partner is lost with its node.
+            assert (found.step if found else -1) >= first or turn == 2
+            assert found is None or same(into, state(found.step))
+            (tmp_path / f"found{rank}").write_text(str(found.step if found else -1))
+            for number in range(found.step + 1 if found else 0, 1000):
+                saves.save(number, state(number), {}, durable=False)
+
+        meet = tmp_path / f"meet{turn}"
+        children = [fork(partial(joined, rank, 2, work, meet)) for rank in range(2)]
+        until_written(children[0], chance.randrange(40_000_000))
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        assert set(end(children)) == {-signal.SIGKILL}, "one found what it should not"
+        if turn == 1:
+            shutil.rmtree(chance.choice(nodes), ignore_errors=True)
+        told = tmp_path / "found1"
+        step = max(step, int(told.read_text() or -1)) if told.exists() else step
 
 
 def test_who_loses_its_partner_is_told_and_goes_on(tmp_path: Path) -> None:

@@ -189,10 +189,10 @@ def test_kill_at_any_byte_of_a_save(tmp_path: Path, seed: int) -> None:
         world = chance.choice([1, 2, 3])
         children = [fork(_saving(tmp_path, rank, world, str(turn), step)) for rank in range(world)]
         victims = children if chance.random() < 0.5 else [chance.choice(children)]
-        _until_written(victims[0], chance.randrange(14_000_000 // world))
+        until_written(victims[0], chance.randrange(14_000_000 // world))
         for child in [*victims, *children]:
             os.kill(child, signal.SIGKILL)
-        end(children)
+        assert set(end(children)) == {-signal.SIGKILL}
         saves, filled = Checkpoints(tmp_path, keep=2), blank(state())
         found = saves.restore(filled)
         saves.close()
@@ -220,11 +220,12 @@ def _saving(folder: Path, rank: int, world: int, attempt: str, first: int) -> Ca
     return work
 
 
-def _until_written(child: int, wanted: int) -> None:
+def until_written(child: int, wanted: int) -> None:
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         told = Path(f"/proc/{child}/io").read_text()
-        if int(told.split("wchar: ")[1].split()[0]) >= wanted:
+        ended = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        if ended or int(told.split("wchar: ")[1].split()[0]) >= wanted:
             return
         time.sleep(0.001)
     raise AssertionError("it does not write")

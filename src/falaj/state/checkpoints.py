@@ -95,6 +95,7 @@ class Checkpoints:
         self._written()
         self._snapshot.take(tensors, later)
         self._turn = Turn(step, self._turn.number + 1)
+        durable = durable or self.memory is None
         if self.rank == 0 and durable:
             self._publisher.expect(self._turn)
         self._writing = self._lane.submit(self._write, self._turn, kept, durable=durable)
