@@ -25,8 +25,9 @@ from falaj.train.ema import Ema
 from falaj.train.facts import facts, same
 from falaj.train.keeping import Keeping, Thing
 from falaj.train.mesh import Mesh
-from falaj.train.optim import adamw
+from falaj.train.optim import LOW, adamw
 from falaj.train.options import Options
+from falaj.train.quick import QuickAdamW
 from falaj.train.scaler import Scaler
 from falaj.train.schedule import Factor, Schedule, factor
 from falaj.train.step import Step, Stepping
@@ -109,7 +110,9 @@ class Run:
     def adamw(self, module: nn.Module, lr: float = 1e-3, **more: Any) -> torch.optim.Optimizer:
         """AdamW in the form that is fastest here, with 32-bit masters behind 16-bit parameters."""
         masters = precision.chosen(self.options.precision, self.device) != "bf16-pure"
-        return self.optimizer(adamw(module.parameters(), lr, masters=masters, **more))
+        if masters and any(param.dtype in LOW for param in module.parameters()):
+            return self.optimizer(adamw(module.parameters(), lr, **more))
+        return self.optimizer(QuickAdamW(module.parameters(), lr, **more))
 
     def sgd(self, module: nn.Module, lr: float = 1e-2, **more: Any) -> torch.optim.Optimizer:
         """Stochastic gradient descent."""
