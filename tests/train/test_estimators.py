@@ -118,6 +118,8 @@ def test_a_job_reads_measures_tells_and_writes(tmp_path: Path, monkeypatch: pyte
     assert [fact["step"] for fact in told if fact["kind"] == "progress"] == [0, 1]
     assert made.folder == tmp_path / "output_model"
     assert not inspect(made.folder).code_bearing
+    nodes = made.model._predictors[2][0].nodes
+    assert (np.load(made.folder / "arrays.npz")["_predictors.2.0.nodes"] == nodes).all()
 
 
 def test_without_other_packages_arrays_and_words_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from falaj.feed.order import mix
 from falaj.train.estimators import Fitted, Rows, cores, put_file
 
 _KEPT = 2
-_WIDE = 100
 _INEXACT = {"dart", "rf", "random_forest", "gblinear", "goss"}
 """These change what was built before, or count rounds for themselves: they are trained in one piece."""
 _LARGER = ("auc", "ndcg", "map", "pre")
@@ -85,7 +84,7 @@ def boost(plan: Boosting, rows: Rows, valid: Rows | None = None, *, folder: Path
     if labels is not None:
         rows = Rows(rows.x, np.searchsorted(labels, rows.y), rows.columns)
         valid = valid and Rows(valid.x, np.searchsorted(labels, valid.y), valid.columns)
-    course = _Course(plan, [list(np.shape(rows.x)), str(rows.columns)])
+    course = _Course(plan, rows)
     booster = (_light if plan.library == "lightgbm" else _extreme)(course, rows, valid)
     course.close()
     best = course.best_round + 1 if plan.early and valid else plan.rounds
@@ -104,11 +103,13 @@ def boost(plan: Boosting, rows: Rows, valid: Rows | None = None, *, folder: Path
 class _Course:
     """The way of one booster through its chunks: seeds, checkpoints, what others ask, and when it gets no better."""
 
-    def __init__(self, plan: Boosting, data: list[Any]) -> None:
+    def __init__(self, plan: Boosting, rows: Rows) -> None:
         self.plan, self.here = plan, worker.attempt()
-        said = [plan.library, dict(plan.params), plan.chunk, plan.seed, plan.early, data]
-        self._mark = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
-        self._folder = self.here.checkpoints / "booster" if self.here.checkpoints and plan.exact else None
+        self._chunk, self._exact = plan.stride, plan.exact
+        said = [plan.library, dict(plan.params), plan.chunk, plan.seed, plan.early, _looks(rows)]
+        mark = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        # Several boosters of a job, its folds perhaps, each find their own.
+        self._folder = self.here.checkpoints / f"booster-{mark}" if self.here.checkpoints and plan.exact else None
         self.first, self.model, self.scores, self.best, self.best_round = 0, b"", Scores(), 0.0, -1
         self._saved = time.monotonic()
         for found, model in self._kept():
@@ -116,11 +117,13 @@ class _Course:
             self.best, self.best_round = found["best"], found["best_round"]
             break
         self.over = self._over(self.first - 1)
+        if self._folder:
+            self.here.asked()  # from here on a wish to stop is heard
 
     def seed(self, number: int) -> int | None:
         """The seed of the chunk that this round begins; nothing inside a chunk."""
-        begins = number % self.plan.stride == 0 if self.plan.exact else number == 0
-        return mix(self.plan.seed, number // self.plan.stride) & 0x3FFFFFFF if begins else None
+        chunk, inside = divmod(number, self._chunk)
+        return None if inside or (chunk and not self._exact) else mix(self.plan.seed, chunk) & 0x3FFFFFFF
 
     def after(self, number: int, scores: Scores, model: Any, *, larger: bool = False) -> bool:
         """A round is done; whether it was the last. `model` gives the bytes so far; the last score decides."""
@@ -130,7 +133,7 @@ class _Course:
                 self.best, self.best_round = value, number
             self.scores = scores
         self.over = self._over(number)
-        if (number + 1) % self.plan.stride == 0 or self.over:
+        if (number + 1) % self._chunk == 0 or self.over:
             self._chunk_ends(number + 1, model)
         return self.over
 
@@ -147,9 +150,9 @@ class _Course:
             self.here.progress(done, self.plan.rounds)
         for name, value in self.scores.items():
             self.here.metric(name, value, done)
-        asked = self.here.asked()
         if self._folder is None or self.over:
-            return
+            return  # nothing to save: whoever wants our place just ends us
+        asked = self.here.asked()
         if asked or time.monotonic() - self._saved >= self.plan.save_s:
             self._save(self._folder, done, model())
         if asked == "stop":
@@ -158,7 +161,7 @@ class _Course:
     def _save(self, folder: Path, done: int, model: bytes) -> None:
         began = time.monotonic()
         facts = {"round": done, "scores": self.scores, "best": self.best, "best_round": self.best_round}
-        facts |= {"mark": self._mark, "sha256": hashlib.sha256(model).hexdigest()}
+        facts["sha256"] = hashlib.sha256(model).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{done:09d}"
         put_file(path, json.dumps(facts).encode() + b"\n" + model)
@@ -179,8 +182,6 @@ class _Course:
             if not whole:
                 self.here.note(f"checkpoint {path.name} is broken: the one before it is used")
                 continue
-            if facts["mark"] != self._mark:
-                raise Invalid("the checkpoint is of other data or parameters", "remove it, or train as before")
             yield facts, model
 
 
@@ -217,7 +218,8 @@ def _light(course: _Course, rows: Rows, valid: Rows | None) -> Any:
     params["num_iterations"] = plan.rounds
     if not params.get("force_row_wise") and not params.get("force_col_wise"):
         # Left to itself it takes what a stopwatch says, and sums in another order each time.
-        params["force_row_wise" if np.shape(rows.x)[1] <= _WIDE else "force_col_wise"] = True
+        few = np.shape(rows.x)[1] < params["num_threads"]
+        params["force_row_wise" if few else "force_col_wise"] = True
     keep = {"params": params, "free_raw_data": False}
     data = lightgbm.Dataset(rows.x, rows.y, feature_name=list(rows.columns) or "auto", **keep)
     checks = [lightgbm.Dataset(valid.x, valid.y, reference=data, **keep)] if valid else None
@@ -226,13 +228,13 @@ def _light(course: _Course, rows: Rows, valid: Rows | None) -> Any:
         if (seed := course.seed(env.iteration)) is not None:
             part = params.get("bagging_fraction", 1.0)
             if params.get("bagging_freq"):
-                # Another part and back: what rows are drawn from is made anew.
-                env.model.reset_parameter({**params, "bagging_fraction": part / 2})
+                # Another part and back: what rows are drawn from is made anew. About the same: half would be copied.
+                env.model.reset_parameter({**params, "bagging_fraction": 0.99 * part})
             env.model.reset_parameter(params | {name: seed + at for at, name in enumerate(_SEEDS)})
 
     def after(env: Any) -> None:
         told = env.evaluation_result_list or []
-        scores = {f"{name}_{metric}": value for name, metric, value, _ in told}
+        scores = {f"{name}_{metric}": float(value) for name, metric, value, _ in told}
         larger = bool(told and told[-1][3])
         if course.after(env.iteration, scores, lambda: _text(env.model, -1), larger=larger):
             raise lightgbm.callback.EarlyStopException(env.iteration, told)
@@ -245,6 +247,13 @@ def _light(course: _Course, rows: Rows, valid: Rows | None) -> Any:
         params, data, valid_sets=checks, valid_names=["valid"] if checks else None, init_model=began,
         callbacks=[before, after],
     )  # fmt: skip
+
+
+def _looks(rows: Rows) -> list[Any]:
+    """Enough of the rows to know them again: shape, columns, all that is said of them, a thousand of them."""
+    some = np.ascontiguousarray(rows.x[:: max(1, len(rows.x) // 1000)])
+    told = np.ascontiguousarray(rows.y)
+    return [np.shape(rows.x), rows.columns, *(hashlib.sha256(one.tobytes()).hexdigest() for one in (some, told))]
 
 
 def _text(booster: Any, rounds: int) -> bytes:

@@ -9,7 +9,6 @@ written in a format that carries no code. Boosters go through `boosters`, which 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,6 +24,7 @@ from falaj.feed.order import Order
 _BLOCK = 8192
 _BOOSTERS = ("lightgbm", "xgboost")
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc"}
+_FITTED = ("steps", "_predictors", "_baseline_prediction")
 _EXACT_IN_32 = ("float", "halffloat", "float16", "int8", "uint8", "int16", "uint16", "bool")
 
 
@@ -68,10 +68,9 @@ def fit_estimator(
         raise Invalid(f"{', '.join(sorted(more))}: only boosters know this", "leave it out")
     here.progress(0, 1)
     use_cores(estimator)
-    with _threads():
-        estimator.fit(rows.x) if rows.y is None else estimator.fit(rows.x, rows.y)
-        # A figure of the very rows it was fitted on says so in its name.
-        metrics = measure(estimator, apart) if apart else measure(estimator, rows, "train_")
+    estimator.fit(rows.x) if rows.y is None else estimator.fit(rows.x, rows.y)
+    # A figure of the very rows it was fitted on says so in its name.
+    metrics = measure(estimator, apart) if apart else measure(estimator, rows, "train_")
     for name, value in metrics.items():
         here.metric(name, value, 1)
     write_estimator(estimator, folder, rows, metrics)
@@ -109,7 +108,8 @@ def split_rows(rows: Rows, part: float, seed: int) -> tuple[Rows, Rows | None]:
 
 
 def cores() -> int:
-    """How many this process may use: what its slot was given, else what the machine lets it."""
+    """How many this process may use: what its slot was given, else what the machine lets it. OpenMP and BLAS go by
+    the same words, so that only `n_jobs` is to be said."""
     return int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
 
 
@@ -164,6 +164,8 @@ def write_estimator(estimator: Any, folder: Path, rows: Rows, metrics: Mapping[s
         about |= {"params": estimator.get_params(), "fitted": facts}
         if arrays:
             np.savez(folder / "arrays.npz", **arrays)
+        else:
+            worker.attempt().note("nothing fitted could be written: install skl2onnx or skops")
     about["format"] = form
     put_file(folder / "model.json", json.dumps(about, indent=1, default=str).encode())
     return form
@@ -246,13 +248,6 @@ def _some(rows: Rows, which: Any) -> Rows:
     return Rows(rows.x[which], None if rows.y is None else rows.y[which], rows.columns)
 
 
-def _threads() -> AbstractContextManager[Any]:
-    if not find_spec("threadpoolctl"):
-        return nullcontext()
-    limits: AbstractContextManager[Any] = import_module("threadpoolctl").threadpool_limits(cores())
-    return limits
-
-
 def _plain_chances(estimator: Any) -> dict[str, bool]:
     # As an array; a list of maps, the default, is read by hardly any server.
     return {"zipmap": False} if hasattr(estimator, "predict_proba") else {}
@@ -268,8 +263,10 @@ def _fitted(thing: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _fitted(one, f"{name}.{at}")
     elif hasattr(thing, "get_params"):
         for key, one in vars(thing).items():
-            # A pipeline fits its very steps; others leave what they fitted under names of this form.
-            if key == "steps" or (key.endswith("_") and not key.startswith("_")):
+            # What is fitted has a name that ends so, by scikit-learn's custom; with few exceptions.
+            if key in _FITTED or (key.endswith("_") and not key.startswith("_")):
                 yield from _fitted(one, f"{name}.{key}".lstrip("."))
     elif type(thing).__module__.startswith("sklearn.tree."):
         yield from ((f"{name}.{key}", thing.__getstate__()[key]) for key in ("nodes", "values"))
+    elif type(thing).__name__ == "TreePredictor":
+        yield f"{name}.nodes", thing.nodes
