@@ -4,7 +4,6 @@ import inspect
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -39,7 +38,6 @@ class Mesh:
         self._devices: Any = None
         self._copies: list[DistributedDataParallel] = []
         self._shards: list[Any] = []
-        self._open, self._joins = ExitStack(), False
 
     @classmethod
     def here(cls, options: Options | None = None, *, device: str = "") -> "Mesh":
@@ -72,6 +70,12 @@ class Mesh:
             found = (self.sizes or plans.Sizes(data=self.world)).dimensions
             self._devices = init_device_mesh(self.device.type, tuple(found.values()), mesh_dim_names=tuple(found))
         return self._devices
+
+    @property
+    def peers(self) -> range:
+        """The processes that hold the same plain tensors: all, or those of the same stages of a pipeline."""
+        each = self.world // (self.sizes.pipeline if self.sizes else 1)
+        return range(self.rank // each * each, (self.rank // each + 1) * each)
 
     @property
     def divisor(self) -> int:
@@ -176,7 +180,6 @@ class Mesh:
 
     def close(self) -> None:
         """Part, where we have met."""
-        self._open.close()
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -209,14 +212,8 @@ class Mesh:
         return module
 
     def _split(self, module: nn.Module, root: nn.Module, plan: Mapping[str, Any]) -> None:
-        from torch.distributed.tensor.experimental import implicit_replication
-
         from falaj.train.tensor import split
 
-        if not self._joins:
-            # Optimizers move split parameters and whole ones in one call.
-            self._open.enter_context(implicit_replication())
-            self._joins = True
         # The last layer's outputs are joined by us, and nobody changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         split(root, self.devices["tensor"], plan, within=module)

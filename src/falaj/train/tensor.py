@@ -58,6 +58,9 @@ def split(module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any], within: 
         parallelize_module(layers[name], mesh, _style(plan[name]))
     for parent in {name.rpartition(".")[0] for name in mine if plan[name] == "query"}:
         _lift(module.get_submodule(parent), mesh)
+    made: dict[int, nn.Parameter] = {}
+    for unit in (*blocks(within).values(), within):
+        _share(unit, mesh, made)
 
 
 def default(module: nn.Module, ways: int) -> dict[str, str]:
@@ -216,3 +219,31 @@ def _lift(module: nn.Module, mesh: DeviceMesh) -> None:
             return inner(*given, **named)
 
     module.forward = forward
+
+
+def _share(unit: nn.Module, mesh: DeviceMesh, made: dict[int, nn.Parameter]) -> None:
+    """Parameters that stay whole become replicas over the mesh: optimizers, shards and checkpoints find one kind only.
+    While their block or model computes, they are plain."""
+    places = []
+    for owner in unit.modules():
+        for name, param in list(owner.named_parameters(recurse=False)):
+            if not isinstance(param, DTensor):
+                whole = DTensor.from_local(param.detach(), mesh, [Replicate()], run_check=False)
+                # Tied parameters stay tied.
+                shared = made.setdefault(id(param), nn.Parameter(whole, requires_grad=param.requires_grad))
+                owner.register_parameter(name, shared)
+                places.append((owner, name))
+    inner = unit.forward
+
+    def forward(*given: Any, **named: Any) -> Any:
+        for owner, name in places:
+            # What an object has itself is found before what the module keeps.
+            object.__setattr__(owner, name, getattr(owner, name).to_local())
+        try:
+            return inner(*given, **named)
+        finally:
+            for owner, name in places:
+                object.__delattr__(owner, name)
+
+    if places:
+        unit.forward = forward
