@@ -136,3 +136,13 @@ def test_data_that_may_not_leave_keeps_its_job_at_home(town: Town, lab: Lab) -> 
     )
     assert isinstance(error, Denied)
     assert "AE-PDPL" in str(error)
+
+
+def test_whoever_let_a_run_work_has_no_second_voice_about_what_it_made(town: Town, lab: Lab) -> None:
+    text = "import os, pathlib; pathlib.Path(os.environ['FALAJ_OUTPUT_MODEL'], 'm.json').write_text('{}')"
+    done = lab.done(lab.submit(text, project="fraud", outputs={"model": "model:fraud/m"}))
+    made = lab.here.catalog.show(done.outputs["model"])
+    assert made.author == f"run.{done.run.name}"
+    asked = town.as_("mona").approvals.ask("models.promote", f"sha256:{'0' * 64}", "good", about=made.ref)
+    with town.house.ledger.read(town.house.context(town.actor("mona"))) as tx:
+        assert {"mona", made.author, "amal"} <= set(tx.need(asked.ref.bare).body["barred"])

@@ -21,6 +21,8 @@ from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
 
 ROLES = ("approver", "dpo")
+OF_RUN = "run."
+"""How the accounts of runs begin; nobody else is called so."""
 EMERGENCY_S = 24 * 3600.0
 DAY_S = 86_400.0
 MAX_DAYS = 366
@@ -267,10 +269,13 @@ class Approvals:
         raise Denied(f"{action} is not approved: {now.why}", f"an approver runs: falaj approvals give {ref}", ref)
 
     def persons(self, ctx: Context, account: str) -> tuple[str, ...]:
-        """The account and, where it is known, the person behind it."""
-        if self._person_of is None:
-            return (account,)
-        return (account, self._person_of(ctx.tenant, account))
+        """The account and, where they are known, the person behind it and, of a run's, whoever let that run work."""
+        found = (account,) if self._person_of is None else (account, self._person_of(ctx.tenant, account))
+        if not account.startswith(OF_RUN):
+            return found
+        with self._ledger.read(ctx) as tx:
+            runs = tx.find("run", tenant=ctx.tenant, name=account.removeprefix(OF_RUN), limit=1).records
+        return (*found, *(person for run in runs for person in self.persons(ctx, run.author)))
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when what people said has changed, in this process."""
