@@ -20,8 +20,9 @@ from falaj import worker
 from falaj.train.watch import Watch, newest
 
 
-def watch(accelerator: Any, steps: int = 0, save_s: float = 120.0) -> Watch:
-    """Saves with `save_state`, when it is time or somebody asks."""
+def watch(accelerator: Any, steps: int = 0, save_s: float = 120.0, every: int = 10) -> Watch:
+    """Saves with `save_state`, when it is time or somebody asks; several processes agree on it at every so many
+    steps."""
 
     def agree(mine: bool) -> bool:
         torch = import_module("torch")
@@ -29,7 +30,7 @@ def watch(accelerator: Any, steps: int = 0, save_s: float = 120.0) -> Watch:
         return bool(accelerator.reduce(flag, "sum").item())
 
     several = agree if accelerator.num_processes > 1 else None
-    return Watch(lambda to: accelerator.save_state(str(to)), agree=several, steps=steps, save_s=save_s)
+    return Watch(lambda to: accelerator.save_state(str(to)), agree=several, steps=steps, save_s=save_s, every=every)
 
 
 def resume(accelerator: Any) -> int:

@@ -39,9 +39,10 @@ def resume() -> str | None:
     return str(found[1] / _FILE) if found else None
 
 
-def watch(fabric: Any, state: dict[str, Any], steps: int = 0, save_s: float = 120.0) -> Watch:
+def watch(fabric: Any, state: dict[str, Any], steps: int = 0, save_s: float = 120.0, every: int = 10) -> Watch:
     """Watch a loop of Fabric: call `step` of it with every step that is done."""
-    return Watch(lambda to: fabric.save(to / _FILE, state), agree=_agree(fabric), steps=steps, save_s=save_s)
+    how: dict[str, Any] = {"agree": _agree(fabric), "steps": steps, "save_s": save_s, "every": every}
+    return Watch(lambda to: fabric.save(to / _FILE, state), **how)
 
 
 @cache
@@ -52,16 +53,14 @@ def _callback() -> Any:
     class Falaj(callback):  # type: ignore[misc]
         """Speaks to the job: progress, logged values, checkpoints when it is time or somebody asks."""
 
-        def __init__(self, save_s: float = 120.0) -> None:
-            self._save_s = save_s
+        def __init__(self, save_s: float = 120.0, every: int = 10) -> None:
+            self._how: dict[str, Any] = {"save_s": save_s, "every": every}
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             del pl_module
             steps = trainer.estimated_stepping_batches
-            known = int(steps) if steps != float("inf") else 0
-            self._watch = Watch(
-                lambda to: trainer.save_checkpoint(to / _FILE), agree=_agree(trainer), steps=known, save_s=self._save_s
-            )
+            self._how |= {"agree": _agree(trainer), "steps": int(steps) if steps != float("inf") else 0}
+            self._watch = Watch(lambda to: trainer.save_checkpoint(to / _FILE), **self._how)
 
         def on_train_batch_end(self, trainer: Any, *about: Any) -> None:
             del about

@@ -24,10 +24,13 @@ class Watch:
     """Told of every step by every process of a training."""
 
     def __init__(
-        self, save: Callable[[Path], Any], *, agree: Agree | None = None, steps: int = 0, save_s: float = 120.0
-    ):
+        self, save: Callable[[Path], Any], *, agree: Agree | None = None, steps: int = 0, save_s: float = 120.0,
+        every: int = 10,
+    ) -> None:  # fmt: skip
         self.here, self.steps, self.save_s = worker.attempt(), steps, save_s
         self._save, self._agree = save, agree
+        # To agree makes a loop wait for its device, so that several processes do it now and then.
+        self._every = every if agree else 1
         self._said = self._saved = time.monotonic()
         self.here.asked()  # from here on a wish to stop is heard
 
@@ -40,7 +43,7 @@ class Watch:
         # What one process was asked, or one clock says, all must do at the same step.
         folder, wish = self.here.checkpoints, bool(self.here.asked())
         due = self.here.rank == 0 and now - self._saved >= self.save_s
-        if folder is None or not self._all(wish or due):
+        if folder is None or number % self._every or not self._all(wish or due):
             return
         self._keep(folder / "watched", number)
         if self._all(self.here.asked() == "stop"):
