@@ -14,6 +14,7 @@ from tests.jobs.lab import Lab
 from tests.town import refusal
 
 SCRIPT = """
+import sys
 import torch
 from torch import nn
 from falaj import train
