@@ -133,7 +133,9 @@ def test_without_other_packages_arrays_and_words_are_written(tmp_path: Path, mon
     assert (arrays["steps.0.1.mean_"] == made.model[0].mean_).all()
     assert (arrays["steps.1.1.estimators_.3.tree_.values"] == made.model[1].estimators_[3].tree_.value).all()
     x, y = load_diabetes(return_X_y=True)
-    made = fit_estimator(Ridge(), (x, y), output="other")
+    apart = fit_estimator(Ridge(), (x[:300], y[:300]), valid=(x[300:], y[300:]))
+    assert set(apart.metrics) == {"r2", "rmse", "mae"}
+    made = fit_estimator(Ridge(), (x, y), valid=None, output="other")
     assert set(made.metrics) == {"train_r2", "train_rmse", "train_mae"}
     assert (np.load(made.folder / "arrays.npz")["coef_"] == made.model.coef_).all()
     with pytest.raises(Invalid, match="only boosters"):

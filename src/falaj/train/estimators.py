@@ -57,7 +57,8 @@ def fit_estimator(
     """
     here = worker.attempt()
     rows = read_rows(data, target)
-    rows, apart = split_rows(rows, valid, seed) if isinstance(valid, float) else (rows, read_rows(valid, target))
+    part = isinstance(valid, int | float | None)
+    rows, apart = split_rows(rows, valid or 0.0, seed) if part else (rows, read_rows(valid, target))
     folder = output_folder(output)
     if type(estimator).__module__.partition(".")[0] in (*_BOOSTERS, "falaj"):
         boosters = import_module("falaj.train.boosters")
