@@ -21,6 +21,7 @@ from falaj.train.tensor import chosen
 from tests.train.models import LENGTH, VOCABULARY, Gpt, cnn
 from tests.train.ranks import together
 
+OPTIONS = ("activation", "compile", "precision")
 STEPS, BATCH, CLIP = 4, 16, 1.0
 TOLERANCE = 2e-6
 """Of mean losses of about 5 and of norms, relative: sums in another order, nothing else."""
@@ -63,9 +64,18 @@ def test_a_gpt_learns_as_on_one_process(name: str, world: int, plan: Any, more: 
     _same(together(world, train, tmp_path, "gpt", plan, more), _alone("gpt", more.get("heads", 4)))
 
 
-@pytest.mark.parametrize(("name", "world", "plan", "more"), CASES, ids=[case[0] for case in CASES])
+CNN_CASES = [*CASES, *(case for case in GPT_CASES if case[0] in ("tp x2", "pp x2 1f1b", "dp x pp"))]
+
+
+@pytest.mark.parametrize(("name", "world", "plan", "more"), CNN_CASES, ids=[case[0] for case in CNN_CASES])
 def test_a_cnn_learns_as_on_one_process(name: str, world: int, plan: Any, more: Any, tmp_path: Path) -> None:
     _same(together(world, train, tmp_path, "cnn", plan, more), _alone("cnn"))
+
+
+@pytest.mark.parametrize("plan", ["ddp", "fsdp"])
+def test_sixteen_bits_learn_nearly_the_same(plan: str, tmp_path: Path) -> None:
+    # Three digits of each product are kept; gradients are added in 32 bits.
+    _same(together(2, train, tmp_path, "gpt", plan, {"precision": "bf16-autocast"}), _alone("gpt"), tolerance=2e-2)
 
 
 COMPILED: list[tuple[str, Any, dict[str, Any]]] = [
@@ -106,7 +116,7 @@ def train(kind: str, plan: Any, more: dict[str, Any]) -> Curve:
     mesh = Mesh.here(device="cpu")
     torch.manual_seed(7 if mesh.rank == 0 else 8)
     module: nn.Module = Gpt(heads=more.get("heads", 4)) if kind == "gpt" else cnn()
-    options = Options(activation=more.get("activation", "none"), precision="fp32", compile=more.get("compile", False))
+    options = Options(**{"precision": "fp32"} | {key: one for key, one in more.items() if key in OPTIONS})
     model = mesh.wrap(module, plan, options, tensor=more.get("tensor"), schedule=more.get("schedule", ""))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     micros = data(kind)

@@ -158,6 +158,7 @@ def test_plans_of_eight_are_built_on_one(
 ) -> None:
     ((found, others),) = together(1, _eight, tmp_path, plan)
     assert found["readers"] == readers
+    assert found["peers"] == (4 if "pipeline" in plan else 8)
     assert {name: others[name] for name in shapes} == shapes
     assert ("blocks.7.up.weight" in others) == ("pipeline" not in plan)
 
@@ -180,4 +181,6 @@ def _eight(plan: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     mesh = Mesh.here(device="cpu")
     model = mesh.wrap(Gpt(width=256, heads=8, layers=8, vocabulary=2048), plan, Options(precision="fp32"))
     local = {name: getattr(param, "to_local", param.detach)() for name, param in model.named_parameters()}
-    return {"readers": mesh.readers}, {plans.plain(name): tuple(param.shape) for name, param in local.items()}
+    return {"readers": mesh.readers, "peers": len(mesh.peers)}, {
+        plans.plain(name): tuple(param.shape) for name, param in local.items()
+    }

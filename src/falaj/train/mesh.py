@@ -253,8 +253,9 @@ def precision_policy(module: nn.Module, name: str, device: torch.device) -> Any:
     name = precision.chosen(name, device)
     if name == "fp8":
         raise Invalid("shards are not gathered in 8 bits", "precision='bf16', or the plan 'ddp'")
-    if name in ("fp32", "tf32", "bf16-pure"):
+    if name != "bf16":  # which would cast the shards, too
         precision.prepare(module, name, device)
+    if name in ("fp32", "tf32", "bf16-pure"):
         return MixedPrecisionPolicy()
     dtype = torch.float16 if name == "fp16" else torch.bfloat16
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
