@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from falaj.core.errors import Corrupt, Invalid
 from falaj.feed.order import Ids
 from falaj.feed.pieces import Columns, Pieces
-from falaj.feed.plan import Arranged
+from falaj.feed.plan import Unordered
 
 
-class Arrays:
+class Arrays(Unordered):
     """Columns in memory, or mapped: a batch is one gather a column."""
 
-    transform: Callable[[Any], Any] | None = None
     inline = True
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
@@ -35,11 +34,6 @@ class Arrays:
     def take(self, ids: Ids) -> dict[str, Any]:
         """One gather a column; take, not [ids], which is several times slower for narrow rows."""
         return {name: column.take(ids, 0) for name, column in self._all}
-
-    def order(self, seed: int, epoch: int) -> Arranged | None:
-        """Any is as good."""
-        del seed, epoch
-        return None
 
 
 class Tensor:

@@ -9,15 +9,13 @@ import numpy as np
 
 from falaj.core.errors import Invalid
 from falaj.feed.order import Ids
-from falaj.feed.plan import Arranged
+from falaj.feed.plan import Arranged, Unordered
 
 ENDLESS = 1 << 60
 
 
-class Items:
+class Items(Unordered):
     """A Map-style dataset: asked for many at once where it knows how (`__getitems__`)."""
-
-    transform: Callable[[Any], Any] | None = None
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -30,11 +28,6 @@ class Items:
         numbers = ids.tolist()
         many = getattr(self.dataset, "__getitems__", None)
         return _collated(many(numbers) if many else [self.dataset[number] for number in numbers])
-
-    def order(self, seed: int, epoch: int) -> Arranged | None:
-        """Any."""
-        del seed, epoch
-        return None
 
 
 class Onward:

@@ -68,7 +68,7 @@ class Feed:
     ) -> None:
         self.source: Source = source if hasattr(source, "take") and hasattr(source, "order") else _opened(source)
         self.device, self._reading = device, reading
-        self._reading.setdefault("transform", getattr(self.source, "transform", None))
+        self._reading["transform"] = reading.get("transform") or getattr(self.source, "transform", None)
         known = self.source.order(seed, 0)
         arrange = None if known is None else lambda epoch: self.source.order(seed, epoch) or known
         self.plan = Plan(len(self.source), batch, micro or batch, seed, shuffle, arrange)

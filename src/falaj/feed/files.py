@@ -16,17 +16,15 @@ from numpy.typing import NDArray
 from falaj.core.errors import Corrupt, Invalid
 from falaj.feed.cache import Cache, Kept
 from falaj.feed.order import Ids
-from falaj.feed.plan import Arranged
+from falaj.feed.plan import Unordered
 
 IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 Spans = NDArray[np.int64]
 """For each sample: the number of its file, where it begins there, and how many bytes it has; no bytes when -1."""
 
 
-class Files:
+class Files(Unordered):
     """Columns of bytes that lie somewhere in files, read when asked for and made into values by `make`."""
-
-    transform: Callable[[Any], Any] | None = None
 
     def __init__(self, files: Sequence[Kept], spans: dict[str, Spans], make: Callable[[str, bytes], Any]) -> None:
         self.files, self.spans, self.make = files, spans, make
@@ -39,11 +37,6 @@ class Files:
 
     def __len__(self) -> int:
         return len(next(iter(self.spans.values()), ()))
-
-    def order(self, seed: int, epoch: int) -> Arranged | None:
-        """Any: a sample is one read."""
-        del seed, epoch
-        return None
 
     def take(self, ids: Ids) -> dict[str, Any]:
         """Equal shapes are stacked; else a list."""

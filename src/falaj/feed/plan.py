@@ -7,7 +7,7 @@ Epochs follow each other without a gap: no sample is left out at an end, none co
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,17 @@ class Arranged(Protocol):
 
     def at(self, positions: Ids) -> Ids:
         """The samples at these positions."""
+
+
+class Unordered:
+    """A source that is read as well in any order."""
+
+    transform: Callable[[Any], Any] | None = None
+
+    def order(self, seed: int, epoch: int) -> Arranged | None:
+        """Any is as good."""
+        del seed, epoch
+        return None
 
 
 @dataclass(frozen=True, slots=True)

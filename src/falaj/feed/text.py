@@ -1,6 +1,5 @@
 """Tokens for language models: one long file of numbers, read as windows."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,13 @@ from numpy.typing import NDArray
 
 from falaj.core.errors import Corrupt, Invalid, NotFound
 from falaj.feed.order import Ids
-from falaj.feed.plan import Arranged
+from falaj.feed.plan import Unordered
 
 
-class Tokens:
+class Tokens(Unordered):
     """Windows of `length` tokens and the one after, which is what the last of them is to foretell: `{"tokens"}`, int64
     of shape (samples, length + 1). A raw file holds `dtype`, a `.npy` file says itself."""
 
-    transform: Callable[[Any], Any] | None = None
     inline = True
 
     def __init__(self, tokens: Path | str | NDArray[Any], length: int, dtype: Any = np.uint16) -> None:
@@ -34,11 +32,6 @@ class Tokens:
     def take(self, ids: Ids) -> dict[str, Any]:
         """Read out of the file now, and not before."""
         return {"tokens": self._windows[ids].astype(np.int64)}
-
-    def order(self, seed: int, epoch: int) -> Arranged | None:
-        """Any."""
-        del seed, epoch
-        return None
 
 
 def _mapped(path: Path, dtype: "np.dtype[Any]") -> NDArray[Any]:
