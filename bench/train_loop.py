@@ -26,12 +26,12 @@ Bar = tuple[float, float, bool, str]
 def bars() -> dict[str, Bar]:
     """Name -> value, bar, whether the bar is a least, note."""
     found = measured()
-    ours = found["falaj"]
-    note = f"µs a step over a bare loop of {found['bare']:.0f} µs; {found['falaj_torch']:.1f} with torch's own AdamW"
-    told: dict[str, Bar] = {"loop_us": (ours, 10.0, False, note)}
+    same = found["falaj_torch"]
+    note = f"µs a step over a bare loop of {found['bare']:.0f} µs; {same:.1f} with the very optimizer of the bare loop"
+    told: dict[str, Bar] = {"loop_us": (found["falaj"], 10.0, False, note)}
     for peer in ("fabric", "accelerate"):
         if peer in found:
-            told[f"loop_us_of_{peer}"] = (ours, found[peer], False, f"ours against {peer}'s {found[peer]:.0f} µs")
+            told[f"loop_us_below_{peer}"] = (same, found[peer], False, f"µs of ours and {peer}'s, the same optimizer")
     return told
 
 

@@ -212,3 +212,25 @@ def test_a_step_that_overflows_moves_nothing(fused: bool) -> None:
     for one, other in zip(go(scaled=True).parameters(), go(scaled=False).parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=0)
     go(scaled=True, poison=2)
+
+
+def _statistics(plan: str) -> list[float]:
+    def main(run: Run) -> list[float]:
+        model = run.parallel(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), plan)
+        optimizer = run.adamw(model)
+        for step in run.steps(3, run.data(toys.samples(), 24, micro=8)):
+            for given in step.micro():
+                step.backward(toys.losses(model, given))
+            step.apply(optimizer)
+        run.evaluate(model, toys.samples(), toys.losses)
+        found = dict(model.named_buffers())
+        return next(one.tolist() for name, one in found.items() if name.endswith("running_mean"))  # type: ignore[no-any-return]
+
+    return toys.start(main)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("plan", ["none", "ddp"])
+def test_running_statistics_are_the_same_everywhere(plan: str, tmp_path: Path) -> None:
+    first, *others = fork.world(3, tmp_path, lambda: _statistics(plan))
+    assert all(other == first for other in others)
+    assert any(first)

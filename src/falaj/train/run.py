@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ from falaj.train.step import Step, Stepping
 from falaj.train.stopping import Stopping
 from falaj.train.strict import Strict
 
+_SOON_S, _LINGER_S, _LOOK_S = 2.0, 30.0, 0.005
+
 
 class Run:
     """What a script is given by `train.start`."""
@@ -54,7 +57,7 @@ class Run:
         """The state to go on from, newer than any checkpoint."""
         self.saved = -1
         """The newest step that a save was begun of."""
-        self._durable = -1
+        self._durable = self._settled = -1
         self._sketch: nn.Module | None = None
         word, self.limit = self._told((uuid.uuid4().hex[:12], memory.limit(self.folder)))
         self.saves = (
@@ -192,8 +195,7 @@ class Run:
         self.saved = step
         stall_s = self.saves.save(step, self.keeping.tensors(), self.meta(), later=self.keeping.steady())
         if settle:
-            self.saves.settle()
-            self.tell_saves()
+            self._settle()
         return stall_s
 
     def tell_saves(self) -> None:
@@ -244,16 +246,33 @@ class Run:
         """Whether the state is that between two steps."""
         return self._stepping is not None and self._stepping.whole
 
-    def close(self, timeout_s: float = SETTLE_S) -> None:
-        """Let what is being saved become durable."""
-        if self.saves:
-            self.saves.settle(timeout_s)
-            self.tell_saves()
-            self.saves.close(timeout_s)
+    def close(self, *, well: bool = True) -> None:
+        """Let what is being saved become durable. Not `well`: other processes may never write their part."""
+        if self.saves is not None:
+            if well and self.saved > self._durable:
+                self._settle()
+            self.saves.close(_SOON_S if well or self._settled == self.saved else _LINGER_S)
 
     def let_go(self) -> None:
         """Forget everything that holds memory."""
         self._stepping, self.keeping, self.emas, self.schedules, self.strict = None, Keeping(), [], [], None
+
+    def _settle(self) -> None:
+        """All processes wait until what was begun is durable, or known not to become so: a process whose disk is full
+        leaves the others waiting for its part."""
+        if self.saves is None:
+            return
+        while self.saves.busy():
+            time.sleep(_LOOK_S)
+        problems = self.saves.problems()
+        for text in problems:
+            self.here.note(text)
+        fine = self._all(not problems)
+        if self.mesh.rank == 0:
+            self.saves.settle(SETTLE_S if fine else _SOON_S)
+        self._all(fine)
+        self._settled = self.saved
+        self.tell_saves()
 
     def _resume(self, feed: Feed) -> int:
         known = facts(self.options, feed.plan)

@@ -14,8 +14,6 @@ from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from falaj.train.run import Run
 
-_LINGER_S = 30.0
-
 
 def start(main: Callable[[Run], Any], *, checkpoints: str = "", **options: Any) -> Any:
     """Run `main` as the process it is among those of a job, or alone; gives what it returns.
@@ -47,11 +45,10 @@ def start(main: Callable[[Run], Any], *, checkpoints: str = "", **options: Any) 
 def _run(main: Callable[[Run], Any], run: Run) -> Any:
     if run.options.reproducible != "off":
         torch.manual_seed(mix(run.options.seed, 1) >> 1)
-    finished = False
+    well = False
     try:
         found = main(run)
-        finished = True
+        well = True
     finally:
-        # After an error other processes may never write their part of what is being saved.
-        run.close() if finished else run.close(_LINGER_S)
+        run.close(well=well)
     return found
