@@ -162,6 +162,35 @@ def test_a_full_disk_is_told_once_and_training_goes_on(small_disk: Path) -> None
     assert names(small_disk / "pieces") == set(again._read(again.newest()).files)  # type: ignore[arg-type]
 
 
+def test_saves_that_fail_leave_nothing_that_takes_room(small_disk: Path) -> None:
+    """Else a disk that was full once would never have room again."""
+    saves = Checkpoints(small_disk)
+    for step in range(5):
+        saves.save(step, {"w": torch.full((5_000_000,), float(step))}, {})
+        assert saves.settle() == -1
+        assert "No space left" in "".join(saves.problems())
+    assert names(small_disk / "pieces") == set()
+    assert {path.suffix for path in small_disk.glob("parts/*/*")} == {".failed"}
+    saves.save(9, {"w": torch.ones(2_000_000)}, {})
+    assert saves.settle() == 9
+    saves.close()
+    assert names(small_disk / "parts") == set()
+
+
+def test_what_cannot_be_published_is_removed(tmp_path: Path) -> None:
+    saves = Checkpoints(tmp_path)
+    (tmp_path / "step-1.json").mkdir()  # nothing can be renamed to it
+    saves.save(1, state(1), {})
+    saves.settle()
+    assert "was not published" in "".join(saves.problems())
+    assert {path.suffix for path in tmp_path.glob("parts/*/*")} == {".failed"}
+    (tmp_path / "step-1.json").rmdir()
+    saves.save(1, state(1), {})
+    assert saves.settle() == 1
+    saves.close()
+    assert not list(tmp_path.glob(".step-*"))
+
+
 def test_a_disk_that_turned_read_only_is_told(small_disk: Path) -> None:
     saves = Checkpoints(small_disk)
     saves.save(1, state(1), {})

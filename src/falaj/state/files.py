@@ -73,11 +73,15 @@ class Folder:
 def put(path: Path, text: bytes) -> None:
     """Write a small file so that it survives the machine, or is not there."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with fresh.open("wb") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.rename(path)
+    try:
+        with fresh.open("wb") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        fresh.rename(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

@@ -67,12 +67,14 @@ class Publisher:
             return self._sweep.published.number > turn.number
         try:
             if failed:
-                with self._folder.locked():
-                    self._sweep.sweep()
                 raise Unavailable(f"rank {failed[0].partition('.')[0]} could not write its part")
             self._publish(turn)
         except (OSError, FalajError) as error:
             self._tell(f"step {turn.step} was not published: {error}")
+            with contextlib.suppress(OSError):
+                (part / "0.failed").touch()
+                with self._folder.locked():
+                    self._sweep.sweep()
         return True
 
     def _publish(self, turn: Turn) -> None:
@@ -107,7 +109,8 @@ class Sweep:
         here first are claimed when the claims are read. Where a claim still comes too late the piece is missed when
         that save is to be published, and it is not.
         """
-        there, wanted, kept = names(self._folder.pieces), set[str](), 0
+        there, kept = names(self._folder.pieces), 0
+        wanted = self._claimed()
         known, self._files = self._files, {}
         for step in self._folder.steps():
             files = self._of(step, known)
@@ -118,7 +121,6 @@ class Sweep:
                 continue
             wanted |= files
             kept += bool(files)
-        wanted |= self._claimed()
         for name in there - wanted:
             if not name.startswith(f".{self._folder.attempt}."):
                 (self._folder.pieces / name).unlink(missing_ok=True)
@@ -158,8 +160,12 @@ class Sweep:
             part, (turn, attempt) = self._folder.parts / name, self._folder.split(name)
             if attempt != self._folder.attempt or turn.number <= self.published.number:
                 shutil.rmtree(part, ignore_errors=True)
-            elif not any(part.glob("*.failed")):
-                for claims in part.glob("*.list"):
+                continue
+            failed = any(part.glob("*.failed"))
+            for path in part.iterdir():
+                if failed and path.suffix != ".failed":  # which those who wait for it look at
+                    path.unlink(missing_ok=True)
+                elif path.suffix == ".list":
                     with contextlib.suppress(FileNotFoundError):
-                        wanted.update(claims.read_text().split())
+                        wanted.update(path.read_text().split())
         return wanted
