@@ -31,7 +31,7 @@ def main(run):
         step.apply(opt)
 
 if __name__ == "__main__":
-    train.start(main, precision="fp32", compile="default", threads=1)
+    train.start(main, precision="fp32", compile="default", threads=1, ahead=2)
 """
 
 

@@ -24,7 +24,9 @@ NOISE = 0.02
 _INPUT = 0.05
 """Reading further ahead is tried where a step waits for samples for more than this share of it."""
 _NOT_SAID = {"precision": "auto", "compile": False, "activation": "none", "micro": 0, "threads": 0, "ahead": 0}
-_AHEADS, _BUDGETS, _MODES = (4, 16), (0.5,), (True, "max-autotune-no-cudagraphs")
+_AHEADS, _BUDGETS = (4, 16), (0.5,)
+_MODES = {"cpu": (True,), "cuda": (True, "blocks", "max-autotune-no-cudagraphs")}
+"""Ways to compile by what computes; the last, which takes longest, only where an earlier one was worth it."""
 _DOWN = 4
 
 
@@ -53,7 +55,9 @@ class Tuned:
     free_bytes: int
     batch: int
     largest: float
-    """The micro-batch that memory is thought to hold; 0 when it does not limit it."""
+    """The micro-batch that memory is thought to hold with room to spare; 0 when it does not limit it."""
+    brim: float
+    """The one that would fill it to the last byte; 0 likewise."""
     shape: str
     chip: Changes
     tried: tuple[Tried, ...]
@@ -79,7 +83,7 @@ class Search:
         self._seen: dict[str, Measured] = {}
         self._tried: list[Tried] = []
         self._best: dict[str, Any] = {}
-        self._sized = Sized(0, 0.0)
+        self._sized = Sized(0, 0.0, 0.0)
 
     def found(self) -> Tuned:
         """Go through the levers."""
@@ -88,10 +92,10 @@ class Search:
             if time.monotonic() < self._until:
                 lever()
         self._duel()
-        now, limit = self._now, self._sized.predicted
+        now, sized = self._now, self._sized
         return Tuned(
             self._best, now.units_s, self._first.units_s, now.memory_bytes, now.free_bytes, now.batch,
-            limit if limit < float("inf") else 0.0, now.shape, now.chip, tuple(self._tried),
+            _known(sized.predicted), _known(sized.brim), now.shape, now.chip, tuple(self._tried),
         )  # fmt: skip
 
     def _run(self, changes: Changes) -> Measured:
@@ -140,11 +144,10 @@ class Search:
                 self._try(f"precision {name}", {**self._best, "precision": name})
 
     def _compile(self) -> None:
-        for mode in _MODES[: 2 if self._now.chip["kind"] == "cuda" else 1] if self._open("compile") else ():
-            known = {**self._best, "compile": mode}
-            self._try("compiled" if mode is True else f"compiled, {mode}", known)
-            if self._best != known:
-                return
+        modes = _MODES.get(self._now.chip["kind"], ()) if self._open("compile") else ()
+        for number, mode in enumerate(modes):
+            if number < 2 or "compile" in self._best:
+                self._try("compiled" if mode is True else f"compiled, {mode}", {**self._best, "compile": mode})
 
     def _micro(self) -> None:
         """By speed: the largest, half, a quarter, and on as long as smaller is faster."""
@@ -235,6 +238,10 @@ def _verdict(measured: Measured, best: Measured) -> str:
         return "too near to the end of memory"
     margin = 1 + max(NOISE, 2 * math.hypot(measured.doubt, best.doubt))
     return "kept" if not fits(best) or measured.units_s > best.units_s * margin else "slower"
+
+
+def _known(samples: float) -> float:
+    return samples if samples < float("inf") else 0.0  # JSON has no infinity
 
 
 def _key(changes: Changes) -> str:

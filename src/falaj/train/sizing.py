@@ -26,6 +26,8 @@ class Sized(NamedTuple):
     samples: int
     predicted: float
     """In samples, whole or not; infinite when memory does not grow with them."""
+    brim: float = float("inf")
+    """As many would fill memory to the last byte, by the same line: what nobody should run."""
 
 
 def divisors(number: int) -> list[int]:
@@ -39,17 +41,17 @@ def below(sizes: Sequence[int], most: float) -> int:
     return sizes[max(0, bisect.bisect_right(sizes, most) - 1)]
 
 
-def predicted(low: Point, high: Point) -> float:
-    """How many samples fill the memory that may be filled, by the line through two points."""
-    each = (high.bytes - low.bytes) / (high.samples - low.samples)
-    return high.samples + (high.free_bytes * FULL - high.bytes) / each if each > 0 else float("inf")
+def predicted(low: Point, high: Point, share: float = FULL) -> float:
+    """How many samples fill this share of the free memory, by the line through two points."""
+    each = (high.bytes - low.bytes) / max(1, high.samples - low.samples)
+    return high.samples + (high.free_bytes * share - high.bytes) / each if each > 0 else float("inf")
 
 
 def largest(look: Callable[[int], Point], sizes: Sequence[int], start: int) -> Sized:
     """The largest of `sizes` that fits; `start` does. One that does not is followed by the next smaller."""
     high = look(start)
     low = look(below(sizes, start / 2)) if start > sizes[0] else high
-    guess = float("inf") if low is high else predicted(low, high)
+    guess = predicted(low, high)
     sizes = [one for one in sizes if one >= start]
     while len(sizes) > 1:
         target = _next(sizes, guess, high.samples)
@@ -63,7 +65,7 @@ def largest(look: Callable[[int], Point], sizes: Sequence[int], start: int) -> S
         else:
             sizes = [one for one in sizes if one < target]
             guess = min(guess, float(target))
-    return Sized(high.samples, guess)
+    return Sized(high.samples, guess, predicted(low, high, 1.0))
 
 
 def _next(sizes: Sequence[int], guess: float, high: int) -> int:
