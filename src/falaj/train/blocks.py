@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -84,7 +83,7 @@ def _budget(share: float) -> None:
 def compiled(module: nn.Module, how: bool | str, *, pieces: bool) -> bool:
     """Compile the blocks in place, where it is better by pieces; says whether that was done."""
     _mode(how)
-    found = blocks(module).values() if pieces or how == "blocks" or _numel(module) > _LARGE else ()
+    found = blocks(module).values() if pieces or how == "blocks" or _is_huge(module) else ()
     for block in found if how else ():
         block.compile(**_mode(how))
     return bool(found)
@@ -102,5 +101,5 @@ def _mode(how: bool | str) -> dict[str, Any]:
     return {"mode": how} if isinstance(how, str) and how != "blocks" else {}
 
 
-def _numel(module: nn.Module) -> int:
-    return sum(param.numel() for param in module.parameters() if not isinstance(param, torch.nn.UninitializedParameter))
+def _is_huge(module: nn.Module) -> bool:
+    return sum(param.numel() for param in module.parameters()) > _LARGE

@@ -108,12 +108,7 @@ class Mesh:
             tensor = chosen(module, sizes.tensor, tensor)
         if sizes.pipeline == 1:
             return self._wrap(module, module, options, tensor)
-        schedule = schedule or getattr(module, "pipeline_schedule", "1f1b")
-        mine = pipeline.stages_of(self.devices.get_local_rank("pipeline"), sizes.pipeline, schedule)
-        cut = pipeline.cut(module, sizes.pipeline * len(mine))
-        pipeline.keep(module, [cut[number] for number in mine])
-        stages = {number: self._wrap(cut[number], module, options, tensor) for number in mine}
-        return pipeline.Pipeline(module, stages, self.devices.get_group("pipeline"), schedule)
+        return self._chain(module, options, tensor, schedule or getattr(module, "pipeline_schedule", "1f1b"))
 
     def expect(self, micros: int) -> None:
         """Say how many micro-batches all readers share in a step.
@@ -191,6 +186,14 @@ class Mesh:
             there = tensor.detach().to(self.device).contiguous()
             dist.broadcast(there.reshape(-1).view(torch.uint8), 0)  # not every backend knows every kind of number
             tensor.detach().copy_(there)
+
+    def _chain(self, module: nn.Module, options: Options, tensor: Mapping[str, Any] | None, schedule: str) -> nn.Module:
+        group = self.devices.get_group("pipeline")
+        mine = pipeline.stages_of(group.rank(), group.size(), schedule)
+        cut = pipeline.cut(module, group.size() * len(mine))
+        pipeline.keep(module, [cut[number] for number in mine])
+        stages = {number: self._wrap(cut[number], module, options, tensor) for number in mine}
+        return pipeline.Pipeline(module, stages, group, schedule)
 
     def _wrap(
         self, module: nn.Module, root: nn.Module, options: Options, tensor: Mapping[str, Any] | None
