@@ -241,7 +241,7 @@ def fp8() -> None:
             off,
             1.0,
             False,
-            f"{losses['fp8']['loss']:.4f} against {losses['bf16']['loss']:.4f} after 400 steps, 4 layers of width 1,024",
+            f"{losses['fp8']['loss']:.4f} against {losses['bf16']['loss']:.4f} after 400 steps, 4 layers, width 1,024",
         )
 
 

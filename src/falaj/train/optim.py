@@ -65,7 +65,8 @@ class MasterAdamW(torch.optim.Optimizer):
             from falaj.train.kernels import adamw as fused
 
             rates = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
-            fused(param, held["master"], grad, moments, rates, corrections, self._divisor(param))
+            master, first, second = (_local(one) for one in (held["master"], *moments))
+            fused(_local(param), master, _local(grad), (first, second), rates, corrections, self._divisor(param))
             return
         slope = grad.float()
         if self.grad_scale is not None:
@@ -83,3 +84,9 @@ class MasterAdamW(torch.optim.Optimizer):
         if not hasattr(self, "_one"):
             self._one = torch.ones((), device=param.device)
         return self._one
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor that is spread over several: a kernel knows no others."""
+    held: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return held.contiguous()
