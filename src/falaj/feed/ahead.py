@@ -47,7 +47,7 @@ class Ahead:
         if self._transform or self._workers:
             return 1
         fitting = max(1, _fitting(self._source, micro))
-        return fitting * max(1, 4 // fitting) if getattr(self._source, "chunk", 0) else 1
+        return fitting * max(2, 4 // fitting) if getattr(self._source, "chunk", 0) else 1
 
     def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, list[Any], float]]:
         """Blocks in their order, and how long each was waited for."""

@@ -7,6 +7,7 @@ nulls anywhere become Python lists, with None for null.
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
         raise Invalid("tables are read with pyarrow, which is not installed", "install falaj[train]") from None
     kept = [Kept(file, cache) for file in files]
     scan = _parquet if files[0].suffix == ".parquet" else _arrow
-    found = [_reading(file.path, "the footer", lambda file=file: scan(file, len(files) < 64)) for file in kept]  # type: ignore[misc]
+    found = [_reading(file.path, lambda: "the footer", partial(scan, file, len(files) < 64)) for file in kept]
     schema = found[0].schema
     for file, other in zip(files, found, strict=True):
         if not other.schema.equals(schema):
@@ -59,13 +60,18 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
     fitting = WINDOW_BYTES * len(counts) // max(1, size)
 
     def load(pieces: list[int]) -> Columns:
-        tables, where_from = [], []
-        for nth, some in itertools.groupby(pieces, lambda piece: where[piece][0]):
-            groups = [where[piece][1] for piece in some]
-            where_from.append(f"{_rows(found[nth].counts, groups)} of {files[nth]}")
-            tables.append(_read(found[nth], files[nth], groups, wanted))
-        table = pa.concat_tables(tables)
-        return {name: _column(table[name], name in gaps, f"{name} in {', '.join(where_from)}") for name in wanted}
+        parts = [
+            (nth, [where[piece][1] for piece in some])
+            for nth, some in itertools.groupby(pieces, lambda piece: where[piece][0])
+        ]
+        tables = [_read(found[nth], files[nth], groups, wanted) for nth, groups in parts]
+        table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+
+        def place(name: str) -> str:
+            rows = ", ".join(f"{_rows(found[nth].counts, groups)} of {files[nth]}" for nth, groups in parts)
+            return f"{name} in {rows}"
+
+        return {name: _column(table[name], name in gaps, partial(place, name)) for name in wanted}
 
     window = window or min(max(fitting, LEAST), MOST)
     return Pieces(counts, load, size_bytes=size, window=window, joined=True)
@@ -73,7 +79,7 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
 
 def _read(scanned: "Scanned", file: Path, groups: list[int], wanted: list[str]) -> Any:
     try:
-        return _reading(file, _rows(scanned.counts, groups), lambda: scanned.read(groups, wanted))
+        return _reading(file, lambda: _rows(scanned.counts, groups), lambda: scanned.read(groups, wanted))
     except Corrupt:
         for group in groups if len(groups) > 1 else ():
             # Which of them it is, is found by asking each.
@@ -150,16 +156,16 @@ def _arrow(file: Kept, keep: bool) -> Scanned:
     return Scanned(schema, [len(batch) for batch in found], sum(batch.nbytes for batch in found), gaps, read)
 
 
-def _reading(file: Path, what: str, read: Callable[[], Any]) -> Any:
+def _reading(file: Path, what: Callable[[], str], read: Callable[[], Any]) -> Any:
     import pyarrow as pa
 
     try:
         return read()
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:
-        raise Corrupt(f"{what} of {file} cannot be read: {error}", "copy or write it again") from error
+        raise Corrupt(f"{what()} of {file} cannot be read: {error}", "copy or write it again") from error
 
 
-def _column(chunked: Any, gaps: bool, where: str) -> Column:
+def _column(chunked: Any, gaps: bool, where: Callable[[], str]) -> Column:
     import pyarrow as pa
     from pyarrow import types
 
@@ -172,7 +178,7 @@ def _column(chunked: Any, gaps: bool, where: str) -> Column:
         return Values(array.dictionary_decode() if types.is_dictionary(kind) else array)
     if array.null_count:
         raise Invalid(
-            f"there is a null in {where}, where the file told of none", "write it with statistics, or as floats"
+            f"there is a null in {where()}, where the file told of none", "write it with statistics, or as floats"
         )
     if plain:
         return _numbers(array if not types.is_temporal(kind) else array.view(f"int{kind.bit_width}"))
