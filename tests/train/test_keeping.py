@@ -9,6 +9,7 @@ from torch import nn
 
 from falaj.core.errors import Invalid
 from falaj.train.keeping import Keeping
+from falaj.train.pipeline import learn
 from falaj.train.run import Run
 from tests.train import fork, toys
 
@@ -28,6 +29,40 @@ def test_a_checkpoint_of_any_plan_loads_into_any_other(before: str, after: str, 
     for first, told in fork.world(3, tmp_path, lambda: _run(tmp_path / "saves", after, 12)):
         assert first == 4
         assert told == pytest.approx(calm[1][4:], abs=5e-6)
+
+
+def _piped(folder: Path, plan: Any, steps: int) -> tuple[int, list[float]]:
+    def main(run: Run) -> tuple[int, list[float]]:
+        data = run.data(toys.samples(), 24, micro=4)
+        model = run.parallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2)))
+        optimizer = run.adamw(model, lr=1e-2)
+        told = []
+        for step in run.steps(steps, data):
+            if plan == "none":
+                for given in step.micro():
+                    step.backward(toys.losses(model, given))
+            else:
+                learn(
+                    step, model, lambda batch: batch["x"],
+                    lambda found, batch: nn.functional.cross_entropy(found, batch["y"], reduction="none"),
+                )  # fmt: skip
+            step.apply(optimizer, clip=1.0)
+            told.append(float(step.values["loss"]))
+        return (run.found.step if run.found else 0), told
+
+    return toys.start(main, checkpoints=str(folder), parallel=plan, save_steps=4, save_s=0)  # type: ignore[no-any-return]
+
+
+def test_a_checkpoint_of_a_pipeline_loads_into_one_process_and_back(tmp_path: Path) -> None:
+    (calm,) = fork.world(1, tmp_path, lambda: _piped(tmp_path / "calm", "none", 12))
+    stages = {"pipeline": 2}
+    fork.world(2, tmp_path, lambda: _piped(tmp_path / "saves", stages, 4))
+    ((first, told),) = fork.world(1, tmp_path, lambda: _piped(tmp_path / "saves", "none", 8))
+    assert first == 4
+    assert told == pytest.approx(calm[1][4:8], abs=5e-6)
+    for first, told in fork.world(2, tmp_path, lambda: _piped(tmp_path / "saves", stages, 12)):
+        assert first == 8
+        assert told == pytest.approx(calm[1][8:], abs=5e-6)
 
 
 def test_names_are_those_of_the_users_module() -> None:

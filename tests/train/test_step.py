@@ -258,3 +258,22 @@ def test_empty_data_and_wrong_shapes_are_errors_of_the_user() -> None:
         run.data({"x": torch.zeros(4, 3), "y": torch.zeros(5)}, 8)
     with pytest.raises(Invalid, match="cannot be cut"):
         run.data(toys.samples(), 24, micro=5)
+
+
+def test_parameters_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
+    """The loss of the step is a number, but its gradient is none."""
+    folder = tmp_path / "saves"
+
+    def main(run: Run) -> None:
+        data = run.data(toys.samples(), 24, micro=24)
+        model = run.parallel(toys.net())
+        optimizer = run.adamw(model)
+        for step in run.steps(6, data):
+            for given in step.micro():
+                losses = toys.losses(model, given)
+                step.backward(losses + (losses * 0).sqrt() if step.number == 3 else losses)
+            step.apply(optimizer)
+
+    with pytest.raises(UserCodeFailed, match="no numbers after step 3"):
+        toys.start(main, checkpoints=str(folder), save_steps=2)
+    assert [path.name for path in folder.glob("step-*.json")] == ["step-2.json"]

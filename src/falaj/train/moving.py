@@ -105,7 +105,9 @@ def _step(optimizer: Optimizer, divide: Number, bad: torch.Tensor | None) -> Non
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if grads and takes_scale(optimizer) and not hasattr(grads[0], "to_local"):
         device = grads[0].device
-        optimizer.grad_scale = torch.as_tensor(divide, dtype=torch.float32, device=device)  # type: ignore[attr-defined]
+        if not isinstance(divide, torch.Tensor):
+            divide = torch.full((), divide, device=device)  # by a kernel: a copy would wait for the device
+        optimizer.grad_scale = divide.float()  # type: ignore[attr-defined]
         optimizer.found_inf = bad  # type: ignore[attr-defined]
         try:
             optimizer.step()

@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from falaj import worker
-from falaj.core.errors import Invalid
+from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.feed.feed import Feed, Source
 from falaj.feed.plan import Plan
 from falaj.feed.sources import open_source
@@ -26,6 +27,7 @@ from falaj.train.ema import Ema
 from falaj.train.facts import facts, same
 from falaj.train.keeping import Keeping, Thing
 from falaj.train.mesh import Mesh
+from falaj.train.moving import local
 from falaj.train.optim import LOW, adamw
 from falaj.train.options import Options
 from falaj.train.quick import QuickAdamW
@@ -59,13 +61,21 @@ class Run:
         """The newest step that a save was begun of."""
         self._durable = self._settled = -1
         self._sketch: nn.Module | None = None
-        word, self.limit = self._told((uuid.uuid4().hex[:12], memory.limit(self.folder)))
-        self.saves = (
-            Checkpoints(self.folder, rank=mesh.rank, world=mesh.world, keep=options.keep, attempt=word)
-            if self.folder
-            else None
-        )
+        self._attempt, self.limit = self._told((uuid.uuid4().hex[:12], memory.limit(self.folder)))
         self._stepping: Stepping | None = None
+
+    @cached_property
+    def saves(self) -> Checkpoints | None:
+        """The checkpoints, if there is a folder for them. Asked for once the plan is known: who holds which part."""
+        if self.folder is None:
+            return None
+        rank, world, sizes = self.mesh.rank, self.mesh.world, self.mesh.sizes
+        stage = world // (sizes.pipeline if sizes else 1)
+        first = rank // stage * stage
+        peers = range(first, first + stage)
+        return Checkpoints(
+            self.folder, rank=rank, world=world, keep=self.options.keep, peers=peers, attempt=self._attempt
+        )
 
     def data(self, source: Any, batch: int, *, shuffle: bool = True, micro: int = 0, **reading: Any) -> Feed:
         """Samples in batches of `batch` over all processes. A source is a mapping of arrays, a folder or file, the name
@@ -192,6 +202,7 @@ class Run:
         if self.saves is None:
             raise Invalid("there is no folder for checkpoints", "train.start(main, checkpoints='some/folder')")
         self._level()
+        self._refuse_nonsense(step)
         self.saved = step
         stall_s = self.saves.save(step, self.keeping.tensors(), self.meta(), later=self.keeping.steady())
         if settle:
@@ -229,7 +240,14 @@ class Run:
 
     def meta(self) -> dict[str, Any]:
         """The small facts of the state."""
-        return {**self.keeping.meta(), "facts": facts(self.options, self.plan)}
+        known = {**self.keeping.meta(), "facts": facts(self.options, self.plan)}
+        if self.mesh.sizes is not None and self.mesh.sizes.pipeline > 1:  # each stage knows its own moments only
+            said: list[Any] = [None] * self.mesh.world
+            dist.all_gather_object(said, known["moments"])
+            for moments in said:
+                for prefix, names in moments.items():
+                    known["moments"].setdefault(prefix, {}).update(names)
+        return known
 
     @property
     def plan(self) -> Plan | None:
@@ -248,7 +266,7 @@ class Run:
 
     def close(self, *, well: bool = True) -> None:
         """Let what is being saved become durable. Not `well`: other processes may never write their part."""
-        if self.saves is not None:
+        if "saves" in vars(self) and self.saves is not None:
             if well and self.saved > self._durable:
                 self._settle()
             self.saves.close(_SOON_S if well or self._settled == self.saved else _LINGER_S)
@@ -296,6 +314,17 @@ class Run:
             if self.mesh.rank == 0:
                 self.saves.reject(self.found)
         return 0
+
+    def _refuse_nonsense(self, step: int) -> None:
+        """A gradient that is no number spoils parameters though the loss was one: they must not be saved."""
+        params = [local(param.detach()) for module in self.keeping.modules for param in module.parameters()]
+        known = [param for param in params if param.numel() and param.is_floating_point()]
+        norms = torch._foreach_norm(known) if known else [torch.zeros(())]  # noqa: SLF001 - one pass over all
+        if not self._all(bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())):
+            raise UserCodeFailed(
+                f"parameters are no numbers after step {step - 1}: a gradient was none, though the loss was",
+                "clip gradients, or look for divisions and roots of zero; checkpoints before this step are kept",
+            )
 
     def _level(self) -> None:
         """Running statistics are what each process saw: from time to time they become the same."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, 0x7FFFFFFFFFFFFFFF
 _SHAPES = 64
 _NAMED_SAMPLES = 20
+_WIDE = torch.float32
 _LOOK_S = 0.5
 """How often we look what became of saves."""
 
@@ -64,7 +65,7 @@ class Step:
         if slope.dtype is not losses.dtype:
             slope, ones = home.slopes(losses, count)
         detached = losses.detach()
-        total = detached.dot(ones) if ones is not None else detached.sum() if losses.ndim else detached
+        total = detached.dot(ones) if ones is not None else detached.sum(dtype=torch.promote_types(losses.dtype, _WIDE))
         home.tally.add(home.at, total, count)
         torch.autograd.backward(losses, slope)
 
