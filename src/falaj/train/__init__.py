@@ -25,14 +25,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from falaj.train.boosters import Boosting
+    from falaj.train.estimators import fit_estimator
     from falaj.train.fit import fit
     from falaj.train.options import Options
     from falaj.train.run import Run
     from falaj.train.schedule import Plateau
     from falaj.train.start import start
 
-__all__ = ["Options", "Plateau", "Run", "fit", "start"]
-_WHERE = {name: f"falaj.train.{name.lower()}" for name in __all__} | {"Plateau": "falaj.train.schedule"}
+__all__ = ["Boosting", "Options", "Plateau", "Run", "fit", "fit_estimator", "start"]
+_WHERE = {name: f"falaj.train.{name.lower()}" for name in __all__} | {
+    "Boosting": "falaj.train.boosters",
+    "Plateau": "falaj.train.schedule",
+    "fit_estimator": "falaj.train.estimators",
+}
 
 
 def __getattr__(name: str) -> Any:
