@@ -67,7 +67,7 @@ def test_alone_it_goes_on_with_less_and_the_same_samples(error: type[Exception],
 def test_the_state_is_carried_over_whole(tmp_path: Path) -> None:
     """Running out between two steps changes nothing but the size of micro-batches."""
 
-    def main(fails: bool) -> Any:
+    def main(fails: bool, late: bool = False) -> Any:
         tried: list[int] = []
 
         def work(run: Run) -> Any:
@@ -77,12 +77,15 @@ def test_the_state_is_carried_over_whole(tmp_path: Path) -> None:
             optimizer = run.adamw(model, lr=1e-2)
             told = []
             for step in run.steps(8, data):
-                if fails and step.number == 5 and len(tried) == 1:
+                full = fails and step.number == 5 and len(tried) == 1
+                if full and not late:
                     raise torch.OutOfMemoryError("too much")
                 for given in step.micro():
                     step.backward(toys.losses(model, given))
                 step.apply(optimizer)
                 told.append(step.values["loss"])
+                if full:  # as in an evaluation: the step itself is done
+                    raise torch.OutOfMemoryError("too much")
             return told
 
         return work
@@ -91,6 +94,9 @@ def test_the_state_is_carried_over_whole(tmp_path: Path) -> None:
     (found,) = fork.world(1, tmp_path, lambda: toys.start(main(fails=True)))
     assert len(found) == 3
     assert found == pytest.approx(calm[5:], abs=2e-6)
+    (found,) = fork.world(1, tmp_path, lambda: toys.start(main(fails=True, late=True)))
+    assert len(found) == 2
+    assert found == pytest.approx(calm[6:], abs=2e-6)
 
 
 def test_one_sample_too_many_is_an_error_of_the_model() -> None:

@@ -234,3 +234,18 @@ def test_running_statistics_are_the_same_everywhere(plan: str, tmp_path: Path) -
     first, *others = fork.world(3, tmp_path, lambda: _statistics(plan))
     assert all(other == first for other in others)
     assert any(first)
+
+
+def test_processes_end_together_though_only_one_knows_that_all_is_durable(tmp_path: Path) -> None:
+    def main(run: Run) -> int:
+        run.adamw(run.parallel(toys.net()))
+        for step in run.steps(2, run.data(toys.samples(), 24, micro=8)):
+            for given in step.micro():
+                del given
+        assert run.saves is not None
+        run.saves.settle()
+        run.tell_saves()
+        return step.number
+
+    go = lambda: toys.start(main, checkpoints=str(tmp_path / "saves"), save_steps=1)  # noqa: E731
+    assert fork.world(2, tmp_path, go) == [1, 1]

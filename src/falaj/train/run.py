@@ -215,8 +215,7 @@ class Run:
             return
         for text in self.saves.problems():
             self.here.note(text)
-        newest = self.saves.settle(0.0)
-        if self.mesh.rank == 0 and newest > self._durable:
+        if self.mesh.rank == 0 and self._durable < self.saved and (newest := self.saves.settle(0.0)) > self._durable:
             self.here.checkpointed(newest, str(self.folder))
             self._durable = newest
 
@@ -267,7 +266,7 @@ class Run:
     def close(self, *, well: bool = True) -> None:
         """Let what is being saved become durable. Not `well`: other processes may never write their part."""
         if "saves" in vars(self) and self.saves is not None:
-            if well and self.saved > self._durable:
+            if well and self._settled != self.saved:  # the same on all processes
                 self._settle()
             self.saves.close(_SOON_S if well or self._settled == self.saved else _LINGER_S)
 
@@ -309,7 +308,7 @@ class Run:
             if self._all(self.saves.check(self.found, into)):
                 self.saves.load(self.found, into)
                 self.keeping.load_meta(self.found.meta)
-                self.saved = self._durable = self.found.step
+                self.saved = self._durable = self._settled = self.found.step
                 return self.found.step
             if self.mesh.rank == 0:
                 self.saves.reject(self.found)

@@ -96,8 +96,8 @@ class Stepping:
         self.moving = Moving(run, feed.plan.batch)
         self.at = 0
         """The number of the micro-batch that is worked on."""
-        self.whole = True
-        """Whether the state is that between two steps; not while parameters are moved."""
+        self._moving, self._moves, self._usual = False, 0, 0
+        """Whether parameters are just moved; how often they were in this step, and are in a whole one."""
         self.done = self._first = 0
         self._share = feed.plan.share(run.mesh.reader, run.mesh.readers)
         self._stream: Iterator[Given] = iter(())
@@ -173,14 +173,22 @@ class Stepping:
     def apply(self, step: Step, optimizers: Sequence[torch.optim.Optimizer], clip: float) -> None:
         """Exchange counts, then move."""
         count, loss = self._exchange(step)
-        self.whole = False
+        self._moving = True
         norm = self.moving.move(optimizers, count, clip)
-        self.whole = True
+        self._moving = False
+        self._moves += 1
+        if self._moves == self._usual:
+            self.done = step.number + 1
         values = step.values
         values["loss"] = loss / (count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1))
         if norm is not None:
             values["grad_norm"] = norm
         values.setdefault("lr", optimizers[0].param_groups[0]["lr"])
+
+    @property
+    def whole(self) -> bool:
+        """Whether the state is that after `done` steps: no optimizer is at work, and none has still to follow."""
+        return not self._moving and self._moves in (0, self._usual)
 
     def _begin(self, number: int) -> Step:
         for schedule in self.run.schedules:
@@ -205,7 +213,7 @@ class Stepping:
         run, number = self.run, step.number
         if self._moved is None:
             self._exchange(step)
-        self.done = number + 1
+        self.done, self._usual, self._moves = number + 1, self._moves, 0
         for ema in run.emas:
             ema.update()
         self.gauge.stepped(number, self.tally.units, step.values)
