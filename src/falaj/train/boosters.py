@@ -243,10 +243,11 @@ def _light(course: _Course, rows: Rows, valid: Rows | None) -> Any:
     began = lightgbm.Booster(model_str=course.model.decode()) if course.model else None
     if course.over:
         return began
+    # Kept as it was trained: by itself the library would write it down and read it back once more.
     return lightgbm.train(
         params, data, valid_sets=checks, valid_names=["valid"] if checks else None, init_model=began,
-        callbacks=[before, after],
-    )  # fmt: skip
+        callbacks=[before, after], keep_training_booster=True,
+    ).free_dataset()  # fmt: skip
 
 
 def _looks(rows: Rows) -> list[Any]:
