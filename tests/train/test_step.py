@@ -235,6 +235,19 @@ def test_who_is_asked_to_stop_saves_and_gives_up_its_place(
     assert fork.world(2, tmp_path, go) == [50, 50]
 
 
+def test_a_wish_that_is_read_late_is_read_by_all_after_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init = tally.Tally.__init__
+    monkeypatch.setattr(tally.Tally, "__init__", lambda self, mesh, **how: init(self, mesh, **{**how, "late": True}))
+    monkeypatch.setenv("FALAJ_ATTEMPT", "attempt:x/y")
+    folder = tmp_path / "saves"
+    go = lambda: toys.start(_asked(signal.SIGTERM, 7), checkpoints=str(folder), save_s=0)  # noqa: E731
+    assert fork.world(3, tmp_path, go, fine=False) == [85] * 3
+    assert [path.name for path in folder.glob("step-*.json")] == ["step-9.json"]
+    assert fork.world(2, tmp_path, go) == [50, 50]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_who_is_asked_to_save_saves_and_goes_on(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_ATTEMPT", "attempt:x/y")
