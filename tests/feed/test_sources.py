@@ -4,7 +4,6 @@ import io
 import json
 import os
 import tarfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -261,14 +260,13 @@ def test_images_without_decoding_are_bytes(tmp_path: Path) -> None:
     assert found["label"].tolist() == [0, 1]
 
 
-@pytest.mark.skipif(find_spec("PIL") is not None, reason="Pillow is here")
-def test_decoding_without_pillow_is_told(tmp_path: Path) -> None:
+def test_decoding_without_pillow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("falaj.feed.files.find_spec", lambda name: None)
     image(tmp_path / "cat", "1.png", b"one")
     with pytest.raises(Invalid, match="Pillow"):
         open_source(tmp_path, decode=True)
 
 
-@pytest.mark.skipif(find_spec("PIL") is None, reason="no Pillow")
 def test_images_are_decoded(tmp_path: Path) -> None:
     from PIL import Image
 

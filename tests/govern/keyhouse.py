@@ -1,6 +1,7 @@
 """A small house for the tests of keys: a ledger on a real SQLite file, root keys in a folder, a clock set by hand."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,13 @@ class House:
     def add_object(self, name: str, tenant: str = "acme", zone: str = "uae") -> bytes:
         """An object's record as the blob store keeps it; gives its plain data key."""
         dek, wrapped = self.ring.new_object_key(tenant, zone)
-        while True:
-            try:
+        kept = False
+        while not kept:
+            with suppress(Stale):  # another replica was first at something of ours
                 with self.ledger.project(self.ctx(tenant, zone)) as tx:
                     tx.put(Key(tenant, "object", "store", name, zone), {"dek": wrapped, "size": 1})
-            except Stale:  # another replica was first at something of ours
-                continue
-            return dek
+                kept = True
+        return dek
 
     def object_dek(self, name: str, tenant: str = "acme", zone: str = "uae") -> str:
         with self.ledger.read(self.ctx(tenant, zone)) as tx:

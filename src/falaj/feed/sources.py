@@ -9,6 +9,7 @@ from typing import Any
 from falaj.core.errors import Invalid, NotFound
 from falaj.feed.arrays import Arrays, open_npy, open_npz
 from falaj.feed.cache import Cache, cache_for
+from falaj.feed.csvs import open_csv
 from falaj.feed.datasets import adopted
 from falaj.feed.files import IMAGES, open_folder, open_lines, open_tars
 from falaj.feed.shards import INDEX, SUFFIX, open_shards
@@ -16,6 +17,7 @@ from falaj.feed.tables import open_tables
 
 _KINDS = {
     ".parquet": "Parquet",
+    ".csv": "CSV",
     ".arrow": "Arrow",
     ".feather": "Arrow",
     ".npy": "numpy",
@@ -86,17 +88,23 @@ def _path(
         return open_shards(path if path.is_dir() else path.parent, columns, window, cache)
     if kind in {"Parquet", "Arrow"}:
         return open_tables(files, columns, window, cache)
+    if kind == "CSV":
+        return open_csv(files, columns)
     if kind == "numpy":
         return open_npy(files, columns, window)
     if kind == "npz":
-        if len(files) > 1:
-            raise Invalid(f"{path} holds {len(files)} .npz files", "give one, or write .npy files or shards")
-        return open_npz(files[0], columns)
+        return open_npz(_alone(path, files), columns)
     if kind == "JSON lines":
         return open_lines(files, columns, cache)
     if kind == "tar":
         return open_tars(files, columns, cache, decode)
     return open_folder(path if path.is_dir() else path.parent, files, decode)
+
+
+def _alone(path: Path, files: list[Path]) -> Path:
+    if len(files) > 1:
+        raise Invalid(f"{path} holds {len(files)} .npz files", "give one, or write .npy files or shards")
+    return files[0]
 
 
 def _listed(path: Path) -> tuple[str, list[Path]]:

@@ -45,7 +45,7 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
         raise Invalid("tables are read with pyarrow, which is not installed", "install falaj[train]") from None
     kept = [Kept(file, cache) for file in files]
     scan = _parquet if files[0].suffix == ".parquet" else _arrow
-    found = [_reading(file.path, lambda: "the footer", partial(scan, file, len(files) < 64)) for file in kept]
+    found = [reading(file.path, lambda: "the footer", partial(scan, file, len(files) < 64)) for file in kept]
     schema = found[0].schema
     for file, other in zip(files, found, strict=True):
         if not other.schema.equals(schema):
@@ -71,7 +71,7 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
             rows = ", ".join(f"{_rows(found[nth].counts, groups)} of {files[nth]}" for nth, groups in parts)
             return f"{name} in {rows}"
 
-        return {name: _column(table[name], name in gaps, partial(place, name)) for name in wanted}
+        return {name: column(table[name], name in gaps, partial(place, name)) for name in wanted}
 
     window = window or min(max(fitting, LEAST), MOST)
     return Pieces(counts, load, size_bytes=size, window=window, joined=True)
@@ -79,7 +79,7 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
 
 def _read(scanned: "Scanned", file: Path, groups: list[int], wanted: list[str]) -> Any:
     try:
-        return _reading(file, lambda: _rows(scanned.counts, groups), lambda: scanned.read(groups, wanted))
+        return reading(file, lambda: _rows(scanned.counts, groups), lambda: scanned.read(groups, wanted))
     except Corrupt:
         for group in groups if len(groups) > 1 else ():
             # Which of them it is, is found by asking each.
@@ -156,7 +156,8 @@ def _arrow(file: Kept, keep: bool) -> Scanned:
     return Scanned(schema, [len(batch) for batch in found], sum(batch.nbytes for batch in found), gaps, read)
 
 
-def _reading(file: Path, what: Callable[[], str], read: Callable[[], Any]) -> Any:
+def reading(file: Path, what: Callable[[], str], read: Callable[[], Any]) -> Any:
+    """What `read` gives; when Arrow cannot read it, one error that names the file and the place."""
     import pyarrow as pa
 
     try:
@@ -165,7 +166,8 @@ def _reading(file: Path, what: Callable[[], str], read: Callable[[], Any]) -> An
         raise Corrupt(f"{what()} of {file} cannot be read: {error}", "copy or write it again") from error
 
 
-def _column(chunked: Any, gaps: bool, where: Callable[[], str]) -> Column:
+def column(chunked: Any, gaps: bool, where: Callable[[], str]) -> Column:
+    """A column of Arrow's as an array, or as what gives Python's values where no array can hold them."""
     import pyarrow as pa
     from pyarrow import types
 

@@ -27,7 +27,7 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 @cache
 def launcher() -> bytes:
-    """A zip application of the data plane, which is all that code on a node may need; the same sources give the same bytes."""
+    """A zip application of all that code on a node may need; the same sources give the same bytes."""
     home = files("falaj")
     sources = {"falaj/__init__.py": home / "__init__.py"}
     for room in _ROOMS:
