@@ -31,6 +31,8 @@ class Options:
     """A checkpoint so often, in seconds; 0: only when asked."""
     save_steps: int = 0
     keep: int = 3
+    """So many checkpoints stay, the newest ones; and for good those of every so many steps."""
+    keep_every: int = 0
     ema: float = 0.0
     hang_s: float = 600.0
     """A step that takes longer is a hang: stacks are written down and the attempt is tried again."""

@@ -73,9 +73,8 @@ class Run:
         stage = world // (sizes.pipeline if sizes else 1)
         first = rank // stage * stage
         peers = range(first, first + stage)
-        return Checkpoints(
-            self.folder, rank=rank, world=world, keep=self.options.keep, peers=peers, attempt=self._attempt
-        )
+        how = {"keep": self.options.keep, "keep_every": self.options.keep_every}
+        return Checkpoints(self.folder, rank=rank, world=world, peers=peers, attempt=self._attempt, **how)
 
     def data(self, source: Any, batch: int, *, shuffle: bool = True, micro: int = 0, **reading: Any) -> Feed:
         """Samples in batches of `batch` over all processes. A source is a mapping of arrays, a folder or file, the name
@@ -183,6 +182,8 @@ class Run:
         gauge's: `units` (what `backward` counts: samples, tokens), `flops_per_unit`, `log_s`."""
         self.mesh.expect(feed.plan.micros)
         first = self._resume(feed)
+        if self.saves is not None and (self.options.save_s or self.options.save_steps):
+            self.saves.warm(self.keeping.tensors())  # memory for saves is had before the first step, not in one
         kind = precision.chosen(self.options.precision, self.device).split("-")[0]
         known = {"readers": self.mesh.readers, "hang_s": self.options.hang_s, "dtype": kind} | habits
         rank, world, place = self.mesh.rank, self.mesh.world, str(self.device)
