@@ -150,7 +150,7 @@ class Capture:
         (place / _FACTS).write_text(json.dumps(self._facts()))
         command = [sys.executable, "-m", "falaj.gauge.profile", str(place)]
         paths = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._children.append(subprocess.Popen(command, env=paths))  # noqa: S603 - our own module
+        self._children.append(subprocess.Popen(command, env=paths))  # noqa: S603  # nosec B603 - our own module
 
 
 def _mark(name: str) -> contextlib.AbstractContextManager[Any]:
