@@ -173,9 +173,7 @@ def _surroundings(changes: Changes, order: Order) -> Iterator[None]:
 
 def _script(words: Sequence[str]) -> None:
     watch = Probed.probe = probe.asked()
-    door = import_module("falaj.train.start")
-    vars(door)["Run"] = Probed
-    vars(import_module("falaj.train"))["start"] = door.start  # not the module of that name, which we just imported
+    vars(import_module("falaj.train.start"))["KIND"] = Probed
     sys.argv = list(words)
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
     try:

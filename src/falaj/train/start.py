@@ -14,6 +14,9 @@ from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from falaj.train.run import Run
 
+KIND: type[Run] = Run
+"""What runs are here: in the children of autotune they count their steps and end."""
+
 
 def start(main: Callable[[Run], Any], *, checkpoints: str = "", **options: Any) -> Any:
     """Run `main` as the process it is among those of a job, or alone; gives what it returns.
@@ -30,7 +33,7 @@ def start(main: Callable[[Run], Any], *, checkpoints: str = "", **options: Any) 
     micro = 0
     try:
         while True:
-            run = Run(said, mesh, Path(checkpoints) if checkpoints else None)
+            run = KIND(said, mesh, Path(checkpoints) if checkpoints else None)
             run.carried, run.limit = carried, micro or run.limit
             try:
                 return _run(main, run)
