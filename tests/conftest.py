@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,6 +22,14 @@ from tests.servers.slurm import SlurmServer, shared_folder
 from tests.servers.softhsm import SoftHsm
 
 Running = TypeVar("Running")
+
+
+@pytest.fixture(autouse=True)
+def whole_numbers() -> Iterator[None]:
+    """Who trains lets the processor round tiny numbers to nothing, which other tests do not expect of it."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")

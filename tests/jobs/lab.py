@@ -9,7 +9,7 @@ from typing import Any
 import falaj
 from falaj.jobs.records import JobView
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 class Lab:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import falaj
 from falaj.jobs.records import JobView
 from tests.jobs.lab import Lab, until
@@ -14,6 +16,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 """
 
 
+@pytest.mark.timeout(400)
 def test_elastic_two_one_three(tmp_path: Path) -> None:
     script, folder = training.write(tmp_path)
     wanted = training.undisturbed(script, folder, tmp_path / "plain")
@@ -31,7 +34,8 @@ def test_elastic_two_one_three(tmp_path: Path) -> None:
         )  # fmt: skip
         until(lambda: lab.lines(job), lambda lines: "held at 20" in lines)
         two = _busy(lab, tmp_path, "second")
-        until(lambda: lab.lines(job), lambda lines: "held at 40" in lines)
+        lab.until(job, lambda found: len(found.attempts) == 2)
+        until(lambda: lab.lines(job, attempt=2), lambda lines: any(line.startswith("held at") for line in lines))
         for name in ("first", "second"):
             (tmp_path / name).touch()
         lab.done(one, two)

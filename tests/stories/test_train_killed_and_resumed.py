@@ -4,10 +4,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.jobs.lab import Lab, until
 from tests.stories import training
 
 
+@pytest.mark.timeout(400)
 def test_train_killed_and_resumed(tmp_path: Path) -> None:
     script, folder = training.write(tmp_path)
     wanted = training.undisturbed(script, folder, tmp_path / "plain")

@@ -45,6 +45,7 @@ def everything() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join((str(Path(falaj.__file__).parents[1]), *site.getsitepackages()))}
 
 
+@pytest.mark.timeout(400)
 def test_on_processes(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     with lab.here, lab.here.working():
@@ -52,6 +53,7 @@ def test_on_processes(tmp_path: Path) -> None:
         trained(lab, tmp_path, cpus=1)
 
 
+@pytest.mark.timeout(400)
 def test_on_slurm(tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_user: str) -> None:
     with Replica(tmp_path / "house") as server:
         admin = server.as_()
@@ -61,6 +63,7 @@ def test_on_slurm(tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_
         trained(Lab(tmp_path, server.as_(someone)), tmp_path, cpus=1, env=everything())
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.slow  # Ray alone takes half a minute to start three nodes
 def test_on_ray(tmp_path: Path, ray_server: RayServer) -> None:
     url = f"http://127.0.0.1:{(port := next(free_ports()))}"

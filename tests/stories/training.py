@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROWS, STEPS = 240, 60
+ROWS, STEPS = 240, 120
 
 SCRIPT = f'''
 import os, pathlib, sys, time
@@ -35,13 +35,14 @@ def main(run):
 
 
 def hold(run, step):
-    """From an agreed step on, go on only when asked for something: so that whoever tests can do things to us there."""
+    """From an agreed step on, go on only when asked for something, and slowly: things are to be done to us there."""
     for word in os.environ.get("HOLD", "").split():
         at, world = map(int, word.split("/"))
         if step >= at and run.mesh.world == world and not go_on(run):
             print("held at", step, flush=True)
             while not run.here.asked() and not go_on(run):
                 time.sleep(0.05)
+            time.sleep(0.2)
 
 
 def go_on(run):

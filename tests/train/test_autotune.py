@@ -41,9 +41,11 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_largest_batch_is_foretold(script: str) -> None:
     """A line through small micro-batches against trying it out: 5 % less goes, and 5 % more does not."""
-    bounds = QUICK._replace(steps=1, limit_bytes=1200 * MIB)
+    bounds = QUICK._replace(steps=1, limit_bytes=1200 * MIB, fresh=True)
 
     def look(micro: int) -> Point:
         got = measure([script, str(micro), str(1 << 17)], {}, bounds)
@@ -76,7 +78,7 @@ def test_a_script_that_does_not_fit_is_made_to(script: str, monkeypatch: pytest.
     """Half a gigabyte too much by itself: it gets a micro-batch that divides its batch, and stays inside its memory."""
     monkeypatch.setattr(import_module("torch._dynamo").config, "disable", True)  # or all of it melts into one kernel
     monkeypatch.setenv("FALAJ_TRAIN", '{"precision": "fp32", "threads": 1}')
-    bounds = QUICK._replace(limit_bytes=1000 * MIB)
+    bounds = QUICK._replace(limit_bytes=1000 * MIB, fresh=True)
     found = tune([script, "360", str(1 << 17)], bounds, tell=lambda _: None)
     assert (found.tried[0].name, found.tried[0].verdict) == ("as it is", "out of memory")
     assert found.before_units_s == 0
