@@ -35,8 +35,9 @@ def told_by(script: Path, words: dict[str, Any]) -> dict[str, Any]:
 def framework_of(script: Path) -> str:
     """The framework whose processes must meet, by what the script imports; nothing when it imports none."""
     text = script.read_bytes()[:_MOST_BYTES].decode(errors="replace")
-    named = {module for module, _ in _IMPORTS.findall(text)}
-    named |= {f"{module}.{name.strip()}" for module, names in _IMPORTS.findall(text) for name in names.split(",")}
+    imports = _IMPORTS.findall(text)
+    named = {module for module, _ in imports}
+    named |= {f"{module}.{name.strip()}" for module, names in imports for name in names.split(",")}
     found = [framework for name, framework in _FRAMEWORKS.items() if any(_within(one, name) for one in named)]
     # A script of Horovod imports torch or TensorFlow, too.
     return next((one for one in ("horovod", "mpi") if one in found), found[0] if found else "")

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from falaj.train.moving import local
+
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -65,8 +67,9 @@ class MasterAdamW(torch.optim.Optimizer):
             from falaj.train.kernels import adamw as fused
 
             rates = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
-            master, first, second = (_local(one) for one in (held["master"], *moments))
-            fused(_local(param), master, _local(grad), (first, second), rates, corrections, self._divisor(param))
+            # The kernel knows no others' parts; it writes into this very memory, so nothing is copied on the way.
+            master, first, second = (local(one) for one in (held["master"], *moments))
+            fused(local(param), master, local(grad), (first, second), rates, corrections, self._divisor(param))
             return
         slope = grad.float()
         if self.grad_scale is not None:
@@ -84,9 +87,3 @@ class MasterAdamW(torch.optim.Optimizer):
         if not hasattr(self, "_one"):
             self._one = torch.ones((), device=param.device)
         return self._one
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor that is spread over several: a kernel knows no others."""
-    held: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return held.contiguous()

@@ -69,12 +69,10 @@ class Run:
         """The checkpoints, if there is a folder for them. Asked for once the plan is known: who holds which part."""
         if self.folder is None:
             return None
-        rank, world, sizes = self.mesh.rank, self.mesh.world, self.mesh.sizes
-        stage = world // (sizes.pipeline if sizes else 1)
-        first = rank // stage * stage
-        peers = range(first, first + stage)
-        how = {"keep": self.options.keep, "keep_every": self.options.keep_every}
-        return Checkpoints(self.folder, rank=rank, world=world, peers=peers, attempt=self._attempt, **how)
+        mesh, how = self.mesh, {"keep": self.options.keep, "keep_every": self.options.keep_every}
+        return Checkpoints(
+            self.folder, rank=mesh.rank, world=mesh.world, peers=mesh.peers, attempt=self._attempt, **how
+        )
 
     def data(self, source: Any, batch: int, *, shuffle: bool = True, micro: int = 0, **reading: Any) -> Feed:
         """Samples in batches of `batch` over all processes. A source is a mapping of arrays, a folder or file, the name
