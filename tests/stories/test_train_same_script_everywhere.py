@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import falaj
-from tests.jobs.lab import Lab, until
+from tests.jobs.lab import Lab
 from tests.replica import Replica
-from tests.servers.process import free_ports
-from tests.servers.ray import NODES, RayServer
+from tests.servers.ray import RayServer
 from tests.servers.slurm import SlurmServer, shared_folder
 from tests.stories import training
+from tests.stories.rays import bank_on_ray
 
 
 @pytest.fixture
@@ -66,15 +66,5 @@ def test_on_slurm(tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_
 @pytest.mark.timeout(400)
 @pytest.mark.slow  # Ray alone takes half a minute to start three nodes
 def test_on_ray(tmp_path: Path, ray_server: RayServer) -> None:
-    url = f"http://127.0.0.1:{(port := next(free_ports()))}"
-    with Replica(tmp_path / "house", {"FALAJ_URL": url}, listen=f"127.0.0.1:{port}") as server:
-        admin = server.as_()
-        keeper = server.as_(admin.people.add("sami", ("security-officer",)).token)
-        token = keeper.secrets.put("secret:ops/rays", ray_server.token).reference
-        more = {"token": token.partition("#")[0], "tenants": "bank", "checkpoints": str(tmp_path / "everywhere")}
-        admin.clusters.add("rays", ray_server.address, more=more)
-        until(lambda: admin.clusters.nodes("rays"), lambda nodes: len(nodes) == len(NODES))
-        boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
-        amal = boss.people.add("amal", ("data-scientist",), jurisdiction="AE").token
-        with falaj.connect(server.url, token=amal, purpose="fraud") as here:
-            trained(Lab(tmp_path, here), tmp_path, cluster="rays", cpus=1.5, env=everything())
+    with bank_on_ray(tmp_path, ray_server) as lab:
+        trained(lab, tmp_path, cluster="rays", cpus=1.5, env=everything())
