@@ -84,6 +84,8 @@ class SeaweedServer(Server):
             *(self._weed, "mini", "-dir=data", "-s3.config=s3.json", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *(f"-{name}.port={port}" for name, port in self._ports.items()),
             *("-master.telemetry=false", "-webdav=false", "-admin.ui=false"),
+            # Every bucket takes a volume; left alone, there are as many as free gigabytes on this disk.
+            *("-volume.max=10000", "-master.volumeSizeLimitMB=64"),
             # Both default to fixed ports.
             *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         ]
