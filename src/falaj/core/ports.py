@@ -260,6 +260,38 @@ class Series(Protocol):
     def close(self) -> None: ...
 
 
+class Online(Protocol):
+    """The newest row of features by key, in spaces. What a row is made of only its first 24 bytes tell: its rank
+    (core/online.py), which orders rows of one key. Whatever order rows arrive in, repeated or late, the same one stands.
+    """
+
+    def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
+        """Take (key, row) in, each atomically; durable on return; gives how many changed something.
+
+        Of each key it keeps the highest rank whose moment is not after `now_us`, and every row of a later moment.
+        """
+        ...
+
+    def get(self, asks: Sequence[tuple[str, Sequence[bytes]]]) -> list[list[bytes | None]]:
+        """What lies under keys of several spaces, in one round trip: cells as core/online.py packs them."""
+        ...
+
+    def scan(self, space: str, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, bytes]]:
+        """(key, cell) of a space behind a cursor (the last key given), in a fixed order."""
+        ...
+
+    def delete(self, space: str, keys: Sequence[bytes]) -> int: ...
+    def drop(self, space: str) -> None:
+        """Remove a space whole."""
+        ...
+
+    def note(self, space: str, value: bytes | None = None) -> bytes | None:
+        """Read, or write, the one mark that belongs to a space: how far it is filled. Gone with the space."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @runtime_checkable
 class CanPin(Protocol):
     """Blobs with a cache before them, where some can be kept for good."""

@@ -78,6 +78,8 @@ class Settings:
     cache_bytes: int = 21_474_836_480
     series: str = ""
     """Where measurements lie; when empty, in the ledger's own PostgreSQL, or else in a file beside it."""
+    online: str = "lmdb:{home}/online"
+    """Where the newest features lie: a file of this machine, or redis://… that replicas share."""
     identity: str = "local:"
     """Providers, separated by commas, asked in order."""
     federation: tuple[str, ...] = ()

@@ -1,0 +1,90 @@
+"""The words of feature values: types, statuses, windows, and the plan by which a service is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PRESENT, NULL, NOT_FOUND, EXPIRED, FUTURE = range(5)
+STATUSES = ("PRESENT", "NULL", "NOT_FOUND", "EXPIRED", "FUTURE")
+"""What is known of a value, in the order of its code. Only PRESENT has one; nothing is ever left out in silence."""
+SCALARS = ("bool", "int32", "int64", "float32", "float64", "string", "bytes", "time")
+"""What a value can be, beside `list[…]` of one of them. A time is a moment: microseconds since 1970, UTC."""
+KEYS = ("int64", "string", "bytes", "bool", "time")
+"""What can name a thing."""
+HOWS = ("count", "sum", "mean", "min", "max", "distinct", "last")
+MISSING = -(1 << 63)
+"""The moment that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column and its type."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A number over the rows of the last while; the edges are those of tiles of `hop_us` (asof/windows.py)."""
+
+    name: str
+    how: str
+    of: str
+    """The column; may be empty for count."""
+    over_us: int
+    hop_us: int
+    type: str
+    """Of what comes out: count and distinct int64, mean float64, last list[…], others as the column (sum: wide)."""
+    n: int = 0
+    """How many, for last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPlan:
+    """One version of a view, as whoever reads its rows needs to know it."""
+
+    ref: str
+    """Pinned, for example view:fraud/spend@v3."""
+    space: str
+    """Where its rows lie online."""
+    keys: tuple[Field, ...]
+    """The entity's keys, by the names that requests and labels use, in order."""
+    stored: tuple[Field, ...]
+    """What a row holds, in the order of its layout."""
+    wanted: tuple[str, ...]
+    """Which of them (or of the windows) the reader asked for, in order."""
+    names: tuple[str, ...]
+    """What these are called in the answer."""
+    ttl_us: int = 0
+    """0: never too old."""
+    windows: tuple[Window, ...] = ()
+    """With these, a row online holds tiles and not values."""
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Values made from others when they are asked for: an expression (plain data), or the text of a function."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """Names in the answer, or of request fields."""
+    outputs: tuple[Field, ...]
+    express: Mapping[str, object] = field(default_factory=dict)
+    """Output name to expression (asof/express.py); empty where `source` says it in Python."""
+    source: str = ""
+    """A function of columns. Only ever run beside a caller or in an attempt, never in a platform process."""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """All that reading a service takes, compiled once."""
+
+    ref: str
+    views: tuple[ViewPlan, ...]
+    request: tuple[Field, ...] = ()
+    """What a request must bring beside keys."""
+    computed: tuple[Computed, ...] = ()
+    outputs: tuple[Field, ...] = ()
+    """The names and types of the answer, in order."""

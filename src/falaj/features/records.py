@@ -1,0 +1,152 @@
+"""What is known of entities, views and services; plain data, made of what a definition file says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from falaj.asof.records import Computed, Field, Window
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+
+KINDS = ("entity", "view", "service")
+
+
+@dataclass(frozen=True, slots=True)
+class EntityDef:
+    """What features are about: a customer, a card, a shop on a day."""
+
+    name: str
+    """project/name."""
+    keys: tuple[Field, ...]
+    subject: str = ""
+    """The key that names a person, where it does: what an erasure request is about."""
+    about: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDef:
+    """Where rows come from."""
+
+    kind: str
+    """dataset (in the catalogue), sql (a query beside the caller), push, kafka."""
+    address: str = ""
+    """dataset:…, or the name of a connection; never a credential."""
+    query: str = ""
+    """SQL over `rows` (a dataset), or in the database's own words (sql)."""
+    event: str = ""
+    created: str = ""
+    """The column that says when a row became known; the event itself where there is none, arrival for pushes."""
+    zone: str = ""
+    """The time zone of moments without one, for example Asia/Dubai; without it they are refused."""
+    more: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDef:
+    """One column of a view."""
+
+    name: str
+    type: str
+    express: object = None
+    """An expression over the source's columns (asof/express.py), plain data; the column of that name when None."""
+    about: str = ""
+    label: Label | None = None
+    """Stricter than the view's: kept apart, and read only by who may."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDef:
+    """What must hold of rows as they come in (asof/rules.py)."""
+
+    kind: str
+    column: str = ""
+    limits: Mapping[str, object] = field(default_factory=dict)
+    action: str = "quarantine"
+    """quarantine (the rows that break it), refuse (the whole batch) or warn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDef:
+    """Features of one entity from one source."""
+
+    name: str
+    entity: str
+    """project/name of the entity."""
+    source: SourceDef
+    features: tuple[FeatureDef, ...]
+    windows: tuple[Window, ...] = ()
+    """With windows, what is served are these, over the rows that `features` describe."""
+    ttl_us: int = 0
+    function: str = ""
+    """The text of a Python function from the source's columns to the features'; run beside the caller only."""
+    rules: tuple[RuleDef, ...] = ()
+    online: bool = True
+    sealed: bool = False
+    """Seal each person's rows under a key of their own."""
+    label: Label = field(default_factory=Label)
+    zone: str = ""
+    """Where its rows lie; the zone of the platform when empty."""
+    owner: str = ""
+    about: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Columns of a view that a service takes; all of them when none are named."""
+
+    view: str
+    """project/name, or with @vN to stay at a version."""
+    columns: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Column to its name in the answer; `view__column` only where two views clash."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """The entity's key to the name that requests and labels use, for example {"customer_id": "payer_id"}."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDef:
+    """A named set of features that a model asks for."""
+
+    name: str
+    picks: tuple[Pick, ...]
+    computed: tuple[Computed, ...] = ()
+    request: tuple[Field, ...] = ()
+    owner: str = ""
+    about: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """All that one definition file (or folder) says."""
+
+    entities: tuple[EntityDef, ...] = ()
+    views: tuple[ViewDef, ...] = ()
+    services: tuple[ServiceDef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of a plan."""
+
+    ref: Ref
+    """What it is about; with the version it will be."""
+    act: str
+    """new, change, describe (nothing a number depends on), same or unlisted."""
+    what: tuple[str, ...] = ()
+    """In words: "ttl 7d -> 30d", "column city is gone"."""
+    breaks: tuple[str, ...] = ()
+    """Who relies on what goes: services and models, by reference, with the reason."""
+    users: tuple[str, ...] = ()
+    """Every service and model that pins the version before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What applying definitions will do, or did."""
+
+    changes: tuple[Change, ...]
+    applied: bool = False
+    digest: str = ""
+    """Of the definitions and of what stood when it was made: `apply` with it does exactly this, or nothing."""
