@@ -261,8 +261,8 @@ class Series(Protocol):
 
 
 class Online(Protocol):
-    """The newest row of features by key, in spaces. What a row is made of only its first 24 bytes tell: its rank
-    (core/online.py), which orders rows of one key. Whatever order rows arrive in, repeated or late, the same one stands.
+    """The newest row of features by key, in spaces. Of a row it knows the first 24 bytes: its rank (core/online.py),
+    which orders the rows of one key. Whatever order rows arrive in, repeated or late, the same one stands.
     """
 
     def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
