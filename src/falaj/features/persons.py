@@ -1,0 +1,211 @@
+"""The keys of people whose rows are sealed: where the table lies, how a key is made once, and how it is destroyed.
+
+The table is a dataset of its own, `dataset:<project>/<view>.rows<k>.keys`, under the view's label and in its zone, one
+version a change. Which version counts stands in the record of the stream, and moves only from the one that was read: of
+two that add people at the same moment one is told to look again, so nobody's rows are sealed under a key that is lost.
+
+A version is published apart: it shares no stored bytes with those before it. Else a pack that held a destroyed key
+would live on for the sake of its neighbours, and whoever may read the newest table could ask for the pack.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from falaj.asof.sealed import NAME_BYTES, Keys, new_keys, pack_keys, unpack_keys
+from falaj.catalog.publishing import Order
+from falaj.catalog.reading import open_version
+from falaj.catalog.records import Begun, Facts, Made, Version, VersionPage
+from falaj.catalog.sources import Source
+from falaj.core.errand import Here
+from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale, Unavailable
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.core.transfer import Receipt
+from falaj.snapshot.write import publish_folder
+
+FILE = "people.keys"
+_TRIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The keys of one view's rows, and how the platform is asked about them."""
+
+    table: Ref
+    """The dataset, without a version."""
+    label: Label
+    zone: str
+    current: Callable[[], Ref | None]
+    """The version that counts; None while there is none."""
+    swap: Callable[[Ref | None, Ref], object]
+    """Let another version count in the place of the one that did; Stale when that is no longer so."""
+    pseudonyms: Callable[[Sequence[bytes]], Sequence[str]]
+    """What the platform calls people, by the bytes of the key that names them; in hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What stays although it should go, and why."""
+
+    ref: Ref
+    why: str
+    do: str = ""
+    """What somebody can do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destroyed:
+    """What became of keys."""
+
+    table: Ref | None
+    """The version that counts now."""
+    gone: tuple[Ref, ...]
+    """Versions that were deleted, by this call."""
+    kept: tuple[Kept, ...] = ()
+    """Versions that still hold the keys: nothing is erased before they are gone."""
+
+
+def keys_ref(rows: Ref) -> Ref:
+    """Where the keys of a view's rows are published."""
+    return Ref("dataset", rows.project, f"{rows.name}.keys")
+
+
+def names_of(lock: Lock, subjects: Sequence[bytes]) -> list[bytes]:
+    """The pseudonym of each person, as tables hold it."""
+    named = [bytes.fromhex(text)[:NAME_BYTES] for text in lock.pseudonyms(subjects)] if subjects else []
+    if len(named) != len(subjects) or any(len(name) != NAME_BYTES for name in named):
+        raise Corrupt("the platform gave other pseudonyms than were asked for", "use one release on both sides")
+    return named
+
+
+def read_keys(here: Here, lock: Lock) -> Keys:
+    """The table that counts."""
+    return _read(here, lock.current())
+
+
+def ensure_keys(here: Here, lock: Lock, names: Sequence[bytes]) -> Keys:
+    """The table with a key for each of these people; who has none gets one. Seal under nothing else.
+
+    Whoever was erased must not be among them: the platform knows, and quarantines their rows.
+    """
+    for _ in range(_TRIES):
+        at = lock.current()
+        keys = _read(here, at)
+        missing = keys.missing(names)
+        if not missing:
+            return keys
+        grown = keys.merge(new_keys(missing))
+        made = _publish(here, lock, grown)
+        try:
+            lock.swap(at, made)
+        except Stale:
+            # It holds keys that may be destroyed at this moment: it goes at once, or with the next erasure.
+            with suppress(Denied, NotFound):
+                here.catalog.delete(made, "another table was faster", force=True)
+            continue
+        return grown
+    raise _busy(lock)
+
+
+def destroy_keys(here: Here, lock: Lock, names: Sequence[bytes], reason: str) -> Destroyed:
+    """Make what was sealed for these people unreadable, wherever a copy of it lies; the same again does nothing."""
+    for _ in range(_TRIES):
+        at = lock.current()
+        keys = _read(here, at)
+        left = keys.without(names)
+        if len(left) == len(keys):
+            return tidy(here, lock, reason)
+        made = _publish(here, lock, left)
+        with suppress(Stale):
+            lock.swap(at, made)
+    raise _busy(lock)
+
+
+def tidy(here: Here, lock: Lock, reason: str) -> Destroyed:
+    """Delete every version of the table but the one that counts."""
+    now, gone, kept = lock.current(), [], []
+    for version in versions_of(here, lock.table):
+        if version.ref != now:
+            why = remove(here, version.ref, reason)
+            if why is None:
+                gone.append(version.ref)
+            else:
+                kept.append(why)
+    return Destroyed(now, tuple(gone), tuple(kept))
+
+
+def remove(here: Here, ref: Ref, reason: str) -> Kept | None:
+    """Delete a version, whatever was made from it; or say what stands against that."""
+    try:
+        here.catalog.delete(ref, reason, force=True)
+    except NotFound:
+        return None  # it is gone already
+    except Conflict as error:  # in staging or production
+        return Kept(ref, error.message, error.hint)
+    except Denied as error:
+        shown: Version = here.catalog.show(ref)
+        if shown.label.holds or shown.label.min_retain_s:
+            return Kept(ref, error.message, error.hint)
+        raise
+    return None
+
+
+def versions_of(here: Here, name: Ref) -> Iterator[Version]:
+    """Every live version of a name that the caller may see."""
+    after = ""
+    while True:
+        page: VersionPage = here.catalog.list(kind=name.kind, project=name.project, name=name.name, after=after)
+        yield from page.versions
+        after = page.next
+        if not after:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    here: Here
+    ticket: str
+
+    def put(self, chunks: Iterable[bytes]) -> Receipt:
+        return self.here.bytes.put(self.ticket, chunks)
+
+    def bundle(self, receipts: tuple[Receipt, ...]) -> Receipt:
+        return self.here.bytes.bundle(self.ticket, receipts)
+
+
+def publish_apart(here: Here, order: Order) -> Ref:
+    """Publish the next version of a name so that it shares no stored bytes with any version before it."""
+    begun: Begun = here.catalog.begin(order.name, zone=order.zone)
+    with here.progress.task(f"publishing {order.name}") as task:
+        done = publish_folder(order.source.path, _Sink(here, begun.ticket), advance=task.advance)
+    made = Made(begun.ticket, done.tree, done.receipts)
+    for _ in range(_TRIES):
+        with suppress(Stale):
+            ref: Ref = here.catalog.commit(
+                order.name, made, facts=order.facts, label=order.label, inputs=dict(order.inputs)
+            )
+            return ref
+    raise Unavailable(f"others kept publishing {order.name}", "call again", order.name)
+
+
+def _publish(here: Here, lock: Lock, keys: Keys) -> Ref:
+    with tempfile.TemporaryDirectory(prefix="falaj-keys-") as folder:
+        (Path(folder) / FILE).write_bytes(pack_keys(keys))
+        facts = Facts("keys of people", tags={"holds": "keys"})
+        return publish_apart(here, Order(lock.table, Source(Path(folder)), facts, lock.label, {}, lock.zone))
+
+
+def _read(here: Here, at: Ref | None) -> Keys:
+    if at is None:
+        return new_keys([])
+    if not at.pinned:
+        raise Invalid(f"{at} names no version", "the record of the stream says which version counts", at)
+    _, snapshot = open_version(here, at)
+    return unpack_keys(b"".join(snapshot.read(snapshot.entry(FILE.encode()))))
+
+
+def _busy(lock: Lock) -> Unavailable:
+    return Unavailable(f"others kept changing {lock.table}", "call again", lock.table)

@@ -1,0 +1,199 @@
+"""The keys of people in a real house: made once, destroyed for good, whoever is at it at the same moment."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from falaj.asof.sealed import bound_to, open_runs, pseudonym, seal_runs
+from falaj.catalog.publishing import Order
+from falaj.catalog.reading import open_version
+from falaj.catalog.sources import Source
+from falaj.core.errors import Corrupt, Denied, NotFound, Stale
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.features.persons import (
+    FILE,
+    Lock,
+    destroy_keys,
+    ensure_keys,
+    keys_ref,
+    names_of,
+    publish_apart,
+    read_keys,
+    tidy,
+    versions_of,
+)
+from falaj.store.collect import Collector
+from tests.town import LABEL, Town, refusal
+
+AAD = bound_to("bank", "ae-dubai", "dataset:fraud/spend.rows1", "p0000-of-0001-0000000000000000.seg")
+_NUMBERS = iter(range(1000))
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    made = Town(tmp_path_factory.mktemp("town"))
+    yield made
+    made.close()
+
+
+class Pointer:
+    """Which version counts, as the record of a stream keeps it: it moves only from the one that was read."""
+
+    def __init__(self) -> None:
+        self.at: Ref | None = None
+        self._lock = threading.Lock()
+
+    def current(self) -> Ref | None:
+        return self.at
+
+    def swap(self, before: Ref | None, after: Ref) -> None:
+        with self._lock:
+            if self.at != before:
+                raise Stale("another was faster", "call again")
+            self.at = after
+
+
+def pseudonyms(subjects: Sequence[bytes]) -> list[str]:
+    return [pseudonym(b"p" * 32, one).hex() for one in subjects]
+
+
+@pytest.fixture
+def lock() -> Lock:
+    pointer = Pointer()
+    rows = Ref("dataset", f"p{next(_NUMBERS)}", "spend.rows1")
+    return Lock(keys_ref(rows), Label.parse(LABEL), "", pointer.current, pointer.swap, pseudonyms)
+
+
+def test_keys_are_made_once_and_destroyed_for_good(town: Town, lock: Lock) -> None:
+    salem = town.as_("salem")
+    names = names_of(lock, [b"c1", b"c2", b"c3"])
+    keys = ensure_keys(salem, lock, names)
+    assert ensure_keys(salem, lock, names[:2]) == keys == read_keys(salem, lock)
+    assert len(list(versions_of(salem, lock.table))) == 1, "a table that lacks nobody was written again"
+    blocks = seal_runs([b"one", b"two", b"three"], names, keys, AAD)
+    grown = ensure_keys(salem, lock, names_of(lock, [b"c4", b"c1"]))
+    assert open_runs(blocks, names, grown, AAD) == [b"one", b"two", b"three"]
+
+    done = destroy_keys(salem, lock, names[1:2], "erased 77aa")
+    assert done.kept == ()
+    assert {ref.version for ref in done.gone} == {"v1", "v2"}
+    assert open_runs(blocks, names, read_keys(salem, lock), AAD) == [b"one", None, b"three"]
+    live = list(versions_of(salem, lock.table))
+    assert [version.ref for version in live] == [lock.current()]
+    assert live[0].label == Label.parse(LABEL)
+    assert live[0].table is None, "statistics of keys"
+    again = destroy_keys(salem, lock, names[1:2], "erased 77aa")
+    assert (again.table, again.gone, again.kept) == (done.table, (), ())
+    assert isinstance(refusal(lambda: open_version(salem, done.gone[0])), NotFound)
+
+
+def test_no_later_version_keeps_the_bytes_of_a_destroyed_key(town: Town, lock: Lock) -> None:
+    """A table large enough to be cut into chunks: the chunks of the others are stored again all the same."""
+    salem = town.as_("salem")
+    names = names_of(lock, [b"%d" % i for i in range(60_000)])
+    keys = ensure_keys(salem, lock, names)
+    first, _ = open_version(salem, lock.current())
+    lost = keys.take(names[:1])[0]
+    assert lost is not None
+    destroy_keys(salem, lock, names[:1], "erased 77aa")
+    opened, snapshot = open_version(salem, lock.current())
+    assert not {batch.bundle for batch in first.tree.batches} & {batch.bundle for batch in opened.tree.batches}
+    assert lost not in b"".join(snapshot.read(snapshot.entry(FILE.encode())))
+    gone = refusal(lambda: list(salem.bytes.get(opened.ticket, first.tree.batches[0].shard)))
+    assert isinstance(gone, Denied)
+    # What the collector finds nobody needs goes for good.
+    ctx = replace(town.house.system(), tenant="bank")
+    later = replace(ctx, now=lambda: ctx.now() + 30_000.0)
+    collector = Collector(town.house.blobs, ("blob", "dataset", "model", "code"))
+    assert collector.collect(later).condemned
+    assert collector.collect(replace(ctx, now=lambda: ctx.now() + 90_000.0)).deleted
+    assert read_keys(salem, lock).missing(names) == [names[0]]
+
+
+def test_two_that_add_people_at_once_lose_nobody(town: Town, lock: Lock) -> None:
+    people = [names_of(lock, [b"shared", b"%d" % who]) for who in range(4)]
+    made: list[Any] = [None] * 4
+
+    def add(who: int) -> None:
+        made[who] = ensure_keys(town.as_("amal"), lock, people[who])
+
+    threads = [threading.Thread(target=add, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    final = read_keys(town.as_("amal"), lock)
+    for who in range(4):
+        assert final.take(people[who]) == made[who].take(people[who]), "somebody sealed under a key that is lost"
+    # Whoever brings rows may not delete; what lost the race goes with the next erasure, or when somebody tidies up.
+    tidy(town.as_("salem"), lock, "tables that nobody uses")
+    assert [version.ref for version in versions_of(town.as_("salem"), lock.table)] == [lock.current()]
+
+
+def test_killed_between_any_two_steps_it_goes_on(town: Town, lock: Lock) -> None:
+    salem = town.as_("salem")
+    names = names_of(lock, [b"c1", b"c2"])
+    ensure_keys(salem, lock, names)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        destroy_keys(salem, replace(lock, swap=die), names[:1], "erased 77aa")
+    assert not read_keys(salem, lock).missing(names), "nothing is gone before it counts"
+    calls = iter(range(10))
+
+    def swap_and_die(before: Ref | None, after: Ref) -> None:
+        lock.swap(before, after)
+        next(calls)
+        raise Killed
+
+    with pytest.raises(Killed):
+        destroy_keys(salem, replace(lock, swap=swap_and_die), names[:1], "erased 77aa")
+    assert len(list(versions_of(salem, lock.table))) == 2
+    done = destroy_keys(salem, lock, names[:1], "erased 77aa")
+    assert [ref.version for ref in done.gone] == ["v1"]
+    assert [version.ref for version in versions_of(salem, lock.table)] == [lock.current()]
+
+
+def test_a_hold_keeps_the_old_tables_and_is_told(town: Town, lock: Lock) -> None:
+    salem = town.as_("salem")
+    names = names_of(lock, [b"c1"])
+    ensure_keys(salem, lock, names)
+    salem.catalog.hold(lock.current(), "case 7")
+    done = destroy_keys(salem, lock, names, "erased 77aa")
+    assert [one.ref.version for one in done.kept] == ["v1"]
+    assert "case 7" in done.kept[0].why
+    assert "release" in done.kept[0].do
+
+
+def test_who_may_not_erase_destroys_nothing(town: Town, lock: Lock) -> None:
+    names = names_of(lock, [b"c1"])
+    ensure_keys(town.as_("amal"), lock, names)
+    assert isinstance(refusal(lambda: destroy_keys(town.as_("sara"), lock, names, "mine")), NotFound | Denied)
+    assert not read_keys(town.as_("amal"), lock).missing(names)
+
+
+def test_pseudonyms_that_do_not_fit_are_refused(lock: Lock) -> None:
+    assert isinstance(refusal(lambda: names_of(replace(lock, pseudonyms=lambda _: ["ab"]), [b"c1"])), Corrupt)
+    assert isinstance(refusal(lambda: names_of(replace(lock, pseudonyms=lambda _: []), [b"c1"])), Corrupt)
+    assert names_of(lock, []) == []
+
+
+def test_publish_apart_is_a_publish(town: Town, lock: Lock, tmp_path: Any) -> None:
+    (tmp_path / "a.txt").write_text("same in both")
+    amal, name = town.as_("amal"), lock.table
+    v1 = publish_apart(amal, Order(name, Source(tmp_path), label=Label.parse(LABEL)))
+    assert publish_apart(amal, Order(name, Source(tmp_path), label=Label.parse(LABEL))) == v1, "nothing new to say"
+    (tmp_path / "b.txt").write_text("new")
+    v2 = publish_apart(amal, Order(name, Source(tmp_path), inputs={"before": v1}))
+    first, second = (open_version(amal, ref)[0].tree for ref in (v1, v2))
+    assert not {batch.bundle for batch in first.batches} & {batch.bundle for batch in second.batches}
+    assert amal.catalog.verify(v2).ok
