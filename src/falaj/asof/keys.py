@@ -127,6 +127,14 @@ class KeyColumn:
         places[places == len(others)] = 0
         return np.where((others[places] == self.numbers) & self.valid, places, -1)
 
+    def ascending(self) -> bool:
+        """Whether each is greater than the one before it, as in a segment."""
+        if self.numbers is not None:
+            return bool(np.all(self.numbers[1:] > self.numbers[:-1]))
+        import pyarrow.compute as pc
+
+        return pc.all(pc.greater(self.packed[1:], self.packed[:-1]), min_count=0).as_py() is True
+
     def sortable(self) -> Ints:
         """Numbers that stand in the order of the keys and are equal where these are."""
         if self.numbers is not None:

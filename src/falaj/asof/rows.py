@@ -1,0 +1,271 @@
+"""Rows of a view on disk: clustered, cut into partitions by key, each face in a folder of its own; and read again.
+
+The same rows with the same seqs make the same files, whatever batches they came in and whatever memory there was.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from falaj.asof.arrow import arrow_type, from_column, to_column, typed, whole
+from falaj.asof.kernel import rank_order, run_starts_of
+from falaj.asof.keys import KeyColumn, key_column, typed_key
+from falaj.asof.moments import Moments, moments
+from falaj.asof.records import MISSING, Field
+from falaj.asof.segment import Fetch, File, Ranks, Segment, write_segment
+from falaj.asof.spill import Spill
+from falaj.core.errors import Corrupt, Invalid
+
+RANKS = ("event", "created", "seq")
+"""Columns that every row has, so that no feature can have these names."""
+MAX_PARTITIONS = 4096
+_PARTITION_BYTES = 64 << 20
+_FACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME = re.compile(r"p(\d{4})-of-(\d{4})-([0-9a-f]{16})\.seg")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSchema:
+    """What rows are made of. Face "" has keys, ranks and ordinary columns; others hold columns read apart."""
+
+    keys: tuple[Field, ...]
+    faces: Mapping[str, tuple[Field, ...]]
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in (*self.keys, *self.columns)]
+        if not self.keys or "" not in self.faces:
+            raise Invalid("rows need a key and an ordinary face", 'give keys, and the face ""')
+        if len(set(names)) != len(names) or set(names) & set(RANKS):
+            raise Invalid("two columns of these rows have one name", f"{', '.join(RANKS)} are taken; rename the others")
+        if any(face and not _FACE.fullmatch(face) for face in self.faces):
+            raise Invalid("this face has no usable name", "use small letters, digits, dots and dashes")
+
+    @property
+    def columns(self) -> tuple[Field, ...]:
+        return tuple(field for fields in self.faces.values() for field in fields)
+
+    def arrow(self) -> pa.Schema:
+        """The form in which rows are sorted and spilled."""
+        fields = [(field.name, arrow_type(field.type, large=True)) for field in self.keys]
+        fields += [(name, pa.int64()) for name in RANKS]
+        return pa.schema(fields + [(field.name, arrow_type(field.type, large=True)) for field in self.columns])
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What `write_rows` wrote."""
+
+    num_rows: int
+    num_keys: int
+    first_event: int
+    last_event: int
+    """Both MISSING when there are no rows."""
+    partitions: int
+    files: Mapping[str, tuple[Path, ...]]
+    """By face."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One segment of one partition: how to read each of its faces (those that may be read)."""
+
+    partition: int
+    of: int
+    fetch_by_face: Mapping[str, Fetch]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """Rows in segments, any number to a partition, and those not yet in one."""
+
+    parts: Sequence[Part]
+    extra: pa.Table | None = None
+    """Key columns first, in order, then event, created and seq (int64), then features by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clustered:
+    """Rows in the order of key, event, created, seq."""
+
+    run_starts: Moments
+    keys: KeyColumn
+    """One a run, ascending."""
+    key_parts: Sequence[pa.Array]
+    """The same, part by part."""
+    event: Moments
+    created: Moments
+    seq: Moments
+    column: Callable[[str], pa.Array]
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch | pa.Table],
+    schema: RowSchema,
+    folder: Path,
+    *,
+    seq: int = 0,
+    partitions: int = 0,
+    created: int | None = None,
+    memory_bytes: int = 256 << 20,
+) -> Written:
+    """Write rows (key columns, event, perhaps created and seq, features) as one segment a partition and face.
+
+    Rows without a seq get the next ones from `seq`. Rows without created became known at `created`, or at their event.
+    """
+    if partitions & (partitions - 1) or not 0 <= partitions <= MAX_PARTITIONS:
+        raise Invalid(f"rows cannot be cut in {partitions}", f"use a power of two up to {MAX_PARTITIONS}")
+    types = tuple(field.type for field in schema.keys)
+    spill = Spill(folder / ".spill", schema.arrow(), _bucket(types), max(partitions, 256), memory_bytes)
+    num_rows = 0
+    try:
+        for batch in batches:
+            table = normal(batch, schema, seq + num_rows, created)
+            num_rows += len(table)
+            spill.add(table)
+        count = partitions or _partitions_for(spill.total_bytes, min(_PARTITION_BYTES, memory_bytes))
+        return _write_parts(spill.parts(count), schema, folder, count, seq)
+    finally:
+        shutil.rmtree(folder / ".spill", ignore_errors=True)
+
+
+def part_name(partition: int, of: int, seq: int) -> str:
+    return f"p{partition:04d}-of-{of:04d}-{seq:016x}.seg"
+
+
+def read_name(name: str) -> tuple[int, int, int]:
+    """Partition, of how many, and seq, from a file's name."""
+    found = _NAME.fullmatch(name)
+    if not found:
+        raise Invalid("this file is not a segment by its name", "segments are called p0000-of-0001-<16 digits>.seg")
+    return int(found[1]), int(found[2]), int(found[3], 16)
+
+
+def face_folder(face: str) -> str:
+    return face or "_"
+
+
+def parts_in(folder: Path, faces: Sequence[str] = ("",)) -> list[Part]:
+    """The segments that `write_rows` left in a folder, with these faces."""
+    found = []
+    for path in sorted((folder / face_folder("")).glob("p*.seg")):
+        partition, of, _ = read_name(path.name)
+        found.append(Part(partition, of, {face: File(folder / face_folder(face) / path.name) for face in faces}))
+    return found
+
+
+def open_part(part: Part, types: Sequence[str], created: bool = True, seq: bool = True) -> Clustered:
+    """A segment's rows; of columns nothing is read until it is asked for."""
+    faces = {face: Segment(fetch) for face, fetch in part.fetch_by_face.items()}
+    main = faces.get("")
+    if main is None or tuple(key.type for key in main.keys) != tuple(types):
+        raise Corrupt("these rows have other keys than their view", "build their edition anew")
+    if any(face.num_rows != main.num_rows for face in faces.values()):
+        raise Corrupt("the faces of these rows do not belong together", "build their edition anew")
+    ranks = main.ranks(created, seq)
+    where = {field.name: segment for segment in faces.values() for field in segment.columns}
+
+    def column(name: str) -> pa.Array:
+        if name not in where:
+            raise Invalid(f"these rows have no column {name}", "it may lie in a face that you may not read")
+        return from_column(where[name].column(name))
+
+    parts = [from_column(key) for key in ranks.keys]
+    keys = key_column(parts, types)
+    if not keys.ascending():
+        raise Corrupt("the keys of these rows are out of order", "build their edition anew")
+    return Clustered(ranks.run_starts, keys, parts, ranks.event, ranks.created, ranks.seq, column)
+
+
+def cluster(table: pa.Table, types: Sequence[str]) -> Clustered:
+    """Rows in memory (keys first, then event, created, seq as int64, then features), clustered."""
+    parts = [whole(column) for column in table.columns[: len(types)]]
+    keys = key_column(parts, types)
+    event, created, seq = (whole(table[name]).to_numpy(zero_copy_only=False) for name in RANKS)
+    code = keys.sortable()
+    order = rank_order(code, event, created, seq)
+    starts = run_starts_of(code[order])
+    firsts, places = order[starts[:-1]], pa.array(order)
+    return Clustered(
+        starts,
+        keys.take(firsts),
+        [part.take(pa.array(firsts)) for part in parts],
+        event[order],
+        created[order],
+        seq[order],
+        lambda name: whole(table[name]).take(places),
+    )
+
+
+def rows_of(rows: Clustered, keys: Sequence[Field], columns: Sequence[str]) -> pa.Table:
+    """All rows as a table that `write_rows` takes: keys, event, created, seq, and these columns, clustered."""
+    run = pa.array(np.repeat(np.arange(len(rows.keys)), np.diff(rows.run_starts)))
+    taken = {field.name: part.take(run) for field, part in zip(keys, rows.key_parts, strict=True)}
+    ranks = {"event": pa.array(rows.event), "created": pa.array(rows.created), "seq": pa.array(rows.seq)}
+    return pa.table(taken | ranks | {name: rows.column(name) for name in columns})
+
+
+def normal(batch: pa.RecordBatch | pa.Table, schema: RowSchema, seq: int, created: int | None) -> pa.Table:
+    """Incoming rows in the form in which they are kept."""
+    have = set(batch.schema.names)
+    wanted = {field.name for field in (*schema.keys, *schema.columns)} | {"event"}
+    if wanted - have:
+        raise Invalid(f"these rows lack the column {min(wanted - have)}", "give every column of the view")
+    event = moments(batch.column("event"))
+    columns = [typed_key(whole(batch.column(field.name)), field.type) for field in schema.keys]
+    if any(column.null_count for column in columns) or bool(np.any(event == MISSING)):
+        raise Invalid("a row has no key or no event moment", "such rows are quarantined before they are written")
+    known = moments(batch.column("created")) if "created" in have else np.full(len(event), MISSING)
+    known = np.where(known == MISSING, event if created is None else created, known)
+    order = np.arange(seq, seq + len(event)) if "seq" not in have else moments(batch.column("seq"))
+    columns += [pa.array(each, pa.int64()) for each in (event, known, order)]
+    columns += [typed(whole(batch.column(field.name)), field.type) for field in schema.columns]
+    return pa.table(columns, schema=schema.arrow())
+
+
+def _bucket(types: Sequence[str]) -> Callable[[pa.Table, int], NDArray[np.uint16]]:
+    return lambda table, count: key_column(table.columns[: len(types)], types).partitions(count)
+
+
+def _partitions_for(total_bytes: int, most_bytes: int) -> int:
+    count = 1
+    while count < 256 and total_bytes > count * most_bytes:
+        count *= 2
+    return count
+
+
+def _write_parts(
+    parts: Iterator[tuple[int, pa.Table]], schema: RowSchema, folder: Path, count: int, seq: int
+) -> Written:
+    files: dict[str, list[Path]] = {face: [] for face in schema.faces}
+    for face in files:
+        (folder / face_folder(face)).mkdir(parents=True, exist_ok=True)
+    num_rows = num_keys = 0
+    firsts, lasts = [], []
+    for partition, table in parts:
+        rows = cluster(table, [field.type for field in schema.keys])
+        num_rows += len(rows.event)
+        num_keys += len(rows.keys)
+        firsts.append(int(rows.event.min()))
+        lasts.append(int(rows.event.max()))
+        for face, paths in files.items():
+            path = folder / face_folder(face) / part_name(partition, count, seq)
+            _write_face(path, rows, schema, face)
+            paths.append(path)
+    done = {face: tuple(paths) for face, paths in files.items()}
+    return Written(num_rows, num_keys, min(firsts, default=MISSING), max(lasts, default=MISSING), count, done)
+
+
+def _write_face(path: Path, rows: Clustered, schema: RowSchema, face: str) -> None:
+    columns = {field.name: to_column(rows.column(field.name), field.type) for field in schema.faces[face]}
+    if face:
+        write_segment(path, len(rows.event), columns)
+        return
+    keys = [to_column(part, field.type) for part, field in zip(rows.key_parts, schema.keys, strict=True)]
+    ranks = Ranks(rows.run_starts, keys, rows.event, rows.created, rows.seq)
+    write_segment(path, len(rows.event), columns, schema.keys, ranks)
