@@ -61,8 +61,8 @@ def sums(of: Running, lo: Ints, hi: Ints) -> Floats:
 
 
 def means(of: Running, lo: Ints, hi: Ints) -> Floats:
-    """The mean of rows lo..hi, none of them empty; the exact quotient, rounded once."""
-    return _answers(of, lo, hi, hi - lo)
+    """The mean of rows lo..hi (0.0 of none); the exact quotient, rounded once."""
+    return _answers(of, lo, hi, np.maximum(hi - lo, 1))
 
 
 def whole_sums(of: Running, lo: Ints, hi: Ints) -> Ints:
