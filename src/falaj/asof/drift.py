@@ -1,0 +1,161 @@
+"""How far values have moved from a reference: four measures of one pair of statistics, and a verdict that knows noise.
+
+Shares are compared over the bins of the reference: tenths of its numbers, its twenty most common texts and the rest,
+and a bin each for nulls, NaN and infinities. Two samples of the same values differ too. Where they may differ by as
+much as the first threshold with one chance in twenty, the verdict is that there are too few rows, whatever the number.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from falaj.asof.sketch import Floats, Ints, aligned, bounds
+from falaj.asof.stats import ColumnStats
+
+WATCH, DRIFTED = 0.1, 0.25
+"""Population stability index: below the first nothing moved; from the second on, look at the model."""
+FAR = 0.1
+"""A distance of so many standard deviations, or so large a step between distributions, is worth a look."""
+LEAST_ROWS = 100
+SAME, LOOK, MOVED, FEW, OTHER = "same", "watch", "drift", "too few rows", "other type"
+_BINS, _TEXTS = 10, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How two columns compare. A measure that says nothing of this kind of column is None."""
+
+    verdict: str
+    psi: float
+    """Population stability index."""
+    noise: float
+    """What it reaches by chance alone in one case of twenty, with so many rows."""
+    ks: float | None = None
+    """The largest step between the two distributions (Kolmogorov-Smirnov), 0 to 1."""
+    distance: float | None = None
+    """How far values moved, in standard deviations of the reference (Wasserstein)."""
+    js: float = 0.0
+    """Jensen-Shannon distance of the shares, 0 to 1."""
+
+
+def compare(now: ColumnStats, then: ColumnStats) -> Drift:
+    """Values now against those of a reference, for example of the training set."""
+    if now.kind != then.kind:
+        return Drift(OTHER, math.inf, 0.0)
+    ours, theirs = _shares(now, then)
+    index, noise = _psi(ours, theirs), _noise(ours, theirs)
+    # Lengths of texts are no measure of them; the few buckets of a personal column are too coarse for these two.
+    plain = now.kind == "number" and not (now.personal or then.personal)
+    step, distance = (ks(now, then), wasserstein(now, then)) if plain else (None, None)
+    fewest = int(min(ours.sum(), theirs.sum()))
+    verdict = _verdict(index, noise, max(step or 0.0, distance or 0.0), fewest)
+    return Drift(verdict, index, noise, step, distance, _js(ours, theirs))
+
+
+def psi(now: ColumnStats, then: ColumnStats) -> float:
+    """Population stability index over the bins of `then`."""
+    return _psi(*_shares(now, then))
+
+
+def js(now: ColumnStats, then: ColumnStats) -> float:
+    """Jensen-Shannon distance over the bins of `then`: 0 is the same, 1 has nothing in common."""
+    return _js(*_shares(now, then))
+
+
+def ks(now: ColumnStats, then: ColumnStats) -> float | None:
+    """The largest difference of the cumulated shares; None where either has no finite number."""
+    _, ours, theirs, _ = aligned(now.numbers, then.numbers)
+    if not ours.sum() or not theirs.sum():
+        return None
+    return float(np.abs(np.cumsum(ours) / ours.sum() - np.cumsum(theirs) / theirs.sum()).max())
+
+
+def wasserstein(now: ColumnStats, then: ColumnStats) -> float | None:
+    """The area between the cumulated shares, in standard deviations of `then` (of both, where that has none)."""
+    keys, ours, theirs, shift = aligned(now.numbers, then.numbers)
+    if not ours.sum() or not theirs.sum():
+        return None
+    # In halves: the widest span there is fits no float64.
+    low, high = bounds(keys, shift)
+    middle = low / 4 + high / 4
+    apart = np.abs(np.cumsum(ours) / ours.sum() - np.cumsum(theirs) / theirs.sum())
+    area = float(np.sum(apart[:-1] * np.diff(middle)))
+    return area / ((then.std or 0.0) / 2 or float(middle[-1] - middle[0]) or 1.0)
+
+
+def common_texts(values: Mapping[str, int], most: int) -> list[str]:
+    """The texts that occur most, most common first."""
+    return sorted(values, key=lambda text: (-values[text], text))[:most]
+
+
+def _shares(now: ColumnStats, then: ColumnStats) -> tuple[Ints, Ints]:
+    """How many rows of each lie in each bin; bins that both leave empty are none."""
+    ours, theirs = _text_bins(now, then) if now.kind == "text" else _number_bins(now, then)
+    odd = np.array([[one.nulls, one.nan, one.infinite] for one in (now, then)], np.int64)
+    both = np.concatenate([np.stack([ours, theirs]), odd], axis=1)
+    both = both[:, both.sum(axis=0) > 0]
+    return both[0], both[1]
+
+
+def _number_bins(now: ColumnStats, then: ColumnStats) -> tuple[Ints, Ints]:
+    _, ours, theirs, _ = aligned(now.numbers, then.numbers)
+    if not len(ours):
+        return ours, theirs
+    # The bin of a bucket is where its middle lies among the reference's rows; one that is heavy is a bin by itself.
+    upto = np.cumsum(theirs)
+    place = np.minimum(((upto - theirs / 2) * _BINS / max(1, int(upto[-1]))).astype(np.int64), _BINS - 1)
+    found = (np.bincount(place, weights=one, minlength=_BINS).astype(np.int64) for one in (ours, theirs))
+    return next(found), next(found)
+
+
+def _text_bins(now: ColumnStats, then: ColumnStats) -> tuple[Ints, Ints]:
+    if now.values is None or then.values is None:
+        return np.array(now.cells, np.int64), np.array(then.cells, np.int64)
+    common = common_texts(then.values, _TEXTS)
+    found = ([*(values.get(text, 0) for text in common), 0] for values in (now.values, then.values))
+    ours, theirs = (np.array(counts, np.int64) for counts in found)
+    ours[-1], theirs[-1] = sum(now.values.values()) - ours.sum(), sum(then.values.values()) - theirs.sum()
+    return ours, theirs
+
+
+def _psi(ours: Ints, theirs: Ints) -> float:
+    if not len(ours):
+        return 0.0
+    a, b = _smoothed(ours), _smoothed(theirs)
+    return float(np.sum((a - b) * np.log(a / b)))
+
+
+def _js(ours: Ints, theirs: Ints) -> float:
+    if not ours.sum() or not theirs.sum():
+        return 0.0
+    a, b = ours / ours.sum(), theirs / theirs.sum()
+    middle = (a + b) / 2
+    parts = [float(np.sum(one[one > 0] * np.log2(one[one > 0] / middle[one > 0]))) for one in (a, b)]
+    return math.sqrt(min(1.0, max(0.0, sum(parts) / 2)))
+
+
+def _smoothed(counts: Ints) -> Floats:
+    """Shares, with half a row more in each bin: an empty one would be infinitely far from any other."""
+    return np.asarray((counts + 0.5) / (int(counts.sum()) + 0.5 * len(counts)), np.float64)
+
+
+def _noise(ours: Ints, theirs: Ints) -> float:
+    """Of equal distributions the index is chi-square over the rows: its 95th percentile (Wilson and Hilferty)."""
+    rows, others, free = int(ours.sum()), int(theirs.sum()), len(ours) - 1
+    if not rows or not others:
+        return math.inf
+    if free < 1:
+        return 0.0
+    third = 2 / (9 * free)
+    return float(free * (1 - third + 1.645 * math.sqrt(third)) ** 3 * (1 / rows + 1 / others))
+
+
+def _verdict(index: float, noise: float, shift: float, rows: int) -> str:
+    if rows < LEAST_ROWS or noise > WATCH:
+        return FEW
+    if index >= DRIFTED:
+        return MOVED
+    # The last term: a step that two samples of the same values show once in a hundred times (Smirnov).
+    return LOOK if index >= WATCH or shift >= max(FAR, 1.63 * math.sqrt(2 / rows)) else SAME
