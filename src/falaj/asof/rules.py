@@ -180,11 +180,12 @@ class Watch:
         hashes = _row_hashes(columns.filter(there), self._salt)
         once, first = np.unique(hashes, return_index=True)
         before = self._seen.get(at, once[:0])
-        new = np.zeros(len(hashes), np.bool_)
-        new[first] = ~np.isin(once, before, assume_unique=True)
-        self._seen[at] = np.union1d(before, once)
+        new = ~np.isin(once, before, assume_unique=True)
+        self._seen[at] = np.sort(np.concatenate([before, once[new]]), kind="stable")
+        again = np.ones(len(hashes), np.bool_)
+        again[first[new]] = False
         found = np.zeros(len(there), np.bool_)
-        found[there] = ~new
+        found[there] = again
         return found
 
     def _measure(self, table: Any, good: Mask) -> None:
