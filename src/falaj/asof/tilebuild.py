@@ -1,0 +1,189 @@
+"""From rows to what is kept online of each key (asof/tilestate.py), all keys at once."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from falaj.asof import exact
+from falaj.asof.exact import Ints, Running, running_count
+from falaj.asof.ranges import Column, Columns, Valid, Values, spread, take
+from falaj.asof.records import MISSING, Window
+from falaj.asof.tilestate import FLOATS, INTS, MOST_VALUES, TEXTS, HopShape, KeptShape, Shape, shape_of, too_many
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+
+
+class Rows(NamedTuple):
+    """Rows of keys, clustered by (key, event, created, seq)."""
+
+    run_starts: Ints
+    event: Ints
+    created: Ints
+    seq: Ints
+    columns: Columns
+
+
+def build(
+    run_starts: Ints,
+    event: Ints,
+    created: Ints,
+    seq: Ints,
+    columns: Columns,
+    windows: Sequence[Window],
+    now_us: int,
+) -> list[bytes]:
+    """The bytes of each key's state as of now: `merge` brings them together with what is there, `pack` is the same."""
+    shape = shape_of(tuple(windows))
+    used = {name: _plain(*columns[name]) for name in shape.columns}
+    return _Building(shape, Rows(run_starts, event, created, seq, used), now_us).states()
+
+
+def _plain(values: Values, valid: Valid) -> tuple[Values, Valid]:
+    """Whole numbers, floats or bytes."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iubf":
+        return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False), valid
+    return [value.encode() if isinstance(value, str) else value or b"" for value in values], valid
+
+
+class _Building:
+    """Sections of bytes over all keys, each with the places where a key's part begins and ends."""
+
+    def __init__(self, shape: Shape, rows: Rows, now_us: int) -> None:
+        self.shape, self.rows, self.now_us = shape, rows, now_us
+        self.start, self.end = rows.run_starts[:-1], rows.run_starts[1:]
+        self.stop = self._since(now_us + 1)
+        self.cells = {name: Column(*cells) for name, cells in rows.columns.items()}
+        self.head = np.zeros(len(self.start), shape.head)
+        self.sections: list[tuple[bytes, Ints]] = []
+
+    def states(self) -> list[bytes]:
+        self._set_head()
+        for place, hop in enumerate(self.shape.hops):
+            self._add_hop(f"hop{place}", hop)
+        for place, kept in enumerate(self.shape.distinct):
+            self._add_kept(f"distinct{place}", kept, self._distinct(kept))
+        for place, kept in enumerate(self.shape.last):
+            self._add_kept(f"last{place}", kept, self._last(kept))
+        self._add_held()
+        size = self.shape.head.itemsize
+        sections = [(self.head.tobytes(), size * np.arange(len(self.head) + 1)), *self.sections]
+        views = [(memoryview(data), bounds.tolist()) for data, bounds in sections if data]
+        return [b"".join([data[at[i] : at[i + 1]] for data, at in views]) for i in range(len(self.head))]
+
+    def _since(self, moment: int) -> Ints:
+        """The first row of each key that is not before a moment."""
+        before = running_count(self.rows.event < moment)
+        return self.start + before[self.end] - before[self.start]
+
+    def _set_head(self) -> None:
+        head, rows = self.head, self.rows
+        head["magic"], head["digest"], head["until"] = b"FTL1", self.shape.digest, self.now_us
+        some = self.stop > self.start
+        for name, ranks in (("event", rows.event), ("created", rows.created), ("seq", rows.seq)):
+            head[name] = MISSING
+            head[name][some] = ranks[self.stop[some] - 1]
+        head["seen"] = MISSING
+        some = self.end > self.start
+        if some.any():
+            head["seen"][some] = np.maximum.reduceat(rows.seq, self.start[some])
+
+    def _add(self, data: np.ndarray[Any, Any], bounds: Ints) -> None:
+        self.sections.append((data.tobytes(), bounds * data.itemsize))
+
+    def _add_hop(self, name: str, hop: HopShape) -> None:
+        oldest = ((self.now_us - hop.over_us) // hop.hop_us + 1) * hop.hop_us
+        lo = np.minimum(self._since(oldest), self.stop)
+        rows, run = spread(lo, self.stop), np.repeat(np.arange(len(lo)), self.stop - lo)
+        tile = self.rows.event[rows] // hop.hop_us
+        begins = np.ones(len(rows), bool)
+        begins[1:] = (tile[1:] != tile[:-1]) | (run[1:] != run[:-1])
+        first, ends = rows[begins], self.stop[run[begins]]
+        counts = np.bincount(run[begins], minlength=len(lo))
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        self.head[name] = counts
+        self._add(tile[begins].astype("<i8"), bounds)
+        for place, (part, column) in enumerate(hop.parts):
+            width, shift, data = self._part(part, column, first, ends)
+            self.head[f"{name}.{place}.width"], self.head[f"{name}.{place}.shift"] = width, shift
+            self.sections.append((data, bounds * width))
+
+    def _part(self, part: str, of: str, lo: Ints, hi: Ints) -> tuple[int, int, bytes]:
+        if part == "rows":
+            return 4, 0, (hi - lo).astype("<i4").tobytes()
+        column = self.cells[of]
+        lo, hi = column.place(lo), column.place(hi)
+        if part == "count":
+            return 4, 0, (hi - lo).astype("<i4").tobytes()
+        if part == "sum":
+            return exact.packed(column.running, lo, hi)
+        if part == "odd":
+            width, _, data = exact.packed(Running(0, tuple(enumerate(column.running.odd))), lo, hi)
+            return width, 0, data
+        keys = np.full(len(lo), _MOST if part == "min" else _LEAST)
+        some = hi > lo
+        keys[some] = column.extreme_keys(part, lo[some], hi[some])
+        return 8, 0, keys.astype("<i8").tobytes()
+
+    def _range(self, kept: KeptShape) -> tuple[Ints, Ints]:
+        """Each key's cells that a window can still count."""
+        column = self.cells[kept.column]
+        lo = np.minimum(self._since(kept.edge_us(self.now_us)), self.stop)
+        return column.place(lo), column.place(self.stop)
+
+    def _distinct(self, kept: KeptShape) -> tuple[Ints, Ints]:
+        """Cells that no equal one of the same key follows, and how many each key has."""
+        lo, hi = self._range(kept)
+        cells = spread(lo, hi)
+        newest = self.cells[kept.column].twins[1][cells] >= np.repeat(hi, hi - lo)
+        counts = np.diff(running_count(newest)[np.concatenate([[0], np.cumsum(hi - lo)])])
+        if (counts > MOST_VALUES).any():
+            raise too_many(f"different values of {kept.column!r}")
+        return cells[newest], counts
+
+    def _last(self, kept: KeptShape) -> tuple[Ints, Ints]:
+        lo, hi = self._range(kept)
+        lo = np.maximum(lo, hi - kept.n)
+        return spread(lo, hi), hi - lo
+
+    def _add_kept(self, name: str, kept: KeptShape, picked: tuple[Ints, Ints]) -> None:
+        cells, counts = picked
+        column, bounds = self.cells[kept.column], np.concatenate([[0], np.cumsum(counts)])
+        rows = np.flatnonzero(self.rows.columns[kept.column][1])[cells]
+        self.head[f"{name}.count"] = counts
+        self._add(self.rows.event[rows].astype("<i8"), bounds)
+        if name.startswith("last"):
+            self._add(self.rows.created[rows].astype("<i8"), bounds)
+            self._add(self.rows.seq[rows].astype("<i8"), bounds)
+            self._add_cells(name, take(column.values, cells), bounds)
+        else:
+            # Equal values must be equal bytes: one NaN, one zero.
+            values = column.values if isinstance(column.values, list) else column.codes
+            self._add_cells(name, take(values, cells), bounds)
+
+    def _add_held(self) -> None:
+        counts = self.end - self.stop
+        if (counts > MOST_VALUES).any():
+            raise too_many("rows of later moments")
+        rows, bounds = spread(self.stop, self.end), np.concatenate([[0], np.cumsum(counts)])
+        self.head["held"] = counts
+        for ranks in (self.rows.event, self.rows.created, self.rows.seq):
+            self._add(ranks[rows].astype("<i8"), bounds)
+        for place, name in enumerate(self.shape.columns):
+            values, valid = self.rows.columns[name]
+            self._add(valid[rows].astype("u1"), bounds)
+            self._add_cells(f"held{place}", take(values, rows), bounds)
+
+    def _add_cells(self, name: str, values: Values, bounds: Ints) -> None:
+        head = self.head
+        if isinstance(values, np.ndarray):
+            head[f"{name}.kind"] = FLOATS if values.dtype.kind == "f" else INTS
+            head[f"{name}.size"] = 8 * np.diff(bounds)
+            self._add(values.view(np.int64).astype("<i8"), bounds)
+            return
+        ends = np.concatenate([[0], np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))])
+        begin = ends[bounds]
+        head[f"{name}.kind"] = TEXTS
+        head[f"{name}.size"] = 4 * np.diff(bounds) + np.diff(begin)
+        self._add((ends[1:] - np.repeat(begin[:-1], np.diff(bounds))).astype("<u4"), bounds)
+        self.sections.append((b"".join(values), begin))

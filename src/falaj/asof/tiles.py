@@ -1,0 +1,321 @@
+"""Windows online: one small state a key, the same numbers as training sets have (asof/windows.py), bit for bit.
+
+    state = add(empty(windows), event, created, seq, columns, now_us)
+    data = pack(merge(unpack(older, windows), state))
+    values, valid = answer(unpack(data, windows), windows, now_us)
+
+Rows may come in any order, split and brought together in any way. A row whose event is later than now is held, and
+counts once it is due. A state answers for the moment of its last change and for later ones: asked for an earlier one (a
+clock that is behind), it answers as of its last change. Every row counts once each time it is added: who delivers twice
+must leave out what `seen_seq` says is in already.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import add as plus
+from typing import Any
+
+import numpy as np
+
+from falaj.asof import exact
+from falaj.asof.exact import UNIT, Ints
+from falaj.asof.ranges import Columns, take
+from falaj.asof.records import EXPIRED, FUTURE, NOT_FOUND, PRESENT, Window
+from falaj.asof.tilebuild import build
+from falaj.asof.tilestate import (
+    FLOATS,
+    MOST_VALUES,
+    TEXTS,
+    Cells,
+    Held,
+    Hop,
+    HopShape,
+    Kept,
+    KeptShape,
+    Numbers,
+    Shape,
+    State,
+    cells_of,
+    empty,
+    pack,
+    shape_of,
+    too_many,
+    unpack,
+)
+from falaj.asof.windows import edge_us
+from falaj.core.errors import Corrupt, Invalid
+
+__all__ = ["State", "add", "answer", "build", "empty", "merge", "pack", "shape_of", "standing", "trim", "unpack"]
+
+_LEAST, _MOST, _LOW = -(1 << 63), (1 << 63) - 1, (1 << 32) - 1
+_JOINS: dict[str, tuple[Callable[[int, int], int], int]] = {"min": (min, _MOST), "max": (max, _LEAST)}
+
+
+def add(state: State, event: Ints, created: Ints, seq: Ints, columns: Columns, now_us: int) -> State:
+    """The state with more rows of its key, in any order."""
+    shape = state.shape
+    order = np.lexsort((seq, created, event))
+    used = {name: (take(columns[name][0], order), columns[name][1][order]) for name in shape.columns}
+    starts = np.array([0, len(order)])
+    now_us = max(now_us, state.until_us)
+    (data,) = build(starts, event[order], created[order], seq[order], used, shape.windows, now_us)
+    return merge(state, unpack(data, shape))
+
+
+def merge(a: State, b: State) -> State:
+    """The state of all rows of both."""
+    if a.shape.digest != b.shape.digest:
+        raise Invalid("these states are of different windows", "merge only states of one version of a view")
+    return trim(_joined(a, b), max(a.until_us, b.until_us))
+
+
+def trim(state: State, now_us: int) -> State:
+    """As of now: rows that have become due count, and what no window can count any more is gone."""
+    now_us = max(now_us, state.until_us)
+    state = _settled(state, now_us)
+    return state._replace(
+        hops=[_trim_hop(hop, shape, now_us) for hop, shape in zip(state.hops, state.shape.hops, strict=True)],
+        distinct=[_trim_kept(*pair, now_us) for pair in zip(state.distinct, state.shape.distinct, strict=True)],
+        last=[_trim_kept(*pair, now_us) for pair in zip(state.last, state.shape.last, strict=True)],
+    )
+
+
+def answer(state: State, windows: Sequence[Window] | None, now_us: int) -> tuple[list[Any], list[bool]]:
+    """Each window's value now (None where there is none), and whether there is one. None for windows: all of them."""
+    now_us = max(now_us, state.until_us)
+    if _due(state, now_us):
+        state = _settled(state, now_us)
+    shape = state.shape
+    asks = _asks(shape, shape.windows if windows is None or windows is shape.windows else tuple(windows))
+    if state.newest is None:
+        return [None] * len(asks), [False] * len(asks)
+    values = [ask(state, now_us) for ask in asks]
+    return values, [value is not None for value in values]
+
+
+def standing(state: State, now_us: int, ttl_us: int = 0) -> int:
+    """The status that comes before any window's own: PRESENT where the key has a row up to now that is not too old."""
+    now_us = max(now_us, state.until_us)
+    newest = max([*([state.newest] if state.newest else []), *_due(state, now_us)], default=None)
+    if newest is None:
+        return FUTURE if state.held.ranks else NOT_FOUND
+    return EXPIRED if ttl_us and newest[0] <= now_us - ttl_us else PRESENT
+
+
+def _due(state: State, now_us: int) -> list[tuple[int, int, int]]:
+    return [rank for rank in state.held.ranks if rank[0] <= now_us]
+
+
+def _settled(state: State, now_us: int) -> State:
+    """With held rows that are due counted in."""
+    if not _due(state, now_us):
+        return state._replace(until_us=now_us)
+    ranks = np.array(state.held.ranks, np.int64)
+    due = ranks[:, 0] <= now_us
+    cells = {name: _column(*column) for name, column in zip(state.shape.columns, state.held.columns, strict=True)}
+    rest = state._replace(held=_held(np.flatnonzero(~due), state.held))
+    fresh = add(empty(state.shape.windows), *_picked(ranks, cells, due), now_us)
+    return _joined(rest, fresh)
+
+
+def _picked(ranks: Ints, cells: Columns, due: Any) -> tuple[Ints, Ints, Ints, Columns]:
+    rows = np.flatnonzero(due)
+    event, created, seq = ranks[rows].T
+    return event, created, seq, {name: (take(values, rows), valid[rows]) for name, (values, valid) in cells.items()}
+
+
+def _column(valid: bytes, cells: Cells) -> tuple[Any, Any]:
+    mask = np.frombuffer(valid, np.uint8) != 0
+    if cells.kind == TEXTS:
+        return cells.raw(), mask
+    return np.frombuffer(cells.data, "<f8" if cells.kind == FLOATS else "<i8"), mask
+
+
+def _held(rows: Ints, held: Held) -> Held:
+    columns = []
+    for valid, cells in held.columns:
+        raw = cells.raw()
+        columns.append((bytes([valid[row] for row in rows]), cells_of(cells.kind, [raw[row] for row in rows])))
+    return Held([held.ranks[row] for row in rows], tuple(columns))
+
+
+def _joined(a: State, b: State) -> State:
+    if len(a.held.ranks) + len(b.held.ranks) > MOST_VALUES:
+        raise too_many("rows of later moments")
+    columns = zip(a.held.columns, b.held.columns, strict=True)
+    return State(
+        a.shape,
+        max(a.until_us, b.until_us),
+        max(filter(None, (a.newest, b.newest)), default=None),
+        max(a.seen_seq, b.seen_seq),
+        [_join_hops(*each) for each in zip(a.hops, b.hops, a.shape.hops, strict=True)],
+        [_join_distinct(*each) for each in zip(a.distinct, b.distinct, a.shape.distinct, strict=True)],
+        [_join_last(*each) for each in zip(a.last, b.last, strict=True)],
+        Held([*a.held.ranks, *b.held.ranks], tuple((x[0] + y[0], _join_cells(x[1], y[1])) for x, y in columns)),
+    )
+
+
+def _join_hops(a: Hop, b: Hop, shape: HopShape) -> Hop:
+    if not (a.tiles and b.tiles):
+        return a if a.tiles else b
+    tiles = sorted({*a.tiles, *b.tiles})
+    at_a, at_b = ([bisect_left(each.tiles, tile) for tile in tiles] for each in (a, b))
+    parts = []
+    for (part, _), x, y in zip(shape.parts, a.parts, b.parts, strict=True):
+        join, none = _JOINS.get(part, (plus, 0))
+        shift = min(x.shift, y.shift)
+        xs, ys = ([*(number << each.shift - shift for number in each), none] for each in (x, y))
+        parts.append(Numbers([join(xs[i], ys[j]) for i, j in zip(at_a, at_b, strict=True)], shift))
+    return Hop(tiles, parts)
+
+
+def _join_distinct(a: Kept, b: Kept, shape: KeptShape) -> Kept:
+    if not (a.event and b.event):
+        return a if a.event else b
+    seen = dict(zip(a.cells.raw(), a.event, strict=True))
+    for value, moment in zip(b.cells.raw(), b.event, strict=True):
+        seen[value] = max(seen.get(value, moment), moment)
+    if len(seen) > MOST_VALUES:
+        raise too_many(f"different values of {shape.column!r}")
+    rows = sorted((moment, value) for value, moment in seen.items())
+    return Kept([row[0] for row in rows], (), (), cells_of(_kind(a.cells, b.cells), [row[1] for row in rows]))
+
+
+def _join_last(a: Kept, b: Kept) -> Kept:
+    rows = sorted([*zip(a.ranks(), a.cells.raw(), strict=True), *zip(b.ranks(), b.cells.raw(), strict=True)])
+    event, created, seq = ([rank[i] for rank, _ in rows] for i in range(3))
+    return Kept(event, created, seq, cells_of(_kind(a.cells, b.cells), [value for _, value in rows]))
+
+
+def _join_cells(a: Cells, b: Cells) -> Cells:
+    return cells_of(_kind(a, b), a.raw() + b.raw())
+
+
+def _kind(a: Cells, b: Cells) -> int:
+    if a.num and b.num and a.kind != b.kind:
+        raise Corrupt("cells of one column are of two kinds", "fill the view online anew")
+    return a.kind if a.num else b.kind
+
+
+def _trim_hop(hop: Hop, shape: HopShape, now_us: int) -> Hop:
+    cut = bisect_left(hop.tiles, (now_us - shape.over_us) // shape.hop_us + 1)
+    if not cut:
+        return hop
+    return Hop(list(hop.tiles)[cut:], [Numbers(list(part)[cut:], part.shift) for part in hop.parts])
+
+
+def _trim_kept(kept: Kept, shape: KeptShape, now_us: int) -> Kept:
+    cut = max(bisect_left(kept.event, shape.edge_us(now_us)), len(kept.event) - shape.n if shape.n else 0)
+    if not cut:
+        return kept
+    event, created, seq = (list(each)[cut:] for each in kept[:3])
+    return Kept(event, created, seq, cells_of(kept.cells.kind, kept.cells.raw()[cut:]))
+
+
+Ask = Callable[[State, int], Any]
+
+
+@lru_cache(maxsize=256)
+def _asks(shape: Shape, windows: tuple[Window, ...]) -> tuple[Ask, ...]:
+    return tuple(_ask(shape, window) for window in windows)
+
+
+def _ask(shape: Shape, window: Window) -> Ask:
+    """How a window is read from a state, worked out once."""
+    if window not in shape.windows:
+        raise Invalid(f"no tiles are kept for window {window.name!r}", "ask for windows of this version of the view")
+    if window.how == "distinct":
+        return _ask_distinct(window, [each.column for each in shape.distinct].index(window.of))
+    if window.how == "last":
+        return _ask_last(window, [each.column for each in shape.last].index(window.of))
+    place = [hop.hop_us for hop in shape.hops].index(window.hop_us)
+    if window.how == "count":
+        return _ask_count(shape, window, place)
+    return (_ask_extreme if window.how in _JOINS else _ask_sum)(shape, window, place)
+
+
+def _ask_distinct(window: Window, place: int) -> Ask:
+    def ask(state: State, now_us: int) -> int:
+        seen = state.distinct[place].event
+        return len(seen) - bisect_left(seen, edge_us(now_us, window))
+
+    return ask
+
+
+def _ask_last(window: Window, place: int) -> Ask:
+    kind, n = window.type.removeprefix("list[").removesuffix("]"), window.n
+
+    def ask(state: State, now_us: int) -> list[Any] | None:
+        kept = state.last[place]
+        first = max(bisect_left(kept.event, edge_us(now_us, window)), len(kept.event) - n)
+        return _values(kept.cells.raw()[first:], kind) if first < len(kept.event) else None
+
+    return ask
+
+
+def _values(raw: list[Any], kind: str) -> list[Any]:
+    if kind in ("float32", "float64"):
+        return list(struct.unpack(f"<{len(raw)}d", struct.pack(f"<{len(raw)}q", *raw)))
+    if kind == "bool":
+        return [bool(value) for value in raw]
+    try:
+        return [value.decode() for value in raw] if kind == "string" else raw
+    except UnicodeDecodeError:
+        raise Corrupt("text kept for a window is no text", "fill the view online anew") from None
+
+
+def _ask_count(shape: Shape, window: Window, place: int) -> Ask:
+    part = shape.hops[place].parts.index(("count" if window.of else "rows", window.of))
+    over_us, hop_us = window.over_us, window.hop_us
+
+    def ask(state: State, now_us: int) -> int:
+        hop = state.hops[place]
+        at = bisect_left(hop.tiles, (now_us - over_us) // hop_us + 1)
+        return hop.parts[part][at] if at < len(hop.tiles) else 0
+
+    return ask
+
+
+def _ask_sum(shape: Shape, window: Window, place: int) -> Ask:
+    count_at, sum_at, odd_at = (shape.hops[place].parts.index((part, window.of)) for part in ("count", "sum", "odd"))
+    over_us, hop_us, mean, whole = window.over_us, window.hop_us, window.how == "mean", window.type == "int64"
+
+    def ask(state: State, now_us: int) -> float | None:
+        tiles, parts = state.hops[place]
+        at = bisect_left(tiles, (now_us - over_us) // hop_us + 1)
+        count = parts[count_at][at] if at < len(tiles) else 0
+        if count <= 0:
+            return None
+        if odd := parts[odd_at][at]:
+            return exact.odd_one(odd & _LOW, odd >> 32 & _LOW, odd >> 64 & _LOW)
+        part = parts[sum_at]
+        if mean:
+            return exact.rounded_mean(part[at], count, part.shift + UNIT)
+        return (exact.whole if whole else exact.rounded)(part[at], part.shift + UNIT)
+
+    return ask
+
+
+def _ask_extreme(shape: Shape, window: Window, place: int) -> Ask:
+    count_at, key_at = (shape.hops[place].parts.index((part, window.of)) for part in ("count", window.how))
+    over_us, hop_us = window.over_us, window.hop_us
+
+    def ask(state: State, now_us: int) -> Any:
+        tiles, parts = state.hops[place]
+        at = bisect_left(tiles, (now_us - over_us) // hop_us + 1)
+        if at >= len(tiles) or parts[count_at][at] <= 0:
+            return None
+        return _from_sort_key(parts[key_at][at], window.type)
+
+    return ask
+
+
+def _from_sort_key(key: int, kind: str) -> Any:
+    if not _LEAST <= key <= _MOST:
+        raise Corrupt("a window's least or greatest value is none", "fill the view online anew")
+    if kind not in ("float32", "float64"):
+        return bool(key) if kind == "bool" else key
+    (value,) = struct.unpack("<d", struct.pack("<q", key if key >= 0 else key ^ _MOST))
+    return value if value == value else float("nan")

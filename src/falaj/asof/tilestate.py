@@ -1,0 +1,327 @@
+"""What is kept online of one key of a view with windows, in memory and as bytes.
+
+A window always ends now, so what a tile holds is the total from its beginning to the newest row: an answer is one
+look-up and no sum over tiles. For distinct it is enough to know when each value was last seen, for last the newest
+rows. Rows of a later moment are held as they came. Sums are whole numbers (asof/exact.py), so order and batching change
+nothing.
+"""
+
+import struct
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from falaj.asof.records import MISSING, Window
+from falaj.asof.windows import edge_us
+from falaj.core.errors import Corrupt, Invalid
+
+INTS, FLOATS, TEXTS = range(3)
+"""How cells are kept: whole numbers, the bits of floats, or bytes."""
+MOST_VALUES = 100_000
+"""How many different values of a column are kept for one key, and how many rows of later moments."""
+PARTS = ("rows", "count", "sum", "odd", "min", "max")
+_NEEDS = {"sum": ("count", "sum", "odd"), "mean": ("count", "sum", "odd"), "min": ("count", "min")}
+_NEEDS |= {"max": ("count", "max"), "count": ("count",)}
+_MAGIC = b"FTL1"
+_WIDEST = {"sum": 512, "odd": 16}
+_HIGHEST_SHIFT = 4096
+
+
+class HopShape(NamedTuple):
+    """Tiles of one length, and what each holds: (part, column)."""
+
+    hop_us: int
+    over_us: int
+    """The longest window that they serve."""
+    parts: tuple[tuple[str, str], ...]
+
+
+class KeptShape(NamedTuple):
+    """A column whose values (distinct) or newest rows (last) are kept, and the windows that want them."""
+
+    column: str
+    windows: tuple[Window, ...]
+
+    def edge_us(self, now_us: int) -> int:
+        return min(edge_us(now_us, window) for window in self.windows)
+
+    @property
+    def n(self) -> int:
+        return max(window.n for window in self.windows)
+
+
+class Shape:
+    """What a set of windows needs, worked out once."""
+
+    def __init__(self, windows: tuple[Window, ...]) -> None:
+        self.windows = windows
+        tiled = [window for window in windows if window.how not in ("distinct", "last")]
+        self.hops = tuple(
+            _hop_shape([w for w in tiled if w.hop_us == hop]) for hop in sorted({w.hop_us for w in tiled})
+        )
+        self.distinct, self.last = (
+            tuple(
+                KeptShape(of, tuple(w for w in windows if (w.how, w.of) == (how, of)))
+                for of in sorted({w.of for w in windows if w.how == how})
+            )
+            for how in ("distinct", "last")
+        )
+        self.columns = tuple(sorted({window.of for window in windows if window.of}))
+        said = sorted({(w.how, w.of, w.over_us, w.hop_us, w.n, w.type) for w in windows})
+        self.digest = blake2b(repr(said).encode(), digest_size=8).digest()
+        fields = [("magic", "S4"), ("digest", "S8")]
+        fields += [(name, "<i8") for name in ("until", "event", "created", "seq", "seen")] + [("held", "<u4")]
+        fields += [(f"held{i}.{name}", code) for i in range(len(self.columns)) for name, code in _CELLS]
+        for i, hop in enumerate(self.hops):
+            fields.append((f"hop{i}", "<u4"))
+            fields += [(f"hop{i}.{p}.{name}", "<u2") for p in range(len(hop.parts)) for name in ("width", "shift")]
+        for kind, kept in (("distinct", self.distinct), ("last", self.last)):
+            fields += [(f"{kind}{i}.{n}", code) for i in range(len(kept)) for n, code in (("count", "<u4"), *_CELLS)]
+        self.head = np.dtype(fields)
+        codes = {"S4": "4s", "S8": "8s", "<i8": "q", "<u4": "I", "<u2": "H", "u1": "B"}
+        self.struct = struct.Struct("<" + "".join(codes[code] for _, code in fields))
+
+
+_CELLS = (("kind", "u1"), ("size", "<u4"))
+
+
+def _hop_shape(windows: Sequence[Window]) -> HopShape:
+    wanted = {(part if w.of else "rows", w.of) for w in windows for part in _NEEDS[w.how]}
+    parts = sorted(wanted, key=lambda part: (part[1], PARTS.index(part[0])))
+    return HopShape(windows[0].hop_us, max(w.over_us for w in windows), tuple(parts))
+
+
+@lru_cache(maxsize=256)
+def shape_of(windows: tuple[Window, ...]) -> Shape:
+    return Shape(windows)
+
+
+class Numbers(list[int]):
+    """Whole numbers, each times 2^shift."""
+
+    __slots__ = ("shift",)
+
+    def __init__(self, numbers: Sequence[int], shift: int = 0) -> None:
+        super().__init__(numbers)
+        self.shift = shift
+
+
+class PackedNumbers(Sequence[int]):
+    """The same as they lie in bytes, read one by one: an answer needs few of them."""
+
+    __slots__ = ("data", "num", "shift", "start", "width")
+
+    def __init__(self, data: bytes, start: int, num: int, width: int, shift: int) -> None:
+        self.data, self.start, self.num, self.width, self.shift = data, start, num, width, shift
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, at: Any) -> Any:
+        if at >= self.num:
+            raise IndexError(at)
+        start = self.start + at * self.width
+        return int.from_bytes(self.data[start : start + self.width], "little", signed=True)
+
+
+class Hop(NamedTuple):
+    tiles: Sequence[int]
+    """In order; a tile's number times the hop is its first moment."""
+    parts: Sequence[Numbers | PackedNumbers]
+
+
+class Cells(NamedTuple):
+    """Values of a column as they are kept."""
+
+    kind: int
+    num: int
+    data: bytes
+
+    def raw(self) -> list[Any]:
+        """Whole numbers (for floats, their bits) or bytes."""
+        if self.kind != TEXTS:
+            return list(struct.unpack(f"<{self.num}q", self.data))
+        ends = struct.unpack_from(f"<{self.num}I", self.data)
+        start = 4 * self.num
+        text = self.data[start:]
+        if any(a > b for a, b in zip((0, *ends), (*ends, len(text)), strict=True)):
+            raise Corrupt("text kept for a window does not lie in order", "fill the view online anew")
+        return [text[a:b] for a, b in zip((0, *ends), ends, strict=False)]
+
+
+class Kept(NamedTuple):
+    """Rows in order of rank: of distinct the newest of each value (without its created and seq)."""
+
+    event: Sequence[int]
+    created: Sequence[int]
+    seq: Sequence[int]
+    cells: Cells
+
+    def ranks(self) -> list[tuple[int, int, int]]:
+        return list(zip(self.event, self.created, self.seq, strict=True))
+
+
+class Held(NamedTuple):
+    """Rows of later moments."""
+
+    ranks: Sequence[tuple[int, int, int]] = ()
+    columns: tuple[tuple[bytes, Cells], ...] = ()
+    """By column which cells are not null (a byte each), and the cells."""
+
+
+class State(NamedTuple):
+    """What is kept of one key. All rows up to `until_us` are counted in; it answers for that moment and later ones."""
+
+    shape: Shape
+    until_us: int
+    newest: tuple[int, int, int] | None
+    """The highest rank up to then."""
+    seen_seq: int
+    """The highest seq of all rows that ever came in: who delivers in order knows by it what is in already."""
+    hops: Sequence[Hop]
+    distinct: Sequence[Kept]
+    last: Sequence[Kept]
+    held: Held
+
+
+def cells_of(kind: int, raw: Sequence[Any]) -> Cells:
+    if kind != TEXTS:
+        return Cells(kind, len(raw), struct.pack(f"<{len(raw)}q", *raw))
+    ends = np.cumsum(np.fromiter(map(len, raw), np.int64, len(raw)))
+    return Cells(kind, len(raw), ends.astype("<u4").tobytes() + b"".join(raw))
+
+
+def empty(windows: Sequence[Window]) -> State:
+    """A key without rows."""
+    shape = shape_of(tuple(windows))
+    none = Cells(INTS, 0, b"")
+    hops = [Hop([], [Numbers([]) for _ in hop.parts]) for hop in shape.hops]
+    distinct, last = ([Kept((), (), (), none) for _ in kept] for kept in (shape.distinct, shape.last))
+    return State(shape, MISSING, None, MISSING, hops, distinct, last, Held((), ((b"", none),) * len(shape.columns)))
+
+
+def pack(state: State) -> bytes:
+    """The state as bytes."""
+    head: list[Any] = [_MAGIC, state.shape.digest, state.until_us, *(state.newest or (MISSING,) * 3), state.seen_seq]
+    body: list[bytes] = []
+    head.append(len(state.held.ranks))
+    for _, cells in state.held.columns:
+        head += [cells.kind, len(cells.data)]
+    for hop in state.hops:
+        head.append(len(hop.tiles))
+        body.append(_longs(hop.tiles))
+        for part in hop.parts:
+            width, shift, data = _pack_numbers(part)
+            head += [width, shift]
+            body.append(data)
+    for kept in (*state.distinct, *state.last):
+        head += [len(kept.event), kept.cells.kind, len(kept.cells.data)]
+        body += [_longs(kept.event), _longs(kept.created), _longs(kept.seq), kept.cells.data]
+    body += [_longs([rank[i] for rank in state.held.ranks]) for i in range(3)]
+    for valid, cells in state.held.columns:
+        body += [valid, cells.data]
+    return b"".join([state.shape.struct.pack(*head), *body])
+
+
+def _longs(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def _pack_numbers(part: Numbers | PackedNumbers) -> tuple[int, int, bytes]:
+    if isinstance(part, PackedNumbers):
+        return part.width, part.shift, part.data[part.start : part.start + part.num * part.width]
+    bits = max((number.bit_length() for number in part), default=0)
+    if not bits:
+        return 0, part.shift, b""
+    width = bits // 8 + 1
+    return width, part.shift, b"".join([number.to_bytes(width, "little", signed=True) for number in part])
+
+
+def unpack(data: bytes, windows: Sequence[Window] | Shape) -> State:
+    """The state behind bytes that `pack` or `build` made for these windows; Corrupt for any others."""
+    shape = windows if isinstance(windows, Shape) else shape_of(tuple(windows))
+    if len(data) < shape.struct.size or data[:4] != _MAGIC:
+        raise _corrupt("is not one")
+    head = shape.struct.unpack_from(data)
+    if head[1] != shape.digest:
+        raise _corrupt("is of other windows")
+    return _Reading(shape, data, head).state()
+
+
+def _corrupt(what: str) -> Corrupt:
+    return Corrupt(f"what lies online for windows {what}", "fill the view online anew")
+
+
+class _Reading:
+    """Bytes on the way to a state: the place reached, and what the head says comes next."""
+
+    def __init__(self, shape: Shape, data: bytes, head: tuple[Any, ...]) -> None:
+        self.shape, self.data, self.head = shape, data, head
+        self.at, self.next = shape.struct.size, 8 + 2 * len(shape.columns)
+        self.view = memoryview(data)
+
+    def state(self) -> State:
+        shape, head = self.shape, self.head
+        hops = [self.hop(hop) for hop in shape.hops]
+        distinct = [self.kept(False) for _ in shape.distinct]
+        last = [self.kept(True) for _ in shape.last]
+        held = self.held(head[7])
+        if self.at != len(self.data):
+            raise _corrupt("has more or fewer bytes than it says")
+        newest = None if head[3] == MISSING else head[3:6]
+        return State(shape, head[2], newest, head[6], hops, distinct, last, held)
+
+    def longs(self, count: int) -> Sequence[int]:
+        start, self.at = self.at, self.at + 8 * count
+        if self.at > len(self.data):
+            raise _corrupt("ends too early")
+        if sys.byteorder == "little":
+            return self.view[start : self.at].cast("q")
+        return struct.unpack_from(f"<{count}q", self.data, start)
+
+    def hop(self, shape: HopShape) -> Hop:
+        head, at = self.head, self.next
+        count = head[at]
+        tiles = self.longs(count)
+        parts = []
+        place = self.at
+        for part, _ in shape.parts:
+            width, shift = head[at + 1], head[at + 2]
+            if width > _WIDEST.get(part, 9) or shift > _HIGHEST_SHIFT:
+                raise _corrupt("has a number that is too wide")
+            parts.append(PackedNumbers(self.data, place, count, width, shift))
+            place += count * width
+            at += 2
+        self.at, self.next = place, at + 1
+        return Hop(tiles, parts)
+
+    def kept(self, ranked: bool) -> Kept:
+        count, kind, size = self.head[self.next : self.next + 3]
+        self.next += 3
+        event = self.longs(count)
+        created, seq = (self.longs(count), self.longs(count)) if ranked else ((), ())
+        return Kept(event, created, seq, self.cells(count, kind, size))
+
+    def held(self, count: int) -> Held:
+        ranks = tuple(zip(*(self.longs(count) for _ in range(3)), strict=True)) if count else ()
+        columns = []
+        for place in range(8, 8 + 2 * len(self.shape.columns), 2):
+            valid = self.data[self.at : self.at + count]
+            self.at += count
+            columns.append((valid, self.cells(count, *self.head[place : place + 2])))
+        return Held(ranks, tuple(columns))
+
+    def cells(self, count: int, kind: int, size: int) -> Cells:
+        start, self.at = self.at, self.at + size
+        fits = size >= 4 * count if kind == TEXTS else kind < TEXTS and size == 8 * count
+        if not fits or self.at > len(self.data):
+            raise _corrupt("has cells that do not fit their number")
+        return Cells(kind, count, self.data[start : self.at])
+
+
+def too_many(what: str) -> Invalid:
+    return Invalid(f"one key has more than {MOST_VALUES} {what}", "shorten the window, or do not serve it online")
