@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 PRESENT, NULL, NOT_FOUND, EXPIRED, FUTURE = range(5)
 STATUSES = ("PRESENT", "NULL", "NOT_FOUND", "EXPIRED", "FUTURE")
@@ -60,6 +61,8 @@ class ViewPlan:
     windows: tuple[Window, ...] = ()
     """With these, a row online holds tiles and not values."""
     sealed: bool = False
+    face: str = ""
+    """Which of the view's faces this is: columns under a stricter label of their own lie apart, and are read apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Computed:
     inputs: tuple[str, ...]
     """Names in the answer, or of request fields."""
     outputs: tuple[Field, ...]
-    express: Mapping[str, object] = field(default_factory=dict)
+    express: Mapping[str, Any] = field(default_factory=dict)
     """Output name to expression (asof/express.py); empty where `source` says it in Python."""
     source: str = ""
     """A function of columns. Only ever run beside a caller or in an attempt, never in a platform process."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from falaj.asof.records import Computed, Field, Window
+from falaj.asof.records import Computed, Field, ServicePlan, Window
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 
@@ -47,7 +48,7 @@ class FeatureDef:
 
     name: str
     type: str
-    express: object = None
+    express: Any = None
     """An expression over the source's columns (asof/express.py), plain data; the column of that name when None."""
     about: str = ""
     label: Label | None = None
@@ -60,7 +61,7 @@ class RuleDef:
 
     kind: str
     column: str = ""
-    limits: Mapping[str, object] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     action: str = "quarantine"
     """quarantine (the rows that break it), refuse (the whole batch) or warn."""
 
@@ -102,6 +103,8 @@ class Pick:
     """Column to its name in the answer; `view__column` only where two views clash."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """The entity's key to the name that requests and labels use, for example {"customer_id": "payer_id"}."""
+    hidden: bool = False
+    """Read for what is computed alone; in the answer only where it is picked too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +153,58 @@ class Plan:
     applied: bool = False
     digest: str = ""
     """Of the definitions and of what stood when it was made: `apply` with it does exactly this, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a reader of a service gets: the plan, and for how long it may be used before asking again."""
+
+    plan: ServicePlan
+    until: float
+    sample: int = 0
+    """Every so manieth read is told to the platform, for the check against history; 0: none."""
+    model: Ref | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Features of some keys, column by column, as they are now."""
+
+    service: Ref
+    columns: Mapping[str, list[object]]
+    """Values in the order of the keys; None where the status says that there is none. NaN and infinities as texts."""
+    statuses: Mapping[str, list[str]]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """One version of an entity, a view or a service, as its readers see it."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "owner", "columns", "rows", "fresh", "about")
+
+    ref: Ref
+    owner: str
+    about: str
+    columns: tuple[str, ...]
+    """The names of keys or features, with their types."""
+    label: Label
+    at: float
+    rows: int = 0
+    fresh: float = 0.0
+    """The newest event, as seconds since 1970; 0 where there is none."""
+    generation: int = 0
+    filled: int = 0
+    quarantined: int = 0
+    uses: tuple[Ref, ...] = ()
+    """What it is made of, pinned."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    definition: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedPage:
+    """Some definitions and the cursor of the next page, empty at the end."""
+
+    items: tuple[Defined, ...]
+    next: str = ""

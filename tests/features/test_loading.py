@@ -1,0 +1,100 @@
+"""Definition files: run beside the caller, importing each other, with complaints that name the line."""
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from falaj.core.errors import Invalid, NotFound, UserCodeFailed
+from falaj.features.loading import function_of, load
+
+ENTITIES = """
+from falaj.features import Entity
+customer = Entity("fraud/customer", keys={"customer_id": "string"})
+"""
+VIEWS = """
+import numpy as np
+from entities import customer
+from falaj.features import Feature, Source, view
+
+many = [view(f"fraud/v{n}", customer, Source("push", event="at"), features=[Feature("a", "int64")]) for n in (1, 2)]
+
+@view("fraud/ratios", customer, Source("dataset:fraud/accounts", event="day"), features=[Feature("ratio", "float64")])
+def ratios(rows):
+    return {"ratio": np.divide(rows["debt"], rows["income"])}
+"""
+SERVICES = """
+from falaj.features import Service
+from sub.views import many, ratios
+scorer = Service("fraud/scorer", [ratios, many[0]["a"]])
+"""
+
+
+def _write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text))
+    return folder
+
+
+def test_files_of_a_folder_import_each_other_and_are_one(tmp_path: Path) -> None:
+    folder = _write(tmp_path, entities=ENTITIES, sub__views=VIEWS, a_services=SERVICES, __pycache____x="boom(")
+    before, path = set(sys.modules), list(sys.path)
+    for _ in range(2):
+        made = load(folder)
+        assert [one.name for one in made.entities] == ["fraud/customer"]
+        assert sorted(one.name for one in made.views) == ["fraud/ratios", "fraud/v1", "fraud/v2"]
+        assert [one.name for one in made.services] == ["fraud/scorer"]
+    ratios = next(one for one in made.views if one.name == "fraud/ratios")
+    assert function_of(ratios.function)({"debt": [1.0], "income": [2.0]})["ratio"].tolist() == [0.5]
+    assert {name for name in set(sys.modules) - before if "views" in name or "services" in name} == set()
+    assert sys.path == path
+
+
+def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
+    for key in ("a_id", "b_id"):
+        _write(tmp_path, entities=ENTITIES.replace("customer_id", key))
+        assert load(tmp_path / "entities.py").entities[0].keys[0].name == key
+
+
+def test_a_file_named_like_a_module_of_ours_harms_nobody(tmp_path: Path) -> None:
+    _write(tmp_path, json=ENTITIES)
+    import json
+
+    assert load(tmp_path).entities
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("x = 1\n", Invalid, "nothing is defined there"),
+        ("\nx = 1 / 0\n", UserCodeFailed, "bad.py:2: ZeroDivisionError"),
+        ("def f(:\n", UserCodeFailed, "bad.py:1: SyntaxError"),
+        ("import nothing_like_it\n", UserCodeFailed, "bad.py:1: ModuleNotFoundError"),
+        (
+            'from falaj.features import Entity\n\nx = Entity("customer", keys={})\n',
+            Invalid,
+            "bad.py:3: entity customer",
+        ),
+        (
+            'from falaj.features import Entity\nx = [Entity("a/b", keys={name: "string"}) for name in ("k", "q")]\n',
+            Invalid,
+            "a/b is defined twice",
+        ),
+    ],
+)
+def test_complaints_name_the_line(tmp_path: Path, text: str, error: type[Exception], said: str) -> None:
+    _write(tmp_path, bad=text)
+    with pytest.raises(error) as told:
+        load(tmp_path / "bad.py")
+    assert said in str(told.value)
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        load(tmp_path / "none.py")
+    with pytest.raises(Invalid, match=r"holds no \.py file"):
+        load(tmp_path)
