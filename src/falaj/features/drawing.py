@@ -55,12 +55,11 @@ def _bins(stats: ColumnStats, basis: ColumnStats, most: int) -> Bins:
     if first is None or last is None:
         return []
     # In halves: the widest span there is fits no float64.
-    edges = np.linspace(first / 2, last / 2, most + 1)
+    starts = np.linspace(first / 2, last / 2, most, endpoint=False) if first < last else np.array([first / 2])
     low, high = bounds(np.array(stats.numbers.keys, np.int64), stats.numbers.shift)
-    middle = np.clip(low / 4 + high / 4, edges[0], edges[-1])
-    counts, _ = np.histogram(middle, edges if edges[0] < edges[-1] else 1, weights=np.array(stats.numbers.counts))
-    starts = edges[: len(counts)] * 2
-    return [(f"{start:.4g}", int(count)) for start, count in zip(starts, counts, strict=True)]
+    place = np.maximum(np.searchsorted(starts, low / 4 + high / 4, side="right") - 1, 0)
+    counts = np.bincount(place, weights=np.array(stats.numbers.counts), minlength=len(starts))
+    return [(f"{start:.4g}", int(count)) for start, count in zip(starts * 2, counts, strict=True)]
 
 
 def _shares(counts: Sequence[int]) -> list[float]:
