@@ -92,6 +92,18 @@ DESKS: dict[str, Desk] = {
         ("sweep",),
         ("falaj.study.errands",),
     ),
+    "features": Desk(
+        "falaj.features.service:Features",
+        "Features: one definition for training and serving, right at every moment",
+        {
+            "see": "list show about plan users bound",
+            "read": "open read rows pseudonyms samples",
+            "write": "define begin record append fill sample",
+            "erase": "forget replace",
+        },
+        ("entity", "view", "service"),
+        ("falaj.features.errands",),
+    ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",
         "Where jobs run: clusters, their nodes, draining",

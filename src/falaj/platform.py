@@ -6,24 +6,21 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import is_dataclass
-from functools import cache, partial, update_wrapper
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from falaj import __version__
-from falaj.core.bind import bind, options
+from falaj.bound import BoundDesk
 from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.errand import Progress, Silence, errand_of, errands_of
+from falaj.core.errand import Progress, Silence
 from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
-from falaj.core.label import Label
 from falaj.core.permit import PermitDesk
-from falaj.core.ports import Blobs, Identity, Series
+from falaj.core.ports import Blobs, Identity, Online, Series
 from falaj.core.settings import Oidc, Settings, read_settings
-from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
 from falaj.core.verb import Verb, groups_of, verb_of
 from falaj.desks import DESKS, actions, desk_class
@@ -39,7 +36,6 @@ from falaj.govern.roles import ORDINARY
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
 from falaj.store.blobs import BlobStore
-from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger
 from falaj.store.transfer import Transfers
 
@@ -53,7 +49,16 @@ if TYPE_CHECKING:
     from falaj.store.service import Storage
     from falaj.track.service import Track
 
-EXTRAS = {"postgresql": "postgres", "s3": "s3", "gs": "s3", "az": "s3", "memory": "s3", "pkcs11": "pkcs11"}
+EXTRAS = {
+    "postgresql": "postgres",
+    "s3": "s3",
+    "gs": "s3",
+    "az": "s3",
+    "memory": "s3",
+    "pkcs11": "pkcs11",
+    "lmdb": "features",
+    "rediss": "redis",
+}
 HOLDERS = ("blob", "dataset", "model", "code", "artifact")
 """Every kind of record that keeps bytes alive by the digests in its terms."""
 CHUNK = 1 << 20
@@ -177,6 +182,7 @@ class House:
         self.keyring.warm()
         self._stores: dict[str, Blobs] = {}
         self._measured: Series | None = None
+        self._newest: Online | None = None
         self._identities: list[Identity] = []
         self._opening = RLock()
         self._loops: Loops | None = None
@@ -213,6 +219,7 @@ class House:
                 "jobs": lambda: (ledger, self.desks["clusters"], self.track, self._staging()),
                 "train": tuple,
                 "sweeps": lambda: (ledger, self.desks["jobs"], self.track, self.catalog),
+                "features": lambda: (ledger, partial(Platform, self), self._series, self.online, keyring),
             }
         )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
@@ -361,8 +368,9 @@ class House:
         self.stop_loops()
         for name in sorted({"clusters", "track"} & self.desks.open.keys()):
             self.desks[name].close()
-        if self._measured is not None:
-            self._measured.close()
+        for held in (self._measured, self._newest):
+            if held is not None:
+                held.close()
         for opened in (*self._identities, *self._stores.values(), self._secrets, self.ledger):
             opened.close()
 
@@ -391,6 +399,12 @@ class House:
         with self._opening:
             self._measured = self._measured or _opened("series", self.settings.series_url, {})
             return self._measured
+
+    def online(self) -> Online:
+        """Where the newest features lie; opened once somebody writes or reads them."""
+        with self._opening:
+            self._newest = self._newest or _opened("online", self.settings.at(self.settings.online), {})
+            return self._newest
 
     def _secret(self, ctx: Context, reference: str) -> bytes:
         """A secret by reference, for a room that needs it now."""
@@ -470,6 +484,10 @@ class Platform:
         """While entered, jobs go on even where no server runs."""
         return self.house.working()
 
+    def online(self) -> Online:
+        """The newest features, read here and not asked for over a wire."""
+        return self.house.online()
+
     def close(self) -> None:
         """Close the house."""
         self.house.close()
@@ -499,74 +517,6 @@ class HouseBytes:
 
     def _ctx(self) -> Context:
         return self._platform.house.context(self._platform.actor)
-
-
-class BoundDesk:
-    """A desk as its user sees it: every verb a method without the context, every errand one without the platform."""
-
-    def __init__(self, name: str, here: Any, call: Callable[[str, Verb, dict[str, Any]], Any]) -> None:
-        self._name, self._here, self._call = name, here, call
-        self._room = desk_class(name)
-        self.__doc__ = self._room.__doc__
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name in groups_of(self._room):
-            call = partial(_bound_call, self._name, verb_of(self._room, name), self._call)
-            return update_wrapper(call, getattr(self._room, name))
-        found = errand_of(DESKS[self._name].errands, name)
-        if found is None:
-            raise AttributeError(f"{self._name} has no verb {name!r}; it has: {', '.join(dir(self))}")
-        return update_wrapper(partial(_run_errand, self._here, *found), found[1])
-
-    def __dir__(self) -> list[str]:
-        return [*groups_of(self._room), *errands_of(DESKS[self._name].errands)]
-
-
-def _run_errand(here: Any, verb: Verb, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return function(here, **bind(verb, args, kwargs))
-
-
-def _bound_call(
-    desk: str, verb: Verb, call: Callable[[str, Verb, dict[str, Any]], Any], /, *args: Any, **kwargs: Any
-) -> Any:
-    """Read what holds bytes as a stream of them, fit the rest to the signature, and call."""
-    streams = {p.name for p in verb.params if Stream in options(p.type)}
-    if streams:
-        names = [p.name for p in verb.params]
-        args = (
-            tuple(as_stream(v) if n in streams else v for n, v in zip(names, args, strict=False)) + args[len(names) :]
-        )
-        kwargs = {n: as_stream(v) if n in streams and v is not None else v for n, v in kwargs.items()}
-    bound = bind(verb, args, {name: _record(verb, name, value) for name, value in kwargs.items()})
-    return call(desk, verb, bound)
-
-
-def _record(verb: Verb, name: str, value: Any) -> Any:
-    """A record that was written as plain values, as scripts and JSON files do."""
-    kinds = [kind for p in verb.params if p.name == name for kind in options(p.type) if is_dataclass(kind)]
-    return from_plain(kinds[0], value) if kinds and kinds[0] is not Label and isinstance(value, Mapping) else value
-
-
-def as_stream(value: Any) -> Stream:
-    """Bytes from whatever holds them: bytes, a path, an open file, or chunks."""
-    if isinstance(value, Stream):
-        return value
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return Stream([bytes(value)], len(value))
-    if isinstance(value, (str, Path)):
-        path = Path(value)
-        if not path.is_file():
-            raise Invalid(f"{path} is not a file", "give bytes, or the path of a file")
-        return Stream(_file_chunks(path.open("rb")), path.stat().st_size)
-    if hasattr(value, "read"):
-        return Stream(_file_chunks(value))
-    return Stream(value)
-
-
-def _file_chunks(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while chunk := file.read(CHUNK):
-            yield chunk
 
 
 def _opened(port: str, url: str, options: Mapping[str, Any]) -> Any:

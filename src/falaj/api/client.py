@@ -1,6 +1,7 @@
 """The remote client: the same desks, signatures and errors as in process, over HTTPS."""
 
 import json
+import os
 import ssl
 import time
 import uuid
@@ -16,15 +17,17 @@ from falaj.api.carrier import BUNDLE, GET, PUT, TICKET_HEADER, Tied, Wanted
 from falaj.api.stream import BLOCK
 from falaj.api.tls import client_context
 from falaj.api.wire import ARGS_HEADER, encode_header
+from falaj.bound import BoundDesk
 from falaj.core.bind import options
 from falaj.core.errand import Progress, Silence
 from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable, from_wire
 from falaj.core.event import Event
+from falaj.core.ports import Online
 from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
 from falaj.core.verb import Verb
 from falaj.desks import DESKS
-from falaj.platform import BoundDesk
+from falaj.platform import plugin
 from falaj.store.codec import from_json, to_json
 
 TRIES = 4
@@ -58,6 +61,7 @@ class RemotePlatform:
         verify: ssl.SSLContext | bool = client_context(ca, cert, key) if parts.scheme == "https" else False
         self.progress: Progress = Silence()
         self.bytes = RemoteBytes(self)
+        self._online: Online | None = None
         self._http = httpx.Client(
             base_url=self.address,
             headers=headers,
@@ -83,6 +87,13 @@ class RemotePlatform:
     def working(self) -> AbstractContextManager[None]:
         """Nothing to do here: the server works."""
         return nullcontext()
+
+    def online(self) -> Online | None:
+        """The online store of features where this machine was told of it ($FALAJ_ONLINE); else the server is asked."""
+        url = os.environ.get("FALAJ_ONLINE", "")
+        if url and self._online is None:
+            self._online = plugin("online", url.partition(":")[0])(url, {})
+        return self._online
 
     def close(self) -> None:
         """Give the connections back."""

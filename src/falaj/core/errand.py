@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
+from falaj.core.ports import Online
 from falaj.core.transfer import Bytes
 from falaj.core.verb import Verb, read_verb
 
@@ -48,6 +49,10 @@ class Here(Protocol):
     def progress(self) -> Progress: ...
     def working(self) -> AbstractContextManager[None]:
         """While entered, jobs go on even where no server runs: an embedded platform works in this process."""
+        ...
+
+    def online(self) -> Online | None:
+        """The online store of features where it can be read from here; None where the platform must be asked."""
         ...
 
     def __getattr__(self, desk: str) -> Any: ...

@@ -1,0 +1,47 @@
+"""The rows of a chapter, as whoever may read its faces gets to them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from falaj.asof.arrow import arrow_type
+from falaj.asof.rows import Part, RowSchema, read_name
+from falaj.catalog.reading import open_version
+from falaj.core.errand import Here
+from falaj.core.errors import Corrupt
+from falaj.features.stream import Chapter
+from falaj.snapshot.read import Entry, Snapshot
+
+SEGMENT = ".seg"
+
+
+def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> list[Part]:
+    """Every segment of a chapter, with a way to the bytes of these faces."""
+    found: dict[str, dict[str, Callable[[int, int], bytes]]] = {}
+    for face in dict.fromkeys(("", *faces)):
+        _, snapshot = open_version(here, chapter.faces[face])
+        for entry in snapshot.entries():
+            name = entry.path.decode("utf-8", "replace")
+            if name.endswith(SEGMENT):
+                found.setdefault(name, {})[face] = _fetcher(snapshot, entry)
+    if any("" not in fetch or len(fetch) != len({"", *faces}) for fetch in found.values()):
+        raise Corrupt("the faces of a chapter do not belong together", "ingest the view anew: --full")
+    return [Part(*read_name(name)[:2], fetch) for name, fetch in sorted(found.items())]
+
+
+def table_of(columns: Mapping[str, list[Any]], schema: RowSchema, seq: int) -> Any:
+    """Rows of one pushed block, with their numbers, in the order and the types in which rows are clustered."""
+    import pyarrow as pa
+
+    count = len(columns["event"])
+    ranks = {name: pa.array(columns[name], pa.int64()) for name in ("event", "created")}
+    numbers = pa.array(range(seq, seq + count), pa.int64())
+    keys = {one.name: pa.array(columns[one.name], arrow_type(one.type)) for one in schema.keys}
+    values = {one.name: pa.array(columns[one.name], arrow_type(one.type)) for one in schema.columns}
+    return pa.table({**keys, **ranks, "seq": numbers, **values})
+
+
+def _fetcher(snapshot: Snapshot, entry: Entry) -> Callable[[int, int], bytes]:
+    def fetch(start: int, stop: int) -> bytes:
+        return b"".join(snapshot.read(entry, min(start, entry.size), min(stop, entry.size)))
+
+    return fetch

@@ -1,0 +1,307 @@
+"""Filling the online store: chapters and pushed blocks, oldest arrival first, a part at a time.
+
+The mark of a space says up to which arrival it has everything, and how far the next one came. A row carries its rank
+and a window's state the arrival it has seen, so whatever is put again changes nothing: killed anywhere and run again,
+it ends the same. A store that came back empty has no mark, and is filled from the beginning.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from falaj.asof.layout import Layout
+from falaj.asof.rows import Clustered, cluster, open_part
+from falaj.asof.tiles import build, merge, pack, unpack
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Unavailable
+from falaj.core.event import new_id
+from falaj.core.online import pack_rank, rank_of, rows_in
+from falaj.core.ports import Online
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.features.chapters import parts_of, table_of
+from falaj.features.shelf import Shelf, View, keep
+from falaj.features.stream import Chapter, Stream, faces_of, schema_of, shape_of, space_of
+from falaj.store.codec import to_json
+from falaj.store.ledger import Ledger, Writer
+
+BUDGET_S = 5.0
+"""How long one call works before it says how far it is."""
+LEASE_S = 60.0
+PUT_ROWS = 10_000
+STATE_ROWS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How far the online store has what there is."""
+
+    view: Ref
+    generation: int
+    rows: int
+    """How many rows of the arrivals to fill were looked at."""
+    total: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a space is filled."""
+
+    generation: int = 0
+    """Everything up to this arrival is in."""
+    part: int = 0
+    """Of the next one, so many parts."""
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an arrival goes."""
+
+    store: Online
+    view: View
+    era: int
+    tenant: str
+    now_us: int
+
+    def space(self, face: str = "") -> str:
+        """The space of a face."""
+        return space_of(self.view.stream, self.tenant, shape_of(self.view.definition), face, self.era)
+
+    def mark(self) -> Mark:
+        """How far it is; nowhere when it is new, or came back empty."""
+        noted = self.store.note(self.space())
+        return Mark(*json.loads(noted)) if noted else Mark()
+
+    def note(self, mark: Mark) -> None:
+        """Remember how far it is."""
+        self.store.note(self.space(), to_json([mark.generation, mark.part, mark.rows]))
+
+
+class Filling(Shelf):
+    """How the online store gets what arrived."""
+
+    @verb(writes=("view",), outside=True)
+    def fill(
+        self,
+        ctx: Context,
+        view: Annotated[Ref, "which view"],
+        anew: Annotated[bool, "begin a new space, and switch readers to it when it is whole"] = False,
+    ) -> Filled:
+        """Put what arrived since the last time online, for some seconds; call again until it is complete.
+
+        `falaj features materialize` brings in what the source has, does this, and shows how far it is.
+
+        Example:
+            falaj features fill view:fraud/spend
+        """
+        if anew:
+            self._begin_era(ctx, view)
+        found = self._registered(ctx, view)
+        with self._led(ctx, found.stream):
+            return self._fill(ctx, found, BUDGET_S)
+
+    def _freshen(self, ctx: Context, view: Ref) -> bool:
+        """After a push: bring every shape that somebody reads up to date, where that is little; True when it is."""
+        found = self._registered(ctx, view)
+        fresh = True
+        try:
+            with self._led(ctx, found.stream):
+                for ref in dict.fromkeys((found.ref, *found.stream.shapes.values())):
+                    with self._ledger.read(ctx) as tx:
+                        one = self._view(tx, ref)
+                    fresh = self._fill(ctx, one, BUDGET_S / 5).complete and fresh
+        except (Conflict, Unavailable):
+            return False  # the rows are safe; whoever fills now, or next, takes them along
+        return fresh
+
+    def _fill(self, ctx: Context, view: View, budget_s: float) -> Filled:
+        target = Target(self._online(), view, view.stream.era, ctx.tenant, round(ctx.now() * 1e6))
+        until = time.monotonic() + budget_s
+        mark = target.mark()
+        work = self._work(ctx, view, mark.generation)
+        total = sum(count for _, count, _ in work)
+        seen = mark.rows if mark.part else 0
+        for generation, _, parts in work:
+            for number, part in enumerate(parts()):
+                if number < mark.part:
+                    continue
+                seen += _put(target, part, generation)
+                mark = Mark(mark.generation, number + 1, seen)
+                target.note(mark)
+                if time.monotonic() > until:
+                    return Filled(view.ref, mark.generation, seen, total, complete=False)
+            mark = Mark(generation)
+            target.note(mark)
+        if mark == Mark():
+            target.note(mark)
+        self._completed(ctx, view, target, mark.generation)
+        return Filled(view.ref, mark.generation, seen, total, complete=True)
+
+    def _work(self, ctx: Context, view: View, since: int) -> list[tuple[int, int, Callable[[], Iterator["Arrived"]]]]:
+        """What is not online yet, oldest arrival first: its generation, its rows, and a way to them."""
+        stream = view.stream
+        found: list[tuple[int, int, Callable[[], Iterator[Arrived]]]] = [
+            (one.generation, one.num_rows, lambda one=one: self._chapter(ctx, view, one))  # type: ignore[misc]
+            for one in stream.chapters
+            if one.generation > since
+        ]
+        fresh = [one for one in stream.tail if one.generation > since and one.num_rows]
+        blocks = {one.id: rows for one, rows in self._tail().read(ctx, stream, fresh)} if fresh else {}
+        types = [one.type for one in view.entity.keys]
+        for one in fresh:
+            table = table_of(blocks[one.id].good, schema_of(view.definition, view.entity), one.seq)
+            arrived = Arrived(cluster(table, types), ((one.generation, one.seq),))
+            found.append((one.generation, one.num_rows, lambda arrived=arrived: iter([arrived])))  # type: ignore[misc]
+        return sorted(found, key=lambda one: one[0])
+
+    def _chapter(self, ctx: Context, view: View, chapter: Chapter) -> Iterator["Arrived"]:
+        types = [one.type for one in view.entity.keys]
+        for part in parts_of(self._as(ctx), chapter, tuple(faces_of(view.definition))):
+            yield Arrived(open_part(part, types), chapter.spans)
+
+    def _registered(self, ctx: Context, view: Ref) -> View:
+        """The view, with its shape among those that are kept fresh."""
+        with self._ledger.read(ctx) as tx:
+            found = self._view(tx, view)
+        shape = shape_of(found.definition)
+        if shape in found.stream.shapes:
+            return found
+
+        def work(tx: Writer) -> View:
+            now = self._view(tx, found.ref)
+            stream = replace(now.stream, shapes={**now.stream.shapes, shape: found.ref})
+            keep(tx, now, stream)
+            tx.emit("features.shape", found.ref, shape=shape)
+            return self._view(tx, found.ref)
+
+        return self._ledger.retry(ctx, work)
+
+    def _begin_era(self, ctx: Context, view: Ref) -> None:
+        def work(tx: Writer) -> None:
+            now = self._view(tx, view)
+            keep(tx, now, replace(now.stream, era=now.stream.era + 1))
+            tx.emit("features.refill", now.ref, era=now.stream.era + 1)
+
+        self._ledger.retry(ctx, work)
+
+    def _completed(self, ctx: Context, view: View, target: Target, generation: int) -> None:
+        """Let readers read what was filled; what they read before goes."""
+        shape, before = shape_of(view.definition), view.stream.online.get(shape_of(view.definition))
+        behind = generation - view.stream.filled
+        if before == target.era and not behind > 0:
+            return
+
+        def work(tx: Writer) -> None:
+            now = self._view(tx, view.ref)
+            online = {**now.stream.online, shape: target.era}
+            stream = replace(now.stream, online=online, filled=generation, filled_at=ctx.now())
+            keep(tx, now, stream)
+            tx.emit("features.filled", now.ref, generation=generation, era=target.era)
+
+        if before != target.era or view.stream.chapters:
+            self._ledger.retry(ctx, work)
+        if before is not None and before != target.era:
+            for face in faces_of(view.definition):
+                target.store.drop(space_of(view.stream, ctx.tenant, shape, face, before))
+
+    def _led(self, ctx: Context, stream: Stream) -> "_Led":
+        """Only one fills a view at a time: states of windows are read, changed and written."""
+        return _Led(self._ledger, f"features/{ctx.tenant}/{stream.view}.{stream.rows}", ctx)
+
+
+class _Led:
+    """A lease held for a while."""
+
+    def __init__(self, ledger: Ledger, name: str, ctx: Context) -> None:
+        self._ledger, self._name, self._owner, self._ctx = ledger, name, new_id(), ctx
+
+    def __enter__(self) -> None:
+        if self._ledger.lease(self._name, self._owner, LEASE_S, self._ctx.now()) is None:
+            raise Conflict("somebody fills this view at the moment", "try again in a minute")
+
+    def __exit__(self, *exc: object) -> None:
+        self._ledger.release(self._name, self._owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Rows of one arrival, clustered; the spans tell which of several arrivals a row came with."""
+
+    rows: Clustered
+    spans: tuple[tuple[int, int], ...]
+
+
+def _put(target: Target, arrived: Arrived, generation: int) -> int:
+    definition = target.view.definition
+    for face, fields in faces_of(definition).items():
+        if not definition.windows:
+            _put_rows(target, arrived.rows, face, Layout(fields))
+        else:
+            _put_states(target, arrived, face, generation)
+    return len(arrived.rows.event)
+
+
+def _put_rows(target: Target, rows: Clustered, face: str, layout: Layout) -> None:
+    """Of each key the row that stands now, and those of later moments."""
+    starts = rows.run_starts
+    due = rows.event <= target.now_us
+    counts = np.add.reduceat(due, starts[:-1], dtype=np.int64) if len(due) else np.zeros(0, np.int64)
+    chosen = np.concatenate(((starts[:-1] + counts - 1)[counts > 0], np.flatnonzero(~due)))
+    run = np.searchsorted(starts, chosen, side="right") - 1
+    keys = rows.keys.packed_bytes()
+    columns = {one.name: rows.column(one.name) for one in layout.fields}
+    space = target.space(face)
+    for start in range(0, len(chosen), PUT_ROWS):
+        part = chosen[start : start + PUT_ROWS]
+        taken = {name: column.take(part) for name, column in columns.items()}
+        made = layout.encode(taken, rows.event[part], rows.created[part], rows.seq[part])
+        named = keys.take(run[start : start + PUT_ROWS]).to_pylist()
+        target.store.put(space, list(zip(named, made, strict=True)), target.now_us)
+
+
+def _put_states(target: Target, arrived: Arrived, face: str, generation: int) -> None:
+    """Of each key what it had and what came; a key that has seen this arrival is left as it is."""
+    rows, windows, space = arrived.rows, target.view.windows_of(face), target.space(face)
+    if not windows:
+        return
+    names = sorted({one.of for one in windows if one.of})
+    columns = {name: _numbers(rows.column(name)) for name in names}
+    keys, numbers = rows.keys.packed_bytes().to_pylist(), [first for _, first in arrived.spans]
+    generations = np.array([one for one, _ in arrived.spans])[np.searchsorted(numbers, rows.seq, side="right") - 1]
+    for start in range(0, len(keys), STATE_ROWS):
+        stop = min(start + STATE_ROWS, len(keys))
+        cells = target.store.get([(space, keys[start:stop])])[0]
+        held = [rows_in(cell)[-1] if cell else None for cell in cells]
+        seen = np.array([rank_of(row)[2] if row else 0 for row in held])
+        lengths = np.diff(rows.run_starts[start : stop + 1])
+        low, high = rows.run_starts[start], rows.run_starts[stop]
+        wanted = low + np.flatnonzero(generations[low:high] > np.repeat(seen, lengths))
+        counts = np.bincount(np.repeat(np.arange(stop - start), lengths)[wanted - low], minlength=stop - start)
+        some = np.flatnonzero(counts)
+        runs = np.concatenate(([0], np.cumsum(counts[some])))
+        taken = {name: (_taken(values, wanted), valid[wanted]) for name, (values, valid) in columns.items()}
+        made = build(runs, rows.event[wanted], rows.created[wanted], rows.seq[wanted], taken, windows, target.now_us)
+        rank = pack_rank(0, 0, generation)
+        fresh = []
+        for at, state in zip(some, made, strict=True):
+            row = held[at]
+            whole = state if row is None else pack(merge(unpack(row[24:], windows), unpack(state, windows)))
+            fresh.append((keys[start + at], rank + whole))
+        target.store.put(space, fresh, target.now_us)
+
+
+def _numbers(column: Any) -> tuple[Any, Any]:
+    """A column as windows take it: an array where it is of numbers, else a list; and which are not null."""
+    from falaj.asof.engine import numbers_of
+
+    return numbers_of(column)
+
+
+def _taken(values: Any, rows: Any) -> Any:
+    return values[rows] if isinstance(values, np.ndarray) else [values[at] for at in rows]

@@ -1,0 +1,225 @@
+"""Leaving: a person's rows taken out of what is online and of the tail, chapters replaced by the same without them.
+
+And samples of what was read, which the check against history replays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from falaj.asof.keys import key_bytes
+from falaj.core.context import Context
+from falaj.core.errors import Denied, Invalid, Stale
+from falaj.core.event import new_id
+from falaj.core.ports import Block
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.features.rows import check_faces
+from falaj.features.shelf import Shelf, View, keep, need
+from falaj.features.stream import Stream, faces_of, shape_of, space_of
+from falaj.features.tail import Rows
+
+MOST_PEOPLE = 10_000
+MOST_SAMPLE_BYTES = 1 << 20
+_SAMPLES = 10_000
+
+
+class Leaving(Shelf):
+    """How rows go, and what is known of reads."""
+
+    @verb(writes=("view",), group="erase", outside=True)
+    def forget(
+        self,
+        ctx: Context,
+        view: Annotated[Ref, "which view"],
+        keys: Annotated[dict[str, list[Any]], "whose rows: each key of the entity with a value for every person"],
+        subject: Annotated[str, "only this key names the person: rows of all other values of the others go, too"] = "",
+    ) -> int:
+        """Take people's rows out of the online store and of what was pushed, and never take them in again.
+
+        `falaj features erase` does this and all that follows: chapters, training sets, keys, and the report.
+
+        Example:
+            falaj features forget view:fraud/spend --keys '{"customer_id": ["c1"]}'
+        """
+        with self._ledger.read(ctx) as tx:
+            found = self._view(tx, view)
+        wanted = _people(found, keys, subject)
+        names = {self._pseudonym(ctx, found, value) for value in wanted}
+        self._mark_erased(ctx, found, names)
+        whole = [one.name for one in found.entity.keys] == list(keys)
+        gone = self._forget_online(ctx, found, wanted, whole)
+        return gone + self._forget_pushed(ctx, found, keys)
+
+    @verb(writes=("view",), reads=("faces",), group="erase")
+    def replace(
+        self,
+        ctx: Context,
+        view: Annotated[Ref, "which view"],
+        generation: Annotated[int, "which chapter"],
+        faces: Annotated[dict[str, Ref], "the dataset version of each face that takes its place; none: it goes"],
+        num_rows: Annotated[int, "how many rows are left in it"] = 0,
+    ) -> Stream:
+        """Put the same chapter without somebody's rows, or a merged one, in the place of a chapter.
+
+        Example:
+            falaj features replace view:fraud/spend --generation 3 --faces @faces.json --num-rows 120
+        """
+        with self._ledger.write(ctx) as tx:
+            found = self._view(tx, view)
+            if not any(one.generation == generation for one in found.stream.chapters):
+                raise Stale(f"{view.bare} has no chapter {generation} any more", "look at it again", view)
+            if faces:
+                check_faces(tx, found, faces)
+            chapters = tuple(
+                replace(one, faces=faces, num_rows=num_rows) if one.generation == generation else one
+                for one in found.stream.chapters
+                if faces or one.generation != generation
+            )
+            stream = replace(found.stream, chapters=chapters)
+            keep(tx, found, stream)
+            tx.emit("features.replace", found.ref, tuple(faces.values()), generation=generation, rows=num_rows)
+        return stream
+
+    @verb(reads=("view",), group="read")
+    def pseudonyms(
+        self,
+        ctx: Context,
+        view: Annotated[Ref, "which view"],
+        subjects: Annotated[tuple[str, ...], "the bytes of the keys that name people, as hex"],
+    ) -> tuple[str, ...]:
+        """What the platform calls people in this view's zone: texts that nobody can turn back into who they are.
+
+        Example:
+            falaj features pseudonyms view:fraud/spend --subjects 6331
+        """
+        if len(subjects) > MOST_PEOPLE:
+            raise Invalid(f"{len(subjects)} people at once", f"at most {MOST_PEOPLE}", view)
+        with self._ledger.read(ctx) as tx:
+            found = self._view(tx, view)
+        return tuple(self._pseudonym(ctx, found, bytes.fromhex(one)) for one in subjects)
+
+    @verb(reads=("service",), group="write")
+    def sample(
+        self,
+        ctx: Context,
+        service: Annotated[Ref, "which version was read"],
+        reads: Annotated[str, "reads as features/skew.py packs them, in base64"],
+    ) -> int:
+        """Tell a sample of what was read, for the check of what is served against history.
+
+        Example:
+            falaj features sample service:fraud/scorer@v1 --reads …
+        """
+        if len(reads) > MOST_SAMPLE_BYTES:
+            raise Invalid("too many reads at once", f"at most {MOST_SAMPLE_BYTES} bytes", service)
+        with self._ledger.read(ctx) as tx:
+            record = need(tx, service, "service", "view")
+        bare = Block(ctx.tenant, _series(record.ref), "", new_id(), record.zone, "", "", 1, ctx.now(), b"", False)
+        sealed = self._keyring.seal(ctx.tenant, record.zone, reads.encode(), _aad(bare))
+        self._series().append([bare._replace(data=sealed)])
+        return 1
+
+    @verb(reads=("service",), group="read")
+    def samples(
+        self,
+        ctx: Context,
+        service: Annotated[Ref, "which version was read"],
+        after: Annotated[str, "where the last look ended"] = "",
+    ) -> tuple[tuple[str, str], ...]:
+        """Samples of reads: a cursor and the packed reads of each, oldest first.
+
+        Example:
+            falaj features samples service:fraud/scorer
+        """
+        with self._ledger.read(ctx) as tx:
+            record = need(tx, service, "service", "view")
+        blocks = self._series().read(ctx.tenant, (_series(record.ref),), "", limit=_SAMPLES)
+        return tuple(
+            (one.id, self._keyring.unseal(one.tenant, one.zone, one.data, _aad(one)).decode())
+            for one in sorted(blocks, key=lambda block: block.id)
+            if one.id > after
+        )
+
+    def _mark_erased(self, ctx: Context, view: View, names: set[str]) -> None:
+        """From now on their rows are kept out: before anything is deleted, so that none slips in behind."""
+        with self._ledger.write(ctx) as tx:
+            now = self._view(tx, view.ref)
+            stream = replace(now.stream, erased=tuple(sorted({*now.stream.erased, *names})))
+            keep(tx, now, stream)
+            tx.emit("features.forget", now.ref, people=len(names))
+
+    def _forget_online(self, ctx: Context, view: View, wanted: Sequence[bytes], whole: bool) -> int:
+        store = self._online()
+        spaces = {
+            space_of(view.stream, ctx.tenant, shape, face, era)
+            for shape in {shape_of(view.definition), *view.stream.shapes}
+            for face in faces_of(view.definition)
+            for era in {0, view.stream.era}
+        }
+        if whole:
+            return sum(store.delete(space, wanted) for space in spaces)
+        gone = 0
+        for space in spaces:
+            cursor = b""
+            while page := store.scan(space, cursor):
+                chosen = [key for key, _ in page if _names(view, key) in set(wanted)]
+                gone += store.delete(space, chosen) if chosen else 0
+                cursor = page[-1][0]
+        return gone
+
+    def _forget_pushed(self, ctx: Context, view: View, keys: dict[str, list[Any]]) -> int:
+        """The same blocks without their rows, in the place of those that have them."""
+        tail, gone = self._tail(), 0
+        for pushed, rows in tail.read(ctx, view.stream, view.stream.tail):
+            left, bad = _without(rows.good, keys), _without(rows.bad, keys)
+            lost = len(rows.good["event"]) - len(left["event"])
+            if lost or bad != rows.bad:
+                tail.replace(ctx, view.stream, view.zone, pushed.id, Rows(left, bad))
+                gone += lost
+        return gone
+
+
+def _people(view: View, keys: dict[str, list[Any]], subject: str) -> list[bytes]:
+    """The bytes of the keys asked about; a part of a key only where that part names the person."""
+    fields = {one.name: one.type for one in view.entity.keys}
+    unknown = [name for name in keys if name not in fields]
+    if unknown or not keys:
+        raise Invalid(
+            f"{view.definition.entity} has no key {', '.join(unknown)}", f"it has {', '.join(fields)}", view.ref
+        )
+    partial = len(keys) < len(fields)
+    if partial and [*keys] != [subject or view.entity.subject]:
+        raise Denied("a part of a key that names nobody", "name every key, or the one that names the person", view.ref)
+    types = [fields[name] for name in fields if name in keys]
+    found = [key_bytes(values, types) for values in zip(*(keys[name] for name in fields if name in keys), strict=True)]
+    if len(found) > MOST_PEOPLE or not all(found):
+        raise Invalid("no people, too many, or a key that is null", f"1 to {MOST_PEOPLE}", view.ref)
+    return [one for one in found if one]
+
+
+def _names(view: View, key: bytes) -> bytes:
+    """The bytes of the part of a stored key that names the person."""
+    from falaj.asof.keys import split_key
+
+    types = [one.type for one in view.entity.keys]
+    at = [one.name for one in view.entity.keys].index(view.entity.subject)
+    return key_bytes([split_key(key, types)[at]], [types[at]]) or b""
+
+
+def _without(columns: dict[str, list[Any]], keys: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Rows less those whose keys are asked about."""
+    if not columns:
+        return columns
+    names = [name for name in keys if name in columns]
+    gone = set(zip(*(keys[name] for name in names), strict=True))
+    kept = [at for at, row in enumerate(zip(*(columns[name] for name in names), strict=True)) if row not in gone]
+    return {name: [values[at] for at in kept] for name, values in columns.items()}
+
+
+def _series(ref: Ref) -> str:
+    return f"reads:{ref}"
+
+
+def _aad(block: Block) -> bytes:
+    return f"reads\0{block.tenant}\0{block.series}\0{block.id}".encode()

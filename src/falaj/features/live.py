@@ -1,0 +1,89 @@
+"""A service opened for reading: in microseconds where the online store is at hand, else one call to the platform.
+
+The right to read, and the versions, are asked for anew every minute; a sample of what was read is told with it.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from falaj.asof.reading import Answer, Reader
+from falaj.asof.records import STATUSES, ServicePlan
+from falaj.core.errand import Here
+from falaj.core.ref import Ref
+from falaj.features.computing import functions_of
+from falaj.features.records import Opening, Values
+from falaj.features.skew import Sampler, pack_reads
+
+_NON_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+class LiveReader:
+    """`reader.read({"customer_id": ["c1", "c2"]})` gives values and statuses by name."""
+
+    def __init__(self, here: Here, service: Ref, model: Ref | None = None) -> None:
+        if model is not None and not service.pinned:
+            # What it was trained on; where that is another service, opening says so.
+            service = next((one for one in here.features.bound(model) if one.bare == service.bare), service)
+        self._here, self._service, self._model = here, service, model
+        self._online = here.online()
+        self._until = 0.0
+        self._sampler: Sampler | None = None
+        self._renew(time.time())
+
+    plan: ServicePlan
+    """What is read, at which versions."""
+
+    def read(self, keys: Mapping[str, Sequence[Any]], request: Mapping[str, Sequence[Any]] | None = None) -> Answer:
+        """The newest values of these keys, in the order of the keys, with a status for each."""
+        now = time.time()
+        if now > self._until:
+            self._renew(now)
+        at = round(now * 1e6)
+        answer = self._reader.read(keys, request, at) if self._reader else self._asked(keys, request)
+        if self._sampler is not None and self._sampler.chosen():
+            self._sampler.take(keys, request, at, answer)
+        return answer
+
+    def close(self) -> None:
+        """Tell what was sampled; the platform's connection belongs to whoever opened it."""
+        self._tell()
+
+    def __enter__(self) -> "LiveReader":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _renew(self, now: float) -> None:
+        self._tell()
+        opened: Opening = self._here.features.open(self._service, self._model)
+        if self._until == 0.0 or opened.plan != self.plan:
+            self.plan = opened.plan
+            functions = functions_of(opened.plan)
+            self._reader = Reader(opened.plan, self._online, functions=functions) if self._online else None
+        if opened.sample and self._sampler is None:
+            self._sampler = Sampler(opened.sample)
+        # Half of what it is good for, so that clocks that differ a little do no harm.
+        self._until = now + max(1.0, (opened.until - now) / 2)
+
+    def _tell(self) -> None:
+        reads = self._sampler.drain() if self._sampler is not None else []
+        if reads:
+            self._here.features.sample(Ref.parse(self.plan.ref), pack_reads(reads))
+
+    def _asked(self, keys: Mapping[str, Sequence[Any]], request: Mapping[str, Sequence[Any]] | None) -> Answer:
+        """Over the wire; what functions make is made here."""
+        plain = {name: list(values) for name, values in keys.items()}
+        asked = {name: list(values) for name, values in (request or {}).items()} or None
+        found: Values = self._here.features.read(Ref.parse(self.plan.ref), plain, asked, self._model)
+        kinds = {one.name: one.type for one in self.plan.outputs}
+        columns = {name: [_value(one, kinds[name]) for one in values] for name, values in found.columns.items()}
+        codes = {name: [STATUSES.index(one) for one in values] for name, values in found.statuses.items()}
+        return Answer.of(columns, codes)
+
+
+def _value(value: Any, kind: str) -> Any:
+    if isinstance(value, str) and "float" in kind:
+        return _NON_FINITE[value]
+    return bytes.fromhex(value) if kind == "bytes" and isinstance(value, str) else value

@@ -1,0 +1,30 @@
+"""The desk of features: one class, written in the parts it inherits."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+
+from falaj.core.errand import Here
+from falaj.core.ports import Online, Series
+from falaj.features.defining import Defining
+from falaj.features.leaving import Leaving
+from falaj.features.rows import Rows
+from falaj.features.serving import Serving
+from falaj.govern.keys import Keyring
+from falaj.store.ledger import Ledger
+
+
+class Features(Defining, Rows, Serving, Leaving):
+    """Features: define once, train and serve with the same numbers, right at every moment."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        act: Callable[..., Here],
+        series: Callable[[], Series],
+        online: Callable[[], Online],
+        keyring: Keyring,
+    ) -> None:
+        super().__init__(ledger, act, series, online, keyring)
+        self._readers = OrderedDict()
+        self._lock = Lock()

@@ -1,0 +1,167 @@
+"""Reading online: a service opened once and read many times, or one read through the guard; and samples of reads."""
+
+from collections import OrderedDict
+from dataclasses import replace
+from threading import Lock
+from typing import Annotated, Any
+
+from falaj.asof.reading import Reader
+from falaj.asof.records import STATUSES, Field, ServicePlan, ViewPlan
+from falaj.core.context import Context
+from falaj.core.errors import Conflict, Invalid
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.features.decide import service_plan
+from falaj.features.records import Opening, Pick, ServiceDef, Values
+from falaj.features.shelf import Shelf, View, define_of, need
+from falaj.features.stream import face_of, shape_of, space_of
+from falaj.store.ledger import Reader as Books
+
+OPEN_S = 60.0
+"""So long a plan is used before it is asked for again: a changed right or a moved space is known by then."""
+SAMPLE_EVERY = 1000
+MOST_KEYS = 10_000
+_READERS = 256
+
+
+class Serving(Shelf):
+    """How features are read."""
+
+    _readers: "OrderedDict[tuple[str, ServicePlan], Reader]"
+    _lock: Lock
+
+    @verb(reads=("service", "model"), group="read")
+    def open(
+        self,
+        ctx: Context,
+        service: Annotated[Ref, "which service, or view"],
+        model: Annotated[Ref | None, "the model that reads: it must have been trained on this very version"] = None,
+    ) -> Opening:
+        """Ask to read a service: gives the plan by which its features are read, and for how long it is good.
+
+        `here.features.reader("service:fraud/scorer")` does this and keeps it fresh.
+
+        Example:
+            falaj features open service:fraud/scorer
+        """
+        with self._ledger.read(ctx) as tx:
+            pinned = self._bound(tx, service, model)
+            return Opening(self._plan(tx, ctx, pinned), ctx.now() + OPEN_S, SAMPLE_EVERY, model)
+
+    @verb(reads=("service", "model"), group="read")
+    def read(
+        self,
+        ctx: Context,
+        service: Annotated[Ref, "which service, or view"],
+        keys: Annotated[dict[str, list[Any]], "whose: each key with a value for every row"],
+        request: Annotated[dict[str, list[Any]] | None, "what only the request knows, likewise"] = None,
+        model: Annotated[Ref | None, "the model that reads: it must have been trained on this very version"] = None,
+    ) -> Values:
+        """Read features as they are now, with a status for each: one round trip to the online store.
+
+        Example:
+            falaj features read service:fraud/scorer --keys '{"customer_id": ["c1", "c2"]}'
+        """
+        if not keys or not 0 < max(map(len, keys.values())) <= MOST_KEYS:
+            raise Invalid("no keys, or too many", f"1 to {MOST_KEYS} of each", service)
+        with self._ledger.read(ctx) as tx:
+            plan = self._plan(tx, ctx, self._bound(tx, service, model))
+        now = ctx.now()
+        answer = self._reader(ctx, plan).read(keys, request, round(now * 1e6))
+        columns = {one.name: _wire(answer.columns[one.name], one) for one in plan.outputs}
+        statuses = {one.name: [STATUSES[code] for code in answer.statuses[one.name]] for one in plan.outputs}
+        return Values(Ref.parse(plan.ref), columns, statuses, now)
+
+    @verb(reads=("model",))
+    def bound(self, ctx: Context, model: Annotated[Ref, "which model"]) -> tuple[Ref, ...]:
+        """The services, pinned, whose features a model was trained on: what it must be served with.
+
+        Example:
+            falaj features bound model:fraud/scorer@champion
+        """
+        with self._ledger.read(ctx) as tx:
+            return tuple(trained_on(tx, model))
+
+    def _reader(self, ctx: Context, plan: ServicePlan) -> Reader:
+        key = (ctx.tenant, plan)
+        with self._lock:
+            found = self._readers.get(key)
+            if found is None:
+                found = self._readers[key] = Reader(plan, self._online(), open_row=self._opener(ctx, plan))
+            self._readers.move_to_end(key)
+            if len(self._readers) > _READERS:
+                self._readers.popitem(last=False)
+        return found
+
+    def _opener(self, ctx: Context, plan: ServicePlan) -> Any:
+        return None
+
+    def _bound(self, tx: Books, service: Ref, model: Ref | None) -> Ref:
+        """The version to read; of a model, the one it was trained on and no other."""
+        pinned = need(tx, service, "service", "view").ref
+        if model is None:
+            return pinned
+        trained = [one for one in trained_on(tx, model) if one.bare == service.bare]
+        if not trained:
+            raise Conflict(
+                f"{model} was not trained on {service.bare}", "publish it with its training set as an input", model
+            )
+        if pinned not in trained:
+            names = ", ".join(map(str, trained))
+            raise Conflict(f"{model} was trained on {names}, not on {pinned}", "read that version", model)
+        return pinned
+
+    def _plan(self, tx: Books, ctx: Context, pinned: Ref) -> ServicePlan:
+        """All that reading takes; a view by itself is read as the service of its ordinary columns."""
+        if pinned.kind == "view":
+            view = self._view(tx, pinned)
+            plain = tuple(one.name for one in view.definition.features if one.label is None)
+            columns = tuple(one.name for one in view.definition.windows) or plain
+            picks = (Pick(f"{pinned.project}/{pinned.name}@{pinned.version}", columns),)
+            service, views = ServiceDef(f"{pinned.project}/{pinned.name}", picks), {str(pinned): view}
+        else:
+            record = tx.need(pinned)
+            service = define_of(record)
+            views = {ref: self._view(tx, Ref.parse(ref)) for ref in record.body["views"]}
+        plan = service_plan(service, views, str(pinned))
+        split = [face for one in plan.views for face in _by_face(one, views[one.ref], ctx.tenant)]
+        return replace(plan, views=tuple(split))
+
+
+def trained_on(tx: Books, model: Ref) -> list[Ref]:
+    """The versions of services that a model's training sets were made with."""
+    found: set[Ref] = set()
+    for ref in map(Ref.parse, tx.need(model).body.get("inputs", {}).values()):
+        made = tx.get(ref) if ref.kind == "dataset" else None
+        inner = made.body.get("inputs", {}).values() if made else ()
+        found |= {one for one in (ref, *map(Ref.parse, inner)) if one.kind == "service"}
+    return sorted(found)
+
+
+def _by_face(plan: ViewPlan, view: View, tenant: str) -> list[ViewPlan]:
+    """A plan for each face: columns under one label lie in one space of their own."""
+    faces = {one.name: face_of(one.label) for one in view.definition.features}
+    faces |= {one.name: faces.get(one.of, "") for one in view.definition.windows}
+    shape, found = shape_of(view.definition), []
+    for face in dict.fromkeys(faces[name] for name in plan.wanted):
+        chosen = [at for at, name in enumerate(plan.wanted) if faces[name] == face]
+        found.append(
+            replace(
+                plan,
+                space=space_of(view.stream, tenant, shape, face),
+                stored=tuple(Field(one.name, one.type) for one in view.definition.features if faces[one.name] == face),
+                wanted=tuple(plan.wanted[at] for at in chosen),
+                names=tuple(plan.names[at] for at in chosen),
+                windows=tuple(one for one in view.definition.windows if faces[one.name] == face),
+                face=face,
+            )
+        )
+    return found
+
+
+def _wire(values: Any, field: Field) -> list[object]:
+    """Values as JSON can say them."""
+    plain = values.tolist() if hasattr(values, "tolist") else list(values)
+    if "float" not in field.type:
+        return [one.hex() if isinstance(one, bytes) else one for one in plain]
+    return [repr(one) if isinstance(one, float) and one - one != 0 else one for one in plain]

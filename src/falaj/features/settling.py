@@ -1,0 +1,121 @@
+"""Publishing rows: clustered segments, one dataset version for each face; and what was pushed settled into them.
+
+It runs beside whoever brings rows, or in the house for whoever defined the view, with the rights they have today.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from falaj.asof.rows import RowSchema, face_folder, write_rows
+from falaj.catalog.publishing import Order, carry_out
+from falaj.catalog.records import Facts
+from falaj.catalog.sources import Source
+from falaj.core.context import Context
+from falaj.core.errand import Here
+from falaj.core.label import Label
+from falaj.core.ref import Ref
+from falaj.features.chapters import table_of
+from falaj.features.shelf import View, keep
+from falaj.features.stream import (
+    Chapter,
+    Stream,
+    dataset_of,
+    first_blocks,
+    labels_of,
+    quarantine_of,
+    schema_of,
+    settled,
+)
+from falaj.features.tail import Rows, Tail
+from falaj.jobs.attempts import actor_of
+from falaj.store.ledger import Ledger, Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows on their way into a stream."""
+
+    stream: Stream
+    schema: RowSchema
+    labels: Mapping[str, Label]
+    view: Ref
+    """Pinned: what the published rows say they were made for."""
+    zone: str = ""
+    inputs: Mapping[str, Ref] | None = None
+    how: str = "ingest"
+
+
+def publish_rows(here: Here, batch: Batch, rows: Iterable[Any], seq: int) -> Chapter:
+    """Cluster rows, write them by face, and publish each; nothing of the view changes until they are recorded."""
+    with tempfile.TemporaryDirectory(prefix="falaj-rows-") as scratch:
+        folder = Path(scratch)
+        written = write_rows(rows, batch.schema, folder, seq=seq)
+        faces = {face: _publish(here, batch, face, folder / face_folder(face)) for face in batch.schema.faces}
+    return Chapter(0, written.num_rows, faces, written.first_event, written.last_event, 0.0, batch.how)
+
+
+def publish_quarantine(here: Here, batch: Batch, tables: list[Any]) -> int:
+    """Keep rows that broke a rule where their owner can look at them; gives how many."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = sum(table.num_rows for table in tables)
+    if not count:
+        return 0
+    label = batch.labels[""]
+    for one in batch.labels.values():
+        label = label.join(one)
+    with tempfile.TemporaryDirectory(prefix="falaj-rows-") as scratch:
+        whole = pa.concat_tables(tables, promote_options="permissive")
+        pq.write_table(whole, Path(scratch) / "rows.parquet")
+        source = Source(Path(scratch), passing=True)
+        facts = Facts(f"{count} rows that broke a rule", tags={"view": str(batch.view)})
+        order = Order(quarantine_of(batch.stream), source, facts, label, dict(batch.inputs or {}), batch.zone)
+        carry_out(here, order)
+    return count
+
+
+def settle(ledger: Ledger, act: Callable[..., Here], tail: Tail, ctx: Context, look: Callable[[Reader], View]) -> None:
+    """Make a chapter of the oldest blocks of the tail; of those who settle at the same moment one wins."""
+    with ledger.read(ctx) as tx:
+        view = look(tx)
+        who = view.record.body["who"]
+        actor = replace(actor_of(tx, view.record, "", who["jurisdiction"]), kind="service")
+    blocks = first_blocks(view.stream)
+    if not blocks:
+        return
+    here, read = act(actor, who["purpose"]), tail.read(ctx, view.stream, blocks)
+    schema = schema_of(view.definition, view.entity)
+    batch = Batch(view.stream, schema, labels_of(view.definition), view.ref, view.zone, how="push")
+    good = [table_of(rows.good, schema, one.seq) for one, rows in read if one.num_rows]
+    chapter = publish_rows(here, batch, good, 0) if good else None
+    publish_quarantine(here, batch, [_bad(rows) for _, rows in read if rows.bad])
+    if chapter is not None:
+        spans = tuple((one.generation, one.seq) for one in blocks if one.num_rows)
+        chapter = replace(chapter, generation=spans[-1][0], spans=spans, at=ctx.now())
+    with ledger.write(ctx) as tx:
+        now = look(tx)
+        if now.stream.tail[: len(blocks)] != blocks:
+            return  # somebody else settled it, or took a person out of it: what we published is nobody's
+        stream = settled(now.stream, len(blocks), chapter)
+        keep(tx, now, stream)
+        tx.emit("features.settle", view.ref, tuple(chapter.faces.values()) if chapter else (), blocks=len(blocks))
+        tx.after(lambda durable: tail.drop(ctx, stream, [one.id for one in blocks]) if durable else None)
+
+
+def _publish(here: Here, batch: Batch, face: str, folder: Path) -> Ref:
+    facts = Facts(f"{batch.how} for {batch.view}", tags={"view": str(batch.view), "face": face})
+    source = Source(folder, passing=True)
+    order = Order(
+        dataset_of(batch.stream, face), source, facts, batch.labels[face], dict(batch.inputs or {}), batch.zone
+    )
+    return carry_out(here, order).ref
+
+
+def _bad(rows: Rows) -> Any:
+    import pyarrow as pa
+
+    return pa.table(rows.bad)

@@ -1,0 +1,191 @@
+"""Sources: rows from the catalogue, from a database or from a stream, batch by batch, beside the caller."""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from falaj.catalog.reading import open_version, path_of
+from falaj.core.errand import Here
+from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.core.ref import Ref
+from falaj.features.records import SourceDef
+
+BATCH_ROWS = 1 << 20
+"""Rules about a whole table look at so many rows at a time."""
+_FORMATS = (".parquet", ".parq", ".pq", ".csv", ".jsonl", ".ndjson", ".arrow", ".feather", ".ipc")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to read: tables, and which state of the source they are."""
+
+    tables: Iterable[Any]
+    """pyarrow Tables of up to BATCH_ROWS rows."""
+    pinned: str = ""
+    ref: Ref | None = None
+    anew: bool = True
+    """False when these are only what came since the state that was read last."""
+    size_bytes: int = 0
+
+
+@contextmanager
+def open_rows(here: Here, source: SourceDef, since: str = "") -> Iterator[Found]:
+    """The rows of a source; only what is new since a state, where the source can tell."""
+    if source.kind == "dataset":
+        with tempfile.TemporaryDirectory(prefix="falaj-source-") as scratch:
+            yield _dataset(here, source, since, Path(scratch))
+    elif source.kind == "sql":
+        yield Found(_sql(source))
+    elif source.kind == "kafka":
+        from falaj.features.kafka import open_topic
+
+        tables, state = open_topic(source, since)
+        yield Found(tables, state, anew=False)
+    else:
+        raise Invalid("rows of this view are pushed", "falaj features push VIEW FILE")
+
+
+def read_files(paths: Sequence[Path]) -> Iterator[Any]:
+    """Tables of a file each, or of a part of it."""
+    for path in paths:
+        yield from _grouped(_batches(path))
+
+
+def _dataset(here: Here, source: SourceDef, since: str, folder: Path) -> Found:
+    opened, snapshot = open_version(here, Ref.parse(source.address))
+    entries = {one.path: one for one in snapshot.entries() if one.kind == "file" and _readable(one.path)}
+    if not entries:
+        hint = f"publish {', '.join(_FORMATS)} files"
+        raise Invalid(f"{opened.ref} holds no table", hint, opened.ref)
+    chosen, anew = dict(entries), True
+    if since and not source.query:
+        _, before = open_version(here, Ref.parse(since))
+        known = {one.path: one.digest for one in before.entries() if one.kind == "file" and _readable(one.path)}
+        # What only grew is read from where it ended; anything else that changed means that rows may be gone.
+        if all(path in entries and entries[path].digest == digest for path, digest in known.items()):
+            chosen, anew = {path: one for path, one in entries.items() if path not in known}, False
+    size = sum(one.size for one in chosen.values())
+
+    def fetched() -> Iterator[Path]:
+        with here.progress.task(f"reading {opened.ref}", size) as task:
+            for number, (path, entry) in enumerate(sorted(chosen.items())):
+                target = folder / f"{number:06d}{_suffix(path)}"
+                with target.open("wb") as file:
+                    for chunk in snapshot.read(entry):
+                        file.write(chunk)
+                        task.advance(len(chunk))
+                yield target
+                if not source.query:
+                    target.unlink()
+
+    tables = _queried(source.query, list(fetched())) if source.query else _each(fetched())
+    return Found(tables, str(opened.ref), opened.ref, anew, size)
+
+
+def _each(files: Iterable[Path]) -> Iterator[Any]:
+    for file in files:
+        yield from _grouped(_batches(file))
+
+
+def _queried(query: str, files: list[Path]) -> Iterator[Any]:
+    """What the user's own SQL makes of the files, beside the user: `rows` is all of them."""
+    import duckdb
+
+    with duckdb.connect() as engine:
+        names = [str(file) for file in files]
+        parquet = names and names[0].endswith((".parquet", ".parq", ".pq"))
+        reader = "read_parquet" if parquet else "read_csv_auto" if names[0].endswith(".csv") else "read_json_auto"
+        engine.execute("SET TimeZone = 'UTC'")
+        engine.from_query(f"SELECT * FROM {reader}($files)", params={"files": names}).create_view("rows")  # noqa: S608  # nosec B608
+        yield from _answer(engine, query)
+
+
+def _sql(source: SourceDef) -> Iterator[Any]:
+    """Rows of a database, asked by the caller's own machine, with the caller's own credentials."""
+    scheme, _, rest = source.address.partition(":")
+    if scheme == "duckdb":
+        import duckdb
+
+        with duckdb.connect(rest, read_only=True) as engine:
+            engine.execute("SET TimeZone = 'UTC'")
+            yield from _answer(engine, source.query)
+    elif scheme == "adbc":
+        yield from _adbc(rest, source)
+    else:
+        raise Invalid(f"{scheme!r:.40} is no kind of database", "duckdb:FILE, or adbc:DRIVER with $FALAJ_ADBC_URI")
+
+
+def _adbc(driver: str, source: SourceDef) -> Iterator[Any]:
+    try:
+        from importlib import import_module
+
+        module = import_module(f"adbc_driver_{driver}.dbapi")
+    except ModuleNotFoundError:
+        raise Invalid(f"the ADBC driver {driver!r:.40} is not installed", f"pip install adbc-driver-{driver}") from None
+    # The address of a database may hold a password: it comes from the environment, never from a definition.
+    uri = os.environ.get(source.more.get("uri", "FALAJ_ADBC_URI"), "")
+    with module.connect(uri) as connection, connection.cursor() as cursor:
+        cursor.execute(source.query)
+        yield from _grouped(cursor.fetch_record_batch())
+
+
+def _answer(engine: Any, query: str) -> Iterator[Any]:
+    import duckdb
+
+    try:
+        yield from _grouped(engine.execute(query).to_arrow_reader(65_536))
+    except duckdb.Error as error:
+        raise UserCodeFailed(f"the query failed: {str(error)[:300]}", "correct it in the definition") from error
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    """Record batches of one file, by its suffix."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.json
+    import pyarrow.parquet
+
+    suffix = path.suffix.lower()
+    try:
+        if suffix in (".parquet", ".parq", ".pq"):
+            with pyarrow.parquet.ParquetFile(path) as file:
+                yield from file.iter_batches(65_536)
+        elif suffix == ".csv":
+            yield from pyarrow.csv.open_csv(path)
+        elif suffix in (".jsonl", ".ndjson"):
+            yield from pyarrow.json.read_json(path).to_batches(65_536)
+        else:
+            with pa.memory_map(str(path)) as held:
+                yield from pa.ipc.open_file(held).to_table().to_batches(65_536)
+    except pa.ArrowInvalid as error:
+        raise Invalid(f"{path.name} cannot be read as a table", "check it with the tool that wrote it") from error
+
+
+def _grouped(batches: Iterable[Any]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    held: list[Any] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= BATCH_ROWS:
+            yield pa.Table.from_batches(held)
+            held, count = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _readable(path: bytes) -> bool:
+    return _suffix(path) in _FORMATS and not path.rpartition(b"/")[2].startswith((b".", b"_"))
+
+
+def _suffix(path: bytes) -> str:
+    return Path(os.fsdecode(path)).suffix.lower()
+
+
+__all__ = ["BATCH_ROWS", "Found", "open_rows", "path_of", "read_files"]
