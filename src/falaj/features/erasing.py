@@ -1,0 +1,366 @@
+"""Erasing a person: out of the online store, out of the rows, out of the training sets; and a report of what is left.
+
+Nothing is done by memory. What holds the person is found in the rows themselves and, by lineage, in what was made from
+them; what was removed is read back from the tombstones, which carry the person's pseudonym. So it may be killed
+anywhere: run again it goes on, ends the same, and says the same.
+
+The platform bars the person first, so that no row of theirs comes in behind the back of what follows.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, cast
+
+from falaj.asof.rows import face_folder
+from falaj.asof.sealed import NAME_BYTES
+from falaj.audit.records import Impact
+from falaj.catalog.life_records import Named
+from falaj.catalog.publishing import Order
+from falaj.catalog.reading import open_version
+from falaj.catalog.records import STAGES, Facts, Version
+from falaj.catalog.sources import Source
+from falaj.content.records import Table
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Denied, Invalid, NotFound, Stale, Unavailable
+from falaj.core.ref import Ref
+from falaj.features.erasure import Desk, Erasure, Seen, Touched, columns_of, kept_by_law, spread, spread_rows
+from falaj.features.persons import Kept, Lock, destroy_keys, keys_ref, publish_apart, remove, versions_of
+from falaj.features.rewriting import (
+    SEGMENT,
+    Person,
+    files_of,
+    person_of,
+    rows_hold,
+    rows_without,
+    set_holds,
+    set_without,
+)
+from falaj.features.stream import Arrival, dataset_of, quarantine_of, schema_of
+
+WITHOUT, BEFORE = "without", "before"
+"""The tag of versions that people were taken out of (pseudonyms), and the role of the version each is made from."""
+_BY_HAND = "look at it, and delete it if it holds them: falaj catalog delete"
+_TRIES = 4
+
+
+@dataclass(slots=True)
+class Case:
+    """One erasure on its way."""
+
+    here: Here
+    desk: Desk
+    entity: Ref
+    person: Person
+    marks: Mapping[Ref, str]
+    """The pseudonym in the zone of each view."""
+    reason: str
+    dry: bool
+    kept: dict[Ref, Kept] = field(default_factory=dict)
+    removed: set[Ref] = field(default_factory=set)
+    made: dict[Ref, Ref | None] = field(default_factory=dict)
+    """What was made, and from which version."""
+    notes: list[str] = field(default_factory=list)
+    impacts: dict[Ref, Impact] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        """The person's pseudonym in the first view's zone."""
+        return next(iter(self.marks.values()))
+
+    @property
+    def said(self) -> str:
+        """The reason that tombstones carry."""
+        return f"erased {self.mark}: {self.reason}" if self.reason else f"erased {self.mark}"
+
+    def show(self, ref: Ref) -> Version:
+        """What is known of a version."""
+        return cast(Version, self.here.catalog.show(ref))
+
+    def keep(self, ref: Ref, why: str, do: str) -> None:
+        """Say of something that it stays, and why."""
+        self.kept[ref] = Kept(ref, why, do)
+
+    def take(self, ref: Ref) -> None:
+        """Delete a version, or say why it stays."""
+        if self.dry:
+            why = kept_by_law(self.show(ref), time.time())
+            stays = Kept(ref, why, "falaj catalog release ends a hold") if why else None
+        else:
+            stays = remove(self.here, ref, self.said)
+        if stays is None:
+            self.removed.add(ref)
+            self.kept.pop(ref, None)
+        else:
+            self.kept[ref] = stays
+
+    def recall(self, name: Ref) -> None:
+        """Find what an earlier run of this erasure removed and made under a name."""
+        for version in map(self.show, _ever(self.here, name)):
+            if version.state == "deleted" and any(mark in version.message for mark in self.marks.values()):
+                self.removed.add(version.ref)
+            elif version.state == "live" and self.mark in version.tags.get(WITHOUT, "").split():
+                self.made[version.ref] = version.inputs.get(BEFORE)
+
+    def impact(self, ref: Ref) -> Impact:
+        """What was made from a version, at any distance."""
+        if ref not in self.impacts:
+            try:
+                self.impacts[ref] = self.here.audit.impact(ref)
+            except NotFound:
+                self.impacts[ref] = Impact(str(ref), (), {}, ())
+        return self.impacts[ref]
+
+    def publish(self, before: Version, folder: Path, columns: Sequence[str] = ()) -> Ref:
+        """The next version of the same name, with all that was said of the one it follows."""
+        people = dict.fromkeys([*before.tags.get(WITHOUT, "").split(), self.mark])
+        table = _described(folder, before, columns) if columns else None
+        facts = Facts(before.message, table, tags={**before.tags, WITHOUT: " ".join(people)})
+        inputs = {**before.inputs, BEFORE: before.ref}
+        order = Order(before.ref.bare, Source(folder), facts, before.label, inputs, before.zones[0])
+        ref = publish_apart(self.here, order)
+        self.made[ref] = before.ref
+        return ref
+
+
+@errand
+def erase(
+    here: Here,
+    entity: Annotated[Ref, "which entity, for example entity:fraud/customer"],
+    key: Annotated[str, "the person, by the value of the key that names people"],
+    reason: Annotated[str, "why, for the log; never the person's name"] = "",
+    dry: Annotated[bool, "only say what would be done"] = False,
+) -> Erasure:
+    """Erase a person: from the online store, the rows of every view, and the training sets made of them.
+
+    Models that learned from the person's rows are listed, with what to do. What a legal hold or a retention period
+    keeps is left and named. Deleted bytes leave the store with the next collection. Run it again after a failure, or
+    when a hold has ended: it goes on where it stopped.
+
+    Example:
+        falaj features erase entity:fraud/customer 784-1990-1234567-1 --reason "request 2027-114"
+    """
+    desk: Desk = here.features
+    held = list(desk.holdings(entity))
+    if not held:
+        raise NotFound(f"no view is about {entity}", "falaj features list shows entities and views", entity)
+    person = person_of(held[0].entity, key)
+    views = sorted({one.view for one in held})
+    marks = {view: desk.pseudonyms(view, [person.bytes.hex()])[0][: 2 * NAME_BYTES] for view in views}
+    case = Case(here, desk, entity, person, marks, reason, dry)
+    for view in () if dry else views:
+        desk.forget(view, person.bytes.hex(), case.said)
+    for one in {dataset_of(each.stream): each for each in held}.values():
+        (destroy_key if one.definition.sealed else clear_rows)(case, one)
+    sets = clear_sets(case, held)
+    return report(case, held, sets)
+
+
+def destroy_key(case: Case, arrival: Arrival) -> None:
+    """Of a sealed view: destroy the person's key, unless some of what it opens must be kept readable."""
+    name, now = dataset_of(arrival.stream), time.time()
+    rows = [one for face in arrival.labels for one in versions_of(case.here, dataset_of(arrival.stream, face))]
+    held = {one.ref: why for one in rows if (why := kept_by_law(one, now))}
+    for ref, why in held.items():
+        case.keep(ref, why, "the key stays with it: erase again when that has ended")
+    if held or case.dry:
+        return
+    mark = bytes.fromhex(case.marks[arrival.view])
+    done = destroy_keys(case.here, lock_of(case.desk, arrival), [mark], case.said)
+    for stays in done.kept:
+        case.kept[stays.ref] = stays
+    case.recall(keys_ref(name))
+    case.notes.append(f"the rows of {name} are sealed: the person's key is gone, and the bytes stay as they were")
+
+
+def lock_of(desk: Desk, arrival: Arrival) -> Lock:
+    """The keys of a stream's people, by way of the platform."""
+    stream, view = arrival.stream, arrival.view
+
+    def current() -> Ref | None:
+        found: Ref | None = getattr(_again(desk, arrival).stream, "keys", None)
+        return found
+
+    return Lock(
+        keys_ref(dataset_of(stream)), arrival.labels[""], arrival.zone, current,
+        lambda before, after: desk.rekey(view, stream.rows, before, after),
+        lambda subjects: desk.pseudonyms(view, [one.hex() for one in subjects]),
+    )  # fmt: skip
+
+
+def clear_rows(case: Case, arrival: Arrival) -> None:
+    """Take the person out of every chapter, and delete what held them, whether a chapter names it or nobody does."""
+    for _ in range(_TRIES):
+        chapters = [chapter.faces for chapter in arrival.stream.chapters]
+        seen = {face: _seen_rows(case, arrival, face) for face in arrival.labels}
+        bad = spread_rows(seen, chapters)
+        try:
+            for faces in () if case.dry else chapters:
+                if not bad.isdisjoint(faces.values()):
+                    _amend(case, arrival, faces)
+        except Stale:  # somebody settled or compacted rows meanwhile: look again
+            arrival = _again(case.desk, arrival)
+            continue
+        # The face with the keys goes last: it tells, when this is run again, which files of the others are theirs.
+        for face in sorted(seen, reverse=True):
+            for one in seen[face]:
+                if one.ref in bad:
+                    case.take(one.ref)
+        return
+    raise Unavailable(f"others kept changing the rows of {arrival.view}", "call again", arrival.view)
+
+
+def clear_sets(case: Case, held: Sequence[Arrival]) -> set[Ref]:
+    """Take the person out of quarantines, and of every table that lineage says was made from the rows; gives names."""
+    own = {dataset_of(one.stream, face) for one in held for face in one.labels}
+    own |= {keys_ref(dataset_of(one.stream)) for one in held}
+    aside = {quarantine_of(one.stream) for one in held}
+    made = {ref.bare for root in _roots(case, held) for ref in _after(case, root, "dataset")}
+    for name in sorted((aside | made) - own):
+        # Each version of a quarantine holds rows of its own; of a training set the newest stands for all before it.
+        _clear_set(case, name, each=name in aside)
+    return (aside | made) - own
+
+
+def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
+    """What is gone, by this run or an earlier one, what is left, and which models learned from it."""
+    for name in sets | {dataset_of(one.stream, face) for one in held for face in one.labels}:
+        case.recall(name)
+    sources = {one.definition.source.address for one in held if one.definition.source.kind != "push"}
+    notes = [f"{source} is where rows come from, and not a part of this" for source in sorted(sources)]
+    hidden = max((case.impact(root).hidden for root in _roots(case, held)), default=0)
+    notes += [f"{hidden} or more things were made from the rows that you may not see"] if hidden else []
+    kept = tuple(case.kept[ref] for ref in sorted(case.kept) if ref not in case.removed)
+    return Erasure(
+        case.entity, case.mark, case.dry, tuple(case.marks), tuple(sorted(case.removed)), tuple(sorted(case.made)),
+        kept, _models(case, held, sets), (*case.notes, *notes),
+    )  # fmt: skip
+
+
+def _seen_rows(case: Case, arrival: Arrival, face: str) -> list[Seen]:
+    found = []
+    for version in versions_of(case.here, dataset_of(arrival.stream, face)):
+        opened, snapshot = open_version(case.here, version.ref)
+        names = frozenset(entry.path.rpartition(b"/")[2].decode() for entry in files_of(snapshot, SEGMENT))
+        holds = not face and rows_hold(case.here, version.ref, case.person)
+        found.append(Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds, names))
+    return found
+
+
+def _amend(case: Case, arrival: Arrival, faces: Mapping[str, Ref]) -> None:
+    schema = schema_of(arrival.definition, arrival.entity)
+    with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
+        folder = Path(scratch)
+        left = rows_without(case.here, faces, schema, case.person, folder)
+        kept = faces.items() if left else ()
+        after = {face: case.publish(case.show(ref), folder / face_folder(face)) for face, ref in kept}
+        case.desk.amend(arrival.view, arrival.stream.rows, faces, after, left)
+
+
+def _clear_set(case: Case, name: Ref, *, each: bool) -> None:
+    versions = list(versions_of(case.here, name))
+    known: dict[str, bool] = {}
+    seen = [one for version in versions if (one := _seen_set(case, version, known)) is not None]
+    bad = spread(seen)
+    case.recall(name)
+    for version in versions if not case.dry else ():
+        newest = version.ref == max((one.ref for one in versions), key=_number)
+        if version.ref in bad and (newest or each) and version.ref not in case.made.values():
+            _replace_set(case, version)
+    for version in versions:
+        if version.ref in bad:
+            _move_aliases(case, version)
+            case.take(version.ref)
+
+
+def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | None:
+    columns = columns_of(version, case.person)
+    holds = False
+    try:
+        opened, _ = open_version(case.here, version.ref)
+    except Denied as error:
+        case.keep(version.ref, f"you may not read it: {error.message}", "have somebody erase who may")
+        return None
+    try:
+        if not columns:
+            raise Invalid(f"it has no column {case.person.field.name}, so nobody can tell whose rows are in it")
+        holds = set_holds(case.here, version.ref, columns, case.person, known)
+    except Invalid as error:
+        case.keep(version.ref, error.message, _BY_HAND)
+    return Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds)
+
+
+def _replace_set(case: Case, version: Version) -> None:
+    columns = columns_of(version, case.person)
+    with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
+        folder = Path(scratch) / "set"
+        set_without(case.here, version.ref, columns, case.person, folder)
+        case.publish(version, folder, columns)
+
+
+def _move_aliases(case: Case, version: Version) -> None:
+    """What a word meant goes on under the version that stands in its place; stages move by promotion only."""
+    after = next((ref for ref, before in case.made.items() if before == version.ref), None)
+    for alias in version.aliases:
+        if after is not None and alias not in STAGES and not case.dry:
+            case.here.catalog.tag(after, alias, case.said)
+
+
+def _described(folder: Path, before: Version, columns: Sequence[str]) -> Table | None:
+    """What the rows are now. The key of people is personal: bounds of it would be the names of two of them."""
+    from falaj.content.tables import describe
+
+    known = {one.name: one.category for one in (before.table.columns if before.table else ()) if one.category}
+    return describe(folder, {**known, **dict.fromkeys(columns, "personal")})
+
+
+def _models(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> tuple[Touched, ...]:
+    """Models after training sets that held the person, and those that came from the view some other way."""
+    through: dict[Ref, list[Ref]] = {}
+    for ref in sorted(case.removed | case.kept.keys()):
+        if ref.bare in sets:
+            for model in _after(case, ref, "model"):
+                through.setdefault(model, []).append(ref)
+    others = {model for root in _roots(case, held) for model in _after(case, root, "model")} - through.keys()
+    found = []
+    for model in sorted(through.keys() | others):
+        after = sorted(
+            (ref for ref in case.made if ref.bare in {one.bare for one in through.get(model, ())}), key=_number
+        )
+        again = f"train it again on {after[-1]}" if after else "train it again"
+        found.append(
+            Touched(model, model in through, tuple(through.get(model, ())), f"{again}, and retire this version")
+        )
+    return tuple(found)
+
+
+def _roots(case: Case, held: Sequence[Arrival]) -> list[Ref]:
+    """Where lineage begins: every version of the rows there ever was, and the views, for sets made without our rows."""
+    rows = sorted({dataset_of(one.stream, face) for one in held for face in one.labels})
+    return [*sorted({one.view for one in held}), *(ref for name in rows for ref in _ever(case.here, name))]
+
+
+def _ever(here: Here, name: Ref) -> list[Ref]:
+    """Every version of a name, deleted ones too."""
+    try:
+        named: Named = here.catalog.about(name)
+    except NotFound:
+        return []
+    return [name.at(f"v{number}") for number in range(1, named.count + 1)]
+
+
+def _after(case: Case, ref: Ref, kind: str) -> list[Ref]:
+    return [found for text in case.impact(ref).affected if (found := Ref.parse(text)).kind == kind]
+
+
+def _again(desk: Desk, arrival: Arrival) -> Arrival:
+    """The same stream as it stands now."""
+    entity = Ref.parse(f"entity:{arrival.entity.name}")
+    name = dataset_of(arrival.stream)
+    return next(one for one in desk.holdings(entity) if dataset_of(one.stream) == name)
+
+
+def _number(ref: Ref) -> int:
+    return int(ref.version[1:])

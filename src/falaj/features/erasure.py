@@ -1,0 +1,133 @@
+"""What an erasure knows and decides: whom it asks, what it reports, and which versions have to go. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from falaj.catalog.records import Version
+from falaj.core.ref import Ref
+from falaj.features.persons import Kept
+from falaj.features.rewriting import Person
+from falaj.features.stream import Arrival
+
+KEY_TAG = "key."
+"""The tag `key.<project>/<entity>.<key>` of a training set names the columns that hold that key, by commas."""
+
+
+class Desk(Protocol):
+    """What the platform does for an erasure."""
+
+    def holdings(self, entity: Ref) -> Sequence[Arrival]:
+        """Every version of every view of the entity with its stream."""
+        ...
+
+    def pseudonyms(self, view: Ref, subjects: Sequence[str]) -> Sequence[str]:
+        """What the zone of a view calls people, by the hex of their key's bytes."""
+        ...
+
+    def forget(self, view: Ref, subject: str, reason: str) -> object:
+        """Bar a person from a view: out of the online store and the tail, and whatever comes in later is kept apart."""
+        ...
+
+    def amend(self, view: Ref, rows: int, before: Mapping[str, Ref], after: Mapping[str, Ref], num_rows: int) -> object:
+        """Put other versions in the place of a chapter's; none: the chapter goes. Stale when it is no longer there."""
+        ...
+
+    def rekey(self, view: Ref, rows: int, before: Ref | None, after: Ref) -> object:
+        """Let another table of keys count; Stale when `before` no longer does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """A model that learned from rows of the person, or may have."""
+
+    ref: Ref
+    sure: bool
+    """False when it was made from the view, and nobody can tell whether from these rows."""
+    through: tuple[Ref, ...]
+    """The training sets that held the person."""
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What became of a person, or would."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("entity", "mark", "views", "removed", "made", "kept", "models")
+
+    entity: Ref
+    mark: str
+    """The person's pseudonym: the log and the tombstones know them by it."""
+    dry: bool
+    views: tuple[Ref, ...]
+    """Barred from: online and tail are empty of them, and later rows are kept apart."""
+    removed: tuple[Ref, ...]
+    """Versions that held the person or their key, or shared stored bytes with one that did."""
+    made: tuple[Ref, ...]
+    """Versions that stand in their place."""
+    kept: tuple[Kept, ...]
+    models: tuple[Touched, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing was left that holds the person, or may."""
+        return not self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A version as an erasure looks at it."""
+
+    ref: Ref
+    batches: frozenset[str]
+    """What its bytes lie in; they live, and can be asked for, as long as any version that names one of them."""
+    holds: bool
+    files: frozenset[str] = frozenset()
+
+
+def spread(seen: Iterable[Seen], known: Iterable[Ref] = ()) -> set[Ref]:
+    """Those that hold the person (or are known to), and those whose bytes lie in the same batches as theirs."""
+    left, given = list(seen), set(known)
+    found = {one.ref for one in left if one.holds or one.ref in given}
+    while True:
+        bad: frozenset[str] = frozenset().union(*(one.batches for one in left if one.ref in found))
+        more = {one.ref for one in left if one.ref not in found and one.batches & bad}
+        if not more:
+            return found
+        found |= more
+
+
+def spread_rows(seen: Mapping[str, Sequence[Seen]], chapters: Sequence[Mapping[str, Ref]]) -> set[Ref]:
+    """Every version of rows that has to go, of all faces: chapters go whole.
+
+    Only the first face says whom rows are about. Of versions that no chapter names (published by somebody who was
+    killed, or replaced already) those of the other faces are known by the names of their files.
+    """
+    used = {ref for faces in chapters for ref in faces.values()}
+    loose = {one.files for one in seen.get("", ()) if one.holds and one.ref not in used}
+    bad = {one.ref for face in seen if face for one in seen[face] if one.ref not in used and one.files in loose}
+    while True:
+        more = set().union(*(spread(versions, bad) for versions in seen.values()))
+        more |= {ref for faces in chapters if not more.isdisjoint(faces.values()) for ref in faces.values()}
+        if more == bad:
+            return bad
+        bad = more
+
+
+def kept_by_law(version: Version, now: float) -> str:
+    """Why a version may not be deleted now, in words; empty when it may."""
+    if version.label.holds:
+        return f"{version.ref} is under legal hold: {', '.join(sorted(version.label.holds))}"
+    if version.made_at + version.label.min_retain_s > now:
+        return f"{version.ref} must be kept until its retention has ended"
+    return ""
+
+
+def columns_of(version: Version, person: Person) -> tuple[str, ...]:
+    """The columns of a table that hold the key which names people."""
+    told = version.tags.get(f"{KEY_TAG}{person.entity.name}.{person.field.name}", "")
+    there = {column.name for column in (version.table.columns if version.table else ())}
+    named = tuple(name for name in told.split(",") if name) or (person.field.name,)
+    return tuple(name for name in named if name in there)

@@ -1,0 +1,196 @@
+"""Versions without a person: whether rows and training sets hold somebody, and the same files less their rows."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from falaj.asof.keys import key_bytes, partition_of, typed_key
+from falaj.asof.moments import micros
+from falaj.asof.records import Field
+from falaj.asof.rows import Part, RowSchema, open_part, read_name, rows_of, write_rows
+from falaj.asof.segment import Fetch, Segment
+from falaj.catalog.reading import open_version
+from falaj.core.errand import Here
+from falaj.core.errors import Invalid
+from falaj.core.ref import Ref
+from falaj.features.records import EntityDef
+from falaj.snapshot.read import Entry, Snapshot
+
+SEGMENT, PARQUET = b".seg", b".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Whom an erasure is about: a value of the key that names people."""
+
+    entity: EntityDef
+    field: Field
+    value: Any
+
+    @property
+    def bytes(self) -> bytes:
+        """The person's key in its one form; pseudonyms are made of it."""
+        return key_bytes([self.value], [self.field.type]) or b""
+
+    @property
+    def at(self) -> int:
+        """Which part of the entity's key it is."""
+        return self.entity.keys.index(self.field)
+
+    def among(self, column: Any) -> Any:
+        """Which values of a column are this person, as a numpy mask; Invalid when the column cannot hold them."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        try:
+            typed = typed_key(column, self.field.type)
+        except Invalid:  # rows that broke a rule may have the key in another type: as text it is still the person
+            return pc.equal(_text(column), str(self.value)).fill_null(False).to_numpy(zero_copy_only=False)
+        value = pa.scalar(self.value, pa.int64() if self.field.type == "time" else typed.type).cast(typed.type)
+        return pc.equal(typed, value).fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def person_of(entity: EntityDef, key: str) -> Person:
+    """The person that a text names, as the entity's key reads it."""
+    named = entity.subject or (entity.keys[0].name if len(entity.keys) == 1 else "")
+    field = next((one for one in entity.keys if one.name == named), None)
+    if field is None:
+        raise Invalid(f"{entity.name} does not say which of its keys names a person", "give the entity a subject")
+    if not key:
+        raise Invalid("nobody is named", f"give a value of {field.name}")
+    readers: Mapping[str, Any] = {"int64": int, "string": str, "bytes": bytes.fromhex, "time": micros}
+    try:
+        return Person(entity, field, readers[field.type](key))
+    except (KeyError, ValueError):
+        raise Invalid(f"{field.name} is {field.type}, and this is not", "give it as the data has it") from None
+
+
+def files_of(snapshot: Snapshot, suffix: bytes) -> list[Entry]:
+    """The files of a version that end so."""
+    return [entry for entry in snapshot.entries() if entry.kind == "file" and entry.path.endswith(suffix)]
+
+
+def rows_hold(here: Here, ref: Ref, person: Person) -> bool:
+    """Whether rows of a view (the face that has the keys) are about this person; reads keys and nothing else."""
+    from falaj.asof.arrow import from_column
+
+    _, snapshot = open_version(here, ref)
+    for entry in files_of(snapshot, SEGMENT):
+        partition, of, _ = read_name(_name(entry))
+        if len(person.entity.keys) == 1 and partition_of(person.bytes, of) != partition:
+            continue
+        keys = Segment(fetcher(snapshot, entry)).ranks(created=False, seq=False).keys
+        if person.among(from_column(keys[person.at])).any():
+            return True
+    return False
+
+
+def rows_without(here: Here, faces: Mapping[str, Ref], schema: RowSchema, person: Person, folder: Path) -> int:
+    """Write the segments of a chapter less a person's rows, each face in a folder of its own; gives the rows left."""
+    found: dict[str, dict[str, Fetch]] = {}
+    for face, ref in faces.items():
+        _, snapshot = open_version(here, ref)
+        for entry in files_of(snapshot, SEGMENT):
+            found.setdefault(_name(entry), {})[face] = fetcher(snapshot, entry)
+    groups: dict[tuple[int, int], list[Part]] = {}
+    for name, fetches in sorted(found.items()):
+        partition, of, seq = read_name(name)
+        groups.setdefault((of, seq), []).append(Part(partition, of, fetches))
+    return sum(
+        write_rows(_others(parts, schema, person), schema, folder, seq=seq, partitions=of).num_rows
+        for (of, seq), parts in groups.items()
+    )
+
+
+def set_holds(here: Here, ref: Ref, columns: Sequence[str], person: Person, known: dict[str, bool]) -> bool:
+    """Whether a table in Parquet files has a row about this person; `known` remembers files by digest."""
+    import pyarrow.parquet as pq
+
+    _, snapshot = open_version(here, ref)
+    for entry in files_of(snapshot, PARQUET):
+        if entry.digest not in known:
+            with _local(snapshot, entry) as path, pq.ParquetFile(path) as file:
+                there = [name for name in columns if name in file.schema_arrow.names]
+                batches = file.iter_batches(columns=there) if there else ()
+                known[entry.digest] = any(_about(batch, there, person).any() for batch in batches)
+        if known[entry.digest]:
+            return True
+    return False
+
+
+def set_without(here: Here, ref: Ref, columns: Sequence[str], person: Person, folder: Path) -> None:
+    """Write the files of a version, those in Parquet less the person's rows; all other rows stay as they are."""
+    from falaj.snapshot.checkout import checkout
+
+    _, snapshot = open_version(here, ref)
+    checkout(snapshot, folder)
+    for path in sorted(folder.rglob(f"*{PARQUET.decode()}")):
+        if path.is_file() and not path.is_symlink():
+            _rewrite(path, columns, person)
+
+
+def fetcher(snapshot: Snapshot, entry: Entry) -> Fetch:
+    """Ranges of one file of a version."""
+
+    def fetch(start: int, stop: int) -> bytes:
+        return b"".join(snapshot.read(entry, min(start, entry.size), min(stop, entry.size)))
+
+    return fetch
+
+
+def _others(parts: Sequence[Part], schema: RowSchema, person: Person) -> Iterator[Any]:
+    import numpy as np
+    import pyarrow as pa
+
+    types = [field.type for field in schema.keys]
+    for part in parts:
+        table = rows_of(open_part(part, types), schema.keys, [field.name for field in schema.columns])
+        left = table.filter(pa.array(np.logical_not(person.among(table.column(person.field.name)))))
+        if left.num_rows:
+            yield left
+
+
+def _rewrite(path: Path, columns: Sequence[str], person: Person) -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    part = path.with_name(f"{path.name}.part")
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(part, file.schema_arrow) as out:
+        there = [name for name in columns if name in file.schema_arrow.names]
+        for batch in file.iter_batches():
+            out.write_batch(batch.filter(pa.array(np.logical_not(_about(batch, there, person)))))
+    part.replace(path)
+
+
+def _about(batch: Any, columns: Sequence[str], person: Person) -> Any:
+    import numpy as np
+
+    masks = [person.among(batch.column(name)) for name in columns]
+    return np.logical_or.reduce(masks) if masks else np.zeros(batch.num_rows, bool)
+
+
+@contextmanager
+def _local(snapshot: Snapshot, entry: Entry) -> Iterator[str]:
+    """A file of a version on this machine while it is looked at, where nobody else can read it."""
+    with tempfile.NamedTemporaryFile(prefix="falaj-look-") as file:
+        file.writelines(snapshot.read(entry))
+        file.flush()
+        yield file.name
+
+
+def _text(column: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return column.cast(pa.large_string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise Invalid(f"a column of {column.type} cannot be compared with a key", "look at it by hand") from None
+
+
+def _name(entry: Entry) -> str:
+    return entry.path.rpartition(b"/")[2].decode()
