@@ -98,11 +98,12 @@ def test_quantiles_are_near(share: float) -> None:
     assert found == pytest.approx(np.quantile(values, share), rel=0.03)
 
 
-def test_distinct_values_are_counted_exactly_while_few_and_nearly_when_many() -> None:
+def test_distinct_values_are_counted_while_few() -> None:
     assert measured(pa.array([1, 1, 2, None])).distinct == 2
     assert measured(pa.array(["a", "b", "a", None])).distinct == 2
-    assert measured(pa.array(range(200_000))).distinct == pytest.approx(200_000, rel=0.12)
-    assert measured(pa.array([f"n{n}" for n in range(50_000)])).distinct == pytest.approx(50_000, rel=0.12)
+    assert measured(pa.array(range(MOST))).distinct == MOST
+    assert measured(pa.array(range(MOST + 1))).distinct is None
+    assert measured(pa.array([[1], [2]])).distinct is None
 
 
 def test_texts_are_counted_until_they_are_too_many_or_too_long() -> None:
@@ -166,8 +167,6 @@ SOUND = to_plain(measured(pa.array([1.0, 2.0, None])))
         {"total": ["1", 10**9]},
         {"squares": ["0", 0]},
         {"total": ["f" * 1000, 4000]},
-        {"seen": "AAAA"},
-        {"seen": "*"},
         {"low": math.nan},
         {"low": "1"},
         {"values": {"a": -1}},

@@ -8,6 +8,8 @@ from falaj.core.errors import Invalid
 
 QUARANTINE, REFUSE, WARN = ACTIONS = ("quarantine", "refuse", "warn")
 LONGEST_PATTERN, MOST_VALUES = 1_000, 10_000
+Limit = tuple[str, Callable[[Any], Any]]
+"""In words, and how a value is tried."""
 INCLUSIVE = {True: "both", False: "neither", "both": "both", "neither": "neither", "low": "low", "high": "high"}
 
 
@@ -51,8 +53,9 @@ def checked_limits(rule: RuleLike, columns: Collection[str] | None = None) -> No
     if needed == "limits" and not rule.limits:
         raise Invalid(f"{named(rule)} has no limit", f"give one of {', '.join(limits)}")
     for name, value in rule.limits.items():
-        if not _holds(limits[name], value):
-            raise Invalid(f"the limit {name} of {named(rule)} makes no sense", f"it must be {limits[name].__doc__}")
+        words, test = limits[name]
+        if not _holds(test, value):
+            raise Invalid(f"the limit {name} of {named(rule)} makes no sense", f"it must be {words}")
     lost = [] if columns is None else [name for name in asked if name not in columns]
     if lost:
         raise Invalid(f"{named(rule)}: rows have no column {lost[0]!r:.60}", "name one of the view's columns")
@@ -62,70 +65,26 @@ def _listed(value: object) -> Sequence[Any]:
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
-def _holds(test: Callable[[Any], bool], value: object) -> bool:
+def _holds(test: Callable[[Any], Any], value: object) -> bool:
     try:
-        return test(value)
-    except (Invalid, TypeError, ValueError):
+        return bool(test(value))
+    except (Invalid, TypeError, ValueError, AttributeError):
         return False
 
 
 def _number(value: Any) -> bool:
-    """a number"""
     return type(value) in {int, float} and value == value
 
 
-def _end(value: Any) -> bool:
-    """a number, or a moment"""
-    return _number(value) or (type(value) is not bool and micros(value) is not None)
-
-
-def _count(value: Any) -> bool:
-    """a whole number of at least 0"""
-    return type(value) is int and value >= 0
-
-
-def _share(value: Any) -> bool:
-    """a share from 0 to 1"""
-    return _number(value) and 0 <= value <= 1
-
-
-def _span(value: Any) -> bool:
-    """a length of time such as "2d" """
-    return span_us(value) > 0
-
-
-def _inclusive(value: Any) -> bool:
-    """true, false, low or high"""
-    return value in INCLUSIVE
+def _moment(value: Any) -> bool:
+    return not isinstance(value, bool) and micros(value) is not None
 
 
 def _pair(value: Any) -> bool:
-    """[low, high], either of them null"""
-    return len(value) == 2 and all(one is None or _number(one) for one in value) and not isinstance(value, str)
-
-
-def _quantiles(value: Any) -> bool:
-    """shares and their bounds, as {"0.99": [null, 500]}"""
-    return all(0 <= float(share) <= 1 and _pair(pair) for share, pair in value.items())
-
-
-def _shares(value: Any) -> bool:
-    """texts and the bounds of their shares, as {"card": [0.2, 0.9]}"""
-    return all(isinstance(text, str) and _pair(pair) for text, pair in value.items())
-
-
-def _values(value: Any) -> bool:
-    """a list of values, at most 10,000"""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes) and 0 < len(value) <= MOST_VALUES
-
-
-def _columns(value: Any) -> bool:
-    """a list of columns"""
-    return _values(value) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list | tuple) and len(value) == 2 and all(one is None or _number(one) for one in value)
 
 
 def _pattern(value: Any) -> bool:
-    """a regular expression (RE2: no look-around, no back-references) of at most 1,000 characters"""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -136,20 +95,36 @@ def _pattern(value: Any) -> bool:
     return True
 
 
-_KINDS: Mapping[str, tuple[str, Mapping[str, Callable[[Any], bool]]]] = {
-    "not_null": ("column", {"share": _share}),
-    "range": ("column", {"low": _end, "high": _end, "inclusive": _inclusive}),
-    "among": ("column", {"values": _values}),
-    "match": ("column", {"pattern": _pattern}),
-    "length": ("column", {"low": _count, "high": _count}),
-    "unique": ("column", {"columns": _columns}),
-    "future": ("", {"skew": _span}),
-    "fresh": ("limits", {"within": _span}),
-    "rows": ("limits", {"low": _count, "high": _count}),
+_PAIR: Limit = ("[low, high], either of them null", _pair)
+_COUNT: Limit = ("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
+_SPAN: Limit = ('a length of time such as "2d"', lambda value: span_us(value) > 0)
+_END: Limit = ("a number, or a moment", lambda value: _number(value) or _moment(value))
+_VALUES: Limit = ("a list of values, at most 10,000", lambda value: 0 < len(_listed(value)) <= MOST_VALUES)
+_COLUMNS: Limit = ("a list of columns", lambda value: _listed(value) and all(isinstance(one, str) for one in value))
+_PATTERN: Limit = ("a regular expression (RE2: no look-around) of at most 1,000 characters", _pattern)
+_QUANTILES: Limit = (
+    'shares and their bounds, as {"0.99": [null, 500]}',
+    lambda value: all(0 <= float(share) <= 1 and _pair(pair) for share, pair in value.items()),
+)
+_SHARES: Limit = (
+    'texts and the bounds of their shares, as {"card": [0.2, 0.9]}',
+    lambda value: all(isinstance(text, str) and _pair(pair) for text, pair in value.items()),
+)
+_KINDS: Mapping[str, tuple[str, Mapping[str, Limit]]] = {
+    "not_null": ("column", {"share": ("a share from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)}),
+    "range": ("column", {"low": _END, "high": _END, "inclusive": ("true, false, low or high", INCLUSIVE.__contains__)}),
+    "among": ("column", {"values": _VALUES}),
+    "match": ("column", {"pattern": _PATTERN}),
+    "length": ("column", {"low": _COUNT, "high": _COUNT}),
+    "unique": ("column", {"columns": _COLUMNS}),
+    "future": ("", {"skew": _SPAN}),
+    "fresh": ("limits", {"within": _SPAN}),
+    "rows": ("limits", {"low": _COUNT, "high": _COUNT}),
     "distribution": (
         "column",
-        {"mean": _pair, "std": _pair, "nulls": _pair, "quantiles": _quantiles, "shares": _shares, "psi": _number},
+        {**dict.fromkeys(("mean", "std", "nulls"), _PAIR), "quantiles": _QUANTILES, "shares": _SHARES}
+        | {"psi": ("a number", _number)},
     ),
 }
+"""What each kind needs, and its limits. Those of ROW_KINDS say of each row whether it keeps them."""
 ROW_KINDS = frozenset({"not_null", "range", "among", "match", "length", "unique", "future"})
-"""Those that say of each row whether it keeps them."""

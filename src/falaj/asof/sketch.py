@@ -1,8 +1,8 @@
-"""Sketches that merge to the same bits in any order: histograms, exact totals, counts of distinct values.
+"""Sketches that merge to the same bits in any order: histograms and exact totals.
 
 A histogram keeps of each number its leading bits: as many as leave at most MOST buckets. How many those are depends on
 the numbers alone, because buckets nest and more numbers never need fewer of them; so neither order nor batches show.
-Few distinct numbers are kept as they are, and many still have some hundred buckets wherever they crowd.
+Few distinct numbers are kept as they are, and many still have some hundred buckets where they crowd.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 512
+MOST = 1_000
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -24,8 +24,6 @@ _HALF = 27
 _ROWS = 1 << 16
 """Sums of halves of so many numbers (of 256 times as many, too) are whole in a float64; and they fit a cache."""
 _SAMPLE = 1 << 13
-_CELL_BITS = 10
-NO_REGISTERS = bytes(1 << _CELL_BITS)
 
 
 class Histogram(NamedTuple):
@@ -52,11 +50,8 @@ def histogram(values: Floats, shift: int = 0) -> Histogram:
 
 def joined(a: Histogram, b: Histogram) -> Histogram:
     """Of both."""
-    shift = max(a.shift, b.shift)
-    keys = np.concatenate([np.array(one.keys, np.int64) >> (shift - one.shift) for one in (a, b)])
-    counts = np.array(a.counts + b.counts, np.int64)
-    order = np.argsort(keys, kind="stable")
-    return _fitted(shift, *_folded(keys[order], counts[order]))
+    keys, ours, theirs, shift = aligned(a, b)
+    return _fitted(shift, keys, ours + theirs)
 
 
 def aligned(a: Histogram, b: Histogram) -> tuple[Ints, Ints, Ints, int]:
@@ -118,29 +113,6 @@ def mean_and_std(sums: Exact, squares: Exact, count: int) -> tuple[float, float]
     return float(mean), math.ldexp(math.sqrt(spread / Fraction(4) ** power), power)
 
 
-def registers(hashes: Hashes) -> bytes:
-    """A HyperLogLog of 1,024 cells over evenly spread hashes."""
-    cells = np.zeros(1 << _CELL_BITS, np.uint8)
-    # 53 bits of each are whole in a float64, which tells the place of the first.
-    _, length = np.frexp((hashes & np.uint64((1 << 53) - 1)).astype(np.float64))
-    np.maximum.at(cells, (hashes >> np.uint64(64 - _CELL_BITS)).astype(np.int64), (54 - length).astype(np.uint8))
-    return cells.tobytes()
-
-
-def widened(a: bytes, b: bytes) -> bytes:
-    """The registers of both."""
-    return np.maximum(np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)).tobytes()
-
-
-def distinct(cells: bytes) -> int:
-    """About how many distinct values there were: within 3 % in two cases of three."""
-    size = len(cells)
-    found = np.frombuffer(cells, np.uint8)
-    empty = size - int(np.count_nonzero(found))
-    guess = 0.7213 / (1 + 1.079 / size) * size * size / float(np.sum(np.exp2(-found.astype(np.float64))))
-    return round(size * math.log(size / empty) if guess <= 2.5 * size and empty else guess)
-
-
 def mixed(bits: Hashes) -> Hashes:
     """64 bits spread evenly; the same on every machine and in every release (the finisher of splitmix64)."""
     with np.errstate(over="ignore"):
@@ -164,8 +136,9 @@ def _fitted(shift: int, keys: Ints, counts: Ints) -> Histogram:
     if len(keys) > MOST:
         apart = (keys[1:] ^ keys[:-1]).view(np.uint64)
         cut = int(np.partition(apart, -MOST)[-MOST]).bit_length()
-        shift += cut
-        keys, counts = _folded(keys >> cut, counts)
+        shift, keys = shift + cut, keys >> cut
+        starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        keys, counts = keys[starts], np.add.reduceat(counts, starts)
     return Histogram(shift, tuple(keys.tolist()), tuple(counts.tolist()))
 
 
@@ -177,14 +150,6 @@ def _counted(keys: Ints) -> tuple[Ints, Ints]:
     counts = np.bincount(keys - least)
     used = np.flatnonzero(counts)
     return used + least, counts[used]
-
-
-def _folded(keys: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Sorted keys once each, with their counts added up."""
-    if not len(keys):
-        return keys, counts
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    return keys[starts], np.add.reduceat(counts, starts)
 
 
 def _weighed(whole: Ints, power: Ints) -> Exact:

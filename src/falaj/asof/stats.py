@@ -4,8 +4,6 @@ Of a personal column only the number of rows and nulls is kept, and what drift n
 between, and how many texts (as hashes) fall into each of 32 cells. Bounds, means and common values can show a person.
 """
 
-import base64
-import binascii
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -14,22 +12,16 @@ from zlib import crc32
 import numpy as np
 
 from falaj.asof.sketch import (
-    NO_REGISTERS,
     NOTHING,
     Exact,
     Floats,
-    Hashes,
     Histogram,
-    distinct,
     histogram,
     joined,
     mean_and_std,
-    mixed,
     plus,
     quantile,
-    registers,
     totals,
-    widened,
 )
 from falaj.core.errors import Corrupt, Invalid
 
@@ -64,7 +56,6 @@ class ColumnStats:
     """Texts by their hash."""
     values: Mapping[str, int] | None = field(default=None)
     """How often each text occurs; None: too many, too long, or nobody's business."""
-    seen: bytes = NO_REGISTERS
     personal: bool = False
 
     @property
@@ -74,14 +65,10 @@ class ColumnStats:
 
     @property
     def distinct(self) -> int | None:
-        """How many different values; exact while they are few."""
-        if self.personal or self.kind == "list":
-            return None
-        if self.values is not None:
-            return len(self.values)
+        """How many different numbers or texts, where they are at most a thousand."""
         if self.kind == "number" and not self.numbers.shift:
             return len(self.numbers.keys)
-        return distinct(self.seen)
+        return None if self.values is None else len(self.values)
 
     @property
     def mean(self) -> float | None:
@@ -118,11 +105,7 @@ def measured(column: Any, *, personal: bool = False) -> ColumnStats:
     if not personal:
         kept["total"], kept["squares"] = totals(finite)
         kept |= {"low": float(finite.min()), "high": float(finite.max())} if len(finite) else {}
-    if kind == "text":
-        return ColumnStats(kind, **kept, **_texts(known, personal))
-    if kind == "number" and not personal:
-        kept["seen"] = registers(mixed(np.ascontiguousarray(numbers + 0.0).view(np.uint64)))
-    return ColumnStats(kind, **kept)
+    return ColumnStats(kind, **kept, **(_texts(known, personal) if kind == "text" else {}))
 
 
 def measured_table(table: Any, personal: Collection[str] = ()) -> dict[str, ColumnStats]:
@@ -147,7 +130,6 @@ def merged(a: ColumnStats, b: ColumnStats) -> ColumnStats:
         numbers=joined(a.numbers, b.numbers),
         cells=tuple(x + y for x, y in zip(a.cells, b.cells, strict=True)),
         values=_values(a.values, b.values),
-        seen=widened(a.seen, b.seen),
         personal=a.personal,
     )
 
@@ -164,7 +146,6 @@ def to_plain(stats: ColumnStats) -> dict[str, Any]:
     plain["numbers"] = [stats.numbers.shift, list(stats.numbers.keys), list(stats.numbers.counts)]
     plain["total"], plain["squares"] = ([f"{one[0]:x}", one[1]] for one in (stats.total, stats.squares))
     plain["cells"] = list(stats.cells)
-    plain["seen"] = "" if stats.seen == NO_REGISTERS else base64.b64encode(stats.seen).decode()
     return plain
 
 
@@ -177,10 +158,9 @@ def from_plain(plain: Mapping[str, Any]) -> ColumnStats:
         for name in ("total", "squares"):
             found[name] = (int(found[name][0], 16), found[name][1])
         found["cells"] = tuple(found["cells"])
-        found["seen"] = base64.b64decode(found["seen"], validate=True) or NO_REGISTERS
         stats = ColumnStats(**found)
         sound = _sound(stats)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, binascii.Error):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         sound, stats = False, ColumnStats("number")
     if not sound:
         raise Corrupt("the statistics of a column cannot be read", "take them anew: they follow from the rows")
@@ -193,7 +173,7 @@ def _sound(stats: ColumnStats) -> bool:
     whole = (stats.rows, stats.nulls, stats.nan, stats.infinite, *numbers.counts, *stats.cells)
     values = {} if stats.values is None else stats.values
     checks = (
-        stats.kind in ColumnStats.KINDS and stats.personal in {True, False} and len(stats.seen) == len(NO_REGISTERS),
+        stats.kind in ColumnStats.KINDS and stats.personal in {True, False},
         all(type(one) is int and 0 <= one < 1 << 63 for one in (*whole, *values.values())),
         type(numbers.shift) is int and 0 <= numbers.shift < 64 and len(numbers.keys) == len(numbers.counts),
         all(type(one) is int and -(1 << 63) <= one < 1 << 63 for one in numbers.keys),
@@ -205,14 +185,6 @@ def _sound(stats: ColumnStats) -> bool:
     )
     # The spread of totals that no numbers have is negative or beyond all bounds: asking for it raises.
     return all(checks) and (stats.std or 0.0) >= 0.0
-
-
-def hashed_texts(dictionary: Any) -> Hashes:
-    """A hash of each text or bytes of a pyarrow array without nulls, spread evenly."""
-    import pyarrow as pa
-
-    found = [crc32(one) for one in dictionary.cast(pa.large_binary()).to_pylist()]
-    return mixed(np.array(found, np.uint64) + np.uint64(1))
 
 
 def _kind(type_: Any) -> str:
@@ -247,18 +219,19 @@ def _numbers(known: Any, kind: str) -> Floats:
 
 
 def _texts(known: Any, personal: bool) -> dict[str, Any]:
+    import pyarrow as pa
+
     encoded = known.dictionary_encode()
-    hashes = hashed_texts(encoded.dictionary)
+    words = encoded.dictionary.cast(pa.large_binary()).to_pylist()
+    hashes = np.fromiter(map(crc32, words), np.int64, len(words))
     counts = np.bincount(np.asarray(encoded.indices), minlength=len(hashes))
-    cells = np.bincount((hashes % np.uint64(CELLS)).astype(np.int64), weights=counts, minlength=CELLS)
+    cells = np.bincount(hashes % CELLS, weights=counts, minlength=CELLS)
     kept: dict[str, Any] = {"cells": tuple(int(one) for one in cells), "values": None}
-    if personal:
-        return kept
-    if len(hashes) <= MOST_VALUES:
+    if not personal and len(hashes) <= MOST_VALUES:
         texts = encoded.dictionary.to_pylist()
         if all(len(text.encode()) <= LONGEST_BYTES for text in texts):
             kept["values"] = dict(sorted(zip(texts, counts.tolist(), strict=True)))
-    return {**kept, "seen": registers(hashes)}
+    return kept
 
 
 def _values(a: Mapping[str, int] | None, b: Mapping[str, int] | None) -> dict[str, int] | None:
