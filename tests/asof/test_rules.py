@@ -99,6 +99,20 @@ def test_a_row_may_have_many_reasons() -> None:
     assert bad.column(WHY).to_pylist() == ["range(x); among(x)"]
 
 
+def test_two_rules_of_one_kind_are_told_apart() -> None:
+    rules = [
+        R("range", "x", {"low": 0}),
+        R("range", "x", {"high": 10}),
+        R("unique", limits={"columns": ["x", "event"]}),
+    ]
+    found = check(pa.table({"x": [5, -5, -6, 11, 5], "event": [NOW] * 5}), rules, NOW)
+    assert [(one.broken, one.message.split(":")[0]) for one in found.findings] == [
+        (2, "range(x)"),
+        (1, "range(x)"),
+        (1, "unique(x, event)"),
+    ]
+
+
 def test_warn_keeps_rows_and_refuse_says_so() -> None:
     warned = checked([1, None], R("not_null", "x", action="warn"))
     assert warned.good.all()
@@ -209,9 +223,11 @@ def test_good_and_bad_are_all_rows(rows: list[tuple[str | None, str | None, int 
     assert all(bad.column(WHY).to_pylist())
     assert good.schema.names == table.schema.names
     assert good.column("y").null_count == good.column("event").null_count == 0
-    # What is good stays good: looking again finds no row.
-    again = check(good, [rule for rule in rules if rule.kind != "unique"], NOW, fields=fields, keys=["y"])
-    assert again.good.all()
+    # What is good stays good, and only what is good can have come before.
+    assert check(good, rules, NOW, fields=fields, keys=["y"]).good.all()
+    others = [rule for rule in rules if rule.kind != "unique"]
+    without, _ = split(table, check(table, others, NOW, fields=fields, keys=["y"]))
+    assert set(good.column("y").to_pylist()) == set(without.column("y").to_pylist())
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,14 @@ class RuleLike(Protocol):
     def action(self) -> str: ...
 
 
+def columns_of(rule: RuleLike) -> str:
+    """What a rule is about, in a word."""
+    return rule.column or ", ".join(map(str, _listed(rule.limits.get("columns", ()))))
+
+
 def named(rule: RuleLike) -> str:
     """What a rule is called in a reason."""
-    return f"{rule.kind}({rule.column})" if rule.column else rule.kind
+    return f"{rule.kind}({columns})" if (columns := columns_of(rule)) else rule.kind
 
 
 def whole(pattern: str) -> str:

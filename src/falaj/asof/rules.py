@@ -18,7 +18,18 @@ import numpy as np
 
 from falaj.asof.casting import Mask, cast
 from falaj.asof.drift import FEW, OTHER, compare
-from falaj.asof.limits import INCLUSIVE, QUARANTINE, REFUSE, ROW_KINDS, WARN, RuleLike, checked_limits, named, whole
+from falaj.asof.limits import (
+    INCLUSIVE,
+    QUARANTINE,
+    REFUSE,
+    ROW_KINDS,
+    WARN,
+    RuleLike,
+    checked_limits,
+    columns_of,
+    named,
+    whole,
+)
 from falaj.asof.moments import micros, say_span, span_us
 from falaj.asof.records import Field
 from falaj.asof.sketch import Hashes, mixed
@@ -43,12 +54,22 @@ class Finding:
     message: str
 
 
+class Named(NamedTuple):
+    """A rule in a list of them; what is always on has no place there."""
+
+    at: int
+    rule: str
+    column: str
+    action: str = QUARANTINE
+
+    def __str__(self) -> str:
+        return f"{self.rule}({self.column})" if self.column else self.rule
+
+
 class Reason(NamedTuple):
     """Which rows break a rule."""
 
-    rule: str
-    column: str
-    action: str
+    rule: Named
     mask: Mask
 
 
@@ -107,7 +128,7 @@ def split(table: Any, checked: Checked) -> tuple[Any, Any]:
     apart = table.take(pa.array(bad, pa.int64()))
     if WHY in apart.column_names:
         apart = apart.drop_columns([WHY])
-    parts = [pc.if_else(pa.array(one.mask[bad]), _called(one), None) for one in checked.why]
+    parts = [pc.if_else(pa.array(one.mask[bad]), str(one.rule), None) for one in checked.why]
     texts = [part.cast(pa.string()) for part in parts] or [pa.nulls(len(bad), pa.string())]
     said = pc.binary_join_element_wise(*texts, "; ", null_handling="skip")
     return checked.table.filter(pa.array(checked.good)), apart.append_column(WHY, said)
@@ -128,7 +149,7 @@ class Watch:
         self._rules, self._now_us, self._reference = tuple(rules), now_us, reference or {}
         self._expected = expected or Expected()
         self._rows = self._good = 0
-        self._broken: Counter[tuple[str, str, str]] = Counter()
+        self._broken: Counter[Named] = Counter()
         self._seen: dict[int, Hashes] = {}
         self._stats: dict[str, ColumnStats] = {}
         self._salt = token_bytes(16)
@@ -136,14 +157,17 @@ class Watch:
     def take(self, table: Any) -> Checked:
         """Look at the rows of a batch. Its findings are those that blame rows."""
         made, why = _typed(table, self._expected)
-        for at, rule in enumerate(self._rules):
+        good = np.asarray(~np.logical_or.reduce([np.zeros(made.num_rows, np.bool_), *(one.mask for one in why)]))
+        # Whether a row came before is asked last: one that is kept apart anyway is not the first of its kind.
+        for at, rule in sorted(enumerate(self._rules), key=lambda one: one[1].kind == "unique"):
             checked_limits(rule, made.column_names)
             if _blames_rows(rule):
-                why.append(Reason(rule.kind, rule.column, rule.action, self._mask(at, rule, made)))
+                mask = self._mask(at, rule, made, good)
+                why.append(Reason(Named(at, rule.kind, columns_of(rule), rule.action), mask))
+                good = good & ~mask if rule.action == QUARANTINE else good
         why = [one for one in why if one.mask.any()]
-        apart = tuple(one for one in why if one.action == QUARANTINE)
-        good = ~np.logical_or.reduce([np.zeros(made.num_rows, np.bool_), *(one.mask for one in apart)])
-        counts = Counter({(one.rule, one.column, one.action): int(one.mask.sum()) for one in why})
+        apart = tuple(one for one in why if one.rule.action == QUARANTINE)
+        counts = Counter({one.rule: int(one.mask.sum()) for one in why})
         self._rows += made.num_rows
         self._good += int(good.sum())
         self._broken += counts
@@ -160,12 +184,12 @@ class Watch:
                 found += [Finding(rule.kind, rule.column, 0, 0.0, action, message) for message in said]
         return tuple(found)
 
-    def _mask(self, at: int, rule: RuleLike, table: Any) -> Mask:
+    def _mask(self, at: int, rule: RuleLike, table: Any, good: Mask) -> Mask:
         import pyarrow as pa
 
         try:
             if rule.kind == "unique":
-                return self._again(at, table.select(rule.limits.get("columns") or [rule.column]))
+                return self._again(at, table.select(rule.limits.get("columns") or [rule.column]), good)
             column = table.column(rule.column or self._expected.event).combine_chunks()
             limits: Mapping[str, Any] = rule.limits
             if rule.kind == "future":
@@ -174,9 +198,9 @@ class Watch:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
             raise Invalid(f"{named(rule)} does not suit its column", "see which rules a type can have") from error
 
-    def _again(self, at: int, columns: Any) -> Mask:
-        """Rows whose values were there before, in this batch or an earlier one; a null is never the same."""
-        there = np.logical_and.reduce([_mask(column.is_valid()) for column in columns.columns])
+    def _again(self, at: int, columns: Any, good: Mask) -> Mask:
+        """Good rows whose values were there before, in this batch or an earlier one; a null is never the same."""
+        there = np.logical_and.reduce([good, *(_mask(column.is_valid()) for column in columns.columns)])
         hashes = _row_hashes(columns.filter(there), self._salt)
         once, first = np.unique(hashes, return_index=True)
         before = self._seen.get(at, once[:0])
@@ -222,10 +246,10 @@ def _typed(table: Any, expected: Expected) -> tuple[Any, list[Reason]]:
     for one in expected.fields:
         column, wrong[one.name] = cast(made.column(one.name), one.type, expected.zone)
         made = made.set_column(made.column_names.index(one.name), one.name, column)
-        why.append(Reason("type", one.name, QUARANTINE, wrong[one.name]))
+        why.append(Reason(Named(-1, "type", one.name), wrong[one.name]))
     for kind, name in [*(("key", name) for name in expected.keys), *[("event", expected.event)] * bool(expected.event)]:
         null = _mask(made.column(name).is_null())
-        why.append(Reason(kind, name, QUARANTINE, null & ~wrong.get(name, np.zeros(1, np.bool_))))
+        why.append(Reason(Named(-1, kind, name), null & ~wrong.get(name, np.zeros(1, np.bool_))))
     return made, why
 
 
@@ -309,14 +333,10 @@ def _bounded(what: str, value: float | None, pair: Sequence[float | None]) -> It
         yield f"{what} is above its bound"
 
 
-def _row_findings(counts: Mapping[tuple[str, str, str], int], rows: int) -> Iterable[Finding]:
-    for (rule, column, action), broken in counts.items():
-        name = f"{rule}({column})" if column else rule
-        yield Finding(rule, column, broken, broken / rows, action, f"{name}: {broken} of {rows} rows break it")
-
-
-def _called(reason: Reason) -> str:
-    return f"{reason.rule}({reason.column})" if reason.column else reason.rule
+def _row_findings(counts: Mapping[Named, int], rows: int) -> Iterable[Finding]:
+    for one, broken in counts.items():
+        said = f"{one}: {broken} of {rows} rows break it"
+        yield Finding(one.rule, one.column, broken, broken / rows, one.action, said)
 
 
 def _mask(found: Any) -> Mask:
