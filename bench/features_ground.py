@@ -36,7 +36,7 @@ BATCH = 500_000
 RESTATED = 50
 """One row in so many is a later word on an earlier one."""
 TURN_S = 0.3
-ASKED = [{"user_id": n * 37} for n in range(10)]
+KEYS = {"user_id": [n * 37 for n in range(10)]}
 CASES = [
     (0, 1, 0.9, 10.0), (0, 5, 0.5, 5.0),  # an older event that comes later
     (1, 1, 0.9, 1.0), (1, 1, 0.5, 2.0),  # the same event, corrected
@@ -57,18 +57,21 @@ class Cost(NamedTuple):
     said: dict[str, Any]
 
 
-def measured(python: str | Path, script: str, *arguments: str, env: dict[str, str] | None = None) -> Cost:
+def measured(python: str | Path, script: str, *arguments: str) -> Cost:
     """Run a program of a side to its end; its last line is the JSON of `report`."""
-    began = dict(os.environ) | {"FEAST_USAGE": "False", "SMALL": str(int(SMALL)), "PYTHONWARNINGS": "ignore"}
-    command = [str(python), str(HERE / script), *arguments]
-    child = subprocess.Popen(
-        command, env=began | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    out, err = child.communicate()
+    child = started(python, script, arguments)
+    out, _ = child.communicate()
     if child.returncode:
-        raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{err[-3000:]}")
+        raise SystemExit(f"{script} {' '.join(arguments)} failed: {out[-1000:]}")
     said = json.loads(out.strip().splitlines()[-1])
     return Cost(said.pop("cpu_s"), said.pop("wall_s"), said.pop("peak_mib"), said)
+
+
+def started(python: str | Path, script: str, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+    """A program of a side; what goes wrong in it is seen on the terminal."""
+    env = os.environ | {"FEAST_USAGE": "False", "SMALL": str(int(SMALL)), "PYTHONWARNINGS": "ignore"}
+    command = [str(python), str(HERE / script), *arguments]
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def report(work: Callable[[], Any], then: Callable[[Any], dict[str, Any]] = lambda _: {}) -> None:
@@ -173,9 +176,7 @@ class Turns:
     """A program that reads, held open; each turn is a while of its calls."""
 
     def __init__(self, python: str | Path, script: str, *arguments: str) -> None:
-        command = [str(python), str(HERE / script), *arguments]
-        env = os.environ | {"FEAST_USAGE": "False", "SMALL": str(int(SMALL)), "PYTHONWARNINGS": "ignore"}
-        self._child = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._child = started(python, script, arguments)
         self.took: list[float] = []
         if not self._line().startswith("ready"):
             raise SystemExit(f"{script} {' '.join(arguments)} did not come up")
@@ -223,3 +224,8 @@ def together(sides: Sequence[Turns]) -> None:
             side.go()
     for side in sides:
         side.close()
+
+
+if __name__ == "__main__":
+    # In a process of its own: what a parent holds counts as its children's memory.
+    report(lambda: make(Path(sys.argv[1])))

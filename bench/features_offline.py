@@ -3,26 +3,18 @@
 python features_offline.py duckdb FOLDER     one way, over the data that features_ground.py made there
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import pyarrow as pa
 import pyarrow.parquet as pq
-from features_ground import (
-    DAY_US,
-    LABELS,
-    SPAN_DAYS,
-    TTL_DAYS,
-    USERS,
-    VIEWS,
-    batches,
-    checksum,
-    names,
-    report,
-)
+from features_ground import BATCH, DAY_US, TTL_DAYS, VIEWS, batches, checksum, names, report
 
+from falaj.asof.records import Field
+
+KEY = Field("user_id", "int64")
 RESTATED_ONCE = """
     WITH many AS (SELECT user_id, event FROM '{path}' GROUP BY ALL HAVING count(*) > 1)
     SELECT v.* FROM '{path}' v ANTI JOIN many USING (user_id, event) UNION ALL
@@ -70,6 +62,70 @@ def polars(folder: Path) -> None:
     report(work, checksum)
 
 
+def plan(view: str) -> Any:
+    """A view of the data as our engine knows it."""
+    from falaj.asof.records import ViewPlan
+
+    fields = tuple(Field(name, "float64") for name in names(view))
+    wanted = tuple(names(view))
+    return ViewPlan(f"view:bench/{view}@v1", "", (KEY,), fields, wanted, wanted, TTL_DAYS * DAY_US)
+
+
+def ours_rows(folder: Path) -> None:
+    """Rows into segments, as ingestion does once: not part of a training set, shown beside it."""
+    from falaj.asof.rows import RowSchema, write_rows
+
+    def work() -> None:
+        for view in VIEWS:
+            shutil.rmtree(folder / view, ignore_errors=True)
+            schema = RowSchema((KEY,), {"": plan(view).stored})
+            write_rows(pq.ParquetFile(folder / f"{view}.parquet").iter_batches(BATCH), schema, folder / view)
+
+    report(work)
+
+
+def ours_history(folder: Path) -> None:
+    """A training set of rows we own."""
+    from falaj.asof.engine import Joined, OwnRows, training_set
+    from falaj.asof.rows import parts_in
+
+    def work() -> pa.Table:
+        views = [Joined(plan(view), OwnRows(parts_in(folder / view))) for view in VIEWS]
+        return training_set(pq.read_table(folder / "labels.parquet"), "event_timestamp", views)
+
+    report(work, checksum)
+
+
+def ours_foreign(folder: Path) -> None:
+    """A training set of somebody's Parquet as it lies."""
+    from falaj.asof.engine import Joined, training_set
+    from falaj.asof.foreign import ForeignRows
+
+    def work() -> pa.Table:
+        views = [Joined(plan(v), ForeignRows((folder / f"{v}.parquet",), "event", "created")) for v in VIEWS]
+        return training_set(pq.read_table(folder / "labels.parquet"), "event_timestamp", views)
+
+    report(work, checksum)
+
+
+def ours_large(folder: Path, count: str) -> None:
+    """Far more rows than memory is given for: written in parts, joined part by part. Peak memory is of both."""
+    from falaj.asof.engine import Joined, OwnRows, training_set
+    from falaj.asof.rows import RowSchema, parts_in, write_rows
+
+    to = folder / "large"
+
+    def work() -> pa.Table:
+        rows = batches(int(count), names("v0"), 5, users=int(count) // 50)
+        write_rows(rows, RowSchema((KEY,), {"": plan("v0").stored}), to)
+        labels = pq.read_table(folder / "labels.parquet")
+        return training_set(labels, "event_timestamp", [Joined(plan("v0"), OwnRows(parts_in(to)))])
+
+    report(work, lambda made: {"num_rows": made.num_rows, "found": made.num_rows - made["v0_f0"].null_count})
+
+
 if __name__ == "__main__":
-    acts: dict[str, Any] = {act.__name__: act for act in (duckdb, polars)}
+    acts: dict[str, Any] = {
+        act.__name__: act for act in (duckdb, polars, ours_rows, ours_history, ours_foreign, ours_large)
+    }
     acts[sys.argv[1]](Path(sys.argv[2]), *(word for word in sys.argv[3:] if not word.startswith("--")))
