@@ -30,6 +30,16 @@ def test_two_samples_of_the_same_are_rarely_called_moved() -> None:
     assert verdicts.count(LOOK) <= 10
 
 
+def test_a_tail_without_end_is_no_drift_and_a_wrong_unit_in_one_of_a_hundred_is_seen() -> None:
+    tail = of(some.pareto(1.2, 20_000))
+    verdicts = [compare(of(some.pareto(1.2, 2_000)), tail).verdict for _ in range(50)]
+    assert verdicts.count(SAME) >= 45
+    wrong = np.exp(some.normal(size=5_000))
+    wrong[:50] *= 1_000
+    found = compare(of(wrong), of(np.exp(some.normal(size=5_000))))
+    assert (found.verdict, found.psi < 0.1) == (LOOK, True)
+
+
 @pytest.mark.parametrize(("shift", "verdict"), [(0.0, SAME), (0.15, LOOK), (1.0, MOVED)])
 def test_a_shift_of_the_mean(shift: float, verdict: str) -> None:
     found = compare(of(some.normal(shift, size=20_000)), of(some.normal(size=20_000)))

@@ -50,7 +50,7 @@ def compare(now: ColumnStats, then: ColumnStats) -> Drift:
     plain = now.kind == "number" and not (now.personal or then.personal)
     step, distance = (ks(now, then), wasserstein(now, then)) if plain else (None, None)
     fewest = int(min(ours.sum(), theirs.sum()))
-    verdict = _verdict(index, noise, max(step or 0.0, distance or 0.0), fewest)
+    verdict = _verdict(index, noise, fewest, far=_is_far(now, then, step or 0.0, distance or 0.0))
     return Drift(verdict, index, noise, step, distance, _js(ours, theirs))
 
 
@@ -152,10 +152,21 @@ def _noise(ours: Ints, theirs: Ints) -> float:
     return float(free * (1 - third + 1.645 * math.sqrt(third)) ** 3 * (1 / rows + 1 / others))
 
 
-def _verdict(index: float, noise: float, shift: float, rows: int) -> str:
+def _is_far(now: ColumnStats, then: ColumnStats, step: float, distance: float) -> bool:
+    """Whether a step or a distance is large, and larger than samples of the same show once in a hundred times.
+
+    Of the distance that is as large as the error of the two means; of tails without end it is large, too.
+    """
+    one, other = 1 / max(1, now.numbers.size), 1 / max(1, then.numbers.size)
+    wide = (now.std or 0.0) / (then.std or math.inf)
+    return step >= max(FAR, 1.63 * math.sqrt(one + other)) or distance >= max(
+        FAR, 2.58 * math.hypot(wide * math.sqrt(one), math.sqrt(other))
+    )
+
+
+def _verdict(index: float, noise: float, rows: int, *, far: bool) -> str:
     if rows < LEAST_ROWS or noise > WATCH:
         return FEW
     if index >= DRIFTED:
         return MOVED
-    # The last term: a step that two samples of the same values show once in a hundred times (Smirnov).
-    return LOOK if index >= WATCH or shift >= max(FAR, 1.63 * math.sqrt(2 / rows)) else SAME
+    return LOOK if index >= WATCH or far else SAME
