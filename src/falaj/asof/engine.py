@@ -13,11 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from falaj.asof.arrow import arrow_type, whole
-from falaj.asof.kernel import find, status_of
-from falaj.asof.keys import KeyColumn, key_column
+from falaj.asof.kernel import status_of
+from falaj.asof.keys import key_column
 from falaj.asof.moments import Moments, micros, moments
 from falaj.asof.records import NULL, PRESENT, ViewPlan, Window
-from falaj.asof.rows import Clustered, OwnRows, Part, cluster, open_part, rows_of
+from falaj.asof.sources import Asked, Clustered, OwnRows, Part, Source, cluster, open_part, rows_of
 from falaj.core.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
@@ -35,18 +35,6 @@ class Joined:
 
     plan: ViewPlan
     rows: "OwnRows | ForeignRows"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What labels ask of one view: whose value, at which moment, by what was known when."""
-
-    keys: KeyColumn
-    at: Moments
-    known: Moments | None
-
-    def take(self, rows: Moments) -> "Asked":
-        return Asked(self.keys.take(rows), self.at[rows], None if self.known is None else self.known[rows])
 
 
 def training_set(
@@ -162,11 +150,14 @@ def _pieces(
     """What each partition (or only one) gives to the labels whose keys lie in it."""
     plan, rows = joined.plan, joined.rows
     asked = _ask(labels, moment, plan, *when)
-    if not isinstance(rows, OwnRows):
-        with rows.opened(plan, asked, memory_bytes) as own:
-            yield from _over(own, plan, asked, None)
+    if isinstance(rows, OwnRows):
+        yield from _over(rows, plan, asked, only)
         return
-    yield from _over(rows, plan, asked, only)
+    with rows.opened(plan, asked, memory_bytes) as found:
+        if isinstance(found, OwnRows):
+            yield from _over(found, plan, asked, None)
+        else:
+            yield look([found], plan, asked, np.arange(len(asked.at)))
 
 
 def _ask(labels: pa.Table, moment: str, plan: ViewPlan, known_at: str | int | None, zone: str) -> Asked:
@@ -185,19 +176,19 @@ def _over(rows: OwnRows, plan: ViewPlan, asked: Asked, only: int | None) -> Iter
     for partition in range(count) if only is None else (only,):
         places = order[ends[partition - 1] if partition else 0 : ends[partition]]
         if len(places) or partition == (only or 0):
-            yield look(rows, plan, asked.take(places), places, (partition, count))
+            sources = _sources(rows, plan, (partition, count), asked.known is not None) if len(places) else []
+            yield look(sources, plan, asked.take(places), places)
 
 
-def look(rows: OwnRows, plan: ViewPlan, asked: Asked, places: Moments, which: tuple[int, int]) -> pa.Table:
-    """What labels see of one partition of a view's rows."""
-    windowed = {window.name: window for window in plan.windows if window.name in plan.wanted}
-    sources = _sources(rows, plan, which, created=asked.known is not None) if len(places) else []
+def look(sources: Sequence[Source], plan: ViewPlan, asked: Asked, places: Moments) -> pa.Table:
+    """What labels see of the rows of one partition: a piece."""
+    windowed = [window for window in plan.windows if window.name in plan.wanted]
     if windowed and len(sources) > 1:
         sources = [_merged(sources, plan)]
     row, status = _see(sources, asked, plan.ttl_us)
     present = status == PRESENT
     picks = pa.array(row, mask=~present)
-    values = _windowed(sources, asked, list(windowed.values()), present) if windowed else {}
+    values = _windowed(sources, asked, windowed, present) if windowed else {}
     columns = {ROW: pa.array(places), STATUS: pa.array(status)}
     for name, want, kind in zip(plan.names, plan.wanted, wanted_types(plan), strict=True):
         columns[name] = values[want] if want in values else _taken(sources, want, kind, picks)
@@ -213,7 +204,7 @@ def wanted_types(plan: ViewPlan) -> list[str]:
     return [types[name] for name in plan.wanted]
 
 
-def _sources(rows: OwnRows, plan: ViewPlan, which: tuple[int, int], created: bool) -> list[Clustered]:
+def _sources(rows: OwnRows, plan: ViewPlan, which: tuple[int, int], created: bool) -> list[Source]:
     """All rows of one of `count` partitions, source by source; the rank is read only where it decides."""
     partition, count = which
     types = [key.type for key in plan.keys]
@@ -224,60 +215,54 @@ def _sources(rows: OwnRows, plan: ViewPlan, which: tuple[int, int], created: boo
         extra = extra.filter(pa.array(mine))
     several = len(parts) + bool(extra) > 1
     every = several or bool(plan.windows)
-    opened = [open_part(part, types, created=created or every, seq=every) for part in parts]
+    opened: list[Source] = [open_part(part, types, created=created or every, seq=every) for part in parts]
     return [*opened, cluster(extra, types)] if extra else opened
 
 
-def _merged(sources: Sequence[Clustered], plan: ViewPlan) -> Clustered:
-    columns = sorted({window.of for window in plan.windows if window.of} | set(plan.wanted) & _stored(plan))
-    return cluster(
-        pa.concat_tables([rows_of(each, plan.keys, columns) for each in sources]), [k.type for k in plan.keys]
-    )
+def _merged(sources: Sequence[Source], plan: ViewPlan) -> Clustered:
+    stored = {field.name for field in plan.stored}
+    columns = sorted({window.of for window in plan.windows if window.of} | set(plan.wanted) & stored)
+    tables = [rows_of(each, plan.keys, columns) for each in sources if isinstance(each, Clustered)]
+    return cluster(pa.concat_tables(tables), [key.type for key in plan.keys])
 
 
-def _stored(plan: ViewPlan) -> set[str]:
-    return {field.name for field in plan.stored}
-
-
-def _see(sources: Sequence[Clustered], asked: Asked, ttl_us: int) -> tuple[Moments, NDArray[np.uint8]]:
+def _see(sources: Sequence[Source], asked: Asked, ttl_us: int) -> tuple[Moments, NDArray[np.uint8]]:
     """The row each label sees, of all sources laid end to end, and what is known of it. The highest rank is seen."""
     num = len(asked.at)
     best, later = np.full(num, -1, np.int64), np.zeros(num, np.bool_)
     event = created = seq = np.zeros(num, np.int64)
     offset = 0
     for rows in sources:
-        run = asked.keys.places_in(rows.keys)
-        found = find(rows.run_starts, rows.event, rows.created, run, asked.at, asked.known)
-        later |= found.later
-        new = rows.event[found.row] if len(rows.event) else event
-        better = found.row >= 0
-        if len(sources) > 1:
-            made, number = rows.created[found.row], rows.seq[found.row]
-            same = (new == event) & ((made > created) | ((made == created) & (number > seq)))
-            better &= (best < 0) | (new > event) | same
-            created, seq = np.where(better, made, created), np.where(better, number, seq)
-        event, best = np.where(better, new, event), np.where(better, found.row + offset, best)
-        offset += len(rows.event)
+        sight = rows.see(asked, ranks=len(sources) > 1)
+        later |= sight.later
+        same = (sight.created > created) | ((sight.created == created) & (sight.seq > seq))
+        newer = (best < 0) | (sight.event > event) | ((sight.event == event) & same)
+        better = (sight.row >= 0) & newer
+        event, best = np.where(better, sight.event, event), np.where(better, sight.row + offset, best)
+        created, seq = np.where(better, sight.created, created), np.where(better, sight.seq, seq)
+        offset += rows.num_rows
     return best, status_of(best, event, later, asked.at, ttl_us)
 
 
-def _taken(sources: Sequence[Clustered], name: str, kind: str, picks: pa.Array) -> pa.Array:
+def _taken(sources: Sequence[Source], name: str, kind: str, picks: pa.Array) -> pa.Array:
     if not sources:
         return pa.nulls(len(picks), arrow_type(kind, large=True))
-    columns = [rows.column(name) for rows in sources]
+    columns = [rows.raw(name) for rows in sources]
     if any(column.type != arrow_type(kind, large=True) for column in columns):
         raise Corrupt(f"column {name} is of another type than in its view", "build the edition anew")
     return columns[0].take(picks) if len(columns) == 1 else whole(pa.chunked_array(columns).take(picks))
 
 
 def _windowed(
-    sources: Sequence[Clustered], asked: Asked, windows: Sequence[Window], present: NDArray[np.bool_]
+    sources: Sequence[Source], asked: Asked, windows: Sequence[Window], present: NDArray[np.bool_]
 ) -> dict[str, pa.Array]:
     from falaj.asof.windows import windowed_columns
 
     if not sources:
         return {each.name: pa.nulls(len(present), arrow_type(each.type, large=True)) for each in windows}
     (rows,) = sources
+    if not isinstance(rows, Clustered):
+        raise Invalid("windows need rows in order", "leave the engine to us")
     inputs = {name: _numbers(rows.column(name)) for name in sorted({each.of for each in windows if each.of})}
     run = np.where(present, asked.keys.places_in(rows.keys), -1)
     made = windowed_columns(rows.run_starts, rows.event, rows.created, inputs, run, asked.at, asked.known, windows)

@@ -27,17 +27,16 @@ class Found(NamedTuple):
 
 def rank_order(code: Ints, event: Ints, created: Ints, seq: Ints) -> Ints:
     """The order that clusters rows: by key, event, created, seq."""
-    packed = _packed(code, event)
-    if packed is None:
+    order = _by_key_and_event(code, event)
+    if order is None:
         return np.lexsort((seq, created, event, code))
-    order: Ints = np.argsort(packed).astype(np.int64, copy=False)
-    placed = packed[order]
+    code, event = code[order], event[order]
     same = np.zeros(len(order) + 1, np.bool_)
-    np.equal(placed[1:], placed[:-1], out=same[1:-1])
+    np.logical_and(code[1:] == code[:-1], event[1:] == event[:-1], out=same[1:-1])
     (tied,) = np.nonzero(same[1:] | same[:-1])
     if len(tied):
         rows = order[tied]
-        order[tied] = rows[np.lexsort((seq[rows], created[rows], placed[tied]))]
+        order[tied] = rows[np.lexsort((seq[rows], created[rows], event[tied], code[tied]))]
     return order
 
 
@@ -75,19 +74,26 @@ def status_of(row: Ints, event: Ints, later: Mask, at: Ints, ttl_us: int) -> NDA
     return status
 
 
-def _packed(code: Ints, event: Ints) -> NDArray[np.uint64] | None:
-    """Key and event as one number in the same order, where their ranges fit together."""
+def _by_key_and_event(code: Ints, event: Ints) -> Ints | None:
+    """An order by the two, ties anyhow, from one sort of one number, where their ranges fit in it together."""
     if len(code) == 0:
         return None
     low, first = int(code.min()), int(event.min())
-    bits = (int(event.max()) - first).bit_length()
-    if bits + (int(code.max()) - low).bit_length() > 64 or bits == 64:
-        return None
+    key_bits = (int(code.max()) - low).bit_length()
+    bits = len(code).bit_length()
     # Differences wrap to the right unsigned number, however far apart the two are.
-    packed = (code - np.int64(low)).view(np.uint64)
-    packed = packed << np.uint64(bits)
-    packed |= (event - np.int64(first)).view(np.uint64)
-    return packed
+    keys = (code - np.int64(low)).view(np.uint64)
+    if key_bits + bits <= 64 and bool(np.all(event[1:] >= event[:-1])):
+        # In the order of events already, as logs are: the row's number does for its event, and sorts with it.
+        packed = (keys << np.uint64(bits)) | np.arange(len(code), dtype=np.uint64)
+        packed.sort()
+        packed &= np.uint64((1 << bits) - 1)
+        return packed.view(np.int64)
+    bits = (int(event.max()) - first).bit_length()
+    if key_bits + bits > 64 or bits == 64:
+        return None
+    packed = (keys << np.uint64(bits)) | (event - np.int64(first)).view(np.uint64)
+    return np.argsort(packed).astype(np.int64, copy=False)
 
 
 def _count_until(event: Ints, start: Ints, end: Ints, at: Ints) -> Ints:

@@ -13,17 +13,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from falaj.asof.arrow import arrow_type, from_column, to_column, typed, whole
-from falaj.asof.kernel import rank_order, run_starts_of
-from falaj.asof.keys import KeyColumn, key_column, typed_key
-from falaj.asof.moments import Moments, moments
+from falaj.asof.arrow import arrow_type, to_column, typed, whole
+from falaj.asof.keys import key_column, typed_key
+from falaj.asof.moments import moments
 from falaj.asof.records import MISSING, Field
-from falaj.asof.segment import Fetch, File, Ranks, Segment, write_segment
+from falaj.asof.segment import File, Ranks, write_segment
+from falaj.asof.sources import RANKS, Clustered, OwnRows, Part, cluster, open_part, rows_of
 from falaj.asof.spill import Spill
-from falaj.core.errors import Corrupt, Invalid
+from falaj.core.errors import Invalid
 
-RANKS = ("event", "created", "seq")
-"""Columns that every row has, so that no feature can have these names."""
+__all__ = [
+    "Clustered", "OwnRows", "Part", "RowSchema", "Written", "cluster", "face_folder", "normal", "open_part",
+    "part_name", "parts_in", "read_name", "rows_of", "write_rows",
+]  # fmt: skip
 MAX_PARTITIONS = 4096
 _PARTITION_BYTES = 64 << 20
 _FACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -69,39 +71,6 @@ class Written:
     partitions: int
     files: Mapping[str, tuple[Path, ...]]
     """By face."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One segment of one partition: how to read each of its faces (those that may be read)."""
-
-    partition: int
-    of: int
-    fetch_by_face: Mapping[str, Fetch]
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRows:
-    """Rows in segments, any number to a partition, and those not yet in one."""
-
-    parts: Sequence[Part]
-    extra: pa.Table | None = None
-    """Key columns first, in order, then event, created and seq (int64), then features by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clustered:
-    """Rows in the order of key, event, created, seq."""
-
-    run_starts: Moments
-    keys: KeyColumn
-    """One a run, ascending."""
-    key_parts: Sequence[pa.Array]
-    """The same, part by part."""
-    event: Moments
-    created: Moments
-    seq: Moments
-    column: Callable[[str], pa.Array]
 
 
 def write_rows(
@@ -157,57 +126,6 @@ def parts_in(folder: Path, faces: Sequence[str] = ("",)) -> list[Part]:
         partition, of, _ = read_name(path.name)
         found.append(Part(partition, of, {face: File(folder / face_folder(face) / path.name) for face in faces}))
     return found
-
-
-def open_part(part: Part, types: Sequence[str], created: bool = True, seq: bool = True) -> Clustered:
-    """A segment's rows; of columns nothing is read until it is asked for."""
-    faces = {face: Segment(fetch) for face, fetch in part.fetch_by_face.items()}
-    main = faces.get("")
-    if main is None or tuple(key.type for key in main.keys) != tuple(types):
-        raise Corrupt("these rows have other keys than their view", "build their edition anew")
-    if any(face.num_rows != main.num_rows for face in faces.values()):
-        raise Corrupt("the faces of these rows do not belong together", "build their edition anew")
-    ranks = main.ranks(created, seq)
-    where = {field.name: segment for segment in faces.values() for field in segment.columns}
-
-    def column(name: str) -> pa.Array:
-        if name not in where:
-            raise Invalid(f"these rows have no column {name}", "it may lie in a face that you may not read")
-        return from_column(where[name].column(name))
-
-    parts = [from_column(key) for key in ranks.keys]
-    keys = key_column(parts, types)
-    if not keys.ascending():
-        raise Corrupt("the keys of these rows are out of order", "build their edition anew")
-    return Clustered(ranks.run_starts, keys, parts, ranks.event, ranks.created, ranks.seq, column)
-
-
-def cluster(table: pa.Table, types: Sequence[str]) -> Clustered:
-    """Rows in memory (keys first, then event, created, seq as int64, then features), clustered."""
-    parts = [whole(column) for column in table.columns[: len(types)]]
-    keys = key_column(parts, types)
-    event, created, seq = (whole(table[name]).to_numpy(zero_copy_only=False) for name in RANKS)
-    code = keys.sortable()
-    order = rank_order(code, event, created, seq)
-    starts = run_starts_of(code[order])
-    firsts, places = order[starts[:-1]], pa.array(order)
-    return Clustered(
-        starts,
-        keys.take(firsts),
-        [part.take(pa.array(firsts)) for part in parts],
-        event[order],
-        created[order],
-        seq[order],
-        lambda name: whole(table[name]).take(places),
-    )
-
-
-def rows_of(rows: Clustered, keys: Sequence[Field], columns: Sequence[str]) -> pa.Table:
-    """All rows as a table that `write_rows` takes: keys, event, created, seq, and these columns, clustered."""
-    run = pa.array(np.repeat(np.arange(len(rows.keys)), np.diff(rows.run_starts)))
-    taken = {field.name: part.take(run) for field, part in zip(keys, rows.key_parts, strict=True)}
-    ranks = {"event": pa.array(rows.event), "created": pa.array(rows.created), "seq": pa.array(rows.seq)}
-    return pa.table(taken | ranks | {name: rows.column(name) for name in columns})
 
 
 def normal(batch: pa.RecordBatch | pa.Table, schema: RowSchema, seq: int, created: int | None) -> pa.Table:

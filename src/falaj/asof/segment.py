@@ -16,7 +16,6 @@ A reader believes nothing: what does not fit is Corrupt. Whether the bytes are t
 catalogue's digests say.
 """
 
-import mmap
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,18 +87,21 @@ class Ranks:
 
 
 class File:
-    """Ranges of a file on this machine, mapped: what nobody touches is never read. Can go to other processes."""
+    """Ranges of a file on this machine. Can go to other processes.
+
+    Read, not mapped: a mapped file that somebody cuts short ends the process.
+    """
 
     __slots__ = ("path",)
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __call__(self, start: int, stop: int) -> memoryview:
-        # Mapped for each range and gone with it: what stayed mapped would count as this process's memory.
+    def __call__(self, start: int, stop: int) -> bytes:
         with self.path.open("rb") as file:
-            size = file.seek(0, 2)
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")[start:stop]
+            length = max(min(stop, file.seek(0, 2)) - start, 0)
+            file.seek(start)
+            return file.read(length)
 
 
 def write_segment(

@@ -1,0 +1,167 @@
+"""Training sets equal brute force, whatever the rows, however they are cut."""
+
+import multiprocessing
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from falaj.asof.engine import Joined, OwnRows, gather, part_of, partitions_of, training_set
+from falaj.asof.records import EXPIRED, FUTURE, NOT_FOUND, PRESENT, Field, ViewPlan
+from falaj.asof.rows import RowSchema, parts_in, write_rows
+from falaj.core.errors import Corrupt, Invalid
+from tests.asof.worlds import World, answer_of, same, worlds
+
+COUNTS = st.sampled_from([1, 2, 4, 16])
+
+
+def joined(world: World, own: OwnRows) -> pa.Table:
+    return training_set(world.label_table(), "at", [Joined(world.plan, own)], known_at=world.known_at, status=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds(), COUNTS)
+def test_one_segment_equals_brute_force(world, count):
+    with tempfile.TemporaryDirectory() as folder:
+        same(joined(world, world.write(Path(folder), [world.rows], [count])), world)
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds(), st.lists(st.integers(0, 2), min_size=40, max_size=40), COUNTS, COUNTS)
+def test_any_cut_into_segments_and_rows_of_memory_changes_nothing(world, where, first, second):
+    """Rows in two segments of different partitions and in memory, in any order of arrival."""
+    cuts = [[row for row in world.rows if where[row.seq] == each] for each in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        own = world.write(Path(folder), cuts[:2], [first, second])
+        extra = world.table(cuts[2]).cast(world.schema.arrow())
+        same(joined(world, OwnRows(own.parts, extra)), world)
+
+
+@settings(max_examples=80, deadline=None)
+@given(worlds(extremes=False), st.integers(-10, 30), st.data())
+def test_rows_known_later_never_change_what_was_known(world, known, data):
+    """Neither rows of the future nor rows that came in after the instant can be told from their absence."""
+    world = world._replace(known_at=known, ttl=0)
+    kept = [row for row in world.rows if row.created <= known or data.draw(st.booleans())]
+    with tempfile.TemporaryDirectory() as folder:
+        whole = joined(world, world.write(Path(folder) / "a", [world.rows], [2]))
+        less = joined(world, world.write(Path(folder) / "b", [kept], [1]))
+    assert answer_of(whole, world.plan.names) == answer_of(less, world.plan.names)
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(), COUNTS)
+def test_pieces_in_any_order_are_the_whole(world, count):
+    with tempfile.TemporaryDirectory() as folder:
+        view = Joined(world.plan, world.write(Path(folder), [world.rows], [count]))
+        bare = world.label_table().drop_columns(["y"])
+        pieces = [
+            part_of(bare, "at", view, partition, known_at=world.known_at) for partition in range(partitions_of(view))
+        ]
+        made = gather(world.label_table(), [view], [pieces[::-1]], status=True)
+        whole = training_set(world.label_table(), "at", [view], known_at=world.known_at, status=True)
+    assert answer_of(made, world.plan.names) == answer_of(whole, world.plan.names)
+    same(made, world)
+
+
+def plan(ttl: int = 0, names: tuple[str, ...] = ("x",)) -> ViewPlan:
+    return ViewPlan("view:p/v@v1", "v", (Field("k", "int64"),), (Field("x", "int64"),), ("x",), names, ttl)
+
+
+def rows(folder: Path, *events: int, count: int = 1) -> OwnRows:
+    schema = RowSchema((Field("k", "int64"),), {"": (Field("x", "int64"),)})
+    table = pa.table({"k": [at % 5 for at in events], "event": events, "x": events})
+    write_rows([table], schema, folder, partitions=count)
+    return OwnRows(parts_in(folder))
+
+
+@pytest.mark.parametrize(
+    ("at", "ttl", "status", "value"),
+    [
+        (9, 0, FUTURE, None),
+        (10, 0, PRESENT, 10),
+        (10, 1, PRESENT, 10),
+        (11, 1, EXPIRED, None),
+        (19, 10, PRESENT, 10),
+        (20, 10, EXPIRED, None),
+        (1 << 62, 0, PRESENT, 10),
+    ],
+)
+def test_the_edges_of_time_are_as_written(tmp_path, at, ttl, status, value):
+    labels = pa.table({"k": [0], "at": [at]})
+    made = training_set(labels, "at", [Joined(plan(ttl), rows(tmp_path, 10))], status=True)
+    assert (made["x__status"][0].as_py(), made["x"][0].as_py()) == (status, value)
+
+
+def test_a_view_without_rows_and_a_set_without_labels(tmp_path):
+    labels = pa.table({"k": [0, None], "at": [1, 2]})
+    made = training_set(labels, "at", [Joined(plan(), OwnRows(()))], status=True)
+    assert made["x"].to_pylist() == [None, None]
+    assert made["x__status"].to_pylist() == [NOT_FOUND, NOT_FOUND]
+    made = training_set(labels[:0], "at", [Joined(plan(), rows(tmp_path, 10, count=4))], status=True)
+    assert made.schema.names == ["k", "at", "x", "x__status"]
+    assert made.num_rows == 0
+    assert made.schema.field("x").type == pa.int64()
+
+
+def test_a_name_that_is_taken_or_lacking_is_refused(tmp_path):
+    view = Joined(plan(), rows(tmp_path, 10))
+    with pytest.raises(Invalid, match="called x"):
+        training_set(pa.table({"k": [1], "at": [1], "x": [1]}), "at", [view])
+    with pytest.raises(Invalid, match="called x"):
+        training_set(pa.table({"k": [1], "at": [1]}), "at", [view, view])
+    with pytest.raises(Invalid, match="one column k"):
+        training_set(pa.table({"at": [1]}), "at", [view])
+    with pytest.raises(Invalid, match="without a zone"):
+        training_set(pa.table({"k": [1], "at": pa.array([1], pa.timestamp("us"))}), "at", [view])
+    with pytest.raises(Invalid, match="not all"):
+        gather(pa.table({"k": [1], "at": [1]}), [view], [[part_of(pa.table({"k": [], "at": []}), "at", view, 0)]])
+
+
+def test_rows_of_other_keys_than_the_plan_says_are_refused(tmp_path):
+    own = rows(tmp_path, 10)
+    other = ViewPlan("v", "v", (Field("k", "string"),), (Field("x", "int64"),), ("x",), ("x",))
+    with pytest.raises(Corrupt, match="other keys"):
+        training_set(pa.table({"k": ["a"], "at": [1]}), "at", [Joined(other, own)])
+    wide = ViewPlan("v", "v", (Field("k", "int64"),), (Field("x", "float64"),), ("x",), ("x",))
+    with pytest.raises(Corrupt, match="another type"):
+        training_set(pa.table({"k": [0], "at": [11]}), "at", [Joined(wide, own)])
+
+
+def test_a_face_that_was_not_given_is_never_read(tmp_path):
+    schema = RowSchema((Field("k", "int64"),), {"": (Field("x", "int64"),), "hr": (Field("pay", "int64"),)})
+    write_rows([pa.table({"k": [1], "event": [1], "x": [2], "pay": [3]})], schema, tmp_path)
+    assert b"pay" not in next((tmp_path / "_").glob("*.seg")).read_bytes()
+    labels = pa.table({"k": [1], "at": [1]})
+    asks = ViewPlan("v", "v", schema.keys, schema.columns, ("pay",), ("pay",))
+    with pytest.raises(Invalid, match="may not read"):
+        training_set(labels, "at", [Joined(asks, OwnRows(parts_in(tmp_path)))])
+    made = training_set(labels, "at", [Joined(asks, OwnRows(parts_in(tmp_path, ("", "hr"))))])
+    assert made["pay"].to_pylist() == [3]
+
+
+def test_two_processes_give_the_bits_of_one(tmp_path):
+    own = rows(tmp_path, *range(0, 4000, 3), count=4)
+    labels = pa.table({"k": [at % 6 for at in range(900)], "at": [at * 7 % 4100 for at in range(900)]})
+    view = Joined(plan(500), own)
+    told: list[int] = []
+    whole = training_set(labels, "at", [view], known_at="label", status=True, advance=told.append)
+    work = [(labels, "at", view, partition) for partition in range(partitions_of(view))]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pieces = pool.starmap(_known_part, work)
+    assert gather(labels, [view], [pieces], status=True).equals(whole)
+    assert sum(told) == len(labels)
+
+
+def _known_part(labels: pa.Table, moment: str, view: Joined, partition: int) -> pa.Table:
+    return part_of(labels, moment, view, partition, known_at="label")
+
+
+def test_progress_and_a_moment_of_knowledge_as_text(tmp_path):
+    own = rows(tmp_path, 10, 15)
+    labels = pa.table({"k": [0], "at": [20]})
+    made = training_set(labels, "at", [Joined(plan(), own)], known_at="1970-01-01T00:00:00.000012Z")
+    assert made["x"].to_pylist() == [10]
