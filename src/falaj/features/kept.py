@@ -120,3 +120,15 @@ def _allowed(name: str, node: ast.AST) -> None:
         raise Invalid(f"{name} imports {strange[0]}", f"it may import {', '.join(MODULES)}")
     if isinstance(node, ast.Name) and node.id in _REFUSED:
         raise Invalid(f"{name} uses {node.id}", "a transformation gets columns and gives columns, and nothing else")
+
+
+def keep_text(source: str) -> tuple[str, str]:
+    """The name and text of a function whose source is at hand and whose file is not: it may lean on builtins only."""
+    source = textwrap.dedent(source)
+    body = _body("this", source)
+    text = f"{body}\n"
+    name = check_text(text)
+    strange = sorted({one for one in _globals(symtable.symtable(body, name, "exec")) if not hasattr(builtins, one)})
+    if strange and strange != [name]:
+        raise Invalid(f"{name} uses {strange[0]}, which is outside of it", "write it into the function")
+    return name, text
