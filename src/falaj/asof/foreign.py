@@ -105,7 +105,7 @@ class ForeignRows:
         import polars as pl
 
         try:
-            frame = pl.scan_parquet(list(self.paths), glob=False).select(dict.fromkeys(names)).collect()
+            frame = pl.scan_parquet(list(self.paths), glob=False).select(list(dict.fromkeys(names))).collect()
         except pl.exceptions.PolarsError:
             raise Invalid("these files do not fit together", "give files with the same columns and types") from None
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
