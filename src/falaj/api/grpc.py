@@ -41,7 +41,7 @@ from grpc import aio
 
 __all__ = ["FeatureDoor", "proto_text", "serve_grpc"]
 DESK, VERB = "features", "read"
-AT_ONCE, LANES = 256, 2
+AT_ONCE, LANES = 1000, 2
 IDLE_S = 300.0
 """A stream in which nothing is asked for so long is ended."""
 GRACE_S = 10.0
@@ -123,7 +123,7 @@ class FeatureDoor:
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", limit),
             ("grpc.max_send_message_length", -1), ("grpc.max_concurrent_streams", AT_ONCE),
         )  # fmt: skip
-        server = aio.server(handlers=(calls,), options=options, maximum_concurrent_rpcs=4 * AT_ONCE)
+        server = aio.server(handlers=(calls,), options=options, maximum_concurrent_rpcs=AT_ONCE)
         try:
             self.address = self._host.named(self._host.host).rpartition(":")[0] + f":{self._bind(server)}"
             await server.start()
@@ -168,13 +168,12 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call; bytes in, bytes out, so that nothing is parsed for strangers."""
-        method = handler_call_details.method
-        known = {f"/{PACKAGE}.{SERVICE}/{name}": streamed for name, streamed in METHODS.items()}
-        if known.get(method):
+        method = handler_call_details.method.removeprefix(f"/{PACKAGE}.{SERVICE}/")
+        if METHODS.get(method):
             return grpc.stream_stream_rpc_method_handler(self._stream)
-        return grpc.unary_unary_rpc_method_handler(self._one if method in known else self._nothing)
+        return grpc.unary_unary_rpc_method_handler(self._one if method in METHODS else self._nothing)
 
-    async def _one(self, body: bytes, context: Any) -> bytes:
+    async def _one(self, body: bytes | None, context: Any) -> bytes:
         ask = None
         try:
             ask = _ask(context)
@@ -182,8 +181,13 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         except (FalajError, Refusal) as error:
             return await self._refuse(context, ask, error)
 
+    async def _nothing(self, body: bytes, context: Any) -> bytes:
+        del body
+        return await self._one(None, context)
+
     async def _stream(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """One after the other; each asks the gate again, so a token that ends ends its stream."""
+        del bodies
         ask = None
         try:
             ask = _ask(context)
@@ -193,16 +197,6 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         except (FalajError, Refusal) as error:
             await self._refuse(context, ask, error)
 
-    async def _nothing(self, body: bytes, context: Any) -> bytes:
-        del body
-        ask = None
-        try:
-            ask = _ask(context)
-            await self._gate.admit(ask)
-            raise NotFound("there is no such method", f"there are: {', '.join(METHODS)} of {PACKAGE}.{SERVICE}")
-        except (FalajError, Refusal) as error:
-            return await self._refuse(context, ask, error)
-
     async def _next(self, context: Any) -> Any:
         try:
             async with asyncio.timeout(IDLE_S):
@@ -210,9 +204,12 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         except TimeoutError:
             raise Unavailable("nothing was asked for a long while", "open a stream anew") from None
 
-    async def _read(self, ask: Ask, body: bytes) -> bytes:
+    async def _read(self, ask: Ask, body: bytes | None) -> bytes:
         """Caller, then bytes, then the guarded call."""
+        ask.request = ""  # of a stream, each has one of its own
         await self._gate.admit(ask)
+        if body is None:
+            raise NotFound("there is no such method", f"there are: {', '.join(METHODS)} of {PACKAGE}.{SERVICE}")
         ctx = self._gate.context(ask, ask.caller)
         desk: Any = type(self._house.desks[DESK])
         verb = verb_of(desk, VERB)
