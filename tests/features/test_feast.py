@@ -147,6 +147,17 @@ def test_a_view_without_a_schema_has_the_columns_of_its_file() -> None:
     assert any("scores is left out" in note for note in notes)
 
 
+def test_services_take_what_was_taken_over() -> None:
+    body = json.loads(RECORDED.read_text())
+    hourly = next(one for one in body["views"] if one["name"] == "driver_hourly")
+    hourly["features"][0][1] = "MAP"
+    made, notes = _translated(body)
+    assert made.services[0].picks[0].columns == ("acc_rate",)
+    assert "conv_rate" not in made.services[0].computed[0].inputs
+    assert any("conv_rate is left out: MAP has no counterpart" in note for note in notes)
+    assert plan(made, Standing()).changes
+
+
 def test_sources_of_other_kinds() -> None:
     made, _ = _with(source={"mapping": {'the "id"': "driver_id"}})
     assert made.views[0].source.query == 'select *, "the ""id""" as "driver_id" from rows'

@@ -230,8 +230,14 @@ class _Translation:
 
     def _pick(self, pick: FeastPick, beside: Iterable[FeastPick]) -> Pick:
         again = [other for other in beside if other.view == pick.view and other != pick]
-        names = {name: f"{pick.alias}_{name}" for name in pick.columns} if pick.alias and again else {}
-        return Pick(f"{self._project}/{pick.view}", pick.columns, names, pick.keys)
+        columns = self._columns(pick)
+        names = {name: f"{pick.alias}_{name}" for name in columns} if pick.alias and again else {}
+        return Pick(f"{self._project}/{pick.view}", columns, names, pick.keys)
+
+    def _columns(self, pick: FeastPick) -> tuple[str, ...]:
+        """Those of its columns that were taken over."""
+        known = [one.name for one in self._views[pick.view].features]
+        return tuple(name for name in pick.columns or known if name in known)
 
     def _entity(self, view: FeastView) -> EntityDef | None:
         """The entity of a view: of several of Feast's, one with the keys of all."""
@@ -304,7 +310,7 @@ class _Translation:
             self.notes.append(f"on demand {one.name} is left out: not a Python function of columns of views; {hint}")
             return None
         outputs = self._fields(one.name, one.features)
-        inputs = [name for pick in one.inputs for name in pick.columns] + [name for name, _, _ in one.request]
+        inputs = [name for pick in one.inputs for name in self._columns(pick)] + [name for name, _, _ in one.request]
         try:
             _, text = keep_text(one.text)
             made = Computed(one.name, tuple(inputs), outputs, {}, text, digest_of(text))
