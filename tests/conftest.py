@@ -16,6 +16,7 @@ from tests.servers.oidc import OidcServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import Missing
 from tests.servers.ray import RayServer
+from tests.servers.redis import RedisServer
 from tests.servers.registry import RegistryServer
 from tests.servers.seaweed import Bucket, SeaweedServer
 from tests.servers.slurm import SlurmServer, shared_folder
@@ -84,6 +85,12 @@ def softhsm() -> Iterator[SoftHsm]:
 def oci_registry() -> Iterator[RegistryServer]:
     """The OCI registry shared by this process: `host`, `url`, `blob(digest)`. Use a repository of your own."""
     yield from _running(RegistryServer)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """The Redis-compatible server shared by this process: `url`. Use a prefix of your own; to kill one, make one."""
+    yield from _running(RedisServer)
 
 
 @pytest.fixture(scope="session")

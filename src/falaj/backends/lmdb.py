@@ -1,0 +1,326 @@
+"""Online features in a file of this machine: `lmdb:/path/to/folder`. Any number of readers, one writer at a time.
+
+A put is one transaction, on disk when it returns: killed anywhere, its rows are all there or none. The file grows as it
+must; no reader looks while this process maps it anew. LMDB may be opened once in a process, so all who name one folder
+share it here. A space is 16 bytes of a hash; behind them stand its mark, its rows, and the keys that are too long for
+LMDB, written out.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+
+from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable
+from falaj.core.online import after as after_moment
+from falaj.core.online import checked, fold
+
+MAP_BYTES = 1 << 30
+"""The first size of the map: address space, not disk."""
+_READERS = 2048
+_DROP = 20_000
+_TRIES = 64
+_NOTE, _ROW, _LONG = b"\x00", b"\x01", b"\x02"
+_WHOLE = 440
+"""Longer keys lie under their beginning and a hash: LMDB takes 511 bytes."""
+_DIGEST = 32
+_T = TypeVar("_T")
+
+
+class LmdbOnline:
+    """Options: `map_bytes`, the first size of the map."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        folder = Path(url.partition(":")[2])
+        if not folder.is_absolute():
+            raise Invalid(f"{url[:200]!r} names no folder", "for example lmdb:/var/lib/falaj/online")
+        self._file: _File | None = _open(folder, int((options or {}).get("map_bytes", MAP_BYTES)))
+
+    def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
+        """Take rows in, newest wins; on disk when it returns."""
+        head, soon = _head(space) + _ROW, after_moment(now_us)
+        asked = [(_stored(head, key), key, checked(row)) for key, row in rows]
+        # In the order of the file, neighbours share pages.
+        asked.sort(key=lambda one: one[0])
+
+        def work(txn: "lmdb.Transaction[bytes]") -> int:
+            cells: dict[bytes, bytes] = {}
+            changed = 0
+            for place, key, row in asked:
+                cell = cells.get(place) or txn.get(place)
+                merged = fold(cell, row, soon)
+                if merged is not cell:
+                    changed += 1
+                    cells[place] = merged
+                    if len(place) > len(head) + _WHOLE:
+                        txn.put(head[:-1] + _LONG + place[-_DIGEST:], key)
+            with txn.cursor() as cursor:
+                cursor.putmulti(cells.items())
+            return changed
+
+        return self._open_file().write(work)
+
+    def get(self, asks: Sequence[tuple[str, Sequence[bytes]]]) -> list[list[bytes | None]]:
+        """What lies under keys of several spaces, from one snapshot."""
+        places = [(_head(space) + _ROW, keys) for space, keys in asks]
+
+        def work(txn: "lmdb.Transaction[bytes]") -> list[list[bytes | None]]:
+            find = txn.get
+            return [
+                [find(head + key if len(key) <= _WHOLE else _stored(head, key)) for key in keys]
+                for head, keys in places
+            ]
+
+        return self._open_file().read(work)
+
+    def scan(self, space: str, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, bytes]]:
+        """(key, cell) behind a key, in the order of the file."""
+        head = _head(space) + _ROW
+        start = _stored(head, after) if after else head
+
+        def work(txn: "lmdb.Transaction[bytes]") -> list[tuple[bytes, bytes]]:
+            with txn.cursor() as cursor:
+                going = cursor.set_range(start) and (cursor.key() != start or cursor.next())
+                behind = itertools.islice(cursor.iternext(), limit) if going else ()
+                found = itertools.takewhile(lambda one: one[0].startswith(head), behind)
+                return [(_whole(txn, head, place), cell) for place, cell in found]
+
+        return self._open_file().read(work)
+
+    def delete(self, space: str, keys: Sequence[bytes]) -> int:
+        """Remove keys; gives how many were there."""
+        head = _head(space)
+
+        def work(txn: "lmdb.Transaction[bytes]") -> int:
+            gone = 0
+            for key in keys:
+                place = _stored(head + _ROW, key)
+                gone += txn.delete(place)
+                if len(key) > _WHOLE:
+                    txn.delete(head + _LONG + place[-_DIGEST:])
+            return gone
+
+        return self._open_file().write(work)
+
+    def drop(self, space: str) -> None:
+        """Remove a space, its mark first: what is left of a drop that was killed passes for nothing filled."""
+        head = _head(space)
+
+        def work(txn: "lmdb.Transaction[bytes]") -> bool:
+            with txn.cursor() as cursor:
+                going = cursor.set_range(head)
+                for _ in range(_DROP):
+                    if not going or not cursor.key().startswith(head):
+                        return False
+                    going = cursor.delete() and bool(cursor.key())
+            return going
+
+        while self._open_file().write(work):
+            pass
+
+    def note(self, space: str, value: bytes | None = None) -> bytes | None:
+        """Read, or write, the mark of a space."""
+        place = _head(space) + _NOTE
+        if value is not None:
+            self._open_file().write(lambda txn: txn.put(place, value))
+            return value
+        return self._open_file().read(lambda txn: txn.get(place))
+
+    def close(self) -> None:
+        """Leave the file; the last one closes it."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.release()
+
+    def _open_file(self) -> "_File":
+        if self._file is None:
+            raise Unavailable("the online store is closed", "open it again")
+        return self._file
+
+
+class _File:
+    """The one environment of a folder in this process, and who is inside: LMDB cannot map anew under anybody's feet."""
+
+    def __init__(self, folder: Path, map_bytes: int) -> None:
+        self.users = 0
+        self._folder, self._map_bytes = folder, map_bytes
+        self._env: lmdb.Environment | None = None
+        self._settle()
+        self._again()
+
+    def read(self, work: "Callable[[lmdb.Transaction[bytes]], _T]") -> _T:
+        """Do it on one snapshot."""
+        for _ in range(_TRIES):
+            env = self._enter()
+            try:
+                with env.begin() as txn:
+                    return work(txn)
+            except lmdb.Error as error:
+                trouble = error
+            finally:
+                self._inside.pop()
+            with self._writer, self._alone():
+                _mend(env, trouble)
+        raise Unavailable("the online store is too busy", "call again")
+
+    def write(self, work: "Callable[[lmdb.Transaction[bytes]], _T]") -> _T:
+        """Do it in one transaction, again where the map had to grow for it."""
+        with self._writer:
+            for _ in range(_TRIES):
+                env, txn = self._env or self._again(), None
+                try:
+                    txn = env.begin(write=True)
+                    done = work(txn)
+                    txn.commit()
+                except BaseException as error:
+                    # Readers out first: going back takes a lock of the library that they would hardly leave to us.
+                    with self._alone():
+                        if txn is not None:
+                            txn.abort()
+                        if not isinstance(error, lmdb.Error):
+                            raise
+                        _mend(env, error)
+                else:
+                    return done
+        raise Unavailable("the online store is too busy", "call again")
+
+    def release(self) -> None:
+        """One user less; the last closes it."""
+        with _LOCK:
+            self.users -= 1
+            if self.users == 0:
+                _FILES.pop(self._folder, None)
+                with self._writer, self._alone():
+                    if self._env is not None:
+                        self._env.close()
+
+    def forked(self) -> None:
+        """In a child: what the parent opened is not ours; who was inside is not here."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+        self._settle()
+
+    def _settle(self) -> None:
+        self._writer, self._opening = threading.Lock(), threading.Lock()
+        # A list, because adding to one and taking from it needs no lock: readers never wait for each other.
+        self._inside: list[None] = []
+        self._shut, self._ready = False, threading.Event()
+
+    def _again(self) -> lmdb.Environment:
+        with self._opening:
+            self._env = self._env or _environment(self._folder, self._map_bytes)
+            return self._env
+
+    def _enter(self) -> lmdb.Environment:
+        while True:
+            self._inside.append(None)
+            if not self._shut:
+                return self._env or self._again()
+            self._inside.pop()
+            self._ready.wait()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No reader inside. Only for who has the writer's turn."""
+        self._ready.clear()
+        self._shut = True
+        try:
+            while self._inside:
+                time.sleep(0.0002)
+            yield
+        finally:
+            self._shut = False
+            self._ready.set()
+
+
+_LOCK = threading.Lock()
+_FILES: dict[Path, _File] = {}
+
+
+def _open(folder: Path, map_bytes: int) -> _File:
+    folder = folder.resolve()
+    with _LOCK:
+        file = _FILES.get(folder) or _File(folder, map_bytes)
+        file.users += 1
+        _FILES[folder] = file
+        return file
+
+
+def _forked() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+    for file in _FILES.values():
+        file.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _environment(folder: Path, map_bytes: int) -> lmdb.Environment:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Rows are found by key: reading ahead only fills memory with strangers.
+        env = lmdb.open(
+            str(folder), map_size=map_bytes, mode=0o600, max_readers=_READERS, readahead=False, max_spare_txns=16
+        )
+        env.reader_check()
+    except OSError as error:
+        raise Invalid("the folder of the online store cannot be made", "check its path and permissions") from error
+    except lmdb.Error as error:
+        raise _failure(error) from error
+    return env
+
+
+def _mend(env: lmdb.Environment, trouble: lmdb.Error) -> None:
+    """Make the next try better, or raise in our words."""
+    try:
+        if isinstance(trouble, lmdb.MapFullError):
+            env.set_mapsize(env.info()["map_size"] * 2)
+        elif isinstance(trouble, lmdb.MapResizedError):
+            env.set_mapsize(0)
+        elif isinstance(trouble, lmdb.ReadersFullError):
+            # Those who were killed left their places taken.
+            env.reader_check()
+        else:
+            raise _failure(trouble) from trouble
+    except lmdb.Error as error:
+        raise _failure(error) from error
+
+
+def _failure(error: lmdb.Error) -> FalajError:
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)):
+        return Corrupt("the file of online features is damaged", "move its folder away and fill it anew")
+    if isinstance(error, lmdb.DiskError):
+        return Unavailable("the disk of the online store is full; nothing was written", "free some space, call again")
+    return Unavailable("the file of online features does not answer", "check its folder, permissions and disk")
+
+
+@lru_cache(4096)
+def _head(space: str) -> bytes:
+    return hashlib.blake2b(space.encode(), digest_size=16).digest()
+
+
+def _stored(head: bytes, key: bytes) -> bytes:
+    if not key:
+        raise Invalid("a key of the online store is empty", "name a thing")
+    if len(key) <= _WHOLE:
+        return head + key
+    return head + key[: _WHOLE + 1 - _DIGEST] + hashlib.blake2b(key, digest_size=_DIGEST).digest()
+
+
+def _whole(txn: "lmdb.Transaction[bytes]", head: bytes, place: bytes) -> bytes:
+    if len(place) <= len(head) + _WHOLE:
+        return place[len(head) :]
+    key = txn.get(head[:-1] + _LONG + place[-_DIGEST:])
+    if key is None:
+        raise Corrupt("a long key of the online store is not written out", "fill the store anew")
+    return key

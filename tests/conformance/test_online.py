@@ -1,0 +1,497 @@
+"""What every Online must do, asked of a real LMDB file and a real Redis-compatible server."""
+
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import stat
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from falaj.backends.lmdb import LmdbOnline
+from falaj.backends.redis import RedisOnline
+from falaj.core.errors import Corrupt, Invalid, Unavailable
+from falaj.core.online import due, has_later, merge, pack_rank, rows_in
+from falaj.core.ports import Online
+from tests.servers.redis import RedisServer
+
+ENGINES = ("lmdb", "redis")
+NOW = 1_700_000_000_000_000
+Open = Callable[[], Online]
+forked = multiprocessing.get_context("fork")
+fresh = multiprocessing.get_context("spawn")
+
+
+def make(url: str) -> Online:
+    return LmdbOnline(url) if url.startswith("lmdb:") else RedisOnline(url, {"wait_s": 5})
+
+
+@pytest.fixture(params=ENGINES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "lmdb":
+        return f"lmdb:{tmp_path}/online"
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return f"{server.url}?prefix=t{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def opened(url: str) -> Iterator[Open]:
+    """Each call opens the same store once more, as another part of the program would."""
+    made: list[Online] = []
+
+    def open_it() -> Online:
+        made.append(make(url))
+        return made[-1]
+
+    yield open_it
+    for online in made:
+        online.close()
+
+
+@pytest.fixture
+def online(opened: Open) -> Online:
+    return opened()
+
+
+def row(event: int, created: int = 0, seq: int = 0, value: bytes = b"") -> bytes:
+    return pack_rank(event, created, seq) + (value or f"{event}/{created}/{seq}".encode())
+
+
+def cell(online: Online, key: bytes = b"k", space: str = "s") -> bytes | None:
+    return online.get([(space, [key])])[0][0]
+
+
+def test_rows_come_back_as_they_were(online: Online) -> None:
+    one = row(5, value=bytes(range(256)))
+    assert online.put("s", [(b"k", one)], NOW) == 1
+    assert online.get([("s", [b"k", b"nobody"]), ("other", [b"k"]), ("s", []), ("s", [b"k"])]) == [
+        [one, None],
+        [None],
+        [],
+        [one],
+    ]
+    assert online.put("s", [], NOW) == 0
+    assert online.get([]) == []
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_the_newest_wins_in_any_order(online: Online, order: tuple[int, ...]) -> None:
+    rows = [row(1, 9, 9), row(2, 1, 1), row(2, 1, 2), row(2, 2, 0)]
+    for number in (*order, *order):
+        online.put("s", [(b"k", rows[number])], NOW)
+    assert cell(online) == rows[3]
+
+
+def test_a_batch_may_name_a_key_many_times(online: Online) -> None:
+    assert online.put("s", [(b"k", row(n)) for n in (3, 9, 4, 9, 1)], NOW) == 2
+    assert cell(online) == row(9)
+
+
+def test_what_stands_already_changes_nothing(online: Online) -> None:
+    assert online.put("s", [(b"k", row(2)), (b"j", row(NOW + 5))], NOW) == 2
+    assert online.put("s", [(b"k", row(2)), (b"k", row(1)), (b"j", row(NOW + 5))], NOW) == 0
+
+
+def test_a_restatement_replaces(online: Online) -> None:
+    online.put("s", [(b"k", row(2, 1, 5, b"wrong"))], NOW)
+    assert online.put("s", [(b"k", row(2, 7, 1, b"right"))], NOW) == 1
+    assert cell(online) == row(2, 7, 1, b"right")
+
+
+def test_ranks_sort_as_numbers_do_beyond_the_edges(online: Online) -> None:
+    least, most = -(1 << 63), (1 << 63) - 1
+    ranks = [(least, most, most), (-1, least, most), (-1, 0, -1), (-1, 0, 0), (0, -1, most), (1 << 40, 0, 0)]
+    for rank in (*ranks, *reversed(ranks)):
+        online.put("s", [(b"k", row(*rank))], NOW)
+        online.put(f"s{rank}", [(b"k", row(*rank))], NOW)
+        assert cell(online, space=f"s{rank}") == row(*rank)
+    assert cell(online) == row(*ranks[-1])
+
+
+def test_later_moments_wait_and_become_due(online: Online) -> None:
+    later = [row(NOW + 30), row(NOW + 10, 0, 1), row(NOW + 10, 0, 2), row(NOW + 20)]
+    online.put("s", [(b"k", one) for one in later] + [(b"k", row(NOW - 5)), (b"k", row(NOW))], NOW)
+    held = cell(online)
+    assert held is not None
+    assert rows_in(held) == [row(NOW), row(NOW + 10, 0, 2), row(NOW + 20), row(NOW + 30)]
+    assert [due(held, NOW + n) for n in (-1, 0, 9, 10, 29, 99)] == [
+        *(None, row(NOW), row(NOW)),
+        *(row(NOW + 10, 0, 2), row(NOW + 20), row(NOW + 30)),
+    ]
+    assert has_later(held, NOW + 29)
+    assert not has_later(held, NOW + 30)
+    # Ten are due when something comes in again: the older of them go.
+    online.put("s", [(b"k", row(NOW + 1))], NOW + 20)
+    assert rows_in(cell(online) or b"") == [row(NOW + 20), row(NOW + 30)]
+    online.put("s", [(b"k", row(NOW + 1))], NOW + 99)
+    assert cell(online) == row(NOW + 30)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.integers(0, 2), st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=9
+    )
+)
+def test_the_store_does_what_merge_says(online: Online, puts: list[tuple[int, int, int, int]]) -> None:
+    space, expected = uuid.uuid4().hex, None
+    for event, created, seq, now in puts:
+        changed = online.put(space, [(b"k", row(event, created, seq))], now)
+        before, expected = expected, merge(expected, row(event, created, seq), now)
+        assert changed == (expected is not before)
+        assert cell(online, space=space) == expected
+
+
+def test_spaces_keep_apart(online: Online) -> None:
+    spaces = ["a", "a ", "A", "a/b", "á", "", "x" * 5000, *(f"view:fraud/v{n}" for n in range(50))]
+    for number, space in enumerate(spaces):
+        online.put(space, [(b"k", row(number))], NOW)
+        online.note(space, b"%d" % number)
+    online.drop("a")
+    found = online.get([(space, [b"k"]) for space in spaces])
+    assert [one[0] for one in found] == [None, *(row(number) for number in range(1, len(spaces)))]
+    assert [online.note(space) for space in spaces] == [None, *(b"%d" % n for n in range(1, len(spaces)))]
+
+
+def test_keys_are_any_bytes(online: Online) -> None:
+    keys = [
+        b"\x00",
+        b"\xff" * 40,
+        "مفتاح".encode(),
+        b"{x}",
+        b"a" * 440,
+        b"a" * 441,
+        b"a" * 442,
+        b"\r\n $3",
+        b"b" * 9000,
+    ]
+    keys += [b"a" * 500 + bytes([n]) for n in range(5)]
+    online.put("s", [(key, row(number)) for number, key in enumerate(keys)], NOW)
+    assert online.get([("s", keys)])[0] == [row(number) for number in range(len(keys))]
+    assert dict(online.scan("s")) == {key: row(number) for number, key in enumerate(keys)}
+    paged = page_through(online, 1)
+    assert sorted(key for key, _ in paged) == sorted(keys)
+    assert online.delete("s", keys[4:]) == len(keys) - 4
+    assert sorted(key for key, _ in online.scan("s")) == sorted(keys[:4])
+
+
+def test_an_empty_key_and_a_row_without_rank_are_refused(online: Online) -> None:
+    with pytest.raises(Invalid):
+        online.put("s", [(b"", row(1))], NOW)
+    for bad in (b"", b"short", b"\xff" * 40):
+        with pytest.raises(Corrupt):
+            online.put("s", [(b"j", row(1)), (b"k", bad)], NOW)
+    assert online.get([("s", [b"j", b""])]) == [[None, None]]
+
+
+def page_through(online: Online, limit: int) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = []
+    while page := online.scan("s", found[-1][0] if found else b"", limit):
+        assert len(page) <= limit
+        found += page
+    return found
+
+
+def test_a_scan_pages_through_all_once(online: Online) -> None:
+    rows = {b"%d" % number: row(number) for number in range(2500)}
+    online.put("s", list(rows.items()), NOW)
+    online.put("t", list(rows.items()), NOW)
+    whole = online.scan("s")
+    assert dict(whole) == rows
+    assert page_through(online, 999) == whole
+    assert online.scan("nothing") == []
+    assert online.scan("s", whole[-1][0]) == []
+
+
+def test_delete_takes_what_is_there(online: Online) -> None:
+    online.put("s", [(b"a", row(1)), (b"b", row(1)), (b"c", row(1))], NOW)
+    assert online.delete("s", [b"a", b"c", b"nobody"]) == 2
+    assert online.delete("s", []) == 0
+    assert online.scan("s") == [(b"b", row(1))]
+    # An older row may come back: what was deleted left no trace.
+    online.put("s", [(b"a", row(0))], NOW)
+    assert dict(online.scan("s")) == {b"a": row(0), b"b": row(1)}
+
+
+def test_a_drop_takes_all_of_many(online: Online) -> None:
+    online.put("s", [(b"%d" % number, row(number)) for number in range(25_000)], NOW)
+    online.put("t", [(b"1", row(1))], NOW)
+    online.note("s", b"full")
+    online.drop("s")
+    assert online.scan("s") == []
+    assert online.note("s") is None
+    assert cell(online, b"7") is None
+    assert online.scan("t") == [(b"1", row(1))]
+    online.drop("s")
+
+
+def test_a_note_is_read_and_written(online: Online) -> None:
+    assert online.note("s") is None
+    assert online.note("s", b"\x00one") == b"\x00one"
+    online.put("s", [(b"k", row(1))], NOW)
+    assert online.note("s") == b"\x00one"
+    online.note("s", b"")
+    assert online.note("s") == b""
+    assert len(online.scan("s")) == 1
+
+
+def test_ten_thousand_rows_in_one_put(online: Online) -> None:
+    rows = [(b"%d" % number, row(number, value=os.urandom(64))) for number in range(10_000)]
+    assert online.put("s", rows, NOW) == 10_000
+    assert online.put("s", rows, NOW) == 0
+    assert online.get([("s", [key for key, _ in rows])])[0] == [one for _, one in rows]
+
+
+def _write(url: str, seed: int) -> None:
+    online = make(url)
+    rows = shuffled(seed)
+    for start in range(0, len(rows), 50):
+        online.put("s", rows[start : start + 50], NOW)
+    online.close()
+
+
+def shuffled(seed: int) -> list[tuple[bytes, bytes]]:
+    rows = [
+        (b"%d" % key, row(event, created, event * created))
+        for key in range(20)
+        for event in range(9)
+        for created in (1, 2)
+    ]
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+NEWEST = {b"%d" % key: row(8, 2, 16) for key in range(20)}
+
+
+def test_writers_in_threads_converge(url: str, online: Online) -> None:
+    threads = [threading.Thread(target=_write, args=(url, seed)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        online.get([("s", list(NEWEST))])
+    assert dict(online.scan("s")) == NEWEST
+
+
+@pytest.mark.parametrize("start", [forked, fresh], ids=["fork", "spawn"])
+def test_writers_in_processes_converge(url: str, online: Online, start: multiprocessing.context.BaseContext) -> None:
+    online.put("s", [(b"0", row(1))], NOW)
+    processes = [start.Process(target=_write, args=(url, seed)) for seed in range(2)]  # type: ignore[attr-defined]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert dict(online.scan("s")) == NEWEST
+
+
+def _read_as_child(online: Online) -> None:
+    assert cell(online) == row(1)
+    online.put("s", [(b"k", row(2))], NOW)
+
+
+def test_a_child_goes_on_with_what_its_parent_opened(online: Online) -> None:
+    online.put("s", [(b"k", row(1))], NOW)
+    process = forked.Process(target=_read_as_child, args=(online,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert cell(online) == row(2)
+
+
+def test_a_closed_store_says_so(opened: Open) -> None:
+    online, other = opened(), opened()
+    other.put("s", [(b"k", row(1))], NOW)
+    online.close()
+    online.close()
+    for act in (lambda: cell(online), lambda: online.put("s", [(b"k", row(2))], NOW), lambda: online.note("s")):
+        with pytest.raises(Unavailable, match="closed"):
+            act()
+    assert cell(other) == row(1)
+
+
+# LMDB alone
+
+
+def _put_for_ever(url: str, started: str) -> None:
+    online = LmdbOnline(url)
+    for turn in itertools.count(1):
+        online.put("s", [(b"%d" % key, row(turn, value=b"x" * 500)) for key in range(2000)], NOW)
+        Path(started).touch()
+
+
+@pytest.mark.parametrize("turns", range(3))
+def test_lmdb_a_killed_put_is_whole_or_nothing(tmp_path: Path, turns: int) -> None:
+    url, started = f"lmdb:{tmp_path}/online", tmp_path / "started"
+    process = fresh.Process(target=_put_for_ever, args=(url, str(started)))
+    process.start()
+    while not started.exists():
+        assert process.is_alive()
+    online = LmdbOnline(url)
+    for _ in range(turns * 7):
+        assert len({one for _, one in online.scan("s")}) == 1
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    left = online.scan("s")
+    assert len(left) == 2000
+    assert len({one for _, one in left}) == 1
+    # The dead held the writers' lock; the next gets it.
+    assert online.put("s", [(b"0", row(1 << 40))], NOW) == 1
+    online.close()
+
+
+def test_lmdb_grows_under_readers_of_this_and_another_process(tmp_path: Path) -> None:
+    url = f"lmdb:{tmp_path}/online"
+    online = LmdbOnline(url, {"map_bytes": 1 << 16})
+    online.put("s", [(b"k", row(1))], NOW)
+    done, seen = threading.Event(), set[bytes | None]()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(cell(online))
+
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for turn in range(40):
+        online.put("big", [(b"%d-%d" % (turn, n), row(1, value=b"x" * 1000)) for n in range(100)], NOW)
+    process = fresh.Process(target=_grow, args=(url,))
+    process.start()
+    process.join()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert seen == {row(1)}
+    assert process.exitcode == 0
+    assert len(online.scan("big")) == 4000
+    assert len(online.scan("bigger")) == 8000
+    assert online.put("s", [(b"k", row(2))], NOW) == 1
+    online.close()
+
+
+def _grow(url: str) -> None:
+    online = LmdbOnline(url, {"map_bytes": 1 << 16})
+    online.put("bigger", [(b"%d" % n, row(1, value=b"x" * 1000)) for n in range(8000)], NOW)
+
+
+def test_lmdb_is_for_its_owner_only(tmp_path: Path) -> None:
+    LmdbOnline(f"lmdb:{tmp_path}/online").close()
+    assert stat.S_IMODE((tmp_path / "online").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "online").iterdir()} == {0o600}
+
+
+def test_lmdb_refuses_what_is_no_folder_and_what_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(Invalid):
+        LmdbOnline("lmdb:here")
+    (tmp_path / "file").touch()
+    with pytest.raises(Invalid):
+        LmdbOnline(f"lmdb:{tmp_path}/file/online")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "data.mdb").write_bytes(b"no store" * 2000)
+    with pytest.raises(Corrupt):
+        LmdbOnline(f"lmdb:{tmp_path}/bad")
+
+
+# Redis alone
+
+
+def test_redis_killed_and_started_empty_is_filled_anew(redis_server: RedisServer) -> None:
+    with RedisServer() as server:
+        online = RedisOnline(server.url, {"wait_s": 1})
+        online.put("s", [(b"k", row(1))], NOW)
+        online.note("s", b"full")
+        server.kill()
+        with pytest.raises(Unavailable) as caught:
+            cell(online)
+        assert str(server.port) not in str(caught.value)
+        with pytest.raises(Unavailable):
+            online.put("s", [(b"k", row(2))], NOW)
+        server.start()
+        assert cell(online) is None
+        assert online.note("s") is None
+        # It knows the script no more.
+        assert online.put("s", [(b"k", row(2))], NOW) == 1
+        assert cell(online) == row(2)
+        online.close()
+    assert redis_server.pid
+
+
+def test_redis_takes_its_password_from_where_the_address_points(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD_OF_REDIS", "sluice-gate-7")
+    monkeypatch.setenv("WRONG", "weir")
+    with RedisServer(requirepass="sluice-gate-7") as server:
+        online = RedisOnline(f"{server.url}?password=env:PASSWORD_OF_REDIS")
+        assert online.put("s", [(b"k", row(1))], NOW) == 1
+        online.close()
+        for bad in (server.url, f"{server.url}?password=env:WRONG"):
+            with pytest.raises(Unavailable, match="refuses"):
+                cell(RedisOnline(bad))
+    assert redis_server.pid
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://falaj:secret@127.0.0.1:6379/0",
+        "redis://127.0.0.1:6379/0?password=secret",
+        "redis://127.0.0.1:6379/zero",
+        "redis://127.0.0.1:port/0",
+        "redis://127.0.0.1/0?prefix={a}",
+        "redis://127.0.0.1/0?ssl_cert_reqs=none",
+        "redis:",
+        "http://127.0.0.1/",
+    ],
+)
+def test_redis_refuses_an_address(address: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        RedisOnline(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_redis_that_throws_keys_away_is_refused(redis_server: RedisServer) -> None:
+    with RedisServer(**{"maxmemory-policy": "allkeys-lru"}) as server:
+        online = RedisOnline(server.url)
+        with pytest.raises(Invalid, match="throws away"):
+            online.put("s", [(b"k", row(1))], NOW)
+        online.close()
+    assert redis_server.pid
+
+
+def test_redis_full_says_so(redis_server: RedisServer) -> None:
+    with RedisServer(maxmemory="3mb") as server:
+        online = RedisOnline(server.url)
+        rows = [(b"%d" % n, row(1, value=b"x" * 1000)) for n in range(5000)]
+        with pytest.raises(Unavailable, match="memory"):
+            online.put("s", rows, NOW)
+        online.close()
+    assert redis_server.pid
+
+
+def test_redis_one_row_a_call_is_the_same(redis_server: RedisServer) -> None:
+    online = RedisOnline(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}&chunk=1")
+    assert online.put("s", shuffled(1), NOW) >= 20
+    assert dict(online.scan("s")) == NEWEST
+    online.close()
+
+
+def test_redis_leaves_nothing_behind(redis_server: RedisServer) -> None:
+    prefix = f"t{uuid.uuid4().hex}"
+    online = RedisOnline(f"{redis_server.url}?prefix={prefix}")
+    online.put("s", shuffled(1), NOW)
+    online.put("t", shuffled(1), NOW)
+    online.note("s", b"full")
+    assert redis_server.ask("KEYS", f"{prefix}*")
+    online.delete("s", list(NEWEST))
+    online.drop("s")
+    online.drop("t")
+    assert redis_server.ask("KEYS", f"{prefix}*") == []
+    online.close()
