@@ -1,0 +1,133 @@
+"""Moments and spans: one number whatever way it was written."""
+
+from datetime import UTC, date, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from falaj.asof.moments import micros, moments, say_moment, say_span, span_us
+from falaj.asof.records import MISSING
+from falaj.core.errors import Invalid
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ZONES = ["Asia/Dubai", "America/New_York", "Europe/London", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
+CLOCKS = st.datetimes(datetime.fromisoformat("0002-01-01"), datetime.fromisoformat("9998-01-01"))
+CHANGES = st.sampled_from(["2026-03-08", "2026-11-01", "2026-03-29", "2026-10-25", "2026-04-05", "2026-10-04"])
+
+
+@given(CLOCKS, st.integers(-23 * 60, 23 * 60))
+def test_a_moment_with_a_zone_is_itself_however_it_is_given(clock, offset):
+    when = clock.replace(tzinfo=timezone(timedelta(minutes=offset)))
+    us = micros(when)
+    assert EPOCH + timedelta(microseconds=us) == when
+    assert micros(when.isoformat()) == micros(us) == micros(np.int64(us)) == us
+    for unit, step in {"us": 1, "ms": 1_000, "s": 1_000_000}.items():
+        column = pa.array([us // step, None], pa.timestamp(unit, "Asia/Dubai"))
+        assert moments(column).tolist() == [us // step * step, MISSING]
+    assert moments(pa.chunked_array([[when.isoformat()], [None]])).tolist() == [us, MISSING]
+    assert micros(say_moment(us)) == us
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.one_of(CLOCKS, st.tuples(CHANGES, st.integers(0, 1_439)).map(lambda at: _clock(*at))), max_size=8),
+    st.sampled_from(ZONES),
+)
+def test_clock_times_of_a_zone_are_the_same_one_by_one_and_as_a_column(clocks, zone):
+    want = [micros(clock, zone) for clock in clocks]
+    assert moments(pa.array(clocks, pa.timestamp("us")), zone).tolist() == want
+    assert moments(pa.array([str(clock) for clock in clocks], pa.string()), zone).tolist() == want
+    for clock, us in zip(clocks, want, strict=True):
+        assert us == micros(clock.replace(tzinfo=ZoneInfo(zone)))
+
+
+def _clock(day: str, minute: int) -> datetime:
+    return datetime.fromisoformat(day) + timedelta(minutes=minute)
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "utc"),
+    [
+        ("2026-11-01T01:30", "America/New_York", "2026-11-01T05:30:00Z"),  # shown twice: the first
+        ("2026-03-08T02:30", "America/New_York", "2026-03-08T07:30:00Z"),  # skipped: 03:30
+        ("2026-03-08T03:30", "America/New_York", "2026-03-08T07:30:00Z"),
+        ("2026-11-15T13:00", "Asia/Dubai", "2026-11-15T09:00:00Z"),
+    ],
+)
+def test_clocks_that_change(text, zone, utc):
+    assert say_moment(micros(text, zone)) == utc
+    assert say_moment(micros(datetime.fromisoformat(text).replace(fold=1), zone)) == utc
+    assert say_moment(int(moments(pa.array([text]), zone)[0])) == utc
+
+
+def test_what_is_finer_than_a_microsecond_is_cut_towards_the_past():
+    assert moments(pa.array([1_999, -1, -1_000, None], pa.timestamp("ns", "UTC"))).tolist() == [1, -1, -1, MISSING]
+    assert micros("1969-12-31T23:59:59.9999999Z") == -1
+
+
+def test_dates_are_midnights_of_a_zone():
+    want = micros("2026-11-14T20:00:00Z")
+    assert micros(date(2026, 11, 15), "Asia/Dubai") == want
+    for kind in (pa.date32(), pa.date64()):
+        assert moments(pa.array([date(2026, 11, 15), None], kind), "Asia/Dubai").tolist() == [want, MISSING]
+    coded = pa.array(["2026-11-15", None, "2026-11-15"]).dictionary_encode()
+    assert moments(coded, "Asia/Dubai").tolist() == [want, MISSING, want]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, 1.5, None, b"x", "soon", "", 1 << 63, -(1 << 63), datetime.fromisoformat("2026-01-01"), date(2026, 1, 1)],
+)
+def test_what_is_no_moment_is_refused(value):
+    with pytest.raises(Invalid):
+        micros(value)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1.5]),
+        pa.array([True]),
+        pa.array([b"x"]),
+        pa.array([1], pa.timestamp("us")),
+        pa.array([1], pa.date32()),
+        pa.array([1 << 60], pa.timestamp("s", "UTC")),
+        pa.array(["soon"]),
+        pa.array([1], pa.uint64()),
+    ],
+)
+def test_a_column_without_moments_is_refused(column):
+    with pytest.raises(Invalid):
+        moments(column)
+
+
+@pytest.mark.parametrize("zone", ["Mars/Olympus", "../../etc/passwd", "/etc/passwd", "a\0b", "America"])
+def test_a_zone_that_is_none_is_refused(zone):
+    with pytest.raises(Invalid):
+        micros("2026-01-01", zone)
+    with pytest.raises(Invalid):
+        moments(pa.array([1 << 60], pa.timestamp("us")), "UTC")
+
+
+def test_spans():
+    assert span_us("90d") == span_us(timedelta(days=90)) == span_us(90 * 86_400_000_000)
+    assert span_us(" 1h 30m ") == 5_400_000_000
+    assert (span_us("0"), span_us("1w2ms3us")) == (0, 7 * 86_400_000_000 + 2_003)
+    for bad in ("", "h", "1", "1y", "-1d", "1d x", "1.5h", 1.5, True, None, -1, timedelta(-1), "9" * 18 + "w"):
+        with pytest.raises(Invalid):
+            span_us(bad)
+
+
+@given(st.integers(0, 1 << 62))
+def test_a_span_is_read_as_it_is_said(us):
+    assert span_us(say_span(us)) == us
+
+
+def test_moments_beyond_the_calendar_can_be_said():
+    assert say_moment(MISSING) == "never"
+    assert say_moment((1 << 63) - 1) == "9223372036854775807us"
+    assert say_moment(1_500_000) == "1970-01-01T00:00:01.500000Z"
