@@ -78,14 +78,12 @@ def to_arrow(cells: Cells) -> Any:
 
 
 def arrow_type(name: str) -> Any:
-    """The Arrow type of one of ours."""
+    """The Arrow type of one of ours, or of nothing but nulls."""
     import pyarrow as pa
 
-    if name.startswith("list["):
-        return pa.list_(arrow_type(name[5:-1]))
-    if name == "time":
-        return pa.timestamp("us", "UTC")
-    return {"bytes": pa.binary(), "bool": pa.bool_()}.get(name) or getattr(pa, name)()
+    from falaj.asof.arrow import arrow_type as of_rows
+
+    return pa.null() if name == "null" else of_rows(name)
 
 
 def type_of_arrow(kind: Any) -> str:
