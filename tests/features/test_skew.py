@@ -188,6 +188,8 @@ def test_a_long_read_is_held_in_part() -> None:
     (one,) = sampler.drain()
     assert len(one.keys["id"]) == 16
     assert one.columns["x"] == one.keys["id"] == one.events["x"]
+    sampler.take({"id": ["a"]}, None, 7, Given({"x": [1.0]}, {"x": [PRESENT]}, {"view:a/b@v1": [3]}))
+    assert unpack(pack_reads(sampler.drain()))[0].events == {}
     sampler.take({"id": []}, None, 7, Given({"x": []}, {"x": []}))
     assert sampler.drain() == []
     with pytest.raises(Invalid):

@@ -136,7 +136,9 @@ class Sampler:
             return
         if len(self._held) == self._held.maxlen:
             self.dropped += 1
-        parts = (keys, request or {}, answer.columns, answer.statuses, getattr(answer, "events", None) or {})
+        told = getattr(answer, "events", None)
+        events = {name: told[name] for name in answer.columns if name in told} if isinstance(told, Mapping) else {}
+        parts = (keys, request or {}, answer.columns, answer.statuses, events)
         self._held.append(Read(at_us, *(_some(part, kept, rows) for part in parts)))
 
     def drain(self) -> list[Read]:
