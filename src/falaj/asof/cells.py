@@ -5,6 +5,7 @@ One form for a million rows of a file and for one row of a request: the same cod
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,7 +129,8 @@ def _from_list(values: Sequence[Any], type_name: str) -> Cells:
         raise Invalid(f"a number does not fit {type_name}", "give a smaller one, or make the column float64") from error
 
 
-def _holds(type_name: str, kind: type) -> bool:
+@lru_cache(maxsize=256)
+def _holds(type_name: str, kind: Any) -> bool:
     if kind is type(None):
         return True
     if type_name.startswith("list["):

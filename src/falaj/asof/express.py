@@ -173,28 +173,51 @@ def evaluate(
     `types` says what the columns are where they cannot show it (a list of None); `to` is the type wanted; `zone` that
     of moments without one.
     """
-    named = columns_of(columns)
-    read: dict[str, Cells] = {}
-    for name in inputs(expression):
-        if name not in named:
-            raise Invalid(f"there is no column {name!r}", f"there are {', '.join(sorted(named))[:200]}")
-        read[name] = cells_of(named[name], (types or {}).get(name, ""), zone)
-    first: Any = next(iter(named.values()), ())
-    with np.errstate(all="ignore"):
-        found = _run(cast(Mapping[str, Any], expression), read)
-        if to and not fits(found.type, to):
-            raise Invalid(f"an expression gives {found.type}, not {to}", f"say .cast({to!r}), or call it {found.type}")
-        made = _even(convert(found, to), len(first))
-    arrow = not isinstance(first, (list, tuple, np.ndarray))
-    return to_arrow(made) if arrow else to_list(made)
+    return Prepared(expression, types, to, zone)(columns)
+
+
+class Prepared:
+    """An expression that was looked at once and is called many times, as `evaluate` is."""
+
+    __slots__ = ("_node", "_to", "_types", "_zone")
+
+    def __init__(
+        self, expression: object, types: Mapping[str, str] | None = None, to: str = "", zone: str = ""
+    ) -> None:
+        self._types = {name: (types or {}).get(name, "") for name in inputs(expression)}
+        self._node = cast(Mapping[str, Any], expression)
+        self._to, self._zone = to, zone
+
+    def __call__(self, columns: object) -> Any:
+        """The column it gives."""
+        named = columns_of(columns)
+        read: dict[str, Cells] = {}
+        for name, kind in self._types.items():
+            if name not in named:
+                raise Invalid(f"there is no column {name!r}", f"there are {', '.join(sorted(named))[:200]}")
+            read[name] = cells_of(named[name], kind, self._zone)
+        first: Any = next(iter(named.values()), ())
+        with np.errstate(all="ignore"):
+            found, to = _run(self._node, read), self._to
+            if to and not fits(found.type, to):
+                raise Invalid(
+                    f"an expression gives {found.type}, not {to}", f"say .cast({to!r}), or call it {found.type}"
+                )
+            made = _even(convert(found, to), len(first))
+        arrow = not isinstance(first, (list, tuple, np.ndarray))
+        return to_arrow(made) if arrow else to_list(made)
 
 
 def _even(cells: Cells, size: int) -> Cells:
     """As long as the table, and with one bit pattern for NaN: the processor chooses which one it makes."""
-    values = np.broadcast_to(cells.values, size)
+    values, valid = cells.values, cells.valid
+    if len(values) != size:
+        values = np.broadcast_to(values, size)
+    if valid is not None and len(valid) != size:
+        valid = np.broadcast_to(valid, size)
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), values.dtype.type(np.nan), values)
-    return Cells(values, None if cells.valid is None else np.broadcast_to(cells.valid, size), cells.type)
+    return Cells(values, valid, cells.type)
 
 
 def _run(node: Mapping[str, Any], columns: Mapping[str, Cells]) -> Cells:
