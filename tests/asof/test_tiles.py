@@ -1,8 +1,7 @@
-"""Windows online: the same numbers as offline and as brute force, however rows were split, ordered and brought together."""
+"""Windows online: the numbers of training sets and of brute force, however rows were split, ordered and merged."""
 
-import math
-import random
-import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ from falaj.asof.records import EXPIRED, FUTURE, MISSING, NOT_FOUND, PRESENT, Win
 from falaj.asof.windows import hop_of, out_type, windowed_columns
 from falaj.core.errors import Corrupt, Invalid
 from tests.asof import windows_cases as cases
-from tests.asof.windows_oracle import clustered, column, oracle, same
-from tests.asof.windows_oracle import DTYPES, Row
+from tests.asof.windows_oracle import DTYPES, Row, clustered, column, oracle, same
 
 NAMES = tuple(cases.TYPES)
 
@@ -46,10 +44,10 @@ def test_any_split_order_and_merging_gives_the_truth(rows, windows, moments, rng
     states = [tiles.empty(windows) for _ in range(rng.randint(1, 3))]
     given_ = []
     for now in moments:
-        for place, state in enumerate(states):
+        for place, before in enumerate(states):
             taken = [left.pop() for _ in range(rng.randint(0, len(left)))] if rng.random() < 0.7 else []
             given_ += taken
-            state = add(state, taken, now) if taken or rng.random() < 0.5 else state
+            state = add(before, taken, now) if taken or rng.random() < 0.5 else before
             state = tiles.trim(state, now) if rng.random() < 0.5 else state
             states[place] = tiles.unpack(tiles.pack(state), windows) if rng.random() < 0.5 else state
         whole = states[0]
@@ -89,3 +87,144 @@ def test_built_all_at_once_equals_training_sets(rows, windows, now, more) -> Non
         again = tiles.pack(state)
         assert again == packed[key]
         agrees(state, [row._replace(key=0) for row in rows if row.key == key], windows, at)
+
+
+WINDOWS = tuple(
+    Window(f"{how}_{of}", how, of, over, hop, out_type(how, cases.TYPES.get(of, "")), 3 if how == "last" else 0)
+    for how, of, over, hop in [
+        ("count", "", 50, 5),
+        ("sum", "f", 50, 5),
+        ("mean", "i", 80, 20),
+        ("max", "f", 80, 20),
+        ("min", "t", 50, 5),
+        ("distinct", "s", 80, 20),
+        ("last", "s", 50, 5),
+        ("last", "f", 80, 20),
+    ]
+)
+
+
+def row(event: int, seq: int = 0, **cells) -> Row:
+    return Row(0, event, event, seq, dict.fromkeys(NAMES) | cells)
+
+
+ROWS = [row(e, e, f=e / 3, i=e, t=e, s=f"é{e % 4}") for e in (-30, 0, 5, 20, 21, 40, 70, 90)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_hostile_bytes_are_refused_or_answered_never_more(data) -> None:
+    """Whatever bytes lie there, there is an answer of the right types, or Corrupt (or a sum that is refused)."""
+    fine = tiles.pack(add(tiles.empty(WINDOWS), ROWS, 45))
+    broken = bytearray(fine)
+    for _ in range(data.draw(st.integers(0, 4))):
+        broken[data.draw(st.integers(12, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    broken = bytes(broken)[: data.draw(st.one_of(st.just(len(broken)), st.integers(0, len(broken))))]
+    broken += data.draw(st.binary(max_size=4))
+    try:
+        state = tiles.unpack(broken, WINDOWS)
+        for now in (45, 1000):
+            values, valid = tiles.answer(state, None, now)
+            assert [value is not None for value in values] == valid
+        tiles.standing(state, 45, 10)
+        tiles.unpack(tiles.pack(tiles.merge(state, tiles.unpack(fine, WINDOWS))), WINDOWS)
+    except (Corrupt, Invalid):
+        pass
+
+
+@pytest.mark.parametrize("data", [b"", b"FTL1", b"x" * 500])
+def test_what_is_no_state_is_corrupt(data) -> None:
+    with pytest.raises(Corrupt):
+        tiles.unpack(data, WINDOWS)
+
+
+def test_a_state_of_other_windows_is_not_read_nor_merged() -> None:
+    others = WINDOWS[:3]
+    with pytest.raises(Corrupt, match="other windows"):
+        tiles.unpack(tiles.pack(tiles.empty(WINDOWS)), others)
+    with pytest.raises(Invalid):
+        tiles.merge(tiles.empty(WINDOWS), tiles.empty(others))
+    with pytest.raises(Invalid):
+        tiles.answer(add(tiles.empty(others), ROWS, 45), WINDOWS, 45)
+
+
+def test_some_windows_in_another_order() -> None:
+    state = add(tiles.empty(WINDOWS), ROWS, 45)
+    every, _ = tiles.answer(state, None, 45)
+    some, _ = tiles.answer(state, [WINDOWS[5], WINDOWS[1]], 45)
+    assert some == [every[5], every[1]]
+
+
+def test_names_do_not_matter_to_bytes() -> None:
+    renamed = tuple(Window("x" + w.name, w.how, w.of, w.over_us, w.hop_us, w.type, w.n) for w in WINDOWS)
+    data = tiles.pack(add(tiles.empty(WINDOWS), ROWS, 45))
+    assert tiles.answer(tiles.unpack(data, renamed), None, 45) == tiles.answer(tiles.unpack(data, WINDOWS), None, 45)
+
+
+def test_status() -> None:
+    state = tiles.empty(WINDOWS)
+    assert tiles.standing(state, 0) == NOT_FOUND
+    state = add(state, [row(100, f=1.0)], 50)
+    assert tiles.standing(state, 99) == FUTURE
+    assert tiles.answer(state, WINDOWS[:2], 99) == ([None, None], [False, False])
+    assert tiles.standing(state, 100, ttl_us=10) == PRESENT
+    assert tiles.standing(state, 109, ttl_us=10) == PRESENT
+    assert tiles.standing(state, 110, ttl_us=10) == EXPIRED
+    assert tiles.answer(state, WINDOWS[:2], 100) == ([1, 1.0], [True, True])
+    gone = tiles.trim(state, 10_000)
+    assert tiles.standing(gone, 10_000) == PRESENT
+    assert tiles.answer(gone, WINDOWS[:2], 10_000) == ([0, None], [True, False])
+    assert [len(hop.tiles) for hop in gone.hops] == [0, 0]
+
+
+def test_a_clock_that_is_behind_gets_the_last_change() -> None:
+    state = add(tiles.empty(WINDOWS), ROWS, 45)
+    assert tiles.answer(state, None, 30) == tiles.answer(state, None, 45)
+
+
+def test_too_many_values_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(tilestate, "MOST_VALUES", 3)
+    monkeypatch.setattr("falaj.asof.tilebuild.MOST_VALUES", 3)
+    monkeypatch.setattr("falaj.asof.tiles.MOST_VALUES", 3)
+    rows = [row(40, i, s=str(i)) for i in range(4)]
+    with pytest.raises(Invalid, match="different values of 's'"):
+        add(tiles.empty(WINDOWS), rows, 45)
+    state = add(tiles.empty(WINDOWS), rows[:3], 45)
+    with pytest.raises(Invalid, match="different values of 's'"):
+        add(state, rows[3:], 45)
+    later = [row(100 + i, i) for i in range(4)]
+    with pytest.raises(Invalid, match="later moments"):
+        add(state, later, 45)
+    with pytest.raises(Invalid, match="later moments"):
+        add(add(state, later[:2], 45), later[2:], 45)
+
+
+def test_a_sum_that_does_not_fit_is_refused() -> None:
+    windows = (Window("s", "sum", "i", 50, 5, "int64"),)
+    state = add(tiles.empty(windows), [row(0, 0, i=1 << 62)], 0)
+    assert tiles.answer(state, None, 0)[0] == [1 << 62]
+    with pytest.raises(Invalid, match="64 bits"):
+        tiles.answer(add(state, [row(1, 1, i=1 << 62)], 1), None, 1)
+
+
+def test_default_hops_over_months_and_a_clock_change() -> None:
+    """Rows around the hour that a wall clock in Europe skips; windows from a minute to 90 days."""
+    day = 86_400_000_000
+    spans = (60_000_000, 3_600_000_000, day, 7 * day, 30 * day, 90 * day)
+    windows = tuple(
+        Window(f"{how}{over}", how, of, over, hop_of(over), out_type(how, cases.TYPES.get(of, "")))
+        for over in spans
+        for how, of in (("count", ""), ("sum", "f"), ("distinct", "s"))
+    )
+    change, rng = 1_711_846_800_000_000, np.random.default_rng(4)
+    moments = change - np.concatenate([rng.integers(-day, 100 * day, 150), rng.integers(-(10**7), 10**8, 50)])
+    rows = [row(int(e), i, f=float(rng.normal()), s=str(i % 30)) for i, e in enumerate(moments)]
+    state = add(tiles.empty(windows), rows[:100], change - day)
+    state = add(tiles.unpack(tiles.pack(state), windows), rows[100:], change)
+    for now in (change, change + 1, change + 3_600_000_000, change + 40 * day):
+        agrees(state, rows, windows, now)
+
+
+def test_reading_needs_numpy_alone() -> None:
+    said = "import sys, falaj.asof.tiles; sys.exit('pyarrow' in sys.modules or 'polars' in sys.modules)"
+    subprocess.run([sys.executable, "-c", said], check=True)

@@ -175,15 +175,15 @@ class _Building:
             self._add_cells(f"held{place}", take(values, rows), bounds)
 
     def _add_cells(self, name: str, values: Values, bounds: Ints) -> None:
-        head = self.head
+        head, counts = self.head, np.diff(bounds)
+        kind = TEXTS if isinstance(values, list) else FLOATS if values.dtype.kind == "f" else INTS
+        head[f"{name}.kind"] = np.where(counts > 0, kind, INTS)
         if isinstance(values, np.ndarray):
-            head[f"{name}.kind"] = FLOATS if values.dtype.kind == "f" else INTS
-            head[f"{name}.size"] = 8 * np.diff(bounds)
+            head[f"{name}.size"] = 8 * counts
             self._add(values.view(np.int64).astype("<i8"), bounds)
             return
         ends = np.concatenate([[0], np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))])
         begin = ends[bounds]
-        head[f"{name}.kind"] = TEXTS
-        head[f"{name}.size"] = 4 * np.diff(bounds) + np.diff(begin)
-        self._add((ends[1:] - np.repeat(begin[:-1], np.diff(bounds))).astype("<u4"), bounds)
+        head[f"{name}.size"] = 4 * counts + np.diff(begin)
+        self._add((ends[1:] - np.repeat(begin[:-1], counts)).astype("<u4"), bounds)
         self.sections.append((b"".join(values), begin))

@@ -26,6 +26,7 @@ from falaj.asof.records import EXPIRED, FUTURE, NOT_FOUND, PRESENT, Window
 from falaj.asof.tilebuild import build
 from falaj.asof.tilestate import (
     FLOATS,
+    INTS,
     MOST_VALUES,
     TEXTS,
     Cells,
@@ -34,22 +35,24 @@ from falaj.asof.tilestate import (
     HopShape,
     Kept,
     KeptShape,
-    Numbers,
     Shape,
     State,
     cells_of,
+    corrupt,
     empty,
+    hop_of_numbers,
     pack,
     shape_of,
     too_many,
     unpack,
 )
 from falaj.asof.windows import edge_us
-from falaj.core.errors import Corrupt, Invalid
+from falaj.core.errors import Invalid
 
 __all__ = ["State", "add", "answer", "build", "empty", "merge", "pack", "shape_of", "standing", "trim", "unpack"]
 
 _LEAST, _MOST, _LOW = -(1 << 63), (1 << 63) - 1, (1 << 32) - 1
+_KINDS = {"float32": FLOATS, "float64": FLOATS, "string": TEXTS, "bytes": TEXTS}
 _JOINS: dict[str, tuple[Callable[[int, int], int], int]] = {"min": (min, _MOST), "max": (max, _LEAST)}
 
 
@@ -87,8 +90,8 @@ def answer(state: State, windows: Sequence[Window] | None, now_us: int) -> tuple
     now_us = max(now_us, state.until_us)
     if _due(state, now_us):
         state = _settled(state, now_us)
-    shape = state.shape
-    asks = _asks(shape, shape.windows if windows is None or windows is shape.windows else tuple(windows))
+    every = windows is None or windows is state.shape.windows
+    asks = _asks(state.shape) if every else _asks(state.shape, tuple(windows or ()))
     if state.newest is None:
         return [None] * len(asks), [False] * len(asks)
     values = [ask(state, now_us) for ask in asks]
@@ -162,13 +165,18 @@ def _join_hops(a: Hop, b: Hop, shape: HopShape) -> Hop:
         return a if a.tiles else b
     tiles = sorted({*a.tiles, *b.tiles})
     at_a, at_b = ([bisect_left(each.tiles, tile) for tile in tiles] for each in (a, b))
-    parts = []
-    for (part, _), x, y in zip(shape.parts, a.parts, b.parts, strict=True):
+    parts: list[tuple[Sequence[int], int]] = []
+    for place, (part, _) in enumerate(shape.parts):
         join, none = _JOINS.get(part, (plus, 0))
-        shift = min(x.shift, y.shift)
-        xs, ys = ([*(number << each.shift - shift for number in each), none] for each in (x, y))
-        parts.append(Numbers([join(xs[i], ys[j]) for i, j in zip(at_a, at_b, strict=True)], shift))
-    return Hop(tiles, parts)
+        shift = min((each.parts[place][2] for each in (a, b) if each.parts[place][1]), default=0)
+        xs, ys = ([*_shifted(each, place, shift), none] for each in (a, b))
+        parts.append(([join(xs[i], ys[j]) for i, j in zip(at_a, at_b, strict=True)], shift))
+    return hop_of_numbers(tiles, parts)
+
+
+def _shifted(hop: Hop, part: int, shift: int) -> Sequence[int]:
+    numbers, by = hop.numbers(part), hop.parts[part][2] - shift
+    return [number << by for number in numbers] if by > 0 else numbers
 
 
 def _join_distinct(a: Kept, b: Kept, shape: KeptShape) -> Kept:
@@ -195,15 +203,15 @@ def _join_cells(a: Cells, b: Cells) -> Cells:
 
 def _kind(a: Cells, b: Cells) -> int:
     if a.num and b.num and a.kind != b.kind:
-        raise Corrupt("cells of one column are of two kinds", "fill the view online anew")
+        raise corrupt("has cells of one column of two kinds")
     return a.kind if a.num else b.kind
 
 
 def _trim_hop(hop: Hop, shape: HopShape, now_us: int) -> Hop:
     cut = bisect_left(hop.tiles, (now_us - shape.over_us) // shape.hop_us + 1)
-    if not cut:
-        return hop
-    return Hop(list(hop.tiles)[cut:], [Numbers(list(part)[cut:], part.shift) for part in hop.parts])
+    return hop._replace(
+        tiles=hop.tiles[cut:], parts=[(start + cut * width, width, shift) for start, width, shift in hop.parts]
+    )
 
 
 def _trim_kept(kept: Kept, shape: KeptShape, now_us: int) -> Kept:
@@ -218,8 +226,8 @@ Ask = Callable[[State, int], Any]
 
 
 @lru_cache(maxsize=256)
-def _asks(shape: Shape, windows: tuple[Window, ...]) -> tuple[Ask, ...]:
-    return tuple(_ask(shape, window) for window in windows)
+def _asks(shape: Shape, windows: tuple[Window, ...] | None = None) -> tuple[Ask, ...]:
+    return tuple(_ask(shape, window) for window in (shape.windows if windows is None else windows))
 
 
 def _ask(shape: Shape, window: Window) -> Ask:
@@ -250,20 +258,23 @@ def _ask_last(window: Window, place: int) -> Ask:
     def ask(state: State, now_us: int) -> list[Any] | None:
         kept = state.last[place]
         first = max(bisect_left(kept.event, edge_us(now_us, window)), len(kept.event) - n)
-        return _values(kept.cells.raw()[first:], kind) if first < len(kept.event) else None
+        return _values(kept.cells, kind)[first:] if first < len(kept.event) else None
 
     return ask
 
 
-def _values(raw: list[Any], kind: str) -> list[Any]:
-    if kind in ("float32", "float64"):
-        return list(struct.unpack(f"<{len(raw)}d", struct.pack(f"<{len(raw)}q", *raw)))
+def _values(cells: Cells, kind: str) -> list[Any]:
+    if cells.kind != _KINDS.get(kind, INTS):
+        raise corrupt("has values of another type")
+    if cells.kind == FLOATS:
+        return list(struct.unpack(f"<{cells.num}d", cells.data))
+    raw = cells.raw()
     if kind == "bool":
         return [bool(value) for value in raw]
     try:
         return [value.decode() for value in raw] if kind == "string" else raw
     except UnicodeDecodeError:
-        raise Corrupt("text kept for a window is no text", "fill the view online anew") from None
+        raise corrupt("has text that is none") from None
 
 
 def _ask_count(shape: Shape, window: Window, place: int) -> Ask:
@@ -273,7 +284,7 @@ def _ask_count(shape: Shape, window: Window, place: int) -> Ask:
     def ask(state: State, now_us: int) -> int:
         hop = state.hops[place]
         at = bisect_left(hop.tiles, (now_us - over_us) // hop_us + 1)
-        return hop.parts[part][at] if at < len(hop.tiles) else 0
+        return hop.number(part, at) if at < len(hop.tiles) else 0
 
     return ask
 
@@ -283,17 +294,17 @@ def _ask_sum(shape: Shape, window: Window, place: int) -> Ask:
     over_us, hop_us, mean, whole = window.over_us, window.hop_us, window.how == "mean", window.type == "int64"
 
     def ask(state: State, now_us: int) -> float | None:
-        tiles, parts = state.hops[place]
-        at = bisect_left(tiles, (now_us - over_us) // hop_us + 1)
-        count = parts[count_at][at] if at < len(tiles) else 0
+        hop = state.hops[place]
+        at = bisect_left(hop.tiles, (now_us - over_us) // hop_us + 1)
+        count = hop.number(count_at, at) if at < len(hop.tiles) else 0
         if count <= 0:
             return None
-        if odd := parts[odd_at][at]:
+        if hop.parts[odd_at][1] and (odd := hop.number(odd_at, at)):
             return exact.odd_one(odd & _LOW, odd >> 32 & _LOW, odd >> 64 & _LOW)
-        part = parts[sum_at]
+        total, unit = hop.number(sum_at, at), hop.parts[sum_at][2] + UNIT
         if mean:
-            return exact.rounded_mean(part[at], count, part.shift + UNIT)
-        return (exact.whole if whole else exact.rounded)(part[at], part.shift + UNIT)
+            return exact.rounded_mean(total, count, unit)
+        return (exact.whole if whole else exact.rounded)(total, unit)
 
     return ask
 
@@ -303,18 +314,16 @@ def _ask_extreme(shape: Shape, window: Window, place: int) -> Ask:
     over_us, hop_us = window.over_us, window.hop_us
 
     def ask(state: State, now_us: int) -> Any:
-        tiles, parts = state.hops[place]
-        at = bisect_left(tiles, (now_us - over_us) // hop_us + 1)
-        if at >= len(tiles) or parts[count_at][at] <= 0:
+        hop = state.hops[place]
+        at = bisect_left(hop.tiles, (now_us - over_us) // hop_us + 1)
+        if at >= len(hop.tiles) or hop.number(count_at, at) <= 0:
             return None
-        return _from_sort_key(parts[key_at][at], window.type)
+        return _from_sort_key(hop.number(key_at, at), window.type)
 
     return ask
 
 
 def _from_sort_key(key: int, kind: str) -> Any:
-    if not _LEAST <= key <= _MOST:
-        raise Corrupt("a window's least or greatest value is none", "fill the view online anew")
     if kind not in ("float32", "float64"):
         return bool(key) if kind == "bool" else key
     (value,) = struct.unpack("<d", struct.pack("<q", key if key >= 0 else key ^ _MOST))

@@ -29,6 +29,7 @@ _NEEDS |= {"max": ("count", "max"), "count": ("count",)}
 _MAGIC = b"FTL1"
 _WIDEST = {"sum": 512, "odd": 16}
 _HIGHEST_SHIFT = 4096
+_STRUCTS = {4: "i", 8: "q"}
 
 
 class HopShape(NamedTuple):
@@ -38,6 +39,8 @@ class HopShape(NamedTuple):
     over_us: int
     """The longest window that they serve."""
     parts: tuple[tuple[str, str], ...]
+    widest: tuple[int, ...]
+    """How many bytes a number of each can have."""
 
 
 class KeptShape(NamedTuple):
@@ -71,6 +74,10 @@ class Shape:
             for how in ("distinct", "last")
         )
         self.columns = tuple(sorted({window.of for window in windows if window.of}))
+        summed = {w.of for w in windows if w.how in ("sum", "mean", "min", "max")}
+        self.kinds = tuple(FLOATS if column in summed else TEXTS for column in self.columns)
+        """The highest kind that each column's cells can be of."""
+        self.none_held = Held((), ((b"", Cells(INTS, 0, b"")),) * len(self.columns))
         said = sorted({(w.how, w.of, w.over_us, w.hop_us, w.n, w.type) for w in windows})
         self.digest = blake2b(repr(said).encode(), digest_size=8).digest()
         fields = [("magic", "S4"), ("digest", "S8")]
@@ -92,7 +99,8 @@ _CELLS = (("kind", "u1"), ("size", "<u4"))
 def _hop_shape(windows: Sequence[Window]) -> HopShape:
     wanted = {(part if w.of else "rows", w.of) for w in windows for part in _NEEDS[w.how]}
     parts = sorted(wanted, key=lambda part: (part[1], PARTS.index(part[0])))
-    return HopShape(windows[0].hop_us, max(w.over_us for w in windows), tuple(parts))
+    widest = tuple(_WIDEST.get(part, 8) for part, _ in parts)
+    return HopShape(windows[0].hop_us, max(w.over_us for w in windows), tuple(parts), widest)
 
 
 @lru_cache(maxsize=256)
@@ -100,38 +108,54 @@ def shape_of(windows: tuple[Window, ...]) -> Shape:
     return Shape(windows)
 
 
-class Numbers(list[int]):
-    """Whole numbers, each times 2^shift."""
-
-    __slots__ = ("shift",)
-
-    def __init__(self, numbers: Sequence[int], shift: int = 0) -> None:
-        super().__init__(numbers)
-        self.shift = shift
-
-
-class PackedNumbers(Sequence[int]):
-    """The same as they lie in bytes, read one by one: an answer needs few of them."""
-
-    __slots__ = ("data", "num", "shift", "start", "width")
-
-    def __init__(self, data: bytes, start: int, num: int, width: int, shift: int) -> None:
-        self.data, self.start, self.num, self.width, self.shift = data, start, num, width, shift
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, at: Any) -> Any:
-        if at >= self.num:
-            raise IndexError(at)
-        start = self.start + at * self.width
-        return int.from_bytes(self.data[start : start + self.width], "little", signed=True)
-
-
 class Hop(NamedTuple):
+    """Tiles of one length. Numbers stay bytes, for an answer needs few of them."""
+
     tiles: Sequence[int]
     """In order; a tile's number times the hop is its first moment."""
-    parts: Sequence[Numbers | PackedNumbers]
+    data: bytes
+    parts: Sequence[tuple[int, int, int]]
+    """Where a part's numbers begin in data, bytes a number, and the power of two that each is times."""
+
+    def number(self, part: int, at: int) -> int:
+        start, width, _ = self.parts[part]
+        start += at * width
+        return int.from_bytes(self.data[start : start + width], "little", signed=True)
+
+    def numbers(self, part: int) -> Sequence[int]:
+        start, width, _ = self.parts[part]
+        if width in _STRUCTS:
+            return struct.unpack_from(f"<{len(self.tiles)}{_STRUCTS[width]}", self.data, start)
+        if not width:
+            return [0] * len(self.tiles)
+        data, read = self.data, int.from_bytes
+        places = range(start, start + len(self.tiles) * width, width)
+        return [read(data[at : at + width], "little", signed=True) for at in places]
+
+
+def hop_of_numbers(tiles: Sequence[int], parts: Sequence[tuple[Sequence[int], int]]) -> Hop:
+    """A hop of parts, each numbers and the power of two that they are times."""
+    body: list[bytes] = []
+    places: list[tuple[int, int, int]] = []
+    start = 0
+    for numbers, shift in parts:
+        width = _width(min(numbers, default=0), max(numbers, default=0))
+        places.append((start, width, shift))
+        body.append(_packed(numbers, width))
+        start += len(body[-1])
+    return Hop(tiles, b"".join(body), places)
+
+
+def _width(least: int, most: int) -> int:
+    """Bytes for numbers with a sign between two; none for nothing but zeros."""
+    bits = max((~number if number < 0 else number).bit_length() for number in (least, most))
+    return 0 if least == most == 0 else 4 if bits < 32 else 8 if bits < 64 else bits // 8 + 1
+
+
+def _packed(numbers: Sequence[int], width: int) -> bytes:
+    if width in _STRUCTS:
+        return struct.pack(f"<{len(numbers)}{_STRUCTS[width]}", *numbers)
+    return b"".join([number.to_bytes(width, "little", signed=True) for number in numbers]) if width else b""
 
 
 class Cells(NamedTuple):
@@ -149,7 +173,7 @@ class Cells(NamedTuple):
         start = 4 * self.num
         text = self.data[start:]
         if any(a > b for a, b in zip((0, *ends), (*ends, len(text)), strict=True)):
-            raise Corrupt("text kept for a window does not lie in order", "fill the view online anew")
+            raise corrupt("has text that does not lie in order")
         return [text[a:b] for a, b in zip((0, *ends), ends, strict=False)]
 
 
@@ -199,9 +223,9 @@ def empty(windows: Sequence[Window]) -> State:
     """A key without rows."""
     shape = shape_of(tuple(windows))
     none = Cells(INTS, 0, b"")
-    hops = [Hop([], [Numbers([]) for _ in hop.parts]) for hop in shape.hops]
+    hops = [hop_of_numbers((), [((), 0)] * len(hop.parts)) for hop in shape.hops]
     distinct, last = ([Kept((), (), (), none) for _ in kept] for kept in (shape.distinct, shape.last))
-    return State(shape, MISSING, None, MISSING, hops, distinct, last, Held((), ((b"", none),) * len(shape.columns)))
+    return State(shape, MISSING, None, MISSING, hops, distinct, last, shape.none_held)
 
 
 def pack(state: State) -> bytes:
@@ -214,10 +238,9 @@ def pack(state: State) -> bytes:
     for hop in state.hops:
         head.append(len(hop.tiles))
         body.append(_longs(hop.tiles))
-        for part in hop.parts:
-            width, shift, data = _pack_numbers(part)
+        for start, width, shift in hop.parts:
             head += [width, shift]
-            body.append(data)
+            body.append(hop.data[start : start + len(hop.tiles) * width])
     for kept in (*state.distinct, *state.last):
         head += [len(kept.event), kept.cells.kind, len(kept.cells.data)]
         body += [_longs(kept.event), _longs(kept.created), _longs(kept.seq), kept.cells.data]
@@ -231,28 +254,18 @@ def _longs(numbers: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-def _pack_numbers(part: Numbers | PackedNumbers) -> tuple[int, int, bytes]:
-    if isinstance(part, PackedNumbers):
-        return part.width, part.shift, part.data[part.start : part.start + part.num * part.width]
-    bits = max((number.bit_length() for number in part), default=0)
-    if not bits:
-        return 0, part.shift, b""
-    width = bits // 8 + 1
-    return width, part.shift, b"".join([number.to_bytes(width, "little", signed=True) for number in part])
-
-
 def unpack(data: bytes, windows: Sequence[Window] | Shape) -> State:
     """The state behind bytes that `pack` or `build` made for these windows; Corrupt for any others."""
     shape = windows if isinstance(windows, Shape) else shape_of(tuple(windows))
     if len(data) < shape.struct.size or data[:4] != _MAGIC:
-        raise _corrupt("is not one")
+        raise corrupt("is not one")
     head = shape.struct.unpack_from(data)
     if head[1] != shape.digest:
-        raise _corrupt("is of other windows")
+        raise corrupt("is of other windows")
     return _Reading(shape, data, head).state()
 
 
-def _corrupt(what: str) -> Corrupt:
+def corrupt(what: str) -> Corrupt:
     return Corrupt(f"what lies online for windows {what}", "fill the view online anew")
 
 
@@ -271,14 +284,14 @@ class _Reading:
         last = [self.kept(True) for _ in shape.last]
         held = self.held(head[7])
         if self.at != len(self.data):
-            raise _corrupt("has more or fewer bytes than it says")
+            raise corrupt("has more or fewer bytes than it says")
         newest = None if head[3] == MISSING else head[3:6]
         return State(shape, head[2], newest, head[6], hops, distinct, last, held)
 
     def longs(self, count: int) -> Sequence[int]:
         start, self.at = self.at, self.at + 8 * count
         if self.at > len(self.data):
-            raise _corrupt("ends too early")
+            raise corrupt("ends too early")
         if sys.byteorder == "little":
             return self.view[start : self.at].cast("q")
         return struct.unpack_from(f"<{count}q", self.data, start)
@@ -289,15 +302,15 @@ class _Reading:
         tiles = self.longs(count)
         parts = []
         place = self.at
-        for part, _ in shape.parts:
+        for widest in shape.widest:
             width, shift = head[at + 1], head[at + 2]
-            if width > _WIDEST.get(part, 9) or shift > _HIGHEST_SHIFT:
-                raise _corrupt("has a number that is too wide")
-            parts.append(PackedNumbers(self.data, place, count, width, shift))
+            if width > widest or shift > _HIGHEST_SHIFT:
+                raise corrupt("has a number that is too wide")
+            parts.append((place, width, shift))
             place += count * width
             at += 2
         self.at, self.next = place, at + 1
-        return Hop(tiles, parts)
+        return Hop(tiles, self.data, parts)
 
     def kept(self, ranked: bool) -> Kept:
         count, kind, size = self.head[self.next : self.next + 3]
@@ -307,11 +320,15 @@ class _Reading:
         return Kept(event, created, seq, self.cells(count, kind, size))
 
     def held(self, count: int) -> Held:
-        ranks = tuple(zip(*(self.longs(count) for _ in range(3)), strict=True)) if count else ()
+        if not count and not any(self.head[9 : 8 + 2 * len(self.shape.columns) : 2]):
+            return self.shape.none_held
+        ranks = tuple(zip(*(self.longs(count) for _ in range(3)), strict=True))
         columns = []
-        for place in range(8, 8 + 2 * len(self.shape.columns), 2):
+        for place, most in zip(range(8, 8 + 2 * len(self.shape.columns), 2), self.shape.kinds, strict=True):
             valid = self.data[self.at : self.at + count]
             self.at += count
+            if self.head[place] > most:
+                raise corrupt("has text where there must be numbers")
             columns.append((valid, self.cells(count, *self.head[place : place + 2])))
         return Held(ranks, tuple(columns))
 
@@ -319,7 +336,7 @@ class _Reading:
         start, self.at = self.at, self.at + size
         fits = size >= 4 * count if kind == TEXTS else kind < TEXTS and size == 8 * count
         if not fits or self.at > len(self.data):
-            raise _corrupt("has cells that do not fit their number")
+            raise corrupt("has cells that do not fit their number")
         return Cells(kind, count, self.data[start : self.at])
 
 
