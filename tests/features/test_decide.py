@@ -127,6 +127,36 @@ def test_all_is_new_where_nothing_stands() -> None:
     assert found.digest != plan(_given(CUSTOMER, SPEND, TOTALS, SCORER), _standing(CUSTOMER)).digest
 
 
+def _applied(definitions: Definitions, standing: Standing) -> Standing:
+    """What stands after a plan was carried out."""
+    refs = {str(one.ref.bare): one.ref for one in plan(definitions, standing).changes}
+    newest = dict(standing.newest)
+    for kind, items in (
+        ("entity", definitions.entities),
+        ("view", definitions.views),
+        ("service", definitions.services),
+    ):
+        for one in items:
+            pins = [f"view:{pick.view}" for pick in getattr(one, "picks", ())] + [
+                f"entity:{getattr(one, 'entity', '')}"
+            ]
+            made = tuple(str(newest[pin].ref) for pin in pins if pin in newest)
+            newest[f"{kind}:{one.name}"] = Stood(refs[f"{kind}:{one.name}"], one, made)
+    return replace(standing, newest=newest)
+
+
+def test_applied_again_it_changes_nothing() -> None:
+    standing = Standing()
+    changed = Entity("fraud/customer", keys={"customer_id": "int64"}, subject="customer_id")
+    for turn, things in enumerate(
+        ([CUSTOMER, SPEND], [CUSTOMER, _view(ttl="1d"), TOTALS, SCORER], [changed, SPEND, TOTALS, SCORER])
+    ):
+        standing = _applied(_given(*things), standing)
+        again = plan(_given(*things), standing)
+        assert {one.act for one in again.changes} == {"same"}
+        assert standing.newest["view:fraud/spend"].ref.version == f"v{turn + 1}"
+
+
 def test_a_service_that_floats_follows_and_one_that_stays_does_not() -> None:
     new = _view(ttl="1d")
     standing = _standing(CUSTOMER, SPEND, TOTALS, SCORER)

@@ -84,7 +84,7 @@ def test_columns_are_picked_renamed_pinned_and_keyed() -> None:
 
 
 def test_sources_of_every_kind() -> None:
-    assert Source("kafka:payments", event="at", servers="broker:9092").definition.more == {"servers": "broker:9092"}
+    assert Source("kafka:payments", event="at", servers="PAY_KAFKA").definition.more == {"servers": "PAY_KAFKA"}
     made = Source(sql="duckdb:bank.db", query="select * from tx", event="at").definition
     assert (made.kind, made.address, made.query) == ("sql", "duckdb:bank.db", "select * from tx")
     assert Source("dataset:fraud/tx", query="select * from rows", event="at").definition.query
@@ -168,6 +168,7 @@ def _around() -> Callable[..., object]:
         (lambda: Source("model:fraud/m", event="at"), "this is no source"),
         (lambda: Source("dataset:fraud", event="at"), "is not a reference"),
         (lambda: Source(sql="duckdb:x.db", event="at"), "has no query"),
+        (lambda: Source(sql="mysql:x", query="select 1", event="at"), "is no database"),
         (lambda: Source("push", query="select 1", event="at"), "pushed are not queried"),
         (lambda: Source("push", event="at", zone="Mars/Base"), "there is no time zone"),
         (lambda: Source(sql="adbc:postgresql://me:x@db", query="select 1", event="at"), "holds no password"),

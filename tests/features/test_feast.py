@@ -161,7 +161,8 @@ def test_services_take_what_was_taken_over() -> None:
 def test_sources_of_other_kinds() -> None:
     made, _ = _with(source={"mapping": {'the "id"': "driver_id"}})
     assert made.views[0].source.query == 'select *, "the ""id""" as "driver_id" from rows'
-    made, _ = _with(source={"kind": "KafkaSource", "topic": "trips", "servers": "broker:9092"})
+    made, notes = _with(source={"kind": "KafkaSource", "topic": "trips", "servers": "broker:9092"})
+    assert "FALAJ_KAFKA=broker:9092" in notes[0]
     assert (made.views[0].source.kind, made.views[0].source.address) == ("kafka", "trips")
     made, notes = _with(source={"kind": "SnowflakeSource", "query": "select * from trips"})
     assert (made.views[0].source.kind, made.views[0].source.address) == ("sql", "adbc:snowflake")

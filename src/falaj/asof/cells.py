@@ -144,7 +144,7 @@ def _holds(type_name: str, kind: Any) -> bool:
 
 
 def _type_of_list(values: Sequence[Any]) -> str:
-    kinds = {type(value) for value in values} - {type(None)}
+    kinds: set[Any] = {type(value) for value in values} - {type(None)}
     for type_name in ("bool", "int64", "float64", "string", "bytes", "time"):
         if kinds and all(_holds(type_name, kind) for kind in kinds):
             return type_name

@@ -1,5 +1,6 @@
 """A service compiled to what readers need: names in the answer, types, one plan for each view and key. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -99,15 +100,14 @@ def _columns(service: ServiceDef, views: Sequence[tuple[ViewDef, EntityDef | Non
 
 def _clashes(service: ServiceDef, columns: list[Column]) -> list[Column]:
     """The same with names that are there once: view__column where a name was not chosen and two have it."""
-    names = [one.name for one in columns]
+    names = Counter(one.name for one in columns)
     found = []
     for one in columns:
         pick = service.picks[one.pick]
-        if names.count(one.name) > 1 and one.of not in pick.names:
+        if names[one.name] > 1 and one.of not in pick.names:
             one = one._replace(name=f"{pick.view.partition('@')[0].partition('/')[2]}__{one.of}")  # noqa: PLW2901
         found.append(one)
-    names = [one.name for one in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(one.name for one in found).items() if count > 1), None)
     if twice is not None:
         raise Invalid(
             f"{twice} is in the answer twice", f"give it another name: .renamed({twice.rpartition('__')[2]}='…')"
@@ -126,9 +126,9 @@ def _check_rest(
             if keys.setdefault(key.name, key.type) != key.type:
                 raise Invalid(f"the key {key.name} is of two types", "tell them apart: .by(customer_id='payer_id')")
     request = {one.name: one.type for one in service.request}
-    made = [one.name for computed in service.computed for one in computed.outputs]
+    made = Counter(one.name for computed in service.computed for one in computed.outputs)
     for name in (*request, *made, *keys):
-        if name in types or made.count(name) > 1 or sum(name in part for part in (request, made, keys)) > 1:
+        if name in types or made[name] > 1 or sum(name in part for part in (request, made, keys)) > 1:
             raise Invalid(f"{name} is the name of two things", "give the column another name: .renamed()")
     for computed in service.computed:
         with about(f"on demand {computed.name}"):

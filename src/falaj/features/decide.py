@@ -5,6 +5,7 @@ in nothing that rows depend on share their rows. A service whose picks float fol
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -108,8 +109,8 @@ class _World:
             name: (one.ref, one.definition) for name, one in standing.newest.items()
         }
         everything: list[Definition] = [*definitions.entities, *definitions.views, *definitions.services]
-        names = [_bare(one) for one in everything]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        names = Counter(map(_bare, everything))
+        twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
             raise Invalid(f"{twice} is defined twice", "keep one of them")
         self._names = frozenset(names)

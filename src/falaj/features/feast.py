@@ -276,7 +276,10 @@ class _Translation:
             self.notes.append(f"view {view.name} is pushed to: falaj features push{history}")
             return replace(made, kind="push", created="")
         if one.kind == "KafkaSource":
-            return replace(made, kind="kafka", address=one.topic, created="", more={"servers": one.servers})
+            self.notes.append(
+                f"view {view.name}: say where Kafka is before ingesting: export FALAJ_KAFKA={one.servers}"
+            )
+            return replace(made, kind="kafka", address=one.topic, created="")
         if one.kind in _DATABASES and one.query:
             self.notes.append(f"view {view.name}: put the database's address in $FALAJ_ADBC_URI before ingesting")
             return replace(made, kind="sql", address=f"adbc:{_DATABASES[one.kind]}", query=one.query)

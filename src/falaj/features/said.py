@@ -78,6 +78,8 @@ def check_source(source: SourceDef) -> None:
     if source.kind not in ("dataset", "push", "kafka", "sql") or (source.kind != "push") != bool(source.address):
         hint = "dataset:project/name, push, kafka:topic, or sql='duckdb:file.db' with query='select …'"
         raise Invalid("this is no source", hint)
+    if source.kind == "sql" and not source.address.startswith(("duckdb:", "adbc:")):
+        raise Invalid(f"{source.address[:80]!r} is no database", "duckdb:FILE, or adbc:DRIVER")
     if source.kind == "dataset" and Ref.parse(source.address).kind != "dataset":
         raise Invalid(f"{source.address} is no dataset", "dataset:project/name")
     if any(("://" in one and "@" in one) or "password=" in one for one in (source.address, *source.more.values())):
