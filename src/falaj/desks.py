@@ -98,11 +98,11 @@ DESKS: dict[str, Desk] = {
         {
             "see": "list show about plan users bound",
             "read": "open read rows pseudonyms samples",
-            "write": "define begin record append fill sample",
+            "write": "define begin record append fill rekey sample",
             "erase": "forget replace",
         },
         ("entity", "view", "service"),
-        ("falaj.features.errands",),
+        ("falaj.features.errands", "falaj.features.watching", "falaj.features.erasing"),
     ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",

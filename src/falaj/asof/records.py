@@ -63,6 +63,8 @@ class ViewPlan:
     sealed: bool = False
     face: str = ""
     """Which of the view's faces this is: columns under a stricter label of their own lie apart, and are read apart."""
+    zone: str = ""
+    """Where its rows lie."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,10 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 from falaj.cli.frame import Frame, Parser, read
 from falaj.core.errors import Invalid
@@ -16,6 +19,9 @@ def up(frame: Frame, arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--listen", default="", metavar="HOST:PORT", help="where to answer (default: the setting, 127.0.0.1:8470)"
+    )
+    parser.add_argument(
+        "--grpc", default="", metavar="HOST:PORT", help="answer reads of online features by gRPC there, too"
     )
     parser.add_argument(
         "--tls", action="store_true", help="make a local authority and a certificate, and speak TLS 1.3"
@@ -41,10 +47,29 @@ def up(frame: Frame, arguments: list[str]) -> int:
         def ready(url: str) -> None:
             _say_ready(url, token, settings.home if found.tls and not settings.tls.cert else "")
 
-        serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready)
+        with _grpc(house, found.grpc or settings.grpc, found.tls):
+            serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready)
     finally:
         house.close()
     return 0
+
+
+@contextmanager
+def _grpc(house: Any, address: str, own_ca: bool) -> Iterator[None]:
+    """The second door, where one is asked for."""
+    if not address:
+        yield
+        return
+    try:
+        from falaj.api.grpc import serve_grpc
+    except ModuleNotFoundError as error:
+        raise Invalid(f"gRPC needs the package {error.name}", "pip install 'falaj[grpc]'") from error
+    door = serve_grpc(house, address, own_ca=own_ca)
+    door.start()
+    try:
+        yield
+    finally:
+        door.stop()
 
 
 def demo(frame: Frame, arguments: list[str]) -> int:

@@ -88,6 +88,8 @@ class Settings:
     step_up: bool = False
     """Demand more than one factor of people who approve, govern, erase, or read what is sensitive."""
     listen: str = "127.0.0.1:8470"
+    grpc: str = ""
+    """Where reads of online features are answered by gRPC, too; nowhere when empty."""
     url: str = ""
     """The address under which attempts on other machines reach this platform."""
     hosts: tuple[str, ...] = ()

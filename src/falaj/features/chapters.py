@@ -1,6 +1,9 @@
 """The rows of a chapter, as whoever may read its faces gets to them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from falaj.asof.arrow import arrow_type
@@ -8,14 +11,28 @@ from falaj.asof.rows import Part, RowSchema, read_name
 from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
 from falaj.core.errors import Corrupt
-from falaj.features.stream import Chapter
+from falaj.features.erasing import lock_of
+from falaj.features.sealing import unseal
+from falaj.features.stream import Arrival, Chapter, schema_of
 from falaj.snapshot.read import Entry, Snapshot
 
 SEGMENT = ".seg"
 
 
-def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> list[Part]:
-    """Every segment of a chapter, with a way to the bytes of these faces."""
+@contextmanager
+def open_chapter(here: Here, chapter: Chapter, faces: Sequence[str], about: Arrival) -> Iterator[list[Part]]:
+    """Every segment of a chapter; of a sealed view, opened for as long as it is read."""
+    parts = parts_of(here, chapter, faces)
+    if not about.definition.sealed:
+        yield list(parts.values())
+        return
+    with tempfile.TemporaryDirectory(prefix="falaj-open-") as scratch:
+        schema = schema_of(about.definition, about.entity)
+        yield unseal(here, parts, schema, about.entity, lock_of(here, about), Path(scratch))
+
+
+def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> dict[str, Part]:
+    """Every segment of a chapter as it lies there, by name, with a way to the bytes of these faces."""
     found: dict[str, dict[str, Callable[[int, int], bytes]]] = {}
     for face in dict.fromkeys(("", *faces)):
         _, snapshot = open_version(here, chapter.faces[face])
@@ -25,7 +42,7 @@ def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> list[Part]:
                 found.setdefault(name, {})[face] = _fetcher(snapshot, entry)
     if any("" not in fetch or len(fetch) != len({"", *faces}) for fetch in found.values()):
         raise Corrupt("the faces of a chapter do not belong together", "ingest the view anew: --full")
-    return [Part(*read_name(name)[:2], fetch) for name, fetch in sorted(found.items())]
+    return {name: Part(*read_name(name)[:2], fetch) for name, fetch in sorted(found.items())}
 
 
 def table_of(columns: Mapping[str, list[Any]], schema: RowSchema, seq: int) -> Any:

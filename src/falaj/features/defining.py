@@ -23,7 +23,7 @@ from falaj.features.records import (
     ViewDef,
 )
 from falaj.features.shelf import DEFS, HEAD, Shelf, define_of, need
-from falaj.features.stream import Arrival, labels_of
+from falaj.features.stream import Arrival
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
@@ -116,9 +116,7 @@ class Defining(Shelf):
             falaj features about view:fraud/spend --json
         """
         with self._ledger.read(ctx) as tx:
-            found = self._view(tx, view)
-        stream, labels = found.stream, labels_of(found.definition)
-        return Arrival(stream, found.definition, found.entity, found.ref, stream.next_seq, found.zone, labels)
+            return self._view(tx, view).arrival
 
     @verb(reads=("name",))
     def users(self, ctx: Context, name: Annotated[Ref, "which view or service"]) -> tuple[Ref, ...]:
@@ -181,7 +179,7 @@ class Defining(Shelf):
         if old is not None:
             left = {key: value for key, value in old.terms.items() if key != "newest"}
             tx.put(old.ref, old.body, rev=old.rev, label=old.label, terms=left)
-        changes = {"newest": version.version, "count": count, "aliases": {}}
+        changes: dict[str, Any] = {"newest": version.version, "count": count, "aliases": {}}
         tx.put(name, changes, rev=head.rev if head else None, terms=HEAD, label=label)
         tx.put(version, body, label=label, terms=terms)
         tx.emit("features.define", version, tuple(uses))
@@ -238,7 +236,7 @@ class Defining(Shelf):
         if not isinstance(definition, ViewDef):
             return shown
         stream = self._view(tx, record.ref).stream
-        rows = sum(one.num_rows for one in (*stream.chapters, *stream.tail))
+        rows = sum(one.num_rows for one in stream.chapters) + sum(one.num_rows for one in stream.tail)
         return replace(
             shown, rows=rows, fresh=stream.newest_us / 1e6, generation=stream.generation, filled=stream.filled,
             quarantined=stream.quarantined,
@@ -286,7 +284,7 @@ def _stood(record: Record) -> Stood:
 
 def _asked(pick: Pick, view: ViewDef) -> Label:
     """What the law says of what a service takes from a view."""
-    wanted = set(pick.columns) or {one.name for one in (*view.features, *view.windows)}
+    wanted = set(pick.columns) or {one.name for one in view.features} | {one.name for one in view.windows}
     through = {one.of for one in view.windows if one.name in wanted}
     return join_all(one.label for one in view.features if one.label is not None and one.name in wanted | through)
 

@@ -14,7 +14,7 @@ from falaj.features.ingesting import Ingested, ingest_rows
 from falaj.features.kept import function_of
 from falaj.features.live import LiveReader
 from falaj.features.loading import load
-from falaj.features.records import Definitions, Opening, Plan
+from falaj.features.records import Definitions, Migrated, Opening, Plan
 from falaj.features.rows import MOST_ROWS, Appended
 from falaj.features.sources import read_files
 from falaj.features.stream import Arrival
@@ -42,6 +42,25 @@ def apply(
     """
     definitions = load(path)
     return apply_definitions(here, definitions, plan, force)
+
+
+@errand
+def migrate(
+    here: Here,
+    path: Annotated[str, "the folder of a Feast repository, or what was recorded of one as JSON"],
+    project: Annotated[str, "the project that everything goes to; Feast's own when left out"] = "",
+    python: Annotated[str, "a Python that has feast installed, to read the repository with"] = "",
+    plan: Annotated[bool, "only show what would change"] = False,
+) -> Migrated:
+    """Take entities, views and services over from Feast. Sources name datasets: publish their files under these names.
+
+    Example:
+        falaj features migrate ./feature_repo --python ~/feast/bin/python --plan
+    """
+    from falaj.features.feast import import_feast
+
+    definitions, notes = import_feast(path, project, python)
+    return Migrated(apply_definitions(here, definitions, plan, force=False), tuple(notes))
 
 
 def apply_definitions(here: Here, definitions: Definitions, only_plan: bool, force: bool) -> Plan:

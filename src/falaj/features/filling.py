@@ -9,21 +9,22 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
 from falaj.asof.layout import Layout
-from falaj.asof.rows import Clustered, cluster, open_part
+from falaj.asof.sources import Clustered, cluster, open_part
 from falaj.asof.tiles import build, merge, pack, unpack
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Unavailable
 from falaj.core.event import new_id
-from falaj.core.online import pack_rank, rank_of, rows_in
+from falaj.core.online import RANK_BYTES, pack_rank, rank_of, rows_in
 from falaj.core.ports import Online
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
-from falaj.features.chapters import parts_of, table_of
+from falaj.features.chapters import open_chapter, table_of
 from falaj.features.shelf import Shelf, View, keep
 from falaj.features.stream import Chapter, Stream, faces_of, schema_of, shape_of, space_of
 from falaj.store.codec import to_json
@@ -68,6 +69,29 @@ class Target:
     era: int
     tenant: str
     now_us: int
+    seal: Callable[[bytes, bytes], bytes] | None = None
+    """How rows of a sealed view lie there: what the store's owner sees says nothing."""
+    open: Callable[[bytes, bytes], bytes] | None = None
+    """What `seal` was given."""
+
+    def rows(self, space: str, keys: list[bytes]) -> list[bytes | None]:
+        """The newest row of each key, opened."""
+        cells = self.store.get([(space, keys)])[0]
+        held = [rows_in(cell)[-1] if cell else None for cell in cells]
+        if self.open is None:
+            return held
+        opened = self.open
+        return [
+            row and row[:RANK_BYTES] + opened(row[RANK_BYTES:], aad_of(space, key))
+            for key, row in zip(keys, held, strict=True)
+        ]
+
+    def put(self, space: str, rows: list[tuple[bytes, bytes]]) -> None:
+        """Put rows, sealed where the view is."""
+        if self.seal is not None:
+            seal = self.seal
+            rows = [(key, row[:RANK_BYTES] + seal(row[RANK_BYTES:], aad_of(space, key))) for key, row in rows]
+        self.store.put(space, rows, self.now_us)
 
     def space(self, face: str = "") -> str:
         """The space of a face."""
@@ -122,6 +146,9 @@ class Filling(Shelf):
 
     def _fill(self, ctx: Context, view: View, budget_s: float) -> Filled:
         target = Target(self._online(), view, view.stream.era, ctx.tenant, round(ctx.now() * 1e6))
+        if view.definition.sealed:
+            seal, unseal = (partial(way, ctx.tenant, view.zone) for way in (self._keyring.seal, self._keyring.unseal))
+            target = replace(target, seal=seal, open=unseal)
         until = time.monotonic() + budget_s
         mark = target.mark()
         work = self._work(ctx, view, mark.generation)
@@ -162,8 +189,9 @@ class Filling(Shelf):
 
     def _chapter(self, ctx: Context, view: View, chapter: Chapter) -> Iterator["Arrived"]:
         types = [one.type for one in view.entity.keys]
-        for part in parts_of(self._as(ctx), chapter, tuple(faces_of(view.definition))):
-            yield Arrived(open_part(part, types), chapter.spans)
+        with open_chapter(self._as(ctx), chapter, tuple(faces_of(view.definition)), view.arrival) as parts:
+            for part in parts:
+                yield Arrived(open_part(part, types), chapter.spans)
 
     def _registered(self, ctx: Context, view: Ref) -> View:
         """The view, with its shape among those that are kept fresh."""
@@ -237,6 +265,11 @@ class Arrived:
     spans: tuple[tuple[int, int], ...]
 
 
+def aad_of(space: str, key: bytes) -> bytes:
+    """What a sealed row is bound to."""
+    return b"online\0" + space.encode() + b"\0" + key
+
+
 def _put(target: Target, arrived: Arrived, generation: int) -> int:
     definition = target.view.definition
     for face, fields in faces_of(definition).items():
@@ -262,7 +295,7 @@ def _put_rows(target: Target, rows: Clustered, face: str, layout: Layout) -> Non
         taken = {name: column.take(part) for name, column in columns.items()}
         made = layout.encode(taken, rows.event[part], rows.created[part], rows.seq[part])
         named = keys.take(run[start : start + PUT_ROWS]).to_pylist()
-        target.store.put(space, list(zip(named, made, strict=True)), target.now_us)
+        target.put(space, list(zip(named, made, strict=True)))
 
 
 def _put_states(target: Target, arrived: Arrived, face: str, generation: int) -> None:
@@ -276,8 +309,7 @@ def _put_states(target: Target, arrived: Arrived, face: str, generation: int) ->
     generations = np.array([one for one, _ in arrived.spans])[np.searchsorted(numbers, rows.seq, side="right") - 1]
     for start in range(0, len(keys), STATE_ROWS):
         stop = min(start + STATE_ROWS, len(keys))
-        cells = target.store.get([(space, keys[start:stop])])[0]
-        held = [rows_in(cell)[-1] if cell else None for cell in cells]
+        held = target.rows(space, keys[start:stop])
         seen = np.array([rank_of(row)[2] if row else 0 for row in held])
         lengths = np.diff(rows.run_starts[start : stop + 1])
         low, high = rows.run_starts[start], rows.run_starts[stop]
@@ -291,16 +323,20 @@ def _put_states(target: Target, arrived: Arrived, face: str, generation: int) ->
         fresh = []
         for at, state in zip(some, made, strict=True):
             row = held[at]
-            whole = state if row is None else pack(merge(unpack(row[24:], windows), unpack(state, windows)))
+            whole = state if row is None else pack(merge(unpack(row[RANK_BYTES:], windows), unpack(state, windows)))
             fresh.append((keys[start + at], rank + whole))
-        target.store.put(space, fresh, target.now_us)
+        target.put(space, fresh)
 
 
 def _numbers(column: Any) -> tuple[Any, Any]:
     """A column as windows take it: an array where it is of numbers, else a list; and which are not null."""
-    from falaj.asof.engine import numbers_of
+    import pyarrow as pa
 
-    return numbers_of(column)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
+        return column.to_pylist(), valid
+    whole = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+    return whole.fill_null(pa.scalar(0).cast(whole.type)).to_numpy(zero_copy_only=False), valid
 
 
 def _taken(values: Any, rows: Any) -> Any:

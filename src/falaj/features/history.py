@@ -24,12 +24,12 @@ from falaj.catalog.sources import Source
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
-from falaj.features.chapters import parts_of
+from falaj.features.chapters import open_chapter
 from falaj.features.ingesting import Intake
 from falaj.features.records import Opening
 from falaj.features.rows import Edition
 from falaj.features.sources import open_rows, read_files
-from falaj.features.stream import Arrival, Chapter, schema_of
+from falaj.features.stream import Arrival, schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +122,18 @@ def _gather(here: Here, plan: ViewPlan, gathered: Gathered, stack: ExitStack) ->
     """The rows of one face of a view."""
     ref = Ref.parse(plan.ref)
     edition: Edition = here.features.rows(ref)
-    stream = edition.stream
+    stream, arrival = edition.stream, here.features.about(ref)
     gathered.inputs[f"view.{ref.project}.{ref.name}"] = ref
     if stream.chapters or stream.generation:
-        parts = [one for chapter in stream.chapters for one in _parts(here, chapter, plan, gathered)]
+        parts: list[Part] = []
+        for chapter in stream.chapters:
+            faces = ("", plan.face) if plan.face else ("",)
+            used = {f"rows.{one.name}.{one.version}": one for one in (chapter.faces[face] for face in faces)}
+            gathered.inputs |= used
+            parts += stack.enter_context(open_chapter(here, chapter, faces, arrival))
         gathered.joined.append(Joined(plan, OwnRows(parts)))
         return
-    arrival: Arrival = here.features.about(ref)
     gathered.joined.append(Joined(plan, stack.enter_context(_from_source(here, arrival, gathered))))
-
-
-def _parts(here: Here, chapter: Chapter, plan: ViewPlan, gathered: Gathered) -> list[Part]:
-    """Every segment of a chapter, with the faces that the plan needs."""
-    faces = ("", plan.face) if plan.face else ("",)
-    for face in faces:
-        ref = chapter.faces[face]
-        gathered.inputs[f"rows.{ref.name}.{ref.version}"] = ref
-    return parts_of(here, chapter, faces)
 
 
 @contextmanager
@@ -157,7 +152,7 @@ def _from_source(here: Here, arrival: Arrival, gathered: Gathered) -> Iterator[O
                 gathered.inputs[f"source.{ref.name}"] = ref
                 keys = tuple(one.name for one in arrival.entity.keys)
                 columns = {one.name: one.name for one in definition.features}
-                yield ForeignRows(tuple(map(str, paths)), source.event, source.created, keys, columns, source.zone)
+                yield ForeignRows(tuple(paths), source.event, source.created, keys, columns, source.zone)
                 return
         with open_rows(here, source) as found:
             if found.ref is not None:

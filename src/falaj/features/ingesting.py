@@ -13,9 +13,9 @@ from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from falaj.features.kept import function_of
 from falaj.features.preparing import Erased, Preparing
-from falaj.features.settling import Batch, publish_quarantine, publish_rows
+from falaj.features.settling import batch_of, publish_quarantine, publish_rows
 from falaj.features.sources import open_rows
-from falaj.features.stream import Arrival, Stream, schema_of
+from falaj.features.stream import Arrival, Stream
 
 _SECOND = 1_000_000
 _PEOPLE = 10_000
@@ -86,8 +86,7 @@ def ingest_rows(here: Here, view: Ref, full: bool, now_s: float) -> Ingested:
             return Ingested(arrival.view, 0, 0, source=since, generation=stream.generation, note="nothing new")
         intake = Intake(here, arrival, now_s)
         inputs = {"source": found.ref} if found.ref else {}
-        schema = schema_of(arrival.definition, arrival.entity)
-        batch = Batch(stream, schema, arrival.labels, arrival.view, arrival.zone, inputs)
+        batch = batch_of(here, arrival, "ingest", inputs)
         chapter = publish_rows(here, batch, intake.rows(found.tables), arrival.seq)
         quarantined = publish_quarantine(here, batch, intake.bad)
         findings = intake.findings

@@ -14,9 +14,10 @@ from falaj.core.event import new_id
 from falaj.core.ports import Block
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.features.persons import keys_ref
 from falaj.features.rows import check_faces
 from falaj.features.shelf import Shelf, View, keep, need
-from falaj.features.stream import Stream, faces_of, shape_of, space_of
+from falaj.features.stream import Stream, dataset_of, faces_of, labels_of, shape_of, space_of
 from falaj.features.tail import Rows
 
 MOST_PEOPLE = 10_000
@@ -79,6 +80,31 @@ class Leaving(Shelf):
             stream = replace(found.stream, chapters=chapters)
             keep(tx, found, stream)
             tx.emit("features.replace", found.ref, tuple(faces.values()), generation=generation, rows=num_rows)
+        return stream
+
+    @verb(writes=("view",), reads=("before", "after"))
+    def rekey(
+        self,
+        ctx: Context,
+        view: Annotated[Ref, "which view, a sealed one"],
+        before: Annotated[Ref | None, "the version of the table of keys that counted"],
+        after: Annotated[Ref, "the version that counts from now on"],
+    ) -> Stream:
+        """Let another version of the table of people's keys count; Stale when a third one does already.
+
+        Example:
+            falaj features rekey view:fraud/spend --after dataset:fraud/spend.rows1.keys@v2
+        """
+        with self._ledger.write(ctx) as tx:
+            found = self._view(tx, view)
+            table = keys_ref(dataset_of(found.stream))
+            if after.bare != table or not tx.need(after).label.covers(labels_of(found.definition)[""]):
+                raise Denied(f"{after} is not the table of keys of {view.bare}", f"publish {table}", view)
+            if found.stream.keys != before:
+                raise Stale("another table of keys counts already", "look again", view)
+            stream = replace(found.stream, keys=after)
+            keep(tx, found, stream)
+            tx.emit("features.rekey", found.ref, (after,))
         return stream
 
     @verb(reads=("view",), group="read")
@@ -199,12 +225,16 @@ def _people(view: View, keys: dict[str, list[Any]], subject: str) -> list[bytes]
 
 
 def _names(view: View, key: bytes) -> bytes:
-    """The bytes of the part of a stored key that names the person."""
-    from falaj.asof.keys import split_key
-
-    types = [one.type for one in view.entity.keys]
-    at = [one.name for one in view.entity.keys].index(view.entity.subject)
-    return key_bytes([split_key(key, types)[at]], [types[at]]) or b""
+    """The bytes of the part of a stored key that names the person, as the one part of a key would have them."""
+    at, last = 0, len(view.entity.keys) - 1
+    for number, one in enumerate(view.entity.keys):
+        size = {"int64": 8, "time": 8, "bool": 1}.get(one.type, len(key) - at)
+        if one.type in ("string", "bytes") and number != last:
+            size, at = int.from_bytes(key[at : at + 4], "little"), at + 4
+        if one.name == view.entity.subject:
+            return key[at : at + size]
+        at += size
+    return key
 
 
 def _without(columns: dict[str, list[Any]], keys: dict[str, list[Any]]) -> dict[str, list[Any]]:

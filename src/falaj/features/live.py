@@ -61,7 +61,9 @@ class LiveReader:
         if self._until == 0.0 or opened.plan != self.plan:
             self.plan = opened.plan
             functions = functions_of(opened.plan)
-            self._reader = Reader(opened.plan, self._online, functions=functions) if self._online else None
+            # Rows of sealed views are opened by the platform alone.
+            near = self._online is not None and not any(one.sealed for one in opened.plan.views)
+            self._reader = Reader(opened.plan, self._online, functions=functions) if near else None
         if opened.sample and self._sampler is None:
             self._sampler = Sampler(opened.sample)
         # Half of what it is good for, so that clocks that differ a little do no harm.

@@ -156,6 +156,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Migrated:
+    """What came over from another feature store, and what is left to do by hand."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """What a reader of a service gets: the plan, and for how long it may be used before asking again."""
 

@@ -68,10 +68,7 @@ class Rows(Filling, Shelf):
             stream = replace(found.stream, next_seq=found.stream.next_seq + SEQ_STEP)
             keep(tx, found, stream)
             tx.emit("features.begin", found.ref, seq=found.stream.next_seq)
-        return Arrival(
-            found.stream, found.definition, found.entity, found.ref, found.stream.next_seq, found.zone,
-            labels_of(found.definition),
-        )  # fmt: skip
+        return found.arrival
 
     @verb(writes=("view",), reads=("faces",))
     def record(
@@ -123,7 +120,8 @@ class Rows(Filling, Shelf):
         marked = hashlib.sha256(b"features.append\0" + to_stable_json([str(view), columns, ready])).hexdigest()
         known = self._ledger.outcome(ctx, marked)
         if known is not None:
-            return from_json(Appended, known)
+            first: Appended = from_json(Appended, known)
+            return first
         with self._ledger.read(ctx) as tx:
             found = self._view(tx, view)
         ctx.permit("write", str(view.bare), found.zone)

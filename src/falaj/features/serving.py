@@ -9,9 +9,11 @@ from falaj.asof.reading import Reader
 from falaj.asof.records import STATUSES, Field, ServicePlan, ViewPlan
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
+from falaj.core.online import RANK_BYTES
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.features.decide import service_plan
+from falaj.features.filling import aad_of
 from falaj.features.records import Opening, Pick, ServiceDef, Values
 from falaj.features.shelf import Shelf, View, define_of, need
 from falaj.features.stream import face_of, shape_of, space_of
@@ -94,7 +96,15 @@ class Serving(Shelf):
         return found
 
     def _opener(self, ctx: Context, plan: ServicePlan) -> Any:
-        return None
+        """What opens rows of sealed views; only the house can."""
+        if not any(one.sealed for one in plan.views):
+            return None
+        tenant, unseal = ctx.tenant, self._keyring.unseal
+
+        def opened(view: ViewPlan, key: bytes, row: bytes) -> bytes:
+            return row[:RANK_BYTES] + unseal(tenant, view.zone, row[RANK_BYTES:], aad_of(view.space, key))
+
+        return opened
 
     def _bound(self, tx: Books, service: Ref, model: Ref | None) -> Ref:
         """The version to read; of a model, the one it was trained on and no other."""
@@ -154,6 +164,8 @@ def _by_face(plan: ViewPlan, view: View, tenant: str) -> list[ViewPlan]:
                 names=tuple(plan.names[at] for at in chosen),
                 windows=tuple(one for one in view.definition.windows if faces[one.name] == face),
                 face=face,
+                zone=view.zone,
+                sealed=view.definition.sealed,
             )
         )
     return found

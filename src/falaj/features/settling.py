@@ -3,13 +3,15 @@
 It runs beside whoever brings rows, or in the house for whoever defined the view, with the rights they have today.
 """
 
+import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from falaj.asof.rows import RowSchema, face_folder, write_rows
+from falaj.asof.stats import ColumnStats, measured_table, merged_tables, to_plain
 from falaj.catalog.publishing import Order, carry_out
 from falaj.catalog.records import Facts
 from falaj.catalog.sources import Source
@@ -18,13 +20,18 @@ from falaj.core.errand import Here
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.chapters import table_of
+from falaj.features.erasing import lock_of
+from falaj.features.persons import Lock
+from falaj.features.quality import personal_columns
+from falaj.features.records import EntityDef
+from falaj.features.sealing import seal_folder
 from falaj.features.shelf import View, keep
 from falaj.features.stream import (
+    Arrival,
     Chapter,
     Stream,
     dataset_of,
     first_blocks,
-    labels_of,
     quarantine_of,
     schema_of,
     settled,
@@ -32,6 +39,8 @@ from falaj.features.stream import (
 from falaj.features.tail import Rows, Tail
 from falaj.jobs.attempts import actor_of
 from falaj.store.ledger import Ledger, Reader
+
+STATS = "stats.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +55,50 @@ class Batch:
     zone: str = ""
     inputs: Mapping[str, Ref] | None = None
     how: str = "ingest"
+    personal: frozenset[str] = frozenset()
+    """Columns whose numbers could show a person."""
+    lock: Lock | None = None
+    """The keys of the people in it, where the view is sealed."""
+    entity: EntityDef | None = None
+
+
+def batch_of(here: Here, about: Arrival, how: str, inputs: Mapping[str, Ref] | None = None) -> Batch:
+    """What bringing rows of a view takes."""
+    definition = about.definition
+    return Batch(
+        about.stream, schema_of(definition, about.entity), about.labels, about.view, about.zone, inputs, how,
+        personal_columns(definition), lock_of(here, about) if definition.sealed else None, about.entity,
+    )  # fmt: skip
+
+
+class _Measuring:
+    """Statistics of what passes."""
+
+    def __init__(self, personal: frozenset[str]) -> None:
+        self._personal = personal
+        self.stats: dict[str, ColumnStats] = {}
+
+    def through(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """The same rows, measured."""
+        for table in rows:
+            names = [name for name in table.schema.names if name not in ("event", "created", "seq")]
+            self.stats = merged_tables(self.stats, measured_table(table.select(names), self._personal))
+            yield table
 
 
 def publish_rows(here: Here, batch: Batch, rows: Iterable[Any], seq: int) -> Chapter:
     """Cluster rows, write them by face, and publish each; nothing of the view changes until they are recorded."""
     with tempfile.TemporaryDirectory(prefix="falaj-rows-") as scratch:
         folder = Path(scratch)
-        written = write_rows(rows, batch.schema, folder, seq=seq)
+        measuring = _Measuring(batch.personal)
+        written = write_rows(measuring.through(rows), batch.schema, folder, seq=seq)
+        if batch.lock is not None and batch.entity is not None:
+            seal_folder(here, folder, batch.schema, batch.entity, batch.lock)
+        for face, fields in batch.schema.faces.items():
+            # Numbers of a column are as much its values as its rows: they lie where the column lies.
+            told = {one.name: to_plain(measuring.stats[one.name]) for one in fields if one.name in measuring.stats}
+            (folder / face_folder(face)).mkdir(exist_ok=True)
+            (folder / face_folder(face) / STATS).write_text(json.dumps(told))
         faces = {face: _publish(here, batch, face, folder / face_folder(face)) for face in batch.schema.faces}
     return Chapter(0, written.num_rows, faces, written.first_event, written.last_event, 0.0, batch.how)
 
@@ -62,7 +108,7 @@ def publish_quarantine(here: Here, batch: Batch, tables: list[Any]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    count = sum(table.num_rows for table in tables)
+    count: int = sum(table.num_rows for table in tables)
     if not count:
         return 0
     label = batch.labels[""]
@@ -89,7 +135,7 @@ def settle(ledger: Ledger, act: Callable[..., Here], tail: Tail, ctx: Context, l
         return
     here, read = act(actor, who["purpose"]), tail.read(ctx, view.stream, blocks)
     schema = schema_of(view.definition, view.entity)
-    batch = Batch(view.stream, schema, labels_of(view.definition), view.ref, view.zone, how="push")
+    batch = batch_of(here, view.arrival, "push")
     good = [table_of(rows.good, schema, one.seq) for one, rows in read if one.num_rows]
     chapter = publish_rows(here, batch, good, 0) if good else None
     publish_quarantine(here, batch, [_bad(rows) for _, rows in read if rows.bad])

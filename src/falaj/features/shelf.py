@@ -12,7 +12,7 @@ from falaj.core.label import Label
 from falaj.core.ports import Online, Series
 from falaj.core.ref import Ref
 from falaj.features.records import KINDS, EntityDef, ServiceDef, ViewDef
-from falaj.features.stream import Stream, face_of, stream_ref
+from falaj.features.stream import Arrival, Stream, face_of, labels_of, stream_ref
 from falaj.features.tail import Tail
 from falaj.govern.keys import Keyring
 from falaj.store.codec import from_plain, to_plain
@@ -43,6 +43,12 @@ class View:
     def zone(self) -> str:
         """Where its rows lie."""
         return self.definition.zone or self.record.zone
+
+    @property
+    def arrival(self) -> Arrival:
+        """The same for whoever brings or reads rows."""
+        stream, labels = self.stream, labels_of(self.definition)
+        return Arrival(stream, self.definition, self.entity, self.ref, stream.next_seq, self.zone, labels)
 
     def windows_of(self, face: str) -> tuple[Window, ...]:
         """The windows over columns of one face; those that only count rows are of the first."""

@@ -77,6 +77,8 @@ class Stream:
     filled: int = 0
     """The generation up to which the online store was last known to have everything."""
     filled_at: float = 0.0
+    keys: Ref | None = None
+    """Of a sealed view: the version of the table of people's keys that counts."""
     erased: tuple[str, ...] = ()
     """Pseudonyms of people who were erased: their rows are not taken in again."""
     pushed_rows: int = 0
