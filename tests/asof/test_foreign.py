@@ -45,14 +45,10 @@ def write(world: World, folder: Path, cuts: list[int]) -> list[Path]:
 @settings(max_examples=40, deadline=None)
 @given(worlds(), st.lists(st.integers(1, 30), max_size=2))
 def test_every_engine_equals_brute_force(way, world, cuts):
-    options = dict(way)
-    memory = options.pop("memory_bytes", 64 << 20)
     with tempfile.TemporaryDirectory() as folder:
-        rows = ForeignRows(write(world, Path(folder), cuts), "event", "created", **options)
+        rows = ForeignRows(write(world, Path(folder), cuts), "event", "created", **way)
         view = Joined(world.plan, rows)
-        made = training_set(
-            world.label_table(), "at", [view], known_at=world.known_at, status=True, memory_bytes=memory
-        )
+        made = training_set(world.label_table(), "at", [view], known_at=world.known_at, status=True)
     same(made, world)
 
 
@@ -62,8 +58,6 @@ PLAN = ViewPlan("v", "v", (Field("k", "int64"),), (Field("x", "int64"),), ("x",)
 @pytest.mark.parametrize("way", WAYS, ids=["kernel", "polars", "duckdb", "spilled", "sql"])
 def test_nulls_other_names_and_clocks(way, tmp_path):
     """A row without key or moment is never joined; moments of a zone through a change of clocks; names of their own."""
-    options = dict(way)
-    memory = options.pop("memory_bytes", 64 << 20)
     new_york = ZoneInfo("America/New_York")
     texts = ["2026-11-01T01:30", "2026-11-01T02:30", None, "2026-11-01T00:30"]
     clock = [None if text is None else datetime.fromisoformat(text) for text in texts]
@@ -78,11 +72,11 @@ def test_nulls_other_names_and_clocks(way, tmp_path):
     )
     pq.write_table(table, tmp_path / "rows [1].parquet")
     paths = [tmp_path / "rows [1].parquet"]
-    rows = ForeignRows(paths, "when", "known", ["who"], {"x": "value"}, "America/New_York", **options)
+    rows = ForeignRows(paths, "when", "known", ["who"], {"x": "value"}, "America/New_York", **way)
     first = clock[0].replace(tzinfo=new_york)
     at = [first, first - timedelta(microseconds=1), datetime(2026, 11, 1, 7, 30, tzinfo=UTC)]
     labels = pa.table({"k": [1, 1, 1], "at": pa.array(at, pa.timestamp("ns", "UTC"))})
-    answer = training_set(labels, "at", [Joined(PLAN, rows)], memory_bytes=memory, known_at="label")
+    answer = training_set(labels, "at", [Joined(PLAN, rows)], known_at="label")
     assert answer["x"].to_pylist() == [1, None, 2]
 
 

@@ -45,7 +45,6 @@ def training_set(
     known_at: str | int | None = None,
     zone: str = "",
     status: bool = False,
-    memory_bytes: int = 512 << 20,
     advance: Callable[[int], None] | None = None,
 ) -> pa.Table:
     """The labels as they are, then the features of each view as of `moment`, null where there is none.
@@ -58,7 +57,7 @@ def training_set(
     laid = []
     for joined in views:
         pieces = []
-        for piece in _pieces(labels, moment, joined, (known_at, zone), memory_bytes):
+        for piece in _pieces(labels, moment, joined, (known_at, zone)):
             pieces.append(piece)
             if advance is not None:
                 advance(len(piece))
@@ -79,13 +78,12 @@ def part_of(
     *,
     known_at: str | int | None = None,
     zone: str = "",
-    memory_bytes: int = 512 << 20,
 ) -> pa.Table:
     """The piece of a training set that one partition of a view gives: row numbers, a status, features.
 
     Labels need no more columns than the keys and the moment.
     """
-    return pa.concat_tables(_pieces(labels, moment, joined, (known_at, zone), memory_bytes, partition))
+    return pa.concat_tables(_pieces(labels, moment, joined, (known_at, zone), partition))
 
 
 def gather(
@@ -144,7 +142,6 @@ def _pieces(
     moment: str,
     joined: Joined,
     when: tuple[str | int | None, str],
-    memory_bytes: int,
     only: int | None = None,
 ) -> Iterator[pa.Table]:
     """What each partition (or only one) gives to the labels whose keys lie in it."""
@@ -153,7 +150,7 @@ def _pieces(
     if isinstance(rows, OwnRows):
         yield from _over(rows, plan, asked, only)
         return
-    with rows.opened(plan, asked, memory_bytes) as found:
+    with rows.opened(plan, asked) as found:
         if isinstance(found, OwnRows):
             yield from _over(found, plan, asked, None)
         else:

@@ -47,25 +47,27 @@ class ForeignRows:
     sql: str = ""
     """A query over `rows`, by DuckDB, whose answer is taken in place of the files."""
     engine: str = ""
+    memory_bytes: int = 512 << 20
+    """What sorting may take; beyond it, rows go through segments on disk. The answer is the same."""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise Invalid("there is no such engine", f"engines are {', '.join(ENGINES[1:])}; leave it to us")
 
     @contextmanager
-    def opened(self, plan: ViewPlan, asked: Asked, memory_bytes: int) -> Iterator[OwnRows | Source]:
+    def opened(self, plan: ViewPlan, asked: Asked) -> Iterator[OwnRows | Source]:
         """The rows, ready to be looked at."""
         names = sorted({window.of for window in plan.windows if window.of} | _stored(plan) & set(plan.wanted))
         needed = self._needed(plan, names)
         num_rows = _survey(self.paths, () if self.sql else needed)
-        if not self.sql and num_rows * _BYTES_A_ROW <= memory_bytes:
+        if not self.sql and num_rows * _BYTES_A_ROW <= self.memory_bytes:
             yield self._in_memory(plan, asked)
             return
         wanted = tuple(each for each in plan.stored if each.name in names)
         schema = RowSchema(plan.keys, {"": wanted})
         with TemporaryDirectory(prefix="falaj-rows-") as folder:
-            tables = (self._normal(table, plan, names) for table in self._tables(needed, folder, memory_bytes))
-            write_rows(tables, schema, Path(folder), memory_bytes=memory_bytes // 2)
+            tables = (self._normal(table, plan, names) for table in self._tables(needed, folder))
+            write_rows(tables, schema, Path(folder), memory_bytes=self.memory_bytes // 2)
             yield OwnRows(parts_in(Path(folder)))
 
     def _in_memory(self, plan: ViewPlan, asked: Asked) -> Source:
@@ -110,10 +112,10 @@ class ForeignRows:
             raise Invalid("these files do not fit together", "give files with the same columns and types") from None
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
-    def _tables(self, needed: Sequence[str], folder: str, memory_bytes: int) -> Iterator[pa.Table]:
+    def _tables(self, needed: Sequence[str], folder: str) -> Iterator[pa.Table]:
         """The columns that are needed, a batch at a time, in order."""
         if self.sql:
-            yield from _asked_of_sql(self.sql, self.paths, Path(folder), memory_bytes)
+            yield from _asked_of_sql(self.sql, self.paths, Path(folder), self.memory_bytes)
             return
         for path in self.paths:
             with pq.ParquetFile(path) as file:

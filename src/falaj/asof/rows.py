@@ -23,7 +23,7 @@ from falaj.asof.spill import Spill
 from falaj.core.errors import Invalid
 
 __all__ = [
-    "Clustered", "OwnRows", "Part", "RowSchema", "Written", "cluster", "face_folder", "normal", "open_part",
+    "RANKS", "Clustered", "OwnRows", "Part", "RowSchema", "Written", "cluster", "face_folder", "normal", "open_part",
     "part_name", "parts_in", "read_name", "rows_of", "write_rows",
 ]  # fmt: skip
 MAX_PARTITIONS = 4096
