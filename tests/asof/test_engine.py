@@ -2,6 +2,7 @@
 
 import multiprocessing
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.asof.engine import Joined, OwnRows, gather, part_of, partitions_of, training_set
-from falaj.asof.records import EXPIRED, FUTURE, NOT_FOUND, PRESENT, Field, ViewPlan
+from falaj.asof.records import EXPIRED, FUTURE, NOT_FOUND, NULL, PRESENT, Field, ViewPlan, Window
 from falaj.asof.rows import RowSchema, parts_in, write_rows
 from falaj.core.errors import Corrupt, Invalid
+from tests.asof.oracle import Row, as_of
 from tests.asof.worlds import World, answer_of, same, worlds
 
 COUNTS = st.sampled_from([1, 2, 4, 16])
@@ -165,3 +167,32 @@ def test_progress_and_a_moment_of_knowledge_as_text(tmp_path):
     labels = pa.table({"k": [0], "at": [20]})
     made = training_set(labels, "at", [Joined(plan(), own)], known_at="1970-01-01T00:00:00.000012Z")
     assert made["x"].to_pylist() == [10]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_windows_are_those_of_all_segments_together(data):
+    """Counts and sums over rows of two segments and of memory, against the rows themselves."""
+    moment = st.integers(0, 40)
+    drawn = data.draw(st.lists(st.tuples(st.integers(0, 2), moment, moment, st.integers(0, 2)), max_size=25))
+    made = [Row((key,), event, created, seq, (seq,)) for seq, (key, event, created, _) in enumerate(drawn)]
+    cuts = [[row for row in made if drawn[row.seq][3] == each] for each in range(3)]
+    schema = RowSchema((Field("k", "int64"),), {"": (Field("x", "int64"),)})
+    labels = data.draw(st.lists(st.tuples(st.tuples(st.integers(0, 3)), st.one_of(st.none(), moment)), max_size=10))
+    world = World(schema, made, labels, data.draw(st.sampled_from([0, 5])), data.draw(st.sampled_from([None, "label"])))
+    windows = (Window("n", "count", "", 10, 1, "int64"), Window("s", "sum", "x", 10, 1, "int64"))
+    asks = replace(world.plan, wanted=("n", "s"), names=("n", "s"), windows=windows)
+    with tempfile.TemporaryDirectory() as folder:
+        own = world.write(Path(folder), cuts[:2], [4, 2])
+        own = OwnRows(own.parts, world.table(cuts[2]).cast(schema.arrow()))
+        table = training_set(world.label_table(), "at", [Joined(asks, own)], known_at=world.known_at, status=True)
+    for place, (key, at) in enumerate(labels):
+        status, _ = as_of(made, key, at, world.ttl, at if world.known_at else None)
+        got = [table[name][place].as_py() for name in ("n__status", "n", "s__status", "s")]
+        if status != PRESENT:
+            assert got == [status, None, status, None]
+            continue
+        mine = [row for row in made if row.key == key and at - 10 < row.event <= at]
+        mine = [row.seq for row in mine if not world.known_at or row.created <= at]
+        total = [PRESENT, sum(mine)] if mine else [NULL, None]
+        assert got == [PRESENT, len(mine), *total]

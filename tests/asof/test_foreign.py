@@ -80,6 +80,16 @@ def test_nulls_other_names_and_clocks(way, tmp_path):
     assert answer["x"].to_pylist() == [1, None, 2]
 
 
+@pytest.mark.parametrize("way", WAYS, ids=["kernel", "polars", "duckdb", "spilled", "sql"])
+def test_a_key_may_be_called_as_a_feature_is(way, tmp_path):
+    """Labels call the key of a view as they like."""
+    pq.write_table(pa.table({"who": ["a"], "event": [1], "x": [7]}), tmp_path / "a.parquet")
+    plan = ViewPlan("v", "v", (Field("x", "string"),), (Field("x", "int64"),), ("x",), ("y",))
+    rows = ForeignRows([tmp_path / "a.parquet"], "event", keys=("who",), **way)
+    made = training_set(pa.table({"x": ["a", "b"], "at": [1, 1]}), "at", [Joined(plan, rows)])
+    assert made["y"].to_pylist() == [7, None]
+
+
 def test_sql_reads_the_files_it_was_given_and_nothing_else(tmp_path):
     pq.write_table(pa.table({"k": [1, 2], "event": [1, 1], "x": [1, 2]}), tmp_path / "a.parquet")
     (tmp_path / "secret.csv").write_text("k,event,x\n1,1,7\n")
