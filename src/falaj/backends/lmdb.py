@@ -81,14 +81,14 @@ class LmdbOnline:
 
         return self._open_file().read(work)
 
-    def scan(self, space: str, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, bytes]]:
-        """(key, cell) behind a key, in the order of the file."""
+    def scan(self, space: str, after: bytes | None = None, limit: int = 10_000) -> list[tuple[bytes, bytes]]:
+        """(key, cell) behind a key (none: from the beginning; the empty one is a key), in the order of the file."""
         head = _head(space) + _ROW
-        start = _stored(head, after) if after else head
+        start = _stored(head, after or b"")
 
         def work(txn: "lmdb.Transaction[bytes]") -> list[tuple[bytes, bytes]]:
             with txn.cursor() as cursor:
-                going = cursor.set_range(start) and (cursor.key() != start or cursor.next())
+                going = cursor.set_range(start) and (after is None or cursor.key() != start or cursor.next())
                 behind = itertools.islice(cursor.iternext(), limit) if going else ()
                 found = itertools.takewhile(lambda one: one[0].startswith(head), behind)
                 return [(_whole(txn, head, place), cell) for place, cell in found]
@@ -310,8 +310,6 @@ def _head(space: str) -> bytes:
 
 
 def _stored(head: bytes, key: bytes) -> bytes:
-    if not key:
-        raise Invalid("a key of the online store is empty", "name a thing")
     if len(key) <= _WHOLE:
         return head + key
     return head + key[: _WHOLE + 1 - _DIGEST] + hashlib.blake2b(key, digest_size=_DIGEST).digest()

@@ -4,8 +4,8 @@ A get is one MGET over all spaces: one round trip. A put goes through a script t
 rows that arrive late, twice or from several writers converge. Redis is memory: what it loses (a restart without its
 append-only file) is filled again by the platform, which sees that the space's mark is gone.
 
-Keys: PREFIX{bucket}, 16 bytes of the space's hash, the key. A bucket is one of 4,096 by the key's checksum. What stands
-before the key is itself the name of a set: the keys of that space in that bucket. A cluster spreads buckets, and keeps
+Keys: PREFIX{bucket}, 16 bytes of the space's hash, a dot, the key. A bucket is one of 4,096 by the key's checksum. What
+stands before the dot is the name of a set: the keys of that space in that bucket. A cluster spreads buckets, and keeps
 a row and its set together, so one row a call (`chunk=1`) would work there.
 """
 
@@ -95,7 +95,7 @@ for i, key in ipairs(KEYS) do
   local merged = cell
   if not cell then
     merged = row
-    redis.call('SADD', string.sub(key, 1, head), string.sub(key, head + 1))
+    redis.call('SADD', string.sub(key, 1, head), string.sub(key, head + 2))
   elseif string.sub(cell, 1, 8) ~= several and due(cell) and due(row) then
     if above(row, cell) then merged = row end
   else
@@ -145,16 +145,16 @@ class RedisOnline:
         heads, crc = self._heads, zlib.crc32
         places = [
             heads[crc(key) & 0xFFF] + hashed + key
-            for hashed, keys in ((_hash(space), keys) for space, keys in asks)
+            for hashed, keys in ((_hash(space) + b".", keys) for space, keys in asks)
             for key in keys
         ]
         found = iter(self._ask("MGET", *places) if places else ())
         return [[next(found) for _ in keys] for _, keys in asks]
 
-    def scan(self, space: str, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, bytes]]:
-        """(key, cell) behind a key, by bucket and then by key."""
+    def scan(self, space: str, after: bytes | None = None, limit: int = 10_000) -> list[tuple[bytes, bytes]]:
+        """(key, cell) behind a key (none: from the beginning; the empty one is a key), by bucket and then by key."""
         hashed, found = _hash(space), list[tuple[bytes, bytes]]()
-        first = zlib.crc32(after) & 0xFFF if after else 0
+        first = zlib.crc32(after or b"") & 0xFFF
         for start in range(first, BUCKETS, _PAGE):
             buckets = range(start, min(start + _PAGE, BUCKETS))
             sets = self._pipeline([("SMEMBERS", self._heads[bucket] + hashed) for bucket in buckets])
@@ -162,7 +162,7 @@ class RedisOnline:
                 key
                 for bucket, members in zip(buckets, sets, strict=True)
                 for key in sorted(members)
-                if bucket > first or key > after
+                if after is None or bucket > first or key > after
             ]
             for part in _pieces(keys, limit):
                 cells = self.get([(space, part)])[0]
@@ -176,7 +176,7 @@ class RedisOnline:
         hashed, gone = _hash(space), 0
         head = len(self._heads[0]) + len(hashed)
         for part in _pieces([self._place(hashed, key) for key in keys], 500):
-            pairs = [(("UNLINK", place), ("SREM", place[:head], place[head:])) for place in part]
+            pairs = [(("UNLINK", place), ("SREM", place[:head], place[head + 1 :])) for place in part]
             # At once, or a put between the two would stand and not be named in its set.
             gone += sum(self._pipeline([command for pair in pairs for command in pair], atomic=True)[::2])
         return gone
@@ -188,7 +188,7 @@ class RedisOnline:
         for start in range(0, BUCKETS, _PAGE):
             names = [head + hashed for head in self._heads[start : start + _PAGE]]
             sets = self._pipeline([("SMEMBERS", name) for name in names])
-            places = [name + key for name, members in zip(names, sets, strict=True) for key in members]
+            places = [name + b"." + key for name, members in zip(names, sets, strict=True) for key in members]
             for part in _pieces(places, 1000):
                 self._pipeline([("UNLINK", place) for place in part])
             self._pipeline([("UNLINK", name) for name, members in zip(names, sets, strict=True) if members])
@@ -206,9 +206,7 @@ class RedisOnline:
         self._client.connection_pool.disconnect()
 
     def _place(self, hashed: bytes, key: bytes) -> bytes:
-        if not key:
-            raise Invalid("a key of the online store is empty", "name a thing")
-        return self._heads[zlib.crc32(key) & 0xFFF] + hashed + key
+        return self._heads[zlib.crc32(key) & 0xFFF] + hashed + b"." + key
 
     def _mark(self, space: str) -> bytes:
         return self._prefix + b":mark:" + _hash(space)
