@@ -22,6 +22,7 @@ from falaj.features.define import (
     on_demand,
     shared,
     view,
+    when,
 )
 from falaj.features.records import Definitions, Pick
 from falaj.store.codec import from_plain, to_plain
@@ -162,7 +163,9 @@ def _around() -> Callable[..., object]:
         (lambda: Feature("a__b", "int64"), "cannot be the name"),
         (lambda: Feature("amount", "string", col("a") / 2), "its expression gives float64, not string"),
         (lambda: Feature("amount", "int64", lit(1).lower()), "lower: int64 is not what it works on"),
-        (lambda: Feature("amount", "int64", label="nonsense!"), "is no part of a label"),
+        (lambda: Feature("amount", "int64", label="nonsense!"), "feature amount: 'nonsense!' is no part of a label"),
+        (lambda: Feature("amount", "string", "fils"), "feature amount: this is no expression"),
+        (lambda: Feature("amount", "int64", when(col("a") > 1).then(1)), "feature amount: this is no expression"),
         (lambda: Source("dataset:fraud/tx", event=""), "source dataset:fraud/tx: it does not say"),
         (lambda: Source("file:tx", event="at"), "this is no source"),
         (lambda: Source("model:fraud/m", event="at"), "this is no source"),

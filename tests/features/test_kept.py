@@ -72,6 +72,8 @@ def test_what_is_no_function_of_a_file_is_refused(thing: object) -> None:
         "def f(a): return '\0'",
         "def f(a): return " + "(" * 5000 + ")" * 5000,
         "def f(a):\n" + " return a\n" * MAX_TEXT,
+        "def f(a): return " + "-" * 90_000 + "1",
+        "def f(a): return " + "[" * 300 + "]" * 300,
     ],
 )
 def test_hostile_text_is_refused(text: str) -> None:

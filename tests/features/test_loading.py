@@ -93,6 +93,23 @@ def test_complaints_name_the_line(tmp_path: Path, text: str, error: type[Excepti
     assert said in str(told.value)
 
 
+def test_environments_and_tests_among_the_files_are_passed_over(tmp_path: Path) -> None:
+    _write(
+        tmp_path, entities="import helper_of_theirs\n" + ENTITIES, test_x="boom(", venv__lib__x="boom(", _x__y="x = 1"
+    )
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    packages = tmp_path / "venv" / "site-packages"
+    _write(packages, helper_of_theirs="x = 1")
+    sys.path.append(str(packages))
+    try:
+        assert len(load(tmp_path).entities) == 1
+        assert "helper_of_theirs" in sys.modules  # an installed module stays: some cannot be loaded twice
+        assert not list(tmp_path.glob("__pycache__"))
+    finally:
+        sys.path.remove(str(packages))
+        sys.modules.pop("helper_of_theirs", None)
+
+
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         load(tmp_path / "none.py")

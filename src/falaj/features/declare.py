@@ -7,6 +7,7 @@ from falaj.asof.express import Expr
 from falaj.asof.limits import checked_limits
 from falaj.asof.moments import say_span, span_us
 from falaj.asof.records import Field
+from falaj.core.errors import Invalid
 from falaj.core.label import Label
 from falaj.features.records import EntityDef, FeatureDef, RuleDef, SourceDef
 from falaj.features.said import about as about_what
@@ -58,13 +59,16 @@ class Feature:
         self,
         name: str,
         type: str,  # noqa: A002 - the word every user knows
-        express: Expr | None = None,
+        express: object = None,
         *,
         about: str = "",
         label: str | Label = "",
     ) -> None:
-        said = None if express is None else express.data
-        self.definition = FeatureDef(name, type, said, about, Label.parse(label) if label else None)
+        with about_what(f"feature {name}"):
+            if express is not None and not isinstance(express, Expr):
+                raise Invalid("this is no expression", "col('amount') / 100; lit(1); when(…).then(…).otherwise(…)")
+            said = None if express is None else express.data
+            self.definition = FeatureDef(name, type, said, about, Label.parse(label) if label else None)
         check_feature(self.definition)
 
 

@@ -61,7 +61,7 @@ def _source(one: Any, batch: Any, config: Any) -> dict[str, Any]:
         "event": one.timestamp_field or getattr(file, "timestamp_field", "") or "",
         "created": getattr(file, "created_timestamp_column", "") or "",
         "mapping": dict(getattr(file, "field_mapping", None) or {}),
-        "query": query or (f"select * from {table}" if table else ""),  # noqa: S608 - text for a definition
+        "query": query or (f"select * from {table}" if table else ""),  # noqa: S608  # nosec B608 - text for a definition
         "topic": getattr(kafka, "topic", "") or "",
         "servers": getattr(kafka, "kafka_bootstrap_servers", "") or "",
         "columns": _columns(file, config),

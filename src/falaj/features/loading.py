@@ -1,6 +1,7 @@
 """Definition files: run beside the caller, whose own code they are, and read for the objects they leave."""
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,10 @@ __all__ = ["function_of", "gather", "load"]
 
 
 def load(path: str | Path) -> Definitions:
-    """All that a .py file says, or every .py file of a folder: what stands at the top level of a module counts."""
+    """All that a .py file says, or every .py file of a folder: what stands at the top level of a module counts.
+
+    Tests, hidden files and environments that lie in the folder are passed over.
+    """
     where = Path(path).expanduser().resolve()
     if not where.exists():
         raise NotFound(
@@ -71,9 +75,14 @@ def _reached(things: Iterable[object]) -> Iterator[Thing]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*.py"):
-        if not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts):
-            yield path
+    for where, folders, names in os.walk(folder):
+        # An environment that lies inside is somebody else's code.
+        folders[:] = [one for one in folders if _own(one) and not (Path(where) / one / "pyvenv.cfg").exists()]
+        yield from (Path(where) / name for name in names if name.endswith(".py") and _own(name))
+
+
+def _own(name: str) -> bool:
+    return not name.startswith((".", "__", "test_")) and name not in ("conftest.py", "site-packages", "node_modules")
 
 
 class _Running:
@@ -81,11 +90,12 @@ class _Running:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._before: dict[str, ModuleType] = {}
+        self._before = dict(sys.modules)
+        self._bytecode = sys.dont_write_bytecode
 
     def __enter__(self) -> "_Running":
-        self._before = dict(sys.modules)
         sys.path.insert(0, str(self._folder))
+        sys.dont_write_bytecode = True  # it is told apart by the second, and nobody wants it beside definitions
         return self
 
     def module(self, file: Path) -> ModuleType:
@@ -106,9 +116,9 @@ class _Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.path.remove(str(self._folder))
+        sys.dont_write_bytecode = self._bytecode
         for name, module in list(sys.modules.items()):
-            own = getattr(module, "__file__", None)
-            if self._before.get(name) is not module and own and Path(own).resolve().is_relative_to(self._folder):
+            if self._before.get(name) is not module and self._within(getattr(module, "__file__", None) or ""):
                 del sys.modules[name]
                 sys.modules |= {name: self._before[name]} if name in self._before else {}
         if isinstance(error, FalajError):
@@ -117,10 +127,15 @@ class _Running:
             told = traceback.format_exception_only(error)[-1].strip()[:300]
             raise UserCodeFailed(f"{self._where(error)}: {told}", "correct the file, and apply it again") from error
 
+    def _within(self, file: str) -> bool:
+        """Whether it is one of the user's files, and not of an environment that lies among them."""
+        path = Path(file).resolve()
+        return path.is_relative_to(self._folder) and all(map(_own, path.relative_to(self._folder).parts))
+
     def _where(self, error: BaseException) -> str:
         """The last line of the user's own files that it went through."""
         if isinstance(error, SyntaxError) and error.filename:
             return f"{Path(error.filename).name}:{error.lineno}"
         frames = traceback.extract_tb(error.__traceback__)
-        own = [one for one in frames if Path(one.filename).resolve().is_relative_to(self._folder)]
+        own = [one for one in frames if self._within(one.filename)]
         return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else self._folder.name
