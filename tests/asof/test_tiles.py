@@ -225,6 +225,16 @@ def test_default_hops_over_months_and_a_clock_change() -> None:
         agrees(state, rows, windows, now)
 
 
+def test_lists_can_be_counted() -> None:
+    windows = (Window("n", "count", "l", 50, 5, "int64"),)
+    cells = {"l": ([[1.0], None, [], [2.0]], np.array([True, False, True, True]))}
+    ranks = np.array([0, 1, 2, 9])
+    state = tiles.add(tiles.empty(windows), ranks, ranks, ranks, cells, 5)
+    assert [tiles.answer(state, None, now)[0] for now in (5, 9)] == [[2], [3]]
+    offline = windowed_columns(np.array([0, 4]), ranks, ranks, cells, np.zeros(2, int), np.array([5, 9]), None, windows)
+    assert offline[0][0].tolist() == [2, 3]
+
+
 def test_reading_needs_numpy_alone() -> None:
     said = "import sys, falaj.asof.tiles; sys.exit('pyarrow' in sys.modules or 'polars' in sys.modules)"
     subprocess.run([sys.executable, "-c", said], check=True)

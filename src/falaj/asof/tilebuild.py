@@ -35,24 +35,29 @@ def build(
 ) -> list[bytes]:
     """The bytes of each key's state as of now: `merge` brings them together with what is there, `pack` is the same."""
     shape = shape_of(tuple(windows))
-    used = {name: _plain(*columns[name]) for name in shape.columns}
+    used = {name: _plain(*columns[name], name in shape.valued) for name in shape.columns}
     return _Building(shape, Rows(run_starts, event, created, seq, used), now_us).states()
 
 
-def _plain(values: Values, valid: Valid) -> tuple[Values, Valid]:
+def _plain(values: Values, valid: Valid, valued: bool) -> tuple[Values, Valid]:
     """Whole numbers, floats or bytes."""
+    if not valued:
+        return np.zeros(len(valid), np.int64), valid
     if isinstance(values, np.ndarray) and values.dtype.kind in "iubf":
         return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False), valid
     return [value.encode() if isinstance(value, str) else value or b"" for value in values], valid
 
 
 class _Building:
-    """Sections of bytes over all keys, each with the places where a key's part begins and ends."""
+    """Sections of bytes over all keys, each with the places where a key's part begins and ends.
 
-    def __init__(self, shape: Shape, rows: Rows, now_us: int) -> None:
+    Without a moment every row counts, and each state is as of its newest row.
+    """
+
+    def __init__(self, shape: Shape, rows: Rows, now_us: int | None) -> None:
         self.shape, self.rows, self.now_us = shape, rows, now_us
         self.start, self.end = rows.run_starts[:-1], rows.run_starts[1:]
-        self.stop = self._since(now_us + 1)
+        self.stop = self.end if now_us is None else self._since(now_us + 1)
         self.cells = {name: Column(*cells) for name, cells in rows.columns.items()}
         self.head = np.zeros(len(self.start), shape.head)
         self.sections: list[tuple[bytes, Ints]] = []
@@ -76,13 +81,18 @@ class _Building:
         before = running_count(self.rows.event < moment)
         return self.start + before[self.end] - before[self.start]
 
+    def _from(self, shape: HopShape | KeptShape) -> Ints:
+        """The first row of each key that a window can still count."""
+        return self.start if self.now_us is None else np.minimum(self._since(shape.edge_us(self.now_us)), self.stop)
+
     def _set_head(self) -> None:
         head, rows = self.head, self.rows
-        head["magic"], head["digest"], head["until"] = b"FTL1", self.shape.digest, self.now_us
+        head["magic"], head["digest"] = b"FTL1", self.shape.digest
         some = self.stop > self.start
         for name, ranks in (("event", rows.event), ("created", rows.created), ("seq", rows.seq)):
             head[name] = MISSING
             head[name][some] = ranks[self.stop[some] - 1]
+        head["until"] = head["event"] if self.now_us is None else self.now_us
         head["seen"] = MISSING
         some = self.end > self.start
         if some.any():
@@ -92,8 +102,7 @@ class _Building:
         self.sections.append((data.tobytes(), bounds * data.itemsize))
 
     def _add_hop(self, name: str, hop: HopShape) -> None:
-        oldest = ((self.now_us - hop.over_us) // hop.hop_us + 1) * hop.hop_us
-        lo = np.minimum(self._since(oldest), self.stop)
+        lo = self._from(hop)
         rows, run = spread(lo, self.stop), np.repeat(np.arange(len(lo)), self.stop - lo)
         tile = self.rows.event[rows] // hop.hop_us
         begins = np.ones(len(rows), bool)
@@ -128,8 +137,7 @@ class _Building:
     def _range(self, kept: KeptShape) -> tuple[Ints, Ints]:
         """Each key's cells that a window can still count."""
         column = self.cells[kept.column]
-        lo = np.minimum(self._since(kept.edge_us(self.now_us)), self.stop)
-        return column.place(lo), column.place(self.stop)
+        return column.place(self._from(kept)), column.place(self.stop)
 
     def _distinct(self, kept: KeptShape) -> tuple[Ints, Ints]:
         """Cells that no equal one of the same key follows, and how many each key has."""
@@ -150,29 +158,30 @@ class _Building:
         cells, counts = picked
         column, bounds = self.cells[kept.column], np.concatenate([[0], np.cumsum(counts)])
         rows = np.flatnonzero(self.rows.columns[kept.column][1])[cells]
-        self.head[f"{name}.count"] = counts
-        self._add(self.rows.event[rows].astype("<i8"), bounds)
-        if name.startswith("last"):
-            self._add(self.rows.created[rows].astype("<i8"), bounds)
-            self._add(self.rows.seq[rows].astype("<i8"), bounds)
-            self._add_cells(name, take(column.values, cells), bounds)
-        else:
-            # Equal values must be equal bytes: one NaN, one zero.
-            values = column.values if isinstance(column.values, list) else column.codes
-            self._add_cells(name, take(values, cells), bounds)
+        self._add_ranks(name, rows, bounds)
+        values = column.values
+        if name.startswith("distinct") and isinstance(values, np.ndarray):
+            values = column.codes  # equal values must be equal bytes: one NaN, one zero
+        self._add_cells(name, take(values, cells), bounds)
 
     def _add_held(self) -> None:
         counts = self.end - self.stop
         if (counts > MOST_VALUES).any():
             raise too_many("rows of later moments")
         rows, bounds = spread(self.stop, self.end), np.concatenate([[0], np.cumsum(counts)])
-        self.head["held"] = counts
-        for ranks in (self.rows.event, self.rows.created, self.rows.seq):
+        alone: list[bytes] = []
+        if len(rows):
+            cells = {name: (take(values, rows), valid[rows]) for name, (values, valid) in self.rows.columns.items()}
+            event, created, seq = (ranks[rows] for ranks in self.rows[1:4])
+            each = Rows(np.arange(len(rows) + 1), event, created, seq, cells)
+            alone = _Building(self.shape, each, None).states()
+        self._add_ranks("held", rows, bounds)
+        self._add_cells("held", alone, bounds)
+
+    def _add_ranks(self, name: str, rows: Ints, bounds: Ints) -> None:
+        self.head[f"{name}.count"] = np.diff(bounds)
+        for ranks in self.rows[1:2] if name.startswith("distinct") else self.rows[1:4]:
             self._add(ranks[rows].astype("<i8"), bounds)
-        for place, name in enumerate(self.shape.columns):
-            values, valid = self.rows.columns[name]
-            self._add(valid[rows].astype("u1"), bounds)
-            self._add_cells(f"held{place}", take(values, rows), bounds)
 
     def _add_cells(self, name: str, values: Values, bounds: Ints) -> None:
         head, counts = self.head, np.diff(bounds)

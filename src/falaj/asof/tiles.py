@@ -11,7 +11,7 @@ must leave out what `seen_seq` says is in already.
 """
 
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import add as plus
@@ -30,7 +30,6 @@ from falaj.asof.tilestate import (
     MOST_VALUES,
     TEXTS,
     Cells,
-    Held,
     Hop,
     HopShape,
     Kept,
@@ -88,7 +87,7 @@ def trim(state: State, now_us: int) -> State:
 def answer(state: State, windows: Sequence[Window] | None, now_us: int) -> tuple[list[Any], list[bool]]:
     """Each window's value now (None where there is none), and whether there is one. None for windows: all of them."""
     now_us = max(now_us, state.until_us)
-    if _due(state, now_us):
+    if state.held.event and _num_due(state, now_us):
         state = _settled(state, now_us)
     every = windows is None or windows is state.shape.windows
     asks = _asks(state.shape) if every else _asks(state.shape, tuple(windows or ()))
@@ -101,53 +100,31 @@ def answer(state: State, windows: Sequence[Window] | None, now_us: int) -> tuple
 def standing(state: State, now_us: int, ttl_us: int = 0) -> int:
     """The status that comes before any window's own: PRESENT where the key has a row up to now that is not too old."""
     now_us = max(now_us, state.until_us)
-    newest = max([*([state.newest] if state.newest else []), *_due(state, now_us)], default=None)
+    due = _num_due(state, now_us)
+    newest = state.held.ranks()[due - 1] if due else None
+    newest = max(filter(None, (state.newest, newest)), default=None)
     if newest is None:
-        return FUTURE if state.held.ranks else NOT_FOUND
+        return FUTURE if state.held.event else NOT_FOUND
     return EXPIRED if ttl_us and newest[0] <= now_us - ttl_us else PRESENT
 
 
-def _due(state: State, now_us: int) -> list[tuple[int, int, int]]:
-    return [rank for rank in state.held.ranks if rank[0] <= now_us]
+def _num_due(state: State, now_us: int) -> int:
+    return bisect_right(state.held.event, now_us)
 
 
 def _settled(state: State, now_us: int) -> State:
     """With held rows that are due counted in."""
-    if not _due(state, now_us):
-        return state._replace(until_us=now_us)
-    ranks = np.array(state.held.ranks, np.int64)
-    due = ranks[:, 0] <= now_us
-    cells = {name: _column(*column) for name, column in zip(state.shape.columns, state.held.columns, strict=True)}
-    rest = state._replace(held=_held(np.flatnonzero(~due), state.held))
-    fresh = add(empty(state.shape.windows), *_picked(ranks, cells, due), now_us)
-    return _joined(rest, fresh)
-
-
-def _picked(ranks: Ints, cells: Columns, due: Any) -> tuple[Ints, Ints, Ints, Columns]:
-    rows = np.flatnonzero(due)
-    event, created, seq = ranks[rows].T
-    return event, created, seq, {name: (take(values, rows), valid[rows]) for name, (values, valid) in cells.items()}
-
-
-def _column(valid: bytes, cells: Cells) -> tuple[Any, Any]:
-    mask = np.frombuffer(valid, np.uint8) != 0
-    if cells.kind == TEXTS:
-        return cells.raw(), mask
-    return np.frombuffer(cells.data, "<f8" if cells.kind == FLOATS else "<i8"), mask
-
-
-def _held(rows: Ints, held: Held) -> Held:
-    columns = []
-    for valid, cells in held.columns:
-        raw = cells.raw()
-        columns.append((bytes([valid[row] for row in rows]), cells_of(cells.kind, [raw[row] for row in rows])))
-    return Held([held.ranks[row] for row in rows], tuple(columns))
+    while due := _num_due(state, now_us):
+        alone = state.held.cells.raw()[:due]
+        state = state._replace(held=_kept_from(state.held, due))
+        for data in alone:
+            state = _joined(state, unpack(data, state.shape))
+    return state._replace(until_us=now_us)
 
 
 def _joined(a: State, b: State) -> State:
-    if len(a.held.ranks) + len(b.held.ranks) > MOST_VALUES:
+    if len(a.held.event) + len(b.held.event) > MOST_VALUES:
         raise too_many("rows of later moments")
-    columns = zip(a.held.columns, b.held.columns, strict=True)
     return State(
         a.shape,
         max(a.until_us, b.until_us),
@@ -156,7 +133,7 @@ def _joined(a: State, b: State) -> State:
         [_join_hops(*each) for each in zip(a.hops, b.hops, a.shape.hops, strict=True)],
         [_join_distinct(*each) for each in zip(a.distinct, b.distinct, a.shape.distinct, strict=True)],
         [_join_last(*each) for each in zip(a.last, b.last, strict=True)],
-        Held([*a.held.ranks, *b.held.ranks], tuple((x[0] + y[0], _join_cells(x[1], y[1])) for x, y in columns)),
+        _join_last(a.held, b.held),
     )
 
 
@@ -192,13 +169,11 @@ def _join_distinct(a: Kept, b: Kept, shape: KeptShape) -> Kept:
 
 
 def _join_last(a: Kept, b: Kept) -> Kept:
+    if not (a.event and b.event):
+        return a if a.event else b
     rows = sorted([*zip(a.ranks(), a.cells.raw(), strict=True), *zip(b.ranks(), b.cells.raw(), strict=True)])
     event, created, seq = ([rank[i] for rank, _ in rows] for i in range(3))
     return Kept(event, created, seq, cells_of(_kind(a.cells, b.cells), [value for _, value in rows]))
-
-
-def _join_cells(a: Cells, b: Cells) -> Cells:
-    return cells_of(_kind(a, b), a.raw() + b.raw())
 
 
 def _kind(a: Cells, b: Cells) -> int:
@@ -215,7 +190,12 @@ def _trim_hop(hop: Hop, shape: HopShape, now_us: int) -> Hop:
 
 
 def _trim_kept(kept: Kept, shape: KeptShape, now_us: int) -> Kept:
-    cut = max(bisect_left(kept.event, shape.edge_us(now_us)), len(kept.event) - shape.n if shape.n else 0)
+    return _kept_from(
+        kept, max(bisect_left(kept.event, shape.edge_us(now_us)), len(kept.event) - shape.n if shape.n else 0)
+    )
+
+
+def _kept_from(kept: Kept, cut: int) -> Kept:
     if not cut:
         return kept
     event, created, seq = (list(each)[cut:] for each in kept[:3])

@@ -2,8 +2,8 @@
 
 A window always ends now, so what a tile holds is the total from its beginning to the newest row: an answer is one
 look-up and no sum over tiles. For distinct it is enough to know when each value was last seen, for last the newest
-rows. Rows of a later moment are held as they came. Sums are whole numbers (asof/exact.py), so order and batching change
-nothing.
+rows. A row of a later moment is held apart, as the state that it would make alone. Sums are whole numbers
+(asof/exact.py), so order and batching change nothing.
 """
 
 import struct
@@ -42,6 +42,9 @@ class HopShape(NamedTuple):
     widest: tuple[int, ...]
     """How many bytes a number of each can have."""
 
+    def edge_us(self, now_us: int) -> int:
+        return ((now_us - self.over_us) // self.hop_us + 1) * self.hop_us
+
 
 class KeptShape(NamedTuple):
     """A column whose values (distinct) or newest rows (last) are kept, and the windows that want them."""
@@ -74,26 +77,21 @@ class Shape:
             for how in ("distinct", "last")
         )
         self.columns = tuple(sorted({window.of for window in windows if window.of}))
-        summed = {w.of for w in windows if w.how in ("sum", "mean", "min", "max")}
-        self.kinds = tuple(FLOATS if column in summed else TEXTS for column in self.columns)
-        """The highest kind that each column's cells can be of."""
-        self.none_held = Held((), ((b"", Cells(INTS, 0, b"")),) * len(self.columns))
+        self.valued = {w.of for w in windows if w.how != "count"}
+        """Columns whose values matter: of others it is only counted what is null."""
         said = sorted({(w.how, w.of, w.over_us, w.hop_us, w.n, w.type) for w in windows})
         self.digest = blake2b(repr(said).encode(), digest_size=8).digest()
         fields = [("magic", "S4"), ("digest", "S8")]
-        fields += [(name, "<i8") for name in ("until", "event", "created", "seq", "seen")] + [("held", "<u4")]
-        fields += [(f"held{i}.{name}", code) for i in range(len(self.columns)) for name, code in _CELLS]
+        fields += [(name, "<i8") for name in ("until", "event", "created", "seq", "seen")]
         for i, hop in enumerate(self.hops):
             fields.append((f"hop{i}", "<u4"))
             fields += [(f"hop{i}.{p}.{name}", "<u2") for p in range(len(hop.parts)) for name in ("width", "shift")]
-        for kind, kept in (("distinct", self.distinct), ("last", self.last)):
-            fields += [(f"{kind}{i}.{n}", code) for i in range(len(kept)) for n, code in (("count", "<u4"), *_CELLS)]
+        kept = [f"{how}{i}" for how in ("distinct", "last") for i in range(len(getattr(self, how)))]
+        for name in (*kept, "held"):
+            fields += [(f"{name}.count", "<u4"), (f"{name}.kind", "u1"), (f"{name}.size", "<u4")]
         self.head = np.dtype(fields)
         codes = {"S4": "4s", "S8": "8s", "<i8": "q", "<u4": "I", "<u2": "H", "u1": "B"}
         self.struct = struct.Struct("<" + "".join(codes[code] for _, code in fields))
-
-
-_CELLS = (("kind", "u1"), ("size", "<u4"))
 
 
 def _hop_shape(windows: Sequence[Window]) -> HopShape:
@@ -189,14 +187,6 @@ class Kept(NamedTuple):
         return list(zip(self.event, self.created, self.seq, strict=True))
 
 
-class Held(NamedTuple):
-    """Rows of later moments."""
-
-    ranks: Sequence[tuple[int, int, int]] = ()
-    columns: tuple[tuple[bytes, Cells], ...] = ()
-    """By column which cells are not null (a byte each), and the cells."""
-
-
 class State(NamedTuple):
     """What is kept of one key. All rows up to `until_us` are counted in; it answers for that moment and later ones."""
 
@@ -209,7 +199,8 @@ class State(NamedTuple):
     hops: Sequence[Hop]
     distinct: Sequence[Kept]
     last: Sequence[Kept]
-    held: Held
+    held: Kept
+    """Rows of later moments; a cell is the state that the row would make alone."""
 
 
 def cells_of(kind: int, raw: Sequence[Any]) -> Cells:
@@ -222,31 +213,25 @@ def cells_of(kind: int, raw: Sequence[Any]) -> Cells:
 def empty(windows: Sequence[Window]) -> State:
     """A key without rows."""
     shape = shape_of(tuple(windows))
-    none = Cells(INTS, 0, b"")
+    none = Kept((), (), (), Cells(INTS, 0, b""))
     hops = [hop_of_numbers((), [((), 0)] * len(hop.parts)) for hop in shape.hops]
-    distinct, last = ([Kept((), (), (), none) for _ in kept] for kept in (shape.distinct, shape.last))
-    return State(shape, MISSING, None, MISSING, hops, distinct, last, shape.none_held)
+    distinct, last = ([none for _ in kept] for kept in (shape.distinct, shape.last))
+    return State(shape, MISSING, None, MISSING, hops, distinct, last, none)
 
 
 def pack(state: State) -> bytes:
     """The state as bytes."""
     head: list[Any] = [_MAGIC, state.shape.digest, state.until_us, *(state.newest or (MISSING,) * 3), state.seen_seq]
     body: list[bytes] = []
-    head.append(len(state.held.ranks))
-    for _, cells in state.held.columns:
-        head += [cells.kind, len(cells.data)]
     for hop in state.hops:
         head.append(len(hop.tiles))
         body.append(_longs(hop.tiles))
         for start, width, shift in hop.parts:
             head += [width, shift]
             body.append(hop.data[start : start + len(hop.tiles) * width])
-    for kept in (*state.distinct, *state.last):
+    for kept in (*state.distinct, *state.last, state.held):
         head += [len(kept.event), kept.cells.kind, len(kept.cells.data)]
         body += [_longs(kept.event), _longs(kept.created), _longs(kept.seq), kept.cells.data]
-    body += [_longs([rank[i] for rank in state.held.ranks]) for i in range(3)]
-    for valid, cells in state.held.columns:
-        body += [valid, cells.data]
     return b"".join([state.shape.struct.pack(*head), *body])
 
 
@@ -274,7 +259,7 @@ class _Reading:
 
     def __init__(self, shape: Shape, data: bytes, head: tuple[Any, ...]) -> None:
         self.shape, self.data, self.head = shape, data, head
-        self.at, self.next = shape.struct.size, 8 + 2 * len(shape.columns)
+        self.at, self.next = shape.struct.size, 7
         self.view = memoryview(data)
 
     def state(self) -> State:
@@ -282,9 +267,9 @@ class _Reading:
         hops = [self.hop(hop) for hop in shape.hops]
         distinct = [self.kept(False) for _ in shape.distinct]
         last = [self.kept(True) for _ in shape.last]
-        held = self.held(head[7])
-        if self.at != len(self.data):
-            raise corrupt("has more or fewer bytes than it says")
+        held = self.kept(True)
+        if self.at != len(self.data) or (held.event and held.cells.kind != TEXTS):
+            raise corrupt("is not as it says")
         newest = None if head[3] == MISSING else head[3:6]
         return State(shape, head[2], newest, head[6], hops, distinct, last, held)
 
@@ -318,19 +303,6 @@ class _Reading:
         event = self.longs(count)
         created, seq = (self.longs(count), self.longs(count)) if ranked else ((), ())
         return Kept(event, created, seq, self.cells(count, kind, size))
-
-    def held(self, count: int) -> Held:
-        if not count and not any(self.head[9 : 8 + 2 * len(self.shape.columns) : 2]):
-            return self.shape.none_held
-        ranks = tuple(zip(*(self.longs(count) for _ in range(3)), strict=True))
-        columns = []
-        for place, most in zip(range(8, 8 + 2 * len(self.shape.columns), 2), self.shape.kinds, strict=True):
-            valid = self.data[self.at : self.at + count]
-            self.at += count
-            if self.head[place] > most:
-                raise corrupt("has text where there must be numbers")
-            columns.append((valid, self.cells(count, *self.head[place : place + 2])))
-        return Held(ranks, tuple(columns))
 
     def cells(self, count: int, kind: int, size: int) -> Cells:
         start, self.at = self.at, self.at + size
