@@ -7,10 +7,11 @@ still open. Without the key of a person their rows are left out, in every face t
 
     plain block   the length u32 of each stream, then the streams
 
-A stream is the run's part of one array: first a record a row (validity and value of each column, or its length), then
-the bytes of each text, and of lists the same again for the items.
+A stream is the run's part of one array: first a record a row (of each column its value or length, and what is there),
+then the bytes of each text, and of lists the same again for the items.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +40,7 @@ def people_of(segment: Segment, at: int) -> list[bytes]:
     streams = list(_streams([column], np.arange(column.num + 1)))
     if column.offsets is not None:
         return list(_pieces(*streams[1]))
-    return [record[1:] for record in _pieces(*streams[0])]
+    return [record[:-1] for record in _pieces(*streams[0])]
 
 
 def seal_segment(segment: Segment, starts: Ints, names: Sequence[bytes], keys: Keys, aad: bytes, target: Path) -> int:
@@ -107,18 +108,18 @@ def _parts(segment: Segment, starts: Ints) -> Iterator[tuple[list[Column], Ints]
 
 
 def _record(types: Sequence[str]) -> np.dtype[Any]:
-    """One row: of each column whether it is there, and its value or length."""
-    kinds = [("|u1", _VALUES.get(kind, "<i8")) for kind in types]
-    return np.dtype(
-        [(f"{name}{i}", kind) for i, pair in enumerate(kinds) for name, kind in zip("vx", pair, strict=True)]
-    )
+    """One row: the value or the length of each column, then a bit for each that is there."""
+    values = [(f"x{i}", _VALUES.get(kind, "<i8")) for i, kind in enumerate(types)]
+    return np.dtype([*values, ("there", "|u1", (-(-len(types) // 8),))])
 
 
 def _streams(columns: Sequence[Column], bounds: Ints) -> Iterator[Stream]:
     """The arrays of some columns, with where each run begins in their bytes."""
-    rows = np.zeros(int(bounds[-1]), _record([column.type for column in columns]))
+    rows = np.empty(int(bounds[-1]), _record([column.type for column in columns]))
+    rows["there"] = 0xFF
+    if any(column.validity is not None for column in columns):
+        rows["there"] = np.packbits(np.stack([column.valid() for column in columns], 1), 1, "little")
     for i, column in enumerate(columns):
-        rows[f"v{i}"] = column.valid()
         if column.offsets is not None:
             rows[f"x{i}"] = np.diff(column.offsets)
         elif column.type == "bool":
@@ -135,17 +136,16 @@ def _streams(columns: Sequence[Column], bounds: Ints) -> Iterator[Stream]:
 
 def _columns(fields: Sequence[Field], first: Sequence[bytes], streams: Iterator[list[bytes]]) -> list[Column]:
     """The reverse, for all runs together; the streams behind the first come from `streams`."""
-    record = _record([field.type for field in fields])
-    raw = b"".join(first)
-    if not record.itemsize:
-        return []
+    record, raw = _record([field.type for field in fields]), b"".join(first)
     if len(raw) % record.itemsize:
         raise _odd()
     rows = np.frombuffer(raw, record)
+    whole = bool((rows["there"] == 0xFF).all())
+    there = None if whole else np.unpackbits(rows["there"], 1, len(fields), "little")
     made = []
     for i, field in enumerate(fields):
-        valid, values = rows[f"v{i}"].astype(bool), np.ascontiguousarray(rows[f"x{i}"])
-        bits = None if valid.all() else np.packbits(valid, bitorder="little")
+        values = np.ascontiguousarray(rows[f"x{i}"])
+        bits = None if there is None or there[:, i].all() else np.packbits(there[:, i], bitorder="little")
         if field.type == "bool":
             made.append(Column(field.type, len(rows), bits, None, np.packbits(values, bitorder="little")))
         elif field.type in _VALUES:
@@ -178,13 +178,17 @@ def _num_streams(fields: Sequence[Field]) -> int:
 def _split(runs: Sequence[bytes], count: int) -> list[list[bytes]]:
     """Opened blocks as streams, each in the pieces of its runs."""
     found: list[list[bytes]] = [[] for _ in range(count)]
-    for run in runs:
-        at = 4 * count
-        for i, length in enumerate(np.frombuffer(run, "<u4", count).tolist() if len(run) >= at else [len(run) + 1]):
-            found[i].append(run[at : at + length])
-            at += length
-        if at != len(run):
-            raise _odd()
+    head = struct.Struct(f"<{count}I")
+    try:
+        for run in runs:
+            at = head.size
+            for pieces, length in zip(found, head.unpack_from(run), strict=True):
+                pieces.append(run[at : at + length])
+                at += length
+            if at != len(run):
+                raise _odd()
+    except struct.error:
+        raise _odd() from None
     return found
 
 
