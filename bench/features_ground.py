@@ -10,6 +10,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -59,19 +60,28 @@ class Cost(NamedTuple):
 
 def measured(python: str | Path, script: str, *arguments: str) -> Cost:
     """Run a program of a side to its end; its last line is the JSON of `report`."""
-    child = started(python, script, arguments)
+    child = Program(python, script, arguments)
     out, _ = child.communicate()
     if child.returncode:
-        raise SystemExit(f"{script} {' '.join(arguments)} failed: {out[-1000:]}")
+        raise child.failure()
     said = json.loads(out.strip().splitlines()[-1])
     return Cost(said.pop("cpu_s"), said.pop("wall_s"), said.pop("peak_mib"), said)
 
 
-def started(python: str | Path, script: str, arguments: Sequence[str]) -> "subprocess.Popen[str]":
-    """A program of a side; what goes wrong in it is seen on the terminal."""
-    env = os.environ | {"FEAST_USAGE": "False", "SMALL": str(int(SMALL)), "PYTHONWARNINGS": "ignore"}
-    command = [str(python), str(HERE / script), *arguments]
-    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+class Program(subprocess.Popen[str]):
+    """A program of a side; what it says beside its figures is shown when it fails."""
+
+    def __init__(self, python: str | Path, script: str, arguments: Sequence[str]) -> None:
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the program
+        env = os.environ | {"FEAST_USAGE": "False", "SMALL": str(int(SMALL))}
+        command = [str(python), str(HERE / script), *arguments]
+        pipe = subprocess.PIPE
+        super().__init__(command, env=env, stdin=pipe, stdout=pipe, stderr=self._said, text=True)
+
+    def failure(self) -> SystemExit:
+        """What to raise when it did not work."""
+        self._said.seek(0)
+        return SystemExit(f"{' '.join(map(str, self.args))[:300]} failed:\n{self._said.read()[-2000:]}")  # type: ignore[arg-type]
 
 
 def report(work: Callable[[], Any], then: Callable[[Any], dict[str, Any]] = lambda _: {}) -> None:
@@ -176,15 +186,18 @@ class Turns:
     """A program that reads, held open; each turn is a while of its calls."""
 
     def __init__(self, python: str | Path, script: str, *arguments: str) -> None:
-        self._child = started(python, script, arguments)
+        self._child = Program(python, script, arguments)
         self.took: list[float] = []
         if not self._line().startswith("ready"):
-            raise SystemExit(f"{script} {' '.join(arguments)} did not come up")
+            raise self._child.failure()
 
     def go(self) -> None:
         """One turn."""
         print("go", file=self._child.stdin, flush=True)
-        self.took += json.loads(self._line())
+        line = self._line()
+        if not line:
+            raise self._child.failure()
+        self.took += json.loads(line)
 
     def close(self) -> "Turns":
         """End it."""
