@@ -99,6 +99,7 @@ def test_a_service_carries_what_is_computed_and_what_for() -> None:
     def risk(columns):  # type: ignore[no-untyped-def]
         return {"price_to_spend": columns["price"] / columns["sum_amount_7d"]}
 
+    assert on_demand("x", inputs=[totals], features=[Feature("y", "int64", col("count_1h") + 1)]).computed
     ratio = on_demand("ratio", inputs=[spend["amount"]], features=[Feature("half", "float64", col("amount") / 2)])
     made = Service("fraud/scorer", [spend["city"], totals, risk, ratio], owner="amal").definition
     shown = [pick for pick in made.picks if not pick.hidden]
@@ -197,6 +198,8 @@ def _around() -> Callable[..., object]:
         (lambda: shared("limits"), "is not a name"),
         (lambda: Service("fraud/scorer", []), "service fraud/scorer: it has no features"),
         (lambda: Service("scorer", [_spend()]), "is not a name"),
+        (lambda: Service("fraud/s", [_customer()]), "service fraud/s: features are not taken from a Entity"),
+        (lambda: on_demand("x", inputs=["city"], features={"y": "int64"}), "not taken from a str"),
         (lambda: on_demand("x", inputs=[], features={"y": "int64"}), "on demand x: it has no inputs"),
         (lambda: on_demand("x", inputs=[_spend()["city"]], features={"y": "int64"}), "y has no expression"),
         (

@@ -7,6 +7,7 @@ from textwrap import dedent
 import pytest
 
 from falaj.core.errors import Invalid, NotFound, UserCodeFailed
+from falaj.features.decide import Standing, plan
 from falaj.features.loading import function_of, load
 
 ENTITIES = """
@@ -51,6 +52,49 @@ def test_files_of_a_folder_import_each_other_and_are_one(tmp_path: Path) -> None
     assert function_of(ratios.function)({"debt": [1.0], "income": [2.0]})["ratio"].tolist() == [0.5]
     assert {name for name in set(sys.modules) - before if "views" in name or "services" in name} == set()
     assert sys.path == path
+
+
+EXAMPLE = """
+import numpy as np
+from falaj.features.define import Entity, Feature, Rule, Service, Source, Request, Window, col, on_demand, view, when
+
+customer = Entity("fraud/customer", keys={"customer_id": "string"}, subject="customer_id", about="A person")
+spend = view("fraud/spend", customer,
+    Source("dataset:fraud/transactions", event="at", created="loaded_at", zone="Asia/Dubai"),
+    ttl="90d", owner="amal", about="...",
+    features=[Feature("amount", "float64", col("amount_fils") / 100), Feature("city", "string"),
+              Feature("salary", "float64", label="AE-PDPL,sensitive,purpose=fraud")],
+    rules=[Rule.range("amount", low=0), Rule.not_null("city"), Rule.fresh("2d")])
+totals = view("fraud/totals", customer, Source("push", event="at"),
+    features=[Feature("amount", "float64"), Feature("shop", "string")],
+    windows=[Window("sum", "amount", "7d"), Window("count", over="1h"), Window("distinct", "shop", "30d"),
+             Window("last", "amount", "30d", n=5)])
+
+@view("fraud/ratios", customer, Source("dataset:fraud/accounts", event="day"), ttl="30d",
+      features=[Feature("ratio", "float64")])
+def ratios(rows):
+    return {"ratio": rows["debt"] / rows["income"]}
+
+@on_demand(inputs=[spend["amount"], totals["sum_amount_7d"], Request("price", "float64")],
+           features={"price_to_spend": "float64"})
+def risk(columns): return {"price_to_spend": columns["price"] / columns["sum_amount_7d"]}
+
+scorer = Service("fraud/scorer", [spend["amount", "city"], totals, risk], owner="amal")
+"""
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    made = load(_write(tmp_path, example=EXAMPLE) / "example.py")
+    found = [(str(one.ref), one.act) for one in plan(made, Standing()).changes]
+    names = [
+        "entity:fraud/customer",
+        "view:fraud/spend",
+        "view:fraud/totals",
+        "view:fraud/ratios",
+        "service:fraud/scorer",
+    ]
+    assert found == [(f"{name}@v1", "new") for name in names]
+    assert list(map(len, (made.entities, made.views, made.services))) == [1, 3, 1]
 
 
 def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:

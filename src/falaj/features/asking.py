@@ -16,8 +16,9 @@ from falaj.features.viewing import Picked, View
 class OnDemand:
     """Values made from others when they are asked for, in training sets and in requests alike."""
 
-    def __init__(self, inputs: Sequence[Picked | Request], features: Sequence[FeatureDef]) -> None:
-        self.picks = tuple(one for one in inputs if isinstance(one, Picked))
+    def __init__(self, inputs: Sequence[View | Picked | Request], features: Sequence[FeatureDef]) -> None:
+        _known(inputs, (View, Picked, Request))
+        self.picks = _picked(inputs)
         self.request = tuple(one.field for one in inputs if isinstance(one, Request))
         self.computed: Computed | None = None
         self._features = tuple(features)
@@ -47,7 +48,7 @@ class OnDemand:
 
 
 def on_demand(
-    name: str = "", *, inputs: Sequence[Picked | Request], features: Mapping[str, str] | Sequence[Feature]
+    name: str = "", *, inputs: Sequence[View | Picked | Request], features: Mapping[str, str] | Sequence[Feature]
 ) -> OnDemand:
     """Over a function: what it computes from these inputs. With a name and expressions: what they compute."""
     listed = [Feature(*one) for one in features.items()] if isinstance(features, Mapping) else features
@@ -71,15 +72,14 @@ class Service:
         self.parts = tuple(parts)
         made = [one for one in parts if isinstance(one, OnDemand)]
         hidden = [replace(one.pick, hidden=True) for part in made for one in part.picks]
-        picks = [
-            (one.picked if isinstance(one, View) else one).pick for one in parts if isinstance(one, (View, Picked))
-        ]
-        wanted = [one.field for one in parts if isinstance(one, Request)] + [
-            one for part in made for one in part.request
-        ]
+        wanted = [one.field for one in parts if isinstance(one, Request)]
+        wanted += [one for part in made for one in part.request]
         self.definition = ServiceDef(
             name=name,
-            picks=(*picks, *(pick for at, pick in enumerate(hidden) if pick not in hidden[:at])),
+            picks=(
+                *(one.pick for one in _picked(parts)),
+                *(pick for at, pick in enumerate(hidden) if pick not in hidden[:at]),
+            ),
             computed=tuple(one.computed for one in made if one.computed),
             request=tuple(dict.fromkeys(wanted)),
             owner=owner,
@@ -87,8 +87,18 @@ class Service:
             tags=dict(tags or {}),
         )
         with about_what(f"service {name}"):
+            _known(parts, (View, Picked, OnDemand, Request))
             if not all(one.computed for one in made):
-                raise Invalid(
-                    "something on demand has no function", "@on_demand(…) over def, or a name and expressions"
-                )
+                raise Invalid("something on demand has no function", "@on_demand(…), or a name and expressions")
             check_service(self.definition)
+
+
+def _picked(parts: Sequence[object]) -> tuple[Picked, ...]:
+    whole = [one.picked if isinstance(one, View) else one for one in parts]
+    return tuple(one for one in whole if isinstance(one, Picked))
+
+
+def _known(parts: Sequence[object], kinds: tuple[type, ...]) -> None:
+    strange = [type(one).__name__ for one in parts if not isinstance(one, kinds)]
+    if strange:
+        raise Invalid(f"features are not taken from a {strange[0]}", "take them from views: spend['amount']")

@@ -150,7 +150,7 @@ class _World:
         what = (*_differences(old.definition, given), *_moved(old.pins, pins))
         users = self._users(str(old.ref))
         if not words_only(old.definition, given) or (old.pins and set(pins) != set(old.pins)):
-            ref = old.ref.at(f"v{int(old.ref.version[1:]) + 1}")
+            ref = old.ref.at(f"v{_number(old.ref) + 1}")
             return self._settled(Change(ref, "change", what, users=users), given)
         act = "same" if to_plain(old.definition) == to_plain(given) else "describe"
         return self._settled(Change(old.ref, act, what, users=users), given)
@@ -190,8 +190,8 @@ class _World:
         for one in sorted(self._standing.services, key=lambda stood: stood.ref):
             reasons = [f"{name}, which {lost[name]}" for name in _taken(one.definition, new.name, lost)]
             models = sorted(name for name, pins in trained.items() if str(one.ref) in pins)
-            newest = self._standing.newest.get(str(one.ref.bare))
-            current = newest is None or newest.ref == one.ref
+            versions = [_number(other.ref) for other in self._standing.services if other.ref.bare == one.ref.bare]
+            current = _number(one.ref) == max(versions)  # an older one stands only for the models that pin it
             for reason in reasons:
                 if current and str(one.ref.bare) not in self._names:
                     yield f"{one.ref} uses {reason}"
@@ -211,6 +211,10 @@ def _bare(definition: Definition) -> str:
 def _parts(name: str) -> tuple[str, str]:
     project, _, rest = name.partition("/")
     return project, rest
+
+
+def _number(ref: Ref) -> int:
+    return int(ref.version[1:])
 
 
 def _kind(definition: Definition) -> str:
