@@ -10,6 +10,7 @@ The platform bars the person first, so that no row of theirs comes in behind the
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
@@ -26,8 +27,10 @@ from falaj.content.records import Table
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
-from falaj.features.erasure import Desk, Erasure, Seen, Touched, columns_of, kept_by_law, spread, spread_rows
-from falaj.features.persons import Kept, Lock, destroy_keys, keys_ref, publish_apart, remove, versions_of
+from falaj.features.erasure import Erasure, Seen, Touched, kept_by_law, spread, spread_rows
+from falaj.features.persons import Kept, destroy_keys, keys_ref, lock_of, publish_apart, remove, versions_of
+from falaj.features.quality import personal_columns
+from falaj.features.records import DefinedPage
 from falaj.features.rewriting import (
     SEGMENT,
     Person,
@@ -38,8 +41,9 @@ from falaj.features.rewriting import (
     set_holds,
     set_without,
 )
-from falaj.features.stream import Arrival, dataset_of, quarantine_of, schema_of
+from falaj.features.stream import Arrival, Chapter, dataset_of, quarantine_of, schema_of
 
+__all__ = ["erase", "lock_of"]
 WITHOUT, BEFORE = "without", "before"
 """The tag of versions that people were taken out of (pseudonyms), and the role of the version each is made from."""
 _BY_HAND = "look at it, and delete it if it holds them: falaj catalog delete"
@@ -51,7 +55,6 @@ class Case:
     """One erasure on its way."""
 
     here: Here
-    desk: Desk
     entity: Ref
     person: Person
     marks: Mapping[Ref, str]
@@ -113,6 +116,17 @@ class Case:
                 self.impacts[ref] = Impact(str(ref), (), {}, ())
         return self.impacts[ref]
 
+    def columns(self, version: Version) -> tuple[str, ...]:
+        """The columns of a table that hold the key which names people, by whatever name its service gave it."""
+        names = {self.person.field.name: None}
+        service = version.inputs.get("service")
+        if service is not None and service.kind == "service":
+            with suppress(NotFound, Denied):
+                picks = self.here.features.show(service).definition["picks"]
+                names |= {pick["keys"].get(self.person.field.name, self.person.field.name): None for pick in picks}
+        there = {column.name for column in (version.table.columns if version.table else ())}
+        return tuple(name for name in names if name in there)
+
     def publish(self, before: Version, folder: Path, columns: Sequence[str] = ()) -> Ref:
         """The next version of the same name, with all that was said of the one it follows."""
         people = dict.fromkeys([*before.tags.get(WITHOUT, "").split(), self.mark])
@@ -142,20 +156,32 @@ def erase(
     Example:
         falaj features erase entity:fraud/customer 784-1990-1234567-1 --reason "request 2027-114"
     """
-    desk: Desk = here.features
-    held = list(desk.holdings(entity))
+    held = holdings(here, entity)
     if not held:
-        raise NotFound(f"no view is about {entity}", "falaj features list shows entities and views", entity)
+        raise NotFound(f"no view is about {entity.bare}", "falaj features list shows entities and views", entity)
     person = person_of(held[0].entity, key)
-    views = sorted({one.view for one in held})
-    marks = {view: desk.pseudonyms(view, [person.bytes.hex()])[0][: 2 * NAME_BYTES] for view in views}
-    case = Case(here, desk, entity, person, marks, reason, dry)
-    for view in () if dry else views:
-        desk.forget(view, person.bytes.hex(), case.said)
+    marks = {one.view: here.features.pseudonyms(one.view, (person.bytes.hex(),))[0][: 2 * NAME_BYTES] for one in held}
+    case = Case(here, entity, person, marks, reason, dry)
+    for one in () if dry else held:
+        here.features.forget(one.view, {person.field.name: [person.value]}, person.field.name)
     for one in {dataset_of(each.stream): each for each in held}.values():
-        (destroy_key if one.definition.sealed else clear_rows)(case, one)
+        (destroy_key if one.stream.keys else clear_rows)(case, one)
     sets = clear_sets(case, held)
     return report(case, held, sets)
+
+
+def holdings(here: Here, entity: Ref) -> list[Arrival]:
+    """Every version of every view of an entity, with its stream."""
+    found, after = [], ""
+    while True:
+        page: DefinedPage = here.features.list(kind="view", after=after)
+        for view in page.items:
+            if entity.bare in {one.bare for one in view.uses}:
+                versions = (view.ref.at(f"v{number}") for number in range(1, _number(view.ref) + 1))
+                found += [cast(Arrival, here.features.about(one)) for one in versions]
+        after = page.next
+        if not after:
+            return found
 
 
 def destroy_key(case: Case, arrival: Arrival) -> None:
@@ -168,26 +194,11 @@ def destroy_key(case: Case, arrival: Arrival) -> None:
     if held or case.dry:
         return
     mark = bytes.fromhex(case.marks[arrival.view])
-    done = destroy_keys(case.here, lock_of(case.desk, arrival), [mark], case.said)
+    done = destroy_keys(case.here, lock_of(case.here, arrival), [mark], case.said)
     for stays in done.kept:
         case.kept[stays.ref] = stays
     case.recall(keys_ref(name))
     case.notes.append(f"the rows of {name} are sealed: the person's key is gone, and the bytes stay as they were")
-
-
-def lock_of(desk: Desk, arrival: Arrival) -> Lock:
-    """The keys of a stream's people, by way of the platform."""
-    stream, view = arrival.stream, arrival.view
-
-    def current() -> Ref | None:
-        found: Ref | None = getattr(_again(desk, arrival).stream, "keys", None)
-        return found
-
-    return Lock(
-        keys_ref(dataset_of(stream)), arrival.labels[""], arrival.zone, current,
-        lambda before, after: desk.rekey(view, stream.rows, before, after),
-        lambda subjects: desk.pseudonyms(view, [one.hex() for one in subjects]),
-    )  # fmt: skip
 
 
 def clear_rows(case: Case, arrival: Arrival) -> None:
@@ -196,19 +207,21 @@ def clear_rows(case: Case, arrival: Arrival) -> None:
         chapters = [chapter.faces for chapter in arrival.stream.chapters]
         seen = {face: _seen_rows(case, arrival, face) for face in arrival.labels}
         bad = spread_rows(seen, chapters)
-        try:
-            for faces in () if case.dry else chapters:
-                if not bad.isdisjoint(faces.values()):
-                    _amend(case, arrival, faces)
-        except Stale:  # somebody settled or compacted rows meanwhile: look again
-            arrival = _again(case.desk, arrival)
-            continue
-        # The face with the keys goes last: it tells, when this is run again, which files of the others are theirs.
-        for face in sorted(seen, reverse=True):
-            for one in seen[face]:
-                if one.ref in bad:
-                    case.take(one.ref)
-        return
+        used = {ref for faces in chapters for ref in faces.values()}
+        if bad <= case.kept.keys() - used:
+            return
+        with suppress(Stale):  # somebody settled or merged rows meanwhile: look again
+            for chapter in () if case.dry else arrival.stream.chapters:
+                if not bad.isdisjoint(chapter.faces.values()):
+                    _amend(case, arrival, chapter)
+            # The face with the keys goes last: it tells, when this is run again, which files of the others are theirs.
+            for face in sorted(seen, reverse=True):
+                for ref in (one.ref for one in seen[face] if one.ref in bad):
+                    case.take(ref)
+        if case.dry:
+            return
+        # Others may have put a chapter back that they read before us: it is over when nothing is found.
+        arrival = case.here.features.about(arrival.view)
     raise Unavailable(f"others kept changing the rows of {arrival.view}", "call again", arrival.view)
 
 
@@ -249,14 +262,14 @@ def _seen_rows(case: Case, arrival: Arrival, face: str) -> list[Seen]:
     return found
 
 
-def _amend(case: Case, arrival: Arrival, faces: Mapping[str, Ref]) -> None:
-    schema = schema_of(arrival.definition, arrival.entity)
+def _amend(case: Case, arrival: Arrival, chapter: Chapter) -> None:
+    schema, personal = schema_of(arrival.definition, arrival.entity), personal_columns(arrival.definition)
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
         folder = Path(scratch)
-        left = rows_without(case.here, faces, schema, case.person, folder)
-        kept = faces.items() if left else ()
+        left = rows_without(case.here, chapter.faces, schema, case.person, personal, folder)
+        kept = chapter.faces.items() if left else ()
         after = {face: case.publish(case.show(ref), folder / face_folder(face)) for face, ref in kept}
-        case.desk.amend(arrival.view, arrival.stream.rows, faces, after, left)
+        case.here.features.replace(arrival.view, chapter.generation, after, left)
 
 
 def _clear_set(case: Case, name: Ref, *, each: bool) -> None:
@@ -276,7 +289,7 @@ def _clear_set(case: Case, name: Ref, *, each: bool) -> None:
 
 
 def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | None:
-    columns = columns_of(version, case.person)
+    columns = case.columns(version)
     holds = False
     try:
         opened, _ = open_version(case.here, version.ref)
@@ -293,7 +306,7 @@ def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | No
 
 
 def _replace_set(case: Case, version: Version) -> None:
-    columns = columns_of(version, case.person)
+    columns = case.columns(version)
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
         folder = Path(scratch) / "set"
         set_without(case.here, version.ref, columns, case.person, folder)
@@ -353,13 +366,6 @@ def _ever(here: Here, name: Ref) -> list[Ref]:
 
 def _after(case: Case, ref: Ref, kind: str) -> list[Ref]:
     return [found for text in case.impact(ref).affected if (found := Ref.parse(text)).kind == kind]
-
-
-def _again(desk: Desk, arrival: Arrival) -> Arrival:
-    """The same stream as it stands now."""
-    entity = Ref.parse(f"entity:{arrival.entity.name}")
-    name = dataset_of(arrival.stream)
-    return next(one for one in desk.holdings(entity) if dataset_of(one.stream) == name)
 
 
 def _number(ref: Ref) -> int:

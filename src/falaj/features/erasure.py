@@ -1,41 +1,12 @@
-"""What an erasure knows and decides: whom it asks, what it reports, and which versions have to go. Pure."""
+"""What an erasure reports, and which versions have to go. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from falaj.catalog.records import Version
 from falaj.core.ref import Ref
 from falaj.features.persons import Kept
-from falaj.features.rewriting import Person
-from falaj.features.stream import Arrival
-
-KEY_TAG = "key."
-"""The tag `key.<project>/<entity>.<key>` of a training set names the columns that hold that key, by commas."""
-
-
-class Desk(Protocol):
-    """What the platform does for an erasure."""
-
-    def holdings(self, entity: Ref) -> Sequence[Arrival]:
-        """Every version of every view of the entity with its stream."""
-        ...
-
-    def pseudonyms(self, view: Ref, subjects: Sequence[str]) -> Sequence[str]:
-        """What the zone of a view calls people, by the hex of their key's bytes."""
-        ...
-
-    def forget(self, view: Ref, subject: str, reason: str) -> object:
-        """Bar a person from a view: out of the online store and the tail, and whatever comes in later is kept apart."""
-        ...
-
-    def amend(self, view: Ref, rows: int, before: Mapping[str, Ref], after: Mapping[str, Ref], num_rows: int) -> object:
-        """Put other versions in the place of a chapter's; none: the chapter goes. Stale when it is no longer there."""
-        ...
-
-    def rekey(self, view: Ref, rows: int, before: Ref | None, after: Ref) -> object:
-        """Let another table of keys count; Stale when `before` no longer does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +94,3 @@ def kept_by_law(version: Version, now: float) -> str:
     if version.made_at + version.label.min_retain_s > now:
         return f"{version.ref} must be kept until its retention has ended"
     return ""
-
-
-def columns_of(version: Version, person: Person) -> tuple[str, ...]:
-    """The columns of a table that hold the key which names people."""
-    told = version.tags.get(f"{KEY_TAG}{person.entity.name}.{person.field.name}", "")
-    there = {column.name for column in (version.table.columns if version.table else ())}
-    named = tuple(name for name in told.split(",") if name) or (person.field.name,)
-    return tuple(name for name in named if name in there)

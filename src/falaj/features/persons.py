@@ -24,6 +24,7 @@ from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stal
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt
+from falaj.features.stream import Arrival, dataset_of
 from falaj.snapshot.write import publish_folder
 
 FILE = "people.keys"
@@ -71,6 +72,17 @@ class Destroyed:
 def keys_ref(rows: Ref) -> Ref:
     """Where the keys of a view's rows are published."""
     return Ref("dataset", rows.project, f"{rows.name}.keys")
+
+
+def lock_of(here: Here, about: Arrival) -> Lock:
+    """The keys of a stream's people, by way of the platform."""
+    view = about.view
+    return Lock(
+        keys_ref(dataset_of(about.stream)), about.labels[""], about.zone,
+        lambda: here.features.about(view).stream.keys,
+        lambda before, after: here.features.rekey(view, before, after),
+        lambda subjects: here.features.pseudonyms(view, tuple(one.hex() for one in subjects)),
+    )  # fmt: skip
 
 
 def names_of(lock: Lock, subjects: Sequence[bytes]) -> list[bytes]:

@@ -1,7 +1,8 @@
 """Versions without a person: whether rows and training sets hold somebody, and the same files less their rows."""
 
+import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 from falaj.asof.keys import key_bytes, partition_of, typed_key
 from falaj.asof.moments import micros
 from falaj.asof.records import Field
-from falaj.asof.rows import Part, RowSchema, open_part, read_name, rows_of, write_rows
+from falaj.asof.rows import RANKS, Part, RowSchema, face_folder, open_part, read_name, rows_of, write_rows
 from falaj.asof.segment import Fetch, Segment
+from falaj.asof.stats import ColumnStats, measured_table, merged_tables, to_plain
 from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
@@ -89,8 +91,15 @@ def rows_hold(here: Here, ref: Ref, person: Person) -> bool:
     return False
 
 
-def rows_without(here: Here, faces: Mapping[str, Ref], schema: RowSchema, person: Person, folder: Path) -> int:
-    """Write the segments of a chapter less a person's rows, each face in a folder of its own; gives the rows left."""
+def rows_without(
+    here: Here, faces: Mapping[str, Ref], schema: RowSchema, person: Person, personal: frozenset[str], folder: Path
+) -> int:
+    """Write the segments of a chapter less a person's rows, each face in a folder of its own; gives the rows left.
+
+    Statistics are made anew: the lowest, the highest or the most frequent value may have been theirs.
+    """
+    from falaj.features.chapters import STATS  # which opens sealed rows by way of this room
+
     found: dict[str, dict[str, Fetch]] = {}
     for face, ref in faces.items():
         _, snapshot = open_version(here, ref)
@@ -100,10 +109,15 @@ def rows_without(here: Here, faces: Mapping[str, Ref], schema: RowSchema, person
     for name, fetches in sorted(found.items()):
         partition, of, seq = read_name(name)
         groups.setdefault((of, seq), []).append(Part(partition, of, fetches))
-    return sum(
-        write_rows(_others(parts, schema, person), schema, folder, seq=seq, partitions=of).num_rows
-        for (of, seq), parts in groups.items()
-    )
+    told: dict[str, ColumnStats] = {}
+    left = 0
+    for (of, seq), parts in groups.items():
+        others = _measured(_others(parts, schema, person), personal, told)
+        left += write_rows(others, schema, folder, seq=seq, partitions=of).num_rows
+    for face, fields in schema.faces.items():
+        stats = {one.name: to_plain(told[one.name]) for one in fields if one.name in told}
+        (folder / face_folder(face) / STATS).write_text(json.dumps(stats))
+    return left
 
 
 def set_holds(here: Here, ref: Ref, columns: Sequence[str], person: Person, known: dict[str, bool]) -> bool:
@@ -152,6 +166,13 @@ def _others(parts: Sequence[Part], schema: RowSchema, person: Person) -> Iterato
         left = table.filter(pa.array(np.logical_not(person.among(table.column(person.field.name)))))
         if left.num_rows:
             yield left
+
+
+def _measured(tables: Iterable[Any], personal: frozenset[str], told: dict[str, ColumnStats]) -> Iterator[Any]:
+    for table in tables:
+        names = [name for name in table.schema.names if name not in RANKS]
+        told |= merged_tables(told, measured_table(table.select(names), personal))
+        yield table
 
 
 def _rewrite(path: Path, columns: Sequence[str], person: Person) -> None:
