@@ -30,6 +30,7 @@ from falaj.asof.express import (
     seconds_between,
     when,
 )
+from falaj.asof.operate import OPERATIONS
 from falaj.core.errors import Invalid
 
 INT = st.one_of(st.integers(-5, 5), st.integers(-(1 << 63), (1 << 63) - 1))
@@ -312,6 +313,40 @@ def test_hostile_data_is_refused(hostile: object) -> None:
         check(hostile)
     with pytest.raises(Invalid):
         evaluate(hostile, {"a": [1]})
+
+
+WORDS = st.sampled_from(["col", "lit", "op", "of", "as", "zone", "to", "digits", "x"])
+VALUE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(["a", "add", "when", "cast", "hour", "round", "float64", "bytes", "time", "nan", "Asia/Dubai", ""]),
+)
+JSON = st.recursive(
+    VALUE,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(WORDS, inner, max_size=4),
+        st.fixed_dictionaries({"op": st.sampled_from(sorted(OPERATIONS)), "of": st.lists(inner, max_size=3)}),
+        st.fixed_dictionaries({"col": st.just("a")}),
+        st.fixed_dictionaries({"lit": inner}),
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.sampled_from(["int64", "float64", "string", "bytes", "bool", "time", "list[int64]"]))
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+def test_whatever_it_is_given_it_answers_or_refuses(data: object, kind: str) -> None:
+    try:
+        said = check(data, {"a": kind})
+    except Invalid:
+        with pytest.raises(Invalid):
+            evaluate(data, {"a": [None]}, {"a": kind})
+        return
+    found = evaluate(data, pa.table({"a": pa.nulls(2, arrow_type(kind))}), {"a": kind})
+    assert said == "null" or found.type == arrow_type(said)
 
 
 def test_an_expression_just_within_the_limits_is_taken() -> None:

@@ -174,6 +174,15 @@ def test_a_service_that_floats_follows_and_one_that_stays_does_not() -> None:
     assert _changes(_given(new, stays), before)["service:fraud/scorer@v3"].act == "same"
 
 
+def test_a_service_that_takes_other_columns_is_told_so() -> None:
+    half = on_demand("half", inputs=[SPEND["amount"]], features=[Feature("half", "float64", col("amount") / 2)])
+    before = Service("fraud/scorer", [SPEND["amount", "city"], half])
+    after = Service("fraud/scorer", [SPEND["amount"], TOTALS, half])
+    standing = _standing(CUSTOMER, SPEND, TOTALS, before, service=("view:fraud/spend@v3",))
+    change = _changes(_given(after), standing)["service:fraud/scorer@v4"]
+    assert change.what == ("view fraud/totals is new", "view fraud/spend changed")
+
+
 def test_an_entity_takes_its_views_along() -> None:
     other = Entity("fraud/customer", keys={"customer_id": "int64"}, subject="customer_id")
     found = _changes(_given(other, SPEND, TOTALS, SCORER), _standing(CUSTOMER, SPEND, TOTALS, SCORER))

@@ -137,10 +137,10 @@ class _World:
         for name, (ref, _) in sorted(self._after.items()):
             if name not in self._names:
                 yield Change(ref, "unlisted", users=self._users(str(ref)))
-        listed = {str(ref) for ref, _ in self._after.values()}
         for one in self._standing.services:
-            late = [pin for pin in one.pins if pin not in listed]
-            if str(one.ref.bare) not in self._names and str(one.ref) not in listed and late:
+            views = {pin: self._after.get(str(Ref.parse(pin).bare)) for pin in one.pins}
+            late = [pin for pin, now in views.items() if now is not None and str(now[0]) != pin]
+            if str(one.ref.bare) not in self._after and late:
                 yield Change(one.ref, "unlisted", (f"stays at {', '.join(late)}",), users=self._users(str(one.ref)))
 
     def _change(self, given: Any, pins: tuple[str, ...]) -> Change:
@@ -266,7 +266,7 @@ def _differences(old: Definition, new: Definition) -> Iterator[str]:
 
 def _listed(what: str, old: Sequence[Any], new: Sequence[Any]) -> Iterator[str]:
     word = {"features": "column", "windows": "column", "picks": "view", "keys": "key"}.get(what, what)
-    before, after = ({getattr(one, "name", getattr(one, "view", "")): one for one in part} for part in (old, new))
+    before, after = ({_called(one): one for one in part} for part in (old, new))
     yield from (f"{word} {name} is gone" for name in before if name not in after)
     yield from (f"{word} {name} is new" for name in after if name not in before)
     for name in after:
@@ -275,6 +275,11 @@ def _listed(what: str, old: Sequence[Any], new: Sequence[Any]) -> Iterator[str]:
             yield f"{word} {name} changed" + (f": {kinds[0]} -> {kinds[1]}" if kinds[0] != kinds[1] else "")
     if before == after and list(before) != list(after):
         yield f"another order of {what}"
+
+
+def _called(one: Any) -> str:
+    hidden = " (to compute from)" if getattr(one, "hidden", False) else ""
+    return f"{getattr(one, 'name', '') or one.view}{hidden}"
 
 
 def _span(us: Any) -> str:
