@@ -76,11 +76,13 @@ def merge(a: State, b: State) -> State:
 def trim(state: State, now_us: int) -> State:
     """As of now: rows that have become due count, and what no window can count any more is gone."""
     now_us = max(now_us, state.until_us)
-    state = _settled(state, now_us)
+    state, shape = _settled(state, now_us), state.shape
+    if len(state.held.event) > MOST_VALUES:
+        raise too_many("rows of later moments")
     return state._replace(
-        hops=[_trim_hop(hop, shape, now_us) for hop, shape in zip(state.hops, state.shape.hops, strict=True)],
-        distinct=[_trim_kept(*pair, now_us) for pair in zip(state.distinct, state.shape.distinct, strict=True)],
-        last=[_trim_kept(*pair, now_us) for pair in zip(state.last, state.shape.last, strict=True)],
+        hops=[_trim_hop(*pair, now_us) for pair in zip(state.hops, shape.hops, strict=True)],
+        distinct=[_trim_kept(*pair, now_us) for pair in zip(state.distinct, shape.distinct, strict=True)],
+        last=[_trim_kept(*pair, now_us) for pair in zip(state.last, shape.last, strict=True)],
     )
 
 
@@ -115,23 +117,22 @@ def _num_due(state: State, now_us: int) -> int:
 def _settled(state: State, now_us: int) -> State:
     """With held rows that are due counted in."""
     while due := _num_due(state, now_us):
-        alone = state.held.cells.raw()[:due]
-        state = state._replace(held=_kept_from(state.held, due))
-        for data in alone:
-            state = _joined(state, unpack(data, state.shape))
+        fresh = [unpack(data, state.shape) for data in state.held.cells.raw()[:due]]
+        while len(fresh) > 1:  # two by two, so that each is joined few times
+            even = len(fresh) // 2 * 2
+            fresh = [*(_joined(fresh[i], fresh[i + 1]) for i in range(0, even, 2)), *fresh[even:]]
+        state = _joined(state._replace(held=_kept_from(state.held, due)), fresh[0])
     return state._replace(until_us=now_us)
 
 
 def _joined(a: State, b: State) -> State:
-    if len(a.held.event) + len(b.held.event) > MOST_VALUES:
-        raise too_many("rows of later moments")
     return State(
         a.shape,
         max(a.until_us, b.until_us),
         max(filter(None, (a.newest, b.newest)), default=None),
         max(a.seen_seq, b.seen_seq),
         [_join_hops(*each) for each in zip(a.hops, b.hops, a.shape.hops, strict=True)],
-        [_join_distinct(*each) for each in zip(a.distinct, b.distinct, a.shape.distinct, strict=True)],
+        [_join_distinct(*each) for each in zip(a.distinct, b.distinct, strict=True)],
         [_join_last(*each) for each in zip(a.last, b.last, strict=True)],
         _join_last(a.held, b.held),
     )
@@ -156,14 +157,12 @@ def _shifted(hop: Hop, part: int, shift: int) -> Sequence[int]:
     return [number << by for number in numbers] if by > 0 else numbers
 
 
-def _join_distinct(a: Kept, b: Kept, shape: KeptShape) -> Kept:
+def _join_distinct(a: Kept, b: Kept) -> Kept:
     if not (a.event and b.event):
         return a if a.event else b
     seen = dict(zip(a.cells.raw(), a.event, strict=True))
     for value, moment in zip(b.cells.raw(), b.event, strict=True):
         seen[value] = max(seen.get(value, moment), moment)
-    if len(seen) > MOST_VALUES:
-        raise too_many(f"different values of {shape.column!r}")
     rows = sorted((moment, value) for value, moment in seen.items())
     return Kept([row[0] for row in rows], (), (), cells_of(_kind(a.cells, b.cells), [row[1] for row in rows]))
 
@@ -190,9 +189,11 @@ def _trim_hop(hop: Hop, shape: HopShape, now_us: int) -> Hop:
 
 
 def _trim_kept(kept: Kept, shape: KeptShape, now_us: int) -> Kept:
-    return _kept_from(
-        kept, max(bisect_left(kept.event, shape.edge_us(now_us)), len(kept.event) - shape.n if shape.n else 0)
-    )
+    newest = len(kept.event) - shape.n if shape.n else 0
+    kept = _kept_from(kept, max(newest, bisect_left(kept.event, shape.edge_us(now_us))))
+    if len(kept.event) > MOST_VALUES:
+        raise too_many(f"different values of {shape.column!r}")
+    return kept
 
 
 def _kept_from(kept: Kept, cut: int) -> Kept:

@@ -96,12 +96,12 @@ def windowed_columns(
     an array, or a list where they are lists.
     """
     run, at, known, windows = asked
+    used = {window.of: columns[window.of] for window in windows if window.of}
     if known is not None and len(known) and (known == known[0]).all():
         kept = created <= known[0]
         rows, run_starts, known = np.flatnonzero(kept), running_count(kept)[run_starts], None
         event, created = event[rows], created[rows]
-        columns = {name: (take(values, rows), valid[rows]) for name, (values, valid) in columns.items()}
-    used = {window.of: columns[window.of] for window in windows if window.of}
+        used = {name: (take(values, rows), valid[rows]) for name, (values, valid) in used.items()}
     # Labels of a key side by side, so that searches and sums read memory in order.
     order = np.lexsort((at, run))
     spans = _spans(run_starts, event, run[order], at[order], windows)
