@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from falaj.asof.foreign import ForeignRows
 
 __all__ = ["ROW", "Joined", "OwnRows", "Part", "gather", "part_of", "partitions_of", "training_set"]
-Columns = dict[str, pa.ChunkedArray]
+Columns = dict[str, pa.Array]
+_MAX_SMALL_BYTES = 1 << 31
 ROW, STATUS = "__row", "__status"
 """Columns of a piece: which label each of its rows is of, and what is known of the row it sees."""
 
@@ -119,14 +120,14 @@ def _laid(num: int, plan: ViewPlan, pieces: Sequence[pa.Table], status: bool) ->
         back = pa.array(inverse)
     features, statuses = {}, {}
     for name, kind in zip(plan.names, wanted_types(plan), strict=True):
-        column = table[name] if back is None else table[name].take(back)
-        features[name] = column if column.type == arrow_type(kind) else column.cast(arrow_type(kind))
+        column = whole(table[name]) if back is None else whole(table[name]).take(back)
+        # Offsets of 32 bits, as everybody expects, unless there is too much for them.
+        features[name] = column.cast(arrow_type(kind)) if column.nbytes < _MAX_SMALL_BYTES else column
     if status:
-        base = table[STATUS] if back is None else table[STATUS].take(back)
-        said = whole(base).to_numpy()
+        said = whole(table[STATUS] if back is None else whole(table[STATUS]).take(back)).to_numpy()
         for name, column in features.items():
-            empty = (said == PRESENT) & whole(column.is_null()).to_numpy(zero_copy_only=False)
-            statuses[f"{name}__status"] = pa.chunked_array([np.where(empty, np.uint8(NULL), said)])
+            empty = (said == PRESENT) & column.is_null().to_numpy(zero_copy_only=False)
+            statuses[f"{name}__status"] = pa.array(np.where(empty, np.uint8(NULL), said))
     return features, statuses
 
 
@@ -247,7 +248,8 @@ def _taken(sources: Sequence[Source], name: str, kind: str, picks: pa.Array) -> 
     columns = [rows.raw(name) for rows in sources]
     if any(column.type != arrow_type(kind, large=True) for column in columns):
         raise Corrupt(f"column {name} is of another type than in its view", "build the edition anew")
-    return columns[0].take(picks) if len(columns) == 1 else whole(pa.chunked_array(columns).take(picks))
+    # Laid end to end first: to take from many chunks costs several times as much.
+    return (columns[0] if len(columns) == 1 else pa.concat_arrays(columns)).take(picks)
 
 
 def _windowed(
