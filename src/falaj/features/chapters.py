@@ -1,19 +1,20 @@
 """The rows of a chapter, as whoever may read its faces gets to them."""
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from falaj.asof.arrow import arrow_type
 from falaj.asof.rows import Part, RowSchema, read_name
+from falaj.asof.stats import ColumnStats, from_plain
 from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
-from falaj.core.errors import Corrupt
-from falaj.features.erasing import lock_of
+from falaj.core.errors import Corrupt, Denied, NotFound
 from falaj.features.sealing import unseal
-from falaj.features.stream import Arrival, Chapter, schema_of
+from falaj.features.stream import STATS, Arrival, Chapter, schema_of
 from falaj.snapshot.read import Entry, Snapshot
 
 SEGMENT = ".seg"
@@ -26,6 +27,8 @@ def open_chapter(here: Here, chapter: Chapter, faces: Sequence[str], about: Arri
     if not about.definition.sealed:
         yield list(parts.values())
         return
+    from falaj.features.erasing import lock_of
+
     with tempfile.TemporaryDirectory(prefix="falaj-open-") as scratch:
         schema = schema_of(about.definition, about.entity)
         yield unseal(here, parts, schema, about.entity, lock_of(here, about), Path(scratch))
@@ -43,6 +46,17 @@ def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> dict[str, Pa
     if any("" not in fetch or len(fetch) != len({"", *faces}) for fetch in found.values()):
         raise Corrupt("the faces of a chapter do not belong together", "ingest the view anew: --full")
     return {name: Part(*read_name(name)[:2], fetch) for name, fetch in sorted(found.items())}
+
+
+def stats_in(here: Here, chapter: Chapter) -> dict[str, ColumnStats]:
+    """What is known of a chapter's columns, as far as one may read them."""
+    found: dict[str, ColumnStats] = {}
+    for ref in chapter.faces.values():
+        with suppress(Denied, NotFound):
+            _, snapshot = open_version(here, ref)
+            data = b"".join(snapshot.read(snapshot.entry(STATS.encode())))
+            found |= {name: from_plain(plain) for name, plain in json.loads(data).items()}
+    return found
 
 
 def table_of(columns: Mapping[str, list[Any]], schema: RowSchema, seq: int) -> Any:

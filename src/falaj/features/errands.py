@@ -172,11 +172,10 @@ def history(
     here: Here,
     entities: Annotated[Any, "the rows to build it for: a file, a dataset, or a table; keys, a moment, labels"],
     service: Annotated[Ref, "which service, or view"],
-    name: Annotated[Ref | None, "publish it as the next version of this dataset"] = None,
+    name: Annotated[str, "publish it as the next version of this dataset, or write it to this Parquet file"] = "",
     moment: Annotated[str, "the column that says when each row was"] = "event_timestamp",
     known_at: Annotated[str, "`label`: only what was known at each row's moment; or one instant; all when empty"] = "",
     zone: Annotated[str, "the time zone of moments without one, for example Asia/Dubai"] = "",
-    out: Annotated[str, "write it to this Parquet file, too"] = "",
 ) -> TrainingSet:
     """Build a training set that is right at each row's moment: nothing from its future, nothing too old.
 
@@ -187,15 +186,16 @@ def history(
         falaj features history labels.parquet service:fraud/scorer --name dataset:fraud/train --moment at
     """
     table, made, opening = _set(here, entities, service, moment, known_at, zone)
-    published = None
-    if name is not None:
-        published = publish_set(here, table, name, opening, made, moment, known_at).ref
-    if out:
+    published, file = None, ""
+    if name.startswith("dataset:"):
+        published = publish_set(here, table, Ref.parse(name), opening, made, moment, known_at).ref
+    elif name:
         import pyarrow.parquet as pq
 
-        pq.write_table(table, out)
+        file = name
+        pq.write_table(table, file)
     pinned = Ref.parse(opening.plan.ref)
-    return TrainingSet(table.num_rows, tuple(table.column_names), tally(table, opening.plan), pinned, published, out)
+    return TrainingSet(table.num_rows, tuple(table.column_names), tally(table, opening.plan), pinned, published, file)
 
 
 @errand

@@ -27,6 +27,7 @@ from falaj.core.verb import verb
 from falaj.features.chapters import open_chapter, table_of
 from falaj.features.shelf import Shelf, View, keep
 from falaj.features.stream import Chapter, Stream, faces_of, schema_of, shape_of, space_of
+from falaj.features.unsealed import Way, through
 from falaj.store.codec import to_json
 from falaj.store.ledger import Ledger, Writer
 
@@ -69,9 +70,9 @@ class Target:
     era: int
     tenant: str
     now_us: int
-    seal: Callable[[bytes, bytes], bytes] | None = None
+    seal: Way | None = None
     """How rows of a sealed view lie there: what the store's owner sees says nothing."""
-    open: Callable[[bytes, bytes], bytes] | None = None
+    open: Way | None = None
     """What `seal` was given."""
 
     def rows(self, space: str, keys: list[bytes]) -> list[bytes | None]:
@@ -81,16 +82,13 @@ class Target:
         if self.open is None:
             return held
         opened = self.open
-        return [
-            row and row[:RANK_BYTES] + opened(row[RANK_BYTES:], aad_of(space, key))
-            for key, row in zip(keys, held, strict=True)
-        ]
+        return [row and through(opened, space, key, row) for key, row in zip(keys, held, strict=True)]
 
     def put(self, space: str, rows: list[tuple[bytes, bytes]]) -> None:
         """Put rows, sealed where the view is."""
         if self.seal is not None:
             seal = self.seal
-            rows = [(key, row[:RANK_BYTES] + seal(row[RANK_BYTES:], aad_of(space, key))) for key, row in rows]
+            rows = [(key, through(seal, space, key, row)) for key, row in rows]
         self.store.put(space, rows, self.now_us)
 
     def space(self, face: str = "") -> str:
@@ -263,11 +261,6 @@ class Arrived:
 
     rows: Clustered
     spans: tuple[tuple[int, int], ...]
-
-
-def aad_of(space: str, key: bytes) -> bytes:
-    """What a sealed row is bound to."""
-    return b"online\0" + space.encode() + b"\0" + key
 
 
 def _put(target: Target, arrived: Arrived, generation: int) -> int:

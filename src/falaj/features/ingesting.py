@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from falaj.asof.stats import ColumnStats
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
+from falaj.features.chapters import stats_in
 from falaj.features.kept import function_of
 from falaj.features.preparing import Erased, Preparing
 from falaj.features.settling import batch_of, publish_quarantine, publish_rows
@@ -42,6 +44,7 @@ class Intake:
         self._preparing = Preparing(
             arrival.definition, arrival.entity, round(now_s * _SECOND),
             function=function_of(text) if text else None, erased=_erased(here, arrival),
+            reference=_before(here, arrival),
         )  # fmt: skip
         self.bad: list[Any] = []
         self.findings: tuple[str, ...] = ()
@@ -55,6 +58,13 @@ class Intake:
             if done.good.num_rows:
                 yield from done.good.to_batches()
         self.findings = self._preparing.finish()[:50]
+
+
+def _before(here: Here, arrival: Arrival) -> dict[str, ColumnStats] | None:
+    """What the last arrival was like, where a rule asks how far rows moved."""
+    asks = any(rule.kind == "distribution" for rule in arrival.definition.rules)
+    chapters = arrival.stream.chapters
+    return stats_in(here, chapters[-1]) if asks and chapters else None
 
 
 def _erased(here: Here, arrival: Arrival) -> Erased | None:

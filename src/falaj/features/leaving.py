@@ -14,6 +14,7 @@ from falaj.core.event import new_id
 from falaj.core.ports import Block
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.features.defining import users_of
 from falaj.features.persons import keys_ref
 from falaj.features.rows import check_faces
 from falaj.features.shelf import Shelf, View, keep, need
@@ -23,6 +24,9 @@ from falaj.features.tail import Rows
 MOST_PEOPLE = 10_000
 MOST_SAMPLE_BYTES = 1 << 20
 _SAMPLES = 10_000
+KEEP_S = 30 * 86_400.0
+"""So long are samples of reads kept."""
+_READS = "reads:"
 
 
 class Leaving(Shelf):
@@ -50,6 +54,7 @@ class Leaving(Shelf):
         self._mark_erased(ctx, found, names)
         whole = [one.name for one in found.entity.keys] == list(keys)
         gone = self._forget_online(ctx, found, wanted, whole)
+        self._forget_reads(ctx, found.ref)
         return gone + self._forget_pushed(ctx, found, keys)
 
     @verb(writes=("view",), reads=("faces",), group="erase")
@@ -144,6 +149,7 @@ class Leaving(Shelf):
         bare = Block(ctx.tenant, _series(record.ref), "", new_id(), record.zone, "", "", 1, ctx.now(), b"", False)
         sealed = self._keyring.seal(ctx.tenant, record.zone, reads.encode(), _aad(bare))
         self._series().append([bare._replace(data=sealed)])
+        self._series().expire(ctx.tenant, _READS, ctx.now() - KEEP_S)
         return 1
 
     @verb(reads=("service",), group="read")
@@ -193,6 +199,14 @@ class Leaving(Shelf):
                 gone += store.delete(space, chosen) if chosen else 0
                 cursor = page[-1][0]
         return gone
+
+    def _forget_reads(self, ctx: Context, view: Ref) -> None:
+        """Samples of reads hold keys: those of every service that takes from the view go."""
+        with self._ledger.read(ctx) as tx:
+            versions = [view.at(f"v{number}") for number in range(1, int(view.version[1:]) + 1)]
+            readers = {ref for one in versions for ref, _ in users_of(tx, one) if ref.kind == "service"}
+        for ref in (*versions, *readers):
+            self._series().delete(ctx.tenant, _series(ref))
 
     def _forget_pushed(self, ctx: Context, view: View, keys: dict[str, list[Any]]) -> int:
         """The same blocks without their rows, in the place of those that have them."""
@@ -248,7 +262,7 @@ def _without(columns: dict[str, list[Any]], keys: dict[str, list[Any]]) -> dict[
 
 
 def _series(ref: Ref) -> str:
-    return f"reads:{ref}"
+    return f"{_READS}{ref}"
 
 
 def _aad(block: Block) -> bytes:

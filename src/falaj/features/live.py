@@ -62,8 +62,8 @@ class LiveReader:
             self.plan = opened.plan
             functions = functions_of(opened.plan)
             # Rows of sealed views are opened by the platform alone.
-            near = self._online is not None and not any(one.sealed for one in opened.plan.views)
-            self._reader = Reader(opened.plan, self._online, functions=functions) if near else None
+            store = None if any(one.sealed for one in opened.plan.views) else self._online
+            self._reader = None if store is None else Reader(opened.plan, store, functions=functions)
         if opened.sample and self._sampler is None:
             self._sampler = Sampler(opened.sample)
         # Half of what it is good for, so that clocks that differ a little do no harm.

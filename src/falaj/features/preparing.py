@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from falaj.asof.casting import cast
 from falaj.asof.keys import keys_of
 from falaj.asof.limits import REFUSE
 from falaj.asof.moments import moments
 from falaj.asof.records import MISSING, Field
 from falaj.asof.rules import Expected, Watch, split
+from falaj.asof.stats import ColumnStats
 from falaj.core.errors import Invalid
 from falaj.features.records import EntityDef, ViewDef
 
@@ -44,13 +46,19 @@ class Preparing:
         function: Function | None = None,
         arrival: bool = False,
         erased: Erased | None = None,
+        reference: Mapping[str, ColumnStats] | None = None,
     ) -> None:
-        """With `arrival` a row without a created time came in now; `erased` says whose rows are not taken in."""
+        """With `arrival` a row without a created time came in now; `erased` says whose rows are not taken in.
+
+        `reference`: what the rows before were like, for rules about how far they may move.
+        """
         self._definition, self._entity, self._now_us = definition, entity, now_us
         self._function, self._arrival, self._erased = function, arrival, erased
         schema = (*entity.keys, Field(EVENT, "int64"), Field(CREATED, "int64"), *fields_of(definition))
         self._keys = [one.name for one in entity.keys]
-        self._watch = Watch(definition.rules, now_us, None, Expected(schema, self._keys, EVENT))
+        self._watch = Watch(
+            definition.rules, now_us, reference, Expected(schema, self._keys, EVENT, definition.source.zone)
+        )
 
     def take(self, table: Any) -> Prepared:
         """Transform, give moments, check types and rules."""
@@ -76,10 +84,10 @@ class Preparing:
         if missing:
             hint = f"they have: {', '.join(table.column_names[:20])}"
             raise Invalid(f"the rows of {definition.name} have no column {missing[0]!r:.60}", hint)
-        event = moments(table.column(source.event or EVENT), source.zone)
+        event = _moments(table.column(source.event or EVENT), source.zone)
         created = event
         if source.created:
-            created = moments(table.column(source.created), source.zone)
+            created = _moments(table.column(source.created), source.zone)
             created = np.where(created == MISSING, event, created)
         elif self._arrival:
             created = np.full(len(event), self._now_us)
@@ -99,6 +107,11 @@ class Preparing:
             return Prepared(good, bad)
         mask = np.array([key in gone for key in named.distinct])[named.codes]
         return Prepared(good.filter(pa.array(~mask)), bad)
+
+
+def _moments(column: Any, zone: str) -> Any:
+    """Moments of a column, none where a value is no moment: such a row is kept apart, and not the whole arrival."""
+    return moments(cast(column, "time", zone)[0], zone)
 
 
 def fields_of(definition: ViewDef) -> tuple[Field, ...]:

@@ -9,14 +9,14 @@ from falaj.asof.reading import Reader
 from falaj.asof.records import STATUSES, Field, ServicePlan, ViewPlan
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
-from falaj.core.online import RANK_BYTES
+from falaj.core.ports import Online
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.features.decide import service_plan
-from falaj.features.filling import aad_of
 from falaj.features.records import Opening, Pick, ServiceDef, Values
 from falaj.features.shelf import Shelf, View, define_of, need
 from falaj.features.stream import face_of, shape_of, space_of
+from falaj.features.unsealed import Unsealed
 from falaj.store.ledger import Reader as Books
 
 OPEN_S = 60.0
@@ -89,22 +89,22 @@ class Serving(Shelf):
         with self._lock:
             found = self._readers.get(key)
             if found is None:
-                found = self._readers[key] = Reader(plan, self._online(), open_row=self._opener(ctx, plan))
+                found = self._readers[key] = Reader(plan, self._opened(ctx, plan))
             self._readers.move_to_end(key)
             if len(self._readers) > _READERS:
                 self._readers.popitem(last=False)
         return found
 
-    def _opener(self, ctx: Context, plan: ServicePlan) -> Any:
-        """What opens rows of sealed views; only the house can."""
-        if not any(one.sealed for one in plan.views):
-            return None
-        tenant, unseal = ctx.tenant, self._keyring.unseal
-
-        def opened(view: ViewPlan, key: bytes, row: bytes) -> bytes:
-            return row[:RANK_BYTES] + unseal(tenant, view.zone, row[RANK_BYTES:], aad_of(view.space, key))
-
-        return opened
+    def _opened(self, ctx: Context, plan: ServicePlan) -> Online:
+        """The online store, with rows of sealed views opened on the way out; only the house can."""
+        zones = {one.space: one.zone for one in plan.views if one.sealed}
+        tenant, keyring = ctx.tenant, self._keyring
+        if not zones:
+            return self._online()
+        return Unsealed(self._online(), {
+            space: lambda data, aad, zone=zone: keyring.unseal(tenant, zone, data, aad)  # type: ignore[misc]
+            for space, zone in zones.items()
+        })  # fmt: skip
 
     def _bound(self, tx: Books, service: Ref, model: Ref | None) -> Ref:
         """The version to read; of a model, the one it was trained on and no other."""

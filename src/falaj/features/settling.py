@@ -20,13 +20,13 @@ from falaj.core.errand import Here
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.chapters import table_of
-from falaj.features.erasing import lock_of
 from falaj.features.persons import Lock
 from falaj.features.quality import personal_columns
 from falaj.features.records import EntityDef
 from falaj.features.sealing import seal_folder
 from falaj.features.shelf import View, keep
 from falaj.features.stream import (
+    STATS,
     Arrival,
     Chapter,
     Stream,
@@ -39,8 +39,6 @@ from falaj.features.stream import (
 from falaj.features.tail import Rows, Tail
 from falaj.jobs.attempts import actor_of
 from falaj.store.ledger import Ledger, Reader
-
-STATS = "stats.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class Batch:
 
 def batch_of(here: Here, about: Arrival, how: str, inputs: Mapping[str, Ref] | None = None) -> Batch:
     """What bringing rows of a view takes."""
+    from falaj.features.erasing import lock_of
+
     definition = about.definition
     return Batch(
         about.stream, schema_of(definition, about.entity), about.labels, about.view, about.zone, inputs, how,
@@ -74,15 +74,14 @@ def batch_of(here: Here, about: Arrival, how: str, inputs: Mapping[str, Ref] | N
 class _Measuring:
     """Statistics of what passes."""
 
-    def __init__(self, personal: frozenset[str]) -> None:
-        self._personal = personal
+    def __init__(self, names: list[str], personal: frozenset[str]) -> None:
+        self._names, self._personal = names, personal
         self.stats: dict[str, ColumnStats] = {}
 
     def through(self, rows: Iterable[Any]) -> Iterator[Any]:
         """The same rows, measured."""
         for table in rows:
-            names = [name for name in table.schema.names if name not in ("event", "created", "seq")]
-            self.stats = merged_tables(self.stats, measured_table(table.select(names), self._personal))
+            self.stats = merged_tables(self.stats, measured_table(table.select(self._names), self._personal))
             yield table
 
 
@@ -90,7 +89,7 @@ def publish_rows(here: Here, batch: Batch, rows: Iterable[Any], seq: int) -> Cha
     """Cluster rows, write them by face, and publish each; nothing of the view changes until they are recorded."""
     with tempfile.TemporaryDirectory(prefix="falaj-rows-") as scratch:
         folder = Path(scratch)
-        measuring = _Measuring(batch.personal)
+        measuring = _Measuring([one.name for one in batch.schema.columns], batch.personal)
         written = write_rows(measuring.through(rows), batch.schema, folder, seq=seq)
         if batch.lock is not None and batch.entity is not None:
             seal_folder(here, folder, batch.schema, batch.entity, batch.lock)

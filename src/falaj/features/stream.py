@@ -16,6 +16,8 @@ from falaj.core.ref import Ref
 from falaj.features.records import EntityDef, ViewDef
 from falaj.store.codec import to_stable_json
 
+STATS = "stats.json"
+"""The file of a face that says what its columns are like."""
 SEQ_STEP = 1 << 36
 """So many sequence numbers an arrival gets: more than one can ever need, and int64 holds a hundred million of them."""
 MANY_CHAPTERS = 32
