@@ -55,7 +55,8 @@ def convert(cells: Cells, to: str) -> Cells:
         fits = (cells.values >= -(1 << 31)) & (cells.values < 1 << 31)
         return Cells(np.where(fits, cells.values, 0).astype(np.int32), _and(cells.valid, fits), to)
     kinds: dict[str, Any] = {"float32": np.float32, "float64": np.float64, "bool": np.bool_}
-    return Cells(cells.values.astype(kinds.get(to, np.int64)), cells.valid, to)
+    exist = ~np.isnan(cells.values) if to == "bool" and cells.type in FLOATS else None
+    return Cells(cells.values.astype(kinds.get(to, np.int64)), _and(cells.valid, exist), to)
 
 
 def meet(types: Iterable[str]) -> str:
@@ -93,7 +94,9 @@ def _by_text(cells: Cells, to: str) -> Cells:
     read = [_read_number(text, to) for text in cells.values.tolist()]
     good = np.fromiter((value is not None for value in read), np.bool_, len(read))
     kind = "float64" if to in FLOATS else "int64"
-    filled = np.fromiter((value or 0 for value in read), np.float64 if kind == "float64" else np.int64, len(read))
+    filled = np.fromiter(
+        (0 if value is None else value for value in read), np.float64 if kind == "float64" else np.int64, len(read)
+    )
     return convert(Cells(filled, _and(cells.valid, good), kind), to)
 
 
@@ -119,7 +122,7 @@ def _plain(function: Callable[..., Made], kinds: str = "") -> Callable[[str, Opt
     def work(out: str, options: Options, cells: Sequence[Cells]) -> Cells:
         kind = meet(part.type for part in cells) if kinds == "=" else kinds or out
         if "null" in (out, kind):
-            return blank("null", max(len(part.values) for part in cells))
+            return blank(out, max(len(part.values) for part in cells))
         cells = [convert(part, kind) for part in cells]
         made = function(*(part.values for part in cells), **options)
         values, exist = made if isinstance(made, tuple) else (made, None)
@@ -292,9 +295,7 @@ def _compared(types: Sequence[str], _options: Options) -> str:
 
 def _chosen(types: Sequence[str], _options: Options) -> str:
     if len(types) % 2 == 0:
-        raise Invalid(
-            "a choice needs pairs of condition and value, and one value otherwise", "when(c).then(a).otherwise(b)"
-        )
+        raise Invalid("a choice lacks a value, or what it is otherwise", "when(c).then(a).otherwise(b)")
     _rule(("bool",))(types[:-1:2], {})
     return meet((*types[1:-1:2], types[-1]))
 
@@ -304,14 +305,14 @@ def _cast_rule(types: Sequence[str], options: Options) -> str:
     (found,) = types
     if not known_type(to) or to == "bytes" or to.startswith("list["):
         raise Invalid(f"cannot cast to {to[:80]!r}", f"cast to one of {', '.join(NUMBERS)}, bool, string, time")
-    impossible = (
-        found == "bytes" or found.startswith("list[") or (to == "time" and found not in ("", "null", *WHOLE, "time"))
-    )
-    if (
-        impossible
-        or (found == "string" and to == "bool")
-        or (found == "time" and to not in ("int64", "time", "string"))
-    ):
+    ways = {
+        "string": (*NUMBERS, "string"),
+        "time": ("int64", "string", "time"),
+        "bytes": (),
+        "bool": (*NUMBERS, "bool", "string"),
+    }
+    ways |= dict.fromkeys(FLOATS, (*NUMBERS, "bool", "string"))
+    if found.startswith("list[") or to not in ways.get(found, (to,)):
         raise Invalid(f"{found} cannot be cast to {to}", "compute it in the source's query")
     return to
 
@@ -320,14 +321,8 @@ def _cast(out: str, _options: Options, cells: Sequence[Cells]) -> Cells:
     return convert(cells[0], out)
 
 
-_TEXT, _BOOL, _TIME, _NUMBER = (
-    _rule(("string",), "string"),
-    _rule(("bool",), "bool"),
-    _rule(("time",), "int64"),
-    _rule(NUMBERS),
-)
-_REAL = _rule(NUMBERS, "float64")
-_LONG = (*NUMBERS, "time")
+_TEXT, _BOOL, _TIME = _rule(("string",), "string"), _rule(("bool",), "bool"), _rule(("time",), "int64")
+_NUMBER, _REAL = _rule(NUMBERS), _rule(NUMBERS, "float64")
 
 
 def _compare(function: Callable[[Array, Array], Array]) -> Operation:
