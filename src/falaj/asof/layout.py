@@ -52,6 +52,10 @@ class Layout:
         self.plain = self.tag + bytes(self.head_bytes - RANK_BYTES - 4)
         """What stands between the rank and the fields of a row without nulls."""
         self.bits = {one.name: 1 << number for number, one in enumerate(self.fields)}
+        self.blank = (
+            bytes(RANK_BYTES) + self.tag + b"\xff" * (self.head_bytes - 28) + bytes(self.size - self.head_bytes)
+        )
+        """No row: all null."""
         places = np.cumsum([self.head_bytes, *(struct.calcsize("<" + code) for code in self.codes)])
         self.dtype = np.dtype(
             {
@@ -86,7 +90,7 @@ class Layout:
 
     def decode(self, row: bytes) -> list[Any]:
         """The values of one row, None where null."""
-        return [column[0] for column in self.decoder(tuple(self.types)).columns([row])]
+        return [column[0] for column in self.decoder(tuple(self.types)).columns([row])[0]]
 
     def decoder(self, wanted: Sequence[str]) -> "Decoder":
         """What reads these fields, made once."""
@@ -125,32 +129,38 @@ class Decoder:
         self._same = given == list(wanted)
         self._items = {name: _item(layout.types[name]) for name in self._tails}
 
-    def columns(self, rows: Sequence[bytes]) -> list[list[Any]]:
-        """Each field's values in these rows, None where null."""
-        layout = self._layout
-        head, plain = layout.head_bytes, layout.plain
+    def columns(self, rows: Sequence[bytes | None]) -> tuple[list[list[Any]], bool]:
+        """Each field's values in these rows, None where null and where there is no row; and whether a row has nulls."""
+        if not rows or not self._wanted:
+            return [[None] * len(rows) for _ in self._wanted], False
         try:
-            if not rows or not self._wanted:
-                return [[] if not rows else [None] * len(rows) for _ in self._wanted]
-            if not layout.tails and len(rows) >= _MANY:
+            if not self._layout.tails and len(rows) >= _MANY:
                 return self._many(rows)
-            unpack = self._unpack
-            found = [unpack(row) for row in rows if row[RANK_BYTES:head] == plain]
-            if len(found) != len(rows) or self._tails:
-                return list(map(list, zip(*[self._one(row) for row in rows], strict=True)))
-        except (struct.error, UnicodeDecodeError, ValueError) as error:
+            return self._few(rows)
+        except (struct.error, UnicodeDecodeError) as error:
             raise _corrupt() from error
-        columns = list(map(list, zip(*found, strict=True)))
-        return columns if self._same else [columns[self._given[name]] for name in self._wanted]
 
-    def _one(self, row: bytes) -> list[Any]:
-        layout = self._layout
-        nulls = self._nulls(row)
+    def _few(self, rows: Sequence[bytes | None]) -> tuple[list[list[Any]], bool]:
+        head, plain, unpack = self._layout.head_bytes, self._layout.plain, self._unpack
+        found: list[Any] = []
+        if not self._tails:
+            found = [unpack(row) for row in rows if row is not None and row[RANK_BYTES:head] == plain]
+        if len(found) == len(rows):
+            columns = list(map(list, zip(*found, strict=True)))
+            return columns if self._same else [columns[self._given[name]] for name in self._wanted], False
+        nothing = [None] * len(self._wanted)
+        every = [nothing if row is None else self._one(row) for row in rows]
+        nulls = any(row is not None and row[RANK_BYTES:head] != plain for row in rows)
+        return list(map(list, zip(*every, strict=True))), nulls
+
+    def _one(self, row: bytes) -> Sequence[Any]:
+        given, bits, nulls = self._given, self._layout.bits, self._nulls(row)
         values = self._unpack(row)
-        given = self._given
+        if not nulls and self._same and not self._tails:
+            return values
         found = self._tail_of(row, values, nulls) if self._tails else {}
         return [
-            None if nulls & layout.bits[name] else found[name] if name in found else values[given[name]]
+            None if nulls & bits[name] else found[name] if name in found else values[given[name]]
             for name in self._wanted
         ]
 
@@ -172,15 +182,15 @@ class Decoder:
             raise _corrupt()
         return found
 
-    def _many(self, rows: Sequence[bytes]) -> list[list[Any]]:
+    def _many(self, rows: Sequence[bytes | None]) -> tuple[list[list[Any]], bool]:
         layout = self._layout
-        if len(set(map(len, rows))) != 1 or len(rows[0]) != layout.size:
+        there = [row for row in rows if row is not None]
+        if set(map(len, there)) - {layout.size}:
             raise _corrupt()
-        table = np.frombuffer(b"".join(rows), layout.dtype)
+        table = np.frombuffer(b"".join([layout.blank if row is None else row for row in rows]), layout.dtype)
         if np.any(table["tag"] != np.void(layout.tag)):
             raise _corrupt()
-        columns = []
-        some = np.bitwise_or.reduce(table["nulls"], axis=0)
+        columns, some = [], np.bitwise_or.reduce(table["nulls"], axis=0)
         for name in self._wanted:
             raw = table[layout.column[name]]
             values: list[Any] = (raw != 0).tolist() if layout.types[name] == "bool" else raw.tolist()
@@ -189,7 +199,8 @@ class Decoder:
                 for at in np.flatnonzero(table["nulls"][:, byte] & 1 << bit).tolist():
                     values[at] = None
             columns.append(values)
-        return columns
+        nulls = bool(some.any()) and any(row[RANK_BYTES : layout.head_bytes] != layout.plain for row in there)
+        return columns, nulls
 
 
 def _code(kind: str) -> str:

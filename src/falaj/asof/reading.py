@@ -1,0 +1,253 @@
+"""Reading a service online: the plan compiled once, all views fetched in one round trip, a status for every value.
+
+What stands at a moment is decided by the same rule as offline: the highest rank not later than now; too old where the
+view says so (an event exactly as old as that is out); FUTURE where the key has only later rows.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from falaj.asof.keys import key_bytes
+from falaj.asof.layout import Layout
+from falaj.asof.records import EXPIRED, FUTURE, MISSING, NOT_FOUND, NULL, PRESENT, Field, ServicePlan, ViewPlan
+from falaj.core.errors import Invalid
+from falaj.core.online import RANK_BYTES, after, due, moment_of
+from falaj.core.ports import Online
+
+Function = Callable[[dict[str, Any]], Mapping[str, Any]]
+Opener = Callable[[ViewPlan, bytes], bytes | None]
+Columns = Mapping[str, Sequence[Any]]
+Cells = Sequence[bytes | None]
+Events = Callable[[], list[int]]
+
+
+class Answer:
+    """What was read: `columns` and `statuses` (codes, asof/records.py) by name, a value for each row in order."""
+
+    __slots__ = ("_events", "columns", "statuses")
+
+    def __init__(
+        self, columns: dict[str, list[Any]], statuses: dict[str, list[int]], events: Mapping[str, Events] | None = None
+    ) -> None:
+        self.columns, self.statuses, self._events = columns, statuses, events or {}
+
+    @classmethod
+    def of(cls, columns: dict[str, list[Any]], statuses: dict[str, list[int]]) -> "Answer":
+        """An answer that came from elsewhere."""
+        return cls(columns, statuses)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    @property
+    def events(self) -> dict[str, list[int]]:
+        """The event moment of the row behind each value, MISSING where there is none; not for what is computed."""
+        made: dict[Events, list[int]] = {one: one() for one in set(self._events.values())}
+        return {name: made[one] for name, one in self._events.items()}
+
+    def to_dict(self, *, statuses: bool = True) -> dict[str, list[Any]]:
+        """Values by name, and codes by `<name>__status`: the columns that a training set has."""
+        if not statuses:
+            return dict(self.columns)
+        return {**self.columns, **{f"{name}__status": codes for name, codes in self.statuses.items()}}
+
+    def to_dicts(self, *, statuses: bool = False) -> list[dict[str, Any]]:
+        """A dict for each row."""
+        whole = self.to_dict(statuses=statuses)
+        return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+
+
+class Reader:
+    """A service ready to be read. `functions` are those of its computed values that the caller may run, by digest;
+    `open_row` opens the rows of sealed views (None: whoever it is about is erased).
+    """
+
+    def __init__(
+        self,
+        plan: ServicePlan,
+        online: Online,
+        *,
+        functions: Mapping[str, Function] | None = None,
+        open_row: Opener | None = None,
+    ) -> None:
+        self.plan = plan
+        self._online, self._functions = online, functions or {}
+        self._groups = list(dict.fromkeys(view.keys for view in plan.views))
+        self._key_names = tuple(dict.fromkeys(field.name for group in self._groups for field in group))
+        self._views = [
+            (view, self._groups.index(view.keys), _windows(view) if view.windows else _rows(view, open_row))
+            for view in plan.views
+        ]
+        made = [name for view in plan.views for name in view.names]
+        made += [field.name for one in plan.computed for field in one.outputs]
+        self._names = tuple(field.name for field in plan.outputs) or tuple(made)
+        self._as_made = list(self._names) == made
+        if lost := [name for name in self._names if name not in made]:
+            raise Invalid(f"nothing gives {lost[0]}", "the service's plan is not whole", plan.ref)
+        self._types = {name: kind for view in plan.views for name, kind in _types(view).items()}
+        self._types |= {field.name: field.type for one in plan.computed for field in one.outputs}
+        self._types |= {field.name: field.type for field in plan.request}
+
+    def read(self, keys: Columns, request: Columns | None = None, now_us: int | None = None) -> Answer:
+        """The values of these keys, in their order."""
+        now = time.time_ns() // 1000 if now_us is None else now_us
+        size = self._size(keys)
+        named = [_named(group, keys) for group in self._groups]
+        asks = [(view.space, named[group]) for view, group, _ in self._views]
+        values: dict[str, list[Any]] = {}
+        statuses: dict[str, list[int]] = {}
+        events: dict[str, Events] = {}
+        for (view, _, read), cells in zip(self._views, _fetched(self._online, asks), strict=True):
+            columns, states, seen = read(cells, now)
+            values.update(zip(view.names, columns, strict=True))
+            statuses.update(zip(view.names, states, strict=True))
+            events.update(dict.fromkeys(view.names, seen))
+        if self.plan.computed:
+            self._compute(values, statuses, self._asked(request, size))
+        if self._as_made:
+            return Answer(values, statuses, events)
+        kept = {name: seen for name, seen in events.items() if name in self._names}
+        return Answer(
+            {name: values[name] for name in self._names}, {name: statuses[name] for name in self._names}, kept
+        )
+
+    def _size(self, keys: Columns) -> int:
+        size = -1
+        for name in self._key_names:
+            column = keys.get(name)
+            if column is None or isinstance(column, (str, bytes)):
+                raise Invalid(
+                    f"the read has no column of {name}",
+                    f"give a list for each of {', '.join(self._key_names)}",
+                    self.plan.ref,
+                )
+            if size not in (-1, len(column)):
+                raise Invalid("the keys of the read are not of one length", "give one value a row", self.plan.ref)
+            size = len(column)
+        return max(size, 0)
+
+    def _asked(self, request: Columns | None, size: int) -> dict[str, list[Any]]:
+        found = {}
+        for field in self.plan.request:
+            column = (request or {}).get(field.name)
+            if column is None or isinstance(column, (str, bytes)) or len(column) != size:
+                raise Invalid(
+                    f"the request has no {field.name} for each of {size} rows",
+                    f"give a list of {field.type}, None where there is none",
+                    self.plan.ref,
+                )
+            found[field.name] = _plain(column)
+        return found
+
+    def _compute(
+        self, values: dict[str, list[Any]], statuses: dict[str, list[int]], request: dict[str, list[Any]]
+    ) -> None:
+        from falaj.asof.ondemand import compute
+
+        for one in self.plan.computed:
+            made = compute(one, {**request, **values}, self._types, self._functions)
+            values.update(made)
+            for name, column in made.items():
+                statuses[name] = [NULL if value is None else PRESENT for value in column]
+
+
+Part = tuple[list[list[Any]], list[list[int]], Events]
+Read = Callable[[Cells, int], Part]
+
+
+def _rows(view: ViewPlan, open_row: Opener | None) -> Read:
+    """What reads a view whose rows hold values."""
+    decoder = Layout(view.stored).decoder(view.wanted)
+    sealed = open_row if view.sealed else None
+    ttl, width = view.ttl_us, len(view.wanted)
+
+    def read(cells: Cells, now_us: int) -> Part:
+        soon, fresh = after(now_us), after(now_us - ttl) if ttl else b""
+        # A cell of one row that is due and fresh lies between the two; one of several lies above all.
+        plain: Any = cells
+        if sealed is None and cells and None not in cells and fresh <= min(plain) and max(plain) < soon:
+            found, rows, states = cells, cells, [PRESENT] * len(cells)
+        else:
+            found = [cell if cell is None or cell < soon else due(cell, now_us) for cell in cells]
+            states = [_state(*pair, fresh) for pair in zip(cells, found, strict=True)]
+            rows = [None if state else row for row, state in zip(found, states, strict=True)]
+        if sealed is not None:
+            rows = [None if row is None else sealed(view, row) for row in rows]
+            states = [state or (NOT_FOUND if row is None else PRESENT) for row, state in zip(rows, states, strict=True)]
+        columns, nulls = decoder.columns(rows)
+        every = [_with_nulls(column, states) for column in columns] if nulls else [states] * width
+        return columns, every, lambda: [MISSING if row is None else moment_of(row) for row in found]
+
+    return read
+
+
+def _state(cell: bytes | None, row: bytes | None, fresh: bytes) -> int:
+    if row is None:
+        return NOT_FOUND if cell is None else FUTURE
+    return EXPIRED if row < fresh else PRESENT
+
+
+def _windows(view: ViewPlan) -> Read:
+    """What reads a view whose rows hold the state of windows."""
+    from falaj.asof.tiles import answer, shape_of, standing, unpack
+
+    by_name = {window.name: window for window in view.windows}
+    if lost := [name for name in view.wanted if name not in by_name]:
+        raise Invalid(f"{view.ref} has no window {lost[0]}", f"it has {', '.join(by_name)}"[:200], view.ref)
+    shape = shape_of(tuple(view.windows))
+    asked = tuple(by_name[name] for name in view.wanted)
+    nothing: list[Any] = [None] * len(asked)
+
+    def read(cells: Cells, now_us: int) -> Part:
+        states, rows, seen = [], [], []
+        for cell in cells:
+            row = None if cell is None else due(cell, now_us)
+            state = None if row is None else unpack(row[RANK_BYTES:], shape)
+            status = NOT_FOUND if state is None else standing(state, now_us, view.ttl_us)
+            states.append(status)
+            rows.append(nothing if state is None or status else answer(state, asked, now_us)[0])
+            seen.append(MISSING if state is None or state.newest is None else state.newest[0])
+        columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in asked]
+        return columns, [_with_nulls(column, states) for column in columns], lambda: seen
+
+    return read
+
+
+def _with_nulls(column: list[Any], states: list[int]) -> list[int]:
+    return [NULL if value is None and not state else state for value, state in zip(column, states, strict=True)]
+
+
+def _types(view: ViewPlan) -> dict[str, str]:
+    known = {one.name: one.type for one in view.stored} | {one.name: one.type for one in view.windows}
+    return {name: known[wanted] for wanted, name in zip(view.wanted, view.names, strict=True)}
+
+
+def _plain(column: Sequence[Any]) -> list[Any]:
+    return column.tolist() if hasattr(column, "tolist") else list(column)
+
+
+def _named(group: tuple[Field, ...], keys: Columns) -> list[bytes | None]:
+    """The bytes of each key, None where a part is null. One number or one text, the common cases, go fast."""
+    columns = [_plain(keys[field.name]) for field in group]
+    kinds = tuple(field.type for field in group)
+    shown = set(map(type, columns[0])) if len(columns) == 1 else set()
+    # What does not fit is said in words below.
+    with contextlib.suppress(OverflowError, UnicodeEncodeError):
+        if kinds == ("int64",) and shown == {int}:
+            return [key.to_bytes(8, "little", signed=True) for key in columns[0]]
+        if kinds == ("string",) and shown == {str}:
+            return [key.encode() for key in columns[0]]
+    return [key_bytes(parts, kinds) for parts in zip(*columns, strict=True)]
+
+
+def _fetched(online: Online, asks: Sequence[tuple[str, list[bytes | None]]]) -> list[list[bytes | None]]:
+    """Cells of all views in one round trip; of what has no key there is none."""
+    whole: Any = asks
+    if not any(None in keys for _, keys in asks):
+        return online.get(whole)
+    found = online.get([(space, [key for key in keys if key is not None]) for space, keys in asks])
+    each = [iter(cells) for cells in found]
+    return [[None if key is None else next(cells) for key in keys] for (_, keys), cells in zip(asks, each, strict=True)]
