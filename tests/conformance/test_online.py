@@ -20,6 +20,7 @@ from falaj.backends.redis import RedisOnline
 from falaj.core.errors import Corrupt, Invalid, Unavailable
 from falaj.core.online import due, has_later, merge, pack_rank, rows_in
 from falaj.core.ports import Online
+from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
 
 ENGINES = ("lmdb", "redis")
@@ -425,6 +426,33 @@ def test_redis_killed_and_started_empty_is_filled_anew(redis_server: RedisServer
         # It knows the script no more.
         assert online.put("s", [(b"k", row(2))], NOW) == 1
         assert cell(online) == row(2)
+        online.close()
+    assert redis_server.pid
+
+
+def test_redis_killed_in_the_middle_of_a_put(redis_server: RedisServer) -> None:
+    rows = [(b"%d" % number, row(number, value=bytes(300))) for number in range(20_000)]
+    with RedisServer() as server:
+        online = RedisOnline(server.url, {"wait_s": 1})
+        trouble: list[Unavailable] = []
+
+        def fill() -> None:
+            try:
+                while True:
+                    online.put("s", rows, NOW)
+            except Unavailable as error:
+                trouble.append(error)
+
+        thread = threading.Thread(target=fill, daemon=True)
+        thread.start()
+        wait_until(lambda: online.scan("s", limit=1) != [], 30)
+        server.kill()
+        thread.join(30)
+        assert len(trouble) == 1
+        server.start()
+        assert online.note("s") is None
+        assert online.put("s", rows, NOW) == len(rows)
+        assert online.get([("s", [key for key, _ in rows])])[0] == [one for _, one in rows]
         online.close()
     assert redis_server.pid
 

@@ -21,7 +21,7 @@ import numpy as np
 from falaj.asof.cells import Cells, cells_of
 from falaj.asof.records import SCALARS, Field
 from falaj.core.errors import Corrupt, Invalid
-from falaj.core.online import RANK_BYTES
+from falaj.core.online import LAST_US, RANK_BYTES
 
 _FIXED = {"int64": "q", "float64": "d", "time": "q", "int32": "i", "float32": "f", "bool": "?"}
 _DTYPES = {"q": "<i8", "d": "<f8", "i": "<i4", "f": "<f4", "?": "u1", "I": "<u4"}
@@ -29,7 +29,7 @@ _TEXTS = ("string", "bytes")
 _MANY = 48
 """From so many rows on, numpy is faster than one row after the other."""
 _END = struct.Struct("<I")
-_FLIP, _LAST = np.uint64(1 << 63), (1 << 63) - 1
+_FLIP = np.uint64(1 << 63)
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -212,10 +212,8 @@ def _code(kind: str) -> str:
 
 def _ranks(event_us: Ints, created_us: Ints, seq: Ints) -> Any:
     numbers = np.empty((len(event_us), 3), ">u8")
-    for place, one in enumerate((event_us, created_us, seq)):
+    for place, one in enumerate((np.minimum(event_us, LAST_US), created_us, seq)):
         numbers[:, place] = np.asarray(one, np.int64).view(np.uint64) ^ _FLIP
-    if len(event_us) and np.max(event_us) == _LAST:
-        raise Invalid("the moment of a row is the last one that can be written", "use one that can be")
     return numbers.view("V24")[:, 0]
 
 

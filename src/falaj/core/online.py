@@ -11,7 +11,9 @@ from falaj.core.errors import Corrupt, Invalid
 
 RANK_BYTES = 24
 SEVERAL = b"\xff" * 8
-"""What a cell of several rows begins with; as a moment it would be the last one that int64 holds."""
+"""What a cell of several rows begins with. As a moment it would be the last one that int64 holds: a row of that one,
+which never comes, is written as of the moment before it."""
+LAST_US = (1 << 63) - 2
 _RANK, _MOMENT, _LENGTH = struct.Struct(">QQQ"), struct.Struct(">Q"), struct.Struct("<I")
 _FLIP = 1 << 63
 
@@ -19,12 +21,9 @@ _FLIP = 1 << 63
 def pack_rank(event_us: int, created_us: int, seq: int) -> bytes:
     """The first bytes of a row."""
     try:
-        rank = _RANK.pack(event_us + _FLIP, created_us + _FLIP, seq + _FLIP)
+        return _RANK.pack(event_us + _FLIP - (event_us == LAST_US + 1), created_us + _FLIP, seq + _FLIP)
     except struct.error:
         raise Invalid("a moment or a sequence number is beyond 64 bits", "count microseconds since 1970") from None
-    if rank >= SEVERAL:
-        raise Invalid("the moment of a row is the last one that can be written", "use one that can be")
-    return rank
 
 
 def rank_of(row: bytes) -> tuple[int, int, int]:
