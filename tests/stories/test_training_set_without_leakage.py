@@ -162,9 +162,7 @@ def test_a_denied_column_is_never_seen(town: Town, tmp_path: Path) -> None:
         lambda: mona.features.read("service:fraud/scorer", keys, {"price": [1.0]}),
         lambda: mona.features.open("service:fraud/scorer"),
         lambda: mona.features.table(labels(), "service:fraud/scorer", moment="at"),
-        lambda: [
-            mona.catalog.open(ref) for ref in amal.features.rows("view:fraud/spend").stream.chapters[0].faces.values()
-        ],
+        lambda: [mona.catalog.open(ref) for ref in faces.values()],
     ):
         assert isinstance(refusal(act), (Denied, NotFound))
     assert "salary" not in mona.features.open("view:fraud/spend").plan.views[0].wanted

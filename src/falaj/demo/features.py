@@ -13,7 +13,7 @@ from rich.markup import escape
 from falaj.demo.ground import Chapter
 from falaj.demo.stage import Stage
 
-PEOPLE, DAYS = 200, 60
+PEOPLE, DAYS, LARGE = 200, 60, 300.0
 DEFINITIONS = '''"""Features of the bank's customers, for training and for serving."""
 from falaj.features import Entity, Feature, Rule, Service, Source, Window, col, view
 
@@ -60,10 +60,10 @@ def define(stage: Stage) -> str:
         f"a training set of {made.rows:,} rows, nothing in it from after its moment → [bold]{made.published}[/bold]"
     )
     stage.made["train"] = made.published
-    return _read(stage, amal, made.published)
+    return _read(stage, amal)
 
 
-def _read(stage: Stage, amal: Any, train: Any) -> str:
+def _read(stage: Stage, amal: Any) -> str:
     who = {"customer_id": ["c7", "c8", "nobody"]}
     began = time.perf_counter()
     found = amal.features.read("service:fraud/scorer", who)
@@ -77,7 +77,6 @@ def _read(stage: Stage, amal: Any, train: Any) -> str:
         )
         stage.say(f"[cyan]{escape(name):7}[/cyan] {escape(values)}")
     stage.say(f"over HTTP, through the guard, in {took * 1000:.1f} ms; the same numbers that the training set has")
-    del train
     return f"{len(found.columns)} features by one definition, offline and online"
 
 
@@ -112,14 +111,17 @@ def _payments() -> list[dict[str, Any]]:
 
 
 def _labels(home: Path) -> Path:
-    """Moments of the past at which somebody said: fraud, or not."""
+    """Moments of the past at which somebody said: fraud, or not. It mostly followed a large payment."""
+    large = [(one["customer_id"], one["at"]) for one in _payments() if one["amount"] > LARGE]
     rng, start, file = random.Random(7), _start(), home / "labels.csv"  # noqa: S311 # nosec B311 - a story
     with file.open("w", newline="") as out:
         rows = csv.writer(out)
         rows.writerow(["customer_id", "at", "fraud"])
         for _ in range(2000):
-            when = start + timedelta(minutes=rng.randrange(5 * 1440, DAYS * 1440))
-            rows.writerow([f"c{rng.randrange(PEOPLE)}", _said(when), int(rng.random() < 0.2)])
+            who, when = f"c{rng.randrange(PEOPLE)}", start + timedelta(minutes=rng.randrange(5 * 1440, DAYS * 1440))
+            since, until = _said(when - timedelta(days=30)), _said(when)
+            hit = any(who == one and since < at <= until for one, at in large)
+            rows.writerow([who, until, int(rng.random() < (0.8 if hit else 0.05))])
     return file
 
 

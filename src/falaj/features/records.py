@@ -179,7 +179,7 @@ class Values:
     """Features of some keys, column by column, as they are now."""
 
     service: Ref
-    columns: Mapping[str, list[object]]
+    columns: Mapping[str, list[Any]]
     """Values in the order of the keys; None where the status says that there is none. NaN and infinities as texts."""
     statuses: Mapping[str, list[str]]
     at: float

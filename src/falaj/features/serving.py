@@ -171,7 +171,7 @@ def _by_face(plan: ViewPlan, view: View, tenant: str) -> list[ViewPlan]:
     return found
 
 
-def _wire(values: Any, field: Field) -> list[object]:
+def _wire(values: Any, field: Field) -> list[Any]:
     """Values as JSON can say them."""
     plain = values.tolist() if hasattr(values, "tolist") else list(values)
     if "float" not in field.type:
