@@ -6,8 +6,9 @@
     --full                               the part `large` at 100M rows in place of 20M; needs 15 GB of disk
 
 Feast lives in an environment of its own. Every way is a program of its own, with CPU seconds counted after its imports,
-its children included; sides take turns in every round, and figures are medians of rounds. A table for people, then one
-last line of JSON with every bar, missed ones too.
+its children included; sides take turns in every round, and figures are medians of rounds. What a read takes is the
+call that 10 % beat: on a machine with other work the median says how often a call was interrupted, and long calls are
+more often. A table for people, then one last line of JSON with every bar, missed ones too.
 """
 
 import contextlib
@@ -58,8 +59,9 @@ def offline() -> None:
     """A training set of 1M labels and three views over 10M rows."""
     feast = peer("feast", *FEAST) / "python"
     ways: dict[str, tuple[Any, ...]] = {
-        "ours_history": (US, "features_offline.py", "ours_history"),
-        "ours_foreign": (US, "features_offline.py", "ours_foreign"),
+        "ours, by the platform": (US, "features_house.py", "history"),
+        "ours, the engine alone": (US, "features_offline.py", "ours_history"),
+        "ours, foreign Parquet": (US, "features_offline.py", "ours_foreign"),
         "polars": (US, "features_offline.py", "polars"),
         "duckdb": (US, "features_offline.py", "duckdb"),
         "feast duckdb": (feast, "features_feast.py", "history", "duckdb", "1000000"),
@@ -67,6 +69,7 @@ def offline() -> None:
     with folder() as at:
         measured(US, "features_ground.py", str(at))
         told("rows into segments, once", measured(US, "features_offline.py", "ours_rows", str(at)))
+        told("ingested by the platform, once", measured(US, "features_house.py", "prepare", str(at)))
         costs: dict[str, list[Cost]] = {name: [] for name in ways}
         for _ in range(ROUNDS):
             for name, (python, script, act, *rest) in ways.items():
@@ -78,10 +81,10 @@ def offline() -> None:
         told(name, cost, "exact" if all(one.said["sum"] == right for one in costs[name]) else "WRONG")
     lost = 1 - dask.said["num_rows"] / min(100_000, found["duckdb"].said["num_rows"])
     told("feast dask, 100k labels", dask, f"{lost:.1%} of label rows vanished")
-    ours, foreign, theirs = found["ours_history"], found["ours_foreign"], found["feast duckdb"]
+    ours, foreign, theirs = found["ours, by the platform"], found["ours, foreign Parquet"], found["feast duckdb"]
     bar("offline_cpu_vs_feast_duckdb", ours.cpu_s / theirs.cpu_s, "<=", 1 / 6)
     bar("offline_rss_gib", ours.peak_mib / 1024, "<=", 1)
-    exact = all(one.said["sum"] == right for name in ("ours_history", "ours_foreign") for one in costs[name])
+    exact = all(one.said["sum"] == right for name in costs if name.startswith("ours") for one in costs[name])
     bar("offline_exact", float(exact), "==", 1)
     bar("foreign_vs_polars", foreign.cpu_s / found["polars"].cpu_s, "<=", 1.0)
 
@@ -107,24 +110,24 @@ def online() -> None:
         for name, where in stores.items():
             (at / name).mkdir()
             measured(feast, "features_feast.py", "materialise", str(at / name), where, count)
-        ours = {"lmdb": f"lmdb:{at}/ours", "redis": redis.url}
-        for url in ours.values():
-            measured(US, "features_online.py", "ours_fill", url, "10000")
+        ours = {"lmdb": (str(at / "ours"), f"lmdb:{at}/lmdb"), "redis": (str(at / "shared"), redis.url)}
+        for where in ours.values():
+            measured(US, "features_house.py", "fill", *where, "10000")
         sides = {
-            "ours, embedded": Turns(US, "features_online.py", "ours_read", ours["lmdb"]),
+            "ours, embedded": Turns(US, "features_house.py", "read", *ours["lmdb"]),
             "raw LMDB": Turns(US, "features_online.py", "floor_lmdb", str(at / "floor")),
             "feast sqlite": Turns(feast, "features_feast.py", "read", str(at / "sqlite"), "sqlite"),
-            "ours, redis": Turns(US, "features_online.py", "ours_read", ours["redis"]),
+            "ours, redis": Turns(US, "features_house.py", "read", *ours["redis"]),
             "raw MGET": Turns(US, "features_online.py", "floor_redis", str(redis.port)),
             "feast redis": Turns(feast, "features_feast.py", "read", str(at / "redis"), stores["redis"]),
         }
         together(list(sides.values()))
     for name, side in sides.items():
         print(f"  {name:<34} {side}", flush=True)
-    p50 = {name: side.p50_us for name, side in sides.items()}
-    bar("online_embedded_vs_feast_sqlite", p50["feast sqlite"] / p50["ours, embedded"], ">=", 40)
-    bar("online_redis_vs_feast_redis", p50["feast redis"] / p50["ours, redis"], ">=", 10)
-    bar("online_redis_vs_mget", p50["ours, redis"] / p50["raw MGET"], "<=", 1.5)
+    took = {name: side.undisturbed_us for name, side in sides.items()}
+    bar("online_embedded_vs_feast_sqlite", took["feast sqlite"] / took["ours, embedded"], ">=", 40)
+    bar("online_redis_vs_feast_redis", took["feast redis"] / took["ours, redis"], ">=", 10)
+    bar("online_redis_vs_mget", took["ours, redis"] / took["raw MGET"], "<=", 1.5)
 
 
 def http() -> None:
@@ -146,7 +149,7 @@ def http() -> None:
             together(list(sides.values()))
     for name, side in sides.items():
         print(f"  {name:<34} {side}", flush=True)
-    bar("http_vs_feast_server", sides["feast serve"].p50_us / sides["ours"].p50_us, ">=", 8)
+    bar("http_vs_feast_server", sides["feast serve"].undisturbed_us / sides["ours"].undisturbed_us, ">=", 8)
 
 
 @contextlib.contextmanager
@@ -179,7 +182,7 @@ def materialise() -> None:
     ours, theirs = [], []
     for turn in range(ROUNDS):
         with folder() as at:
-            ours.append(measured(US, "features_online.py", "ours_fill", f"lmdb:{at}/ours", str(many)))
+            ours.append(measured(US, "features_house.py", "fill", str(at / "ours"), f"lmdb:{at}/lmdb", str(many)))
             if turn == 0:  # minutes for each
                 theirs.append(measured(feast, "features_feast.py", "materialise", str(at), "sqlite", str(few)))
     us, them = median(ours), median(theirs)
@@ -203,7 +206,7 @@ def truth() -> None:
             with folder() as at:
                 theirs = measured(feast, "features_feast.py", "truth", str(at), where, engine).said
                 url = redis.url if store == "redis" else f"lmdb:{at}/ours"
-                mine = measured(US, "features_online.py", "ours_truth", url, str(at)).said
+                mine = measured(US, "features_house.py", "truth", str(at), url).said
             name = f"feast {'redis' if store == 'redis' else 'sqlite'} + {engine}"
             note = f"of 8; {name} {wrong(theirs)} (online {theirs['online']}, offline {theirs['offline']})"
             bar(f"wrong_cells_{store}", wrong(mine), "==", 0, note)
