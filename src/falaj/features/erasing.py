@@ -9,31 +9,24 @@ The platform bars the person first, so that no row of theirs comes in behind the
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
 
 from falaj.asof.rows import face_folder
 from falaj.asof.sealed import NAME_BYTES
-from falaj.audit.records import Impact
-from falaj.catalog.life_records import Named
-from falaj.catalog.publishing import Order
 from falaj.catalog.reading import open_version
-from falaj.catalog.records import STAGES, Facts, Version
-from falaj.catalog.sources import Source
-from falaj.content.records import Table
+from falaj.catalog.records import STAGES, Version
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
+from falaj.features.case import WITHOUT, Case, ever
 from falaj.features.erasure import Erasure, Seen, Touched, kept_by_law, spread, spread_rows
-from falaj.features.persons import Kept, destroy_keys, keys_ref, lock_of, publish_apart, remove, versions_of
-from falaj.features.quality import personal_columns
+from falaj.features.persons import destroy_keys, keys_ref, lock_of, versions_of
 from falaj.features.records import DefinedPage
 from falaj.features.rewriting import (
     SEGMENT,
-    Person,
     files_of,
     person_of,
     rows_hold,
@@ -41,102 +34,11 @@ from falaj.features.rewriting import (
     set_holds,
     set_without,
 )
-from falaj.features.stream import Arrival, Chapter, dataset_of, quarantine_of, schema_of
+from falaj.features.stream import Arrival, Chapter, dataset_of, quarantine_of
 
 __all__ = ["erase", "lock_of"]
-WITHOUT, BEFORE = "without", "before"
-"""The tag of versions that people were taken out of (pseudonyms), and the role of the version each is made from."""
 _BY_HAND = "look at it, and delete it if it holds them: falaj catalog delete"
 _TRIES = 4
-
-
-@dataclass(slots=True)
-class Case:
-    """One erasure on its way."""
-
-    here: Here
-    entity: Ref
-    person: Person
-    marks: Mapping[Ref, str]
-    """The pseudonym in the zone of each view."""
-    reason: str
-    dry: bool
-    kept: dict[Ref, Kept] = field(default_factory=dict)
-    removed: set[Ref] = field(default_factory=set)
-    made: dict[Ref, Ref | None] = field(default_factory=dict)
-    """What was made, and from which version."""
-    notes: list[str] = field(default_factory=list)
-    impacts: dict[Ref, Impact] = field(default_factory=dict)
-
-    @property
-    def mark(self) -> str:
-        """The person's pseudonym in the first view's zone."""
-        return next(iter(self.marks.values()))
-
-    @property
-    def said(self) -> str:
-        """The reason that tombstones carry."""
-        return f"erased {self.mark}: {self.reason}" if self.reason else f"erased {self.mark}"
-
-    def show(self, ref: Ref) -> Version:
-        """What is known of a version."""
-        return cast(Version, self.here.catalog.show(ref))
-
-    def keep(self, ref: Ref, why: str, do: str) -> None:
-        """Say of something that it stays, and why."""
-        self.kept[ref] = Kept(ref, why, do)
-
-    def take(self, ref: Ref) -> None:
-        """Delete a version, or say why it stays."""
-        if self.dry:
-            why = kept_by_law(self.show(ref), time.time())
-            stays = Kept(ref, why, "falaj catalog release ends a hold") if why else None
-        else:
-            stays = remove(self.here, ref, self.said)
-        if stays is None:
-            self.removed.add(ref)
-            self.kept.pop(ref, None)
-        else:
-            self.kept[ref] = stays
-
-    def recall(self, name: Ref) -> None:
-        """Find what an earlier run of this erasure removed and made under a name."""
-        for version in map(self.show, _ever(self.here, name)):
-            if version.state == "deleted" and any(mark in version.message for mark in self.marks.values()):
-                self.removed.add(version.ref)
-            elif version.state == "live" and self.mark in version.tags.get(WITHOUT, "").split():
-                self.made[version.ref] = version.inputs.get(BEFORE)
-
-    def impact(self, ref: Ref) -> Impact:
-        """What was made from a version, at any distance."""
-        if ref not in self.impacts:
-            try:
-                self.impacts[ref] = self.here.audit.impact(ref)
-            except NotFound:
-                self.impacts[ref] = Impact(str(ref), (), {}, ())
-        return self.impacts[ref]
-
-    def columns(self, version: Version) -> tuple[str, ...]:
-        """The columns of a table that hold the key which names people, by whatever name its service gave it."""
-        names = {self.person.field.name: None}
-        service = version.inputs.get("service")
-        if service is not None and service.kind == "service":
-            with suppress(NotFound, Denied):
-                picks = self.here.features.show(service).definition["picks"]
-                names |= {pick["keys"].get(self.person.field.name, self.person.field.name): None for pick in picks}
-        there = {column.name for column in (version.table.columns if version.table else ())}
-        return tuple(name for name in names if name in there)
-
-    def publish(self, before: Version, folder: Path, columns: Sequence[str] = ()) -> Ref:
-        """The next version of the same name, with all that was said of the one it follows."""
-        people = dict.fromkeys([*before.tags.get(WITHOUT, "").split(), self.mark])
-        table = _described(folder, before, columns) if columns else None
-        facts = Facts(before.message, table, tags={**before.tags, WITHOUT: " ".join(people)})
-        inputs = {**before.inputs, BEFORE: before.ref}
-        order = Order(before.ref.bare, Source(folder), facts, before.label, inputs, before.zones[0])
-        ref = publish_apart(self.here, order)
-        self.made[ref] = before.ref
-        return ref
 
 
 @errand
@@ -146,6 +48,7 @@ def erase(
     key: Annotated[str, "the person, by the value of the key that names people"],
     reason: Annotated[str, "why, for the log; never the person's name"] = "",
     dry: Annotated[bool, "only say what would be done"] = False,
+    purge: Annotated[bool, "rewrite sealed rows, too, though nobody can open the person's any more"] = False,
 ) -> Erasure:
     """Erase a person: from the online store, the rows of every view, and the training sets made of them.
 
@@ -165,7 +68,10 @@ def erase(
     for one in () if dry else held:
         here.features.forget(one.view, {person.field.name: [person.value]}, person.field.name)
     for one in {dataset_of(each.stream): each for each in held}.values():
-        (destroy_key if one.stream.keys else clear_rows)(case, one)
+        if one.stream.keys:
+            destroy_key(case, one)
+        if purge or not one.stream.keys:
+            clear_rows(case, one)
     sets = clear_sets(case, held)
     return report(case, held, sets)
 
@@ -239,10 +145,13 @@ def clear_sets(case: Case, held: Sequence[Arrival]) -> set[Ref]:
 
 def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     """What is gone, by this run or an earlier one, what is left, and which models learned from it."""
-    for name in sets | {dataset_of(one.stream, face) for one in held for face in one.labels}:
+    own = {dataset_of(one.stream, face) for one in held for face in one.labels} | sets
+    for name in own:
         case.recall(name)
     sources = {one.definition.source.address for one in held if one.definition.source.kind != "push"}
-    notes = [f"{source} is where rows come from, and not a part of this" for source in sorted(sources)]
+    taken = [case.show(ref).inputs.values() for ref in case.removed if ref.bare in sets]
+    sources |= {str(ref.bare) for refs in taken for ref in refs if ref.kind == "dataset" and ref.bare not in own}
+    notes = [f"{source} was read to make them, and is no part of this" for source in sorted(filter(None, sources))]
     hidden = max((case.impact(root).hidden for root in _roots(case, held)), default=0)
     notes += [f"{hidden} or more things were made from the rows that you may not see"] if hidden else []
     kept = tuple(case.kept[ref] for ref in sorted(case.kept) if ref not in case.removed)
@@ -257,16 +166,18 @@ def _seen_rows(case: Case, arrival: Arrival, face: str) -> list[Seen]:
     for version in versions_of(case.here, dataset_of(arrival.stream, face)):
         opened, snapshot = open_version(case.here, version.ref)
         names = frozenset(entry.path.rpartition(b"/")[2].decode() for entry in files_of(snapshot, SEGMENT))
-        holds = not face and rows_hold(case.here, version.ref, case.person)
+        if arrival.stream.keys:  # nobody can tell any more: what was not made without them may hold them
+            holds = case.mark not in version.tags.get(WITHOUT, "").split()
+        else:
+            holds = not face and rows_hold(case.here, version.ref, case.person)
         found.append(Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds, names))
     return found
 
 
 def _amend(case: Case, arrival: Arrival, chapter: Chapter) -> None:
-    schema, personal = schema_of(arrival.definition, arrival.entity), personal_columns(arrival.definition)
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
         folder = Path(scratch)
-        left = rows_without(case.here, chapter.faces, schema, case.person, personal, folder)
+        left = rows_without(case.here, arrival, chapter, case.person, folder)
         kept = chapter.faces.items() if left else ()
         after = {face: case.publish(case.show(ref), folder / face_folder(face)) for face, ref in kept}
         case.here.features.replace(arrival.view, chapter.generation, after, left)
@@ -321,14 +232,6 @@ def _move_aliases(case: Case, version: Version) -> None:
             case.here.catalog.tag(after, alias, case.said)
 
 
-def _described(folder: Path, before: Version, columns: Sequence[str]) -> Table | None:
-    """What the rows are now. The key of people is personal: bounds of it would be the names of two of them."""
-    from falaj.content.tables import describe
-
-    known = {one.name: one.category for one in (before.table.columns if before.table else ()) if one.category}
-    return describe(folder, {**known, **dict.fromkeys(columns, "personal")})
-
-
 def _models(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> tuple[Touched, ...]:
     """Models after training sets that held the person, and those that came from the view some other way."""
     through: dict[Ref, list[Ref]] = {}
@@ -352,16 +255,7 @@ def _models(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> tuple[Touche
 def _roots(case: Case, held: Sequence[Arrival]) -> list[Ref]:
     """Where lineage begins: every version of the rows there ever was, and the views, for sets made without our rows."""
     rows = sorted({dataset_of(one.stream, face) for one in held for face in one.labels})
-    return [*sorted({one.view for one in held}), *(ref for name in rows for ref in _ever(case.here, name))]
-
-
-def _ever(here: Here, name: Ref) -> list[Ref]:
-    """Every version of a name, deleted ones too."""
-    try:
-        named: Named = here.catalog.about(name)
-    except NotFound:
-        return []
-    return [name.at(f"v{number}") for number in range(1, named.count + 1)]
+    return [*sorted({one.view for one in held}), *(ref for name in rows for ref in ever(case.here, name))]
 
 
 def _after(case: Case, ref: Ref, kind: str) -> list[Ref]:

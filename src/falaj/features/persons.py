@@ -28,7 +28,8 @@ from falaj.features.stream import Arrival, dataset_of
 from falaj.snapshot.write import publish_folder
 
 FILE = "people.keys"
-_TRIES = 16
+_TRIES, _ASKED = 16, 5_000
+"""How often somebody else may be faster, and how many people are asked about at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def lock_of(here: Here, about: Arrival) -> Lock:
 
 def names_of(lock: Lock, subjects: Sequence[bytes]) -> list[bytes]:
     """The pseudonym of each person, as tables hold it."""
-    named = [bytes.fromhex(text)[:NAME_BYTES] for text in lock.pseudonyms(subjects)] if subjects else []
+    told = (lock.pseudonyms(subjects[start : start + _ASKED]) for start in range(0, len(subjects), _ASKED))
+    named = [bytes.fromhex(text)[:NAME_BYTES] for texts in told for text in texts]
     if len(named) != len(subjects) or any(len(name) != NAME_BYTES for name in named):
         raise Corrupt("the platform gave other pseudonyms than were asked for", "use one release on both sides")
     return named

@@ -11,14 +11,17 @@ from typing import Any
 from falaj.asof.keys import key_bytes, partition_of, typed_key
 from falaj.asof.moments import micros
 from falaj.asof.records import Field
-from falaj.asof.rows import RANKS, Part, RowSchema, face_folder, open_part, read_name, rows_of, write_rows
+from falaj.asof.rows import Part, RowSchema, face_folder, open_part, read_name, rows_of, write_rows
 from falaj.asof.segment import Fetch, Segment
 from falaj.asof.stats import ColumnStats, measured_table, merged_tables, to_plain
 from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
+from falaj.features.persons import lock_of
+from falaj.features.quality import personal_columns
 from falaj.features.records import EntityDef
+from falaj.features.stream import Arrival, Chapter, schema_of
 from falaj.snapshot.read import Entry, Snapshot
 
 SEGMENT, PARQUET = b".seg", b".parquet"
@@ -91,29 +94,23 @@ def rows_hold(here: Here, ref: Ref, person: Person) -> bool:
     return False
 
 
-def rows_without(
-    here: Here, faces: Mapping[str, Ref], schema: RowSchema, person: Person, personal: frozenset[str], folder: Path
-) -> int:
+def rows_without(here: Here, about: Arrival, chapter: Chapter, person: Person, folder: Path) -> int:
     """Write the segments of a chapter less a person's rows, each face in a folder of its own; gives the rows left.
 
     Statistics are made anew: the lowest, the highest or the most frequent value may have been theirs.
     """
-    from falaj.features.chapters import STATS  # which opens sealed rows by way of this room
+    from falaj.features.chapters import STATS, open_chapter  # which come to this room for the keys of people
+    from falaj.features.sealing import seal_folder
 
-    found: dict[str, dict[str, Fetch]] = {}
-    for face, ref in faces.items():
-        _, snapshot = open_version(here, ref)
-        for entry in files_of(snapshot, SEGMENT):
-            found.setdefault(_name(entry), {})[face] = fetcher(snapshot, entry)
-    groups: dict[tuple[int, int], list[Part]] = {}
-    for name, fetches in sorted(found.items()):
-        partition, of, seq = read_name(name)
-        groups.setdefault((of, seq), []).append(Part(partition, of, fetches))
+    schema, personal = schema_of(about.definition, about.entity), personal_columns(about.definition)
+    _, snapshot = open_version(here, chapter.faces[""])
+    _, of, seq = max(read_name(_name(entry)) for entry in files_of(snapshot, SEGMENT))
     told: dict[str, ColumnStats] = {}
-    left = 0
-    for (of, seq), parts in groups.items():
-        others = _measured(_others(parts, schema, person), personal, told)
-        left += write_rows(others, schema, folder, seq=seq, partitions=of).num_rows
+    with open_chapter(here, chapter, tuple(schema.faces), about) as parts:
+        others = _measured(_others(parts, schema, person), schema, personal, told)
+        left = write_rows(others, schema, folder, seq=seq, partitions=of).num_rows
+    if about.definition.sealed and left:
+        seal_folder(here, folder, schema, about.entity, lock_of(here, about))
     for face, fields in schema.faces.items():
         stats = {one.name: to_plain(told[one.name]) for one in fields if one.name in told}
         (folder / face_folder(face) / STATS).write_text(json.dumps(stats))
@@ -168,10 +165,11 @@ def _others(parts: Sequence[Part], schema: RowSchema, person: Person) -> Iterato
             yield left
 
 
-def _measured(tables: Iterable[Any], personal: frozenset[str], told: dict[str, ColumnStats]) -> Iterator[Any]:
+def _measured(
+    tables: Iterable[Any], schema: RowSchema, personal: frozenset[str], told: dict[str, ColumnStats]
+) -> Iterator[Any]:
     for table in tables:
-        names = [name for name in table.schema.names if name not in RANKS]
-        told |= merged_tables(told, measured_table(table.select(names), personal))
+        told |= merged_tables(told, measured_table(table.select([one.name for one in schema.columns]), personal))
         yield table
 
 

@@ -1,0 +1,130 @@
+"""One erasure on its way: what it is about, what it took and made so far, and how that is found again later."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from falaj.audit.records import Impact
+from falaj.catalog.life_records import Named
+from falaj.catalog.publishing import Order
+from falaj.catalog.records import Facts, Version
+from falaj.catalog.sources import Source
+from falaj.content.records import Table
+from falaj.core.errand import Here
+from falaj.core.errors import Denied, NotFound
+from falaj.core.ref import Ref
+from falaj.features.erasure import kept_by_law
+from falaj.features.persons import Kept, publish_apart, remove
+from falaj.features.rewriting import Person
+
+WITHOUT, BEFORE = "without", "before"
+"""The tag of versions that people were taken out of (pseudonyms), and the role of the version each is made from."""
+
+
+@dataclass(slots=True)
+class Case:
+    """One erasure on its way."""
+
+    here: Here
+    entity: Ref
+    person: Person
+    marks: Mapping[Ref, str]
+    """The pseudonym in the zone of each view."""
+    reason: str
+    dry: bool
+    kept: dict[Ref, Kept] = field(default_factory=dict)
+    removed: set[Ref] = field(default_factory=set)
+    made: dict[Ref, Ref | None] = field(default_factory=dict)
+    """What was made, and from which version."""
+    notes: list[str] = field(default_factory=list)
+    impacts: dict[Ref, Impact] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        """The person's pseudonym in the first view's zone."""
+        return next(iter(self.marks.values()))
+
+    @property
+    def said(self) -> str:
+        """The reason that tombstones carry."""
+        return f"erased {self.mark}: {self.reason}" if self.reason else f"erased {self.mark}"
+
+    def show(self, ref: Ref) -> Version:
+        """What is known of a version."""
+        return cast(Version, self.here.catalog.show(ref))
+
+    def keep(self, ref: Ref, why: str, do: str) -> None:
+        """Say of something that it stays, and why."""
+        self.kept[ref] = Kept(ref, why, do)
+
+    def take(self, ref: Ref) -> None:
+        """Delete a version, or say why it stays."""
+        if self.dry:
+            why = kept_by_law(self.show(ref), time.time())
+            stays = Kept(ref, why, "falaj catalog release ends a hold") if why else None
+        else:
+            stays = remove(self.here, ref, self.said)
+        if stays is None:
+            self.removed.add(ref)
+            self.kept.pop(ref, None)
+        else:
+            self.kept[ref] = stays
+
+    def recall(self, name: Ref) -> None:
+        """Find what an earlier run of this erasure removed and made under a name."""
+        for version in map(self.show, ever(self.here, name)):
+            if version.state == "deleted" and any(mark in version.message for mark in self.marks.values()):
+                self.removed.add(version.ref)
+            elif version.state == "live" and self.mark in version.tags.get(WITHOUT, "").split():
+                self.made[version.ref] = version.inputs.get(BEFORE)
+
+    def impact(self, ref: Ref) -> Impact:
+        """What was made from a version, at any distance."""
+        if ref not in self.impacts:
+            try:
+                self.impacts[ref] = self.here.audit.impact(ref)
+            except NotFound:
+                self.impacts[ref] = Impact(str(ref), (), {}, ())
+        return self.impacts[ref]
+
+    def columns(self, version: Version) -> tuple[str, ...]:
+        """The columns of a table that hold the key which names people, by whatever name its service gave it."""
+        names = {self.person.field.name: None}
+        service = version.inputs.get("service")
+        if service is not None and service.kind == "service":
+            with suppress(NotFound, Denied):
+                picks = self.here.features.show(service).definition["picks"]
+                names |= {pick["keys"].get(self.person.field.name, self.person.field.name): None for pick in picks}
+        there = {column.name for column in (version.table.columns if version.table else ())}
+        return tuple(name for name in names if name in there)
+
+    def publish(self, before: Version, folder: Path, columns: Sequence[str] = ()) -> Ref:
+        """The next version of the same name, with all that was said of the one it follows."""
+        people = dict.fromkeys([*before.tags.get(WITHOUT, "").split(), self.mark])
+        table = _described(folder, before, columns) if columns else None
+        facts = Facts(before.message, table, tags={**before.tags, WITHOUT: " ".join(people)})
+        inputs = {**before.inputs, BEFORE: before.ref}
+        order = Order(before.ref.bare, Source(folder), facts, before.label, inputs, before.zones[0])
+        ref = publish_apart(self.here, order)
+        self.made[ref] = before.ref
+        return ref
+
+
+def ever(here: Here, name: Ref) -> list[Ref]:
+    """Every version of a name, deleted ones too."""
+    try:
+        named: Named = here.catalog.about(name)
+    except NotFound:
+        return []
+    return [name.at(f"v{number}") for number in range(1, named.count + 1)]
+
+
+def _described(folder: Path, before: Version, columns: Sequence[str]) -> Table | None:
+    """What the rows are now. The key of people is personal: bounds of it would be the names of two of them."""
+    from falaj.content.tables import describe
+
+    known = {one.name: one.category for one in (before.table.columns if before.table else ()) if one.category}
+    return describe(folder, {**known, **dict.fromkeys(columns, "personal")})
