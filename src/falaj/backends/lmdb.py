@@ -175,22 +175,26 @@ class _File:
         """Do it in one transaction, again where the map had to grow for it."""
         with self._writer:
             for _ in range(_TRIES):
-                env, txn = self._env or self._again(), None
+                env = self._env or self._again()
                 try:
-                    txn = env.begin(write=True)
-                    done = work(txn)
-                    txn.commit()
-                except BaseException as error:
-                    # Readers out first: going back takes a lock of the library that they would hardly leave to us.
+                    with self._writing(env) as txn:
+                        return work(txn)
+                except lmdb.Error as error:
                     with self._alone():
-                        if txn is not None:
-                            txn.abort()
-                        if not isinstance(error, lmdb.Error):
-                            raise
                         _mend(env, error)
-                else:
-                    return done
         raise Unavailable("the online store is too busy", "call again")
+
+    @contextlib.contextmanager
+    def _writing(self, env: lmdb.Environment) -> "Iterator[lmdb.Transaction[bytes]]":
+        txn = env.begin(write=True)
+        try:
+            yield txn
+            txn.commit()
+        except BaseException:
+            # Readers out first: going back takes a lock of the library that they would hardly leave to us.
+            with self._alone():
+                txn.abort()
+            raise
 
     def release(self) -> None:
         """One user less; the last closes it."""
