@@ -18,10 +18,12 @@ from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
+from falaj.features.chapters import open_chapter
 from falaj.features.persons import lock_of
 from falaj.features.quality import personal_columns
 from falaj.features.records import EntityDef
-from falaj.features.stream import Arrival, Chapter, schema_of
+from falaj.features.sealing import seal_folder
+from falaj.features.stream import STATS, Arrival, Chapter, schema_of
 from falaj.snapshot.read import Entry, Snapshot
 
 SEGMENT, PARQUET = b".seg", b".parquet"
@@ -99,9 +101,6 @@ def rows_without(here: Here, about: Arrival, chapter: Chapter, person: Person, f
 
     Statistics are made anew: the lowest, the highest or the most frequent value may have been theirs.
     """
-    from falaj.features.chapters import STATS, open_chapter  # which come to this room for the keys of people
-    from falaj.features.sealing import seal_folder
-
     schema, personal = schema_of(about.definition, about.entity), personal_columns(about.definition)
     _, snapshot = open_version(here, chapter.faces[""])
     _, of, seq = max(read_name(_name(entry)) for entry in files_of(snapshot, SEGMENT))
