@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +138,27 @@ def http() -> None:
     with folder() as at:
         measured(feast / "python", "features_feast.py", "materialise", str(at), "sqlite", "2000" if SMALL else "10000")
         with feast_server(feast, at) as port, served(at / "ours", 10_000) as (own, token):
-            asked = {"service": "service:bench/wide", "keys": KEYS}
-            sides = {
-                "ours": Turns(
-                    US, "features_online.py", "http_read", own, "/v1/features/read", json.dumps(asked), token
-                ),
-                "feast serve": Turns(
-                    US, "features_online.py", "http_read", port, "/get-online-features", json.dumps(wanted)
-                ),
+            client = US, "features_online.py", "http_read"
+            asked = json.dumps({"service": "service:bench/wide", "keys": KEYS})
+            calls = {
+                "ours": (*client, own, "/v1/features/read", asked, token),
+                "feast serve": (*client, port, "/get-online-features", json.dumps(wanted)),
             }
+            sides = {name: Turns(*call) for name, call in calls.items()}
             together(list(sides.values()))
+            crowds = {name: at_once(*call) for name, call in calls.items()}
     for name, side in sides.items():
-        print(f"  {name:<34} {side}", flush=True)
+        print(f"  {name:<34} {side}; {crowds[name]:,.0f} a second for eight at once", flush=True)
     bar("http_vs_feast_server", sides["feast serve"].undisturbed_us / sides["ours"].undisturbed_us, ">=", 8)
+
+
+def at_once(*program: str) -> float:
+    """Answers a second when eight clients ask together."""
+    clients = [Turns(*program) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(2 if SMALL else 10):
+            list(pool.map(Turns.go, clients))
+    return sum(len(client.close().took) / sum(client.took) for client in clients)
 
 
 @contextlib.contextmanager

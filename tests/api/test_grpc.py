@@ -22,6 +22,7 @@ from google.protobuf import json_format
 from falaj.api import tls
 from falaj.api.grpc import FeatureDoor, proto_text, serve_grpc
 from falaj.api.messages import CLASSES
+from falaj.asof.records import NOT_FOUND, NULL, PRESENT
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.ref import Ref
@@ -29,6 +30,7 @@ from falaj.core.settings import Limits
 from falaj.core.verb import verb
 from tests.api.conftest import FREE
 from tests.api.small import AMAL_TOKEN, SmallHouse, every_error
+from tests.town import Town
 
 READ, STREAM = "/falaj.v1.Features/Read", "/falaj.v1.Features/ReadStream"
 AMAL = (("authorization", f"Bearer {AMAL_TOKEN}"),)
@@ -422,3 +424,38 @@ def test_the_proto_says_what_the_messages_are() -> None:
 def test_http_alone_does_not_load_grpc() -> None:
     code = "import sys, falaj.api.server; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+DEFINED = """
+from falaj.features import Entity, Feature, Service, Source, view
+customer = Entity("fraud/customer", keys={"customer_id": "string"})
+spend = view("fraud/spend", customer, Source("push", event="at"), ttl="90d", label="AE-PDPL,sensitive,purpose=fraud",
+             features=[Feature("amount", "float64"), Feature("city", "string"), Feature("visits", "int64")])
+scorer = Service("fraud/scorer", [spend])
+"""
+
+
+def test_the_real_house_reads_through_its_guard(tmp_path: Path) -> None:
+    town = Town(tmp_path / "house")
+    (tmp_path / "features.py").write_text(DEFINED)
+    amal = town.as_("amal")
+    amal.features.apply(str(tmp_path / "features.py"))
+    now = time.time_ns() // 1000
+    row = {"customer_id": ["ana"], "at": [now], "amount": [12.5], "city": [None], "visits": [2**62]}
+    amal.features.push("view:fraud/spend", row)
+    message = CLASSES["ReadRequest"](service="service:fraud/scorer")
+    message.keys["customer_id"].strings.extend(["ana", "nobody"])
+    with serve_grpc(town.house, "127.0.0.1:0") as door, grpc.insecure_channel(door.address) as channel:
+        as_amal = (("authorization", f"Bearer {town.tokens['amal']}"), ("falaj-purpose", "fraud"))
+        answer = read(channel, message, metadata=as_amal)
+        got = dict(zip(answer.names, answer.columns, strict=True))
+        assert answer.service == "service:fraud/scorer@v1"
+        assert got["amount"].doubles[0] == 12.5
+        assert got["visits"].ints[0] == 2**62
+        assert list(got["visits"].statuses) == [PRESENT, NOT_FOUND]
+        assert list(got["city"].statuses) == [NULL, NOT_FOUND]
+        for who, purpose in (("sara", "fraud"), ("amal", "marketing")):
+            metadata = (("authorization", f"Bearer {town.tokens[who]}"), ("falaj-purpose", purpose))
+            code, _ = refused(channel, message, metadata=metadata)
+            assert code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND)
+    town.close()
