@@ -101,7 +101,7 @@ def _weights(data: bytes) -> list[tuple[list[list[float]], list[float]]]:
     """The two layers of a safetensors file, read by hand: a header in JSON, then numbers."""
     size = int.from_bytes(data[:8], "little")
     head: dict[str, Any] = json.loads(data[8 : 8 + size])
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name, about in head.items():
         if name != "__metadata__":
             start, stop = about["data_offsets"]

@@ -32,7 +32,7 @@ def _values(table: Any, one: Computed) -> dict[str, Any]:
     from falaj.asof.express import evaluate
 
     if not one.source:
-        return {field.name: evaluate(one.express[field.name], table) for field in one.outputs}
+        return {field.name: evaluate(one.express[field.name], table, to=field.type) for field in one.outputs}
     given = {name: _plain(table.column(name)) for name in one.inputs}
     made = function_of(one.source)(given)
     lost = [field.name for field in one.outputs if field.name not in made]

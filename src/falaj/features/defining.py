@@ -169,7 +169,7 @@ class Defining(Shelf):
                 return old.ref
         count = (head.body["count"] if head else 0) + 1
         version = name.at(f"v{count}")
-        shared = old is not None and name.kind == "view" and rows_shared(define_of(old), given)
+        shared = old is not None and name.kind == "view" and self._shares(tx, old, given, made["entity"])
         body = {
             "definition": plain, "made_at": ctx.now(), "id": new_id(), "who": _who(ctx), **made,
             **({"rows": old.body["rows"] if shared and old else count} if name.kind == "view" else {}),
@@ -184,6 +184,13 @@ class Defining(Shelf):
         tx.put(version, body, label=label, terms=terms)
         tx.emit("features.define", version, tuple(uses))
         return version
+
+    def _shares(self, tx: Reader, old: Record, given: ViewDef, entity: str) -> bool:
+        """Whether the next version has the rows of the one before."""
+        entities = [define_of(tx.need(Ref.parse(one))) for one in (old.body["entity"], entity)]
+        before: ViewDef = define_of(old)
+        # Rows that lie there under a label cannot be of a version that demands a stricter one.
+        return before.label.covers(given.label) and rows_shared(before, given, *entities)
 
     def _standing(self, tx: Reader, ctx: Context, definitions: Definitions) -> Standing:
         """What stands of all that the definitions name or pick, and who relies on it, as far as one may see it."""

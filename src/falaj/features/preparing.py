@@ -132,7 +132,9 @@ def _features(table: Any, definition: ViewDef, function: Function | None) -> dic
     if function is not None:
         return _called(table, definition, function)
     return {
-        one.name: table.column(one.name) if one.express is None else evaluate(one.express, table)
+        one.name: table.column(one.name)
+        if one.express is None
+        else evaluate(one.express, table, to=one.type, zone=definition.source.zone)
         for one in definition.features
     }
 

@@ -29,7 +29,7 @@ _READERS = 256
 class Serving(Shelf):
     """How features are read."""
 
-    _readers: "OrderedDict[tuple[str, ServicePlan], Reader]"
+    _readers: "OrderedDict[tuple[str, str, tuple[str, ...]], Reader]"
     _lock: Lock
 
     @verb(reads=("service", "model"), group="read")
@@ -85,7 +85,7 @@ class Serving(Shelf):
             return tuple(trained_on(tx, model))
 
     def _reader(self, ctx: Context, plan: ServicePlan) -> Reader:
-        key = (ctx.tenant, plan)
+        key = (ctx.tenant, plan.ref, tuple(one.space for one in plan.views))
         with self._lock:
             found = self._readers.get(key)
             if found is None:
