@@ -1,10 +1,14 @@
 """What every Online must do, asked of a real LMDB file and a real Redis-compatible server."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import random
 import signal
+import socket
+import socketserver
+import ssl
 import stat
 import threading
 import uuid
@@ -22,6 +26,7 @@ from falaj.core.online import due, has_later, merge, pack_rank, rows_in
 from falaj.core.ports import Online
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisServer
+from tests.servers.transit import _tls
 
 ENGINES = ("lmdb", "redis")
 NOW = 1_700_000_000_000_000
@@ -470,6 +475,45 @@ def test_redis_takes_its_password_from_where_the_address_points(
             with pytest.raises(Unavailable, match="refuses"):
                 cell(RedisOnline(bad))
     assert redis_server.pid
+
+
+class TlsDoor(socketserver.ThreadingTCPServer):
+    """TLS before a real server that was built without it."""
+
+    daemon_threads = True
+
+    def __init__(self, context: ssl.SSLContext, inner: int) -> None:
+        super().__init__(("127.0.0.1", 0), self.carry)
+        self.context, self.inner = context, inner
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def carry(self, plain: socket.socket, *_: object) -> None:
+        with (
+            contextlib.suppress(OSError),
+            self.context.wrap_socket(plain, server_side=True) as outer,
+            socket.create_connection(("127.0.0.1", self.inner)) as inner,
+        ):
+            threading.Thread(target=self.copy, args=(inner, outer), daemon=True).start()
+            self.copy(outer, inner)
+
+    @staticmethod
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+
+
+def test_redis_over_tls_trusts_only_a_certificate_that_verifies(redis_server: RedisServer, tmp_path: Path) -> None:
+    with TlsDoor(_tls(tmp_path), redis_server.port) as door:
+        address = f"rediss://127.0.0.1:{door.server_address[1]}/0?prefix=t{uuid.uuid4().hex}&wait_s=5"
+        online = RedisOnline(f"{address}&ca={tmp_path}/ca.pem")
+        assert online.put("s", [(b"k", row(1))], NOW) == 1
+        assert cell(online) == row(1)
+        online.close()
+        for wrong in (address, f"{address}&ca={tmp_path}/ca.pem".replace("127.0.0.1", "localhost")):
+            with pytest.raises(Unavailable):
+                cell(RedisOnline(wrong))
+        door.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class RedisOnline:
             raise Invalid("this is no prefix for keys in Redis", "use letters, digits, and _ . : -")
         self._heads = [f"{prefix}{{{bucket:03x}}}".encode() for bucket in range(BUCKETS)]
         self._prefix = prefix.encode()
-        self._chunk = max(1, int(asked.get("chunk", "500")))
+        self._chunk = max(1, int(asked.get("chunk", "200")))
         self._pool: Any = _pool(url, asked)
         self._client: Any = redis.Redis(connection_pool=self._pool)
         self._kept = False
