@@ -4,6 +4,9 @@ What is online and what was pushed is tested where the desk takes it out (test_l
 """
 
 import itertools
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -299,6 +302,28 @@ def test_killed_anywhere_it_ends_the_same(town: Town, step: int) -> None:
     ]  # fmt: skip
     # Two faces of two chapters and a stray, two sets, one quarantine; and what shares stored bytes with one of them.
     assert len(done.removed) >= 2 * 3 + 2 + 1
+    assert shop.erase("ana") == done
+
+
+@pytest.mark.parametrize(("acts", "sealed"), [(2, False), (9, False), (2, True)])
+def test_killed_outright_it_goes_on(town: Town, acts: int, sealed: bool) -> None:
+    """A process of its own, killed with no chance to tidy up, somewhere after an act."""
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", sealed=sealed)
+    shop.bring(ROWS)
+    shop.bring([("ana", 7, 5.0), ("dee", 7, 6.0)])
+    before = shop.read()
+    house = town.house.settings
+    command = [sys.executable, "-m", "tests.features.eraser", house.home, house.zone]
+    command += [town.tokens["salem"], shop.project, "ana"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for _ in range(acts):
+            assert child.stdout.readline()
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+    done = shop.erase("ana")
+    assert done.ok
+    assert shop.read() == [row for row in before if row[0] != "ana"]
     assert shop.erase("ana") == done
 
 

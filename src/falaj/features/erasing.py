@@ -152,12 +152,11 @@ def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     taken = [case.show(ref).inputs.values() for ref in case.removed if ref.bare in sets]
     sources |= {str(ref.bare) for refs in taken for ref in refs if ref.kind == "dataset" and ref.bare not in own}
     notes = [f"{source} was read to make them, and is no part of this" for source in sorted(filter(None, sources))]
-    hidden = max((case.impact(root).hidden for root in _roots(case, held)), default=0)
-    notes += [f"{hidden} or more things were made from the rows that you may not see"] if hidden else []
+    hidden = max(case.impact(root).hidden for root in (case.entity, *_roots(case, held)))
     kept = tuple(case.kept[ref] for ref in sorted(case.kept) if ref not in case.removed)
     return Erasure(
         case.entity, case.mark, case.dry, tuple(case.marks), tuple(sorted(case.removed)), tuple(sorted(case.made)),
-        kept, _models(case, held, sets), (*case.notes, *notes),
+        kept, _models(case, held, sets), (*case.notes, *notes), hidden,
     )  # fmt: skip
 
 

@@ -40,11 +40,13 @@ class Erasure:
     kept: tuple[Kept, ...]
     models: tuple[Touched, ...]
     notes: tuple[str, ...] = ()
+    hidden: int = 0
+    """So many views, sets and models at least are about the entity that you may not see: have others erase, too."""
 
     @property
     def ok(self) -> bool:
         """True when nothing was left that holds the person, or may."""
-        return not self.kept
+        return not self.kept and not self.hidden
 
 
 @dataclass(frozen=True, slots=True)
