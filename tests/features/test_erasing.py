@@ -460,6 +460,20 @@ def test_sealed_rows_can_be_purged_too(town: Town) -> None:
     assert shop.erase("ana", purge=True) == done
 
 
+def test_what_whoever_erases_may_not_see_is_counted(town: Town) -> None:
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}")
+    shop.bring(ROWS)
+    other = f"{shop.project}hidden/loans"
+    push = SourceDef("push", event="event")
+    view = ViewDef(other, f"{shop.project}/customer", push, (FeatureDef("x", "float64"),), label=Label.parse(LABEL))
+    define_one(town.as_("mona"), Ref.parse(f"view:{other}"), view)
+    rule = f'principal.roles.contains("data-steward") && resource.project == "{shop.project}hidden"'
+    town.as_("fatima").policy.add("hidden", f"forbid (principal, action, resource) when {{ {rule} }};")
+    done = shop.erase("ana")
+    assert done.views == (shop.view,)
+    assert (done.hidden, done.kept, done.ok) == (1, (), False)
+
+
 def test_bad_requests(shop: Shop) -> None:
     shop.bring(ROWS)
     assert isinstance(refusal(lambda: shop.erase("")), Invalid)
