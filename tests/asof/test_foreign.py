@@ -29,7 +29,7 @@ WAYS = [
 
 def write(world: World, folder: Path, cuts: list[int]) -> list[Path]:
     """Rows without a seq, so that the order of files and rows is what decides."""
-    table = world.table().drop_columns(["seq"])
+    table = world.table(sorted(world.rows, key=lambda row: row.seq)).drop_columns(["seq"])
     edges = sorted({0, table.num_rows, *(cut for cut in cuts if cut < table.num_rows)})
     paths = []
     for at, (start, stop) in enumerate(pairwise(edges or [0])):

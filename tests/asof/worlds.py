@@ -96,22 +96,22 @@ def worlds(draw: st.DrawFn, extremes: bool = True, most: int = 40) -> World:
     features = tuple(draw(st.lists(st.sampled_from(FEATURES), min_size=1, max_size=3, unique=True)))
     faces = {"": features[:1], "hr": features[1:]} if draw(st.booleans()) and features[1:] else {"": features}
     schema = RowSchema(tuple(Field(f"k{at}", kind) for at, kind in enumerate(shape)), faces)
-    key = st.tuples(*(st.sampled_from(POOLS[kind][:4]) for kind in shape))
-    moment = st.sampled_from(EXTREMES if extremes else MOMENTS)
-    drawn = draw(
-        st.lists(
-            st.tuples(key, moment, moment, st.tuples(*(st.sampled_from([None, *POOLS[f.type]]) for f in features))),
-            max_size=most,
-        )
-    )
-    rows = [Row(who, event, created, seq, values) for seq, (who, event, created, values) in enumerate(drawn)]
+    # Few keys and moments, so that rows meet: the ties are what is hard.
+    some_key = st.tuples(*(st.sampled_from(POOLS[kind][:4]) for kind in shape))
+    key = st.sampled_from(draw(st.lists(some_key, min_size=1, max_size=3)))
+    some_moment = st.sampled_from(EXTREMES if extremes else MOMENTS)
+    moment = st.sampled_from(draw(st.lists(some_moment, min_size=1, max_size=4)))
+    values = st.tuples(*(st.sampled_from([None, *POOLS[field.type]]) for field in features))
+    drawn = draw(st.lists(st.tuples(key, moment, moment, values), max_size=most))
+    seqs = draw(st.permutations(range(len(drawn)))) if draw(st.booleans()) else range(len(drawn))
+    rows = [Row(who, *when, seq, cells) for seq, (who, *when, cells) in zip(seqs, drawn, strict=True)]
     ttl = draw(st.sampled_from([0, 1, 2, 9, YEARS]))
-    asked = st.one_of(st.none(), moment)
+    asked = st.one_of(moment, moment, some_moment, st.none())
     if not extremes:
-        asked = st.one_of(st.none(), moment, moment.map(lambda at: at + ttl), moment.map(lambda at: at + ttl - 1))
+        asked = st.one_of(asked, moment.map(lambda at: at + ttl), moment.map(lambda at: at + ttl - 1))
     who = st.tuples(*(st.sampled_from([None, *POOLS[kind]]) for kind in shape))
-    labels = draw(st.lists(st.tuples(st.one_of(key, who), asked), max_size=25))
-    known_at = draw(st.sampled_from([None, "label", 2, YEARS]))
+    labels = draw(st.lists(st.tuples(st.one_of(key, key, who), asked), max_size=25))
+    known_at = draw(st.sampled_from([None, "label", 2, YEARS, draw(moment)]))
     return World(schema, rows, labels, ttl, known_at)
 
 
