@@ -225,6 +225,28 @@ def test_default_hops_over_months_and_a_clock_change() -> None:
         agrees(state, rows, windows, now)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_many_rows_in_many_parts(seed: int) -> None:
+    """Few values seen often, so that which part saw one last matters."""
+    rng = np.random.default_rng(seed)
+    windows = tuple(
+        Window(f"{how}_{of}_{over}", how, of, over, hop, out_type(how, cases.TYPES[of]), 5 if how == "last" else 0)
+        for of, hows in cases.HOWS.items()
+        for how in hows
+        for over, hop in ((40, 5), (100, 20))
+    )
+    rows = [
+        row(int(e), i, f=n / 7, g=n / 4, i=n, b=n > 4, t=n, s=None if n == 2 else f"v{n}")
+        for i, (e, n) in enumerate(zip(rng.integers(-100, 100, 300), rng.integers(0, 9, 300).tolist(), strict=True))
+    ]
+    parts = [add(tiles.empty(windows), [rows[i] for i in part], 60) for part in np.array_split(rng.permutation(300), 6)]
+    while len(parts) > 1:
+        a, b = (parts.pop(int(rng.integers(len(parts)))) for _ in range(2))
+        parts.append(tiles.merge(tiles.unpack(tiles.pack(a), windows), b))
+    for now in (60, 61, 80, 130):
+        agrees(parts[0], rows, windows, now)
+
+
 def test_lists_can_be_counted() -> None:
     windows = (Window("n", "count", "l", 50, 5, "int64"),)
     cells = {"l": ([[1.0], None, [], [2.0]], np.array([True, False, True, True]))}
