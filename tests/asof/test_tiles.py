@@ -239,7 +239,10 @@ def test_many_rows_in_many_parts(seed: int) -> None:
         row(int(e), i, f=n / 7, g=n / 4, i=n, b=n > 4, t=n, s=None if n == 2 else f"v{n}")
         for i, (e, n) in enumerate(zip(rng.integers(-100, 100, 300), rng.integers(0, 9, 300).tolist(), strict=True))
     ]
-    parts = [add(tiles.empty(windows), [rows[i] for i in part], 60) for part in np.array_split(rng.permutation(300), 6)]
+    shares = [[rows[i] for i in share] for share in np.array_split(rng.permutation(300), 6)]
+    parts = [add(tiles.empty(windows), share, 60) for share in shares]
+    for part, share in zip(parts, shares, strict=True):
+        agrees(part, share, windows, 60)
     while len(parts) > 1:
         a, b = (parts.pop(int(rng.integers(len(parts)))) for _ in range(2))
         parts.append(tiles.merge(tiles.unpack(tiles.pack(a), windows), b))
