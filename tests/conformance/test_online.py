@@ -401,7 +401,7 @@ def test_lmdb_is_for_its_owner_only(tmp_path: Path) -> None:
 
 def test_lmdb_refuses_what_is_no_folder_and_what_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(Invalid):
-        LmdbOnline("lmdb:here")
+        LmdbOnline("lmdb:")
     (tmp_path / "file").touch()
     with pytest.raises(Invalid):
         LmdbOnline(f"lmdb:{tmp_path}/file/online")

@@ -13,7 +13,7 @@ from falaj.asof.keys import key_bytes
 from falaj.asof.layout import Layout
 from falaj.asof.records import EXPIRED, FUTURE, MISSING, NOT_FOUND, NULL, PRESENT, Field, ServicePlan, ViewPlan
 from falaj.core.errors import Invalid
-from falaj.core.online import RANK_BYTES, after, due, moment_of
+from falaj.core.online import RANK_BYTES, after, due, moment_of, rows_in
 from falaj.core.ports import Online
 
 Function = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -204,8 +204,7 @@ def _windows(view: ViewPlan) -> Read:
     def read(cells: Cells, now_us: int) -> Part:
         states, rows, seen = [], [], []
         for cell in cells:
-            row = None if cell is None else due(cell, now_us)
-            state = None if row is None else unpack(row[RANK_BYTES:], shape)
+            state = None if cell is None else unpack(rows_in(cell)[-1][RANK_BYTES:], shape)
             status = NOT_FOUND if state is None else standing(state, now_us, view.ttl_us)
             states.append(status)
             rows.append(nothing if state is None or status else answer(state, asked, now_us)[0])

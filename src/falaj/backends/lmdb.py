@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ import lmdb
 
 from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable
 from falaj.core.online import after as after_moment
-from falaj.core.online import checked, fold
+from falaj.core.online import checked, fold, space_bytes
 
 MAP_BYTES = 1 << 30
 """The first size of the map: address space, not disk."""
@@ -39,14 +38,14 @@ class LmdbOnline:
     """Options: `map_bytes`, the first size of the map."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        folder = Path(url.partition(":")[2])
-        if not folder.is_absolute():
+        folder = url.partition(":")[2]
+        if not folder:
             raise Invalid(f"{url[:200]!r} names no folder", "for example lmdb:/var/lib/falaj/online")
-        self._file: _File | None = _open(folder, int((options or {}).get("map_bytes", MAP_BYTES)))
+        self._file: _File | None = _open(Path(folder).resolve(), int((options or {}).get("map_bytes", MAP_BYTES)))
 
     def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
         """Take rows in, newest wins; on disk when it returns."""
-        head, soon = _head(space) + _ROW, after_moment(now_us)
+        head, soon = space_bytes(space) + _ROW, after_moment(now_us)
         asked = [(_stored(head, key), key, checked(row)) for key, row in rows]
         # In the order of the file, neighbours share pages.
         asked.sort(key=lambda one: one[0])
@@ -70,7 +69,7 @@ class LmdbOnline:
 
     def get(self, asks: Sequence[tuple[str, Sequence[bytes]]]) -> list[list[bytes | None]]:
         """What lies under keys of several spaces, from one snapshot."""
-        places = [(_head(space) + _ROW, keys) for space, keys in asks]
+        places = [(space_bytes(space) + _ROW, keys) for space, keys in asks]
 
         def work(txn: "lmdb.Transaction[bytes]") -> list[list[bytes | None]]:
             find = txn.get
@@ -83,7 +82,7 @@ class LmdbOnline:
 
     def scan(self, space: str, after: bytes | None = None, limit: int = 10_000) -> list[tuple[bytes, bytes]]:
         """(key, cell) behind a key (none: from the beginning; the empty one is a key), in the order of the file."""
-        head = _head(space) + _ROW
+        head = space_bytes(space) + _ROW
         start = _stored(head, after or b"")
 
         def work(txn: "lmdb.Transaction[bytes]") -> list[tuple[bytes, bytes]]:
@@ -97,7 +96,7 @@ class LmdbOnline:
 
     def delete(self, space: str, keys: Sequence[bytes]) -> int:
         """Remove keys; gives how many were there."""
-        head = _head(space)
+        head = space_bytes(space)
 
         def work(txn: "lmdb.Transaction[bytes]") -> int:
             gone = 0
@@ -112,7 +111,7 @@ class LmdbOnline:
 
     def drop(self, space: str) -> None:
         """Remove a space, its mark first: what is left of a drop that was killed passes for nothing filled."""
-        head = _head(space)
+        head = space_bytes(space)
 
         def work(txn: "lmdb.Transaction[bytes]") -> bool:
             with txn.cursor() as cursor:
@@ -128,7 +127,7 @@ class LmdbOnline:
 
     def note(self, space: str, value: bytes | None = None) -> bytes | None:
         """Read, or write, the mark of a space."""
-        place = _head(space) + _NOTE
+        place = space_bytes(space) + _NOTE
         if value is not None:
             self._open_file().write(lambda txn: txn.put(place, value))
             return value
@@ -251,7 +250,6 @@ _FILES: dict[Path, _File] = {}
 
 
 def _open(folder: Path, map_bytes: int) -> _File:
-    folder = folder.resolve()
     with _LOCK:
         file = _FILES.get(folder) or _File(folder, map_bytes)
         file.users += 1
@@ -287,14 +285,13 @@ def _environment(folder: Path, map_bytes: int) -> lmdb.Environment:
 def _mend(env: lmdb.Environment, trouble: lmdb.Error) -> None:
     """Make the next try better, or raise in our words."""
     try:
+        # Readers that were killed left their places taken, and what they saw kept.
+        env.reader_check()
         if isinstance(trouble, lmdb.MapFullError):
             env.set_mapsize(env.info()["map_size"] * 2)
         elif isinstance(trouble, lmdb.MapResizedError):
             env.set_mapsize(0)
-        elif isinstance(trouble, lmdb.ReadersFullError):
-            # Those who were killed left their places taken.
-            env.reader_check()
-        else:
+        elif not isinstance(trouble, lmdb.ReadersFullError):
             raise _failure(trouble) from trouble
     except lmdb.Error as error:
         raise _failure(error) from error
@@ -306,11 +303,6 @@ def _failure(error: lmdb.Error) -> FalajError:
     if isinstance(error, lmdb.DiskError):
         return Unavailable("the disk of the online store is full; nothing was written", "free some space, call again")
     return Unavailable("the file of online features does not answer", "check its folder, permissions and disk")
-
-
-@lru_cache(4096)
-def _head(space: str) -> bytes:
-    return hashlib.blake2b(space.encode(), digest_size=16).digest()
 
 
 def _stored(head: bytes, key: bytes) -> bytes:

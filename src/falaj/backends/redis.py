@@ -16,7 +16,6 @@ import re
 import ssl
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -36,7 +35,7 @@ from redis.retry import Retry
 from falaj.core.credential import credential
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.online import after as after_moment
-from falaj.core.online import checked
+from falaj.core.online import checked, space_bytes
 
 BUCKETS = 4096
 _PAGE = 64
@@ -133,7 +132,7 @@ class RedisOnline:
     def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
         """Take rows in, newest wins; in the server's memory when it returns."""
         self._check_kept()
-        hashed = _hash(space)
+        hashed = space_bytes(space)
         pairs = [(self._place(hashed, key), checked(row)) for key, row in rows]
         head = len(self._heads[0]) + len(hashed)
         calls = [
@@ -147,7 +146,7 @@ class RedisOnline:
         heads, crc = self._heads, zlib.crc32
         places = [
             heads[crc(key) & 0xFFF] + hashed + key
-            for hashed, keys in ((_hash(space) + b".", keys) for space, keys in asks)
+            for hashed, keys in ((space_bytes(space) + b".", keys) for space, keys in asks)
             for key in keys
         ]
         found = self._mget(places) if places else []
@@ -158,7 +157,7 @@ class RedisOnline:
 
     def scan(self, space: str, after: bytes | None = None, limit: int = 10_000) -> list[tuple[bytes, bytes]]:
         """(key, cell) behind a key (none: from the beginning; the empty one is a key), by bucket and then by key."""
-        hashed, found = _hash(space), list[tuple[bytes, bytes]]()
+        hashed, found = space_bytes(space), list[tuple[bytes, bytes]]()
         first = zlib.crc32(after or b"") & 0xFFF
         for start in range(first, BUCKETS, _PAGE):
             buckets = range(start, min(start + _PAGE, BUCKETS))
@@ -178,7 +177,7 @@ class RedisOnline:
 
     def delete(self, space: str, keys: Sequence[bytes]) -> int:
         """Remove keys; gives how many were there."""
-        hashed, gone = _hash(space), 0
+        hashed, gone = space_bytes(space), 0
         head = len(self._heads[0]) + len(hashed)
         for part in _pieces([self._place(hashed, key) for key in keys], 500):
             pairs = [(("UNLINK", place), ("SREM", place[:head], place[head + 1 :])) for place in part]
@@ -189,7 +188,7 @@ class RedisOnline:
     def drop(self, space: str) -> None:
         """Remove a space, its mark first: what is left of a drop that was killed passes for nothing filled."""
         self._ask("UNLINK", self._mark(space))
-        hashed = _hash(space)
+        hashed = space_bytes(space)
         for start in range(0, BUCKETS, _PAGE):
             names = [head + hashed for head in self._heads[start : start + _PAGE]]
             sets = self._pipeline([("SMEMBERS", name) for name in names])
@@ -214,7 +213,7 @@ class RedisOnline:
         return self._heads[zlib.crc32(key) & 0xFFF] + hashed + b"." + key
 
     def _mark(self, space: str) -> bytes:
-        return self._prefix + b":mark:" + _hash(space)
+        return self._prefix + b":mark:" + space_bytes(space)
 
     def _run(self, calls: Sequence[tuple[Any, ...]]) -> int:
         commands = [("EVALSHA", _SHA, *call) for call in calls]
@@ -327,11 +326,6 @@ def _failure(error: BaseException) -> FalajError:
     if isinstance(error, BusyLoadingError):
         return Unavailable("Redis is still loading what it kept", "call again in a moment")
     return Unavailable("Redis does not answer as it should", "try again; then check its address and health")
-
-
-@lru_cache(4096)
-def _hash(space: str) -> bytes:
-    return hashlib.blake2b(space.encode(), digest_size=16).digest()
 
 
 def _pieces(many: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -5,7 +5,9 @@ lies under a key: nearly always one row, as it is. Where rows of later moments w
 row can begin with, and then each row behind its length, in order. The script in backends/redis.py does the same.
 """
 
+import hashlib
 import struct
+from functools import lru_cache
 
 from falaj.core.errors import Corrupt, Invalid
 
@@ -16,6 +18,12 @@ which never comes, is written as of the moment before it."""
 LAST_US = (1 << 63) - 2
 _RANK, _MOMENT, _LENGTH = struct.Struct(">QQQ"), struct.Struct(">Q"), struct.Struct("<I")
 _FLIP = 1 << 63
+
+
+@lru_cache(4096)
+def space_bytes(space: str) -> bytes:
+    """The name of a space as stores write it before each key: short, and of one length."""
+    return hashlib.blake2b(space.encode(), digest_size=16).digest()
 
 
 def pack_rank(event_us: int, created_us: int, seq: int) -> bytes:
