@@ -276,8 +276,8 @@ class Online(Protocol):
         """What lies under keys of several spaces, in one round trip: cells as core/online.py packs them."""
         ...
 
-    def scan(self, space: str, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, bytes]]:
-        """(key, cell) of a space behind a cursor (the last key given), in a fixed order."""
+    def scan(self, space: str, after: bytes | None = None, limit: int = 10_000) -> list[tuple[bytes, bytes]]:
+        """(key, cell) of a space behind a cursor (the last key given; from the beginning without), in a fixed order."""
         ...
 
     def delete(self, space: str, keys: Sequence[bytes]) -> int: ...

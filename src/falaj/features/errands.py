@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Conflict, Invalid
@@ -22,6 +24,7 @@ from falaj.store.codec import to_plain
 
 _PUSH_ROWS = 5_000
 """Rows in one call: few enough for the size a call may have."""
+_PATIENCE = 20
 
 
 @errand
@@ -157,14 +160,23 @@ def materialize(
 
 def _fill(here: Here, view: Ref, full: bool) -> Filled:
     with here.progress.task(f"filling {view}", unit="rows") as task:
-        done: Filled = here.features.fill(view, anew=full)
+        done = _filled(here, view, full)
         task.resize(done.total)
         task.advance(done.rows)
         while not done.complete:
             before = done.rows
-            done = here.features.fill(view)
+            done = _filled(here, view, False)
             task.advance(max(0, done.rows - before))
     return done
+
+
+def _filled(here: Here, view: Ref, anew: bool) -> Filled:
+    """One call; somebody who fills it at the moment is waited for, and so is one who was killed at it."""
+    for _ in range(_PATIENCE):
+        with suppress(Conflict):
+            return cast(Filled, here.features.fill(view, anew=anew))
+        time.sleep(1.0)
+    return cast(Filled, here.features.fill(view, anew=anew))
 
 
 @errand
@@ -254,9 +266,10 @@ def _columns(rows: Any) -> Iterable[Mapping[str, list[Any]]]:
     if hasattr(rows, "to_arrow"):
         rows = rows.to_arrow()
     if isinstance(rows, str):
-        from pathlib import Path
-
-        tables = read_files([Path(rows).expanduser()])
+        path = Path(rows).expanduser()
+        if not path.is_file():
+            raise Invalid(f"there is no file {rows!r:.300}", "a Parquet, CSV, JSON-lines or Arrow file")
+        tables = read_files([path])
     else:
         tables = iter([rows if isinstance(rows, pa.Table) else pa.Table.from_pandas(rows)])
     step = min(_PUSH_ROWS, MOST_ROWS)

@@ -193,7 +193,7 @@ class Leaving(Shelf):
             return sum(store.delete(space, wanted) for space in spaces)
         gone = 0
         for space in spaces:
-            cursor = b""
+            cursor: bytes | None = None
             while page := store.scan(space, cursor):
                 chosen = [key for key, _ in page if _names(view, key) in set(wanted)]
                 gone += store.delete(space, chosen) if chosen else 0
