@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.servers import fuse, oidc, postgres, registry, seaweed, slurm, softhsm
+from tests.servers import fuse, oidc, postgres, redis, registry, seaweed, slurm, softhsm
 from tests.servers.process import COMPONENTS, Missing
 
 _NODE_FROM = 20
@@ -25,7 +25,7 @@ def main() -> int:
         except (subprocess.CalledProcessError, OSError) as failed:
             print(f"could not install: {failed}", file=sys.stderr)
     every = (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program)
-    for find in (*every, registry.program, fuse.library, slurm.programs):
+    for find in (*every, redis.program, registry.program, fuse.library, slurm.programs):
         if (missing := _missing(find)) is not None:
             print(missing, file=sys.stderr)
     return 0

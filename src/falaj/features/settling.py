@@ -114,8 +114,12 @@ def publish_quarantine(here: Here, batch: Batch, tables: list[Any]) -> int:
     for one in batch.labels.values():
         label = label.join(one)
     with tempfile.TemporaryDirectory(prefix="falaj-rows-") as scratch:
-        whole = pa.concat_tables(tables, promote_options="permissive")
-        pq.write_table(whole, Path(scratch) / "rows.parquet")
+        # What broke a rule may be of any type: tables that are not alike become files of their own.
+        alike: dict[str, list[Any]] = {}
+        for table in tables:
+            alike.setdefault(str(table.schema), []).append(table)
+        for number, group in enumerate(alike.values()):
+            pq.write_table(pa.concat_tables(group), Path(scratch) / f"rows-{number:04d}.parquet")
         source = Source(Path(scratch), passing=True)
         facts = Facts(f"{count} rows that broke a rule", tags={"view": str(batch.view)})
         order = Order(quarantine_of(batch.stream), source, facts, label, dict(batch.inputs or {}), batch.zone)
