@@ -102,7 +102,7 @@ DESKS: dict[str, Desk] = {
             "erase": "forget replace",
         },
         ("entity", "view", "service"),
-        ("falaj.features.errands", "falaj.features.watching", "falaj.features.erasing"),
+        ("falaj.features.errands", "falaj.features.watching", "falaj.features.erasing", "falaj.features.spreading"),
     ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",
