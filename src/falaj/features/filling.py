@@ -33,6 +33,8 @@ from falaj.store.ledger import Ledger, Writer
 
 BUDGET_S = 5.0
 """How long one call works before it says how far it is."""
+RETIRED_S = 180.0
+"""Longer than anybody reads by one plan."""
 LEASE_S = 15.0
 """Whoever was killed holds up the next one so long. It is a courtesy: two who fill at once do no harm."""
 PUT_ROWS = 10_000
@@ -218,24 +220,27 @@ class Filling(Shelf):
         self._ledger.retry(ctx, work)
 
     def _completed(self, ctx: Context, view: View, target: Target, generation: int) -> None:
-        """Let readers read what was filled; what they read before goes."""
-        shape, before = shape_of(view.definition), view.stream.online.get(shape_of(view.definition))
-        behind = generation - view.stream.filled
-        if before == target.era and not behind > 0:
+        """Let readers read what was filled. What they read before goes later: they may have it in their plans."""
+        shape, stream = shape_of(view.definition), view.stream
+        before, gone = stream.online.get(shape), [one for one in stream.retired if ctx.now() - one[2] > RETIRED_S]
+        for old, era, _ in gone:
+            for face in faces_of(view.definition):
+                target.store.drop(space_of(stream, ctx.tenant, old, face, era))
+        if before == target.era and not gone and (generation <= stream.filled or not stream.chapters):
             return
 
         def work(tx: Writer) -> None:
             now = self._view(tx, view.ref)
+            retired = [one for one in now.stream.retired if one not in gone]
+            if before is not None and before != target.era:
+                retired.append((shape, before, ctx.now()))
             online = {**now.stream.online, shape: target.era}
-            stream = replace(now.stream, online=online, filled=generation, filled_at=ctx.now())
-            keep(tx, now, stream)
+            keep(tx, now, replace(
+                now.stream, online=online, retired=tuple(retired), filled=generation, filled_at=ctx.now()
+            ))  # fmt: skip
             tx.emit("features.filled", now.ref, generation=generation, era=target.era)
 
-        if before != target.era or view.stream.chapters:
-            self._ledger.retry(ctx, work)
-        if before is not None and before != target.era:
-            for face in faces_of(view.definition):
-                target.store.drop(space_of(view.stream, ctx.tenant, shape, face, before))
+        self._ledger.retry(ctx, work)
 
     def _led(self, ctx: Context, stream: Stream) -> "_Led":
         """One fills a view at a time, so that no work is done twice."""

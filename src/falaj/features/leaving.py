@@ -187,7 +187,7 @@ class Leaving(Shelf):
             space_of(view.stream, ctx.tenant, shape, face, era)
             for shape in {shape_of(view.definition), *view.stream.shapes}
             for face in faces_of(view.definition)
-            for era in {0, view.stream.era}
+            for era in {0, view.stream.era, *(one[1] for one in view.stream.retired)}
         }
         if whole:
             return sum(store.delete(space, wanted) for space in spaces)

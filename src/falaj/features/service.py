@@ -27,4 +27,5 @@ class Features(Defining, Rows, Serving, Leaving):
     ) -> None:
         super().__init__(ledger, act, series, online, keyring)
         self._readers = OrderedDict()
+        self._plans = {}
         self._lock = Lock()

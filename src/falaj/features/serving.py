@@ -1,5 +1,6 @@
 """Reading online: a service opened once and read many times, or one read through the guard; and samples of reads."""
 
+import time
 from collections import OrderedDict
 from dataclasses import replace
 from threading import Lock
@@ -21,6 +22,7 @@ from falaj.store.ledger import Reader as Books
 
 OPEN_S = 60.0
 """So long a plan is used before it is asked for again: a changed right or a moved space is known by then."""
+PLAN_S = 1.0
 SAMPLE_EVERY = 1000
 MOST_KEYS = 10_000
 _READERS = 256
@@ -30,6 +32,7 @@ class Serving(Shelf):
     """How features are read."""
 
     _readers: "OrderedDict[tuple[str, str, tuple[str, ...]], Reader]"
+    _plans: dict[tuple[str, str], tuple[float, ServicePlan]]
     _lock: Lock
 
     @verb(reads=("service", "model"), group="read")
@@ -122,7 +125,21 @@ class Serving(Shelf):
         return pinned
 
     def _plan(self, tx: Books, ctx: Context, pinned: Ref) -> ServicePlan:
-        """All that reading takes; a view by itself is read as the service of its ordinary columns."""
+        """All that reading takes, made anew every second: spaces stay longer than that."""
+        key, now = (ctx.tenant, str(pinned)), time.monotonic()
+        with self._lock:
+            held = self._plans.get(key)
+        if held is not None and held[0] > now:
+            return held[1]
+        plan = self._compiled(tx, ctx, pinned)
+        with self._lock:
+            if len(self._plans) > _READERS:
+                self._plans.clear()
+            self._plans[key] = (now + PLAN_S, plan)
+        return plan
+
+    def _compiled(self, tx: Books, ctx: Context, pinned: Ref) -> ServicePlan:
+        """A view by itself is read as the service of its ordinary columns."""
         if pinned.kind == "view":
             view = self._view(tx, pinned)
             plain = tuple(one.name for one in view.definition.features if one.label is None)

@@ -74,6 +74,8 @@ class Stream:
     """The version of the source that was read last."""
     online: Mapping[str, int] = field(default_factory=dict)
     """Which era readers read online, by the shape of what lies there (`shape_of`); none until it was filled."""
+    retired: tuple[tuple[str, int, float], ...] = ()
+    """(shape, era, when) of what readers read before; it goes once nobody can have it in a plan any more."""
     shapes: Mapping[str, Ref] = field(default_factory=dict)
     """A version of the view for each shape that is kept fresh."""
     filled: int = 0
