@@ -55,10 +55,12 @@ def test_rows_known_later_never_change_what_was_known(world, known, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(worlds(), COUNTS)
-def test_pieces_in_any_order_are_the_whole(world, count):
+@given(worlds(), COUNTS, COUNTS)
+def test_pieces_in_any_order_are_the_whole(world, first, second):
+    cuts = [world.rows[at::3] for at in range(3)]
     with tempfile.TemporaryDirectory() as folder:
-        view = Joined(world.plan, world.write(Path(folder), [world.rows], [count]))
+        own = world.write(Path(folder), cuts[:2], [first, second])
+        view = Joined(world.plan, OwnRows(own.parts, world.table(cuts[2]).cast(world.schema.arrow())))
         bare = world.label_table().drop_columns(["y"])
         pieces = [
             part_of(bare, "at", view, partition, known_at=world.known_at) for partition in range(partitions_of(view))
@@ -121,6 +123,10 @@ def test_a_name_that_is_taken_or_lacking_is_refused(tmp_path):
         training_set(pa.table({"k": [1], "at": pa.array([1], pa.timestamp("us"))}), "at", [view])
     with pytest.raises(Invalid, match="not all"):
         gather(pa.table({"k": [1], "at": [1]}), [view], [[part_of(pa.table({"k": [], "at": []}), "at", view, 0)]])
+    two = pa.table({"k": [1, 2], "at": [1, 1]})
+    piece = part_of(two[:1], "at", view, 0)
+    with pytest.raises(Invalid, match="not all"):
+        gather(two, [view], [[piece, piece]])
 
 
 def test_rows_of_other_keys_than_the_plan_says_are_refused(tmp_path):

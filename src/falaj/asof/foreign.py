@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from falaj.asof.arrow import typed, whole
 from falaj.asof.keys import KeyColumn, key_column, typed_key
+from falaj.asof.looking import bare_keys
 from falaj.asof.moments import Moments, moments
-from falaj.asof.records import MISSING, Field, ViewPlan
+from falaj.asof.records import MISSING, ViewPlan
 from falaj.asof.rows import RowSchema, parts_in, write_rows
 from falaj.asof.sources import Asked, OwnRows, Sight, Source, clustered
 from falaj.core.errors import Corrupt, Invalid, NotFound
@@ -64,7 +65,7 @@ class ForeignRows:
             yield self._in_memory(plan, asked)
             return
         wanted = tuple(each for each in plan.stored if each.name in names)
-        schema = RowSchema(_bare_keys(plan), {"": wanted})
+        schema = RowSchema(bare_keys(plan), {"": wanted})
         with TemporaryDirectory(prefix="falaj-rows-") as folder:
             tables = (self._normal(table, plan, names) for table in self._tables(needed, folder))
             write_rows(tables, schema, Path(folder), memory_bytes=self.memory_bytes // 2)
@@ -132,7 +133,7 @@ class ForeignRows:
         good = event != MISSING
         for part in parts:
             good &= part.is_valid().to_numpy(zero_copy_only=False)
-        made = {key.name: part for key, part in zip(_bare_keys(plan), parts, strict=True)}
+        made = {key.name: part for key, part in zip(bare_keys(plan), parts, strict=True)}
         made |= {"event": pa.array(event)}
         if self.created:
             known = moments(table[self.created], self.zone)
@@ -162,11 +163,6 @@ def _check_columns(schema: pa.Schema, needed: Sequence[str]) -> None:
     for name in needed:
         if schema.names.count(name) != 1:
             raise Invalid(f"these rows do not have one column {name}", "name the columns as the files do")
-
-
-def _bare_keys(plan: ViewPlan) -> tuple[Field, ...]:
-    """Keys by names that no column has: those of labels may be those of features."""
-    return tuple(Field(f"__key{at}", key.type) for at, key in enumerate(plan.keys))
 
 
 def _stored(plan: ViewPlan) -> set[str]:

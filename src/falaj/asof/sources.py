@@ -16,6 +16,7 @@ from falaj.asof.records import Field
 from falaj.asof.segment import Fetch, Segment
 from falaj.core.errors import Corrupt, Invalid
 
+Raw = Callable[[str], pa.Array]
 RANKS = ("event", "created", "seq")
 """Columns that every row has, so that no feature can have these names."""
 
@@ -85,7 +86,7 @@ class Clustered:
     event: Moments
     created: Moments
     seq: Moments
-    raw: Callable[[str], pa.Array]
+    raw: Raw
     order: Moments | None = None
     """The number of each row in `raw`, where that stands in another order."""
     key_parts: Sequence[pa.Array] = ()
@@ -112,13 +113,27 @@ class Clustered:
 
 def open_part(part: Part, types: Sequence[str], created: bool = True, seq: bool = True) -> Clustered:
     """A segment's rows; of columns nothing is read until it is asked for."""
+    main, raw = _opened(part)
+    if tuple(key.type for key in main.keys) != tuple(types):
+        raise Corrupt("these rows have other keys than their view", "build their edition anew")
+    ranks = main.ranks(created, seq)
+    parts = [from_column(key) for key in ranks.keys]
+    keys = key_column(parts, types)
+    if not keys.ascending():
+        raise Corrupt("the keys of these rows are out of order", "build their edition anew")
+    return Clustered(ranks.run_starts, keys, ranks.event, ranks.created, ranks.seq, raw, None, parts)
+
+
+def columns_of(part: Part) -> Raw:
+    """The columns of a segment, without keys and ranks."""
+    return _opened(part)[1]
+
+
+def _opened(part: Part) -> tuple[Segment, Raw]:
     faces = {face: Segment(fetch) for face, fetch in part.fetch_by_face.items()}
     main = faces.get("")
-    if main is None or tuple(key.type for key in main.keys) != tuple(types):
-        raise Corrupt("these rows have other keys than their view", "build their edition anew")
-    if any(face.num_rows != main.num_rows for face in faces.values()):
+    if main is None or any(face.num_rows != main.num_rows for face in faces.values()):
         raise Corrupt("the faces of these rows do not belong together", "build their edition anew")
-    ranks = main.ranks(created, seq)
     where = {field.name: segment for segment in faces.values() for field in segment.columns}
 
     def raw(name: str) -> pa.Array:
@@ -126,11 +141,7 @@ def open_part(part: Part, types: Sequence[str], created: bool = True, seq: bool 
             raise Invalid(f"these rows have no column {name}", "it may lie in a face that you may not read")
         return from_column(where[name].column(name))
 
-    parts = [from_column(key) for key in ranks.keys]
-    keys = key_column(parts, types)
-    if not keys.ascending():
-        raise Corrupt("the keys of these rows are out of order", "build their edition anew")
-    return Clustered(ranks.run_starts, keys, ranks.event, ranks.created, ranks.seq, raw, None, parts)
+    return main, raw
 
 
 def cluster(table: pa.Table, types: Sequence[str]) -> Clustered:
@@ -142,9 +153,7 @@ def cluster(table: pa.Table, types: Sequence[str]) -> Clustered:
     return replace(rows, key_parts=[part.take(firsts) for part in parts])
 
 
-def clustered(
-    keys: KeyColumn, event: Moments, created: Moments, seq: Moments, raw: Callable[[str], pa.Array]
-) -> Clustered:
+def clustered(keys: KeyColumn, event: Moments, created: Moments, seq: Moments, raw: Raw) -> Clustered:
     """The same of bare columns."""
     code = keys.sortable()
     order = rank_order(code, event, created, seq)
