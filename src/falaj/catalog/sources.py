@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
 from falaj.content.records import Table
 from falaj.core.errors import Invalid
+from falaj.desks import DESKS
 
 _FORGET_S = 90 * 86400.0
 """So long is the memory of a folder kept that nobody publishes any more."""
@@ -58,6 +60,10 @@ def source(scheme: str) -> Callable[[F], F]:
 def open_source(text: str) -> Iterator[Source]:
     """What a text names: a folder, a file, or another tool's table or project."""
     scheme, colon, rest = text.partition(":")
+    if colon and scheme not in _OPENERS and not Path(text).exists():
+        # Modules of this desk that most calls do without: other tools' forms are opened there.
+        for module in DESKS["catalog"].errands:
+            import_module(module)
     if colon and scheme in _OPENERS:
         with _OPENERS[scheme](rest) as found:
             yield found

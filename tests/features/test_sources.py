@@ -1,0 +1,133 @@
+"""Where rows come from: files of every kind, SQL, databases, lakes; what only grew is read from where it ended."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import duckdb
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import falaj
+from falaj.core.errors import Invalid, UserCodeFailed
+from tests.town import refusal
+
+ROWS = {
+    "id": [1, 2, 3],
+    "at": ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z"],
+    "x": [1.5, 2.5, None],
+}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with falaj.connect(str(tmp_path_factory.mktemp("sources") / "house")) as found:
+        yield found
+
+
+def defined(here: Any, folder: Path, name: str, source: str) -> str:
+    (folder / "features.py").write_text(f"""
+from falaj.features import Entity, Feature, Source, view
+thing = Entity("lake/thing", keys={{"id": "int64"}})
+found = view("lake/{name}", thing, {source}, features=[Feature("x", "float64")])
+""")
+    here.features.apply(str(folder / "features.py"))
+    return f"view:lake/{name}"
+
+
+def values(here: Any, view: str) -> list[Any]:
+    labels = pa.table({"id": [1, 2, 3, 4], "moment": pa.array([1_800_000_000_000_000] * 4, pa.int64())})
+    return list(here.features.table(labels, view, moment="moment").column("x").to_pylist())
+
+
+def _write(path: Path, kind: str, rows: dict[str, list[Any]]) -> None:
+    table = pa.table(rows)
+    if kind == "parquet":
+        pq.write_table(table, path)
+    elif kind == "csv":
+        pyarrow.csv.write_csv(table, path)
+    elif kind == "arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+            out.write_table(table)
+    else:
+        import json
+
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl", "arrow"])
+def test_files(here: Any, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    _write(folder / f"a.{kind}", kind, ROWS)
+    (folder / "_note.txt").write_text("not a table")
+    here.catalog.publish(f"dataset:lake/{kind}", str(folder))
+    view = defined(here, tmp_path, kind, f'Source("dataset:lake/{kind}", event="at")')
+    assert values(here, view) == [1.5, 2.5, None, None], "straight from the source"
+    assert here.features.ingest(view).rows == 3
+    assert here.features.ingest(view).note == "nothing new"
+    assert values(here, view) == [1.5, 2.5, None, None]
+    _write(folder / f"b.{kind}", kind, {"id": [4], "at": ["2026-01-01T00:00:00Z"], "x": [9.0]})
+    here.catalog.publish(f"dataset:lake/{kind}", str(folder))
+    assert here.features.ingest(view).rows == 1, "what was known was read again"
+    assert values(here, view) == [1.5, 2.5, None, 9.0]
+    (folder / f"a.{kind}").unlink()
+    here.catalog.publish(f"dataset:lake/{kind}", str(folder))
+    assert here.features.ingest(view).rows == 1
+    assert values(here, view) == [None, None, None, 9.0], "what is gone from the source is still there"
+
+
+def test_a_query_over_files(here: Any, tmp_path: Path) -> None:
+    _write(tmp_path / "a.parquet", "parquet", ROWS)
+    here.catalog.publish("dataset:lake/asked", str(tmp_path / "a.parquet"))
+    query = 'Source("dataset:lake/asked", event="at", query="select * exclude (x), x * 2 as x from rows where id < 3")'
+    view = defined(here, tmp_path, "asked", query)
+    assert values(here, view) == [3.0, 5.0, None, None]
+    broken = defined(here, tmp_path, "broken", 'Source("dataset:lake/asked", event="at", query="select nothing")')
+    assert isinstance(refusal(lambda: here.features.ingest(broken)), UserCodeFailed)
+    assert here.features.about(broken).stream.generation == 0
+
+
+def test_delta(here: Any, tmp_path: Path) -> None:
+    deltalake.write_deltalake(str(tmp_path / "lake"), pa.table(ROWS))
+    here.catalog.publish("dataset:lake/delta", f"delta:{tmp_path / 'lake'}")
+    view = defined(here, tmp_path, "delta", 'Source("dataset:lake/delta", event="at")')
+    assert here.features.ingest(view).rows == 3
+    assert values(here, view) == [1.5, 2.5, None, None]
+
+
+def test_databases(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with duckdb.connect(str(tmp_path / "d.db")) as engine:
+        engine.execute("create table t as select 1 as id, timestamptz '2026-01-01 00:00:00+04' as at, 7.0::double as x")
+    source = f'Source(sql="duckdb:{tmp_path / "d.db"}", query="select * from t", event="at")'  # noqa: S608
+    view = defined(here, tmp_path, "duck", source)
+    here.features.ingest(view)
+    assert values(here, view) == [7.0, None, None, None]
+
+    with sqlite3.connect(tmp_path / "s.db") as plain:
+        plain.execute("create table t (id integer, at text, x real)")
+        plain.execute("insert into t values (2, '2026-01-01T00:00:00Z', 8.0)")
+    plain.close()
+    view = defined(here, tmp_path, "adbc", 'Source(sql="adbc:sqlite", query="select * from t", event="at")')
+    monkeypatch.setenv("FALAJ_ADBC_URI", str(tmp_path / "s.db"))
+    here.features.ingest(view)
+    assert values(here, view) == [None, 8.0, None, None]
+
+
+def test_kafka_says_what_it_needs(here: Any, tmp_path: Path) -> None:
+    """No broker can be had here; what is tested is what whoever lacks a client hears."""
+    view = defined(here, tmp_path, "topic", 'Source("kafka:events", event="at")')
+    found = refusal(lambda: here.features.ingest(view))
+    assert isinstance(found, Invalid)
+    assert "kafka" in found.hint.lower()
+
+
+def test_a_dataset_without_tables(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("hello")
+    here.catalog.publish("dataset:lake/none", str(tmp_path / "note.txt"))
+    view = defined(here, tmp_path, "none", 'Source("dataset:lake/none", event="at")')
+    assert "holds no table" in refusal(lambda: here.features.ingest(view)).message
