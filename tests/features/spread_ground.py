@@ -87,7 +87,7 @@ def _spend(rng: random.Random, count: int) -> pa.Table:
         "known": pa.array([one + rng.randrange(-20, 30) * HOUR for one in events], moment),
         "amount": pa.array([_float(rng) for _ in range(count)], pa.float64()),
         "text": [rng.choice([None, "", "دبي", f"t{number}"]) for number in range(count)],
-        "codes": pa.array([rng.choice([None, [], [1, None], [number]]) for number in range(count)], pa.list_(pa.int64())),
+        "codes": pa.array([rng.choice([None, [], [1, None], [one]]) for one in range(count)], pa.list_(pa.int64())),
         "salary": pa.array([_float(rng) for _ in range(count)], pa.float64()),
     })  # fmt: skip
 

@@ -24,7 +24,7 @@ from falaj.catalog.reading import open_version
 from falaj.catalog.records import Facts
 from falaj.catalog.sources import Source
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Denied, FalajError, Invalid, Unavailable, UserCodeFailed
+from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
 from falaj.core.ref import Ref
 from falaj.features.chapters import SEGMENT
 from falaj.features.computing import compute
@@ -111,11 +111,13 @@ def spread(
         job = _run(here, task, ground.roles, name, words)
         facts = Facts(f"training set of {opening.plan.ref}", tags=_tags(opening.plan, moment, known_at))
         order = Order(name, Source(Path(scratch, "set"), passing=True), facts, inputs=ground.made)
-        here.catalog.checkout(job.outputs["pieces"], str(Path(scratch, "pieces")))
-        done = _publish(here, assemble(task, ground.folder, Path(scratch, "pieces")), opening.plan, order)
-    with suppress(Denied):  # who may not erase leaves them there, under the label of all they were made from
-        here.catalog.delete(job.outputs["pieces"], reason=f"laid together in {done.published}")
-    return done
+        try:
+            here.catalog.checkout(job.outputs["pieces"], str(Path(scratch, "pieces")))
+            return _publish(here, assemble(task, ground.folder, Path(scratch, "pieces")), opening.plan, order)
+        finally:
+            # Who may not erase leaves them there, under the label of all they were made from.
+            with suppress(FalajError):
+                here.catalog.delete(job.outputs["pieces"], reason=f"they were pieces of {name}")
 
 
 def _words(workers: Any) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _take_rows(here: Here, plan: ViewPlan, ground: _Ground) -> None:
     about: Arrival = here.features.about(ref)
     if not edition.stream.generation and about.definition.source.kind != "push":
         raise Invalid(
-            f"{ref} was not ingested, and workers do not read its source", f"falaj features ingest {ref}", ref
+            f"{ref} was not ingested, and workers do not read its source", f"falaj features ingest {ref.bare}", ref
         )
     ground.made[f"view.{ref.project}.{ref.name}"] = ref
     known = {version: role for role, version in ground.roles.items()}
