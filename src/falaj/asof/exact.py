@@ -90,6 +90,14 @@ def exactly(value: float) -> int:
     return top << (-UNIT - (below.bit_length() - 1))
 
 
+def plus(total: int, unit: int, more: int, more_unit: int) -> tuple[int, int]:
+    """total * 2^unit + more * 2^more_unit, as such a pair."""
+    if not total:
+        return more, more_unit
+    low = min(unit, more_unit)
+    return (total << unit - low) + (more << more_unit - low), low
+
+
 def rounded(total: int, unit: int = UNIT) -> float:
     """The float64 nearest to total * 2^unit, ties to even."""
     try:

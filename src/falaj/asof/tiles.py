@@ -13,7 +13,7 @@ must leave out what `seen_seq` says is in already.
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from operator import add as plus
 from typing import Any
 
@@ -48,7 +48,20 @@ from falaj.asof.tilestate import (
 from falaj.asof.windows import edge_us
 from falaj.core.errors import Invalid
 
-__all__ = ["State", "add", "answer", "build", "empty", "merge", "pack", "shape_of", "standing", "trim", "unpack"]
+__all__ = [
+    "State",
+    "add",
+    "answer",
+    "build",
+    "empty",
+    "merge",
+    "newest",
+    "pack",
+    "shape_of",
+    "standing",
+    "trim",
+    "unpack",
+]
 
 _LEAST, _MOST, _LOW = -(1 << 63), (1 << 63) - 1, (1 << 32) - 1
 _KINDS = {"float32": FLOATS, "float64": FLOATS, "string": TEXTS, "bytes": TEXTS}
@@ -89,39 +102,47 @@ def trim(state: State, now_us: int) -> State:
 def answer(state: State, windows: Sequence[Window] | None, now_us: int) -> tuple[list[Any], list[bool]]:
     """Each window's value now (None where there is none), and whether there is one. None for windows: all of them."""
     now_us = max(now_us, state.until_us)
-    if state.held.event and _num_due(state, now_us):
-        state = _settled(state, now_us)
+    states = [state, *_due(state, now_us)] if state.held.event else [state]
     every = windows is None or windows is state.shape.windows
     asks = _asks(state.shape) if every else _asks(state.shape, tuple(windows or ()))
-    if state.newest is None:
+    if state.newest is None and len(states) == 1:
         return [None] * len(asks), [False] * len(asks)
-    values = [ask(state, now_us) for ask in asks]
+    values = [ask(states, now_us) for ask in asks]
     return values, [value is not None for value in values]
+
+
+def newest(state: State, now_us: int) -> tuple[int, int, int] | None:
+    """The rank of the newest row up to now."""
+    due = bisect_right(state.held.event, max(now_us, state.until_us))
+    held = [(state.held.event[due - 1], state.held.created[due - 1], state.held.seq[due - 1])] if due else []
+    return max(filter(None, (state.newest, *held)), default=None)
 
 
 def standing(state: State, now_us: int, ttl_us: int = 0) -> int:
     """The status that comes before any window's own: PRESENT where the key has a row up to now that is not too old."""
-    now_us = max(now_us, state.until_us)
-    due = _num_due(state, now_us)
-    newest = state.held.ranks()[due - 1] if due else None
-    newest = max(filter(None, (state.newest, newest)), default=None)
-    if newest is None:
+    now_us, found = max(now_us, state.until_us), newest(state, now_us)
+    if found is None:
         return FUTURE if state.held.event else NOT_FOUND
-    return EXPIRED if ttl_us and newest[0] <= now_us - ttl_us else PRESENT
+    return EXPIRED if ttl_us and found[0] <= now_us - ttl_us else PRESENT
 
 
-def _num_due(state: State, now_us: int) -> int:
-    return bisect_right(state.held.event, now_us)
+def _due(state: State, now_us: int) -> list[State]:
+    """What held rows that are due would make alone."""
+    due = bisect_right(state.held.event, now_us)
+    states = [unpack(data, state.shape) for data in state.held.cells.raw()[:due]] if due else []
+    if any(each.held.event for each in states):
+        raise corrupt("holds a row within a row")
+    return states
 
 
 def _settled(state: State, now_us: int) -> State:
     """With held rows that are due counted in."""
-    while due := _num_due(state, now_us):
-        fresh = [unpack(data, state.shape) for data in state.held.cells.raw()[:due]]
+    if fresh := _due(state, now_us):
+        state = state._replace(held=_kept_from(state.held, len(fresh)))
         while len(fresh) > 1:  # two by two, so that each is joined few times
             even = len(fresh) // 2 * 2
             fresh = [*(_joined(fresh[i], fresh[i + 1]) for i in range(0, even, 2)), *fresh[even:]]
-        state = _joined(state._replace(held=_kept_from(state.held, due)), fresh[0])
+        state = _joined(state, fresh[0])
     return state._replace(until_us=now_us)
 
 
@@ -160,25 +181,28 @@ def _shifted(hop: Hop, part: int, shift: int) -> Sequence[int]:
 def _join_distinct(a: Kept, b: Kept) -> Kept:
     if not (a.event and b.event):
         return a if a.event else b
-    seen = dict(zip(a.cells.raw(), a.event, strict=True))
+    kind, seen = _kind(a.cells, b.cells), dict(zip(a.cells.raw(), a.event, strict=True))
     for value, moment in zip(b.cells.raw(), b.event, strict=True):
         seen[value] = max(seen.get(value, moment), moment)
     rows = sorted((moment, value) for value, moment in seen.items())
-    return Kept([row[0] for row in rows], (), (), cells_of(_kind(a.cells, b.cells), [row[1] for row in rows]))
+    return Kept([row[0] for row in rows], (), (), cells_of(kind, [row[1] for row in rows]))
 
 
-def _join_last(a: Kept, b: Kept) -> Kept:
-    if not (a.event and b.event):
-        return a if a.event else b
-    rows = sorted([*zip(a.ranks(), a.cells.raw(), strict=True), *zip(b.ranks(), b.cells.raw(), strict=True)])
+def _join_last(*kept: Kept) -> Kept:
+    some = [each for each in kept if each.event]
+    if len(some) < 2:
+        return some[0] if some else kept[0]
+    kind = _kind(*(each.cells for each in some))
+    rows = sorted(row for each in some for row in zip(each.ranks(), each.cells.raw(), strict=True))
     event, created, seq = ([rank[i] for rank, _ in rows] for i in range(3))
-    return Kept(event, created, seq, cells_of(_kind(a.cells, b.cells), [value for _, value in rows]))
+    return Kept(event, created, seq, cells_of(kind, [value for _, value in rows]))
 
 
-def _kind(a: Cells, b: Cells) -> int:
-    if a.num and b.num and a.kind != b.kind:
+def _kind(*cells: Cells) -> int:
+    kind, *others = {each.kind for each in cells}
+    if others:
         raise corrupt("has cells of one column of two kinds")
-    return a.kind if a.num else b.kind
+    return kind
 
 
 def _trim_hop(hop: Hop, shape: HopShape, now_us: int) -> Hop:
@@ -203,7 +227,8 @@ def _kept_from(kept: Kept, cut: int) -> Kept:
     return Kept(event, created, seq, cells_of(kept.cells.kind, kept.cells.raw()[cut:]))
 
 
-Ask = Callable[[State, int], Any]
+Ask = Callable[[Sequence[State], int], Any]
+"""From the state and from those of held rows that are due; most often there are none."""
 
 
 @lru_cache(maxsize=256)
@@ -226,9 +251,13 @@ def _ask(shape: Shape, window: Window) -> Ask:
 
 
 def _ask_distinct(window: Window, place: int) -> Ask:
-    def ask(state: State, now_us: int) -> int:
-        seen = state.distinct[place].event
-        return len(seen) - bisect_left(seen, edge_us(now_us, window))
+    def ask(states: Sequence[State], now_us: int) -> int:
+        edge = edge_us(now_us, window)
+        if len(states) == 1:
+            seen = states[0].distinct[place].event
+            return len(seen) - bisect_left(seen, edge)
+        kept = [state.distinct[place] for state in states]
+        return len({value for each in kept for value in each.cells.raw()[bisect_left(each.event, edge) :]})
 
     return ask
 
@@ -236,8 +265,8 @@ def _ask_distinct(window: Window, place: int) -> Ask:
 def _ask_last(window: Window, place: int) -> Ask:
     kind, n = window.type.removeprefix("list[").removesuffix("]"), window.n
 
-    def ask(state: State, now_us: int) -> list[Any] | None:
-        kept = state.last[place]
+    def ask(states: Sequence[State], now_us: int) -> list[Any] | None:
+        kept = _join_last(*(state.last[place] for state in states))
         first = max(bisect_left(kept.event, edge_us(now_us, window)), len(kept.event) - n)
         return _values(kept.cells, kind)[first:] if first < len(kept.event) else None
 
@@ -260,46 +289,57 @@ def _values(cells: Cells, kind: str) -> list[Any]:
 
 def _ask_count(shape: Shape, window: Window, place: int) -> Ask:
     part = shape.hops[place].parts.index(("count" if window.of else "rows", window.of))
-    over_us, hop_us = window.over_us, window.hop_us
 
-    def ask(state: State, now_us: int) -> int:
-        hop = state.hops[place]
-        at = bisect_left(hop.tiles, (now_us - over_us) // hop_us + 1)
-        return hop.number(part, at) if at < len(hop.tiles) else 0
+    def ask(states: Sequence[State], now_us: int) -> int:
+        count = 0
+        for hop, at in _found(states, place, window, now_us):
+            count += hop.number(part, at)
+        return count
 
     return ask
 
 
+def _found(states: Sequence[State], place: int, window: Window, now_us: int) -> list[tuple[Hop, int]]:
+    """Tiles of a length, and the first that a window counts; only where there is one."""
+    first, found = (now_us - window.over_us) // window.hop_us + 1, []
+    for state in states:
+        hop = state.hops[place]
+        at = bisect_left(hop.tiles, first)
+        if at < len(hop.tiles):
+            found.append((hop, at))
+    return found
+
+
 def _ask_sum(shape: Shape, window: Window, place: int) -> Ask:
     count_at, sum_at, odd_at = (shape.hops[place].parts.index((part, window.of)) for part in ("count", "sum", "odd"))
-    over_us, hop_us, mean, whole = window.over_us, window.hop_us, window.how == "mean", window.type == "int64"
+    whole = window.type == "int64"
 
-    def ask(state: State, now_us: int) -> float | None:
-        hop = state.hops[place]
-        at = bisect_left(hop.tiles, (now_us - over_us) // hop_us + 1)
-        count = hop.number(count_at, at) if at < len(hop.tiles) else 0
+    def ask(states: Sequence[State], now_us: int) -> float | None:
+        count = odd = total = shift = 0
+        for hop, at in _found(states, place, window, now_us):
+            count += hop.number(count_at, at)
+            odd += hop.number(odd_at, at) if hop.parts[odd_at][1] else 0
+            if more := hop.number(sum_at, at):
+                total, shift = exact.plus(total, shift, more, hop.parts[sum_at][2])
         if count <= 0:
             return None
-        if hop.parts[odd_at][1] and (odd := hop.number(odd_at, at)):
+        if odd:
             return exact.odd_one(odd & _LOW, odd >> 32 & _LOW, odd >> 64 & _LOW)
-        total, unit = hop.number(sum_at, at), hop.parts[sum_at][2] + UNIT
-        if mean:
-            return exact.rounded_mean(total, count, unit)
-        return (exact.whole if whole else exact.rounded)(total, unit)
+        if window.how == "mean":
+            return exact.rounded_mean(total, count, shift + UNIT)
+        return (exact.whole if whole else exact.rounded)(total, shift + UNIT)
 
     return ask
 
 
 def _ask_extreme(shape: Shape, window: Window, place: int) -> Ask:
     count_at, key_at = (shape.hops[place].parts.index((part, window.of)) for part in ("count", window.how))
-    over_us, hop_us = window.over_us, window.hop_us
+    join, _ = _JOINS[window.how]
 
-    def ask(state: State, now_us: int) -> Any:
-        hop = state.hops[place]
-        at = bisect_left(hop.tiles, (now_us - over_us) // hop_us + 1)
-        if at >= len(hop.tiles) or hop.number(count_at, at) <= 0:
-            return None
-        return _from_sort_key(hop.number(key_at, at), window.type)
+    def ask(states: Sequence[State], now_us: int) -> Any:
+        found = _found(states, place, window, now_us)
+        keys = [hop.number(key_at, at) for hop, at in found if hop.number(count_at, at) > 0]
+        return _from_sort_key(reduce(join, keys), window.type) if keys else None
 
     return ask
 
