@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -325,6 +326,20 @@ def test_killed_outright_it_goes_on(town: Town, acts: int, sealed: bool) -> None
     assert done.ok
     assert shop.read() == [row for row in before if row[0] != "ana"]
     assert shop.erase("ana") == done
+
+
+@pytest.mark.parametrize("people", [("ana", "bo"), ("ana", "ana")])
+def test_two_erasures_at_once_lose_nothing_and_leave_nobody(town: Town, people: tuple[str, str]) -> None:
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}")
+    made = story(shop)
+    before = shop.read()
+    with ThreadPoolExecutor(2) as pool:
+        assert [done.ok for done in pool.map(shop.erase, people)] == [True, True]
+    assert shop.read() == [row for row in before if row[0] not in people]
+    for who in people:
+        check_gone(shop, who)
+    newest = shop.rows_of_set(shop.here.catalog.show(made["set"]).ref)
+    assert [row["customer"] for row in newest] == [who for who in ["cy", None, "bo"] if who not in people]
 
 
 def test_a_hold_is_kept_and_told_and_ends(shop: Shop) -> None:

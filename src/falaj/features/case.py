@@ -14,7 +14,8 @@ from falaj.catalog.records import Facts, Version
 from falaj.catalog.sources import Source
 from falaj.content.records import Table
 from falaj.core.errand import Here
-from falaj.core.errors import Denied, NotFound
+from falaj.core.errors import Denied, NotFound, Stale
+from falaj.core.event import new_id
 from falaj.core.ref import Ref
 from falaj.features.erasure import kept_by_law
 from falaj.features.persons import Kept, publish_apart, remove
@@ -41,6 +42,7 @@ class Case:
     """What was made, and from which version."""
     notes: list[str] = field(default_factory=list)
     impacts: dict[Ref, Impact] = field(default_factory=dict)
+    run: str = field(default_factory=new_id)
 
     @property
     def mark(self) -> str:
@@ -103,9 +105,13 @@ class Case:
 
     def publish(self, before: Version, folder: Path, columns: Sequence[str] = ()) -> Ref:
         """The next version of the same name, with all that was said of the one it follows."""
+        if before.state != "live":
+            raise Stale(f"{before.ref} was deleted meanwhile", "look again", before.ref)
         people = dict.fromkeys([*before.tags.get(WITHOUT, "").split(), self.mark])
         table = _described(folder, before, columns) if columns else None
-        facts = Facts(before.message, table, tags={**before.tags, WITHOUT: " ".join(people)})
+        # With a mark of this run: what is given up when somebody else was faster is then nobody else's.
+        tags = {**before.tags, WITHOUT: " ".join(people), "erasure": self.run}
+        facts = Facts(before.message, table, tags=tags)
         inputs = {**before.inputs, BEFORE: before.ref}
         order = Order(before.ref.bare, Source(folder), facts, before.label, inputs, before.zones[0])
         ref = publish_apart(self.here, order)

@@ -21,9 +21,9 @@ from falaj.catalog.records import STAGES, Version
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
-from falaj.features.case import WITHOUT, Case, ever
+from falaj.features.case import BEFORE, WITHOUT, Case, ever
 from falaj.features.erasure import Erasure, Seen, Touched, kept_by_law, spread, spread_rows
-from falaj.features.persons import destroy_keys, keys_ref, lock_of, versions_of
+from falaj.features.persons import destroy_keys, keys_ref, lock_of, remove, versions_of
 from falaj.features.records import DefinedPage
 from falaj.features.rewriting import (
     SEGMENT,
@@ -38,7 +38,7 @@ from falaj.features.stream import Arrival, Chapter, dataset_of, quarantine_of
 
 __all__ = ["erase", "lock_of"]
 _BY_HAND = "look at it, and delete it if it holds them: falaj catalog delete"
-_TRIES = 4
+_TRIES = 8
 
 
 @errand
@@ -110,23 +110,10 @@ def destroy_key(case: Case, arrival: Arrival) -> None:
 def clear_rows(case: Case, arrival: Arrival) -> None:
     """Take the person out of every chapter, and delete what held them, whether a chapter names it or nobody does."""
     for _ in range(_TRIES):
-        chapters = [chapter.faces for chapter in arrival.stream.chapters]
-        seen = {face: _seen_rows(case, arrival, face) for face in arrival.labels}
-        bad = spread_rows(seen, chapters)
-        used = {ref for faces in chapters for ref in faces.values()}
-        if bad <= case.kept.keys() - used:
-            return
-        with suppress(Stale):  # somebody settled or merged rows meanwhile: look again
-            for chapter in () if case.dry else arrival.stream.chapters:
-                if not bad.isdisjoint(chapter.faces.values()):
-                    _amend(case, arrival, chapter)
-            # The face with the keys goes last: it tells, when this is run again, which files of the others are theirs.
-            for face in sorted(seen, reverse=True):
-                for ref in (one.ref for one in seen[face] if one.ref in bad):
-                    case.take(ref)
-        if case.dry:
-            return
-        # Others may have put a chapter back that they read before us: it is over when nothing is found.
+        # Somebody may settle or merge rows, or erase somebody else: then look again. It is over when nothing is found.
+        with suppress(Stale, NotFound):
+            if _clear_once(case, arrival) or case.dry:
+                return
         arrival = case.here.features.about(arrival.view)
     raise Unavailable(f"others kept changing the rows of {arrival.view}", "call again", arrival.view)
 
@@ -148,6 +135,8 @@ def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     own = {dataset_of(one.stream, face) for one in held for face in one.labels} | sets
     for name in own:
         case.recall(name)
+    used = set().union(*(_used(case.here.features.about(one.view)) for one in held))
+    made = tuple(sorted(ref for ref in case.made if ref.bare in sets or ref in used))
     sources = {one.definition.source.address for one in held if one.definition.source.kind != "push"}
     taken = [case.show(ref).inputs.values() for ref in case.removed if ref.bare in sets]
     sources |= {str(ref.bare) for refs in taken for ref in refs if ref.kind == "dataset" and ref.bare not in own}
@@ -155,7 +144,7 @@ def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     hidden = max(case.impact(root).hidden for root in (case.entity, *_roots(case, held)))
     kept = tuple(case.kept[ref] for ref in sorted(case.kept) if ref not in case.removed)
     return Erasure(
-        case.entity, case.mark, case.dry, tuple(case.marks), tuple(sorted(case.removed)), tuple(sorted(case.made)),
+        case.entity, case.mark, case.dry, tuple(case.marks), tuple(sorted(case.removed)), made,
         kept, _models(case, held, sets), (*case.notes, *notes), hidden,
     )  # fmt: skip
 
@@ -173,29 +162,75 @@ def _seen_rows(case: Case, arrival: Arrival, face: str) -> list[Seen]:
     return found
 
 
+def _clear_once(case: Case, arrival: Arrival) -> bool:
+    """Look once at all rows and take out what is found; True when there was nothing to do."""
+    chapters = arrival.stream.chapters
+    seen = {face: _seen_rows(case, arrival, face) for face in arrival.labels}
+    bad = spread_rows(seen, [chapter.faces for chapter in chapters])
+    if bad <= case.kept.keys() - _used(arrival):
+        return True
+    for chapter in () if case.dry else chapters:
+        if not bad.isdisjoint(chapter.faces.values()):
+            _amend(case, arrival, chapter)
+    bad -= set() if case.dry else _used(case.here.features.about(arrival.view))
+    # The face with the keys goes last: it tells, when this is run again, which files of the others are theirs.
+    for face in sorted(seen, reverse=True):
+        for ref in (one.ref for one in seen[face] if one.ref in bad):
+            case.take(ref)
+    return False
+
+
+def _used(arrival: Arrival) -> set[Ref]:
+    return {ref for chapter in arrival.stream.chapters for ref in chapter.faces.values()}
+
+
 def _amend(case: Case, arrival: Arrival, chapter: Chapter) -> None:
+    """Put the same chapter without the person in its place, unless somebody else put another there meanwhile."""
+    shown = {face: case.show(ref) for face, ref in chapter.faces.items()}
+    after: dict[str, Ref] = {}
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
         folder = Path(scratch)
         left = rows_without(case.here, arrival, chapter, case.person, folder)
-        kept = chapter.faces.items() if left else ()
-        after = {face: case.publish(case.show(ref), folder / face_folder(face)) for face, ref in kept}
-        case.here.features.replace(arrival.view, chapter.generation, after, left)
+        try:
+            for face, version in shown.items() if left else ():
+                after[face] = case.publish(version, folder / face_folder(face))
+            now: Arrival = case.here.features.about(arrival.view)
+            if chapter.faces not in [one.faces for one in now.stream.chapters]:
+                raise Stale(f"another chapter came in the place of {chapter.generation}", "look again", arrival.view)
+            case.here.features.replace(arrival.view, chapter.generation, after, left)
+        except (Stale, NotFound):
+            for ref in after.values():  # they may hold whom somebody else took out of the chapter meanwhile
+                case.made.pop(ref, None)
+                remove(case.here, ref, "somebody else was faster")
+            raise
 
 
 def _clear_set(case: Case, name: Ref, *, each: bool) -> None:
-    versions = list(versions_of(case.here, name))
     known: dict[str, bool] = {}
+    for _ in range(_TRIES):
+        with suppress(Stale, NotFound):
+            if _clear_set_once(case, name, known, each=each) or case.dry:
+                return
+    raise Unavailable(f"others kept changing {name}", "call again", name)
+
+
+def _clear_set_once(case: Case, name: Ref, known: dict[str, bool], *, each: bool) -> bool:
+    """Look once at all versions and take out what is found; True when there was nothing to do."""
+    versions = list(versions_of(case.here, name))
     seen = [one for version in versions if (one := _seen_set(case, version, known)) is not None]
-    bad = spread(seen)
+    bad, newest = spread(seen), max((one.ref for one in versions), key=_number, default=None)
     case.recall(name)
+    if bad <= case.kept.keys():
+        return True
     for version in versions if not case.dry else ():
-        newest = version.ref == max((one.ref for one in versions), key=_number)
-        if version.ref in bad and (newest or each) and version.ref not in case.made.values():
-            _replace_set(case, version)
+        wanted = version.ref in bad and (each or version.ref == newest)
+        if wanted and version.ref not in case.made.values():
+            _replace_set(case, version, each=each)
     for version in versions:
         if version.ref in bad:
             _move_aliases(case, version)
             case.take(version.ref)
+    return False
 
 
 def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | None:
@@ -215,12 +250,20 @@ def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | No
     return Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds)
 
 
-def _replace_set(case: Case, version: Version) -> None:
+def _replace_set(case: Case, version: Version, *, each: bool) -> None:
     columns = case.columns(version)
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
         folder = Path(scratch) / "set"
         set_without(case.here, version.ref, columns, case.person, folder)
-        case.publish(version, folder, columns)
+        made = case.publish(version, folder, columns)
+    others = [one for one in versions_of(case.here, version.ref.bare) if _number(one.ref) < _number(made)]
+    later = [one.ref for one in others if _number(one.ref) > _number(version.ref) and not each]
+    later += [one.ref for one in others if one.inputs.get(BEFORE) == version.ref]
+    if later or version.ref not in {one.ref for one in others}:
+        # Somebody was faster, perhaps to take another person out, who is in what was made here.
+        case.made.pop(made)
+        remove(case.here, made, "somebody else was faster")
+        raise Stale(f"{version.ref} was replaced meanwhile", "look again", version.ref)
 
 
 def _move_aliases(case: Case, version: Version) -> None:
