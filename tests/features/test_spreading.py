@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from falaj.asof.records import Field, ViewPlan
 from falaj.asof.rows import OwnRows, RowSchema, parts_in, write_rows
 from falaj.asof.share import Task, Who, assemble, read_blocks, work
 from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound, UserCodeFailed
+from falaj.worker.bundle import launcher
 from tests.features.spread_ground import bits, lay_ground, read_set
 from tests.jobs.lab import PATIENCE_S, Lab
 from tests.town import refusal
@@ -218,6 +221,16 @@ def test_workers_that_have_no_folder_in_common_say_so(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="no folder in common"):
         _done(task, tmp_path, 2)
     _done(task, tmp_path, 1)
+
+
+def test_nodes_need_numpy_and_pyarrow_and_no_falaj(tmp_path: Path) -> None:
+    """The launcher carries the rest."""
+    (tmp_path / "falaj-worker.pyz").write_bytes(launcher())
+    packages = sorted({str(Path(one.__file__).parents[1]) for one in (np, pa)})
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import falaj.asof.share as share; print(share.__file__)"
+    words = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "falaj-worker.pyz"), *packages]
+    said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert "falaj" in said
 
 
 def _kill_rank(rank: int, home: str, killed: list[int]) -> None:
