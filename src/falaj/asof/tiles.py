@@ -312,7 +312,6 @@ def _found(states: Sequence[State], place: int, window: Window, now_us: int) -> 
 
 def _ask_sum(shape: Shape, window: Window, place: int) -> Ask:
     count_at, sum_at, odd_at = (shape.hops[place].parts.index((part, window.of)) for part in ("count", "sum", "odd"))
-    whole = window.type == "int64"
 
     def ask(states: Sequence[State], now_us: int) -> float | None:
         count = odd = total = shift = 0
@@ -327,7 +326,7 @@ def _ask_sum(shape: Shape, window: Window, place: int) -> Ask:
             return exact.odd_one(odd & _LOW, odd >> 32 & _LOW, odd >> 64 & _LOW)
         if window.how == "mean":
             return exact.rounded_mean(total, count, shift + UNIT)
-        return (exact.whole if whole else exact.rounded)(total, shift + UNIT)
+        return (exact.whole if window.type == "int64" else exact.rounded)(total, shift + UNIT)
 
     return ask
 
