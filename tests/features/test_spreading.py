@@ -24,6 +24,7 @@ from falaj.asof.records import Field, ViewPlan
 from falaj.asof.rows import OwnRows, RowSchema, parts_in, write_rows
 from falaj.asof.share import Task, Who, assemble, read_blocks, work
 from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound, UserCodeFailed
+from falaj.jobs.records import JobView
 from falaj.worker.bundle import launcher
 from tests.features.spread_ground import bits, lay_ground, read_set
 from tests.jobs.lab import PATIENCE_S, Lab
@@ -33,17 +34,26 @@ Asked = tuple[int | None, int]
 ASKED = ("dataset:fraud/labels", "service:fraud/both")
 
 
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    made = Lab(tmp_path)
-    with made.here:
-        lay_ground(made.here, tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    with made.here, pytest.MonkeyPatch.context() as patch:
+        lay_ground(made.here, made.home, patch)
         made.one_node(cpus=4000, memory=8192)
         yield made
 
 
+@pytest.fixture
+def new_jobs(lab: Lab) -> Callable[[], list[JobView]]:
+    """The jobs that a test has made."""
+    before = {job.ref for job in lab.here.jobs.list().jobs}
+    return lambda: [lab.show(job) for job in lab.here.jobs.list().jobs if job.ref not in before]
+
+
 @pytest.mark.parametrize(("workers", "known_at"), [(2, "label"), (3, "")])
-def test_many_workers_make_the_same_bits(lab: Lab, tmp_path: Path, workers: int, known_at: str) -> None:
+def test_many_workers_make_the_same_bits(
+    lab: Lab, new_jobs: Callable[[], list[JobView]], tmp_path: Path, workers: int, known_at: str
+) -> None:
     done = lab.here.features.spread(*ASKED, "dataset:fraud/train", workers=workers, moment="moment", known_at=known_at)
     alone = lab.here.features.table(*ASKED, moment="moment", known_at=known_at)
     made = read_set(lab.here, done.published, tmp_path / "out")
@@ -59,33 +69,35 @@ def test_many_workers_make_the_same_bits(lab: Lab, tmp_path: Path, workers: int,
     assert (ours.tags, ours.message) == (theirs.tags, theirs.message)
     assert one.found == done.found
 
-    (job,) = lab.here.jobs.list().jobs
+    (job,) = new_jobs()
     assert job.width == workers
     assert job.steps > 2, "there is one partition only, and nothing was shared out"
     assert len(job.inputs) == 1 + 2 * 2 + 2, "labels, two chapters with a face apart, two without"
     with pytest.raises(NotFound):
         lab.here.catalog.checkout(job.outputs["pieces"], str(tmp_path / "pieces"))
-    assert list((tmp_path / "house").rglob("v0000-p*.parquet")) == [], "pieces were left behind"
+    assert list((lab.home / "house").rglob("v0000-p*.parquet")) == [], "pieces were left behind"
 
 
-def test_a_killed_worker_is_tried_again(lab: Lab, tmp_path: Path) -> None:
+def test_a_killed_worker_is_tried_again(lab: Lab, new_jobs: Callable[[], list[JobView]], tmp_path: Path) -> None:
     alone = lab.here.features.table(*ASKED, moment="moment")
     killed: list[int] = []
-    killer = threading.Thread(target=_kill_rank, args=(1, str(tmp_path), killed))
+    killer = threading.Thread(target=_kill_rank, args=(1, str(lab.home), killed))
     killer.start()
     done = lab.here.features.spread(*ASKED, "dataset:fraud/train", workers=2, moment="moment")
     killer.join()
-    (job,) = lab.here.jobs.list().jobs
+    (job,) = new_jobs()
     assert killed
-    assert len(lab.here.jobs.show(job.ref).attempts) == 2
+    assert len(job.attempts) == 2
     assert bits(read_set(lab.here, done.published, tmp_path / "out")) == bits(alone)
 
 
-def test_what_cannot_be_spread_is_refused_before_anything_runs(lab: Lab, tmp_path: Path) -> None:
+def test_what_cannot_be_spread_is_refused_before_anything_runs(
+    lab: Lab, new_jobs: Callable[[], list[JobView]], tmp_path: Path
+) -> None:
     def refused(act: Callable[[], object]) -> FalajError:
         error = refusal(act)
         assert isinstance(error, Invalid)
-        assert lab.here.jobs.list().jobs == ()
+        assert new_jobs() == []
         return error
 
     spread, name = lab.here.features.spread, "dataset:fraud/train"
@@ -97,7 +109,7 @@ def test_what_cannot_be_spread_is_refused_before_anything_runs(lab: Lab, tmp_pat
     (tmp_path / "csv" / "a.csv").write_text("customer_id,moment\nc1,2026-01-01T00:00:00Z\n")
     lab.here.catalog.publish("dataset:fraud/csv", str(tmp_path / "csv"))
     assert "Parquet" in refused(lambda: spread("dataset:fraud/csv", ASKED[1], name, moment="moment")).message
-    bare = pq.read_table(tmp_path / "labels" / "0.parquet").drop_columns(["price"])
+    bare = pq.read_table(lab.home / "labels" / "0.parquet").drop_columns(["price"])
     pq.write_table(bare, tmp_path / "bare.parquet")
     lab.here.catalog.publish("dataset:fraud/bare", str(tmp_path / "bare.parquet"))
     assert "price" in refused(lambda: spread("dataset:fraud/bare", ASKED[1], name, moment="moment")).message
@@ -119,9 +131,9 @@ sealed = view("fraud/sealed", person, Source("dataset:fraud/spend", event="at"),
 """
 
 
-def test_what_a_worker_stumbles_over_is_said(lab: Lab, tmp_path: Path) -> None:
+def test_what_a_worker_stumbles_over_is_said(lab: Lab, new_jobs: Callable[[], list[JobView]], tmp_path: Path) -> None:
     """Moments in texts without a zone: nobody knows that before the rows are read."""
-    table = pq.read_table(tmp_path / "labels" / "0.parquet")
+    table = pq.read_table(lab.home / "labels" / "0.parquet")
     naive = table.set_column(3, "moment", pa.array(["2026-02-01 10:00:00"] * len(table)))
     pq.write_table(naive, tmp_path / "naive.parquet")
     lab.here.catalog.publish("dataset:fraud/naive", str(tmp_path / "naive.parquet"))
@@ -129,9 +141,9 @@ def test_what_a_worker_stumbles_over_is_said(lab: Lab, tmp_path: Path) -> None:
     error = refusal(lambda: spread("dataset:fraud/naive", ASKED[1], "dataset:fraud/train", moment="moment"))
     assert isinstance(error, UserCodeFailed)
     assert "zone" in error.message
-    (job,) = lab.here.jobs.list().jobs
+    (job,) = new_jobs()
     assert str(job.ref) in error.hint
-    assert len(lab.here.jobs.show(job.ref).attempts) == 1, "it was tried again, which could not help"
+    assert len(job.attempts) == 1, "it was tried again, which could not help"
 
 
 PLAN = ViewPlan(

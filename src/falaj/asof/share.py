@@ -93,7 +93,8 @@ def work(
             tell(done := done + 1, sum(owed))
     (folder / f"done-{who.attempt}-{who.rank}").touch()
     if who.rank == 0:
-        _bring_out(folder, output, who, [piece_name(n, p) for n, each in enumerate(joined) for p in _all(each)])
+        counts = enumerate(map(partitions_of, joined))
+        _bring_out(folder, output, who, [piece_name(n, p) for n, count in counts for p in range(count)])
 
 
 def piece_name(view: int, partition: int) -> str:
@@ -224,10 +225,6 @@ def _rows(chapters: Sequence[Mapping[str, str]], inputs: Mapping[str, str]) -> O
             files = {face: File(Path(inputs[role], path.name)) for face, role in faces.items()}
             parts.append(Part(partition, of, files))
     return OwnRows(parts)
-
-
-def _all(joined: Joined) -> range:
-    return range(partitions_of(joined))
 
 
 def _mine(joined: Joined, who: Who) -> range:
