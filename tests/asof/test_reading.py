@@ -227,24 +227,6 @@ def test_rows_of_another_layout_are_refused(online: Online) -> None:
         Reader(ServicePlan("service:p/s@v1", (changed,)), online).read({"id": ["a"]}, None, NOW)
 
 
-def test_sealed_rows_are_opened_or_gone(online: Online) -> None:
-    view = filled(online, sealed=True)
-    closed = [(key, one[:24] + bytes(b ^ 90 for b in one[24:])) for key, one in online.scan(view.space)]
-    online.drop(view.space)
-    online.put(view.space, closed, NOW)
-
-    def open_row(plan: ViewPlan, row: bytes) -> bytes | None:
-        assert plan == view
-        opened = row[:24] + bytes(b ^ 90 for b in row[24:])
-        return None if b"Al Ain" in opened else opened
-
-    reader = Reader(ServicePlan("service:p/s@v1", (view,)), online, open_row=open_row)
-    answer = reader.read({"id": ["a", "b", "nobody", "soon"]}, None, NOW)
-    assert answer.statuses["spend"] == [NOT_FOUND, NULL, NOT_FOUND, FUTURE]
-    with pytest.raises(Corrupt):
-        Reader(ServicePlan("service:p/s@v1", (view,)), online).read({"id": ["b"]}, None, NOW)
-
-
 def test_windows_online(online: Online) -> None:
     hour = 3_600_000_000
     windows = (

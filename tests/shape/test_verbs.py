@@ -13,6 +13,13 @@ from falaj.desks import DESKS, actions, desk_class
 VERBS = [(desk, verb) for desk in DESKS for verb in verbs_of(desk_class(desk)).values()]
 IDS = [f"{desk}.{verb.name}" for desk, verb in VERBS]
 ERRANDS = [(desk, verb) for desk in DESKS for verb, _ in errands_of(DESKS[desk].errands).values()]
+PYTHON = {
+    f"{desk}.{verb.name}"
+    for desk in DESKS
+    for verb, function in errands_of(DESKS[desk].errands).values()
+    if hasattr(function, "__for_python__")
+}
+"""What only programs say."""
 SAID = [*VERBS, *ERRANDS]
 
 
@@ -21,7 +28,8 @@ def test_what_can_be_said_teaches(desk: str, verb: Verb) -> None:
     assert verb.summary, f"{desk}.{verb.name} has no docstring"
     assert verb.summary.endswith("."), f"{desk}.{verb.name}: the summary is not a sentence"
     assert "Example:" in verb.doc, f"{desk}.{verb.name} shows no example"
-    shown = f"falaj {desk} {verb.name.replace('_', '-')}"
+    python = f"{desk}.{verb.name}" in PYTHON
+    shown = f"here.{desk}.{verb.name}" if python else f"falaj {desk} {verb.name.replace('_', '-')}"
     assert shown in verb.doc, f"{desk}.{verb.name}: its example is of another verb"
     assert verb.result is not None, f"{desk}.{verb.name} gives nothing back"
 

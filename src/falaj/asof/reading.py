@@ -17,7 +17,6 @@ from falaj.core.online import RANK_BYTES, after, due, moment_of, rows_in
 from falaj.core.ports import Online
 
 Function = Callable[[dict[str, Any]], Mapping[str, Any]]
-Opener = Callable[[ViewPlan, bytes], bytes | None]
 Columns = Mapping[str, Sequence[Any]]
 Cells = Sequence[bytes | None]
 Events = Callable[[], list[int]]
@@ -61,9 +60,7 @@ class Answer:
 
 
 class Reader:
-    """A service ready to be read. `functions` are those of its computed values that the caller may run, by digest;
-    `open_row` opens the rows of sealed views (None: whoever it is about is erased).
-    """
+    """A service ready to be read. `functions` are those of its computed values that the caller may run, by digest."""
 
     def __init__(
         self,
@@ -71,14 +68,13 @@ class Reader:
         online: Online,
         *,
         functions: Mapping[str, Function] | None = None,
-        open_row: Opener | None = None,
     ) -> None:
         self.plan = plan
         self._online, self._functions = online, functions or {}
         self._groups = list(dict.fromkeys(view.keys for view in plan.views))
         self._key_names = tuple(dict.fromkeys(field.name for group in self._groups for field in group))
         self._views = [
-            (view, self._groups.index(view.keys), _windows(view) if view.windows else _rows(view, open_row))
+            (view, self._groups.index(view.keys), _windows(view) if view.windows else _rows(view))
             for view in plan.views
         ]
         made = [name for view in plan.views for name in view.names]
@@ -158,25 +154,21 @@ Part = tuple[list[list[Any]], list[list[int]], Events]
 Read = Callable[[Cells, int], Part]
 
 
-def _rows(view: ViewPlan, open_row: Opener | None) -> Read:
+def _rows(view: ViewPlan) -> Read:
     """What reads a view whose rows hold values."""
     decoder = Layout(view.stored).decoder(view.wanted)
-    sealed = open_row if view.sealed else None
     ttl, width = view.ttl_us, len(view.wanted)
 
     def read(cells: Cells, now_us: int) -> Part:
         soon, fresh = after(now_us), after(now_us - ttl) if ttl else b""
         # A cell of one row that is due and fresh lies between the two; one of several lies above all.
         plain: Any = cells
-        if sealed is None and cells and None not in cells and fresh <= min(plain) and max(plain) < soon:
+        if cells and None not in cells and fresh <= min(plain) and max(plain) < soon:
             found, rows, states = cells, cells, [PRESENT] * len(cells)
         else:
             found = [cell if cell is None or cell < soon else due(cell, now_us) for cell in cells]
             states = [_state(*pair, fresh) for pair in zip(cells, found, strict=True)]
             rows = [None if state else row for row, state in zip(found, states, strict=True)]
-        if sealed is not None:
-            rows = [None if row is None else sealed(view, row) for row in rows]
-            states = [state or (NOT_FOUND if row is None else PRESENT) for row, state in zip(rows, states, strict=True)]
         columns, nulls = decoder.columns(rows)
         every = [_with_nulls(column, states) for column in columns] if nulls else [states] * width
         return columns, every, lambda: [MISSING if row is None else moment_of(row) for row in found]
@@ -192,7 +184,7 @@ def _state(cell: bytes | None, row: bytes | None, fresh: bytes) -> int:
 
 def _windows(view: ViewPlan) -> Read:
     """What reads a view whose rows hold the state of windows."""
-    from falaj.asof.tiles import answer, shape_of, standing, unpack
+    from falaj.asof.tiles import answer, newest, shape_of, standing, unpack
 
     by_name = {window.name: window for window in view.windows}
     if lost := [name for name in view.wanted if name not in by_name]:
@@ -208,7 +200,7 @@ def _windows(view: ViewPlan) -> Read:
             status = NOT_FOUND if state is None else standing(state, now_us, view.ttl_us)
             states.append(status)
             rows.append(nothing if state is None or status else answer(state, asked, now_us)[0])
-            seen.append(MISSING if state is None or state.newest is None else state.newest[0])
+            seen.append(((state and newest(state, now_us)) or (MISSING,))[0])
         columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in asked]
         return columns, [_with_nulls(column, states) for column in columns], lambda: seen
 

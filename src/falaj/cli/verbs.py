@@ -56,7 +56,8 @@ def desk(frame: Frame, arguments: list[str]) -> int:
 
 def words_of(name: str) -> list[Verb]:
     """All that can be said at a desk: its verbs and its errands."""
-    errands = [verb for verb, _ in errands_of(DESKS[name].errands).values()]
+    found = errands_of(DESKS[name].errands).values()
+    errands = [verb for verb, function in found if not hasattr(function, "__for_python__")]
     return [*errands, *verbs_of(desk_class(name)).values()]
 
 
@@ -68,7 +69,7 @@ def word_of(name: str, word: str) -> Verb | None:
     if said in DESKS[name].groups:
         return verb_of(desk_class(name), said)
     found = errand_of(DESKS[name].errands, said)
-    return found[0] if found else None
+    return found[0] if found and not hasattr(found[1], "__for_python__") else None
 
 
 def typed(verb: Verb) -> str:
@@ -203,11 +204,43 @@ def _value(param: Param, given: Any) -> Any:
         inner = typing.get_args(kind)[0]
         return tuple(_plain(param, inner, part.strip()) for word in given for part in word.split(",") if part.strip())
     if origin is dict:
-        pairs = [word.partition("=") for word in given]
-        if not all(equals for _, equals, _ in pairs):
-            raise Invalid(f"--{param.name} takes KEY=VALUE", f"for example --{param.name} colour=blue")
-        return {key.strip(): _plain(param, typing.get_args(kind)[1], value) for key, _, value in pairs}
+        return _pairs(param, typing.get_args(kind)[1], given)
     return _plain(param, kind, given)
+
+
+def _pairs(param: Param, kind: Any, given: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, KEY=A,B where a key has several, or a whole JSON object, as it is or from @FILE."""
+    found: dict[str, Any] = {}
+    for word in given:
+        if word.startswith(("{", "@")):
+            whole = _json(param, word)
+            if not isinstance(whole, dict):
+                raise Invalid(f"{param.name} is no JSON object", "write {…}, @FILE or KEY=VALUE")
+            found |= whole
+            continue
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise Invalid(f"--{param.name} takes KEY=VALUE", f"for example --{param.name} colour=blue")
+        several = typing.get_origin(kind) is list
+        found[key.strip()] = [_scalar(part) for part in value.split(",")] if several else _plain(param, kind, value)
+    return found
+
+
+def _scalar(text: str) -> Any:
+    """A number, true, false or null as JSON has them, anything else as the text it is; quotes make a number a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _json(param: Param, given: str) -> Any:
+    try:
+        return json.loads(Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given)
+    except OSError as error:
+        raise Invalid(f"{given[1:]} cannot be read: {error.strerror}", "check the path") from error
+    except ValueError as error:
+        raise Invalid(f"{param.name} is not JSON", "write a JSON object, or @FILE") from error
 
 
 def _plain(param: Param, kind: Any, given: Any) -> Any:
@@ -217,10 +250,5 @@ def _plain(param: Param, kind: Any, given: Any) -> Any:
         except ValueError:
             raise Invalid(f"{param.name} cannot be {given[:40]!r}", "it must be a number") from None
     if is_dataclass(kind) and kind is not Label and isinstance(given, str):
-        try:
-            return json.loads(Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given)
-        except OSError as error:
-            raise Invalid(f"{given[1:]} cannot be read: {error.strerror}", "check the path") from error
-        except ValueError as error:
-            raise Invalid(f"{param.name} is not JSON", "write a JSON object, or @FILE") from error
+        return _json(param, given)
     return given

@@ -64,6 +64,12 @@ def errand(function: F) -> F:
     return function
 
 
+def for_python(function: F) -> F:
+    """Mark an errand that only programs call: what it gives is nothing that a terminal could show."""
+    function.__for_python__ = True  # type: ignore[attr-defined]
+    return errand(function)
+
+
 @cache
 def errands_of(modules: tuple[str, ...]) -> dict[str, tuple[Verb, Callable[..., Any]]]:
     """Every errand of these modules by name, in the order they are written, with its function."""

@@ -13,6 +13,7 @@ from falaj.asof.stats import ColumnStats, from_plain
 from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
 from falaj.core.errors import Corrupt, Denied, NotFound
+from falaj.features.persons import lock_of
 from falaj.features.sealing import unseal
 from falaj.features.stream import STATS, Arrival, Chapter, schema_of
 from falaj.snapshot.read import Entry, Snapshot
@@ -27,8 +28,6 @@ def open_chapter(here: Here, chapter: Chapter, faces: Sequence[str], about: Arri
     if not about.definition.sealed:
         yield list(parts.values())
         return
-    from falaj.features.erasing import lock_of
-
     with tempfile.TemporaryDirectory(prefix="falaj-open-") as scratch:
         schema = schema_of(about.definition, about.entity)
         yield unseal(here, parts, schema, about.entity, lock_of(here, about), Path(scratch))

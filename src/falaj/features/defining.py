@@ -141,6 +141,10 @@ class Defining(Shelf):
             project, _, name = given.entity.partition("/")
             entity = need(tx, Ref("entity", project, name), "entity")
             check(given, entities=[define_of(entity)])
+            if given.zone not in ("", ctx.zone) and (given.online or given.source.kind == "push"):
+                # The online store and what is pushed lie where this platform stands, and nowhere else.
+                hint = f"online=False and no pushes, or define it on the platform of {given.zone}"
+                raise Invalid(f"{given.name} lies in {given.zone}, and this platform serves from {ctx.zone}", hint)
             return {"entity": str(entity.ref)}, (ctx.label or Label()).join(given.label)
         found = {str(ref.bare): need(tx, ref, "view") for ref in views}
         picked = [(pick, found.get(str(Ref.parse(f"view:{pick.view}").bare))) for pick in given.picks]

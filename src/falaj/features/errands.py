@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from falaj.core.errand import Here, errand
+from falaj.core.errand import Here, errand, for_python
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.features.computing import compute
@@ -195,7 +195,7 @@ def history(
     lineage names the exact versions of service, views and rows, and its label is the join of theirs.
 
     Example:
-        falaj features history labels.parquet service:fraud/scorer --name dataset:fraud/train --moment at
+        falaj features history service:fraud/scorer labels.parquet --name dataset:fraud/train --moment at
     """
     table, made, opening = _set(here, entities, service, moment, known_at, zone)
     published, file = None, ""
@@ -210,7 +210,7 @@ def history(
     return TrainingSet(table.num_rows, tuple(table.column_names), tally(table, opening.plan), pinned, published, file)
 
 
-@errand
+@for_python
 def table(
     here: Here,
     entities: Annotated[Any, "the rows to build it for: a file, a dataset, or a table"],
@@ -222,12 +222,12 @@ def table(
     """The same as `history`, given as an Arrow table to whoever writes Python.
 
     Example:
-        falaj features table labels.parquet service:fraud/scorer
+        here.features.table("labels.parquet", "service:fraud/scorer", moment="at")
     """
     return _set(here, entities, service, moment, known_at, zone)[0]
 
 
-@errand
+@for_python
 def reader(
     here: Here,
     service: Annotated[Ref, "which service, or view"],
@@ -236,7 +236,7 @@ def reader(
     """Open a service to read it many times, in microseconds where the online store can be reached from here.
 
     Example:
-        falaj features reader service:fraud/scorer
+        here.features.reader("service:fraud/scorer").read({"customer_id": ["c1"]})
     """
     return LiveReader(here, service, model)
 

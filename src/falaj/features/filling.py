@@ -17,6 +17,7 @@ import numpy as np
 from falaj.asof.layout import Layout
 from falaj.asof.sources import Clustered, cluster, open_part
 from falaj.asof.tiles import build, merge, pack, unpack
+from falaj.asof.tiles import shape_of as tiles_shape
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Unavailable
 from falaj.core.event import new_id
@@ -300,6 +301,7 @@ def _put_rows(target: Target, rows: Clustered, face: str, layout: Layout) -> Non
 def _put_states(target: Target, arrived: Arrived, face: str, generation: int) -> None:
     """Of each key what it had and what came; a key that has seen this arrival is left as it is."""
     rows, windows, space = arrived.rows, target.view.windows_of(face), target.space(face)
+    shape = tiles_shape(windows)
     if not windows:
         return
     names = sorted({one.of for one in windows if one.of})
@@ -322,7 +324,7 @@ def _put_states(target: Target, arrived: Arrived, face: str, generation: int) ->
         fresh = []
         for at, state in zip(some, made, strict=True):
             row = held[at]
-            whole = state if row is None else pack(merge(unpack(row[RANK_BYTES:], windows), unpack(state, windows)))
+            whole = state if row is None else pack(merge(unpack(row[RANK_BYTES:], shape), unpack(state, shape)))
             fresh.append((keys[start + at], rank + whole))
         target.put(space, fresh)
 

@@ -90,7 +90,11 @@ def publish_set(
     with tempfile.TemporaryDirectory(prefix="falaj-set-") as scratch:
         pq.write_table(table, Path(scratch) / "set.parquet", use_content_defined_chunking=True)
         facts = Facts(f"training set of {opening.plan.ref}", tags=tags)
-        order = Order(name, Source(Path(scratch), passing=True), facts, inputs=inputs)
+        # What the catalogue tells of a table, it tells everybody who may see that it is there: not of these.
+        told = dict.fromkeys(keys.split(","), "personal")
+        told |= {one: "sensitive" for view in opening.plan.views if view.face for one in view.names}
+        columns = {name: kind for name, kind in told.items() if name in table.column_names}
+        order = Order(name, Source(Path(scratch), passing=True), facts, inputs=inputs, columns=columns)
         return carry_out(here, order)
 
 

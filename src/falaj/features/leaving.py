@@ -92,13 +92,13 @@ class Leaving(Shelf):
         self,
         ctx: Context,
         view: Annotated[Ref, "which view, a sealed one"],
-        before: Annotated[Ref | None, "the version of the table of keys that counted"],
-        after: Annotated[Ref, "the version that counts from now on"],
+        after: Annotated[Ref, "the version of the table of keys that counts from now on"],
+        before: Annotated[Ref | None, "the one that counted; none when it is the first"] = None,
     ) -> Stream:
         """Let another version of the table of people's keys count; Stale when a third one does already.
 
         Example:
-            falaj features rekey view:fraud/spend --after dataset:fraud/spend.rows1.keys@v2
+            falaj features rekey view:fraud/spend dataset:fraud/spend.rows1.keys@v2
         """
         with self._ledger.write(ctx) as tx:
             found = self._view(tx, view)

@@ -81,7 +81,7 @@ def lock_of(here: Here, about: Arrival) -> Lock:
     return Lock(
         keys_ref(dataset_of(about.stream)), about.labels[""], about.zone,
         lambda: here.features.about(view).stream.keys,
-        lambda before, after: here.features.rekey(view, before, after),
+        lambda before, after: here.features.rekey(view, after, before),
         lambda subjects: here.features.pseudonyms(view, tuple(one.hex() for one in subjects)),
     )  # fmt: skip
 

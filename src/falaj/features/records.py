@@ -178,11 +178,26 @@ class Opening:
 class Values:
     """Features of some keys, column by column, as they are now."""
 
+    TEXT: ClassVar[str] = "lines"
+
     service: Ref
     columns: Mapping[str, list[Any]]
     """Values in the order of the keys; None where the status says that there is none. NaN and infinities as texts."""
     statuses: Mapping[str, list[str]]
     at: float
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A feature a line: its values in the order of the keys, or why there is none."""
+        width = max(map(len, self.columns), default=0)
+        said = {
+            name: [
+                str(value) if status == "PRESENT" else status
+                for value, status in zip(column, self.statuses[name], strict=True)
+            ]
+            for name, column in self.columns.items()
+        }
+        return tuple(f"{name:<{width}}  {'  '.join(f'{one:>12}' for one in values)}" for name, values in said.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Denied, Invalid
+from falaj.core.errors import Conflict, Denied, Invalid, Stale
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.features.filling import Filling
@@ -92,6 +92,8 @@ class Rows(Filling, Shelf):
                 raise Invalid(f"{seq} was not given to anybody", "begin again", view)
             if any(number == seq for one in found.stream.chapters for _, number in one.spans):
                 raise Conflict(f"these rows are part of {view.bare} already", "there is nothing to do", view)
+            if chapter.erased != len(found.stream.erased):
+                raise Stale("somebody was erased since these rows were read", "bring them again", view)
             generation = found.stream.generation + 1
             kept = replace(chapter, generation=generation, faces=faces, spans=((generation, seq),), at=ctx.now())
             stream = arrived(found.stream, kept, anew=anew)
@@ -192,6 +194,8 @@ class Rows(Filling, Shelf):
         def work(tx: Writer) -> Appended:
             now = self._view(tx, view.ref)
             stream = now.stream
+            if stream.erased != view.stream.erased:
+                raise Stale("somebody was erased at this moment", "push them again", view.ref)
             generation = stream.generation + 1 if good else stream.generation
             pushed = Pushed(generation, block, stream.next_seq, good, ctx.now())
             stream = replace(
@@ -217,5 +221,8 @@ def check_faces(tx: Reader, view: View, faces: Mapping[str, Ref]) -> None:
         names = ", ".join(map(str, wanted.values()))
         raise Denied(f"these are not the rows of {view.ref}", f"publish {names}", view.ref)
     for face, ref in faces.items():
-        if not tx.need(ref).label.covers(labels[face]):
+        record = tx.need(ref)
+        if record.body.get("state") != "live":
+            raise Stale(f"{ref} was deleted", "look at the view again", view.ref)
+        if not record.label.covers(labels[face]):
             raise Denied(f"{ref} is less protected than {view.ref} demands", "publish it with the label", view.ref)

@@ -65,7 +65,7 @@ class Serving(Shelf):
         """Read features as they are now, with a status for each: one round trip to the online store.
 
         Example:
-            falaj features read service:fraud/scorer --keys '{"customer_id": ["c1", "c2"]}'
+            falaj features read service:fraud/scorer --keys customer_id=c1,c2
         """
         if not keys or not 0 < max(map(len, keys.values())) <= MOST_KEYS:
             raise Invalid("no keys, or too many", f"1 to {MOST_KEYS} of each", service)

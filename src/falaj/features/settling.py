@@ -12,7 +12,7 @@ from typing import Any
 
 from falaj.asof.rows import RowSchema, face_folder, write_rows
 from falaj.asof.stats import ColumnStats, measured_table, merged_tables, to_plain
-from falaj.catalog.publishing import Order, carry_out
+from falaj.catalog.publishing import Order
 from falaj.catalog.records import Facts
 from falaj.catalog.sources import Source
 from falaj.core.context import Context
@@ -20,7 +20,7 @@ from falaj.core.errand import Here
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.chapters import table_of
-from falaj.features.persons import Lock
+from falaj.features.persons import Lock, lock_of, publish_apart
 from falaj.features.quality import personal_columns
 from falaj.features.records import EntityDef
 from falaj.features.sealing import seal_folder
@@ -62,8 +62,6 @@ class Batch:
 
 def batch_of(here: Here, about: Arrival, how: str, inputs: Mapping[str, Ref] | None = None) -> Batch:
     """What bringing rows of a view takes."""
-    from falaj.features.erasing import lock_of
-
     definition = about.definition
     return Batch(
         about.stream, schema_of(definition, about.entity), about.labels, about.view, about.zone, inputs, how,
@@ -99,7 +97,10 @@ def publish_rows(here: Here, batch: Batch, rows: Iterable[Any], seq: int) -> Cha
             (folder / face_folder(face)).mkdir(exist_ok=True)
             (folder / face_folder(face) / STATS).write_text(json.dumps(told))
         faces = {face: _publish(here, batch, face, folder / face_folder(face)) for face in batch.schema.faces}
-    return Chapter(0, written.num_rows, faces, written.first_event, written.last_event, 0.0, batch.how)
+    return Chapter(
+        0, written.num_rows, faces, written.first_event, written.last_event, 0.0, batch.how,
+        erased=len(batch.stream.erased),
+    )  # fmt: skip
 
 
 def publish_quarantine(here: Here, batch: Batch, tables: list[Any]) -> int:
@@ -120,10 +121,10 @@ def publish_quarantine(here: Here, batch: Batch, tables: list[Any]) -> int:
             alike.setdefault(str(table.schema), []).append(table)
         for number, group in enumerate(alike.values()):
             pq.write_table(pa.concat_tables(group), Path(scratch) / f"rows-{number:04d}.parquet")
-        source = Source(Path(scratch), passing=True)
         facts = Facts(f"{count} rows that broke a rule", tags={"view": str(batch.view)})
-        order = Order(quarantine_of(batch.stream), source, facts, label, dict(batch.inputs or {}), batch.zone)
-        carry_out(here, order)
+        name, inputs = quarantine_of(batch.stream), dict(batch.inputs or {})
+        # Without statistics: their numbers would be told to whoever may see that there is a quarantine.
+        publish_apart(here, Order(name, Source(Path(scratch)), facts, label, inputs, batch.zone))
     return count
 
 
@@ -147,7 +148,7 @@ def settle(ledger: Ledger, act: Callable[..., Here], tail: Tail, ctx: Context, l
         chapter = replace(chapter, generation=spans[-1][0], spans=spans, at=ctx.now())
     with ledger.write(ctx) as tx:
         now = look(tx)
-        if now.stream.tail[: len(blocks)] != blocks:
+        if now.stream.tail[: len(blocks)] != blocks or now.stream.erased != view.stream.erased:
             return  # somebody else settled it, or took a person out of it: what we published is nobody's
         stream = settled(now.stream, len(blocks), chapter)
         keep(tx, now, stream)
@@ -156,12 +157,10 @@ def settle(ledger: Ledger, act: Callable[..., Here], tail: Tail, ctx: Context, l
 
 
 def _publish(here: Here, batch: Batch, face: str, folder: Path) -> Ref:
+    """Apart from the chapters before it: what shares stored bytes with rows of a person must go with them."""
     facts = Facts(f"{batch.how} for {batch.view}", tags={"view": str(batch.view), "face": face})
-    source = Source(folder, passing=True)
-    order = Order(
-        dataset_of(batch.stream, face), source, facts, batch.labels[face], dict(batch.inputs or {}), batch.zone
-    )
-    return carry_out(here, order).ref
+    name, inputs = dataset_of(batch.stream, face), dict(batch.inputs or {})
+    return publish_apart(here, Order(name, Source(folder), facts, batch.labels[face], inputs, batch.zone))
 
 
 def _bad(rows: Rows) -> Any:

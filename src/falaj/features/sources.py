@@ -140,7 +140,10 @@ def _answer(engine: Any, query: str) -> Iterator[Any]:
     import duckdb
 
     try:
-        yield from _grouped(engine.sql(query).to_arrow_reader(_ROWS))
+        found = engine.sql(query)
+        if found is None:
+            raise UserCodeFailed("the query gives no rows: it is no select", "correct it in the definition")
+        yield from _grouped(found.to_arrow_reader(_ROWS))
     except duckdb.Error as error:
         raise UserCodeFailed(f"the query failed: {str(error)[:300]}", "correct it in the definition") from error
 

@@ -43,6 +43,8 @@ class Chapter:
     findings: tuple[str, ...] = ()
     source: str = ""
     """The version of the source it was read from."""
+    erased: int = 0
+    """How many people were known to be erased when its rows were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
