@@ -47,7 +47,7 @@ def launcher(attempt: Attempt) -> Json:
     """The launcher and what starts it, under a name that says what it holds."""
     held = {"falaj-worker.pyz": attempt.launcher, "pod.py": _first()}
     if sum(map(len, held.values())) > _MOST_CONFIG:
-        raise Invalid("the launcher is too large for a ConfigMap", "it is made of falaj.core and falaj.worker alone")
+        raise Invalid("the launcher is too large for a ConfigMap", "install falaj in the image instead")
     about = {"name": _launcher_name(attempt), "labels": {OURS: "falaj"}}
     data = {name: _b64(content) for name, content in held.items()}
     return _object("v1", "ConfigMap", about, immutable=True, binaryData=data)

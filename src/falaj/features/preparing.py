@@ -56,6 +56,7 @@ class Preparing:
         self._function, self._arrival, self._erased = function, arrival, erased
         schema = (*entity.keys, Field(EVENT, "int64"), Field(CREATED, "int64"), *fields_of(definition))
         self._keys = [one.name for one in entity.keys]
+        self._left_out = 0
         self._watch = Watch(
             definition.rules, now_us, reference, Expected(schema, self._keys, EVENT, definition.source.zone)
         )
@@ -74,7 +75,8 @@ class Preparing:
         if refused:
             hint = "nothing was taken in: correct the rows, or the rule"
             raise Invalid(f"{self._definition.name} refuses these rows: {'; '.join(refused[:5])}", hint)
-        return tuple(one.message for one in findings)
+        said = [f"{self._left_out} rows of people who were erased were left out"] if self._left_out else []
+        return (*(one.message for one in findings), *said)
 
     def _shaped(self, table: Any) -> Any:
         import pyarrow as pa
@@ -96,7 +98,7 @@ class Preparing:
         return pa.table({**keys, **moved, **_features(table, definition, self._function)})
 
     def _apart(self, good: Any, bad: Any) -> Prepared:
-        """Take out rows of people who were erased; they are kept apart without their values."""
+        """Leave out rows of people who were erased: they are counted, and kept nowhere."""
         import pyarrow as pa
 
         assert self._erased is not None  # noqa: S101
@@ -106,6 +108,7 @@ class Preparing:
         if not gone:
             return Prepared(good, bad)
         mask = np.array([key in gone for key in named.distinct])[named.codes]
+        self._left_out += int(mask.sum())
         return Prepared(good.filter(pa.array(~mask)), bad)
 
 
