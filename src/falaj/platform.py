@@ -366,6 +366,7 @@ class House:
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
         self.stop_loops()
+        self.guard.close()
         for name in sorted({"clusters", "track"} & self.desks.open.keys()):
             self.desks[name].close()
         for held in (self._measured, self._newest):

@@ -17,7 +17,7 @@ from falaj.core.verb import Verb, read_verb
 F = TypeVar("F", bound=Callable[..., Any])
 ERRAND = "errand"
 """The group of what needs no permission of its own."""
-_MARK = (ERRAND, (), (), "", "", True, False, ())
+_MARK = (ERRAND, (), (), "", "", True, False, (), False)
 
 
 class Task(Protocol):

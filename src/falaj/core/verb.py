@@ -39,6 +39,7 @@ class Verb:
     outside: bool
     once: bool
     heads: tuple[str, ...]
+    often: bool
     summary: str
     doc: str
     params: tuple[Param, ...]
@@ -64,6 +65,7 @@ def verb(
     outside: bool = False,
     once: bool = False,
     heads: tuple[str, ...] = (),
+    often: bool = False,
 ) -> Callable[[F], F]:
     """Mark a room's method `def name(self, ctx: Context, ...)` as reachable, and say what it touches.
 
@@ -73,6 +75,7 @@ def verb(
     purpose: the parameter that says what for; checked against the label's purposes.
     outside: it acts outside the ledger (bytes, other systems), so it manages its own transactions: intent first.
     heads: those of `reads` that are about the name itself, whatever its versions: they are given as asked, not pinned.
+    often: it is called thousands of times a second; judged each time, it is recorded once a minute, with how often.
     once: what it gives holds a secret, shown this once: it is never kept, not even for a repeat of the same request.
     """
     chosen = group or ("write" if writes else "see")
@@ -80,7 +83,7 @@ def verb(
         raise ValueError(f"{chosen!r} is no group of verbs: {', '.join(GROUPS)}")
 
     def mark(function: F) -> F:
-        function.__verb_mark__ = (chosen, reads, writes, into, purpose, outside, once, heads)  # type: ignore[attr-defined]
+        function.__verb_mark__ = (chosen, reads, writes, into, purpose, outside, once, heads, often)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -117,7 +120,7 @@ def groups_of(room: type) -> dict[str, str]:
 
 def read_verb(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) -> Verb:
     """What a mark, a signature and a docstring say together."""
-    group, reads, writes, into, purpose, outside, once, heads = mark
+    group, reads, writes, into, purpose, outside, once, heads, often = mark
     hints = typing.get_type_hints(function, include_extras=True)
     params = []
     for param in list(inspect.signature(function).parameters.values())[1:]:
@@ -137,6 +140,7 @@ def read_verb(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) ->
         outside,
         once,
         heads,
+        often,
         doc.partition("\n")[0],
         doc,
         tuple(params),

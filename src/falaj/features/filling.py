@@ -242,6 +242,7 @@ class Filling(Shelf):
             tx.emit("features.filled", now.ref, generation=generation, era=target.era)
 
         self._ledger.retry(ctx, work)
+        self._moved()
 
     def _led(self, ctx: Context, stream: Stream) -> "_Led":
         """One fills a view at a time, so that no work is done twice."""

@@ -5,11 +5,13 @@ The right to read, and the versions, are asked for anew every minute; a sample o
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from falaj.asof.reading import Answer, Reader
 from falaj.asof.records import STATUSES, ServicePlan
 from falaj.core.errand import Here
+from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.features.computing import functions_of
 from falaj.features.records import Opening, Values
@@ -72,7 +74,9 @@ class LiveReader:
     def _tell(self) -> None:
         reads = self._sampler.drain() if self._sampler is not None else []
         if reads:
-            self._here.features.sample(Ref.parse(self.plan.ref), pack_reads(reads))
+            # Samples are a courtesy: whoever cannot tell them any more reads, or stops reading, all the same.
+            with suppress(FalajError):
+                self._here.features.sample(Ref.parse(self.plan.ref), pack_reads(reads))
 
     def _asked(self, keys: Mapping[str, Sequence[Any]], request: Mapping[str, Sequence[Any]] | None) -> Answer:
         """Over the wire; what functions make is made here."""
@@ -86,6 +90,9 @@ class LiveReader:
 
 
 def _value(value: Any, kind: str) -> Any:
-    if isinstance(value, str) and "float" in kind:
+    """What JSON said in its own way, as it is."""
+    if isinstance(value, list):
+        return [_value(one, kind[5:-1]) for one in value]
+    if isinstance(value, str) and kind in ("float32", "float64"):
         return _NON_FINITE[value]
     return bytes.fromhex(value) if kind == "bytes" and isinstance(value, str) else value

@@ -185,6 +185,7 @@ class Values:
     """Values in the order of the keys; None where the status says that there is none. NaN and infinities as texts."""
     statuses: Mapping[str, list[str]]
     at: float
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> tuple[str, ...]:

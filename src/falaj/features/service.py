@@ -14,7 +14,7 @@ from falaj.govern.keys import Keyring
 from falaj.store.ledger import Ledger
 
 
-class Features(Defining, Rows, Serving, Leaving):
+class Features(Serving, Defining, Rows, Leaving):
     """Features: define once, train and serve with the same numbers, right at every moment."""
 
     def __init__(

@@ -53,7 +53,7 @@ class Serving(Shelf):
             pinned = self._bound(tx, service, model)
             return Opening(self._plan(tx, ctx, pinned), ctx.now() + OPEN_S, SAMPLE_EVERY, model)
 
-    @verb(reads=("service", "model"), group="read")
+    @verb(reads=("service", "model"), group="read", often=True)
     def read(
         self,
         ctx: Context,
@@ -69,13 +69,18 @@ class Serving(Shelf):
         """
         if not keys or not 0 < max(map(len, keys.values())) <= MOST_KEYS:
             raise Invalid("no keys, or too many", f"1 to {MOST_KEYS} of each", service)
-        with self._ledger.read(ctx) as tx:
-            plan = self._plan(tx, ctx, self._bound(tx, service, model))
+        plan = self._held_plan(ctx, service) if model is None else None
+        if plan is None:
+            with self._ledger.read(ctx) as tx:
+                plan = self._plan(tx, ctx, self._bound(tx, service, model))
         now = ctx.now()
         answer = self._reader(ctx, plan).read(keys, request, round(now * 1e6))
-        columns = {one.name: _wire(answer.columns[one.name], one) for one in plan.outputs}
-        statuses = {one.name: [STATUSES[code] for code in answer.statuses[one.name]] for one in plan.outputs}
-        return Values(Ref.parse(plan.ref), columns, statuses, now)
+        columns = {one.name: _wire(answer.columns[one.name], one.type) for one in plan.outputs}
+        # Columns of one view mostly share one list of codes: each is put into words once.
+        words = {id(codes): [STATUSES[code] for code in codes] for codes in answer.statuses.values()}
+        statuses = {one.name: words[id(answer.statuses[one.name])] for one in plan.outputs}
+        types = {one.name: one.type for one in plan.outputs}
+        return Values(Ref.parse(plan.ref), columns, statuses, now, types)
 
     @verb(reads=("model",))
     def bound(self, ctx: Context, model: Annotated[Ref, "which model"]) -> tuple[Ref, ...]:
@@ -126,17 +131,22 @@ class Serving(Shelf):
 
     def _plan(self, tx: Books, ctx: Context, pinned: Ref) -> ServicePlan:
         """All that reading takes, made anew every second: spaces stay longer than that."""
-        key, now = (ctx.tenant, str(pinned)), time.monotonic()
-        with self._lock:
-            held = self._plans.get(key)
-        if held is not None and held[0] > now:
-            return held[1]
-        plan = self._compiled(tx, ctx, pinned)
-        with self._lock:
-            if len(self._plans) > _READERS:
-                self._plans.clear()
-            self._plans[key] = (now + PLAN_S, plan)
+        plan = self._held_plan(ctx, pinned)
+        if plan is None:
+            plan = self._compiled(tx, ctx, pinned)
+            with self._lock:
+                if len(self._plans) > _READERS:
+                    self._plans.clear()
+                self._plans[ctx.tenant, str(pinned)] = (time.monotonic() + PLAN_S, plan)
         return plan
+
+    def _held_plan(self, ctx: Context, pinned: Ref) -> ServicePlan | None:
+        held = self._plans.get((ctx.tenant, str(pinned)))
+        return held[1] if held is not None and held[0] > time.monotonic() else None
+
+    def _moved(self) -> None:
+        with self._lock:
+            self._plans.clear()
 
     def _compiled(self, tx: Books, ctx: Context, pinned: Ref) -> ServicePlan:
         """A view by itself is read as the service of its ordinary columns."""
@@ -188,9 +198,19 @@ def _by_face(plan: ViewPlan, view: View, tenant: str) -> list[ViewPlan]:
     return found
 
 
-def _wire(values: Any, field: Field) -> list[Any]:
+def _wire(values: list[Any], kind: str) -> list[Any]:
     """Values as JSON can say them."""
-    plain = values.tolist() if hasattr(values, "tolist") else list(values)
-    if "float" not in field.type:
-        return [one.hex() if isinstance(one, bytes) else one for one in plain]
-    return [repr(one) if isinstance(one, float) and one - one != 0 else one for one in plain]
+    if kind == "float64" or kind == "float32":
+        known = [one for one in values if one is not None]
+        total = sum(known)
+        # A sum that is finite has only finite parts, or it overflowed: then each is looked at.
+        return values if total - total == 0 else [one if one is None or one - one == 0 else repr(one) for one in values]
+    if "float" in kind:
+        return [None if one is None else _wire(list(one), kind[5:-1]) for one in values]
+    if "bytes" in kind:
+        return [_hex(one) for one in values]
+    return values
+
+
+def _hex(value: Any) -> Any:
+    return [_hex(one) for one in value] if isinstance(value, list) else value.hex() if value is not None else None

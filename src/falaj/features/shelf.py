@@ -74,6 +74,9 @@ class Shelf:
         self._online = online
         self._keyring = keyring
 
+    def _moved(self) -> None:
+        """Readers read from another place now; whoever keeps plans makes them anew."""
+
     def _tail(self) -> Tail:
         return Tail(self._series(), self._ledger)
 

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from threading import Lock
 from typing import Any, Protocol
 
 from falaj.core.bind import options
@@ -22,6 +23,9 @@ from falaj.govern.records import Move, Verdict
 from falaj.govern.things import Thing, desk_ref, desk_thing, label_of, missing, things_of
 from falaj.store.codec import from_json, to_json, to_stable_json
 from falaj.store.ledger import Ledger, Writer
+
+TALLY_S = 60.0
+MOST_TALLIES = 10_000
 
 
 class Residency(Protocol):
@@ -49,6 +53,8 @@ class Guard:
         self._permits = permits
         self._standing = standing
         self._step_up = step_up
+        self._tallies: dict[tuple[str, Ref, str, str, str], tuple[Context, float, int]] = {}
+        self._counting = Lock()
 
     def call(self, desk: str, room: object, verb: Verb, ctx: Context, arguments: Mapping[str, Any]) -> Any:
         """Run one verb for one caller, or raise what forbids it."""
@@ -61,11 +67,38 @@ class Guard:
             raise refused.told from None
         subject = next((t.ref for t in things if t.record is not None), None) or desk_ref(desk)
         run = getattr(room, verb.name)
+        if verb.often and not ctx.keyed:
+            self._tallied(action, ctx, subject)
+            return run(ctx, **arguments)
         if verb.reading and not ctx.keyed:
             return self._read(action, ctx, subject, lambda: run(ctx, **arguments))
         if verb.outside:
             return self._outside(action, ctx, subject, lambda: run(ctx, **arguments))
         return self._inside(action, verb, ctx, subject, lambda: run(ctx, **arguments), arguments)
+
+    def close(self) -> None:
+        """Record what was counted and not told yet."""
+        with self._counting:
+            left, self._tallies = self._tallies, {}
+        for (action, subject), (ctx, _, count) in ((key[:2], told) for key, told in left.items()):
+            if count:
+                with self._ledger.write(ctx) as tx:
+                    tx.emit(action, subject, times=count)
+
+    def _tallied(self, action: str, ctx: Context, subject: Ref) -> None:
+        """Record the first of many calls before it is answered; those of the next minute are told together."""
+        key, now = (action, subject, ctx.tenant, ctx.actor.id, ctx.purpose), ctx.now()
+        with self._counting:
+            told = self._tallies.get(key)
+            if told is not None and 0 <= now - told[1] < TALLY_S:
+                self._tallies[key] = (ctx, told[1], told[2] + 1)
+                return
+        with self._ledger.write(ctx) as tx:
+            tx.emit(action, subject, times=1 + (told[2] if told is not None else 0))
+        with self._counting:
+            if len(self._tallies) >= MOST_TALLIES:
+                self._tallies = {one: held for one, held in self._tallies.items() if held[2]}
+            self._tallies[key] = (ctx, now, 0)
 
     def record_denial(self, ctx: Context, action: str, error: Denied) -> None:
         """A refusal is a fact too."""
