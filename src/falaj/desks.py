@@ -98,7 +98,7 @@ DESKS: dict[str, Desk] = {
         {
             "see": "list show about plan users bound",
             "read": "open read rows pseudonyms samples",
-            "write": "define begin record append fill rekey sample",
+            "write": "define begin record merge append fill rekey sample",
             "erase": "forget replace",
         },
         ("entity", "view", "service"),

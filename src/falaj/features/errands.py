@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 from falaj.core.errand import Here, errand, for_python
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
+from falaj.features.compacting import compact_view
 from falaj.features.computing import compute
 from falaj.features.filling import Filled
 from falaj.features.history import TrainingSet, build, publish_set, read_labels, tally
@@ -107,6 +108,16 @@ def ingest(
         falaj features ingest view:fraud/spend
     """
     return ingest_rows(here, view, full, time.time())
+
+
+@errand
+def compact(here: Here, view: Annotated[Ref, "which view"]) -> int:
+    """Make one chapter of many; `ingest` does it by itself once there are many. Gives how many are left.
+
+    Example:
+        falaj features compact view:fraud/spend
+    """
+    return compact_view(here, view, most=1)
 
 
 @errand

@@ -13,11 +13,12 @@ from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from falaj.features.chapters import stats_in
+from falaj.features.compacting import compact_view
 from falaj.features.kept import function_of
 from falaj.features.preparing import Erased, Preparing
 from falaj.features.settling import batch_of, publish_quarantine, publish_rows
 from falaj.features.sources import open_rows
-from falaj.features.stream import Arrival, Stream
+from falaj.features.stream import MANY_CHAPTERS, Arrival, Stream
 
 _SECOND = 1_000_000
 _PEOPLE = 10_000
@@ -104,4 +105,6 @@ def ingest_rows(here: Here, view: Ref, full: bool, now_s: float) -> Ingested:
         kept: Stream = here.features.record(
             arrival.view, chapter, dict(chapter.faces), arrival.seq, anew=found.anew and bool(stream.chapters)
         )
+    if len(kept.chapters) > MANY_CHAPTERS:
+        compact_view(here, arrival.view)
     return Ingested(arrival.view, chapter.num_rows, quarantined, findings, found.pinned, kept.generation)

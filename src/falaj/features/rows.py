@@ -9,12 +9,14 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, Stale
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.features.compacting import compact_view
 from falaj.features.filling import Filling
 from falaj.features.preparing import EVENT, Erased, Prepared, Preparing
 from falaj.features.settling import settle
 from falaj.features.shelf import Shelf, View, keep
 from falaj.features.stream import (
     MANY_BLOCKS,
+    MANY_CHAPTERS,
     SEQ_STEP,
     Arrival,
     Chapter,
@@ -23,6 +25,7 @@ from falaj.features.stream import (
     arrived,
     dataset_of,
     labels_of,
+    merged,
 )
 from falaj.features.tail import Rows as Block
 from falaj.store.codec import from_json, to_json, to_stable_json
@@ -104,6 +107,34 @@ class Rows(Filling, Shelf):
             )  # fmt: skip
         return stream
 
+    @verb(writes=("view",), reads=("faces",))
+    def merge(
+        self,
+        ctx: Context,
+        view: Annotated[Ref, "which view"],
+        generations: Annotated[tuple[int, ...], "which chapters, arrived one after the other"],
+        chapter: Annotated[Chapter, "what they became"],
+        faces: Annotated[dict[str, Ref], "the dataset version of each of its faces"],
+    ) -> Stream:
+        """Put one chapter with the same rows in the place of several. `falaj features compact` does this.
+
+        Example:
+            falaj features merge view:fraud/spend 1,2,3 --chapter @chapter.json --faces @faces.json
+        """
+        with self._ledger.write(ctx) as tx:
+            found = self._view(tx, view)
+            check_faces(tx, found, faces)
+            held = {one.generation: one.num_rows for one in found.stream.chapters}
+            rows = sum(held.get(one, 0) for one in generations)
+            if chapter.num_rows != rows or chapter.erased != len(found.stream.erased):
+                raise Stale("these are not the same rows any more", "look at the view again", view)
+            stream = merged(found.stream, generations, replace(chapter, faces=faces, at=ctx.now()))
+            if stream is None:
+                raise Stale("these chapters are not there any more, or not in a row", "look at the view again", view)
+            keep(tx, found, stream)
+            tx.emit("features.merge", found.ref, tuple(faces.values()), chapters=len(generations), rows=rows)
+        return stream
+
     @verb(writes=("view",), outside=True)
     def append(
         self,
@@ -156,7 +187,11 @@ class Rows(Filling, Shelf):
 
     def settle(self, ctx: Context, view: Ref) -> None:
         """Make a chapter of the tail; the house does it, for whoever defined the view."""
-        settle(self._ledger, self._act, self._tail(), ctx, lambda tx: self._view(tx, view))
+        here = settle(self._ledger, self._act, self._tail(), ctx, lambda tx: self._view(tx, view))
+        with self._ledger.read(ctx) as tx:
+            chapters = self._view(tx, view).stream.chapters
+        if here is not None and len(chapters) > MANY_CHAPTERS:
+            compact_view(here, view)
 
     def _prepared(
         self, ctx: Context, view: View, columns: Mapping[str, list[Any]], ready: bool

@@ -128,15 +128,20 @@ def publish_quarantine(here: Here, batch: Batch, tables: list[Any]) -> int:
     return count
 
 
-def settle(ledger: Ledger, act: Callable[..., Here], tail: Tail, ctx: Context, look: Callable[[Reader], View]) -> None:
-    """Make a chapter of the oldest blocks of the tail; of those who settle at the same moment one wins."""
+def settle(
+    ledger: Ledger, act: Callable[..., Here], tail: Tail, ctx: Context, look: Callable[[Reader], View]
+) -> Here | None:
+    """Make a chapter of the oldest blocks of the tail; of those who settle at the same moment one wins.
+
+    Gives the platform as whoever defined the view sees it, where something was settled.
+    """
     with ledger.read(ctx) as tx:
         view = look(tx)
         who = view.record.body["who"]
         actor = replace(actor_of(tx, view.record, "", who["jurisdiction"]), kind="service")
     blocks = first_blocks(view.stream)
     if not blocks:
-        return
+        return None
     here, read = act(actor, who["purpose"]), tail.read(ctx, view.stream, blocks)
     schema = schema_of(view.definition, view.entity)
     batch = batch_of(here, view.arrival, "push")
@@ -149,11 +154,12 @@ def settle(ledger: Ledger, act: Callable[..., Here], tail: Tail, ctx: Context, l
     with ledger.write(ctx) as tx:
         now = look(tx)
         if now.stream.tail[: len(blocks)] != blocks or now.stream.erased != view.stream.erased:
-            return  # somebody else settled it, or took a person out of it: what we published is nobody's
+            return None  # somebody else settled it, or took a person out of it: what we published is nobody's
         stream = settled(now.stream, len(blocks), chapter)
         keep(tx, now, stream)
         tx.emit("features.settle", view.ref, tuple(chapter.faces.values()) if chapter else (), blocks=len(blocks))
         tx.after(lambda durable: tail.drop(ctx, stream, [one.id for one in blocks]) if durable else None)
+    return here
 
 
 def _publish(here: Here, batch: Batch, face: str, folder: Path) -> Ref:

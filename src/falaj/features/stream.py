@@ -21,7 +21,7 @@ STATS = "stats.json"
 SEQ_STEP = 1 << 36
 """So many sequence numbers an arrival gets: more than one can ever need, and int64 holds a hundred million of them."""
 MANY_CHAPTERS = 32
-MANY_BLOCKS, MANY_PUSHED = 200, 100_000
+MANY_BLOCKS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +190,30 @@ def first_blocks(stream: Stream) -> tuple[Pushed, ...]:
             break
         found.append(block)
     return tuple(found)
+
+
+def adjacent(stream: Stream) -> list[tuple[Chapter, ...]]:
+    """Chapters that may become one: of one kind, and arrived in a row with nothing between them."""
+    groups: list[list[Chapter]] = []
+    for chapter in stream.chapters:
+        if groups and groups[-1][-1].how == chapter.how:
+            groups[-1].append(chapter)
+        else:
+            groups.append([chapter])
+    return [tuple(group) for group in groups]
+
+
+def merged(stream: Stream, generations: tuple[int, ...], chapter: Chapter) -> Stream | None:
+    """After some chapters became one; None when they are not there any more, or something lies between them."""
+    gone = [one for one in stream.chapters if one.generation in generations]
+    places = [at for at, one in enumerate(stream.chapters) if one.generation in generations]
+    in_a_row = bool(places) and places == list(range(places[0], places[-1] + 1))
+    if len(gone) != len(set(generations)) or not in_a_row or len({one.how for one in gone}) != 1:
+        return None
+    spans = sorted((span for one in gone for span in one.spans), key=lambda span: span[1])
+    made = replace(
+        chapter, generation=gone[-1].generation, spans=tuple(spans), how=gone[0].how, source=gone[-1].source,
+        quarantined=sum(one.quarantined for one in gone), erased=len(stream.erased),
+    )  # fmt: skip
+    kept = (*stream.chapters[: places[0]], made, *stream.chapters[places[-1] + 1 :])
+    return replace(stream, chapters=kept)
