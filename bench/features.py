@@ -150,6 +150,7 @@ def http() -> None:
     for name, side in sides.items():
         print(f"  {name:<34} {side}; {crowds[name]:,.0f} a second for eight at once", flush=True)
     bar("http_vs_feast_server", sides["feast serve"].undisturbed_us / sides["ours"].undisturbed_us, ">=", 8)
+    bar("http_rate_vs_feast_server", crowds["ours"] / crowds["feast serve"], ">=", 8)
 
 
 def at_once(*program: str) -> float:

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
+from falaj.train.begin import start
 from falaj.train.run import Run
-from falaj.train.start import start
 from tests.train import fork, toys
 
 STEPS, BATCH, MICRO = 14, 12, 2

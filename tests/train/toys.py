@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from falaj.train.begin import start
 from falaj.train.mesh import Mesh
 from falaj.train.options import Options
 from falaj.train.run import Run
-from falaj.train.start import start
 
 SAMPLES = 96
 # Forked children must not meet the threads of a pool that only their parent has.

@@ -13,7 +13,7 @@ from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render,
 from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
 from falaj.api.gate import Gate
-from falaj.api.lanes import Lanes
+from falaj.api.lanes import Lanes, attempt
 from falaj.api.logs import enter
 from falaj.api.metrics import Metrics
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
@@ -57,6 +57,8 @@ class App:
         self.events = Events(house, self.lanes, self.gate, self.metrics, self.deadlines)
         self.carrier = carrier.Carrier(house, self.lanes)
         self._span = make_span()
+        # What is read often is answered at once where nothing of it is far away; a slow store must not stop the door.
+        self._at_hand = house.settings.embedded and house.settings.online.startswith("lmdb:")
         self._openapi = b""
         self._add_routes()
 
@@ -189,7 +191,9 @@ class App:
         if call.verb.outside:
             self.unhurried(OUTSIDE_TIMES)
             body, error = await self.lanes.outside(self._within, call, ask, ctx, given)
-        elif call.verb.reading:
+        elif call.verb.often and self._at_hand:
+            body, error = attempt(self._within, (call, ask, ctx, given))
+        elif call.verb.reading or call.verb.often:
             body, error = await self.lanes.inside(self._within, call, ask, ctx, given)
         else:
             body, error = await self.lanes.short(self._within, call, ask, ctx, given)

@@ -77,8 +77,11 @@ class Serving(Shelf):
         answer = self._reader(ctx, plan).read(keys, request, round(now * 1e6))
         columns = {one.name: _wire(answer.columns[one.name], one.type) for one in plan.outputs}
         # Columns of one view mostly share one list of codes: each is put into words once.
-        words = {id(codes): [STATUSES[code] for code in codes] for codes in answer.statuses.values()}
-        statuses = {one.name: words[id(answer.statuses[one.name])] for one in plan.outputs}
+        words: dict[int, list[str]] = {}
+        for codes in answer.statuses.values():
+            if id(codes) not in words:
+                words[id(codes)] = [STATUSES[code] for code in codes]
+        statuses = {name: words[id(codes)] for name, codes in answer.statuses.items()}
         types = {one.name: one.type for one in plan.outputs}
         return Values(Ref.parse(plan.ref), columns, statuses, now, types)
 
@@ -200,9 +203,11 @@ def _by_face(plan: ViewPlan, view: View, tenant: str) -> list[ViewPlan]:
 
 def _wire(values: list[Any], kind: str) -> list[Any]:
     """Values as JSON can say them."""
-    if kind == "float64" or kind == "float32":
-        known = [one for one in values if one is not None]
-        total = sum(known)
+    if kind in ("float64", "float32"):
+        try:
+            total = sum(values)
+        except TypeError:  # some are null
+            total = sum(one for one in values if one is not None)
         # A sum that is finite has only finite parts, or it overflowed: then each is looked at.
         return values if total - total == 0 else [one if one is None or one - one == 0 else repr(one) for one in values]
     if "float" in kind:

@@ -19,25 +19,27 @@
 The same file runs under plain python and as a job, on one process or on many.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from falaj.train.begin import start
     from falaj.train.boosters import Boosting
     from falaj.train.estimators import fit_estimator
-    from falaj.train.fit import fit
+    from falaj.train.fitting import fit
     from falaj.train.options import Options
     from falaj.train.run import Run
     from falaj.train.schedule import Plateau
-    from falaj.train.start import start
 
 __all__ = ["Boosting", "Options", "Plateau", "Run", "fit", "fit_estimator", "start"]
-_WHERE = {name: f"falaj.train.{name.lower()}" for name in __all__} | {
+_WHERE = {
     "Boosting": "falaj.train.boosters",
+    "Options": "falaj.train.options",
     "Plateau": "falaj.train.schedule",
+    "Run": "falaj.train.run",
+    "fit": "falaj.train.fitting",
     "fit_estimator": "falaj.train.estimators",
+    "start": "falaj.train.begin",
 }
 
 
@@ -47,14 +49,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     found = globals()[name] = getattr(import_module(_WHERE[name]), name)
     return found
-
-
-class _Package(ModuleType):
-    """Some files are named as the function in them: that such a file was imported must not hide the function."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _WHERE or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -173,7 +173,7 @@ def _surroundings(changes: Changes, order: Order) -> Iterator[None]:
 
 def _script(words: Sequence[str]) -> None:
     watch = Probed.probe = probe.asked()
-    vars(import_module("falaj.train.start"))["KIND"] = Probed
+    vars(import_module("falaj.train.begin"))["KIND"] = Probed
     sys.argv = list(words)
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
     try:

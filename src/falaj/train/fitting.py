@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from falaj.core.errors import Invalid
+from falaj.train.begin import start
 from falaj.train.evaluate import Measure
 from falaj.train.options import Options
 from falaj.train.run import Run
-from falaj.train.start import start
 
 
 @dataclass(frozen=True, slots=True)
