@@ -69,11 +69,10 @@ def _read(stage: Stage, amal: Any) -> str:
     found = amal.features.read("service:fraud/scorer", who)
     took = time.perf_counter() - began
     for row, name in enumerate(who["customer_id"]):
+        shown = [(one, found.columns[one][row], found.statuses[one][row]) for one in INPUTS[:3]]
         values = ", ".join(
-            f"{one}={found.columns[one][row]:.6g}"
-            if found.statuses[one][row] == "PRESENT"
-            else f"{one} {found.statuses[one][row]}"
-            for one in INPUTS[:3]
+            f"{one}={value:.6g}" if status == "PRESENT" else f"{one} {status.lower().replace('_', ' ')}"
+            for one, value, status in shown
         )
         stage.say(f"[cyan]{escape(name):7}[/cyan] {escape(values)}")
     stage.say(f"over HTTP, through the guard, in {took * 1000:.1f} ms; the same numbers that the training set has")
