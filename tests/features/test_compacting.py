@@ -77,6 +77,29 @@ def test_the_same_numbers(tmp_path: Path, lost: bool) -> None:
         assert isinstance(refusal(again), Stale)
 
 
+def test_merged_while_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far a chapter came says nothing of the one it becomes."""
+    monkeypatch.setattr("falaj.asof.rows._PARTITION_BYTES", 64)
+    monkeypatch.setattr("falaj.features.filling.BUDGET_S", -1.0)
+    rng = random.Random(5)
+    with falaj.connect(str(tmp_path / "house")) as here:
+        (tmp_path / "features.py").write_text(DEFINITIONS)
+        (tmp_path / "rows").mkdir()
+        for number in range(2):
+            at = pa.array([round(time.time() * 1e6) - rng.randrange(10**12) for _ in IDS], pa.timestamp("us", "UTC"))
+            table = pa.table({"id": IDS, "at": at, "x": [rng.random() for _ in IDS]})
+            pq.write_table(table, tmp_path / "rows" / f"{number}.parquet")
+            here.catalog.publish("dataset:f/rows", str(tmp_path / "rows"))
+            here.features.apply(str(tmp_path / "features.py"))
+            here.features.ingest("view:f/plain")
+        done = here.features.fill("view:f/plain")
+        assert not done.complete
+        assert 0 < done.rows < done.total
+        here.features.compact("view:f/plain")
+        here.features.materialize("service:f/both")
+        answers(here)
+
+
 def test_only_what_arrived_in_a_row_is_merged() -> None:
     def chapter(generation: int, how: str) -> Chapter:
         return Chapter(

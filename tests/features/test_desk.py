@@ -138,6 +138,23 @@ def test_bad_arrivals(town: Town) -> None:
     error(lambda: amal.features.record("view:fraud/base", chapter, own, chapter.spans[0][1]), Conflict, "already")
 
 
+def test_half_of_the_rows_is_no_training_set(town: Town, tmp_path: Path) -> None:
+    amal = town.as_("amal")
+    (tmp_path / "features.py").write_text("""
+from falaj.features import Entity, Feature, Source, view
+half = Entity("fraud/half", keys={"shop_id": "int64"})
+both = view("fraud/halves", half, Source("dataset:fraud/shops", event="at", zone="UTC"),
+            features=[Feature("area", "float64")])
+""")
+    amal.features.apply(str(tmp_path / "features.py"))
+    amal.features.push("view:fraud/halves", {"shop_id": [9], "at": [ago(1)], "area": [1.0]})
+    labels = pa.table({"shop_id": [2, 9], "moment": pa.array([ago(0)] * 2, pa.int64())})
+    error(lambda: amal.features.table(labels, "view:fraud/halves", moment="moment"), Invalid, "never ingested")
+    amal.features.ingest("view:fraud/halves")
+    found = amal.features.table(labels, "view:fraud/halves", moment="moment")
+    assert found.column("area").to_pylist() == [200.0, 1.0]
+
+
 def test_a_stranger_gets_nothing(town: Town) -> None:
     sara, omar = town.as_("sara"), town.as_("omar")
     for act in (

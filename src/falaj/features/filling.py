@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class Mark:
     part: int = 0
     """Of the next one, so many parts."""
     rows: int = 0
+    what: str = ""
+    """Which one that is: chapters are settled and merged, and then have other parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Target:
 
     def note(self, mark: Mark) -> None:
         """Remember how far it is."""
-        self.store.note(self.space(), to_json([mark.generation, mark.part, mark.rows]))
+        self.store.note(self.space(), to_json([mark.generation, mark.part, mark.rows, mark.what]))
 
 
 class Filling(Shelf):
@@ -154,40 +156,40 @@ class Filling(Shelf):
         until = time.monotonic() + budget_s
         mark = target.mark()
         work = self._work(ctx, view, mark.generation)
-        total = sum(count for _, count, _ in work)
-        seen = mark.rows if mark.part else 0
-        for generation, _, parts in work:
-            for number, part in enumerate(parts()):
-                if number < mark.part:
+        total = sum(one.num_rows for one in work)
+        seen = 0
+        for one in work:
+            done = mark.part if mark.what == one.what else 0
+            seen = mark.rows if done else seen
+            for number, part in enumerate(one.parts()):
+                if number < done:
                     continue
-                seen += _put(target, part, generation)
-                mark = Mark(mark.generation, number + 1, seen)
+                seen += _put(target, part, one.generation)
+                mark = Mark(mark.generation, number + 1, seen, one.what)
                 target.note(mark)
                 if time.monotonic() > until:
                     return Filled(view.ref, mark.generation, seen, total, complete=False)
-            mark = Mark(generation)
+            mark = Mark(one.generation)
             target.note(mark)
         if mark == Mark():
             target.note(mark)
         self._completed(ctx, view, target, mark.generation)
         return Filled(view.ref, mark.generation, seen, total, complete=True)
 
-    def _work(self, ctx: Context, view: View, since: int) -> list[tuple[int, int, Callable[[], Iterator["Arrived"]]]]:
-        """What is not online yet, oldest arrival first: its generation, its rows, and a way to them."""
+    def _work(self, ctx: Context, view: View, since: int) -> list["Work"]:
+        """What is not online yet, oldest arrival first."""
         stream = view.stream
-        found: list[tuple[int, int, Callable[[], Iterator[Arrived]]]] = [
-            (one.generation, one.num_rows, lambda one=one: self._chapter(ctx, view, one))  # type: ignore[misc]
+        found = [
+            Work(one.generation, one.num_rows, str(one.faces[""]), partial(self._chapter, ctx, view, one))
             for one in stream.chapters
             if one.generation > since
         ]
         fresh = [one for one in stream.tail if one.generation > since and one.num_rows]
-        blocks = {one.id: rows for one, rows in self._tail().read(ctx, stream, fresh)} if fresh else {}
-        types = [one.type for one in view.entity.keys]
-        for one in fresh:
-            table = table_of(blocks[one.id].good, schema_of(view.definition, view.entity), one.seq)
-            arrived = Arrived(cluster(table, types), ((one.generation, one.seq),))
-            found.append((one.generation, one.num_rows, lambda arrived=arrived: iter([arrived])))  # type: ignore[misc]
-        return sorted(found, key=lambda one: one[0])
+        types, schema = [one.type for one in view.entity.keys], schema_of(view.definition, view.entity)
+        for one, rows in self._tail().read(ctx, stream, fresh) if fresh else ():
+            arrived = Arrived(cluster(table_of(rows.good, schema, one.seq), types), ((one.generation, one.seq),))
+            found.append(Work(one.generation, one.num_rows, one.id, partial(iter, (arrived,))))
+        return sorted(found, key=lambda one: one.generation)
 
     def _chapter(self, ctx: Context, view: View, chapter: Chapter) -> Iterator["Arrived"]:
         types = [one.type for one in view.entity.keys]
@@ -261,6 +263,15 @@ class _Led:
 
     def __exit__(self, *exc: object) -> None:
         self._ledger.release(self._name, self._owner)
+
+
+class Work(NamedTuple):
+    """An arrival that is not online yet, and a way to its rows."""
+
+    generation: int
+    num_rows: int
+    what: str
+    parts: Callable[[], Iterator["Arrived"]]
 
 
 @dataclass(frozen=True, slots=True)

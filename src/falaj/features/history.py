@@ -126,8 +126,13 @@ def _gather(here: Here, plan: ViewPlan, gathered: Gathered, stack: ExitStack) ->
     """The rows of one face of a view."""
     ref = Ref.parse(plan.ref)
     edition: Edition = here.features.rows(ref)
-    stream, arrival = edition.stream, here.features.about(ref)
+    stream = edition.stream
+    arrival: Arrival = here.features.about(ref)
     gathered.inputs[f"view.{ref.project}.{ref.name}"] = ref
+    read = arrival.definition.source.kind in ("dataset", "sql")
+    if read and stream.chapters and all(one.how == "push" for one in stream.chapters):
+        hint = f"falaj features ingest {ref.bare}"
+        raise Invalid(f"rows were pushed to {ref}, and its source was never ingested", hint, ref)
     if stream.chapters or stream.generation:
         parts: list[Part] = []
         for chapter in stream.chapters:
