@@ -223,14 +223,15 @@ def _windowed_piece(rows: Clustered, plan: ViewPlan, asked: Asked, labels: Momen
     sight = rows.see(asked, ranks=False)
     status = status_of(sight.row, sight.event, sight.later, asked.at, plan.ttl_us)
     present = status == PRESENT
-    inputs = {name: _numbers(rows.column(name)) for name in sorted({each.of for each in windows if each.of})}
+    inputs = {name: numbers_of(rows.column(name)) for name in sorted({each.of for each in windows if each.of})}
     run = np.where(present, asked.keys.places_in(rows.keys), -1)
     made = windowed_columns(rows.run_starts, rows.event, rows.created, inputs, run, asked.at, asked.known, windows)
     values = {each.name: _filled(*one, present, each.type) for each, one in zip(windows, made, strict=True)}
     return _piece(plan, labels, sight.row, status, rows.raw, values)
 
 
-def _numbers(column: pa.Array) -> tuple[Any, NDArray[np.bool_]]:
+def numbers_of(column: pa.Array) -> tuple[Any, NDArray[np.bool_]]:
+    """A column as windows take it: an array where it is of numbers, else a list; and which are not null."""
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
         return column.to_pylist(), valid

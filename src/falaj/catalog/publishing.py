@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sink:
+class Sink:
     """The way in, for whoever writes a snapshot."""
 
     here: Here
@@ -99,7 +99,7 @@ def _write(here: Here, order: Order, begun: tuple[str, Opened | None], memory: P
     ticket, base = begun
     known = Snapshot(base.tree, Reading(here, base.ref, base.ticket)) if base is not None else None
     with here.progress.task(f"publishing {order.name}") as task:
-        return publish_folder(order.source.path, _Sink(here, ticket), base=known, state=memory, advance=task.advance)
+        return publish_folder(order.source.path, Sink(here, ticket), base=known, state=memory, advance=task.advance)
 
 
 def _commit(here: Here, order: Order, made: Made, facts: Facts, base: Ref | None) -> Ref:

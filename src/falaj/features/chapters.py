@@ -41,7 +41,7 @@ def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> dict[str, Pa
         for entry in snapshot.entries():
             name = entry.path.decode("utf-8", "replace")
             if name.endswith(SEGMENT):
-                found.setdefault(name, {})[face] = _fetcher(snapshot, entry)
+                found.setdefault(name, {})[face] = fetcher(snapshot, entry)
     if any("" not in fetch or len(fetch) != len({"", *faces}) for fetch in found.values()):
         raise Corrupt("the faces of a chapter do not belong together", "ingest the view anew: --full")
     return {name: Part(*read_name(name)[:2], fetch) for name, fetch in sorted(found.items())}
@@ -70,7 +70,9 @@ def table_of(columns: Mapping[str, list[Any]], schema: RowSchema, seq: int) -> A
     return pa.table({**keys, **ranks, "seq": numbers, **values})
 
 
-def _fetcher(snapshot: Snapshot, entry: Entry) -> Callable[[int, int], bytes]:
+def fetcher(snapshot: Snapshot, entry: Entry) -> Callable[[int, int], bytes]:
+    """Ranges of one file of a version."""
+
     def fetch(start: int, stop: int) -> bytes:
         return b"".join(snapshot.read(entry, min(start, entry.size), min(stop, entry.size)))
 

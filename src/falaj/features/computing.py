@@ -8,6 +8,7 @@ from typing import Any
 from falaj.asof.records import NULL, PRESENT, Computed, ServicePlan
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.features.kept import function_of
+from falaj.features.preparing import as_given
 
 
 def compute(table: Any, plan: ServicePlan) -> Any:
@@ -33,19 +34,12 @@ def _values(table: Any, one: Computed) -> dict[str, Any]:
 
     if not one.source:
         return {field.name: evaluate(one.express[field.name], table, to=field.type) for field in one.outputs}
-    given = {name: _plain(table.column(name)) for name in one.inputs}
+    given = {name: as_given(table.column(name)) for name in one.inputs}
     made = function_of(one.source)(given)
     lost = [field.name for field in one.outputs if field.name not in made]
     if lost:
         raise UserCodeFailed(f"{one.name} gave no {lost[0]}", "it must give every feature it names")
     return {field.name: to_arrow(cells_of(made[field.name], field.type)) for field in one.outputs}
-
-
-def _plain(column: Any) -> Any:
-    import pyarrow.types as kinds
-
-    plain = kinds.is_integer(column.type) or kinds.is_floating(column.type) or kinds.is_boolean(column.type)
-    return column.to_numpy() if plain else column.to_pylist()
 
 
 def _statuses(column: Any) -> Any:

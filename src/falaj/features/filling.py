@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from falaj.asof.layout import Layout
+from falaj.asof.looking import numbers_of
+from falaj.asof.ranges import take
 from falaj.asof.sources import Clustered, cluster, open_part
 from falaj.asof.tiles import build, merge, pack, unpack
 from falaj.asof.tiles import shape_of as tiles_shape
@@ -317,7 +319,7 @@ def _put_states(target: Target, arrived: Arrived, face: str, generation: int) ->
     if not windows:
         return
     names = sorted({one.of for one in windows if one.of})
-    columns = {name: _numbers(rows.column(name)) for name in names}
+    columns = {name: numbers_of(rows.column(name)) for name in names}
     keys, numbers = rows.keys.packed_bytes().to_pylist(), [first for _, first in arrived.spans]
     generations = np.array([one for one, _ in arrived.spans])[np.searchsorted(numbers, rows.seq, side="right") - 1]
     for start in range(0, len(keys), STATE_ROWS):
@@ -330,7 +332,7 @@ def _put_states(target: Target, arrived: Arrived, face: str, generation: int) ->
         counts = np.bincount(np.repeat(np.arange(stop - start), lengths)[wanted - low], minlength=stop - start)
         some = np.flatnonzero(counts)
         runs = np.concatenate(([0], np.cumsum(counts[some])))
-        taken = {name: (_taken(values, wanted), valid[wanted]) for name, (values, valid) in columns.items()}
+        taken = {name: (take(values, wanted), valid[wanted]) for name, (values, valid) in columns.items()}
         made = build(runs, rows.event[wanted], rows.created[wanted], rows.seq[wanted], taken, windows, target.now_us)
         rank = pack_rank(0, 0, generation)
         fresh = []
@@ -339,18 +341,3 @@ def _put_states(target: Target, arrived: Arrived, face: str, generation: int) ->
             whole = state if row is None else pack(merge(unpack(row[RANK_BYTES:], shape), unpack(state, shape)))
             fresh.append((keys[start + at], rank + whole))
         target.put(space, fresh)
-
-
-def _numbers(column: Any) -> tuple[Any, Any]:
-    """A column as windows take it: an array where it is of numbers, else a list; and which are not null."""
-    import pyarrow as pa
-
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
-        return column.to_pylist(), valid
-    whole = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-    return whole.fill_null(pa.scalar(0).cast(whole.type)).to_numpy(zero_copy_only=False), valid
-
-
-def _taken(values: Any, rows: Any) -> Any:
-    return values[rows] if isinstance(values, np.ndarray) else [values[at] for at in rows]

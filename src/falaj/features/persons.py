@@ -9,13 +9,13 @@ would live on for the sake of its neighbours, and whoever may read the newest ta
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.asof.sealed import NAME_BYTES, Keys, new_keys, pack_keys, unpack_keys
-from falaj.catalog.publishing import Order
+from falaj.catalog.publishing import Order, Sink
 from falaj.catalog.reading import open_version
 from falaj.catalog.records import Begun, Facts, Made, Version, VersionPage
 from falaj.catalog.sources import Source
@@ -23,7 +23,6 @@ from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.core.transfer import Receipt
 from falaj.features.stream import Arrival, dataset_of
 from falaj.snapshot.write import publish_folder
 
@@ -178,23 +177,11 @@ def versions_of(here: Here, name: Ref) -> Iterator[Version]:
             return
 
 
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    here: Here
-    ticket: str
-
-    def put(self, chunks: Iterable[bytes]) -> Receipt:
-        return self.here.bytes.put(self.ticket, chunks)
-
-    def bundle(self, receipts: tuple[Receipt, ...]) -> Receipt:
-        return self.here.bytes.bundle(self.ticket, receipts)
-
-
 def publish_apart(here: Here, order: Order) -> Ref:
     """Publish the next version of a name so that it shares no stored bytes with any version before it."""
     begun: Begun = here.catalog.begin(order.name, zone=order.zone)
     with here.progress.task(f"publishing {order.name}") as task:
-        done = publish_folder(order.source.path, _Sink(here, begun.ticket), advance=task.advance)
+        done = publish_folder(order.source.path, Sink(here, begun.ticket), advance=task.advance)
     made = Made(begun.ticket, done.tree, done.receipts)
     for _ in range(_TRIES):
         with suppress(Stale):

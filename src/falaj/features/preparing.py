@@ -145,7 +145,7 @@ def _features(table: Any, definition: ViewDef, function: Function | None) -> dic
 def _called(table: Any, definition: ViewDef, function: Function) -> dict[str, Any]:
     import pyarrow as pa
 
-    given = {name: _numpy(table.column(name)) for name in table.column_names}
+    given = {name: as_given(table.column(name)) for name in table.column_names}
     made = function(given)
     names = [one.name for one in definition.features]
     lost = [name for name in names if name not in made]
@@ -158,7 +158,7 @@ def _called(table: Any, definition: ViewDef, function: Function) -> dict[str, An
     return columns
 
 
-def _numpy(column: Any) -> Any:
+def as_given(column: Any) -> Any:
     """A column as its function sees it: numbers as an array (null is NaN), anything else as a list."""
     import pyarrow.types as kinds
 

@@ -12,13 +12,13 @@ from falaj.asof.keys import key_bytes, partition_of, typed_key
 from falaj.asof.moments import micros
 from falaj.asof.records import Field
 from falaj.asof.rows import Part, RowSchema, face_folder, open_part, read_name, rows_of, write_rows
-from falaj.asof.segment import Fetch, Segment
+from falaj.asof.segment import Segment
 from falaj.asof.stats import ColumnStats, measured_table, merged_tables, to_plain
 from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
-from falaj.features.chapters import open_chapter
+from falaj.features.chapters import fetcher, open_chapter
 from falaj.features.persons import lock_of
 from falaj.features.quality import personal_columns
 from falaj.features.records import EntityDef
@@ -141,15 +141,6 @@ def set_without(here: Here, ref: Ref, columns: Sequence[str], person: Person, fo
     for path in sorted(folder.rglob(f"*{PARQUET.decode()}")):
         if path.is_file() and not path.is_symlink():
             _rewrite(path, columns, person)
-
-
-def fetcher(snapshot: Snapshot, entry: Entry) -> Fetch:
-    """Ranges of one file of a version."""
-
-    def fetch(start: int, stop: int) -> bytes:
-        return b"".join(snapshot.read(entry, min(start, entry.size), min(stop, entry.size)))
-
-    return fetch
 
 
 def _others(parts: Sequence[Part], schema: RowSchema, person: Person) -> Iterator[Any]:
