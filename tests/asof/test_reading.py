@@ -37,7 +37,7 @@ from falaj.backends.redis import RedisOnline
 from falaj.core.errors import Corrupt, Invalid, UserCodeFailed
 from falaj.core.online import pack_rank
 from falaj.core.ports import Online
-from falaj.features import computing
+from falaj.features.preparing import as_given
 from tests.asof.oracle import Row, as_of, cell
 from tests.asof.worlds import MOMENTS, World, bits, worlds
 
@@ -305,7 +305,7 @@ def test_functions_run_only_where_they_were_given(online: Online) -> None:
 def test_a_function_sees_what_it_sees_over_a_training_set(kind: str, values: list[Any]) -> None:
     from falaj.asof.arrow import arrow_type
 
-    ours, theirs = as_seen(values, kind), computing._plain(pa.chunked_array([pa.array(values, arrow_type(kind))]))
+    ours, theirs = as_seen(values, kind), as_given(pa.chunked_array([pa.array(values, arrow_type(kind))]))
     assert type(ours) is type(theirs)
     if isinstance(ours, np.ndarray):
         assert ours.dtype == theirs.dtype
