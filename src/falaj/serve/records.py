@@ -1,0 +1,190 @@
+"""What the desk of endpoints takes and gives. Frozen, plain, the same on the wire."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from falaj.core.ref import Ref
+
+STARTING, READY, DRAINING = "starting", "ready", "draining"
+CANARY, SHADOW, AB = "canary", "shadow", "ab"
+RUNNING, PROMOTED, ROLLED_BACK, STOPPED, INCONCLUSIVE = "running", "promoted", "rolled back", "stopped", "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one replica needs, and how it runs its model."""
+
+    cpus: float = 1.0
+    memory: str = "1GiB"
+    gpus: float = 0.0
+    gpu_models: tuple[str, ...] = ()
+    threads: int = 0
+    """Threads of one run; 0: one for each whole core."""
+    queue: str = ""
+    band: str = "high"
+    cluster: str = ""
+    zone: str = ""
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many replicas, and when there are more or fewer."""
+
+    least: int = 1
+    """0: none while nobody asks; the first request waits for one."""
+    most: int = 1
+    concurrency: float = 8.0
+    """Requests in flight that one replica should have."""
+    latency_ms: float = 0.0
+    """More replicas also when the slowest twentieth takes longer; 0: not looked at."""
+    idle_s: float = 300.0
+    """So long without a request before the last replica goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the gateway holds callers to, and what it writes down."""
+
+    per_s: float = 0.0
+    """Requests a second of one caller; 0: no bound of its own."""
+    burst: int = 0
+    timeout_s: float = 30.0
+    hold_s: float = 60.0
+    """How long a request waits for the first replica."""
+    retries: float = 0.1
+    """Retries are at most this share of requests."""
+    hedge_ms: float = 0.0
+    """Ask a second replica after so long, and take the first answer; 0: never."""
+    sample: float = 0.01
+    """The share of requests whose bodies are kept."""
+    keep_days: int = 30
+    sticky: str = ""
+    """The header (metadata in gRPC) whose value keeps a caller with one arm; `falaj-key` when empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One model version behind an endpoint. Never changed, only added."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("number", "model", "made_at", "made_by", "message")
+
+    number: int
+    model: Ref
+    """Pinned."""
+    made_at: float
+    made_by: str
+    needs: Needs = Needs()
+    features: Ref | None = None
+    """The feature service, pinned, that the model was trained on: callers then send keys."""
+    code: Ref | None = None
+    root: str = ""
+    """The digest of the model's tree, as it was approved."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A change of traffic that is being watched."""
+
+    kind: str
+    """canary, shadow or ab."""
+    arms: Mapping[str, int]
+    """Name to revision; `base` is what was there before."""
+    shares: Mapping[str, float]
+    """Name to share of the traffic, summing to 1; of a shadow, the share that is copied."""
+    judge: bool = False
+    """Decide and act without anybody."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What the judge looks at: metric names, margins, steps, how long at most; see judge.py."""
+    begun_at: float = 0.0
+    state: str = RUNNING
+    why: str = ""
+    """The verdict in words, with the figures."""
+    ended_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One process that answers."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "revision", "state", "job", "address", "since")
+
+    name: str
+    revision: int
+    state: str
+    job: Ref
+    address: str = ""
+    since: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """An endpoint as its people see it."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "traffic", "replicas", "url")
+
+    ref: Ref
+    state: str
+    """starting, ready, asleep (none while nobody asks), failing, or stopped."""
+    name: str
+    """What clients call the model: PROJECT.ENDPOINT."""
+    url: str
+    traffic: Mapping[str, float]
+    """Revision to share."""
+    revisions: tuple[Revision, ...]
+    replicas: tuple[Replica, ...]
+    scale: Scale
+    rules: Rules
+    rollout: Rollout | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPage:
+    """Some endpoints and the cursor of the next page, empty at the end."""
+
+    endpoints: tuple[EndpointView, ...]
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica is reached, for the gateway."""
+
+    name: str
+    revision: int
+    host: str
+    port: int
+    fingerprint: str = ""
+    """SHA-256 of its certificate; empty: it listens on loopback, in the clear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All that the gateway knows of one endpoint."""
+
+    tenant: str
+    ref: Ref
+    name: str
+    """PROJECT.ENDPOINT"""
+    zone: str
+    label: str
+    """The cell's text: what logs are kept under."""
+    shares: Mapping[str, tuple[int, float]]
+    """Arm to (revision, share); the shares sum to 1."""
+    shadow: tuple[int, float] | None
+    """(revision, share) that is asked, too, and whose answer nobody sees."""
+    live: frozenset[int]
+    """Revisions that may be asked for by number."""
+    places: tuple[Place, ...]
+    key: str
+    """What the gateway proves itself to replicas with."""
+    rules: Rules
+    asleep: bool = False
+    """Nothing runs, and a request may wake it."""
+    features: Mapping[int, Ref] = field(default_factory=dict)
+    rev: int = 0
