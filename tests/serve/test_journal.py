@@ -1,0 +1,84 @@
+"""The journal: sealed, read by time, kept for its days, and without a person who is to be forgotten."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from falaj.serve.blocks import Blocks
+from falaj.serve.journal import GONE, MOST_BODY, PREFIX, Journal, Logged, binary, lengths
+from tests.serve.ground import NOON, REF, WHOSE, logged
+from tests.town import Town
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    made = Town(tmp_path_factory.mktemp("town") / "house")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def journal(town: Town) -> Iterator[Journal]:
+    made = Journal(town.house._series, town.house.ledger)
+    yield made
+    made.delete("bank", REF)
+
+
+def test_rows_come_back_by_time(journal: Journal) -> None:
+    rows = [logged(NOON + number, f"q{number}") for number in range(10)]
+    assert journal.append(WHOSE, rows[5:]) == 5
+    journal.append(WHOSE, rows[:5])
+    assert list(journal.read("bank", REF)) == rows
+    assert list(journal.read("bank", REF, NOON + 3, NOON + 7)) == rows[3:7]
+    assert list(journal.read("bank", REF, newest=True)) == rows[::-1]
+    assert list(journal.read("clinic", REF)) == []
+
+
+def test_what_is_brought_twice_is_kept_once(journal: Journal) -> None:
+    rows = [logged(NOON + number, f"q{number}") for number in range(4)]
+    assert journal.append(WHOSE, rows[:3], once=True) == 3
+    assert journal.append(WHOSE, [*rows, rows[3]], once=True) == 1
+    assert [row.id for row in journal.read("bank", REF)] == ["q0", "q1", "q2", "q3"]
+
+
+def test_a_person_is_forgotten_and_the_others_are_not(journal: Journal) -> None:
+    journal.append(WHOSE, [logged(NOON + number, f"q{number}", f"c{number % 3}") for number in range(9)])
+    journal.append(WHOSE, [logged(NOON + 20, "q20", "c1")])
+    assert journal.forget(WHOSE, ["c1", "nobody"]) == 4
+    assert {row.key for row in journal.read("bank", REF)} == {"c0", "c2"}
+    assert len(list(journal.read("bank", REF))) == 6
+    assert journal.forget(WHOSE, ["c1"]) == 0
+
+
+def test_old_ones_go(journal: Journal) -> None:
+    journal.append(WHOSE, [logged(NOON, "old")])
+    journal.append(WHOSE, [logged(NOON + 86400 * 2, "new")])
+    assert journal.expire("bank", REF, 1, NOON + 86400 * 2) == 1
+    assert [row.id for row in journal.read("bank", REF)] == ["new"]
+
+
+def test_a_body_is_kept_whole_or_not_at_all(journal: Journal) -> None:
+    journal.append(WHOSE, [logged(NOON, "large", request=b"x" * (MOST_BODY + 1)), logged(NOON, "fits")])
+    large, fits = sorted(journal.read("bank", REF), key=lambda row: row.id, reverse=True)
+    assert (large.encoding, large.request, large.response) == (GONE, b"", b"")
+    assert fits.request
+
+
+def test_large_rows_are_spread_over_blocks(journal: Journal, town: Town) -> None:
+    journal.append(WHOSE, [logged(NOON + n, f"q{n}", request=bytes(MOST_BODY)) for n in range(20)])
+    blocks: Blocks[Logged] = Blocks(PREFIX, Logged, town.house._series, town.house.ledger)
+    assert len(blocks.blocks("bank", REF)) == 3
+    assert len(list(journal.read("bank", REF))) == 20
+
+
+def test_a_damaged_block_does_not_hide_the_others(journal: Journal, town: Town) -> None:
+    journal.append(WHOSE, [logged(NOON, "good")])
+    blocks: Blocks[Logged] = Blocks(PREFIX, Logged, town.house._series, town.house.ledger)
+    (good,) = blocks.blocks("bank", REF)
+    blocks.append([good._replace(id="moved")])  # sealed under another name
+    assert [row.id for row in journal.read("bank", REF)] == ["good"]
+
+
+def test_lengths_of_binary_bodies() -> None:
+    assert lengths(binary(120, 80)) == (120, 80)
+    assert lengths("json") == lengths("binary") == lengths("binary x 1") == (0, 0)
