@@ -1,0 +1,124 @@
+"""The judge: wrong no more often than it says however often it is asked, and decided where the difference is plain."""
+
+from math import isclose
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from falaj.serve.judge import FINE, WAIT, WORSE, Metric, Tally, evidence, interval, judge, needed, read
+
+ERRORS = Metric("errors", 0.01, least=50)
+TRIALS, PEEKS = 150, 40
+
+
+def trials(base: float, arm: float, share: float, seed: int, *, mean: bool = False) -> list[list[tuple[Tally, Tally]]]:
+    """Trials as they go on: what stood at every look, from a few requests to some thousands."""
+    random = np.random.default_rng(seed)
+    sizes = np.unique(np.geomspace(20, 6000, PEEKS).astype(int))
+    found = []
+    for _ in range(TRIALS):
+        picked = random.random(sizes[-1]) < share
+        rates = np.where(picked, arm, base)
+        # A mean is as bounded as yes and no are: here, values between 0 and 1 that have these means.
+        bad = random.beta(rates * 4, (1 - rates) * 4) if mean else random.random(sizes[-1]) < rates
+        counts = [np.cumsum(picked), np.cumsum(bad * picked), np.cumsum(~picked), np.cumsum(bad * ~picked)]
+        found.append(
+            [
+                (Tally(*(float(one[n - 1]) for one in counts[2:])), Tally(*(float(one[n - 1]) for one in counts[:2])))
+                for n in sizes
+            ]
+        )
+    return found
+
+
+@pytest.mark.parametrize(("base", "share", "mean"), [(0.02, 0.5, False), (0.1, 0.2, False), (0.3, 0.5, True)])
+def test_a_good_arm_is_rarely_called_worse_however_often_one_looks(base: float, share: float, mean: bool) -> None:
+    margin, alpha = 0.01, 0.1
+    wrong = 0
+    for trial in trials(base, base + margin, share, 1, mean=mean):
+        p = min(np.exp(-evidence(one, other, margin)) for one, other in trial if one.n and other.n)
+        wrong += bool(p <= alpha)
+    assert wrong / TRIALS <= alpha
+
+
+@pytest.mark.parametrize("base", [0.0, 0.05])
+def test_a_bad_arm_is_rarely_called_fine_however_often_one_looks(base: float) -> None:
+    margin, alpha = 0.02, 0.1
+    wrong = sum(
+        any(one.n and other.n and evidence(other, one, -margin) >= -np.log(alpha) for one, other in trial)
+        for trial in trials(base, base + margin, 0.3, 2)
+    )
+    assert wrong / TRIALS <= alpha
+
+
+def test_the_interval_holds_the_truth_at_all_looks_together() -> None:
+    missed = 0
+    for trial in trials(0.05, 0.08, 0.5, 3)[:60]:
+        looks = [interval(one, other, 0.1) for one, other in trial[::6] if one.n and other.n]
+        missed += any(not low <= 0.03 <= high for low, high in looks)
+    assert missed / 60 <= 0.1
+
+
+def test_plain_differences_are_found_soon() -> None:
+    assert needed(0.001, 0.001, ERRORS, 0.5) < 3_000
+    assert needed(0.01, 0.05, ERRORS, 0.5) < 3_000
+    assert needed(0.001, 1.0, ERRORS, 0.1) < 1_000
+    assert needed(0.05, 0.06, ERRORS, 0.5) == float("inf"), "exactly at the margin nothing can be said"
+
+
+def test_power_in_trials_and_not_only_on_paper() -> None:
+    found = sum(
+        any(min(one.n, other.n) > 50 and evidence(one, other, 0.01) >= np.log(20) for one, other in trial)
+        for trial in trials(0.01, 0.06, 0.5, 4)
+    )
+    assert found / TRIALS >= 0.95
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.floats(0, 1), st.floats(0, 1), st.floats(0, 0.2))
+@settings(max_examples=60, deadline=None)
+def test_an_arm_is_never_worse_and_fine_at_once(n: int, m: int, one: float, other: float, margin: float) -> None:
+    base, tally = Tally(n, n * one), Tally(m, m * other)
+    reading = read(Metric("x", margin, least=1), "b", base, tally, (0.05, 0.05))
+    assert 0 <= reading.p_worse <= 1
+    assert 0 <= reading.p_fine <= 1
+    assert max(reading.p_worse, reading.p_fine) == 1, "one of the two claims always holds for what was seen"
+    assert reading.low <= tally.rate - base.rate + 1e-6
+    assert reading.high >= tally.rate - base.rate - 1e-6
+
+
+def test_worse_in_one_metric_is_worse_and_fine_takes_all() -> None:
+    metrics = (ERRORS, Metric("slow", 0.05, least=50))
+    good, bad, few = Tally(5000, 5), Tally(5000, 900), Tally(20, 0)
+    base = {"errors": good, "slow": good}
+    assert judge("b", metrics, base, {"errors": good, "slow": bad}).verdict == WORSE
+    assert judge("b", metrics, base, {"errors": good, "slow": good}).verdict == FINE
+    assert judge("b", metrics, base, {"errors": good, "slow": few}).verdict == WAIT
+    assert judge("b", metrics, base, {"errors": good}).verdict == WAIT
+    assert judge("b", (), base, {}).verdict == WAIT, "nothing watched, nothing said"
+
+
+def test_what_need_not_be_shown_can_still_show_the_arm_worse() -> None:
+    metrics = (Metric("quality", 0.0, least=50), Metric("errors", 0.01, proves=False, least=50))
+    base = {"quality": Tally(3000, 600), "errors": Tally(3000, 3)}
+    better, unsure, broken = Tally(3000, 300), Tally(60, 0), Tally(3000, 300)
+    assert judge("b", metrics, base, {"quality": better, "errors": unsure}).verdict == FINE
+    assert judge("b", metrics, base, {"quality": better, "errors": broken}).verdict == WORSE
+
+
+def test_too_few_are_not_judged() -> None:
+    assert read(Metric("x", 0.01), "b", Tally(199, 0), Tally(199, 199), (0.05, 0.05)).verdict == WAIT
+
+
+def test_the_verdict_says_its_figures() -> None:
+    why = judge("canary", (ERRORS,), {"errors": Tally(1000, 1)}, {"errors": Tally(1000, 100)}).why
+    assert why.startswith("canary: errors: 10.000% of 1000 against 0.100% of 1000, between +")
+    assert why.endswith("worse")
+
+
+def test_edges() -> None:
+    assert evidence(Tally(0, 0), Tally(10, 1), 0.1) == -np.inf
+    assert interval(Tally(0, 0), Tally(0, 0), 0.05) == (-1.0, 1.0)
+    assert evidence(Tally(10, 0), Tally(10, 10), 0.0) > 5
+    assert isclose(interval(Tally(10_000, 0), Tally(10_000, 10_000), 0.05)[1], 1.0, abs_tol=0.01)
