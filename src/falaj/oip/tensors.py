@@ -1,7 +1,15 @@
 """Tensors as they travel: raw little-endian bytes, or a list of texts and bytes (BYTES)."""
 
+import math
+import struct
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+
+from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.core.sheet import MOST_DIMENSIONS
 
 SIZES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
@@ -65,3 +73,107 @@ class Answer:
     def __init__(self, model: str, version: str, id_: str, outputs: Sequence[Made]) -> None:
         self.model, self.version, self.id, self.outputs = model, version, id_, outputs
         self.parameters: dict[str, Any] = {}
+
+
+MOST_ELEMENTS = 1 << 40
+"""Of a shape with a 0 in it: nothing is held, but numpy multiplies the rest."""
+SMALL_BYTES = 4096
+_FORMATS = {
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "FP16": "e", "FP32": "f", "FP64": "d", "BF16": "f",
+}  # fmt: skip
+_LENGTH = struct.Struct("<I")
+_packing = lru_cache(512)(struct.Struct)
+
+
+def given(name: str, datatype: str, shape: tuple[int, ...], raw: "bytes | memoryview") -> Given:
+    """An input from its bytes; Invalid unless they are exactly what the shape and the datatype say."""
+    count = elements(name, shape)
+    if datatype == "BYTES":
+        return Given(name, datatype, shape, split(name, raw, count))
+    size = SIZES.get(datatype)
+    if size is None:
+        raise Invalid(f"{name[:60]!r} is of datatype {datatype[:20]!r}", f"one of {', '.join(SIZES)}, BYTES")
+    if len(raw) != count * size:
+        raise Invalid(
+            f"{name[:60]!r} has {len(raw)} bytes, and its shape {list(shape)} of {datatype} takes {count * size}",
+            "send as many as the shape says",
+        )
+    if datatype == "BOOL" and bytes(raw).translate(None, b"\0\1"):
+        raise Invalid(f"{name[:60]!r} holds a BOOL that is neither 0 nor 1", "one byte each, 0 or 1")
+    return Given(name, datatype, shape, raw)
+
+
+def elements(name: str, shape: tuple[int, ...]) -> int:
+    """How many elements a shape has; Invalid for what is no shape."""
+    count = math.prod(shape)
+    if len(shape) > MOST_DIMENSIONS or (shape and min(shape) < 0):
+        raise Invalid(f"{name[:60]!r} has no shape", f"0 or more in each of {MOST_DIMENSIONS} dimensions at most")
+    if count > MOST_ELEMENTS or (count == 0 and math.prod(one or 1 for one in shape) > MOST_ELEMENTS):
+        raise Invalid(f"{name[:60]!r} is too large", f"{MOST_ELEMENTS} elements at most")
+    return count
+
+
+def split(name: str, raw: "bytes | memoryview", count: int) -> list[bytes]:
+    """The elements of a BYTES tensor: each is its length in 4 bytes, and itself."""
+    data, size, at = bytes(raw), len(raw), 0
+    if count * 4 > size:
+        raise Invalid(f"{name[:60]!r} has {size} bytes for {count} elements", "each is 4 bytes of length, and itself")
+    found: list[bytes] = []
+    unpack = _LENGTH.unpack_from
+    while at + 4 <= size and len(found) < count:
+        begin = at + 4
+        at = begin + unpack(data, at)[0]
+        found.append(data[begin:at])
+    if at != size or len(found) != count:
+        raise Invalid(
+            f"{name[:60]!r} does not hold {count} elements of the lengths it says",
+            "each is 4 bytes of length (little-endian), and itself",
+        )
+    return found
+
+
+def pack(name: str, datatype: str, values: Sequence[Any]) -> bytes:
+    """Numbers as raw bytes; Invalid where one does not fit. True and False for BOOL."""
+    if datatype == "BOOL":
+        return bytes(values)
+    try:
+        raw = _packing(f"<{len(values)}{_FORMATS[datatype]}").pack(*values)
+    except (struct.error, OverflowError) as error:
+        raise Invalid(f"{name[:60]!r} holds a number that is no {datatype}", "send it in its range") from error
+    return _halves(raw) if datatype == "BF16" else raw
+
+
+def raw_of(made: Made) -> bytes:
+    """An output as raw bytes."""
+    if made.datatype != "BYTES":
+        return cast(bytes, made.data.tobytes())
+    return b"".join([part for one in texts(made) for part in (_LENGTH.pack(len(one)), one)])
+
+
+def values_of(made: Made) -> list[Any]:
+    """An output as a flat list of numbers, truths or (BYTES) texts."""
+    if made.datatype == "BYTES":
+        try:
+            return [one.decode() for one in texts(made)]
+        except UnicodeDecodeError as error:
+            raise UserCodeFailed(
+                f"the model's {made.name[:60]!r} holds bytes that are no text", "ask for it as binary data"
+            ) from error
+    data = made.data
+    if made.datatype == "BF16":
+        data = (data.astype("<u4") << 16).view("<f4")
+    return cast(list[Any], data.reshape(-1).tolist())
+
+
+def texts(made: Made) -> list[bytes]:
+    """The elements of a BYTES output, flat: models give bytes, texts, or arrays of them."""
+    flat = made.data.reshape(-1).tolist() if isinstance(made.data, np.ndarray) else made.data
+    return [one.encode() if isinstance(one, str) else bytes(one) for one in flat]
+
+
+def _halves(raw: bytes) -> bytes:
+    """FP32 to BF16: the nearest, and the even one of two."""
+    bits = np.frombuffer(raw, "<u4")
+    rounded = bits + (0x7FFF + ((bits >> 16) & 1)).astype("<u4")
+    return cast(bytes, (rounded >> 16).astype("<u2").tobytes())

@@ -1,0 +1,318 @@
+"""Inference over HTTP: JSON, with tensors as lists or as bytes behind it (Triton's binary tensor extension)."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+
+from falaj.core.errors import FalajError, Invalid, UserCodeFailed
+from falaj.core.sheet import MOST_DIMENSIONS, MOST_TENSORS
+from falaj.oip.calls import JSON, OCTETS, Call, Reply
+from falaj.oip.tensors import SMALL_BYTES, Answer, Ask, Given, Made, elements, given, pack, raw_of, values_of
+
+Wanted = bool | Mapping[str, bool]
+"""Which outputs are wanted as bytes: all, none, or by name."""
+HEADER = b"inference-header-content-length"
+NO_HEADER = -1
+MOST_ID = 1024
+_LATEST_S = 86_400.0
+_Parameters = dict[str, bool | int | float | str]
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Input(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: tuple[_Size, ...]
+    data: msgspec.Raw = msgspec.Raw()
+    parameters: _Parameters | None = None
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: _Parameters | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    id: str | None = None
+    parameters: _Parameters | None = None
+    outputs: list[_Output] | None = None
+
+
+class _Tensor(msgspec.Struct, omit_defaults=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = None
+
+
+class _Response(msgspec.Struct, omit_defaults=True):
+    model_name: str
+    outputs: list[_Tensor]
+    model_version: str = ""
+    id: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+_request = msgspec.json.Decoder(_Request).decode
+_dump = msgspec.json.Encoder().encode
+
+
+def header_bytes(call: Call) -> int:
+    """What the caller says the length of the JSON is; NO_HEADER when nothing is said."""
+    said = call.headers.get(HEADER)
+    if said is None:
+        return NO_HEADER
+    if not said.isdigit() or len(said) > 12:
+        raise Invalid("Inference-Header-Content-Length is no length", "the bytes of the JSON, in digits")
+    return int(said)
+
+
+def decode(body: bytes, json_bytes: int, model: str, version: str) -> tuple[Ask, Wanted]:
+    """The request in a body, checked, and how its answer is wanted."""
+    tail: bytes | memoryview = b""
+    if json_bytes >= 0:
+        if json_bytes > len(body):
+            raise Invalid(f"the JSON is said to have {json_bytes} bytes, and the body has {len(body)}", "count again")
+        tail = body[json_bytes:] if len(body) < SMALL_BYTES else memoryview(body)[json_bytes:]
+        body = body[:json_bytes]
+    try:
+        asked = _request(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Invalid(f"the body is no request: {str(error)[:300]}", "see the Open Inference Protocol") from error
+    ask = Ask(model, version, _inputs(asked.inputs, tail))
+    if asked.id:
+        if len(asked.id) > MOST_ID:
+            raise Invalid("the id is too long", f"{MOST_ID} letters at most")
+        ask.id = asked.id
+    binary = _parameters(ask, asked.parameters) if asked.parameters else False
+    return ask, _outputs(ask, asked.outputs, binary) if asked.outputs else binary
+
+
+def decode_raw(body: bytes, ask: Ask, spec: Mapping[str, Any], *, batches: bool) -> tuple[Ask, Wanted]:
+    """A body that is nothing but the one input of a model, for one row (Inference-Header-Content-Length: 0). `spec` is
+    that input as metadata say it."""
+    name, datatype, shape = str(spec["name"]), str(spec["datatype"]), [int(one) for one in spec["shape"]]
+    if batches and shape:
+        shape[0] = 1
+    if datatype == "BYTES":
+        if any(one not in (-1, 1) for one in shape):
+            raise Invalid(f"{name[:60]!r} takes more than one element", "send a request with a header in JSON")
+        ask.inputs = [Given(name, datatype, (1,) * len(shape), [body])]
+        return ask, True
+    known = math.prod(one for one in shape if one >= 0)
+    if shape.count(-1) > 1:
+        raise Invalid(f"the shape of {name[:60]!r} cannot be told from its bytes", "send a request with a header")
+    row_bytes = known * len(pack(name, datatype, [0]))
+    shape = [len(body) // row_bytes if one < 0 and row_bytes else max(one, 0) for one in shape]
+    ask.inputs = [given(name, datatype, tuple(shape), body)]
+    return ask, True
+
+
+def encode(answer: Answer, wanted: Wanted) -> Reply:
+    """An answer as it is sent. What was not asked for is left out; what is not there is Invalid."""
+    outputs = answer.outputs
+    if isinstance(wanted, Mapping):
+        by_name = {made.name: made for made in outputs}
+        missing = [name for name in wanted if name not in by_name]
+        if missing:
+            raise Invalid(f"the model has no output {missing[0][:60]!r}", f"it has {', '.join(by_name)}"[:300])
+        outputs = [by_name[name] for name in wanted]
+    tail: list[bytes] = []
+    tensors = [_tensor(made, wanted if isinstance(wanted, bool) else wanted[made.name], tail) for made in outputs]
+    head = _dump(_Response(answer.model, tensors, answer.version, answer.id, answer.parameters or None))
+    # A number that JSON has no word for is written as null: nobody should take it for something else.
+    if b"null" in head:
+        _sayable(tensors)
+    if not tail:
+        return Reply(200, (head,))
+    return Reply(200, (head, *tail), kind=OCTETS, json_bytes=len(head))
+
+
+def problem(error: FalajError) -> Reply:
+    """An error as clients of the protocol read it: {"error": text}, and nothing else."""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    if error.status in (429, 503):
+        after_s = getattr(error, "retry_after_s", 1.0)
+        headers = ((b"retry-after", b"%d" % max(1, math.ceil(after_s))),)
+    elif error.status == 401:
+        headers = ((b"www-authenticate", b"Bearer"),)
+    return Reply(error.status, (_dump({"error": str(error)}),), headers=headers)
+
+
+def said(value: Any, status: int = 200) -> Reply:
+    """Plain values as JSON."""
+    return Reply(status, (_dump(value),), kind=JSON)
+
+
+def _inputs(asked: Sequence[_Input], tail: "bytes | memoryview") -> list[Given]:
+    if not asked or len(asked) > MOST_TENSORS:
+        raise Invalid(f"a request of {len(asked)} inputs", f"from 1 to {MOST_TENSORS}")
+    if len(asked) > 1 and len({one.name for one in asked}) < len(asked):
+        raise Invalid("two inputs have one name", "send each once")
+    made, at = [], 0
+    for one in asked:
+        size = _binary_bytes(one) if one.parameters else None
+        if size is None:
+            made.append(_listed(one))
+            continue
+        made.append(given(one.name, one.datatype, one.shape, tail[at : at + size]))
+        at += size
+    if at != len(tail):
+        raise Invalid(
+            f"the inputs say {at} bytes of binary data, and {len(tail)} came", "binary_data_size is of each input"
+        )
+    return made
+
+
+def _binary_bytes(one: _Input) -> int | None:
+    parameters = one.parameters or {}
+    _no_shared_memory(one.name, parameters)
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 0:
+        raise Invalid(f"binary_data_size of {one.name[:60]!r} is no size", "how many bytes of it follow the JSON")
+    if memoryview(one.data):
+        raise Invalid(f"{one.name[:60]!r} has data and binary_data_size", "send one of them")
+    return size
+
+
+def _listed(one: _Input) -> Given:
+    """An input whose data is a list in the JSON: flat, or nested as its shape says."""
+    count = elements(one.name, one.shape)
+    raw = memoryview(one.data)
+    if not raw:
+        raise Invalid(f"{one.name[:60]!r} has no data", "data, or parameters.binary_data_size")
+    depth = _depth(raw)
+    try:
+        values = _lists(_KINDS[one.datatype], depth)(raw)
+    except KeyError:
+        raise Invalid(
+            f"{one.name[:60]!r} is of datatype {one.datatype[:20]!r}", f"one of {', '.join(_KINDS)}"
+        ) from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Invalid(f"the data of {one.name[:60]!r}: {str(error)[:200]}", f"a list of {one.datatype}") from error
+    if depth > 1:
+        values = _flat(one, values, depth)
+    if len(values) != count:
+        raise Invalid(f"{one.name[:60]!r} has {len(values)} elements, and its shape {count}", "send as many")
+    if one.datatype == "BYTES":
+        return Given(one.name, "BYTES", one.shape, [text.encode() for text in values])
+    return Given(one.name, one.datatype, one.shape, pack(one.name, one.datatype, values))
+
+
+_KINDS: Mapping[str, type] = {
+    "BOOL": bool, "UINT8": int, "UINT16": int, "UINT32": int, "UINT64": int, "INT8": int, "INT16": int, "INT32": int,
+    "INT64": int, "FP16": float, "BF16": float, "FP32": float, "FP64": float, "BYTES": str,
+}  # fmt: skip
+
+
+@lru_cache(len(set(_KINDS.values())) * MOST_DIMENSIONS)
+def _lists(kind: type, depth: int) -> Any:
+    """What reads lists of lists … of one kind of thing, strictly: no text for a number, no number for a truth."""
+    wanted: Any = kind
+    for _ in range(depth):
+        wanted = list[wanted]
+    return msgspec.json.Decoder(wanted).decode
+
+
+def _depth(raw: memoryview) -> int:
+    """How deep the list is nested, by how it begins."""
+    begin = bytes(raw[:2])
+    if begin[:1] == b"[" and begin[1:] not in b"[ \t\r\n":
+        return 1
+    begin = bytes(raw[:256]).translate(None, b" \t\r\n")
+    return max(1, min(len(begin) - len(begin.lstrip(b"[")), MOST_DIMENSIONS))
+
+
+def _flat(one: _Input, values: list[Any], depth: int) -> list[Any]:
+    if depth != len(one.shape):
+        raise Invalid(f"{one.name[:60]!r} is nested {depth} deep, and its shape {len(one.shape)}", "nest as the shape")
+    fits = len(values) == one.shape[0]
+    for size in one.shape[1:]:
+        fits = fits and all(len(inner) == size for inner in values)
+        values = list(chain.from_iterable(values))
+    if not fits:
+        raise Invalid(f"{one.name[:60]!r} is not nested as its shape", "every list as long as the shape says")
+    return values
+
+
+def _parameters(ask: Ask, found: _Parameters) -> bool:
+    """The parameters that are understood go where they belong; the rest is the model's. Whether outputs are binary."""
+    binary = found.pop("binary_data_output", False)
+    if type(binary) is not bool:
+        raise Invalid("binary_data_output is neither true nor false", "true: all outputs as bytes")
+    timeout_us = found.pop("timeout", 0)
+    if type(timeout_us) is not int or timeout_us < 0:
+        raise Invalid("timeout is no time", "in microseconds, a whole number")
+    if timeout_us:
+        ask.deadline = time.monotonic() + min(timeout_us / 1e6, _LATEST_S)
+    priority = found.pop("priority", 0)
+    if type(priority) is not int or not 0 <= priority < 1 << 32:
+        raise Invalid("priority is no priority", "0 (ordinary), 1 (first), 2, …")
+    ask.priority = priority
+    if any(name.startswith("sequence_") for name in found):
+        _sequence(ask, found)
+    ask.parameters = found
+    return binary
+
+
+def _sequence(ask: Ask, found: _Parameters) -> None:
+    sequence = found.pop("sequence_id", 0)
+    if type(sequence) not in (int, str) or (type(sequence) is int and not 0 <= sequence < 1 << 64):
+        raise Invalid("sequence_id is neither a number nor a text", "0 for none")
+    begins, ends = found.pop("sequence_start", False), found.pop("sequence_end", False)
+    if type(begins) is not bool or type(ends) is not bool:
+        raise Invalid("sequence_start and sequence_end are true or false", "leave them out for false")
+    if (begins or ends) and not sequence:
+        raise Invalid("a sequence begins or ends, and which one is not said", "send sequence_id")
+    unknown = next((name for name in found if name.startswith("sequence_")), None)
+    if unknown:
+        raise Invalid(f"{unknown[:60]!r} is no parameter of sequences", "sequence_id, sequence_start, sequence_end")
+    ask.sequence, ask.sequence_start, ask.sequence_end = sequence, begins, ends  # type: ignore[assignment]
+
+
+def _outputs(ask: Ask, asked: Sequence[_Output], binary: bool) -> Wanted:
+    wanted: dict[str, bool] = {}
+    for one in asked:
+        parameters = one.parameters or {}
+        _no_shared_memory(one.name, parameters)
+        if parameters.get("classification"):
+            raise Invalid("classification of outputs is not offered", "leave it out, and take the largest yourself")
+        as_bytes = parameters.get("binary_data", binary)
+        if type(as_bytes) is not bool:
+            raise Invalid(f"binary_data of {one.name[:60]!r} is neither true nor false", "true: as bytes")
+        wanted[one.name] = as_bytes
+    if len(wanted) < len(asked) or len(asked) > MOST_TENSORS:
+        raise Invalid("an output is asked for twice, or there are too many", f"each once, {MOST_TENSORS} at most")
+    ask.outputs = tuple(wanted)
+    return wanted
+
+
+def _no_shared_memory(name: str, parameters: _Parameters) -> None:
+    if any(key.startswith("shared_memory") for key in parameters):
+        raise Invalid(f"shared memory ({name[:60]!r}) is not offered", "send the tensor itself")
+
+
+def _tensor(made: Made, as_bytes: bool, tail: list[bytes]) -> _Tensor:
+    if not as_bytes:
+        return _Tensor(made.name, made.datatype, made.shape, None, values_of(made))
+    raw = raw_of(made)
+    tail.append(raw)
+    return _Tensor(made.name, made.datatype, made.shape, {"binary_data_size": len(raw)})
+
+
+def _sayable(tensors: Sequence[_Tensor]) -> None:
+    for one in tensors:
+        if one.data and isinstance(one.data[0], float) and not all(map(math.isfinite, one.data)):
+            raise UserCodeFailed(
+                f"the model's {one.name[:60]!r} holds NaN or infinity, and JSON has no word for them",
+                "ask for it as binary data",
+            )
