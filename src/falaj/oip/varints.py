@@ -1,0 +1,46 @@
+"""Lists of numbers as protobuf packs them, without a loop over the numbers."""
+
+from typing import Any
+
+import numpy as np
+
+from falaj.oip.wire import broken
+
+_AT_ONCE = 1 << 16
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """The numbers of a packed list, as uint64."""
+    octets = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(octets < 128)
+    if len(ends) == len(octets):
+        return octets.astype(np.uint64)
+    if not len(ends) or ends[-1] != len(octets) - 1:
+        raise broken("a list of numbers ends inside one")
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends - starts + 1
+    longest = lengths.max()
+    if longest > 10 or (longest == 10 and (octets[ends[lengths == 10]] > 1).any()):
+        raise broken("a number has more than 64 bits")
+    places = np.arange(len(octets)) - np.repeat(starts, lengths)
+    shifted = (octets & 127).astype(np.uint64) << (places * 7).astype(np.uint64)
+    return np.bitwise_or.reduceat(shifted, starts)
+
+
+def pack(numbers: Any) -> bytes:
+    """The other way; negative numbers take ten bytes, as protobuf has it."""
+    wide = np.ravel(numbers)
+    wide = wide.astype(np.int64).view(np.uint64) if wide.dtype.kind == "i" else wide.astype(np.uint64)
+    if not len(wide) or wide.max() < 128:
+        return bytes(wide.astype(np.uint8).tobytes())
+    return b"".join(_pack(wide[at : at + _AT_ONCE]) for at in range(0, len(wide), _AT_ONCE))
+
+
+def _pack(wide: Any) -> bytes:
+    places = np.arange(10, dtype=np.uint64)
+    groups = wide[:, None] >> (places * np.uint64(7))
+    there = groups > 0
+    there[:, 0] = True
+    octets = (groups & np.uint64(127)).astype(np.uint8)
+    octets[:, :-1] |= there[:, 1:].astype(np.uint8) << 7
+    return bytes(octets[there].tobytes())
