@@ -146,6 +146,11 @@ def problem(error: FalajError) -> Reply:
     return Reply(error.status, (_dump({"error": str(error)}),), headers=headers)
 
 
+def refusal(status: int, message: str, hint: str) -> Reply:
+    """The same for what has no class of its own: the statuses of HTTP itself."""
+    return said({"error": f"{message} ({hint})"}, status)
+
+
 def said(value: Any, status: int = 200) -> Reply:
     """Plain values as JSON."""
     return Reply(status, (_dump(value),), kind=JSON)

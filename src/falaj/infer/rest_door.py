@@ -1,0 +1,211 @@
+"""The Open Inference Protocol over HTTP, in front of an engine: routes, who may ask, and what is said back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from falaj.core.errors import FalajError, Invalid, NotFound
+from falaj.infer.keys import Keys
+from falaj.oip.calls import Call, Reply
+from falaj.oip.rest import Wanted, decode, decode_raw, encode, header_bytes, problem, refusal, said
+from falaj.oip.tensors import Answer, Ask
+
+if TYPE_CHECKING:
+    from falaj.infer.engine import Engine
+
+EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration", "statistics", "sequence")
+_MOST_ROUTES, _MOST_NAME = 4096, 200
+_METRICS = b"text/plain; version=0.0.4; charset=utf-8"
+_NOT_OFFERED = {
+    "trace": "tracing", "logging": "log settings", "systemsharedmemory": "shared memory",
+    "cudasharedmemory": "shared memory", "tpusharedmemory": "shared memory", "generate": "generate",
+    "generate_stream": "generate",
+}  # fmt: skip
+_Reply = Callable[[Reply], Any]
+_Cancel = Callable[[], None] | None
+_Act = Callable[[Call, _Reply], _Cancel]
+
+
+class _Route(NamedTuple):
+    act: _Act
+    guarded: bool = True
+    """Whether a token is asked for."""
+
+
+class Rest:
+    """A RestDoor. Nothing of a body is read before the caller is known."""
+
+    def __init__(self, engine: "Engine", keys: Keys, *, name: str = "falaj", version: str = "") -> None:
+        self._engine, self._keys = engine, keys
+        about = {"name": name, "version": version, "extensions": list(EXTENSIONS)}
+        self._fixed: Mapping[tuple[str, ...], tuple[str, _Route]] = {
+            ("v2",): ("GET", _Route(_tell(lambda: about))),
+            ("v2", "health", "live"): ("GET", _Route(_tell(lambda: {"live": True}), guarded=False)),
+            ("v2", "health", "ready"): ("GET", _Route(self._server_ready, guarded=False)),
+            ("v2", "models", "stats"): ("GET", _Route(_tell(engine.statistics))),
+            ("v2", "repository", "index"): ("POST", _Route(self._index)),
+            ("metrics",): ("GET", _Route(self._metrics)),
+        }
+        self._of_models: Mapping[tuple[str, ...], tuple[str, Callable[..., _Cancel]]] = {
+            (): ("GET", partial(self._about, engine.metadata)),
+            ("config",): ("GET", partial(self._about, engine.config)),
+            ("stats",): ("GET", partial(self._about, engine.statistics)),
+            ("ready",): ("GET", self._model_ready),
+            ("infer",): ("POST", self._infer),
+        }
+        self._routes: dict[tuple[bytes, bytes], _Route] = {}
+        """What answers a method and a path that came before."""
+
+    def rest(self, call: Call, reply: _Reply) -> _Cancel:
+        """Answer one request, now or later."""
+        try:
+            route = self._routes.get((call.method, call.path)) or self._route(call.method, call.path)
+            if route.guarded and not call.trusted:
+                self._keys.check(call.headers.get(b"authorization"))
+            return route.act(call, reply)
+        except FalajError as error:
+            reply(problem(error))
+            return None
+
+    def _route(self, method: bytes, path: bytes) -> _Route:
+        wanted, found = self._find(_parts(path))
+        if wanted and method != wanted.encode() and (method, wanted) != (b"HEAD", "GET"):
+            found = _Route(_no_method(wanted))
+        if len(self._routes) >= _MOST_ROUTES:
+            self._routes.clear()
+        self._routes[method, path] = found
+        return found
+
+    def _find(self, parts: tuple[str, ...]) -> tuple[str, _Route]:
+        """The method of a path and what answers it; no method where any is answered the same."""
+        if parts in self._fixed:
+            return self._fixed[parts]
+        match parts:
+            case ("v2", "repository", "models", name, "load" | "unload" as what):
+                return "POST", _Route(partial(self._change, what, _name(name)))
+            case ("v2", "models", name, "versions", version, *rest):
+                return self._of_model(_name(name), _name(version), rest)
+            case ("v2", "models", name, *rest):
+                return self._of_model(_name(name), "", rest)
+            case ("v2", word, *_) if word in _NOT_OFFERED:
+                return "", _Route(_not_offered(_NOT_OFFERED[word]))
+        raise NotFound("nothing is at this address", "GET v2, or POST v2/models/NAME/infer")
+
+    def _of_model(self, name: str, version: str, rest: Sequence[str]) -> tuple[str, _Route]:
+        if rest and rest[0] in _NOT_OFFERED:
+            return "", _Route(_not_offered(_NOT_OFFERED[rest[0]]))
+        found = self._of_models.get(tuple(rest))
+        if found is None:
+            raise NotFound(
+                "nothing is at this address", "v2/models/NAME[/versions/VERSION][/infer, ready, config, stats]"
+            )
+        return found[0], _Route(partial(found[1], name, version))
+
+    def _infer(self, model: str, version: str, call: Call, reply: _Reply) -> _Cancel:
+        json_bytes = header_bytes(call)
+        if json_bytes == 0:
+            ask, wanted = self._raw(Ask(model, version, ()), call.body)
+        else:
+            ask, wanted = decode(call.body, json_bytes, model, version)
+        return self._engine.submit(ask, partial(_answer, wanted, reply))
+
+    def _raw(self, ask: Ask, body: bytes) -> tuple[Ask, Wanted]:
+        inputs = self._engine.metadata(ask.model, ask.version)["inputs"]
+        if len(inputs) != 1:
+            raise Invalid(f"{ask.model[:60]!r} has {len(inputs)} inputs", "send a request with a header in JSON")
+        batches = self._engine.config(ask.model, ask.version).get("max_batch_size", 0) > 0
+        return decode_raw(body, ask, inputs[0], batches=batches)
+
+    def _about(self, ask: Callable[[str, str], Any], model: str, version: str, _: Call, reply: _Reply) -> None:
+        reply(said(ask(model, version)))
+
+    def _server_ready(self, _: Call, reply: _Reply) -> None:
+        if self._engine.ready():
+            reply(said({"live": True, "ready": True}))
+        else:
+            reply(refusal(400, "the server is not ready", "wait until its models are loaded"))
+
+    def _model_ready(self, model: str, version: str, _: Call, reply: _Reply) -> None:
+        if self._engine.ready(model, version):
+            reply(said({"name": model, "ready": True}))
+        else:
+            reply(refusal(400, f"{model[:60]!r} is not ready", "see v2/repository/index for what there is"))
+
+    def _metrics(self, _: Call, reply: _Reply) -> None:
+        reply(Reply(200, (self._engine.metrics(),), kind=_METRICS))
+
+    def _index(self, call: Call, reply: _Reply) -> None:
+        reply(said(self._engine.index(bool(_asked(call.body).get("ready", False)))))
+
+    def _change(self, what: str, name: str, call: Call, reply: _Reply) -> None:
+        parameters = _asked(call.body).get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise Invalid("parameters is no object", 'for example {"parameters": {}}')
+        if any(key.startswith("file:") for key in parameters):
+            raise Invalid(
+                "the files of models are not taken from callers", "put the model into the repository's folder"
+            )
+        change = self._engine.load if what == "load" else self._engine.unload
+        change(name, parameters, lambda failed: reply(problem(failed) if isinstance(failed, FalajError) else said({})))
+
+
+def _answer(wanted: Wanted, reply: _Reply, answer: Answer | FalajError) -> None:
+    if isinstance(answer, FalajError):
+        reply(problem(answer))
+        return
+    try:
+        made = encode(answer, wanted)
+    except FalajError as error:
+        made = problem(error)
+    reply(made)
+
+
+def _tell(ask: Callable[[], Any]) -> _Act:
+    def act(_: Call, reply: _Reply) -> None:
+        reply(said(ask()))
+
+    return act
+
+
+def _no_method(wanted: str) -> _Act:
+    def act(_: Call, reply: _Reply) -> None:
+        told = refusal(405, "this address takes another method", wanted)
+        told.headers = ((b"allow", wanted.encode()),)
+        reply(told)
+
+    return act
+
+
+def _not_offered(what: str) -> _Act:
+    def act(_: Call, reply: _Reply) -> None:
+        reply(refusal(501, f"{what} is not offered", "see extensions in GET v2 for what is"))
+
+    return act
+
+
+def _asked(body: bytes) -> dict[str, Any]:
+    """The object in a body; an empty one for an empty body."""
+    try:
+        found = msgspec.json.decode(body) if body.strip() else {}
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Invalid(f"the body is no JSON: {str(error)[:200]}", "send an object, or nothing") from error
+    if not isinstance(found, dict):
+        raise Invalid("the body is no object", "send {} or nothing")
+    return found
+
+
+def _parts(path: bytes) -> tuple[str, ...]:
+    try:
+        return tuple(unquote(one, errors="strict") for one in path.decode("ascii").strip("/").split("/"))
+    except ValueError as error:
+        raise Invalid("the path is no path", "ASCII, with UTF-8 written as %XX") from error
+
+
+def _name(name: str) -> str:
+    """A name of a model or a version, as far as it can be one: never a path."""
+    if not 0 < len(name) <= _MOST_NAME or name in (".", "..") or not name.isprintable() or {"/", "\\"} & set(name):
+        raise Invalid("this is no name of a model or a version", "see v2/repository/index for what there is")
+    return name

@@ -1,0 +1,48 @@
+"""HTTP/1.1 answers as bytes: few headers, and nothing in them that could end one."""
+
+from http import HTTPStatus
+
+from falaj.oip.calls import Reply
+from falaj.oip.requests import Head
+
+_JOINED_BYTES = 64 << 10
+"""What is larger is written as it is rather than copied once more."""
+_MOST_LEADS = 256
+_STATUS = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
+_LEADS: dict[tuple[int, bytes], bytes] = {}
+
+
+def render(reply: Reply, head: Head, last: bool, out: list[bytes]) -> None:
+    """An answer as it is written, for the request with this head."""
+    parts = reply.parts
+    size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+    lead = _LEADS.get((reply.status, reply.kind)) or _lead(reply.status, reply.kind)
+    if last or reply.headers or reply.json_bytes or not head.modern:
+        begin = b"%b%d\r\n%b\r\n" % (lead, size, _fields(reply, head, last))
+    else:
+        begin = b"%b%d\r\n\r\n" % (lead, size)
+    if head.method == b"HEAD":
+        out.append(begin)
+    elif size < _JOINED_BYTES:
+        out.append(begin + parts[0] if len(parts) == 1 else b"".join((begin, *parts)))
+    else:
+        out.append(begin)
+        out.extend(parts)
+
+
+def _lead(status: int, kind: bytes) -> bytes:
+    lead = b"%bcontent-type: %b\r\ncontent-length: " % (_STATUS[status], kind)
+    if len(_LEADS) < _MOST_LEADS:
+        _LEADS[status, kind] = lead
+    return lead
+
+
+def _fields(reply: Reply, head: Head, last: bool) -> bytes:
+    fields = [b"%b: %b\r\n" % (name, value.translate(None, b"\r\n\0")) for name, value in reply.headers]
+    if reply.json_bytes:
+        fields.append(b"inference-header-content-length: %d\r\n" % reply.json_bytes)
+    if last:
+        fields.append(b"connection: close\r\n")
+    elif not head.modern:
+        fields.append(b"connection: keep-alive\r\n")
+    return b"".join(fields)

@@ -1,0 +1,340 @@
+"""HTTP/1.1 connections on an event loop, for a RestDoor: answers in order, bounds on everything.
+
+Nothing here makes a task or a future for a request. Times are looked at once a second for all connections together.
+"""
+
+import asyncio
+import contextlib
+import ssl as tls
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from falaj.core.errors import Unavailable
+from falaj.oip.answers import render
+from falaj.oip.calls import Call, Reply, RestDoor
+from falaj.oip.codings import INLINE_BYTES, chosen, deflate, inflate
+from falaj.oip.requests import Head, Heads, Limits, Requests
+from falaj.oip.rest import refusal
+
+_SWEEP_S = 1.0
+_LINGER_S = 2.0
+"""How long a client that broke the rules is still listened to, so that it can read why."""
+_GRACE_S = 0.5
+_BUSY = 64
+"""No more is read of a connection while so many of its requests wait."""
+
+
+class Exchange:
+    """One request and the place of its answer."""
+
+    __slots__ = ("cancel", "connection", "head", "reply")
+
+    def __init__(self, connection: "Http1", head: Head) -> None:
+        self.connection: Http1 | None = connection
+        self.head = head
+        self.reply: Reply | None = None
+        self.cancel: Callable[[], None] | None = None
+
+    def answer(self, reply: Reply) -> None:
+        """Take the answer; the second one, and one for a client that went away, are dropped."""
+        connection = self.connection
+        if connection is None or self.reply is not None:
+            return
+        accepts = self.head.accepts
+        if accepts and (coding := chosen(accepts, reply)):
+            if sum(map(len, reply.parts)) > INLINE_BYTES:
+                connection.aside(partial(deflate, reply, coding), self._ready)
+                return
+            reply = deflate(reply, coding)
+        self._ready(reply)
+
+    def _ready(self, reply: Reply) -> None:
+        self.reply, self.cancel = reply, None
+        if self.connection is not None:
+            self.connection.answered()
+
+
+class Http1(asyncio.Protocol):
+    """One connection."""
+
+    __slots__ = (
+        "_began", "_corked", "_deaf", "_draining", "_full", "_loop", "_out", "_peer", "_reading", "_requests", "_seen",
+        "_server", "_stuck", "_transport", "_waiting",
+    )  # fmt: skip
+
+    def __init__(self, server: "HttpServer") -> None:
+        self._server, self._loop = server, server.loop
+        self._requests = Requests(server.limits, server.heads)
+        self._waiting: deque[Exchange] = deque()
+        self._out: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._corked = self._deaf = self._draining = self._full = False
+        """Answers are gathered; nothing more is taken in; it ends when it is idle; the client does not read."""
+        self._reading = True
+        self._began = self._seen = 0.0
+        """When the request that is arriving began, or 0; when something last happened."""
+        self._stuck = 0
+        self._peer = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self._peer = str(name[0]) if name else ""
+        self._seen = self._loop.time()
+        if not self._server.admit(self):
+            self._end(refusal(503, "too many connections", "come again later"))
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.leave(self)
+        self._transport = None
+        for exchange in self._waiting:
+            exchange.connection = None
+            if exchange.cancel is not None:
+                exchange.cancel()
+        self._waiting.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._seen = now = self._loop.time()
+        requests = self._requests
+        self._corked = True
+        for head, body in requests.feed(data):
+            self._take(head, body)
+        if requests.within:
+            self._began = self._began or now
+            if requests.expects and not self._waiting:
+                requests.expects = False
+                self._out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
+        else:
+            self._began = 0.0
+        if requests.refusal is not None:
+            self._end(requests.refusal)
+        self._corked = False
+        if self._out:
+            self._flush()
+        if len(self._waiting) >= _BUSY:
+            self._throttle()
+
+    def eof_received(self) -> bool:
+        """A client that sends no more may still read its answers."""
+        self._deaf = True
+        if self._transport is not None and self._transport.get_extra_info("sslcontext") is not None:
+            return False
+        return bool(self._waiting)
+
+    def pause_writing(self) -> None:
+        self._full, self._seen = True, self._loop.time()
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._throttle()
+
+    def _take(self, head: Head, body: bytes) -> None:
+        if self._deaf:
+            return
+        if len(self._waiting) >= self._server.limits.pipelined:
+            self._end(refusal(429, "too many requests at once on a connection", "wait for answers"))
+            return
+        exchange = Exchange(self, head)
+        self._waiting.append(exchange)
+        self._deaf = not head.keep
+        if head.coding and head.coding != b"identity":
+            self._inflate(exchange, body)
+        else:
+            self._ask(exchange, body)
+
+    def _ask(self, exchange: Exchange, body: "bytes | Reply") -> None:
+        if isinstance(body, Reply):
+            exchange.answer(body)
+            return
+        head = exchange.head
+        call = Call(head.method, head.path, head.headers, body, peer=self._peer)
+        cancel = self._server.door.rest(call, exchange.answer)
+        if exchange.reply is None:
+            exchange.cancel = cancel
+
+    def _inflate(self, exchange: Exchange, body: bytes) -> None:
+        most = self._server.limits.body_bytes
+        if len(body) <= INLINE_BYTES:
+            plain = inflate(body, exchange.head.coding, min(most, INLINE_BYTES))
+            if not isinstance(plain, Reply) or plain.status != 413 or most <= INLINE_BYTES:
+                self._ask(exchange, plain)
+                return
+        self.aside(partial(inflate, body, exchange.head.coding, most), partial(self._ask, exchange))
+
+    def aside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Do long work in a thread, and go on with what it gave unless the client went away."""
+        future = self._loop.run_in_executor(None, work)
+        future.add_done_callback(lambda done: then(done.result()) if self._transport is not None else None)
+
+    def answered(self) -> None:
+        """Write the answers that are there, as far as they are next."""
+        waiting, out = self._waiting, self._out
+        while waiting and (reply := waiting[0].reply) is not None:
+            exchange = waiting.popleft()
+            last = not exchange.head.keep or (self._draining and not waiting and not self._requests.within)
+            render(reply, exchange.head, last, out)
+            if last:
+                self._deaf = True
+                break
+        if out and not self._corked:
+            self._flush()
+        if not self._reading and len(waiting) < _BUSY:
+            self._throttle()
+
+    def _flush(self) -> None:
+        transport, out = self._transport, self._out
+        if transport is None:
+            return
+        self._out = []
+        if len(out) == 1:
+            transport.write(out[0])
+        else:
+            transport.writelines(out)
+        if self._deaf and not self._waiting:
+            self._seen = self._loop.time()
+            # Bytes that nobody reads would make the system drop the answer: a client that broke the rules is heard out.
+            if self._requests.refusal is not None and transport.can_write_eof():
+                transport.write_eof()
+            else:
+                transport.close()
+
+    def _end(self, reply: Reply) -> None:
+        """Answer what waits, then this, then listen no more."""
+        if self._deaf:
+            return
+        self._deaf = True
+        exchange = Exchange(self, _LAST)
+        self._waiting.append(exchange)
+        self._requests.refusal = reply
+        exchange.answer(reply)
+
+    def _throttle(self) -> None:
+        transport = self._transport
+        wanted = not self._full and len(self._waiting) < _BUSY
+        if transport is None or wanted == self._reading or transport.is_closing():
+            return
+        self._reading = wanted
+        (transport.resume_reading if wanted else transport.pause_reading)()
+
+    def drain(self) -> None:
+        """End with the next answer, or when no request comes for a moment: one may be on its way."""
+        self._draining = True
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def look(self, now: float) -> None:
+        """Once a second: end what takes too long."""
+        limits, transport = self._server.limits, self._transport
+        if transport is None:
+            return
+        quiet_s = now - self._seen
+        if self._full:
+            left = transport.get_write_buffer_size()
+            if left < self._stuck or not self._stuck:
+                self._stuck, self._seen = left, now
+            elif quiet_s > limits.idle_s:
+                transport.abort()
+        elif self._deaf:
+            if not self._waiting and quiet_s > _LINGER_S:
+                transport.abort()
+        elif self._requests.within:
+            late = not self._requests.headed and now - self._began > limits.head_s
+            if late or quiet_s > limits.idle_s or now - self._began > limits.whole_s:
+                self._end(refusal(408, "the request takes too long to arrive", "send it faster"))
+        elif not self._waiting and quiet_s > (_GRACE_S if self._draining else limits.keep_s):
+            transport.close()
+
+
+class HttpServer:
+    """What listens, and its connections."""
+
+    def __init__(self, door: RestDoor, limits: Limits) -> None:
+        self.door, self.limits = door, limits
+        self.loop = asyncio.get_running_loop()
+        self.heads: Heads = {}
+        self.connections: set[Http1] = set()
+        self.listening: asyncio.Server | None = None
+        self._empty: asyncio.Event | None = None
+        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port, as the system gave it."""
+        if self.listening is None:
+            raise Unavailable("nothing listens yet", "wait for serve_http")
+        host, port = self.listening.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    def admit(self, connection: Http1) -> bool:
+        self.connections.add(connection)
+        if self._empty is not None:
+            connection.drain()
+        return len(self.connections) <= self.limits.connections
+
+    def leave(self, connection: Http1) -> None:
+        self.connections.discard(connection)
+        if self._empty is not None and not self.connections:
+            self._empty.set()
+
+    async def drain(self, within_s: float = 30.0) -> None:
+        """Take no new connections, answer what was asked, and end."""
+        self._empty = asyncio.Event()
+        if self.listening is not None:
+            self.listening.close()
+        for connection in self.connections:
+            connection.drain()
+        self._timer.cancel()
+        self._sweep()
+        if self.connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), within_s)
+        self._timer.cancel()
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in tuple(self.connections):
+            connection.look(now)
+        self._timer = self.loop.call_later(_SWEEP_S if self._empty is None else _GRACE_S / 5, self._sweep)
+
+
+async def serve_http(
+    door: RestDoor,
+    host: str,
+    port: int,
+    *,
+    ssl: tls.SSLContext | None = None,
+    limits: Limits | None = None,
+    reuse_port: bool = False,
+) -> HttpServer:
+    """Listen for HTTP/1.1 on the running loop and hand every request to the door."""
+    server = HttpServer(door, limits or Limits())
+    within_s = server.limits.head_s if ssl is not None else None
+    server.listening = await server.loop.create_server(
+        lambda: Http1(server),
+        host,
+        port,
+        ssl=ssl,
+        ssl_handshake_timeout=within_s,
+        backlog=1024,
+        reuse_port=reuse_port or None,
+    )
+    return server
+
+
+def _last_head() -> Head:
+    head = Head(b"GET", b"/", {})
+    head.keep = False
+    return head
+
+
+_LAST = _last_head()
+"""Stands for a request that could not be read."""

@@ -1,0 +1,209 @@
+"""Bytes of a connection to whole HTTP/1.1 requests, within limits. No socket is known here.
+
+llhttp (httptools) reads every head once; a head that came before, byte for byte, is looked up instead: clients that
+keep a connection send the same one again and again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httptools
+
+from falaj.oip.calls import Reply
+from falaj.oip.rest import refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take."""
+
+    head_bytes: int = 16 << 10
+    headers: int = 100
+    body_bytes: int = 64 << 20
+    """Also after it is decompressed."""
+    head_s: float = 10.0
+    """From the first byte of a request to the end of its head."""
+    idle_s: float = 30.0
+    """Without a byte in the middle of a request, or without reading in the middle of an answer."""
+    whole_s: float = 600.0
+    """For one request to arrive."""
+    keep_s: float = 120.0
+    """Between requests."""
+    connections: int = 4096
+    pipelined: int = 256
+    """Requests of one connection that wait for their answers."""
+
+
+class Head:
+    """What stands before a body. Shared by all requests that have it, so nobody changes it."""
+
+    __slots__ = ("accepts", "coding", "headers", "keep", "length", "method", "modern", "path")
+
+    def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes]) -> None:
+        self.method, self.path, self.headers = method, path, headers
+        self.keep = self.modern = True
+        """Whether the connection lives on after it; whether it is HTTP/1.1."""
+        self.length = 0
+        """Of the body; -1 when it comes in chunks."""
+        self.coding = headers.get(b"content-encoding", b"").lower()
+        self.accepts = headers.get(b"accept-encoding", b"").lower()
+
+
+Heads = dict[bytes, Head]
+"""Heads that came before, by their bytes; shared by the connections of a server."""
+_MOST_HEADS, _KNOWN_BYTES = 4096, 2048
+_SLACK_BYTES = 1 << 20
+"""Chunks may waste three times what they carry, and so much besides."""
+_CODINGS = (b"", b"identity", b"gzip", b"x-gzip", b"deflate")
+_ONCE = frozenset((
+    b"host", b"authorization", b"content-length", b"content-encoding", b"content-type", b"transfer-encoding",
+    b"inference-header-content-length", b"expect",
+))  # fmt: skip
+_END = b"\r\n\r\n"
+
+
+class Requests:
+    """One connection's requests. `feed` gives those that are whole; `refusal` is the last answer of a connection that
+    broke the rules, and nothing is read after it."""
+
+    __slots__ = (
+        "_candidate", "_done", "_fed", "_head", "_head_bytes", "_headers", "_heads", "_limits", "_parser", "_parts",
+        "_size", "_url", "expects", "headed", "refusal", "within",
+    )  # fmt: skip
+
+    def __init__(self, limits: Limits, heads: Heads) -> None:
+        self._limits, self._heads = limits, heads
+        self._parser = httptools.HttpRequestParser(self)
+        self.refusal: Reply | None = None
+        self.within = self.headed = self.expects = False
+        """In the middle of a request; its head is whole; it waits to be told to go on."""
+        self._done: list[tuple[Head, bytes]] = []
+        self._candidate = self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._parts: list[bytes] = []
+        self._size = self._fed = self._head_bytes = 0
+        self._head: Head | None = None
+
+    def feed(self, data: bytes) -> list[tuple[Head, bytes]]:
+        """The requests that these bytes make whole, in order."""
+        whole: list[tuple[Head, bytes]] = []
+        self._done = whole
+        if not self.within:
+            data = self._known(data)
+            if not data:
+                return whole
+            end = data.find(_END, 0, _KNOWN_BYTES)
+            self._candidate = data[: end + 4] if end > 0 and data[:1].isupper() else b""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "no other protocol is spoken here", "send HTTP/1.1 without Upgrade")
+        except httptools.HttpParserError as error:
+            if self.refusal is None:
+                if isinstance(error, httptools.HttpParserCallbackError):
+                    raise
+                self._refuse(400, f"this is no HTTP/1.1 request: {error}", "check what is sent")
+        if self.within and self.refusal is None:
+            self._weigh(len(data))
+        return whole
+
+    def _known(self, data: bytes) -> bytes:
+        """Take the requests whose heads came before and whose bodies are here; what is left."""
+        at, size = 0, len(data)
+        while at < size:
+            end = data.find(_END, at, at + _KNOWN_BYTES) + 4
+            head = self._heads.get(data[at:end]) if end > 3 else None
+            if head is None or end + head.length > size:
+                break
+            at = end + head.length
+            self._done.append((head, data[end:at]))
+            if not head.keep:
+                return b""
+        return data[at:] if at else data
+
+    def _weigh(self, size: int) -> None:
+        """Bytes that make neither head nor body: an endless head, or chunks of nothing."""
+        self._fed += size
+        if not self.headed and self._fed > self._limits.head_bytes:
+            self._refuse(431, "the head is too large", f"{self._limits.head_bytes} bytes at most")
+        elif self._fed > self._limits.head_bytes + 4 * self._size + _SLACK_BYTES:
+            self._refuse(400, "the chunks carry next to nothing", "send larger ones")
+
+    def _refuse(self, status: int, message: str, hint: str) -> None:
+        self.refusal = refusal(status, message, hint)
+
+    def _stop(self, status: int, message: str, hint: str) -> httptools.HttpParserError:
+        self._refuse(status, message, hint)
+        return httptools.HttpParserError(message)
+
+    # What the parser calls, by names it knows.
+
+    def on_message_begin(self) -> None:
+        self.within, self.headed = True, False
+        self._url, self._headers, self._parts, self._head = b"", {}, [], None
+        self._size = self._fed = self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._limits.head_bytes or len(self._headers) >= self._limits.headers:
+            raise self._stop(431, "the head is too large", f"{self._limits.head_bytes} bytes at most")
+        if self.headed:
+            return  # a trailer: nobody reads it
+        name = name.lower()
+        if name in self._headers:
+            if name in _ONCE:
+                raise self._stop(400, f"two headers {name[:40].decode('latin-1')!r}", "send it once")
+            value = self._headers[name] + b", " + value
+        self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        headers, parser, limits = self._headers, self._parser, self._limits
+        head = Head(parser.get_method(), _path(self._url), headers)
+        version = parser.get_http_version()
+        head.keep, head.modern = parser.should_keep_alive(), version == "1.1"
+        chunked = headers.get(b"transfer-encoding")
+        head.length = -1 if chunked is not None else int(headers.get(b"content-length", b"0"))
+        expects = headers.get(b"expect")
+        if version not in ("1.1", "1.0") or (head.modern and b"host" not in headers):
+            raise self._stop(400, "no HTTP/1.1 with a host", "send HTTP/1.1 and Host")
+        if chunked is not None and (chunked.lower() != b"chunked" or not head.modern):
+            raise self._stop(501, "a transfer encoding that is not known", "chunked, or none")
+        if head.length > limits.body_bytes:
+            raise self._stop(413, f"a body of {head.length} bytes", f"{limits.body_bytes} at most")
+        if head.coding not in _CODINGS:
+            raise self._stop(415, "a content encoding that is not known", "gzip, deflate, or none")
+        if expects is not None and expects.lower() != b"100-continue":
+            raise self._stop(417, "an expectation that is not known", "100-continue, or none")
+        self.headed, self._head, self.expects = True, head, expects is not None and head.modern
+        self._keep(head, plain=chunked is None and expects is None)
+
+    def _keep(self, head: Head, *, plain: bool) -> None:
+        candidate, self._candidate = self._candidate, b""
+        # As many lines as headers and the two around them: so the bytes are this head, and all of it.
+        if plain and candidate and candidate.count(b"\n") == len(self._headers) + 2:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            self._heads[candidate] = head
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > self._limits.body_bytes:
+            raise self._stop(413, f"a body of more than {self._limits.body_bytes} bytes", "send less at once")
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        self.within = self.expects = False
+        if self._head is not None:
+            self._done.append((self._head, self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)))
+        self._parts = []
+
+
+def _path(url: bytes) -> bytes:
+    """The path of a target, without the query: of `/v2?x`, and of `http://host/v2?x`."""
+    path = url.partition(b"?")[0].partition(b"#")[0]
+    if not path.startswith(b"/"):
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return path
