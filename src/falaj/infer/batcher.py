@@ -1,0 +1,376 @@
+"""Runs what waits, together where that pays, and never waits while the runtime is free.
+
+Three regimes, chosen by how long runs were found to take. *inline*: what one turn of the event loop gathered is run at
+its end, on the loop's own thread; under 200 us that is cheaper than waking anybody. *thread*: a thread of its own cuts
+the next batch the moment it is free. *device*: the same with two threads, so that a GPU never waits for Python.
+"""
+
+import threading
+from _thread import allocate_lock
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, NamedTuple
+
+from falaj.core.errors import FalajError, Unavailable, UserCodeFailed
+from falaj.infer.batch import Misfit, assemble, check_rows
+from falaj.infer.curve import Curve
+from falaj.infer.queue import GONE, TAKEN, WAITING, Busy, Queue, Waiting, late_error
+from falaj.infer.records import Arrays, Runtime
+
+INLINE_S, BACK_INLINE_S, AT_ONCE_S = 200e-6, 100e-6, 20e-3
+BROKEN = (
+    FalajError, ArithmeticError, AssertionError, AttributeError, BufferError, ImportError, LookupError, MemoryError,
+    OSError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What a model's own code raises. A runtime says it in our words; this is for those that forget."""
+
+
+class Ran(NamedTuple):
+    """One run of a batch: its members with all outputs, or with what went wrong."""
+
+    members: Sequence[Waiting]
+    outputs: "Arrays | FalajError"
+    began: float
+    ended: float
+
+
+class Options(NamedTuple):
+    """What a batcher is told of its model."""
+
+    queue: int = 1024
+    delay_s: float = 0.0
+    threads: int = 1
+    """Runs at the same time."""
+    inline: bool = True
+    """Whether it may run on the loop's thread at all."""
+
+
+class Batcher:
+    """The queue of one version of one model, and who runs it. All methods are called on the loop's thread."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        curve: Curve,
+        loop: AbstractEventLoop,
+        deliver: Callable[[Ran], Any],
+        options: Options,
+    ) -> None:
+        self.runtime, self.curve = runtime, curve
+        self.took_s = 0.0
+        """How long a run takes, lately."""
+        self.inline = options.inline
+        self.options = options
+        self._loop, self._deliver = loop, deliver
+        self._queue = Queue(options.queue)
+        self._fresh: list[Waiting] = []
+        self._due = False
+        self._timer: TimerHandle | None = None
+        self._timer_at = 0.0
+        self._lock = allocate_lock()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._workers = self._idle = self._running = 0
+        self._now: dict[int, tuple[float, Sequence[Waiting]]] = {}
+        self._closed = False
+        self._emptied: Callable[[], Any] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return self._queue.size + len(self._fresh)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self._fresh or self._queue.size or self._running)
+
+    def submit(self, one: Waiting) -> Busy | None:
+        """Put it in line; an error when the line is full."""
+        if len(self._fresh) + self._queue.size >= self._queue.limit:
+            return self._busy(one)
+        self._fresh.append(one)
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._turn)
+        return None
+
+    def cancel(self, one: Waiting) -> None:
+        """Nobody wants it any more; what runs already runs on."""
+        with self._lock:
+            if one.state == WAITING and one.number:
+                self._queue.remove(one)
+            else:
+                one.state = GONE
+
+    def when_empty(self, call: Callable[[], Any]) -> None:
+        """Call once nothing waits or runs. What is in line is still run."""
+        self._emptied = call
+        self._loop.call_soon(self._rest)
+
+    def close(self) -> None:
+        """Let the threads end; call when empty."""
+        self._closed = True
+        self._disarm()
+        for _ in range(self._workers):
+            self._wake.put(False)
+
+    def stuck(self, before: float) -> list[Waiting]:
+        """The members of runs that began before then and have not ended."""
+        return [one for began, members in list(self._now.values()) if began < before for one in members]
+
+    def fail(self, members: Sequence[Waiting], error: FalajError) -> None:
+        """Answer these with an error, whatever becomes of their run."""
+        now = monotonic()
+        self._deliver(Ran(members, error, now, now))
+
+    def fail_all(self, error: FalajError) -> None:
+        """The same for all that waits."""
+        with self._lock:
+            waiting = self._queue.clear() + [one for one in self._fresh if one.state == WAITING]
+            self._fresh = []
+        self.fail(waiting, error)
+
+    def suspend(self) -> None:
+        """Run nothing until `replace`: the runtime is being ended."""
+        with self._lock:
+            self._wake = SimpleQueue()
+            self._workers = self._running = self.options.threads  # as if all were at work
+            self._idle = 0
+            self._now.clear()
+
+    def replace(self, runtime: Runtime) -> None:
+        """Go on with another one of the same kind; the old one's thread ends when its run does."""
+        with self._lock:
+            self.runtime = runtime
+            self._workers = self._idle = self._running = 0
+            self._now.clear()
+            self._wake = SimpleQueue()
+        self._again()
+
+    def _busy(self, one: Waiting) -> Busy:
+        error = Busy(f"{self._queue.limit} requests wait already", "come again later, or ask for more replicas")
+        error.retry_after_s = self.curve.expected_s(self._queue.rows, one.key.unit) or self.took_s or 1.0
+        return error
+
+    # ---- turns of the loop
+
+    def _turn(self) -> None:
+        self._due = False
+        now = monotonic()
+        fresh, self._fresh = self._fresh, []
+        if self.inline and not self._queue.size and self._simple(fresh, now):
+            for one in fresh:
+                one.state = TAKEN
+            self._run_here(fresh)
+        else:
+            with self._lock:
+                for one in fresh:
+                    if one.state == WAITING:
+                        self._queue.put(one)
+            self._go(now)
+            if self._queue.size:
+                self._arm(min([one.deadline for one in fresh if one.deadline], default=0.0))
+        if self._emptied is not None:
+            self._rest()
+
+    def _simple(self, fresh: list[Waiting], now: float) -> bool:
+        """Whether all that came this turn is one batch: the way most of them go."""
+        if not fresh or self.options.delay_s:
+            return False
+        key, rows = fresh[0].key, 0
+        for one in fresh:
+            if one.key is not key or one.state != WAITING or (one.deadline and one.deadline <= now):
+                return False
+            rows += one.rows
+        return len(fresh) == 1 or (rows <= self.curve.limit() and not key.alone)
+
+    def _go(self, now: float) -> None:
+        if self.options.delay_s and self._holds(now):
+            return
+        if self.inline:
+            self._inline_turn(now)
+        else:
+            self._wake_up()
+
+    def _holds(self, now: float) -> bool:
+        """Whether to wait for more although the runtime is free, because somebody wanted that."""
+        with self._lock:
+            due = self._queue.oldest() + self.options.delay_s
+            if not self._queue.size or self._queue.rows >= self.curve.cap or due <= now:
+                return False
+        self._arm(due)
+        return True
+
+    def _inline_turn(self, now: float) -> None:
+        until = now + INLINE_S
+        while self.inline and self._queue.size:
+            members, late = self._queue.take(monotonic(), self.curve.limit())
+            self._tell_late(late)
+            if members:
+                self._run_here(members)
+            if monotonic() > until:  # let the loop read: what it reads joins the next batch
+                break
+        if self._queue.size:
+            self._again()
+
+    def _run_here(self, members: list[Waiting]) -> None:
+        me = threading.get_ident()
+        self._running += 1
+        self._now[me] = (monotonic(), members)
+        try:
+            results = self._execute(self.runtime, members)
+        finally:
+            self._running -= 1
+            self._now.pop(me, None)
+        self._measure(results)
+        for ran in results:
+            self._deliver(ran)
+
+    def _again(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._turn)
+
+    def _rest(self) -> None:
+        if self._emptied is not None and not self.busy:
+            call, self._emptied = self._emptied, None
+            call()
+
+    # ---- deadlines and delays share one timer
+
+    def _arm(self, at: float) -> None:
+        if not at or self._closed or (self._timer is not None and self._timer_at <= at):
+            return
+        self._disarm()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - monotonic()) + 0.0005, self._ring)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = monotonic()
+        with self._lock:
+            late = self._queue.expire(now)
+            soonest = self._queue.first_deadline()
+        self._tell_late(late)
+        if self.options.delay_s and self._queue.size:
+            self._go(now)
+        self._arm(soonest)
+
+    def _tell_late(self, late: Sequence[Waiting]) -> None:
+        now = monotonic()
+        for one in late:
+            self._deliver(Ran((one,), late_error(), now, now))
+
+    # ---- threads
+
+    def _wake_up(self) -> None:
+        with self._lock:
+            if not self._queue.size:
+                return
+            if self._idle:
+                self._idle -= 1
+                self._wake.put(True)
+            elif self._workers < self.options.threads:
+                self._workers += 1
+                work = threading.Thread(target=self._work, args=(self._wake, self.runtime), daemon=True)
+                work.start()
+
+    def _work(self, wake: "SimpleQueue[bool]", runtime: Runtime) -> None:
+        """A thread: the next batch the moment the last one is done."""
+        while True:
+            with self._lock:
+                if wake is not self._wake:  # a hung run came back after its runtime was replaced
+                    return
+                members, late = self._queue.take(monotonic(), self.curve.limit())
+                if members:
+                    self._running += 1
+                    self._now[threading.get_ident()] = (monotonic(), members)
+                else:
+                    self._idle += 1
+            if late:
+                self._post(self._tell_late, late)
+            if members:
+                self._run_there(runtime, members)
+            elif not wake.get():
+                return
+
+    def _run_there(self, runtime: Runtime, members: list[Waiting]) -> None:
+        now = monotonic()
+        broke = Unavailable("the model's runtime ended in a way it should not", "try again")
+        results = [Ran(members, broke, now, now)]
+        try:
+            results = self._execute(runtime, members)
+        finally:  # also when the thread dies of something nobody thought of
+            with self._lock:
+                if self._now.get(threading.get_ident(), (0, None))[1] is members:
+                    self._running -= 1
+                    del self._now[threading.get_ident()]
+            self._post(self._ended, results)
+
+    def _post(self, call: Callable[..., Any], *given: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *given)
+
+    def _ended(self, results: Sequence[Ran]) -> None:
+        self._measure(results)
+        for ran in results:
+            self._deliver(ran)
+        if self.options.delay_s or self._queue.size:
+            self._again()
+        self._rest()
+
+    # ---- runs
+
+    def _execute(self, runtime: Runtime, members: list[Waiting]) -> list[Ran]:
+        """Run them together; when that fails, one by one, so that nobody pays for a neighbour."""
+        began = monotonic()
+        outcome = self._try(runtime, members)
+        ended = monotonic()
+        if not isinstance(outcome, FalajError):
+            return [Ran(members, outcome, began, ended)]
+        if isinstance(outcome, Misfit):
+            self.curve.only_alone()
+        elif len(members) == 1:
+            return [Ran(members, outcome, began, ended)]
+        results = []
+        for one in members:
+            began = monotonic()
+            outcome = self._try(runtime, [one])
+            results.append(Ran((one,), outcome, began, monotonic()))
+        return results
+
+    def _try(self, runtime: Runtime, members: list[Waiting]) -> "Arrays | FalajError":
+        try:
+            outputs = runtime.run(assemble(members), members[0].key.parameters)
+            if len(members) > 1:
+                check_rows(members, outputs)
+        except FalajError as error:
+            return error
+        except BROKEN as error:
+            return UserCodeFailed(
+                f"the model broke on this request: {type(error).__name__}", "see the log of its replica"
+            )
+        return outputs
+
+    def _measure(self, results: Sequence[Ran]) -> None:
+        """Learn from a whole run; what had to be taken apart says nothing."""
+        if len(results) != 1 or isinstance(results[0].outputs, FalajError):
+            return
+        ran = results[0]
+        rows = sum([one.rows for one in ran.members])
+        took, known = ran.ended - ran.began, self.took_s
+        self.curve.note(rows, ran.members[0].key.unit, took)
+        self.took_s = known + (took - known) * (0.5 if took < known else 0.05) if known else took
+        if self.inline:
+            if self.took_s > INLINE_S or took > AT_ONCE_S:
+                self.inline = False
+        elif self.options.inline and self.took_s < BACK_INLINE_S and took < BACK_INLINE_S:
+            with self._lock:
+                self.inline = not self._running and not self._queue.size and self._idle == self._workers

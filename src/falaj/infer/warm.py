@@ -1,0 +1,79 @@
+"""The first runs of a model, before anybody asks: they cost more than the later ones, and they tell what runs cost.
+
+Inputs are made up: small numbers by chance, 0 and 1 for whole ones, empty texts. A model that cannot take those is
+measured by what it is asked later. A size of an input that varies is 16 unless the sheet says another: parameters
+`warm.<input>` = "32" or "3,224,224" (the sizes behind the rows).
+"""
+
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from falaj.core.errors import FalajError
+from falaj.core.sheet import Sheet, TensorSpec
+from falaj.infer.curve import Curve
+from falaj.infer.records import Runtime
+from falaj.oip.tensors import NUMPY
+
+BUDGET_S = 0.1
+"""Of measuring; a slow model's curve is found as it goes."""
+MOST_BYTES = 64 << 20
+"""Of one made-up batch."""
+ANY_SIZE = 16
+
+
+def warm_up(runtime: Runtime, sheet: Sheet, curve: Curve | None) -> float:
+    """How long a run of one row takes; 0 when the model does not take what we make up. Fills the curve, where given."""
+    try:
+        took_s = _fastest(runtime, sheet, 1, 3)
+    except (FalajError, ValueError):
+        return 0.0
+    if curve is None:
+        return took_s
+    until, rows, best, unit = monotonic() + BUDGET_S, 1, 0.0, _unit(runtime, sheet)
+    worse = 0
+    while rows <= curve.most and rows * unit <= MOST_BYTES and worse < 2:
+        try:
+            seconds = took_s if rows == 1 else _fastest(runtime, sheet, rows, 3)
+        except FalajError:  # memory says no
+            curve.most = max(1, rows // 2)
+            break
+        curve.note(rows, unit, seconds)
+        better = not best or seconds / rows < best * 0.95
+        best, worse = (seconds / rows, 0) if better else (best, worse + 1)
+        if monotonic() + 2 * seconds > until:
+            break
+        rows *= 2
+    curve.decide()
+    return took_s
+
+
+def made_up(spec: TensorSpec, sheet: Sheet, rows: int) -> Any:
+    """Something like what the model takes."""
+    said = [int(one) for one in sheet.parameters.get(f"warm.{spec.name}", "").split(",") if one.strip().isdigit()]
+    trailing = tuple(said) or tuple(ANY_SIZE if one < 0 else one for one in spec.shape[1:])
+    first = rows if not spec.shape or spec.shape[0] < 0 else spec.shape[0]
+    shape = (first, *trailing) if spec.shape else ()
+    if spec.datatype == "BYTES":
+        return np.full(shape, b"", object)
+    if spec.datatype.startswith("FP"):
+        return np.random.default_rng(0).standard_normal(shape).astype(NUMPY[spec.datatype])
+    return (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(NUMPY.get(spec.datatype, "<u2"))
+
+
+def _fastest(runtime: Runtime, sheet: Sheet, rows: int, times: int) -> float:
+    inputs = [made_up(spec, sheet, rows) for spec in runtime.inputs]
+    best = 0.0
+    for _ in range(times):
+        began = monotonic()
+        runtime.run(inputs, {})
+        took = monotonic() - began
+        best = min(best, took) if best else took
+        if best > BUDGET_S / 10:
+            break
+    return best
+
+
+def _unit(runtime: Runtime, sheet: Sheet) -> int:
+    return max(1, sum(getattr(made_up(spec, sheet, 1), "nbytes", 16) for spec in runtime.inputs))
