@@ -10,7 +10,7 @@ LONGEST_S = 86_400.0
 
 
 def settle(ask: Ask, found: dict[str, Any]) -> None:
-    """Puts `timeout` (microseconds), `priority` and `sequence_…` where the engine reads them; the model gets the rest."""
+    """Puts `timeout` (microseconds), `priority` and `sequence_…` where the engine looks; the model gets the rest."""
     timeout_us, priority = found.pop("timeout", 0), found.pop("priority", 0)
     if type(timeout_us) is not int or timeout_us < 0:
         raise Invalid("timeout is no time", "in microseconds, a whole number")

@@ -19,9 +19,8 @@ def unpack(data: bytes | memoryview) -> Any:
         raise broken("a list of numbers ends inside one")
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts + 1
-    longest = lengths.max()
-    if longest > 10 or (longest == 10 and (octets[ends[lengths == 10]] > 1).any()):
-        raise broken("a number has more than 64 bits")
+    if lengths.max() > 10:
+        raise broken("a number has more than ten bytes")
     places = np.arange(len(octets)) - np.repeat(starts, lengths)
     shifted = (octets & 127).astype(np.uint64) << (places * 7).astype(np.uint64)
     return np.bitwise_or.reduceat(shifted, starts)

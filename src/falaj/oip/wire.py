@@ -13,6 +13,7 @@ from falaj.core.errors import Invalid
 MOST_FIELDS = 1 << 20
 """In one message: the reader is a loop, and a request may not hold it for long."""
 _DEEPEST = 100
+_WORD = (1 << 64) - 1
 _VARINT, _EIGHT, _SIZED, _GROUP, _GROUP_END, _FOUR = range(6)
 _FIXED = {"float": struct.Struct("<f"), "double": struct.Struct("<d")}
 _WIRES = {"string": _SIZED, "bytes": _SIZED, "float": _FOUR, "double": _EIGHT}
@@ -63,7 +64,7 @@ def varint(number: int) -> bytes:
     """A number of at most 64 bits, as protobuf writes it."""
     if 0 <= number < 128:
         return _SMALL[number]
-    number &= 0xFFFF_FFFF_FFFF_FFFF
+    number &= _WORD
     made = bytearray()
     while number > 127:
         made.append(number & 127 | 128)
@@ -82,11 +83,9 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         at += 1
         found |= (octet & 127) << shift
         if octet < 128:
-            if found >> 64:
-                break
-            return found, at
+            return found & _WORD, at
         shift += 7
-    raise broken("a number has more than 64 bits")
+    raise broken("a number has more than ten bytes")
 
 
 def broken(why: str) -> Invalid:
