@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 NAME ?= ground
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 # Our servers are on loopback: a proxy from the environment must not come between.
 comma := ,
 export NO_PROXY := $(if $(NO_PROXY),$(NO_PROXY)$(comma))127.0.0.1,localhost

@@ -94,7 +94,7 @@ def test_generated_requests_meet_no_surprise(opened: Open, mode: GenerationMode)
     for found in schema.exclude(path=["/v1/events", "/r/{ref}"]).get_all_operations():
         operation = found.ok()
 
-        @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: schemathesis.Case) -> None:
             nonlocal asked

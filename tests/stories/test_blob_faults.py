@@ -157,7 +157,7 @@ def die_and_look(tmp_path: Path, url: str, op: str, points: int) -> None:
 
 @pytest.mark.parametrize("op", ["put", "copy", "collect"])
 def test_killed_at_any_point(tmp_path: Path, url: str, op: str) -> None:
-    die_and_look(tmp_path, url, op, points=8)
+    die_and_look(tmp_path, url, op, points=4)
 
 
 @pytest.mark.slow

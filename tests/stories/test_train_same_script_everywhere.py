@@ -54,6 +54,7 @@ def test_on_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_on_slurm(tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_user: str) -> None:
     with Replica(tmp_path / "house") as server:
         admin = server.as_()

@@ -92,6 +92,7 @@ def test_a_script_is_profiled_here(lab: Lab) -> None:
     assert sorted(path.name for path in Path("code-train").iterdir()) == ["train.py"]
 
 
+@pytest.mark.slow
 def test_a_script_is_tuned_in_a_job(lab: Lab) -> None:
     with lab.here:
         tuned = training.autotune(lab.here, lab.script(SCRIPT), cluster="local", project="lab")
@@ -103,6 +104,7 @@ def test_a_script_is_tuned_in_a_job(lab: Lab) -> None:
     assert str(job.code) == "code:lab/train@v1"
 
 
+@pytest.mark.slow
 def test_a_run_without_a_profile_is_run_again_and_keeps_it(lab: Lab) -> None:
     needs: dict[str, Any] = {"cpus": 0.5, "memory": "4GiB", "project": "lab"}
     with lab.here:

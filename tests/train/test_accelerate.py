@@ -48,6 +48,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     yield from guests.lab(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # the first installs it
 def test_killed_and_asked_two_processes_end_with_the_weights_of_an_easy_life(lab: Lab, tmp_path: Path) -> None:
     where = guests.programs("lightning", *guests.TRAINERS)

@@ -60,6 +60,7 @@ def test_the_largest_batch_is_foretold(script: str) -> None:
     assert not more.fits or more.bytes > FULL * more.free_bytes
 
 
+@pytest.mark.slow
 def test_what_is_kept_was_measured_and_is_not_slower(script: str) -> None:
     heard: list[Tried] = []
     found = tune([script, "64", "2048"], QUICK, tell=heard.append)

@@ -105,7 +105,7 @@ def test_a_seed_is_part_of_the_model_and_chunks_differ(place: Path, library: str
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("library", "params"), [PLANS[0], PLANS[3]])
+@pytest.mark.parametrize(("library", "params"), [PLANS[0], pytest.param(*PLANS[3], marks=pytest.mark.slow)])
 def test_killed_again_and_again(place: Path, library: str, params: dict[str, Any]) -> None:
     plan = {"library": library, "params": params, "rounds": 120, "chunk": 8}
     easy, hard = place / "easy", place / "hard"

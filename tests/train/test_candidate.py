@@ -126,6 +126,7 @@ def test_memory_that_is_not_there_is_no_failure(script: str) -> None:
     assert measured.batch == 8
 
 
+@pytest.mark.slow
 def test_a_limit_holds_though_there_is_more(script: str) -> None:
     """Half a gigabyte of activations where there is room for less; a quarter of the samples goes."""
     words, bounds = [script, "256", str(1 << 17)], FRESH._replace(limit_bytes=900 * MIB)

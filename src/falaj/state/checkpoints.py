@@ -236,9 +236,10 @@ class Checkpoints:
             self._publisher.settled(max(0.0, until - time.monotonic()))
             return
         part = self._place.part(self._turn)
-        # Rank 0 takes it away when the step is published.
-        while part.is_dir() and not any(part.glob("*.failed")) and time.monotonic() < until:
-            time.sleep(_LOOK_S)
+        # Rank 0 takes it away when the step is published, perhaps while we look.
+        with contextlib.suppress(FileNotFoundError):
+            while not any(one.name.endswith(".failed") for one in os.scandir(part)) and time.monotonic() < until:
+                time.sleep(_LOOK_S)
 
     def _read(self, found: Found) -> Manifest:
         manifest = understand(Path(found.path).read_bytes())
