@@ -1,0 +1,282 @@
+"""Frames of the hop: a length, a kind, a stream, and what belongs to it. Many of them go out in one write.
+
+Lengths are looked at before anything is kept, and whatever is not a frame we know ends the connection.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Iterable, Mapping
+from struct import Struct
+from typing import Any
+
+from falaj.core.errors import Corrupt, Invalid
+from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
+
+HELLO, CHALLENGE, PROOF, WELCOME, ASK_REST, ASK_GRPC, REPLY_REST, REPLY_GRPC, CANCEL, DRAIN, PING, PONG, CONTROL = (
+    range(1, 14)
+)
+VERSION = 1
+NONCE_BYTES = 32
+SHY_BYTES = 1024
+"""What a frame may hold of somebody who has not proved anything yet."""
+MOST_BYTES = 80 << 20
+MOST_OPEN = 16_384
+"""Requests of one connection that are not answered; more is a flood."""
+TEXT_BYTES = 4096
+_JOIN_BYTES = 256 << 10
+_HEAD = Struct("<IBI")
+_ASK_REST, _ASK_GRPC = Struct("<IBIBHH"), Struct("<IBIIBH")
+_REPLY_REST, _REPLY_GRPC = Struct("<IBIHIBH"), Struct("<IBIBBHH")
+# The same without the head of the frame, as they are read.
+_IN_ASK_REST, _IN_ASK_GRPC, _IN_REPLY_REST, _IN_REPLY_GRPC = (
+    Struct("<BHH"), Struct("<IBH"), Struct("<HIBH"), Struct("<BBHH"),
+)  # fmt: skip
+_KNOWN = 512
+_packed: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
+_read: dict[bytes, dict[bytes, bytes]] = {}
+
+
+class Frames(asyncio.Protocol):
+    """One connection of the hop, either side: cuts what comes into frames, gathers what goes."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._allowed, self.most_bytes = SHY_BYTES, most_bytes
+        self._transport: asyncio.Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._kept: list[bytes] = []
+        self._kept_bytes, self._need = 0, _HEAD.size
+        self._out: list[bytes] = []
+        self.heard_at = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody is there; nothing is known of them."""
+        self._transport, self._loop = transport, asyncio.get_running_loop()  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more comes or goes."""
+        del exc
+        self._transport = None
+        self._out, self._kept = [], []
+
+    def frame(self, kind: int, stream: int, data: bytes) -> None:
+        """One frame came. Corrupt or Invalid ends the connection."""
+        raise NotImplementedError
+
+    def proven(self) -> None:
+        """The other side is who it should be: its frames may be large."""
+        self._allowed = self.most_bytes
+
+    def end(self) -> None:
+        """Close at once; what is not answered yet is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def put(self, kind: int, stream: int = 0, data: bytes = b"") -> None:
+        """Send one frame with whatever else this turn of the loop sends."""
+        self.send((_HEAD.pack(len(data), kind, stream), data))
+
+    def send(self, parts: Iterable[bytes]) -> None:
+        """The pieces of frames that are packed already."""
+        if not self._out:
+            if self._loop is None or self._transport is None:
+                return
+            self._loop.call_soon(self._flush)
+        self._out += parts
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is None or not out:
+            return
+        if len(out) > 1 and sum(map(len, out)) > _JOIN_BYTES:
+            self._transport.writelines(out)
+        else:
+            self._transport.write(b"".join(out))
+
+    def data_received(self, data: bytes) -> None:
+        """Cut frames; a piece of one is kept until the rest is here, and joined once."""
+        self.heard_at = time.monotonic()
+        if self._kept:
+            self._kept.append(data)
+            self._kept_bytes += len(data)
+            if self._kept_bytes < self._need:
+                return
+            data, self._kept = b"".join(self._kept), []
+        at, size, head = 0, len(data), _HEAD.size
+        try:
+            while size - at >= head:
+                length, kind, stream = _HEAD.unpack_from(data, at)
+                if length > self._allowed:
+                    raise Invalid(f"a frame of {length} bytes", f"{self._allowed} at most")
+                if size - at - head < length:
+                    break
+                begin = at + head
+                at = begin + length
+                self.frame(kind, stream, data[begin:at])
+                if self._transport is None:
+                    return
+        except (Corrupt, Invalid):
+            self.end()
+            return
+        if at < size:
+            self._need = head if size - at < head else head + length
+            self._kept, self._kept_bytes = [data[at:]], size - at
+
+
+def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
+    """An HTTP request as a frame."""
+    block, path, method = pack_headers(tuple(call.headers.items())), call.path, call.method
+    if len(path) > 0xFFFF or len(method) > 0xFF:
+        raise Invalid("the path is too long", "shorten it")
+    length = 5 + len(method) + len(path) + len(block) + len(call.body)
+    _bound(length, most_bytes)
+    head = _ASK_REST.pack(length, ASK_REST, stream, len(method), len(path), len(block))
+    return head, method, path, block, call.body
+
+
+def read_ask_rest(data: bytes) -> Call:
+    """And back. Whoever sent it has proved who they are."""
+    method, path, block = _cut(_IN_ASK_REST, data)
+    a = 5 + method
+    b = a + path
+    c = b + block
+    if c > len(data):
+        raise Corrupt("a request is shorter than it says", "this is a fault of the sender")
+    headers = read_headers(data[b:c])
+    return Call(data[5:a], data[a:b], headers, data[c:], trusted=True)
+
+
+def reply_rest(reply: Reply, stream: int, most_bytes: int = MOST_BYTES) -> list[bytes]:
+    """An HTTP answer as a frame."""
+    block, kind = pack_headers(tuple(reply.headers)), reply.kind
+    length = 9 + len(kind) + len(block) + sum(map(len, reply.parts))
+    _bound(length, most_bytes)
+    head = _REPLY_REST.pack(length, REPLY_REST, stream, reply.status, reply.json_bytes, len(kind), len(block))
+    return [head, kind, block, *reply.parts]
+
+
+def read_reply_rest(data: bytes) -> Reply:
+    """And back."""
+    status, json_bytes, kind, block = _cut(_IN_REPLY_REST, data)
+    a = 9 + kind
+    b = a + block
+    if b > len(data):
+        raise Corrupt("an answer is shorter than it says", "this is a fault of the sender")
+    headers = tuple(read_headers(data[a:b]).items()) if block else ()
+    return Reply(status, (data[b:],), kind=data[9:a], json_bytes=json_bytes, headers=headers)
+
+
+def ask_grpc(call: GrpcCall, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
+    """A message of a gRPC call as a frame; clocks differ, so the time that is left travels."""
+    block, method = pack_headers(tuple(call.metadata.items())), call.method.encode()
+    if len(method) > 0xFF:
+        raise Invalid("the method's name is too long", "see the protocol for the names")
+    left_ms = 0
+    if call.deadline:
+        left_ms = min(0xFFFFFFFF, max(1, int((call.deadline - time.monotonic()) * 1000) + 1))
+    length = 7 + len(method) + len(block) + len(call.message)
+    _bound(length, most_bytes)
+    return _ASK_GRPC.pack(length, ASK_GRPC, stream, left_ms, len(method), len(block)), method, block, call.message
+
+
+def read_ask_grpc(data: bytes) -> GrpcCall:
+    """And back."""
+    left_ms, method, block = _cut(_IN_ASK_GRPC, data)
+    a = 7 + method
+    b = a + block
+    if b > len(data):
+        raise Corrupt("a call is shorter than it says", "this is a fault of the sender")
+    deadline = time.monotonic() + left_ms / 1000 if left_ms else 0.0
+    return GrpcCall(_text(data[7:a]), data[b:], read_headers(data[a:b]), deadline, trusted=True)
+
+
+def reply_grpc(reply: GrpcReply, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
+    """An answer to a gRPC call as a frame."""
+    text, block = reply.text.encode()[:TEXT_BYTES] if reply.text else b"", pack_headers(tuple(reply.metadata))
+    length = 6 + len(text) + len(block) + len(reply.message)
+    _bound(length, most_bytes)
+    head = _REPLY_GRPC.pack(length, REPLY_GRPC, stream, reply.code, reply.last, len(text), len(block))
+    return head, text, block, reply.message
+
+
+def read_reply_grpc(data: bytes) -> GrpcReply:
+    """And back."""
+    code, last, text, block = _cut(_IN_REPLY_GRPC, data)
+    a = 6 + text
+    b = a + block
+    if b > len(data):
+        raise Corrupt("an answer is shorter than it says", "this is a fault of the sender")
+    headers = tuple(read_headers(data[a:b]).items()) if block else ()
+    said = data[6:a].decode(errors="replace") if text else ""
+    return GrpcReply(data[b:], code=code, text=said, last=bool(last), metadata=headers)
+
+
+def pack_headers(pairs: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Names and values between NULs. Most requests carry the same few, so what was packed is remembered."""
+    if not pairs:
+        return b""
+    found = _packed.get(pairs)
+    if found is None:
+        found = b"\0".join(part for pair in pairs for part in pair)
+        if found.count(0) != 2 * len(pairs) - 1 or len(found) > 0xFFFF:
+            raise Invalid("headers are too long, or hold a NUL", "send fewer")
+        if len(_packed) >= _KNOWN:
+            _packed.clear()
+        _packed[pairs] = found
+    return found
+
+
+def read_headers(block: bytes) -> Mapping[bytes, bytes]:
+    """And back; what comes back is shared and not to be changed."""
+    found = _read.get(block)
+    if found is None:
+        parts = block.split(b"\0") if block else []
+        if len(parts) % 2:
+            raise Corrupt("a header has no value", "this is a fault of the sender")
+        found = dict(zip(parts[::2], parts[1::2], strict=True))
+        if len(_read) >= _KNOWN:
+            _read.clear()
+        _read[block] = found
+    return found
+
+
+def proof(key: bytes, side: bytes, *nonces: bytes) -> bytes:
+    """That one knows the key, for this connection and this direction only."""
+    return hmac.digest(key, b"falaj hop 1 " + side + b"".join(nonces), hashlib.sha256)
+
+
+def plain(data: bytes) -> dict[str, Any]:
+    """A word that is an object in JSON."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt("a word that is not JSON", "this is a fault of the sender") from error
+    if not isinstance(found, dict):
+        raise Corrupt("a word that is no object", "this is a fault of the sender")
+    return found
+
+
+def same(shown: bytes, wanted: bytes) -> bool:
+    """Compared without telling how much of it is right."""
+    return hmac.compare_digest(shown, wanted)
+
+
+def _bound(length: int, most_bytes: int) -> None:
+    """The other side would end the connection, and with it everybody else's requests."""
+    if length > most_bytes:
+        raise Invalid(f"{length} bytes are too many for one message", f"{most_bytes} at most")
+
+
+def _cut(layout: Struct, data: bytes) -> tuple[Any, ...]:
+    if len(data) < layout.size:
+        raise Corrupt("a frame ends in its head", "this is a fault of the sender")
+    return layout.unpack_from(data)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise Corrupt("a name is no text", "this is a fault of the sender") from error

@@ -1,0 +1,204 @@
+"""The hop from a gateway to a replica: many requests on one connection, answered in any order.
+
+Both sides prove that they know the key before anything else is said, and neither tells it: whoever listens on a port
+that a replica had once learns nothing, and gets no request.
+"""
+
+import asyncio
+import json
+import secrets
+import ssl as tls
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from falaj.core.errors import Invalid, Unavailable
+from falaj.oip import frames as f
+from falaj.oip.calls import INTERNAL, Call, GrpcCall, GrpcDoor, GrpcReply, Reply, RestDoor
+from falaj.oip.hop_client import LATE, LOST, HopClient, Missed
+
+HANDSHAKE_S = 5.0
+MOST_CONNECTIONS = 64
+Control = Callable[[dict[str, Any]], Any]
+
+
+class HopServer:
+    """A replica's side: whoever knows the key may ask these doors."""
+
+    def __init__(
+        self,
+        rest: RestDoor | None,
+        grpc: GrpcDoor | None,
+        key: str,
+        *,
+        about: Mapping[str, Any] | None = None,
+        on_control: Control | None = None,
+        most_bytes: int = f.MOST_BYTES,
+    ) -> None:
+        if len(key) < 16:
+            raise Invalid("the key of the hop is too short", "16 letters or more, by chance")
+        self.rest, self.grpc, self.key = rest, grpc, key.encode()
+        self.about, self.on_control, self.most_bytes = dict(about or {}), on_control, most_bytes
+        self.connections: set[HopConnection] = set()
+        self.draining, self._empty = False, asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> tuple[str, int]:
+        """Listen; gives where."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self.connection, host, port, ssl=ssl, backlog=64)
+        except OSError as error:
+            raise Unavailable(
+                f"{host}:{port} cannot be listened on: {error.strerror}", "choose another port"
+            ) from error
+        found = self._server.sockets[0].getsockname()
+        return str(found[0]), int(found[1])
+
+    def connection(self) -> "HopConnection":
+        """What answers one gateway."""
+        return HopConnection(self)
+
+    async def drain(self, within_s: float = 30.0) -> None:
+        """Tell every gateway to send no more, answer what is on its way, and close once they have gone."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for one in tuple(self.connections):
+            one.drain()
+        if self.connections:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), within_s)
+        for one in tuple(self.connections):
+            one.end()
+
+    def gone(self, one: "HopConnection") -> None:
+        """A connection ended."""
+        self.connections.discard(one)
+        if self.draining and not self.connections:
+            self._empty.set()
+
+
+class HopConnection(f.Frames):
+    """One gateway that is connected to us."""
+
+    def __init__(self, server: HopServer) -> None:
+        super().__init__(server.most_bytes)
+        self._server, self._nonces, self._known = server, (b"", b""), False
+        self._open: dict[int, Callable[[], None] | None] = {}
+        self._shy: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Whoever does not prove themselves soon is shown out."""
+        super().connection_made(transport)
+        if len(self._server.connections) >= MOST_CONNECTIONS or self._server.draining:
+            self.end()
+            return
+        self._server.connections.add(self)
+        self._shy = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody waits for what is open."""
+        super().connection_lost(exc)
+        self._server.gone(self)
+        if self._shy is not None:
+            self._shy.cancel()
+        left, self._open = self._open, {}
+        for cancel in left.values():
+            if cancel is not None:
+                cancel()
+
+    def pause_writing(self) -> None:
+        """The gateway does not take answers: take no requests meanwhile."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def drain(self) -> None:
+        """Ask for no more; those who said nothing yet are shown out."""
+        if self._known:
+            self.put(f.DRAIN)
+        else:
+            self.end()
+
+    def frame(self, kind: int, stream: int, data: bytes) -> None:
+        """One frame of the gateway."""
+        if not self._known:
+            self._meet(kind, data)
+        elif kind == f.ASK_REST:
+            self._ask(stream, self._server.rest, f.read_ask_rest(data))
+        elif kind == f.ASK_GRPC:
+            self._ask_grpc(stream, f.read_ask_grpc(data))
+        elif kind == f.CANCEL:
+            cancel = self._open.pop(stream, None)
+            if cancel is not None:
+                cancel()
+        elif kind == f.PING:
+            self.put(f.PONG, stream)
+        elif kind == f.CONTROL:
+            said = f.plain(data)
+            if self._server.on_control is not None:
+                self._server.on_control(said)
+        else:
+            raise Invalid(f"a frame of kind {kind}", "speak the same version")
+
+    def _meet(self, kind: int, data: bytes) -> None:
+        """HELLO with a nonce, our proof with another, theirs, welcome."""
+        key = self._server.key
+        if kind == f.HELLO and not self._nonces[0] and len(data) == 1 + f.NONCE_BYTES and data[0] == f.VERSION:
+            self._nonces = data[1:], secrets.token_bytes(f.NONCE_BYTES)
+            self.put(f.CHALLENGE, 0, self._nonces[1] + f.proof(key, b"replica", *self._nonces))
+        elif kind == f.PROOF and self._nonces[0] and f.same(data, f.proof(key, b"gateway", *self._nonces)):
+            self._known = True
+            if self._shy is not None:
+                self._shy.cancel()
+            self.proven()
+            self.put(f.WELCOME, 0, json.dumps(self._server.about).encode())
+        else:
+            raise Invalid("nobody we know", "check the key")
+
+    def _ask(self, stream: int, door: RestDoor | None, call: Call) -> None:
+        if door is None:
+            raise Invalid("nobody answers HTTP here", "ask by gRPC")
+        self._begin(stream)
+        cancel = door.rest(call, partial(self._answer, stream))
+        if cancel is not None and stream in self._open:
+            self._open[stream] = cancel
+
+    def _ask_grpc(self, stream: int, call: GrpcCall) -> None:
+        if self._server.grpc is None:
+            raise Invalid("nobody answers gRPC here", "ask by HTTP")
+        self._begin(stream)
+        cancel = self._server.grpc.grpc(call, partial(self._answer_grpc, stream))
+        if cancel is not None and stream in self._open:
+            self._open[stream] = cancel
+
+    def _begin(self, stream: int) -> None:
+        if stream in self._open or len(self._open) >= f.MOST_OPEN:
+            raise Invalid("a stream that is open already, or too many", "wait for answers")
+        self._open[stream] = None
+
+    def _answer(self, stream: int, reply: Reply) -> None:
+        if stream in self._open:
+            del self._open[stream]
+            try:
+                self.send(f.reply_rest(reply, stream, self.most_bytes))
+            except Invalid as error:
+                self.send(f.reply_rest(Reply(500, (json.dumps({"error": str(error)}).encode(),)), stream))
+
+    def _answer_grpc(self, stream: int, reply: GrpcReply) -> None:
+        if stream in self._open:
+            if reply.last:
+                del self._open[stream]
+            try:
+                self.send(f.reply_grpc(reply, stream, self.most_bytes))
+            except Invalid as error:
+                self.send(f.reply_grpc(GrpcReply(code=INTERNAL, text=str(error), last=reply.last), stream))
+
+
+__all__ = ["LATE", "LOST", "HopClient", "HopServer", "Missed"]

@@ -1,0 +1,207 @@
+"""The gateway's side of the hop: one connection to one replica."""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from falaj.core.errors import Invalid, Unavailable
+from falaj.oip import frames as f
+from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
+
+SWEEP_S = 0.025
+PING_S, SILENT_S = 3.0, 12.0
+Ended = Callable[[Any], Any]
+
+
+class Missed:
+    """Why there is no answer."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+LOST, LATE = Missed("lost"), Missed("late")
+"""LOST: the connection ended before the answer came. LATE: the deadline passed, and the replica was told to stop."""
+
+
+class HopClient(f.Frames):
+    """A gateway's side: one replica. `on_ready` when it may be asked, `on_drain` when no more, `on_lost` at the end."""
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        on_ready: Callable[[], Any] | None = None,
+        on_drain: Callable[[], Any] | None = None,
+        on_lost: Callable[[], Any] | None = None,
+        most_bytes: int = f.MOST_BYTES,
+    ) -> None:
+        super().__init__(most_bytes)
+        self._key, self._on_ready, self._on_drain, self._on_lost = key.encode(), on_ready, on_drain, on_lost
+        self._mine = secrets.token_bytes(f.NONCE_BYTES)
+        self._met = 0
+        self.about: dict[str, Any] = {}
+        self.ready = False
+        """It may be asked: the other side has proved itself, is not draining, and takes what we send."""
+        self.draining = self._full = False
+        self._waiting: dict[int, tuple[Ended, float]] = {}
+        self._next, self._pinged_at = 0, 0.0
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self._waiting)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello; nothing is asked before the other side has proved itself."""
+        super().connection_made(transport)
+        self.put(f.HELLO, 0, bytes((f.VERSION,)) + self._mine)
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Everybody who waits is told."""
+        super().connection_lost(exc)
+        self.ready = False
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        left, self._waiting = self._waiting, {}
+        for ended, _ in left.values():
+            ended(LOST)
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def pause_writing(self) -> None:
+        """The replica does not take what we send."""
+        self._full = True
+        self._stand()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._full = False
+        self._stand()
+
+    def ask_rest(self, call: Call, deadline: float, reply: Callable[[Reply | Missed], Any]) -> int:
+        """Ask; `reply` is called once, with LOST or LATE where there is no answer. Gives the stream, for `cancel`."""
+        stream = self._stream(reply, deadline)
+        try:
+            self.send(f.ask_rest(call, stream, self.most_bytes))
+        except Invalid:
+            del self._waiting[stream]
+            raise
+        return stream
+
+    def ask_grpc(self, call: GrpcCall, deadline: float, reply: Callable[[GrpcReply | Missed], Any]) -> int:
+        """The same for gRPC; of a stream there may be several answers, the last one says so."""
+        stream = self._stream(reply, deadline)
+        try:
+            self.send(f.ask_grpc(call, stream, self.most_bytes))
+        except Invalid:
+            del self._waiting[stream]
+            raise
+        return stream
+
+    def cancel(self, stream: int) -> None:
+        """Nobody waits for it any more."""
+        if self._waiting.pop(stream, None) is not None:
+            self.put(f.CANCEL, stream)
+            self._leave()
+
+    def tell(self, said: Mapping[str, Any]) -> None:
+        """A word to the replica itself, not a request."""
+        self.put(f.CONTROL, 0, json.dumps(said).encode())
+
+    def leave(self) -> None:
+        """Ask no more, and close once everything is answered."""
+        self.draining = True
+        self._stand()
+        self._leave()
+
+    def frame(self, kind: int, stream: int, data: bytes) -> None:
+        """One frame of the replica."""
+        if self._met < 2:
+            self._meet(kind, data)
+        elif kind == f.REPLY_REST:
+            waiting = self._waiting.pop(stream, None)
+            if waiting is not None:
+                waiting[0](f.read_reply_rest(data))
+            if self.draining:
+                self._leave()
+        elif kind == f.REPLY_GRPC:
+            self._answered(stream, f.read_reply_grpc(data))
+        elif kind == f.DRAIN:
+            self.leave()
+            if self._on_drain is not None:
+                self._on_drain()
+        elif kind != f.PONG:
+            raise Invalid(f"a frame of kind {kind}", "speak the same version")
+
+    def _answered(self, stream: int, reply: GrpcReply) -> None:
+        waiting = self._waiting.get(stream)
+        if waiting is None:
+            return
+        if reply.last:
+            del self._waiting[stream]
+        waiting[0](reply)
+        if self.draining:
+            self._leave()
+
+    def _meet(self, kind: int, data: bytes) -> None:
+        if kind == f.CHALLENGE and self._met == 0 and len(data) == 2 * f.NONCE_BYTES:
+            theirs, shown = data[: f.NONCE_BYTES], data[f.NONCE_BYTES :]
+            if not f.same(shown, f.proof(self._key, b"replica", self._mine, theirs)):
+                raise Invalid("this is not our replica", "its port has changed hands")
+            self._met = 1
+            self.proven()
+            self.put(f.PROOF, 0, f.proof(self._key, b"gateway", self._mine, theirs))
+        elif kind == f.WELCOME and self._met == 1:
+            self.about, self._met = f.plain(data), 2
+            self._stand()
+            if self._on_ready is not None:
+                self._on_ready()
+        else:
+            raise Invalid("no replica answers there", "its port has changed hands")
+
+    def _stand(self) -> None:
+        self.ready = self._met == 2 and not self.draining and not self._full and self._transport is not None
+
+    def _leave(self) -> None:
+        if self.draining and not self._waiting and self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def _stream(self, reply: Ended, deadline: float) -> int:
+        if self._transport is None or self._met != 2:
+            raise Unavailable("the replica is not connected", "ask another one")
+        if len(self._waiting) >= f.MOST_OPEN:
+            raise Unavailable("the replica has too much to do", "ask another one")
+        stream = self._next = (self._next + 1) & 0xFFFFFFFF
+        while stream in self._waiting:
+            stream = self._next = (stream + 1) & 0xFFFFFFFF
+        self._waiting[stream] = (reply, deadline)
+        return stream
+
+    def _sweep(self) -> None:
+        """One timer for all deadlines; and a replica that says nothing for long is gone."""
+        now = time.monotonic()
+        late = [stream for stream, (_, deadline) in self._waiting.items() if 0.0 < deadline <= now]
+        for stream in late:
+            ended = self._waiting.pop(stream, None)
+            if ended is not None:
+                self.put(f.CANCEL, stream)
+                ended[0](LATE)
+        if now - self.heard_at > SILENT_S:
+            self.end()
+            return
+        if now - max(self.heard_at, self._pinged_at) > PING_S:
+            self._pinged_at = now
+            if self._met == 2:
+                self.put(f.PING)
+        self._leave()
+        if self._transport is not None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
