@@ -1,0 +1,286 @@
+"""Serving on one GPU: rows a second through the engine and the torch runtime against the raw compiled model's best.
+
+    python bench/serve_gpu.py               5M and 100M parameters in bf16, the small one in fp16, too (three minutes)
+    python bench/serve_gpu.py 5m-bf16       some of them
+    python bench/serve_gpu.py --cpu         a smoke test without a device
+
+Needs torch, numpy and a CUDA device, and nothing else. Raw is `torch.compile` on tensors that lie on the device and
+stay there, at the batch size where it is fastest. Served goes through queue, batcher, pinned copies and answers, from
+as many closed loops as are said. Both are measured in turns. A table for people, then one last line of JSON.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import _dynamo as dynamo  # noqa: E402
+
+from falaj.core.errors import FalajError  # noqa: E402
+from falaj.core.sheet import Sheet, TensorSpec  # noqa: E402
+from falaj.infer.records import ModelConfig  # noqa: E402
+from falaj.infer.runtimes import load  # noqa: E402
+from falaj.infer.runtimes.code import imported  # noqa: E402
+from falaj.infer.session import Session  # noqa: E402
+from falaj.oip.tensors import Answer, Ask, Given  # noqa: E402
+
+CPU = "--cpu" in sys.argv
+DEVICE = "cpu" if CPU else "cuda"
+TOKENS = 32
+MODELS = {
+    "5m-bf16": {"width": 256, "layers": 6, "words": 1024, "heads": 4, "dtype": "bfloat16"},
+    "100m-bf16": {"width": 768, "layers": 12, "words": 20000, "heads": 12, "dtype": "bfloat16"},
+    "5m-fp16": {"width": 256, "layers": 6, "words": 1024, "heads": 4, "dtype": "float16"},
+}
+if CPU:
+    MODELS = {"tiny": {"width": 64, "layers": 2, "words": 256, "heads": 4, "dtype": "float32"}}
+MOST_ROWS = 64 if CPU else 8192
+CELL_S, WARM_S, RAW_S, ROUNDS = (0.3, 0.3, 0.2, 2) if CPU else (2.0, 1.5, 0.7, 3)
+CODE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm, self.norm_out = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, flow):
+        rows, tokens, width = flow.shape
+        parts = self.mix(self.norm(flow)).view(rows, tokens, 3, self.heads, width // self.heads)
+        asked, known, held = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(asked, known, held)
+        flow = flow + self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        return flow + self.narrow(F.gelu(self.wide(self.norm_out(flow))))
+
+
+class Encoder(nn.Module):
+    def __init__(self, parameters):
+        super().__init__()
+        width, layers, words, heads = (int(parameters[name]) for name in ("width", "layers", "words", "heads"))
+        self.words, self.places = nn.Embedding(words, width), nn.Parameter(torch.zeros(32, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 8)
+
+    def forward(self, tokens):
+        flow = self.words(tokens) + self.places
+        for block in self.blocks:
+            flow = block(flow)
+        return self.head(self.norm(flow).mean(1)).float()
+"""
+BARS: dict[str, dict[str, Any]] = {}
+
+
+def main() -> None:
+    """The models that were named, or all of them."""
+    began = time.time()
+    if CPU:
+        torch.set_num_threads(1)
+    chosen = [name for name in sys.argv[1:] if not name.startswith("--")] or list(MODELS)
+    print(f"{torch.cuda.get_device_name() if not CPU else 'cpu'}, torch {torch.__version__}", flush=True)
+    ratios = {}
+    for name in chosen:
+        ratios[name] = asyncio.run(measure(name, began))
+    worst = min(ratios.values())
+    if not CPU:
+        BARS["gpu_of_raw"] = {"value": round(worst, 4), "bar": 0.9, "ok": worst >= 0.9}
+    print(json.dumps({"bench": "serve_gpu", "device": DEVICE, "of_raw": ratios, "bars": BARS}))
+
+
+async def measure(name: str, began: float) -> float:
+    """One model: the raw rate, and the served one in several cells. The ratio is of the cell with enough in flight."""
+    how = MODELS[name]
+    print(f"\n{name} (at {time.time() - began:.0f} s)", flush=True)
+    with tempfile.TemporaryDirectory(prefix="falaj-bench-") as folder:
+        module, config, sheet = prepared(Path(folder), how)
+        raw, best, raw_rate = fastest(module)
+        print(f"  raw: {raw_rate:12,.0f} rows/s at {best} rows, {best / raw_rate * 1e3:.2f} ms a batch", flush=True)
+        at = time.time()
+        runtime = await asyncio.to_thread(load, config)
+    loop = asyncio.get_running_loop()
+    session = Session(config, sheet, runtime, loop)
+    await asyncio.to_thread(session.warm)
+    ways = getattr(runtime, "chosen", {})
+    print(f"  loaded and warm in {time.time() - at:.1f} s; ladder {ways or 'none'}", flush=True)
+    await agree(session, module, how)
+    full = max(1, 1 << max(0, (4 * best - 1)).bit_length() >> 8)
+    for concurrency, rows in ((1, 1), (64, 1), (256, 1), (64, 4 * full)):
+        await cell(session, how, concurrency, rows, WARM_S)
+        rate, batch = await cell(session, how, concurrency, rows, CELL_S)
+        row(concurrency, rows, rate, batch, raw_rate, session)
+    ratio = await rounds(session, how, full, raw, best)
+    session.close()
+    return ratio
+
+
+async def rounds(session: Session, how: dict[str, Any], full: int, raw: Callable[[], float], best: int) -> float:
+    """Served and raw in turns, 256 at once with enough rows between them for three batches."""
+    await cell(session, how, 256, full, 2 * WARM_S)
+    served, bare = [], []
+    batch = 0.0
+    for _ in range(ROUNDS):
+        bare.append(raw())
+        rate, batch = await cell(session, how, 256, full, CELL_S)
+        served.append(rate)
+    bare_rate, rate = statistics.median(bare), statistics.median(served)
+    row(256, full, rate, batch, bare_rate, session, f"(bar; raw again {bare_rate:,.0f} at {best})")
+    return round(rate / bare_rate, 4)
+
+
+def row(concurrency: int, rows: int, rate: float, batch: float, raw: float, session: Session, note: str = "") -> None:
+    """One line of the table."""
+    print(
+        f"  {concurrency:4} at once x {rows:3} rows: {rate:12,.0f} rows/s {rate / rows:10,.0f} req/s "
+        f"mean batch {batch:7.0f} (cap {session.curve.cap}) {rate / raw:6.3f} of raw {note}",
+        flush=True,
+    )
+
+
+def prepared(folder: Path, how: dict[str, Any]) -> tuple[Any, ModelConfig, Sheet]:
+    """A model on disk as one is published: code in one folder, weights in the other."""
+    code, weights = folder / "code", folder / "model"
+    code.mkdir(), weights.mkdir()
+    (code / "encoder.py").write_text(CODE)
+    parameters = {key: str(value) for key, value in how.items()}
+    torch.manual_seed(5)
+    module = (
+        imported("encoder:Encoder", str(code))(parameters).to(getattr(torch, how["dtype"])).eval().requires_grad_(False)
+    )
+    write(module, weights / "model.safetensors")
+    sheet = Sheet(
+        runtime="torch",
+        code="encoder:Encoder",
+        inputs=(TensorSpec("tokens", "INT64", (-1, TOKENS)),),
+        outputs=(TensorSpec("logits", "FP32", (-1, 8)),),
+        most_rows=MOST_ROWS,
+        parameters=parameters,
+    )
+    config = ModelConfig("encoder", "1", str(weights), str(code), sheet=sheet, device=DEVICE, queue=4096)
+    return module.to(DEVICE), config, sheet
+
+
+def write(module: Any, path: Path) -> None:
+    """Safetensors: a header's length, the header, raw bytes."""
+    header, parts, at = {}, [], 0
+    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    for name, one in module.state_dict().items():
+        data = one.contiguous().view(torch.uint8).numpy().tobytes()
+        header[name] = {"dtype": kinds[one.dtype], "shape": list(one.shape), "data_offsets": [at, at + len(data)]}
+        parts.append(data)
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+def fastest(module: Any) -> tuple[Callable[[], float], int, float]:
+    """The raw compiled model: what measures it at its best batch size, that size, and rows a second."""
+    loose, tight = (module, module) if CPU else (torch.compile(module), torch.compile(module, dynamic=False))
+    rates: dict[int, float] = {}
+    rows, found = 8, [0.0, 0.0]
+    while rows <= MOST_ROWS and (len(found) < 5 or max(found[-2:]) > 1.01 * max(found[:-2])):
+        rates[rows] = rate_of(loose, rows, RAW_S / 3)
+        found.append(rates[rows])
+        rows *= 2
+    best = max(rates, key=lambda one: rates[one])
+    ways = {way: rate_of(way, best, RAW_S) for way in (loose, tight)}
+    print("  raw by rows: " + ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items()), flush=True)
+    way = max(ways, key=lambda one: ways[one])
+    return lambda: rate_of(way, best, RAW_S), best, ways[way]
+
+
+def rate_of(call: Any, rows: int, seconds: float) -> float:
+    """Rows a second of a call on tensors that lie on the device."""
+    tokens = torch.zeros((rows, TOKENS), dtype=torch.int64, device=DEVICE)
+    if not CPU:
+        dynamo.maybe_mark_dynamic(tokens, 0)
+    with torch.inference_mode():
+        for _ in range(3):
+            call(tokens)
+        wait()
+        began, runs = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            for _ in range(4):
+                call(tokens)
+            wait()
+            runs += 4
+        return rows * runs / (time.perf_counter() - began)
+
+
+def wait() -> None:
+    """Until the device is done."""
+    if not CPU:
+        torch.cuda.synchronize()
+
+
+async def cell(
+    session: Session, how: dict[str, Any], concurrency: int, rows: int, seconds: float
+) -> tuple[float, float]:
+    """Closed loops, each asking again when it was answered: rows a second, and rows of a mean batch."""
+    ended = asyncio.get_running_loop().create_future()
+    tokens = np.random.default_rng(1).integers(0, how["words"], (rows, TOKENS), np.int64).tobytes()
+    given = (Given("tokens", "INT64", (rows, TOKENS), tokens),)
+    until = time.perf_counter() + seconds
+    done = flying = 0
+    before = (session.statistics.inferences, session.statistics.executions)
+    began = time.perf_counter()
+
+    def answered(answer: Answer | FalajError) -> None:
+        nonlocal done, flying
+        flying -= 1
+        if isinstance(answer, FalajError):
+            if not ended.done():
+                ended.set_exception(answer)
+            return
+        done += 1
+        if time.perf_counter() < until:
+            ask()
+        elif not flying and not ended.done():
+            ended.set_result(None)
+
+    def ask() -> None:
+        nonlocal flying
+        flying += 1
+        session.submit(Ask("encoder", "1", given), answered)
+
+    for _ in range(concurrency):
+        ask()
+    await ended
+    took = time.perf_counter() - began
+    runs = session.statistics.executions - before[1]
+    return done * rows / took, (session.statistics.inferences - before[0]) / max(1, runs)
+
+
+async def agree(session: Session, module: Any, how: dict[str, Any]) -> None:
+    """What is served is what the module says, for odd sizes too."""
+    for rows in (1, 3, 50):
+        tokens = np.random.default_rng(rows).integers(0, how["words"], (rows, TOKENS), np.int64)
+        answer = asyncio.get_running_loop().create_future()
+        session.submit(
+            Ask("encoder", "1", (Given("tokens", "INT64", tokens.shape, tokens.tobytes()),)), answer.set_result
+        )
+        found = await answer
+        if isinstance(found, FalajError):
+            raise found
+        with torch.inference_mode():
+            wanted = module(torch.from_numpy(tokens).to(DEVICE)).cpu().numpy()
+        np.testing.assert_allclose(found.outputs[0].data, wanted, atol=0.05, rtol=0.05)
+
+
+if __name__ == "__main__":
+    main()
