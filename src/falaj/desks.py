@@ -104,6 +104,18 @@ DESKS: dict[str, Desk] = {
         ("entity", "view", "service"),
         ("falaj.features.errands", "falaj.features.watching", "falaj.features.erasing", "falaj.features.spreading"),
     ),
+    "serve": Desk(
+        "falaj.serve.service:Serve",
+        "Endpoints: deploy models, scale, watch roll-outs, go back",
+        {
+            "see": "list show",
+            "read": "enter",
+            "write": "add scale change rollback stop start",
+            "erase": "remove",
+        },
+        ("endpoint",),
+        ("falaj.serve.errands",),
+    ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",
         "Where jobs run: clusters, their nodes, draining",

@@ -220,6 +220,7 @@ class House:
                 "train": tuple,
                 "sweeps": lambda: (ledger, self.desks["jobs"], self.track, self.catalog),
                 "features": lambda: (ledger, partial(Platform, self), self._series, self.online, keyring),
+                "serve": lambda: (ledger, self.desks["jobs"], self.catalog, *self._serving(), keyring, settings),
             }
         )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
@@ -351,10 +352,12 @@ class House:
 
     def _jobs_loops(self) -> "tuple[Loop, ...]":
         from falaj.dispatch.loops import loops
+        from falaj.serve.loop import ServeLoop
         from falaj.study.loop import SweepLoop
 
         known = self.ledger, self.desks["clusters"], self.track, self.desks["jobs"], self.settings.schedule
-        return *loops(*known), SweepLoop(self.ledger, self.desks["sweeps"])
+        sweeps, serve = SweepLoop(self.ledger, self.desks["sweeps"]), ServeLoop(self.ledger, self.desks["serve"])
+        return *loops(*known), sweeps, serve
 
     def _start(self, steps: "Iterable[Loop]") -> None:
         from falaj.store.loop import Loops, house_context
@@ -410,6 +413,10 @@ class House:
     def _secret(self, ctx: Context, reference: str) -> bytes:
         """A secret by reference, for a room that needs it now."""
         return bytes(self.desks["secrets"].resolve(ctx, reference))
+
+    def _serving(self) -> tuple[Any, Any]:
+        """In whose name replicas are asked for, and where what gateways counted lies."""
+        return partial(Platform, self), self._series
 
     def _staging(self) -> Any:
         from falaj.jobs.staging import Staging

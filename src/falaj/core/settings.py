@@ -90,6 +90,12 @@ class Settings:
     listen: str = "127.0.0.1:8470"
     grpc: str = ""
     """Where reads of online features are answered by gRPC, too; nowhere when empty."""
+    gateway: str = "127.0.0.1:8471"
+    """Where endpoints are called, by HTTP; the gateway runs once there is one. Port 0: any that is free."""
+    gateway_grpc: str = "127.0.0.1:8472"
+    """Where they are called by gRPC; nowhere when empty."""
+    gateway_url: str = ""
+    """The address under which callers reach the gateway, where it is another one than it listens on."""
     url: str = ""
     """The address under which attempts on other machines reach this platform."""
     hosts: tuple[str, ...] = ()

@@ -42,6 +42,8 @@ class Scale:
     """More replicas also when the slowest twentieth takes longer; 0: not looked at."""
     idle_s: float = 300.0
     """So long without a request before the last replica goes."""
+    keep_s: float = 300.0
+    """So long the replicas of the revision before stay after a switch: going back is then at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,33 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """How a new revision gets its traffic, where it does not get all of it as soon as it is ready."""
+
+    kind: str
+    """canary, shadow or ab."""
+    share: float = 0.1
+    judge: bool = False
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What the judge looks at; see judge.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeployPlan:
+    """All that is said of a new revision beside its model. What is left out is as it was in the revision before."""
+
+    needs: Needs | None = None
+    scale: Scale | None = None
+    rules: Rules | None = None
+    trial: Trial | None = None
+    raw: bool = False
+    """Callers send the model's own inputs, though it was trained on a feature service."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What the model is given for a feature that is not there."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """A change of traffic that is being watched."""
 
@@ -104,6 +133,12 @@ class Rollout:
     why: str = ""
     """The verdict in words, with the figures."""
     ended_at: float = 0.0
+    step: int = 0
+    """Which of the plan's steps it is at."""
+    step_at: float = 0.0
+    """When this step began; 0 while the new revision is not ready, and the base has all traffic."""
+    bound_us: float = 0.0
+    """Answers that take longer count as slow; 0: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +187,26 @@ class EndpointPage:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """That somebody may call an endpoint, and how fast."""
+
+    ref: Ref
+    name: str
+    per_s: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where the gateway is reached."""
+
+    http: str = ""
+    """https://host:port; empty while no gateway runs."""
+    grpc: str = ""
+    """host:port"""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a replica is reached, for the gateway."""
 
@@ -188,3 +243,66 @@ class Route:
     """Nothing runs, and a request may wake it."""
     features: Mapping[int, Ref] = field(default_factory=dict)
     rev: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One metric of one arm against the base. Rates are of bad outcomes: errors, slow answers, 1 - quality."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("metric", "rate", "base_rate", "low", "high", "p_worse", "p_fine", "verdict")
+
+    metric: str
+    margin: float
+    base_n: float
+    base_rate: float
+    n: float
+    rate: float
+    low: float
+    high: float
+    """Between these lies the difference, with the confidence asked for, however often one looks."""
+    p_worse: float
+    p_fine: float
+    verdict: str
+    """worse, fine or wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictView:
+    """How a roll-out stands."""
+
+    ref: Ref
+    kind: str
+    state: str
+    arms: Mapping[str, int]
+    shares: Mapping[str, float]
+    step: int
+    steps: tuple[float, ...]
+    readings: tuple[Judged, ...]
+    slow_ms: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One request that was kept, as people read it. Tensors are lists; what cannot be read is left out."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("at", "id", "arm", "revision", "status", "latency_us", "caller")
+
+    at: float
+    id: str
+    key: str
+    arm: str
+    revision: int
+    status: int
+    latency_us: int
+    caller: str
+    request: Mapping[str, Any]
+    response: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some lines, newest first, and the cursor of the next page, empty at the end."""
+
+    lines: tuple[LogLine, ...]
+    next: str = ""

@@ -1,0 +1,150 @@
+"""What people do with endpoints beside the platform: deploy, call, and run a model over a dataset."""
+
+import inspect
+import time
+import typing
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Annotated, Any, TypeVar, cast
+
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Invalid, NotFound, Unavailable
+from falaj.core.ref import Ref
+from falaj.serve.records import AB, CANARY, SHADOW, DeployPlan, EndpointView, Needs, Rules, Scale, Trial
+
+F = TypeVar("F", bound=Callable[..., Any])
+LOOK_S = 0.1
+WAIT_S = 300.0
+_PARTS: dict[str, type] = {"needs": Needs, "scale": Scale, "rules": Rules}
+_MORE: dict[str, Any] = {
+    "canary": Annotated[str | None, "give it this share of the traffic, and watch: 10%"],
+    "shadow": Annotated[str | None, "copy this share of the requests to it; nobody sees its answers"],
+    "ab": Annotated[str | None, "give it this share, each caller always the same side"],
+    "judge": Annotated[bool | None, "promote it or roll it back without anybody, by what is measured"],
+    "watch": Annotated[dict[str, str] | None, "what the judge looks at; see docs/serve.md"],
+    "code": Annotated[Ref | None, "of a torch or Python model: the version of its code"],
+    "features": Annotated[Ref | None, "the feature service, where the model was trained on several"],
+    "defaults": Annotated[dict[str, str] | None, "what the model is given for a feature that is not there"],
+    "raw": Annotated[bool | None, "callers send the model's own inputs, not keys of features"],
+    "message": Annotated[str | None, "what is new in it"],
+}
+
+
+def _with_flags(function: F) -> F:
+    """Every field of what replicas need, of scale and of rules is a flag: said once, where it is at home."""
+    own = inspect.signature(function)
+    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    flags = dict(_MORE)
+    for part in _PARTS.values():
+        hints = typing.get_type_hints(part)
+        for one in fields(part):
+            kind = dict[str, str] if one.name == "env" else hints[one.name]
+            flags[one.name] = Annotated[kind | None, _HELP[one.name]]
+    made = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in flags.items()
+    ]
+    marked = cast(Any, function)
+    marked.__signature__ = own.replace(parameters=[*kept, *made])
+    marked.__annotations__ = {**function.__annotations__, **flags}
+    return function
+
+
+_HELP = {
+    "cpus": "cores of each replica", "memory": "memory of each replica", "gpus": "GPUs of each replica",
+    "gpu_models": "any of these models", "threads": "threads of one run; one for each whole core when 0",
+    "queue": "the queue; the project's own when left out", "band": "best-effort, low, normal, high or critical",
+    "cluster": "on this cluster only", "zone": "served in this zone", "image": "the container image",
+    "env": "variables of replicas; never secrets", "least": "replicas at least; 0: none while nobody asks",
+    "most": "replicas at most", "concurrency": "requests in flight that one replica should have",
+    "latency_ms": "more replicas also when the slowest twentieth takes longer",
+    "idle_s": "so long without a request before the last replica goes",
+    "keep_s": "so long the revision before is kept after a switch", "per_s": "requests a second of one caller",
+    "burst": "requests of one caller at once", "timeout_s": "how long a request may take",
+    "hold_s": "how long a request waits for the first replica", "retries": "retries, as a share of requests",
+    "hedge_ms": "ask a second replica after so long", "sample": "the share of requests whose bodies are kept",
+    "keep_days": "how long they are kept", "sticky": "the header that keeps a caller with one arm",
+}  # fmt: skip
+
+
+@errand
+@_with_flags
+def deploy(
+    here: Here,
+    endpoint: Annotated[Ref, "for example endpoint:fraud/score"],
+    model: Annotated[Ref, "the model version, for example model:fraud/scorer@production"],
+    wait: Annotated[bool, "wait until it answers, or will not"] = False,
+    **flags: Any,
+) -> EndpointView:
+    """Put a model version behind an endpoint that speaks the Open Inference Protocol, by HTTP and gRPC.
+
+    What is not said stays as it is. Replicas start beside those that run, and the traffic moves when they are ready;
+    with --canary, --ab or --shadow only a share of it, and with --judge the rest follows, or goes back, by itself.
+
+    Example:
+        falaj serve deploy endpoint:fraud/score model:fraud/scorer@production
+        falaj serve deploy endpoint:fraud/score model:fraud/scorer@v8 --canary 10% --judge
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        known: EndpointView | None = here.serve.show(endpoint)
+    except NotFound:
+        known = None
+    parts = {name: _part(name, kind, given, known) for name, kind in _PARTS.items()}
+    said = {name: given[name] for name in ("raw", "defaults", "message") if name in given}
+    plan = DeployPlan(**parts, trial=_trial(given), **said)
+    here.serve.add(endpoint, model, plan, code=given.get("code"), features=given.get("features"))
+    return _waited(here, endpoint) if wait else cast(EndpointView, here.serve.show(endpoint))
+
+
+def _part(name: str, kind: type, given: dict[str, Any], known: EndpointView | None) -> Any:
+    """Needs, scale or rules with what flags say, over what stands; nothing when they say nothing."""
+    words = {one.name: given[one.name] for one in fields(kind) if one.name in given}
+    if not words:
+        return None
+    before: Any = kind()
+    if known is not None:
+        before = known.revisions[-1].needs if name == "needs" else getattr(known, name)
+    made = replace(before, **words)
+    if name == "scale" and "most" not in words:
+        made = replace(made, most=max(made.most, made.least))
+    return made
+
+
+def _trial(given: dict[str, Any]) -> Trial | None:
+    kinds = [kind for kind in (CANARY, SHADOW, AB) if kind in given]
+    if len(kinds) > 1:
+        raise Invalid(f"{' and '.join(kinds)} at once", "choose one")
+    if not kinds:
+        if given.get("judge"):
+            raise Invalid("there is nothing to judge", "give it a share: --canary 10%")
+        return None
+    return Trial(kinds[0], _share(given[kinds[0]]), bool(given.get("judge")), dict(given.get("watch") or {}))
+
+
+def _share(text: str) -> float:
+    """10% or 0.1"""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise Invalid(f"{text[:40]!r} is no share", "for example 10%") from None
+    if not 0 < share <= 1:
+        raise Invalid(f"a share of {text[:40]}", "above 0, and all at most")
+    return share
+
+
+def _waited(here: Here, endpoint: Ref, wait_s: float = WAIT_S) -> EndpointView:
+    """The endpoint once its newest revision has its traffic, or an error that says why it will not."""
+    until = time.monotonic() + wait_s
+    with here.working():
+        while True:
+            view: EndpointView = here.serve.show(endpoint)
+            newest = view.revisions[-1].number
+            ready = any(one.revision == newest and one.state == "ready" for one in view.replicas)
+            if ready and str(newest) in view.traffic:
+                return view
+            if view.note and view.state != "starting":
+                raise Invalid(f"{endpoint} does not get ready: {view.note}", "falaj jobs logs shows all of it")
+            if time.monotonic() > until:
+                raise Unavailable(f"{endpoint} is not ready after {wait_s:g} s", "falaj serve show says what it does")
+            time.sleep(LOOK_S)

@@ -1,0 +1,278 @@
+"""The loop of endpoints: look after replicas, decide how many there should be, ask for them, and move the traffic.
+
+Whatever changes is written in one transaction, over the revision that was decided on. Replicas are asked for through
+the guard, in the name of whoever deployed their revision and with what they may do today, and only after the model's
+signature and approval were looked at again. Killed anywhere, the next turn finds all or nothing of a change.
+"""
+
+import time
+from dataclasses import replace
+
+from falaj.core.context import Context
+from falaj.core.errand import Here
+from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
+from falaj.core.ref import Ref
+from falaj.fleet.use import every, tenants
+from falaj.jobs import records as jobs
+from falaj.jobs.attempts import actor_of
+from falaj.serve import books, fitness, life, replicas
+from falaj.serve.counts import Counts
+from falaj.serve.decide import Decision, Past, Seen, World, decide
+from falaj.serve.records import DRAINING, READY, STARTING
+from falaj.serve.service import Serve
+from falaj.serve.watch import Watch
+from falaj.store.ledger import Ledger
+from falaj.store.loop import Turn
+from falaj.store.records import Record
+
+EVERY_S, LOOK_S = 0.1, 1.0
+"""How often we look whether something changed, and how often at the load of every endpoint."""
+GAP_S = 0.02
+MOST_STARTS = 16
+LAST_LINES = 4
+KINDS = (books.ENDPOINT, books.REPLICA, "job")
+Key = tuple[str, Ref]
+
+
+class ServeLoop:
+    """Leads endpoints, for every tenant."""
+
+    name = "serve"
+    every_s = EVERY_S
+    eager = True
+
+    def __init__(self, ledger: Ledger, desk: Serve) -> None:
+        self._ledger = ledger
+        self._desk = desk
+        self._counts = Counts(desk.series, ledger)
+        self._token = 0
+        self._watch: Watch
+        self._known: set[Key] = set()
+        self._past: dict[Key, dict[int, Past]] = {}
+        self._looked = self._rested = 0.0
+        self._turn: Turn
+        desk.jobs.hear.append(replicas.Hearing(ledger, desk.settings.zone))
+
+    def step(self, turn: Turn) -> bool:
+        """Look at every endpoint of which something was said, and now and then at all."""
+        time.sleep(max(0.0, self._rested - time.monotonic()))
+        self._rested = time.monotonic() + GAP_S
+        self._turn = turn
+        due = self._due(turn)
+        failure: FalajError | None = None
+        for tenant, ref in sorted(due):
+            if not turn.alive():
+                return False
+            try:
+                self._tend(replace(turn.ctx, tenant=tenant), ref)
+            except FalajError as error:
+                # Where somebody wrote first there is nothing wrong: the next turn looks again.
+                failure = failure if isinstance(error, Conflict) else failure or error
+                self._looked = 0.0
+        if failure is not None:
+            raise failure
+        return False
+
+    def _due(self, turn: Turn) -> set[Key]:
+        now = turn.ctx.now()
+        if turn.token != self._token:
+            self._watch, self._token = Watch(self._ledger, *KINDS), turn.token
+            with self._ledger.read(turn.ctx) as tx:
+                found = [one for tenant in tenants(self._ledger) for one in every(tx, books.ENDPOINT, tenant)]
+            self._known = {(one.key.tenant, one.ref.bare) for one in found}
+            self._past = {}
+            self._looked = now
+            return set(self._known)
+        changed = self._watch.changed()
+        self._known |= {(tenant, ref) for tenant, ref in changed if ref.kind == books.ENDPOINT}
+        said = {(tenant, ref if ref.kind == books.ENDPOINT else books.endpoint_of(ref)) for tenant, ref in changed}
+        if abs(now - self._looked) >= LOOK_S:
+            self._looked = now
+            return set(self._known)
+        return said & self._known
+
+    def _tend(self, ctx: Context, ref: Ref) -> None:
+        """Everything that is due at one endpoint."""
+        record, known = self._read(ctx, ref)
+        if record is None:
+            self._known.discard((ctx.tenant, ref))
+            return
+        if self._look(ctx, record, known):
+            record, known = self._read(ctx, ref)
+            if record is None:
+                return
+        if record.body["removed"] and not known:
+            self._forget(ctx, record)
+            return
+        decision = decide(self._world(ctx, record, [one for one, _ in known]))
+        self._past[ctx.tenant, ref] = dict(decision.past)
+        self._act(ctx, record, known, decision)
+
+    def _read(self, ctx: Context, ref: Ref) -> tuple[Record | None, list[tuple[Record, Record | None]]]:
+        """An endpoint with its replicas and their jobs."""
+        with self._ledger.read(ctx) as tx:
+            record = tx.get(ref)
+            found = books.replicas_of(tx, record) if record else []
+            ran = [tx.get(Ref("job", one.key.project, one.key.name)) for one in found]
+        return record, list(zip(found, ran, strict=True))
+
+    # What became of replicas.
+
+    def _look(self, ctx: Context, record: Record, known: list[tuple[Record, Record | None]]) -> bool:
+        """Take note of replicas that are over, or lost their place; True when something was written."""
+        changed = False
+        for replica, job in known:
+            state, attempt = replica.body["state"], (job.body["attempt"] or {}) if job else {}
+            if job is None or job.body["state"] in jobs.OVER:
+                record = self._gone(ctx, record, replica, job)
+                changed = True
+            elif state == READY and (attempt.get("id") != replica.body["attempt"] or attempt.get("stop")):
+                # It was preempted, or its node is gone: its job is queued again, and another takes its place.
+                self._write(ctx, replica, {**replica.body, "state": DRAINING, "note": "it lost its place"})
+                changed = True
+            elif state == DRAINING and (attempt.get("stop") or {}).get("why") != "cancelled":
+                self._desk.jobs.cancel(ctx, job.ref.bare, "it is not needed any more")
+        body = record.body
+        for number in {one.body["revision"] for one, _ in known if one.body["state"] == READY}:
+            body = life.calmed(body, number)
+        if body != record.body:
+            self._save(ctx, record, body, "serve.ready")
+            changed = True
+        return changed
+
+    def _gone(self, ctx: Context, record: Record, replica: Record, job: Record | None) -> Record:
+        """A replica is over: its record goes, and where nobody wanted that the endpoint says why."""
+        wanted = replica.body["state"] != DRAINING and not record.body["stopped"]
+        why = self._why(ctx, job) if wanted else ""
+        with self._ledger.write(ctx) as tx:
+            tx.delete(replica.key, replica.rev)
+            tx.emit("serve.gone", replica.ref, state=job.body["state"] if job else "gone", reason=why[:500])
+            if not wanted:
+                return record
+            body = life.troubled(record.body, replica.body["revision"], why, ctx.now())
+            kept = tx.put(record.key, body, rev=record.rev)
+            tx.emit("serve.trouble", kept.ref, revision=replica.body["revision"], reason=why[:500])
+        return kept
+
+    def _why(self, ctx: Context, job: Record | None) -> str:
+        if job is None:
+            return "its job is gone"
+        try:
+            page = self._desk.jobs.logs(ctx, job.ref.bare, limit=10_000)
+        except FalajError:
+            return f"{job.ref.bare} {job.body['state']}: {job.body['note']}"
+        last = " | ".join(line.strip() for line in page.lines[-LAST_LINES:] if line.strip())
+        return f"{job.ref.bare} {job.body['state']}: {job.body['note']}{f'; {last}' if last else ''}"
+
+    # What should be.
+
+    def _world(self, ctx: Context, record: Record, known: list[Record]) -> World:
+        body, now = record.body, ctx.now()
+        shares: dict[int, float] = {}
+        for revision, share in books.shares_in(body).values():
+            shares[revision] = shares.get(revision, 0.0) + share
+        if (shadow := books.shadow_in(body)) is not None:
+            shares[shadow[0]] = shares.get(shadow[0], 0.0) + shadow[1]
+        return World(
+            now=now,
+            scale=books.scale_in(body),
+            shares=shares,
+            current=body["current"],
+            wanted=body["wanted"],
+            before=body["before"],
+            switched=body["switched"],
+            woken=body["woken"],
+            stopped=body["stopped"],
+            replicas=tuple(_seen(one) for one in known),
+            loads=self._counts.load(ctx.tenant, record.ref.bare, now),
+            rests={int(number): life.rests_until(one) for number, one in body["trouble"].items()},
+            past=self._past.get((ctx.tenant, record.ref.bare), {}),
+        )
+
+    def _act(self, ctx: Context, record: Record, known: list[tuple[Record, Record | None]], decision: Decision) -> None:
+        if decision.switch:
+            body = life.switched(record.body, decision.switch, ctx.now())
+            record = self._save(ctx, record, body, "serve.switch")
+        by_name = {one.key.name: (one, job) for one, job in known}
+        for name in decision.drain:
+            self._drain(ctx, *by_name[name])
+        for revision, count in decision.start.items():
+            record = self._start(ctx, record, revision, min(count, MOST_STARTS))
+
+    def _drain(self, ctx: Context, replica: Record, job: Record | None) -> None:
+        with self._ledger.write(ctx) as tx:
+            kept = tx.put(replica.key, {**replica.body, "state": DRAINING}, rev=replica.rev)
+            tx.emit("serve.drain", kept.ref)
+            if job is not None:
+                self._desk.jobs.cancel(ctx, job.ref.bare, "it is not needed any more")
+
+    def _start(self, ctx: Context, record: Record, revision: int, count: int) -> Record:
+        """Ask for replicas of a revision, if its model may still be served."""
+        kept = books.revision_at(record.body, revision)
+        if kept is None or not self._turn.alive():
+            return record
+        try:
+            with self._ledger.read(ctx) as tx:
+                model = fitness.check(tx, ctx, Ref.parse(kept["model"]), kept["stage"], kept["root"])
+            return self._asked(ctx, record, kept, model, count)
+        except (Stale, Unavailable):
+            raise
+        except FalajError as error:
+            body = life.troubled(record.body, revision, f"it cannot start: {error}", ctx.now())
+            return self._save(ctx, record, body, "serve.trouble", str(error))
+
+    def _asked(self, ctx: Context, record: Record, kept: books.Body, model: Record, count: int) -> Record:
+        asked, here = self._behalf(ctx, record, kept)
+        endpoint, revision = record.ref.bare, kept["number"]
+        with self._ledger.write(asked) as tx:
+            body, said = record.body, ""
+            for number in range(body["asked"] + 1, body["asked"] + 1 + count):
+                try:
+                    job = replicas.ask(here, self._desk, endpoint, body, (kept, model, number))
+                except (Denied, NotFound) as error:
+                    said = str(error)  # what the guard wrote down of it stays
+                    body = life.troubled(body, revision, f"it cannot start: {error}", ctx.now())
+                    break
+                body = {**body, "asked": number}
+                made = books.new_replica(record, revision, number, job.run, ctx.now())
+                name = books.replica_name(endpoint, revision, number)
+                one = tx.put(name, made, label=record.label, zone=record.zone, terms=books.replica_terms(made))
+                tx.emit("serve.replica", one.ref, (record.ref, model.ref), job=str(job.ref), run=str(job.run))
+            saved = tx.put(record.key, body, rev=record.rev, label=record.label)
+            tx.emit("serve.trouble" if said else "serve.ask", saved.ref, revision=revision, reason=said[:500])
+        return saved
+
+    def _behalf(self, ctx: Context, record: Record, kept: books.Body) -> tuple[Context, Here]:
+        """Whoever deployed the revision, with the rights of that day that they still have today."""
+        who = kept["who"]
+        with self._ledger.read(ctx) as tx:
+            owned = replace(record, body={**record.body, "who": who})
+            actor = replace(actor_of(tx, owned, "", who["jurisdiction"]), kind="service")
+        return replace(ctx, actor=actor, purpose=who["purpose"]), self._desk.act(actor, who["purpose"])
+
+    def _forget(self, ctx: Context, record: Record) -> None:
+        """A removed endpoint whose replicas have ended."""
+        with self._ledger.write(ctx) as tx:
+            tx.delete(record.key, record.rev)
+            key = tx.get(Ref.parse(record.body["key"]))
+            if key is not None:
+                tx.delete(key.key, key.rev)
+            tx.emit("serve.removed", record.ref)
+        self._known.discard((ctx.tenant, record.ref.bare))
+
+    def _write(self, ctx: Context, replica: Record, body: books.Body) -> None:
+        with self._ledger.write(ctx) as tx:
+            kept = tx.put(replica.key, body, rev=replica.rev)
+            tx.emit("serve.lost", kept.ref, reason=body["note"])
+
+    def _save(self, ctx: Context, record: Record, body: books.Body, said: str, reason: str = "") -> Record:
+        with self._ledger.write(ctx) as tx:
+            kept = tx.put(record.key, body, rev=record.rev)
+            tx.emit(said, kept.ref, current=body["current"], wanted=body["wanted"], reason=reason[:500])
+        return kept
+
+
+def _seen(replica: Record) -> Seen:
+    body = replica.body
+    state = body["state"] if body["state"] in (READY, DRAINING) else STARTING
+    return Seen(replica.key.name, body["revision"], state, body["since"])

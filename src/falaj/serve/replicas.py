@@ -1,0 +1,140 @@
+"""Replicas: the job of each, what it is told, and what it tells when it is ready."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from falaj.core.context import HOUSE
+from falaj.core.errand import Here
+from falaj.core.errors import Invalid
+from falaj.core.ports import Key
+from falaj.core.ref import Ref
+from falaj.core.settings import Settings
+from falaj.fleet.clusters import open_to
+from falaj.fleet.records import Cluster
+from falaj.fleet.use import every
+from falaj.jobs.records import JobSpec, JobView, RoleSpec
+from falaj.serve import books
+from falaj.serve.records import DRAINING, READY
+from falaj.store.codec import from_plain, to_plain
+from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.loop import house_context
+from falaj.store.records import Record
+
+if TYPE_CHECKING:
+    from falaj.serve.endpoints import Endpoints
+
+DRAIN_S, GRACE_S = 20.0, 30
+MOST_BYTES = 100_000
+"""Of what a replica is told: it travels as a variable."""
+EXPERIMENT = "serving"
+COMMAND = ("python", "-m", "falaj.infer")
+Asked = tuple[books.Body, Record, int]
+"""A revision as it is kept, the record of its model, and the number of the replica."""
+
+
+def ask(here: Here, desk: "Endpoints", endpoint: Ref, body: books.Body, of: Asked, dry: bool = False) -> JobView:
+    """Ask for the job of one replica, in the name of whoever `here` acts for."""
+    kept, model, number = of
+    name = books.replica_name(endpoint, kept["number"], number, "job")
+    inputs = {"model": Ref.parse(kept["model"])}
+    if kept.get("code"):
+        inputs["code"] = Ref.parse(kept["code"])
+    told = _told(here, desk.settings, endpoint, kept, model)
+    made: JobView = here.jobs.add(name, _spec(body, kept, told), inputs=inputs, dry=dry)
+    return made
+
+
+def is_local(tx: Reader, tenant: str, cluster: str = "") -> bool:
+    """True when replicas run on the machine of the platform alone: gateways reach them by loopback."""
+    known: list[Cluster] = [from_plain(Cluster, one.body) for one in every(tx, "cluster", HOUSE)]
+    fits = [one for one in known if one.state != "gone" and open_to(one, tenant) and cluster in ("", one.name)]
+    return all(one.address.startswith("process:") for one in fits)
+
+
+class Hearing:
+    """Hears what replicas say of themselves, and writes it down; whoever leads the loops."""
+
+    def __init__(self, ledger: Ledger, zone: str) -> None:
+        self._ledger = ledger
+        self._ctx = house_context("serve", zone)
+
+    def __call__(self, job: Record, facts: tuple[Mapping[str, Any], ...]) -> None:
+        """Take note of `serving` and `draining`; the newest counts."""
+        told = [fact for fact in facts if fact.get("kind") in ("serving", "draining")]
+        attempt = job.body["attempt"]
+        if told and attempt is not None:
+            ctx = replace(self._ctx, tenant=job.key.tenant)
+            self._ledger.retry(ctx, lambda tx: self._note(tx, job, attempt["id"], told[-1]))
+
+    def _note(self, tx: Writer, job: Record, attempt: str, fact: Mapping[str, Any]) -> None:
+        old = tx.key(Key(job.key.tenant, books.REPLICA, job.key.project, job.key.name))
+        if old is None or old.body["state"] == DRAINING:
+            return
+        if fact["kind"] == "draining":
+            body = {**old.body, "state": DRAINING, "note": "it was told to end"}
+        elif old.body["state"] == READY and old.body["attempt"] == attempt:
+            return  # told twice
+        else:
+            place = _place(fact, old.body["fingerprint"])
+            if place is None:
+                return
+            body = {**old.body, **place, "state": READY, "attempt": attempt, "proven": True, "note": ""}
+            body["since"] = self._ctx.now()
+        kept = tx.put(old.key, body, rev=old.rev)
+        tx.emit(f"serve.{fact['kind']}", kept.ref, attempt=attempt, host=body["host"], port=body["port"])
+
+
+def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, model: Record) -> str:
+    """What the server is told, as falaj.infer reads it."""
+    needs = books.needs_in(kept)
+    one: dict[str, Any] = {
+        "name": books.public(endpoint),
+        "version": str(kept["number"]),
+        "folder": "",
+        "files": dict(model.body.get("files", {})),
+        "device": "cuda" if needs.gpus else "cpu",
+        "threads": needs.threads or max(1, int(needs.cpus)),
+    }
+    if kept.get("features"):
+        opening = here.features.open(Ref.parse(kept["features"]), model=Ref.parse(kept["model"]))
+        plan = to_plain(opening.plan)
+        one["features"] = {"online": settings.at(settings.online), "plan": plan, "defaults": kept["defaults"]}
+    config = {"models": [one], "hop": "127.0.0.1:0", "drain_s": DRAIN_S, "name": books.public(endpoint)}
+    text = json.dumps(config, separators=(",", ":"))
+    if len(text) > MOST_BYTES:
+        hint = "pack small files together: a model of a few files, or an archive of them"
+        raise Invalid(f"what a replica of {endpoint} is told has {len(text)} bytes", hint, endpoint)
+    return text
+
+
+def _spec(body: books.Body, kept: books.Body, told: str) -> JobSpec:
+    needs = books.needs_in(kept)
+    role = RoleSpec("replica", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
+    return JobSpec(
+        command=COMMAND,
+        roles=(role,),
+        queue=needs.queue,
+        band=needs.band,
+        env={**needs.env, "FALAJ_PARAM_SERVE": told},
+        secrets={"FALAJ_PARAM_HOP_KEY": body["key"]},
+        image=needs.image,
+        cluster=needs.cluster,
+        zone=body["zone"],
+        grace_s=GRACE_S,
+        experiment=EXPERIMENT,
+    )
+
+
+def _place(fact: Mapping[str, Any], fingerprint: str) -> books.Body | None:
+    """Where a replica says it listens. It runs somebody's model: what it says may be anything."""
+    try:
+        host, port = ip_address(str(fact.get("host", ""))), int(fact.get("port", 0))
+    except (ValueError, TypeError):
+        return None
+    strange = host.is_link_local or host.is_multicast or host.is_unspecified or host.is_reserved
+    if strange or not 0 < port < 65_536 or host.is_loopback == bool(fingerprint):
+        return None
+    return {"host": str(host), "port": port}

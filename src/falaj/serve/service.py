@@ -1,0 +1,7 @@
+"""The desk of endpoints: one class, written in the parts it inherits."""
+
+from falaj.serve.endpoints import Endpoints
+
+
+class Serve(Endpoints):
+    """Endpoints: models that answer, by revision and share of traffic, with replicas that come and go."""
