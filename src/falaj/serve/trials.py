@@ -29,7 +29,8 @@ from falaj.store.codec import to_plain
 Body = dict[str, Any]
 ERRORS, SLOW, QUALITY = "errors", "slow", "quality"
 WORDS = (
-    ERRORS, SLOW, QUALITY, "alpha", "least", "steps", "most_s", "slow_ms", "goal", "output", "how", "low", "high", "better",
+    ERRORS, SLOW, QUALITY, "alpha", "least", "steps", "most_s", "slow_ms", "goal", "output", "how", "low", "high",
+    "better",
 )  # fmt: skip
 """All that can be said to the judge (`--watch errors=0.5%,output=y`)."""
 MARGINS: Mapping[str, float] = {ERRORS: 0.01, SLOW: 0.05, QUALITY: 0.02}
@@ -187,7 +188,7 @@ def _kept(body: Body, trial: Rollout) -> Body:
 def _quality(found: Mapping[str, Any]) -> Quality | None:
     if "output" not in found:
         if said := {"how", "low", "high", "better", QUALITY} & set(found):
-            raise Invalid(f"{sorted(said)[0]} of which output?", "name the model's output that is judged: output=y")
+            raise Invalid(f"{min(said)} of which output?", "name the model's output that is judged: output=y")
         return None
     how, better = str(found.get("how", MATCH)), str(found.get("better", "high"))
     low, high = (_number(found, name, bound, (-1e300, 1e300)) for name, bound in (("low", 0.0), ("high", 1.0)))
@@ -200,7 +201,7 @@ def _steps(found: Any, kind: str, share: float) -> tuple[float, ...]:
     """Growing shares; as a text, 0.05:0.2:0.5."""
     if found is None:
         return (share, 0.5) if kind == CANARY and share < 0.5 else (share,)
-    parts = str(found).split(":") if isinstance(found, (str, int, float)) else list(found)
+    parts = found if isinstance(found, (list, tuple)) and found else str(found).split(":")
     steps = tuple(_number({"steps": one}, "steps", 0.0, (1e-6, 1)) for one in parts)
     if list(steps) != sorted(set(steps)) or (kind != SHADOW and steps[-1] == 1) or (kind != CANARY and len(steps) > 1):
         raise Invalid("the steps are no growing shares below 1", "of a canary, for example steps=0.05:0.2:0.5")
