@@ -28,10 +28,10 @@ from torch import _dynamo as dynamo  # noqa: E402
 
 from falaj.core.errors import FalajError  # noqa: E402
 from falaj.core.sheet import Sheet, TensorSpec  # noqa: E402
-from falaj.infer.records import ModelConfig  # noqa: E402
+from falaj.infer.engine import Engine  # noqa: E402
+from falaj.infer.records import Config, ModelConfig, Runtime  # noqa: E402
 from falaj.infer.runtimes import load  # noqa: E402
 from falaj.infer.runtimes.code import imported  # noqa: E402
-from falaj.infer.session import Session  # noqa: E402
 from falaj.oip.tensors import Answer, Ask, Given  # noqa: E402
 
 CPU = "--cpu" in sys.argv
@@ -107,51 +107,55 @@ async def measure(name: str, began: float) -> float:
     how = MODELS[name]
     print(f"\n{name} (at {time.time() - began:.0f} s)", flush=True)
     with tempfile.TemporaryDirectory(prefix="falaj-bench-") as folder:
-        module, config, sheet = prepared(Path(folder), how)
+        module, config = prepared(Path(folder), how)
         raw, best, raw_rate = fastest(module)
         print(f"  raw: {raw_rate:12,.0f} rows/s at {best} rows, {best / raw_rate * 1e3:.2f} ms a batch", flush=True)
         at = time.time()
-        runtime = await asyncio.to_thread(load, config)
-    loop = asyncio.get_running_loop()
-    session = Session(config, sheet, runtime, loop)
-    await asyncio.to_thread(session.warm)
-    ways = getattr(runtime, "chosen", {})
+        seen: list[Runtime] = []
+
+        def watched(config: ModelConfig) -> Runtime:
+            seen.append(load(config))
+            return seen[0]
+
+        engine = Engine(Config(), watched)
+        await engine.placed(config)
+    ways = getattr(seen[0], "chosen", {})
     print(f"  loaded and warm in {time.time() - at:.1f} s; ladder {ways or 'none'}", flush=True)
-    await agree(session, module, how)
+    await agree(engine, module, how)
     full = max(1, 1 << max(0, (4 * best - 1)).bit_length() >> 8)
     for concurrency, rows in ((1, 1), (64, 1), (256, 1), (64, 4 * full)):
-        await cell(session, how, concurrency, rows, WARM_S)
-        rate, batch = await cell(session, how, concurrency, rows, CELL_S)
-        row(concurrency, rows, rate, batch, raw_rate, session)
-    ratio = await rounds(session, how, full, raw, best)
-    session.close()
+        await cell(engine, how, concurrency, rows, WARM_S)
+        rate, batch = await cell(engine, how, concurrency, rows, CELL_S)
+        row(concurrency, rows, rate, batch, raw_rate)
+    ratio = await rounds(engine, how, full, raw, best)
+    await engine.close()
     return ratio
 
 
-async def rounds(session: Session, how: dict[str, Any], full: int, raw: Callable[[], float], best: int) -> float:
+async def rounds(engine: Engine, how: dict[str, Any], full: int, raw: Callable[[], float], best: int) -> float:
     """Served and raw in turns, 256 at once with enough rows between them for three batches."""
-    await cell(session, how, 256, full, 2 * WARM_S)
+    await cell(engine, how, 256, full, 2 * WARM_S)
     served, bare = [], []
     batch = 0.0
     for _ in range(ROUNDS):
         bare.append(raw())
-        rate, batch = await cell(session, how, 256, full, CELL_S)
+        rate, batch = await cell(engine, how, 256, full, CELL_S)
         served.append(rate)
     bare_rate, rate = statistics.median(bare), statistics.median(served)
-    row(256, full, rate, batch, bare_rate, session, f"(bar; raw again {bare_rate:,.0f} at {best})")
+    row(256, full, rate, batch, bare_rate, f"(bar; raw again {bare_rate:,.0f} at {best})")
     return round(rate / bare_rate, 4)
 
 
-def row(concurrency: int, rows: int, rate: float, batch: float, raw: float, session: Session, note: str = "") -> None:
+def row(concurrency: int, rows: int, rate: float, batch: float, raw: float, note: str = "") -> None:
     """One line of the table."""
     print(
         f"  {concurrency:4} at once x {rows:3} rows: {rate:12,.0f} rows/s {rate / rows:10,.0f} req/s "
-        f"mean batch {batch:7.0f} (cap {session.curve.cap}) {rate / raw:6.3f} of raw {note}",
+        f"mean batch {batch:7.0f} {rate / raw:6.3f} of raw {note}",
         flush=True,
     )
 
 
-def prepared(folder: Path, how: dict[str, Any]) -> tuple[Any, ModelConfig, Sheet]:
+def prepared(folder: Path, how: dict[str, Any]) -> tuple[Any, ModelConfig]:
     """A model on disk as one is published: code in one folder, weights in the other."""
     code, weights = folder / "code", folder / "model"
     code.mkdir(), weights.mkdir()
@@ -171,7 +175,7 @@ def prepared(folder: Path, how: dict[str, Any]) -> tuple[Any, ModelConfig, Sheet
         parameters=parameters,
     )
     config = ModelConfig("encoder", "1", str(weights), str(code), sheet=sheet, device=DEVICE, queue=4096)
-    return module.to(DEVICE), config, sheet
+    return module.to(DEVICE), config
 
 
 def write(module: Any, path: Path) -> None:
@@ -228,16 +232,14 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-async def cell(
-    session: Session, how: dict[str, Any], concurrency: int, rows: int, seconds: float
-) -> tuple[float, float]:
+async def cell(engine: Engine, how: dict[str, Any], concurrency: int, rows: int, seconds: float) -> tuple[float, float]:
     """Closed loops, each asking again when it was answered: rows a second, and rows of a mean batch."""
     ended = asyncio.get_running_loop().create_future()
     tokens = np.random.default_rng(1).integers(0, how["words"], (rows, TOKENS), np.int64).tobytes()
     given = (Given("tokens", "INT64", (rows, TOKENS), tokens),)
     until = time.perf_counter() + seconds
     done = flying = 0
-    before = (session.statistics.inferences, session.statistics.executions)
+    before = counts(engine)
     began = time.perf_counter()
 
     def answered(answer: Answer | FalajError) -> None:
@@ -256,22 +258,28 @@ async def cell(
     def ask() -> None:
         nonlocal flying
         flying += 1
-        session.submit(Ask("encoder", "1", given), answered)
+        engine.submit(Ask("encoder", "1", given), answered)
 
     for _ in range(concurrency):
         ask()
     await ended
     took = time.perf_counter() - began
-    runs = session.statistics.executions - before[1]
-    return done * rows / took, (session.statistics.inferences - before[0]) / max(1, runs)
+    ran, runs = (now - then for now, then in zip(counts(engine), before, strict=True))
+    return done * rows / took, ran / max(1, runs)
 
 
-async def agree(session: Session, module: Any, how: dict[str, Any]) -> None:
+def counts(engine: Engine) -> tuple[int, int]:
+    """Rows that were run, and runs."""
+    found = engine.statistics("encoder")["model_stats"][0]
+    return int(found["inference_count"]), int(found["execution_count"])
+
+
+async def agree(engine: Engine, module: Any, how: dict[str, Any]) -> None:
     """What is served is what the module says, for odd sizes too."""
     for rows in (1, 3, 50):
         tokens = np.random.default_rng(rows).integers(0, how["words"], (rows, TOKENS), np.int64)
         answer = asyncio.get_running_loop().create_future()
-        session.submit(
+        engine.submit(
             Ask("encoder", "1", (Given("tokens", "INT64", tokens.shape, tokens.tobytes()),)), answer.set_result
         )
         found = await answer

@@ -31,6 +31,8 @@ CLIMB_S = 90.0
 """After so long nothing more is compiled: what is left takes the module as it is."""
 GROWS = 1.03
 """A ladder ends where twice the rows bring less than this, twice."""
+TIMED_S = 0.2
+"""How long one size is measured, about."""
 _TORCH = {
     "BOOL": torch.bool, "UINT8": torch.uint8, "UINT16": torch.uint16, "UINT32": torch.uint32, "UINT64": torch.uint64,
     "INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32, "INT64": torch.int64, "FP16": torch.float16,
@@ -80,6 +82,11 @@ class GraphRuntime:
         """Which way of calling the module each size of a batch takes."""
         return {rows: rung.way for rows, rung in self._rungs.items()}
 
+    @property
+    def measured(self) -> dict[int, float]:
+        """Seconds of the device for a batch of each size. With two on their way, a run's own time says twice as much."""
+        return {rows: self._rungs[rows].took_s for rows in self._sizes}
+
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """All outputs for one batch; one larger than the ladder goes in parts."""
         rows = len(inputs[0])
@@ -116,6 +123,7 @@ class Rung:
 
     def __init__(self, way: str, graph: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         self.way, self.graph, self.inputs, self.outputs = way, graph, inputs, outputs
+        self.took_s = 0.0
 
 
 class Ladder:
@@ -126,7 +134,7 @@ class Ladder:
         self.stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._held: list[torch.Tensor] = []
-        self._known: dict[tuple[str, int], tuple[Rung, float]] = {}
+        self._known: dict[tuple[str, int], Rung] = {}
         self._failed: set[str] = set()
         self._until = time.monotonic() + CLIMB_S
 
@@ -143,10 +151,10 @@ class Ladder:
         for rows in sorted(sizes(top), reverse=True):
             tried = [way for way in ways if way != "compiled, fixed" or rows == top]
             found = [self._measured(way, ways[way], rows) for way in tried]
-            best = min((one for one in found if one is not None), key=lambda one: one[1], default=None)
+            best = min((one for one in found if one is not None), key=lambda one: one.took_s, default=None)
             if best is None:
                 return {}
-            rungs[rows] = best[0]
+            rungs[rows] = best
         self._known.clear()
         return rungs
 
@@ -157,15 +165,15 @@ class Ladder:
             found = self._measured(way, call, rows)
             if found is None:
                 break
-            rate = rows / found[1]
+            rate = rows / found.took_s
             poor += 1
             if rate > best * GROWS:
                 best, top, poor = rate, rows, 0
             rows *= 2
         return top
 
-    def _measured(self, way: str, call: Call, rows: int) -> tuple[Rung, float] | None:
-        """A captured rung and the seconds of one run; None where it cannot be."""
+    def _measured(self, way: str, call: Call, rows: int) -> Rung | None:
+        """A rung, captured and timed; None where it cannot be."""
         late = way != "plain" and time.monotonic() > self._until
         # Of one row torch makes a case of its own, which would be compiled by itself.
         if way in self._failed or (way == "compiled" and rows == 1):
@@ -180,7 +188,8 @@ class Ladder:
                 log.warning("a way of calling the module is left out", extra=why)
                 self._failed.update({way} if rows == 1 or way != "plain" else ())
                 return None
-            self._known[way, rows] = rung, self._timed(rung)
+            rung.took_s = self._timed(rung)
+            self._known[way, rows] = rung
         return self._known[way, rows]
 
     def _captured(self, way: str, call: Call, rows: int) -> Rung:
@@ -203,15 +212,17 @@ class Ladder:
         return Rung(way, graph, inputs, found)
 
     def _timed(self, rung: Rung) -> float:
-        took = []
+        """The median of a few rounds; of slow ones, few and short."""
+        took: list[float] = []
         with torch.cuda.stream(self.stream):
-            for _ in range(5):
+            while len(took) < 5 and sum(took) < TIMED_S:
+                times = 4 if not took or took[0] < TIMED_S / 20 else 1
                 self.stream.synchronize()
                 began = time.perf_counter()
-                for _ in range(4):
+                for _ in range(times):
                     rung.graph.replay()
                 self.stream.synchronize()
-                took.append((time.perf_counter() - began) / 4)
+                took.append((time.perf_counter() - began) / times)
         return statistics.median(took)
 
 
