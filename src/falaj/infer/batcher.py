@@ -127,27 +127,18 @@ class Batcher:
 
     def fail_all(self, error: FalajError) -> None:
         """The same for all that waits."""
+        closed = self._closed
+        waiting = self.give_up()
+        self._closed = closed
+        self.fail(waiting, error)
+
+    def give_up(self) -> list[Waiting]:
+        """Take out all that waits, for somebody else to run; what runs here is nobody's any more."""
         with self._lock:
             waiting = self._queue.clear() + [one for one in self._fresh if one.state == WAITING]
             self._fresh = []
-        self.fail(waiting, error)
-
-    def suspend(self) -> None:
-        """Run nothing until `replace`: the runtime is being ended."""
-        with self._lock:
-            self._wake = SimpleQueue()
-            self._workers = self._running = self.options.threads  # as if all were at work
-            self._idle = 0
-            self._now.clear()
-
-    def replace(self, runtime: Runtime) -> None:
-        """Go on with another one of the same kind; the old one's thread ends when its run does."""
-        with self._lock:
-            self.runtime = runtime
-            self._workers = self._idle = self._running = 0
-            self._now.clear()
-            self._wake = SimpleQueue()
-        self._again()
+            self._closed = True
+        return waiting
 
     def _busy(self, one: Waiting) -> Busy:
         error = Busy(f"{self._queue.limit} requests wait already", "come again later, or ask for more replicas")
@@ -220,7 +211,7 @@ class Batcher:
         self._running += 1
         self._now[me] = (monotonic(), members)
         try:
-            results = self._execute(self.runtime, members)
+            results = self._execute(members)
         finally:
             self._running -= 1
             self._now.pop(me, None)
@@ -279,14 +270,13 @@ class Batcher:
                 self._wake.put(True)
             elif self._workers < self.options.threads:
                 self._workers += 1
-                work = threading.Thread(target=self._work, args=(self._wake, self.runtime), daemon=True)
-                work.start()
+                threading.Thread(target=self._work, name="falaj-run", daemon=True).start()
 
-    def _work(self, wake: "SimpleQueue[bool]", runtime: Runtime) -> None:
+    def _work(self) -> None:
         """A thread: the next batch the moment the last one is done."""
         while True:
             with self._lock:
-                if wake is not self._wake:  # a hung run came back after its runtime was replaced
+                if self._closed:
                     return
                 members, late = self._queue.take(monotonic(), self.curve.limit())
                 if members:
@@ -297,16 +287,16 @@ class Batcher:
             if late:
                 self._post(self._tell_late, late)
             if members:
-                self._run_there(runtime, members)
-            elif not wake.get():
+                self._run_there(members)
+            elif not self._wake.get():
                 return
 
-    def _run_there(self, runtime: Runtime, members: list[Waiting]) -> None:
+    def _run_there(self, members: list[Waiting]) -> None:
         now = monotonic()
         broke = Unavailable("the model's runtime ended in a way it should not", "try again")
         results = [Ran(members, broke, now, now)]
         try:
-            results = self._execute(runtime, members)
+            results = self._execute(members)
         finally:  # also when the thread dies of something nobody thought of
             with self._lock:
                 if self._now.get(threading.get_ident(), (0, None))[1] is members:
@@ -328,10 +318,10 @@ class Batcher:
 
     # ---- runs
 
-    def _execute(self, runtime: Runtime, members: list[Waiting]) -> list[Ran]:
+    def _execute(self, members: list[Waiting]) -> list[Ran]:
         """Run them together; when that fails, one by one, so that nobody pays for a neighbour."""
         began = monotonic()
-        outcome = self._try(runtime, members)
+        outcome = self._try(members)
         ended = monotonic()
         if not isinstance(outcome, FalajError):
             return [Ran(members, outcome, began, ended)]
@@ -342,13 +332,13 @@ class Batcher:
         results = []
         for one in members:
             began = monotonic()
-            outcome = self._try(runtime, [one])
+            outcome = self._try([one])
             results.append(Ran((one,), outcome, began, monotonic()))
         return results
 
-    def _try(self, runtime: Runtime, members: list[Waiting]) -> "Arrays | FalajError":
+    def _try(self, members: list[Waiting]) -> "Arrays | FalajError":
         try:
-            outputs = runtime.run(assemble(members), members[0].key.parameters)
+            outputs = self.runtime.run(assemble(members), members[0].key.parameters)
             if len(members) > 1:
                 check_rows(members, outputs)
         except FalajError as error:

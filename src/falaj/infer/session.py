@@ -9,15 +9,17 @@ from math import prod
 from time import monotonic
 from typing import Any
 
-from falaj.core.errors import FalajError, Invalid
+from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.batch import cut
 from falaj.infer.batcher import Batcher, Options, Ran
+from falaj.infer.cache import Cache, Submit
 from falaj.infer.curve import Curve
 from falaj.infer.queue import GONE, Done, Key, Plan, Waiting
 from falaj.infer.records import ModelConfig, Runtime
+from falaj.infer.sequences import Sequences, states_of
 from falaj.infer.statistics import Statistics
-from falaj.infer.warm import warm_up
+from falaj.infer.warm import TEXT_BYTES, warm_up
 from falaj.oip.tensors import NUMPY, SIZES, Answer, Ask, Given, Made
 
 MOST_KEYS = 4096
@@ -26,10 +28,11 @@ MOST_KEYS = 4096
 class Session:
     """A loaded model, with its queue."""
 
-    def __init__(self, config: ModelConfig, sheet: Sheet, runtime: Runtime, loop: AbstractEventLoop) -> None:
-        self.config, self.sheet, self.runtime = config, sheet, runtime
+    def __init__(
+        self, config: ModelConfig, sheet: Sheet, runtime: Runtime, loop: AbstractEventLoop, statistics: Statistics
+    ) -> None:
+        self.config, self.sheet, self.runtime, self.statistics = config, sheet, runtime, statistics
         self.name, self.version = config.name, config.version
-        self.statistics = Statistics()
         self.healthy = True
         self.batches = _batches(sheet, runtime)
         self.curve = Curve(sheet.most_rows if self.batches else 1)
@@ -38,8 +41,21 @@ class Session:
         self._made = [(one.name, one.datatype) for one in self.outputs]
         self._at = {one.name: index for index, one in enumerate(self.outputs)}
         self._keys: dict[Any, Key] = {}
-        self._loop = loop
         self.batcher = Batcher(runtime, self.curve, loop, self._deliver, _options(config, runtime))
+        states = states_of(sheet, self.inputs, self.outputs) if sheet.stateful else []
+        hidden, kept = {one.spec.name for one in states}, {one.output for one in states}
+        self.shown_inputs = tuple(one for one in self.inputs if one.name not in hidden)
+        self.shown_outputs = tuple(one for one in self.outputs if one.name not in kept)
+        """What callers send and see: not the state of a sequence."""
+        self._sequences: Sequences | None = None
+        self.submit: Submit = self.enter
+        """One request on its way; what is given back ends it."""
+        if sheet.stateful:
+            shown = [one.name for one in self.shown_outputs]
+            self._sequences = Sequences(self.enter, states, shown, config.idle_s)
+            self.submit = self._sequences.submit
+        elif config.cache:
+            self.submit = Cache(self.enter, config.cache, statistics).submit
 
     def warm(self) -> None:
         """Run it before anybody asks, and learn what runs cost. Called in a thread, before the first request."""
@@ -48,8 +64,8 @@ class Session:
             self.batcher.inline = False
         self.batcher.took_s = took_s
 
-    def submit(self, ask: Ask, done: Done) -> Callable[[], None] | None:
-        """One request on its way; what is given back ends it."""
+    def enter(self, ask: Ask, done: Done) -> Callable[[], None] | None:
+        """Past the sequences and the cache."""
         try:
             one = self._wait(ask, done)
         except FalajError as error:
@@ -63,6 +79,11 @@ class Session:
             return None
         return partial(self.batcher.cancel, one)
 
+    def reap(self, now: float) -> None:
+        """Forget sequences that nobody asks of any more."""
+        if self._sequences is not None:
+            self._sequences.reap(now)
+
     def close(self) -> None:
         """Let go of everything; call when nothing waits or runs."""
         self.batcher.close()
@@ -70,6 +91,10 @@ class Session:
 
     def _wait(self, ask: Ask, done: Done) -> Waiting:
         inputs = ask.inputs
+        if ask.sequence:
+            raise Invalid("the model has no memory, and the request belongs to a sequence", "leave out sequence_id")
+        if not self.healthy:
+            raise Unavailable("the model hangs", "its server is started again")
         try:
             if self.batches:
                 if len(inputs) == 1:
@@ -111,7 +136,7 @@ class Session:
             _check_input(spec, one)
             trailing = one.shape[1:] if self.batches else one.shape
             plans.append(Plan(given[spec.name], _dtype(spec.datatype), trailing))
-            unit += prod(trailing) * SIZES.get(spec.datatype, 16)
+            unit += prod(trailing) * SIZES.get(spec.datatype, TEXT_BYTES)
         if len(self._keys) >= MOST_KEYS:
             self._keys.clear()  # those on their way keep theirs
         key = self._keys[sign] = Key(tuple(plans), dict(ask.parameters), max(1, unit), alone=not self.batches)

@@ -1,0 +1,242 @@
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from falaj.core.errors import FalajError, Invalid, UserCodeFailed
+from falaj.core.sheet import Sheet
+from falaj.infer.engine import Engine
+from falaj.infer.queue import Busy, Late
+from falaj.oip.tensors import Answer
+from tests.infer.running import POISON, Doubler, ask_of, asked, engine_of, on_loop, rows, until
+
+REGIMES = pytest.mark.parametrize("isolated", [False, True], ids=["inline", "thread"])
+REQUEST = st.fixed_dictionaries(
+    {
+        "rows": st.integers(1, 5),
+        "width": st.sampled_from([2, 2, 3]),
+        "priority": st.sampled_from([0, 0, 0, 1, 9, 2**40]),
+        "deadline": st.sampled_from(["", "", "past", "far"]),
+        "parameters": st.sampled_from([{}, {}, {"a": 1}]),
+        "poison": st.sampled_from([False] * 7 + [True]),
+        "cancel": st.sampled_from(["", "", "", "now", "later"]),
+        "turn": st.booleans(),
+    }
+)
+
+
+@REGIMES
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(requests=st.lists(REQUEST, max_size=40))
+def test_every_answer_is_its_own(isolated: bool, requests: list[dict[str, Any]]) -> None:
+    """Whatever comes together: sizes, orders, those who leave, those too late, those that break the model."""
+    asyncio.run(_own(isolated, requests))
+
+
+async def _own(isolated: bool, requests: list[dict[str, Any]]) -> None:
+    engine = await engine_of(Doubler(isolated=isolated), queue=1000)
+    got: dict[int, list[Answer | FalajError]] = {index: [] for index in range(len(requests))}
+    given_x, left = {}, set()
+    for index, one in enumerate(requests):
+        x = np.arange(one["rows"] * one["width"], dtype=np.float32).reshape(one["rows"], -1) + 1000 * index
+        if one["poison"]:
+            x[-1, 0] = POISON
+        now = time.monotonic()
+        deadline = {"": 0.0, "past": now - 1, "far": now + 100}[one["deadline"]]
+        given_x[index] = x
+        ask = ask_of(x, id=str(index), priority=one["priority"], deadline=deadline, parameters=one["parameters"])
+        cancel = engine.submit(ask, got[index].append)
+        if one["turn"]:
+            await asyncio.sleep(0)
+        if one["cancel"] == "later":
+            await asyncio.sleep(0)
+        if one["cancel"] and cancel is not None:
+            cancel()
+            left.add(index)
+    await until(lambda: all(got[index] or index in left for index in got) and not engine.busy)
+    for index, one in enumerate(requests):
+        assert len(got[index]) <= 1
+        if got[index]:
+            _check(one, given_x[index], str(index), got[index][0])
+    await engine.close()
+
+
+def _check(one: dict[str, Any], x: Any, id_: str, got: Answer | FalajError) -> None:
+    if one["deadline"] == "past":
+        assert isinstance(got, Late)
+    elif one["poison"]:
+        assert isinstance(got, UserCodeFailed)
+    else:
+        assert isinstance(got, Answer)
+        assert got.id == id_
+        assert got.outputs[0].shape == x.shape
+        np.testing.assert_array_equal(got.outputs[0].data, 2 * x + 1)
+
+
+@on_loop
+async def test_a_full_line_says_so_at_once_and_when_to_come_again() -> None:
+    runtime = Doubler(isolated=True)
+    engine = await engine_of(runtime, queue=4)
+    runtime.gate.clear()
+    runtime.entered.clear()
+    got: list[Any] = []
+    engine.submit(ask_of(rows([1])), got.append)
+    await until(runtime.entered.is_set)
+    for value in range(5):
+        engine.submit(ask_of(rows([value])), got.append)
+    (refused,) = got
+    assert isinstance(refused, Busy)
+    assert refused.status == 429
+    assert refused.retry_after_s > 0
+    runtime.gate.set()
+    await until(lambda: len(got) == 6)
+    assert sum(isinstance(one, Answer) for one in got) == 5
+    await engine.close()
+
+
+@on_loop
+async def test_what_waits_is_run_together_in_order_of_priority() -> None:
+    runtime = Doubler(isolated=True)
+    engine = await engine_of(runtime)
+    runtime.gate.clear()
+    runtime.entered.clear()
+    order: list[float] = []
+
+    def note(got: Answer | FalajError) -> None:
+        assert isinstance(got, Answer)
+        order.append((float(got.outputs[0].data[0, 0]) - 1) / 2)
+
+    engine.submit(ask_of(rows([0])), note)
+    await until(runtime.entered.is_set)
+    for value, priority in ((1, 0), (2, 9), (3, 1), (4, 0), (5, 2)):
+        engine.submit(ask_of(rows([value]), priority=priority), note)
+    del runtime.ran[:]
+    await asyncio.sleep(0)
+    runtime.gate.set()
+    await until(lambda: len(order) == 6)
+    assert order == [0, 3, 5, 1, 4, 2]
+    assert runtime.ran == [1, 5]
+    await engine.close()
+
+
+@on_loop
+async def test_a_deadline_that_passes_in_line_is_told_then_and_not_later() -> None:
+    runtime = Doubler(isolated=True)
+    engine = await engine_of(runtime)
+    runtime.gate.clear()
+    runtime.entered.clear()
+    got: list[Any] = []
+    engine.submit(ask_of(rows([1])), lambda _: None)
+    await until(runtime.entered.is_set)
+    engine.submit(ask_of(rows([2]), deadline=time.monotonic() + 0.02), got.append)
+    await until(lambda: got)
+    assert isinstance(got[0], Late)
+    assert got[0].status == 504
+    assert runtime.ran[-1:] != [1] or not runtime.gate.is_set()
+    runtime.gate.set()
+    await engine.close()
+
+
+@on_loop
+async def test_a_delay_that_somebody_wants_gathers_a_batch() -> None:
+    runtime = Doubler()
+    engine = await engine_of(runtime, delay_ms=20.0, sheet=Sheet(most_rows=64))
+    del runtime.ran[:]
+    got: list[Any] = []
+    for value in range(3):
+        engine.submit(ask_of(rows([value])), got.append)
+        await asyncio.sleep(0)
+    await until(lambda: len(got) == 3)
+    assert runtime.ran == [3]
+    await engine.close()
+
+
+@REGIMES
+@on_loop
+async def test_requests_of_other_shapes_and_parameters_are_never_run_together(isolated: bool) -> None:
+    runtime = Doubler(isolated=isolated)
+    engine = await engine_of(runtime)
+    del runtime.ran[:], runtime.parameters[:]
+    asks = [ask_of(rows([1])), ask_of(rows([1], 3)), ask_of(rows([1]), parameters={"a": 1}), ask_of(rows([2]))]
+    await asyncio.gather(*(asked(engine, ask) for ask in asks))
+    assert sorted(runtime.ran) == [1, 1, 2]
+    assert {"a": 1} in runtime.parameters
+    await engine.close()
+
+
+class Summer(Doubler):
+    """One number for the whole batch, although it says rows: batches of it cannot be taken apart."""
+
+    def run(self, inputs: Any, parameters: Any) -> Any:
+        super().run(inputs, parameters)
+        return [inputs[0].sum(axis=0, keepdims=True)]
+
+
+@on_loop
+async def test_a_model_whose_rows_cannot_be_told_apart_is_run_one_by_one() -> None:
+    runtime = Summer()
+    engine = await engine_of(runtime)
+    answers = await asyncio.gather(*(asked(engine, ask_of(rows([value, value]))) for value in range(6)))
+    assert [float(one.outputs[0].data[0, 0]) for one in answers] == [0, 2, 4, 6, 8, 10]
+    del runtime.ran[:]
+    await asyncio.gather(*(asked(engine, ask_of(rows([value, value]))) for value in range(6)))
+    assert runtime.ran == [2] * 6
+    await engine.close()
+
+
+class Slow(Doubler):
+    """Long enough to be measured as slow."""
+
+    seconds = 0.0
+
+    def run(self, inputs: Any, parameters: Any) -> Any:
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            pass
+        return super().run(inputs, parameters)
+
+
+@on_loop
+async def test_the_regime_follows_what_runs_take() -> None:
+    runtime = Slow()
+    engine = await engine_of(runtime)
+    batcher = _batcher(engine)
+    assert batcher.inline
+    runtime.seconds = 0.002
+    for _ in range(100):
+        await asked(engine, ask_of(rows([1])))
+    assert not batcher.inline
+    runtime.seconds = 0.0
+    for _ in range(5000):
+        if batcher.inline:
+            break
+        await asked(engine, ask_of(rows([1])))
+    assert batcher.inline
+    await engine.close()
+
+
+def _batcher(engine: Engine) -> Any:
+    (entry,) = engine._models.entries()
+    assert entry.session is not None
+    return entry.session.batcher
+
+
+@on_loop
+async def test_bad_requests_are_refused_with_reasons() -> None:
+    engine = await engine_of(Doubler(), sheet=Sheet(most_rows=4))
+    for ask, said in (
+        (ask_of(1.0), "no dimensions"),
+        (ask_of(rows([])), "0 rows"),
+        (ask_of(rows([1] * 5)), "5 rows"),
+        (ask_of([1.0]), "given as FP32"),
+        (ask_of(rows([1]), outputs=["z"]), "no output 'z'"),
+        (ask_of(rows([1]), sequence=7), "no memory"),
+    ):
+        with pytest.raises(Invalid, match=said):
+            await asked(engine, ask)
+    assert (await asked(engine, ask_of(rows([1]), outputs=["y"]))).outputs[0].name == "y"
+    await engine.close()
