@@ -41,7 +41,7 @@ DESKS: dict[str, Desk] = {
             "erase": "delete",
         },
         ("dataset", "model", "code"),
-        ("falaj.catalog.errands", "falaj.catalog.retrace", "falaj.exchange.errands"),
+        ("falaj.catalog.errands", "falaj.catalog.retrace", "falaj.exchange.errands", "falaj.study.optimizing"),
     ),
     "track": Desk(
         "falaj.track.service:Track",

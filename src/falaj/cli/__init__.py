@@ -20,6 +20,7 @@ COMMANDS = {
     "settings": ("falaj.cli.status:settings", "Every setting, its value and where it came from"),
     "doctor": ("falaj.cli.doctor:doctor", "Check the set-up and say what to fix"),
     "reproduce": ("falaj.cli.short:reproduce", "Train a model version again, and say whether it is the same"),
+    "optimize": ("falaj.cli.short:optimize", "Make a model smaller and faster within a bound, and publish it"),
     "restore": ("falaj.cli.restore:restore", "Bring a backup into an empty store, and prove it"),
     "tls": ("falaj.cli.status:tls", "The local authority: show it, issue certificates"),
     "completion": ("falaj.cli.completion:completion", "Print a completion script for bash, zsh or fish"),
