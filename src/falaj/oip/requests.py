@@ -96,8 +96,6 @@ class Requests:
             self._candidate = data[: end + 4] if end > 0 and data[:1].isupper() else b""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "no other protocol is spoken here", "send HTTP/1.1 without Upgrade")
         except httptools.HttpParserError as error:
             if self.refusal is None:
                 if isinstance(error, httptools.HttpParserCallbackError):
@@ -169,6 +167,8 @@ class Requests:
         expects = headers.get(b"expect")
         if version not in ("1.1", "1.0") or (head.modern and b"host" not in headers):
             raise self._stop(400, "no HTTP/1.1 with a host", "send HTTP/1.1 and Host")
+        if parser.should_upgrade():
+            raise self._stop(400, "no other protocol is spoken here", "send HTTP/1.1 without Upgrade")
         if chunked is not None and (chunked.lower() != b"chunked" or not head.modern):
             raise self._stop(501, "a transfer encoding that is not known", "chunked, or none")
         if head.length > limits.body_bytes:
