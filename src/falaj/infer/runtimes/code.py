@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.infer.records import ModelConfig
+from falaj.infer.runtimes.verify import code_of
 
 _LOCK = threading.Lock()
 _FOLDERS: set[str] = set()
@@ -34,6 +36,15 @@ def imported(code: str, folder: str) -> Callable[..., Any]:
     if not callable(made) or not str(getattr(found, "__file__", "")).startswith(root):
         raise Invalid(f"the model's code has no {code[:100]}", "name a function or class in its folder")
     return made
+
+
+def code_folder(config: ModelConfig, private: Path) -> str:
+    """Where its code is imported from: a private copy of what was approved, where that is known."""
+    code = code_of(config.code, config.files) if config.code else None
+    if code is None or not code.digests:
+        return config.code
+    code.copy(private)
+    return str(private)
 
 
 def said(error: BaseException) -> str:

@@ -84,7 +84,7 @@ class GraphRuntime:
 
     @property
     def measured(self) -> dict[int, float]:
-        """Seconds of the device for a batch of each size. With two on their way, a run's own time says twice as much."""
+        """Seconds of the device for each size of a batch; a run's own time also holds that of the one before it."""
         return {rows: self._rungs[rows].took_s for rows in self._sizes}
 
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:

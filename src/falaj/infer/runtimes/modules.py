@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
+from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.records import Arrays, ModelConfig, Runtime
-from falaj.infer.runtimes.code import imported, said
+from falaj.infer.runtimes import cage
+from falaj.infer.runtimes.code import code_folder, imported, said
 from falaj.infer.runtimes.specs import Specs, agreed, batches, given_back, needed
-from falaj.infer.runtimes.verify import Files, code_of
+from falaj.infer.runtimes.verify import Files
 from falaj.infer.runtimes.weights import read
 
 TYPES = {
@@ -60,11 +61,8 @@ class ModuleRuntime:
 
 def opened(config: ModelConfig, sheet: Sheet, files: Files) -> Runtime:
     """The module on its device, ready to be asked."""
-    if sheet.parameters.get("process") == "own":
-        from falaj.infer.runtimes.cage import Cage, caged
-
-        if not caged():
-            return Cage(config, sheet)
+    if sheet.parameters.get("process") == "own" and not cage.inside:
+        return cage.Cage(config, sheet)
     device = config.device or "cpu"
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise Invalid(f"torch cannot run on {device[:40]}", "cpu, cuda or cuda:1")
@@ -94,7 +92,9 @@ def tensor(given: Any, spec: TensorSpec) -> torch.Tensor:
 def array(made: Any) -> Any:
     """A tensor as it travels."""
     if not isinstance(made, torch.Tensor):
-        raise Invalid(f"the module gave {type(made).__name__}", "it must give tensors, in the order of its outputs")
+        raise UserCodeFailed(
+            f"the module gave {type(made).__name__}", "it must give tensors, in the order of its outputs"
+        )
     made = made.detach().cpu()
     return (made.view(torch.uint16) if made.dtype == torch.bfloat16 else made).numpy()
 
@@ -104,14 +104,14 @@ def in_order(found: Any, outputs: Specs) -> Sequence[Any]:
     if isinstance(found, Mapping):
         lost = [one.name for one in outputs if one.name not in found]
         if lost:
-            raise Invalid(f"the module gave no {lost[0]!r:.80}", f"it gave {', '.join(map(str, found))[:200]}")
+            raise UserCodeFailed(f"the module gave no {lost[0]!r:.80}", f"it gave {', '.join(map(str, found))[:200]}")
         return [found[one.name] for one in outputs]
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
 def broken(error: Exception) -> Exception:
     """An error of a module. After one of the device's own nothing more can be run in this process."""
-    if isinstance(error, (Invalid, Unavailable)):
+    if isinstance(error, FalajError):
         return error
     if "CUDA error" in str(error):
         return Unavailable(f"the device gave up: {said(error)}", "the replica must be started again")
@@ -133,15 +133,6 @@ def _built(config: ModelConfig, sheet: Sheet, files: Files, device: str) -> tupl
             raise
         except Exception as error:
             raise UserCodeFailed(f"{sheet.code[:100]} did not take its weights: {said(error)}", "run it") from error
-
-
-def code_folder(config: ModelConfig, private: Path) -> str:
-    """Where its code is imported from: a private copy of what was approved, where that is known."""
-    code = code_of(config.code, config.files) if config.code else None
-    if code is None or not code.digests:
-        return config.code
-    code.copy(private)
-    return str(private)
 
 
 def _takes_one(build: Any) -> bool:

@@ -1,19 +1,14 @@
 """What a model takes and gives: as its file says it, held against its sheet."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from falaj.core.errors import Invalid
+from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.sheet import Sheet, TensorSpec
 
 Specs = tuple[TensorSpec, ...]
-KINDS: Mapping[str, str] = {
-    "?": "BOOL", "B": "UINT8", "H": "UINT16", "I": "UINT32", "L": "UINT64", "Q": "UINT64", "b": "INT8", "h": "INT16",
-    "i": "INT32", "l": "INT64", "q": "INT64", "e": "FP16", "f": "FP32", "d": "FP64",
-}  # fmt: skip
-"""numpy's letters of what travels."""
 
 
 def agreed(found: Specs, said: Specs, which: str) -> Specs:
@@ -58,24 +53,10 @@ def texts(given: Any, spec: TensorSpec) -> Any:
 
 
 def given_back(found: Sequence[Any], specs: Specs, kind: str) -> list[Any]:
-    """What a model of somebody's code gave, as it travels; Invalid when it is not what it says it gives."""
+    """What a model of somebody's code gave, as it travels; UserCodeFailed when it is not what it says it gives."""
     if len(found) != len(specs):
-        raise Invalid(f"the {kind} gave {len(found)} outputs", f"it says that it gives {len(specs)}")
+        raise UserCodeFailed(f"the {kind} gave {len(found)} outputs", f"it says that it gives {len(specs)}")
     return [_checked(one, spec, kind) for one, spec in zip(found, specs, strict=True)]
-
-
-def zeros(specs: Iterable[TensorSpec], rows: int) -> list[Any]:
-    """Something to run a model on before anybody asks."""
-    made = []
-    for spec in specs:
-        shape = [1 if one == -1 else one for one in spec.shape]
-        if spec.shape[:1] == (-1,):
-            shape[0] = rows
-        if spec.datatype == "BYTES":
-            made.append(np.full(shape, b"", object))
-        else:
-            made.append(np.zeros(shape, dtype(spec.datatype)))
-    return made
 
 
 def dtype(datatype: str) -> "np.dtype[Any]":
@@ -107,8 +88,12 @@ def _checked(one: Any, spec: TensorSpec, kind: str) -> Any:
     if spec.datatype == "BYTES":
         made = texts(one, spec) if not isinstance(one, np.ndarray) else one.astype(object)
     elif made.dtype != dtype(spec.datatype):
-        raise Invalid(f"the {kind} gave {spec.name!r:.80} as {made.dtype}", f"it says that it gives {spec.datatype}")
+        raise UserCodeFailed(
+            f"the {kind} gave {spec.name!r:.80} as {made.dtype}", f"it says that it gives {spec.datatype}"
+        )
     fits = made.ndim == len(spec.shape) and all(b in (-1, a) for a, b in zip(made.shape, spec.shape, strict=True))
     if not fits:
-        raise Invalid(f"the {kind} gave {spec.name!r:.80} in shape {list(made.shape)}", f"it says {list(spec.shape)}")
+        raise UserCodeFailed(
+            f"the {kind} gave {spec.name!r:.80} in shape {list(made.shape)}", f"it says {list(spec.shape)}"
+        )
     return np.ascontiguousarray(made)

@@ -1,0 +1,233 @@
+"""A process of its own for a model's code. What it breaks is its own: the server goes on, and starts it again.
+
+It inherits no socket and no secret: a clean environment, a private folder as home and working folder, no network and
+only the files it needs where the kernel grants that (confine.py), a bound on memory where the sheet says
+`memory_bytes`. It runs as the same user as the server, so where the kernel grants nothing it can read what the server
+can. Arrays pass over one socket as plain bytes; nothing is ever unpickled.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import falaj
+from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed, from_wire
+from falaj.core.sheet import Sheet, TensorSpec, to_json
+from falaj.infer.records import Arrays, ModelConfig
+from falaj.infer.runtimes.specs import given_back
+
+inside = False
+"""True in the process itself."""
+START_S, PAUSE_S = 600.0, 10.0
+MOST_HEADER, MOST_BYTES = 1 << 20, 4 << 30
+BROKEN = (OSError, ValueError, KeyError, TypeError, IndexError, struct.error)
+"""What reading from a process that fell, or that writes what it likes, can come to."""
+_LENGTH = struct.Struct("<I")
+_KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+class Cage:
+    """The runtime of a model in another process."""
+
+    parallel, isolated = False, True
+
+    def __init__(self, config: ModelConfig, sheet: Sheet) -> None:
+        self._asked = _config(config, sheet)
+        memory = sheet.parameters.get("memory_bytes", "0")
+        if not memory.isdecimal():
+            raise Invalid(f"memory_bytes of {memory[:40]!r}", "a whole number of bytes")
+        self._memory, self._timeout_s = memory, config.timeout_s
+        self._lock = threading.Lock()
+        self._closed = False
+        self._ready, self._wait_until = False, 0.0
+        self._start()
+        try:
+            told = self._welcome()
+        except FalajError:
+            self.close()
+            raise
+        self.inputs, self.outputs = _specs(told["inputs"]), _specs(told["outputs"])
+        self.platform, self.size_bytes, self.batches = told["platform"], told["size_bytes"], told["batches"]
+        self.kept: Mapping[str, Any] = told["kept"]
+        """What the kernel keeps from it."""
+
+    def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
+        """All outputs for one batch."""
+        if not self._ready:
+            self._again()
+        try:
+            self._socket.settimeout(self._timeout_s)
+            send(self._socket, {"parameters": dict(parameters)}, inputs)
+            told, found = receive(self._socket)
+        except TimeoutError as error:
+            self.reset()
+            raise Unavailable(f"the model did not answer within {self._timeout_s:g} s", "try again") from error
+        except BROKEN as error:
+            self.reset()
+            raise Unavailable("the model's process ended in the middle of a run", "it is started again") from error
+        if "error" in told:
+            raise from_wire(told["error"])
+        return given_back(found, self.outputs, "model")
+
+    def reset(self) -> None:
+        """End the process, whatever it does, and begin another one; what runs fails."""
+        with self._lock:
+            self._end()
+            if not self._closed:
+                self._start()
+
+    def close(self) -> None:
+        """End the process; may be called while it runs."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _again(self) -> None:
+        """After a fall. One that falls while it loads is not begun again and again."""
+        if time.monotonic() < self._wait_until:
+            raise Unavailable("the model's process ends as soon as it begins", "look at its replica's log")
+        try:
+            self._welcome()
+        except FalajError:
+            self._wait_until = time.monotonic() + PAUSE_S
+            self.reset()
+            raise
+
+    def _start(self) -> None:
+        self._ready = False
+        self._socket, other = socket.socketpair()
+        self._folder = tempfile.mkdtemp(prefix="falaj-cage-")
+        with other:
+            asked = [str(self._asked[name]) for name in ("folder", "code")]
+            words = ["-P", "-m", "falaj.infer.runtimes.caged", str(other.fileno()), self._memory, *asked]
+            self._process = subprocess.Popen(  # noqa: S603 # nosec B603 - our own interpreter and file
+                [sys.executable, *words],
+                cwd=self._folder,
+                env=_environment(self._folder),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
+                pass_fds=(other.fileno(),),
+                start_new_session=True,
+            )
+
+    def _welcome(self) -> dict[str, Any]:
+        """Tell it what to load, and hear that it has."""
+        self._socket.settimeout(START_S)
+        try:
+            send(self._socket, self._asked, ())
+            told, _ = receive(self._socket)
+        except BROKEN as error:
+            self._process.kill()
+            code = self._process.wait()
+            raise UserCodeFailed(f"the model's process ended with {code} as it began", "run its code alone") from error
+        if "error" in told:
+            raise from_wire(told["error"])
+        self._ready = True
+        return told
+
+    def _end(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever reads from it in another thread hears of it
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def send(to: socket.socket, header: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+    """A header's length, the header in JSON, and the bytes of each array."""
+    parts, said = [], []
+    for one in arrays:
+        array = np.asarray(one, object) if isinstance(one, list) else np.ascontiguousarray(one)
+        if array.dtype == object:
+            texts = [bytes(text) for text in array.ravel().tolist()]
+            data: Any = b"".join([_LENGTH.pack(len(text)) + text for text in texts])
+        else:
+            data = memoryview(array.data).cast("B") if array.size else b""
+        said.append([array.dtype.str, list(array.shape), len(data)])
+        parts.append(data)
+    text = json.dumps({**header, "tensors": said}).encode()
+    to.sendall(_LENGTH.pack(len(text)) + text)
+    for data in parts:
+        to.sendall(data)
+
+
+def receive(of: socket.socket) -> tuple[dict[str, Any], list[Any]]:
+    """The same on the other side. ValueError for what cannot be: the other side may be anybody's code."""
+    size = _LENGTH.unpack(_exactly(of, _LENGTH.size))[0]
+    if size > MOST_HEADER:
+        raise ValueError("a header too long")
+    header = json.loads(_exactly(of, size))
+    if not isinstance(header, dict):
+        raise TypeError("no header")
+    tensors = header.pop("tensors")
+    if sum(int(one[2]) for one in tensors) > MOST_BYTES or any(one[2] < 0 for one in tensors):
+        raise ValueError("arrays too large")
+    return header, [_array(one[0], one[1], _exactly(of, one[2])) for one in tensors]
+
+
+def _array(kind: str, shape: list[int], data: bytearray) -> Any:
+    if kind != "|O":
+        dtype = np.dtype(kind)
+        if dtype.hasobject:
+            raise ValueError("no plain array")
+        return np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)
+    texts, at = np.empty(prod(shape), object), 0
+    for index in range(len(texts)):
+        length = _LENGTH.unpack_from(data, at)[0]
+        texts[index] = bytes(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if at != len(data):
+        raise ValueError("texts of another length")
+    return texts.reshape(shape)
+
+
+def _exactly(of: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        got = of.recv_into(view)
+        if not got:
+            raise ConnectionResetError("the other side is gone")
+        view = view[got:]
+    return data
+
+
+def _config(config: ModelConfig, sheet: Sheet) -> dict[str, Any]:
+    names = ("name", "version", "folder", "code", "device", "threads")
+    plain: dict[str, Any] = {name: getattr(config, name) for name in names}
+    folders = {name: str(Path(plain[name]).resolve()) for name in ("folder", "code") if plain[name]}
+    return {**plain, **folders, "files": dict(config.files), "sheet": json.loads(to_json(sheet))}
+
+
+def _specs(told: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in told)
+
+
+def _environment(folder: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    path = [str(Path(falaj.__file__).parents[1]), *filter(None, kept.get("PYTHONPATH", "").split(":"))]
+    private = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder)
+    return {**kept, **private, "PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _has_stderr() -> bool:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return sys.stderr.fileno() >= 0
+    return False

@@ -1,0 +1,66 @@
+"""The process inside a cage: it gives up what it does not need, loads one model, and answers until the server goes."""
+
+import importlib
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from falaj.core.errors import FalajError, UserCodeFailed
+from falaj.core.sheet import sheet_of
+from falaj.infer.records import ModelConfig, Runtime
+from falaj.infer.runtimes.confine import confine
+
+
+def main() -> None:
+    """Serve one model over the socket that was handed down."""
+    number, memory_bytes, *readable = sys.argv[1:]
+    server = socket.socket(fileno=int(number))
+    server.set_inheritable(False)
+    # Before numpy is there: a process with threads cannot leave its network.
+    kept = confine(Path.cwd(), readable, int(memory_bytes))
+    cage = importlib.import_module("falaj.infer.runtimes.cage")
+    cage.inside = True  # type: ignore[attr-defined]
+    try:
+        told, _ = cage.receive(server)
+        config = ModelConfig(**{**told, "sheet": sheet_of(told["sheet"])})
+        try:
+            runtime = _opened(config)
+        except FalajError as error:
+            cage.send(server, {"error": error.wire()}, ())
+            return
+        cage.send(server, {**_said(runtime), "kept": kept}, ())
+        while True:
+            told, inputs = cage.receive(server)
+            cage.send(server, *_answer(runtime, told["parameters"], inputs))
+    except ConnectionError:
+        return  # the server is gone
+
+
+def _opened(config: ModelConfig) -> Runtime:
+    from falaj.infer.runtimes import load
+
+    try:
+        return load(config)
+    except MemoryError as error:
+        raise UserCodeFailed("the model does not fit into its memory", "raise memory_bytes in its sheet") from error
+
+
+def _answer(runtime: Runtime, parameters: dict[str, Any], inputs: list[Any]) -> tuple[dict[str, Any], Any]:
+    try:
+        return {}, runtime.run(inputs, parameters)
+    except FalajError as error:
+        return {"error": error.wire()}, ()
+
+
+def _said(runtime: Runtime) -> dict[str, Any]:
+    ends = {
+        name: [[one.name, one.datatype, list(one.shape)] for one in getattr(runtime, name)]
+        for name in ("inputs", "outputs")
+    }
+    facts = {name: getattr(runtime, name) for name in ("platform", "size_bytes", "batches")}
+    return {**ends, **facts}
+
+
+if __name__ == "__main__":
+    main()
