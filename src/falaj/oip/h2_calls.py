@@ -1,0 +1,255 @@
+"""The calls of an HTTP/2 connection: how they begin, how their messages come in, how answers find them."""
+
+import asyncio
+import time
+from functools import partial
+
+from falaj.core.errors import FalajError
+from falaj.oip import h2_wire as w
+from falaj.oip.calls import CODES, INTERNAL, UNIMPLEMENTED, GrpcCall, GrpcDoor, GrpcReply
+from falaj.oip.h2_send import Speaking
+from falaj.oip.h2_stream import Messages, Stream
+from falaj.oip.health import Health
+from falaj.oip.hpack_cache import Head, Heads, block
+
+_MOST_WAITING = 256
+"""Messages of one stream without an answer, beyond which it is not told to go on."""
+_UNAVAILABLE, _TOO_MUCH = CODES["unavailable"], CODES["quota-exceeded"]
+
+
+class Calls(Speaking):
+    """The calls of one connection."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, door: GrpcDoor, limits: w.Limits) -> None:
+        super().__init__(loop, limits)
+        self._door, self._health = door, Health(door)
+        self._heads = Heads(limits.head_bytes)
+        self._unacked = 0
+        """Bytes that we have not said to go on after."""
+        self._peer = ""
+
+    # ---- they begin
+
+    def _begin(self, flags: int, id_: int, said: bytes) -> None:
+        """A header block is whole: a new call, or the end of one."""
+        if id_ <= self._last or not id_ & 1:
+            self._trailers(flags, id_, said)
+            return
+        self._last = id_
+        head = self._heads.known.get(said)
+        if head is None:
+            head = self._read(said)
+            if head is None:
+                return
+        if len(self._streams) >= self._limits.streams or self._draining == 2:
+            self._cut(id_, w.REFUSED_STREAM)
+            self._noise()
+            return
+        deadline = time.monotonic() + head.timeout_s if head.timeout_s else 0.0
+        stream = self._streams[id_] = Stream(id_, head, self._first_room, deadline, self._now)
+        stream.half = bool(flags & w.END_STREAM)
+        if not head.method:
+            self._refuse(stream)
+        elif stream.half:
+            self._ended(stream)
+
+    def _read(self, said: bytes) -> Head | None:
+        if len(said) > self._limits.head_bytes:
+            self.fail(w.ENHANCE_YOUR_CALM, "the headers are too large")
+            return None
+        try:
+            head = self._heads.read(said)
+        except FalajError:
+            self.fail(w.COMPRESSION_ERROR, "the headers cannot be read")
+            return None
+        if head is None:
+            self._cut(self._last, w.PROTOCOL_ERROR)
+            self._noise()
+        return head
+
+    def _trailers(self, flags: int, id_: int, said: bytes) -> None:
+        stream = self._streams.get(id_)
+        try:
+            whole = self._heads.skip(said)
+        except FalajError:
+            self.fail(w.COMPRESSION_ERROR, "the headers cannot be read")
+            return
+        if id_ in self._reset:
+            self._noise()
+        elif stream is None or stream.half:
+            self.fail(w.STREAM_CLOSED if id_ & 1 else w.PROTOCOL_ERROR, "headers for no stream that is open")
+        elif not flags & w.END_STREAM or not whole:
+            self._drop(stream, w.PROTOCOL_ERROR)
+        else:
+            stream.half = True
+            self._ended(stream)
+
+    def _refuse(self, stream: Stream) -> None:
+        """A request that is no call."""
+        if stream.head.status:
+            self._headers(stream, block(((b":status", b"%d" % stream.head.status),)), w.END_STREAM)
+            self._close(stream)
+        else:
+            self._finish(
+                stream, UNIMPLEMENTED, stream.head.fault, ((b"grpc-accept-encoding", b"identity,deflate,gzip"),)
+            )
+
+    # ---- messages come in
+
+    def on_data(self, flags: int, id_: int, piece: bytes) -> None:
+        size = len(piece)
+        self._unacked += size
+        if self._unacked > self._limits.connection_bytes >> 1:
+            self.send(w.frame(w.WINDOW_UPDATE, 0, 0, w.word(self._unacked)))
+            self._unacked = 0
+        stream = self._streams.get(id_)
+        if stream is None or stream.half or stream.gone:
+            self._late(id_, stream)
+            return
+        if flags & w.PADDED:
+            bare = stripped(flags, piece)
+            if bare is None:
+                self.fail(w.PROTOCOL_ERROR, "the padding is longer than its frame")
+                return
+            piece = bare
+        if flags & w.END_STREAM:
+            stream.half = True
+            # Nearly every call: one message, whole, in one frame.
+            if stream.messages is None and piece[:1] == b"\0" and int.from_bytes(piece[1:5], "big") == len(piece) - 5:
+                self._call(stream, piece[5:])
+                if stream.head.streaming:
+                    self._ended(stream)
+                return
+        elif not piece and self._noise():
+            return
+        self._gather(stream, piece, size)
+
+    def _gather(self, stream: Stream, piece: bytes, size: int) -> None:
+        """A piece of a message, or several messages in one."""
+        messages = stream.messages
+        if messages is None:
+            messages = stream.messages = Messages(stream.head.coding, self._limits.body_bytes)
+        stream.touched = self._now
+        try:
+            for message in messages.feed(piece):
+                self._came(stream, message)
+                if stream.gone:
+                    return
+        except FalajError as error:
+            self._finish(stream, CODES.get(error.code, INTERNAL), str(error))
+            return
+        held = messages.held + len(stream.only or b"")
+        self._held += held - stream.held
+        stream.held = held
+        if self._held > self._limits.held_bytes:
+            self._finish(stream, _TOO_MUCH, "too much is sent at once on one connection")
+        elif stream.half:
+            self._ended(stream)
+        else:
+            stream.unacked += size
+            self._go_on(stream)
+
+    def _go_on(self, stream: Stream) -> None:
+        """Let the client send more on a stream, unless it reads too little of what it is sent."""
+        window = self._limits.window_bytes
+        if stream.unacked > window:
+            self._drop(stream, w.FLOW_CONTROL_ERROR)
+        elif stream.unacked > window >> 1 and stream.waiting < _MOST_WAITING and len(stream.out) < _MOST_WAITING:
+            self.send(w.frame(w.WINDOW_UPDATE, 0, stream.id, w.word(stream.unacked)))
+            stream.unacked = 0
+
+    def _came(self, stream: Stream, message: bytes) -> None:
+        if stream.head.streaming:
+            self._call(stream, message)
+        elif stream.only is None:
+            stream.only = message
+        else:
+            self._finish(stream, INTERNAL, "a call of this method has one message, and two came")
+
+    def _ended(self, stream: Stream) -> None:
+        """The client has sent all of a call."""
+        if within(stream):
+            self._finish(stream, INTERNAL, "the call ends inside a message")
+        elif stream.head.streaming:
+            if not stream.waiting:
+                self._finish(stream, 0)
+        elif stream.only is None:
+            self._finish(stream, INTERNAL, "a call of this method has one message, and none came")
+        else:
+            message, stream.only = stream.only, None
+            self._held -= stream.held
+            stream.held = 0
+            self._call(stream, message)
+
+    def _late(self, id_: int, stream: Stream | None) -> None:
+        """Data for a stream that takes none."""
+        if stream is not None:
+            if stream.half:
+                self._drop(stream, w.STREAM_CLOSED)
+        elif id_ > self._last or not id_ & 1:
+            self.fail(w.PROTOCOL_ERROR, "data for a stream that did not begin")
+        elif not self._noise() and id_ not in self._reset:
+            self._cut(id_, w.STREAM_CLOSED)
+
+    # ---- and answers go out
+
+    def _call(self, stream: Stream, message: bytes) -> None:
+        stream.waiting += 1
+        stream.calls = number = stream.calls + 1
+        head = stream.head
+        call = GrpcCall(head.method, message, head.metadata, stream.deadline, peer=self._peer)
+        door: GrpcDoor = self._health if head.health else self._door
+        cancel = door.grpc(call, partial(self._answered, stream, number))
+        if cancel is not None and not stream.gone:
+            stream.cancels[number] = cancel
+
+    def _answered(self, stream: Stream, number: int, reply: GrpcReply) -> None:
+        if stream.gone:
+            return
+        if stream.cancels:
+            stream.cancels.pop(number, None)
+        if reply.code:
+            self._finish(stream, reply.code, reply.text, reply.metadata)
+        elif not stream.head.streaming:
+            self._reply(stream, reply)
+        else:
+            self._say(stream, reply)
+            if reply.last:
+                stream.waiting -= 1
+                self._next(stream)
+
+    def _next(self, stream: Stream) -> None:
+        """One message of a stream has all its answers."""
+        if stream.waiting or stream.gone:
+            return
+        if stream.half:
+            self._finish(stream, 0)
+        elif self._draining == 2:
+            self._finish(stream, _UNAVAILABLE, "the server ends (connect again)")
+        else:
+            self._go_on(stream)
+
+    def _drop(self, stream: Stream, code: int) -> None:
+        """A stream that broke the rules, or that nobody reads."""
+        self._streams.pop(stream.id, None)
+        self._blocked.pop(stream.id, None)
+        self._forget(stream)
+        self._cut(stream.id, code)
+        self._closed()
+
+
+def within(stream: Stream) -> bool:
+    """Whether a message of it has begun that is not whole."""
+    return stream.messages is not None and stream.messages.within
+
+
+def stripped(flags: int, said: bytes) -> bytes | None:
+    """A payload without its padding and its priority; None when it is not as long as it says."""
+    padding = 0
+    if flags & w.PADDED:
+        padding, said = (said[0] if said else 256), said[1:]
+    if flags & w.WITH_PRIORITY:
+        if len(said) < 5:
+            return None
+        said = said[5:]
+    return said[: len(said) - padding] if padding <= len(said) else None
