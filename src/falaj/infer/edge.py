@@ -52,6 +52,8 @@ def main(given: list[str]) -> int:
             return 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         bundle = opened(Path(said.bundle), folder, said.trust)
+        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        (folder / "logs" / MANIFEST).write_text(json.dumps(bundle.manifest))
         return asyncio.run(_serve(bundle, _config(bundle, folder, said), folder / "logs"))
     except FalajError as error:
         print(f"falaj-edge: {error}", file=sys.stderr)  # noqa: T201
@@ -182,8 +184,6 @@ async def _serve(bundle: Bundle, config: Config, logs: Path) -> int:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    logs.mkdir(mode=0o700, exist_ok=True)
-    (logs / MANIFEST).write_text(json.dumps(bundle.manifest))
     server = Server(config)
     await server.start()
     print(json.dumps({**server.ready(), **_about(bundle)}), flush=True)  # noqa: T201

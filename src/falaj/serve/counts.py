@@ -24,6 +24,8 @@ LIVE_S = 5.0
 """What a gateway said last counts as the present for so long."""
 SHADOW = "shadow"
 """The arm under which copies are counted."""
+EDGE = "edge"
+"""The arm of servers that stand by themselves: no load of ours."""
 
 
 class Counted(NamedTuple):
@@ -114,7 +116,7 @@ class Counts:
 
     def load(self, tenant: str, ref: Ref, now: float, span_s: float = 30.0) -> dict[int, Load]:
         """How each revision stands now, as the last seconds say."""
-        rows = self.rows(tenant, ref, now - span_s)
+        rows = [row for row in self.rows(tenant, ref, now - span_s) if row.arm != EDGE]
         return {revision: _load(some, now, span_s) for revision, some in _by(rows, lambda row: row.revision)}
 
     def tidy(self, whose: Whose, now: float, marks: Sequence[float] = ()) -> int:

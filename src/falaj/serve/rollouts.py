@@ -12,15 +12,15 @@ from typing import Annotated
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
-from falaj.core.ports import Series
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.serve import books, fitness, trials
 from falaj.serve.arms import BASE
 from falaj.serve.blocks import Whose
 from falaj.serve.bodies import inputs_of, outputs_of, plain
-from falaj.serve.counts import Counts, Sum
-from falaj.serve.journal import Journal, Logged
+from falaj.serve.counts import Sum
+from falaj.serve.edges import Edges
+from falaj.serve.journal import Logged
 from falaj.serve.judge import Tally, Verdict, judge
 from falaj.serve.labels import Labelled, Labels
 from falaj.serve.records import (
@@ -33,7 +33,7 @@ from falaj.serve.records import (
     Rollout,
     VerdictView,
 )
-from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 
 EVERY_S = 1.0
@@ -41,11 +41,9 @@ TIDY_S = 60.0
 MOST_LABELS, MOST_LINES, MOST_KEYS = 100_000, 10_000, 10_000
 
 
-class Rollouts:
+class Rollouts(Edges):
     """What the desk `serve` knows of trials. Its other half, Endpoints, gives it these."""
 
-    _ledger: Ledger
-    series: Callable[[], Series]
     _stir: Callable[[bool], None]
 
     @verb(writes=("endpoint",))
@@ -168,16 +166,6 @@ class Rollouts:
         return gone
 
     # For the loop, the gateway and the other half of the desk.
-
-    @cached_property
-    def counts(self) -> Counts:
-        """What gateways counted."""
-        return Counts(self.series, self._ledger)
-
-    @cached_property
-    def journal(self) -> Journal:
-        """What gateways kept of requests."""
-        return Journal(self.series, self._ledger)
 
     @cached_property
     def labels(self) -> Labels:

@@ -1,7 +1,8 @@
 """The desk of endpoints: one class, written in the parts it inherits."""
 
 from falaj.serve.endpoints import Endpoints
+from falaj.serve.rollouts import Rollouts
 
 
-class Serve(Endpoints):
+class Serve(Rollouts, Endpoints):
     """Endpoints: models that answer, by revision and share of traffic, with replicas that come and go."""

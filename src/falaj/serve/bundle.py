@@ -1,0 +1,198 @@
+"""Bundles for the edge: make one, and bring back what edge servers counted and kept; and the journal as a dataset."""
+
+import hashlib
+import io
+import json
+import secrets
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Conflict, Invalid, NotFound
+from falaj.core.ref import Ref
+from falaj.serve import edge_files
+from falaj.serve.edges import MOST_BYTES, Packed, Synced
+from falaj.serve.records import LogPage
+
+CHUNK_BYTES = MOST_BYTES // 2
+LOG_PAGE = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bundled:
+    """A bundle that was made. The keys are shown this once."""
+
+    ref: Ref
+    model: Ref
+    revision: int
+    path: str
+    size_bytes: int
+    server: str
+    """Where the server lies beside it; the bundle holds it, too."""
+    signed_by: str
+    """The fingerprint to trust: python falaj-edge.pyz serve … --trust …"""
+    keys: tuple[str, ...]
+
+
+@errand
+def bundle(
+    here: Here,
+    endpoint: Annotated[Ref, "which endpoint"],
+    out: Annotated[str, "the file to write, for example edge.tar"],
+    revision: Annotated[int, "which revision; the one with the traffic when left out"] = 0,
+    keys: Annotated[int, "how many keys to make for callers"] = 1,
+    to: Annotated[str, "where it goes, for those who read the log"] = "",
+) -> Bundled:
+    """Pack an endpoint as one signed file that serves by itself: the model, the server, keys of callers.
+
+    Whoever may not carry the model out hears it here, before a byte is written. The same revision gives the same
+    bytes but for its manifest, which says when and by whom it was made.
+
+    Example:
+        falaj serve bundle endpoint:fraud/score --out edge.tar --to "branch 12"
+    """
+    path = Path(out).expanduser()
+    if path.exists():
+        raise Conflict(f"{path.name} is there already", "choose another name, or remove it")
+    tokens = tuple(f"fje_{secrets.token_urlsafe(32)}" for _ in range(keys))
+    hashes = tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens)
+    packed: Packed = here.serve.pack(endpoint, hashes, to or path.name, revision)
+    manifest = json.loads(packed.manifest)
+    model = Ref.parse(manifest["model"])
+    here.catalog.carry(model, to or path.name)
+    with tempfile.TemporaryDirectory(prefix="falaj-bundle-") as scratch:
+        folder = Path(scratch, "model")
+        here.catalog.checkout(model, str(folder))
+        _write(path, packed, manifest["files"], folder)
+    server = path.parent / edge_files.SERVER
+    server.write_bytes(edge_files.server())
+    signed_by = hashlib.sha256(packed.key.encode()).hexdigest()
+    size = path.stat().st_size
+    return Bundled(endpoint.bare, model, manifest["revision"], str(path), size, str(server), signed_by, tokens)
+
+
+@errand
+def sync(
+    here: Here,
+    folder: Annotated[str, "the folder `logs` of an edge server"],
+    endpoint: Annotated[Ref | None, "the endpoint; as the bundle says when left out"] = None,
+) -> Synced:
+    """Bring what an edge server counted and kept into the platform. What is there already is left out.
+
+    Example:
+        falaj serve sync ./edge/logs
+    """
+    home = Path(folder).expanduser()
+    try:
+        manifest = json.loads((home / "manifest.json").read_bytes())
+        ref, bundle_id = endpoint or Ref.parse(manifest["endpoint"]), str(manifest["id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotFound(f"{folder[:200]} is no folder of an edge server", "its `logs` hold a manifest.json") from error
+    requests = counts = 0
+    for lines in _pieces(_lines(home)):
+        done: Synced = here.serve.absorb(ref.bare, bundle_id, lines)
+        requests, counts = requests + done.requests, counts + done.counts
+    return Synced(ref.bare, requests, counts)
+
+
+@errand
+def collect(
+    here: Here,
+    endpoint: Annotated[Ref, "which endpoint"],
+    out: Annotated[Ref, "the dataset, for example dataset:fraud/score-log"],
+    since_s: Annotated[float, "of the last so many seconds"] = 86400.0,
+) -> Any:
+    """Make the requests that were kept a version of a dataset: a row each, with inputs, outputs and who answered.
+
+    Example:
+        falaj serve collect endpoint:fraud/score dataset:fraud/score-log --since-s 604800
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = list(_log_rows(here, endpoint, since_s))
+    if not rows:
+        raise NotFound(f"nothing of {endpoint.bare} was kept in that time", "falaj serve change --more sample=0.1")
+    with tempfile.TemporaryDirectory(prefix="falaj-collect-") as scratch:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
+        parquet.write_table(table, Path(scratch, "requests.parquet"))
+        return here.catalog.publish(out, scratch, inputs={"endpoint": endpoint.bare}, message=f"log of {endpoint.bare}")
+
+
+def _write(path: Path, packed: Packed, wanted: dict[str, str], model: Path) -> None:
+    """The bundle, whole or not at all; every byte in it is one that was signed."""
+    signature = json.dumps({"key": packed.key, "signature": packed.signature}).encode()
+    small = {name: text.encode() for name, text in packed.texts.items()} | {edge_files.SERVER: edge_files.server()}
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with tarfile.open(draft, "x", format=tarfile.PAX_FORMAT) as tar:
+            _add(tar, "manifest.json", packed.manifest.encode())
+            _add(tar, "signature.json", signature)
+            for name in sorted(wanted):
+                source = model / name.removeprefix("model/") if name.startswith("model/") else small.get(name)
+                if source is None or _digest(source) != wanted[name]:
+                    hint = "use the same release of falaj here and there"
+                    raise Conflict(f"{name[:200]} is not what the platform signed", hint)
+                _add(tar, name, source)
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _add(tar: tarfile.TarFile, name: str, source: Path | bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.mode, entry.mtime = 0o644, 0
+    entry.size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        tar.addfile(entry, file)
+
+
+def _digest(source: Path | bytes) -> str:
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    for file in (folder / "counts.jsonl", *sorted(folder.glob("requests-*.jsonl"))):
+        if file.is_file():
+            with file.open(encoding="utf-8") as text:
+                # A line without its end is still being written: it comes with the next sync.
+                yield from (line for line in text if line.endswith("\n"))
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        if len(line) > CHUNK_BYTES:
+            raise Invalid(f"a line of {len(line)} bytes", "sample fewer or smaller requests")
+        if size + len(line) > CHUNK_BYTES:
+            yield "".join(held)
+            held, size = [], 0
+        held.append(line)
+        size += len(line)
+    if held:
+        yield "".join(held)
+
+
+def _log_rows(here: Here, endpoint: Ref, since_s: float) -> Iterator[dict[str, Any]]:
+    after = ""
+    while True:
+        page: LogPage = here.serve.logs(endpoint, since_s=since_s, after=after, limit=LOG_PAGE)
+        for one in page.lines:
+            yield {
+                "at": one.at, "id": one.id, "key": one.key, "arm": one.arm, "revision": one.revision,
+                "status": one.status, "latency_us": one.latency_us, "caller": one.caller,
+                **{f"input.{name}": value for name, value in one.request.items()},
+                **{f"output.{name}": value for name, value in one.response.items()},
+            }  # fmt: skip
+        after = page.next
+        if not after:
+            return
