@@ -238,10 +238,11 @@ def _depth(raw: memoryview) -> int:
 
 
 def _flat(one: _Input, values: list[Any], depth: int) -> list[Any]:
-    if depth != len(one.shape):
-        raise Invalid(f"{one.name[:60]!r} is nested {depth} deep, and its shape {len(one.shape)}", "nest as the shape")
-    fits = len(values) == one.shape[0]
-    for size in one.shape[1:]:
+    shape = one.shape[: one.shape.index(0) + 1] if 0 in one.shape else one.shape
+    if depth != len(shape):
+        raise Invalid(f"{one.name[:60]!r} is nested {depth} deep, and its shape {len(shape)}", "nest as the shape")
+    fits = len(values) == shape[0]
+    for size in shape[1:]:
         fits = fits and all(len(inner) == size for inner in values)
         values = list(chain.from_iterable(values))
     if not fits:

@@ -82,6 +82,7 @@ _FORMATS = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "FP16": "e", "FP32": "f", "FP64": "d", "BF16": "f",
 }  # fmt: skip
+_INFINITE = 0x7F800000
 _LENGTH = struct.Struct("<I")
 _packing = lru_cache(512)(struct.Struct)
 
@@ -141,7 +142,7 @@ def pack(name: str, datatype: str, values: Sequence[Any]) -> bytes:
         raw = _packing(f"<{len(values)}{_FORMATS[datatype]}").pack(*values)
     except (struct.error, OverflowError) as error:
         raise Invalid(f"{name[:60]!r} holds a number that is no {datatype}", "send it in its range") from error
-    return _halves(raw) if datatype == "BF16" else raw
+    return _halves(name, raw) if datatype == "BF16" else raw
 
 
 def raw_of(made: Made) -> bytes:
@@ -172,8 +173,11 @@ def texts(made: Made) -> list[bytes]:
     return [one.encode() if isinstance(one, str) else bytes(one) for one in flat]
 
 
-def _halves(raw: bytes) -> bytes:
+def _halves(name: str, raw: bytes) -> bytes:
     """FP32 to BF16: the nearest, and the even one of two."""
     bits = np.frombuffer(raw, "<u4")
-    rounded = bits + (0x7FFF + ((bits >> 16) & 1)).astype("<u4")
-    return cast(bytes, (rounded >> 16).astype("<u2").tobytes())
+    size = bits & 0x7FFFFFFF
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype("<u4")) >> 16).astype("<u2")
+    if ((size < _INFINITE) & ((rounded & 0x7FFF) >= _INFINITE >> 16)).any():
+        raise Invalid(f"{name[:60]!r} holds a number that is no BF16", "send it in its range")
+    return cast(bytes, np.where(size > _INFINITE, 0x7FC0, rounded).astype("<u2").tobytes())

@@ -1,0 +1,127 @@
+"""Bytes to tensors and back, against numpy and struct."""
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.oip import tensors
+from falaj.oip.tensors import NUMPY, SIZES, Made, elements, pack, raw_of, split, values_of
+
+NUMBERS = [one for one in SIZES if one not in ("BOOL", "BF16")]
+
+
+def values(datatype: str) -> st.SearchStrategy[Any]:
+    if datatype == "BOOL":
+        return st.booleans()
+    if datatype == "BYTES":
+        return st.text(max_size=8)
+    if datatype.startswith(("FP", "BF")):
+        width = {"FP16": 16, "FP64": 64}.get(datatype, 32)
+        most = 2.0**127 if datatype == "BF16" else None
+        return st.floats(allow_nan=False, allow_infinity=False, width=width, min_value=most and -most, max_value=most)
+    found = np.iinfo(NUMPY[datatype])
+    return st.integers(int(found.min), int(found.max))
+
+
+@pytest.mark.parametrize("datatype", [*NUMBERS, "BOOL"])
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_numbers_are_numpys(datatype: str, data: st.DataObject) -> None:
+    found = data.draw(st.lists(values(datatype), max_size=20))
+    array = np.array(found, NUMPY[datatype])
+    raw = pack("x", datatype, found)
+    assert raw == array.tobytes()
+    assert len(raw) == len(found) * SIZES[datatype]
+    made = Made("x", datatype, array.shape, array)
+    assert raw_of(made) == raw
+    assert pack("x", datatype, values_of(made)) == raw
+
+
+@given(st.lists(values("BF16"), max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_bf16_is_the_nearest(found: list[float]) -> None:
+    torch = pytest.importorskip("torch")
+    raw = pack("x", "BF16", found)
+    wanted = torch.tensor(found, dtype=torch.float32).to(torch.bfloat16)
+    assert raw == wanted.view(torch.int16).numpy().tobytes()
+    made = Made("x", "BF16", (len(found),), np.frombuffer(raw, "<u2"))
+    assert values_of(made) == wanted.float().tolist()
+
+
+def test_bf16_of_what_is_no_number() -> None:
+    raw = pack("x", "BF16", [math.inf, -math.inf, math.nan])
+    assert np.frombuffer(raw, "<u2").tolist() == [0x7F80, 0xFF80, 0x7FC0]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [
+        ("UINT8", 256), ("UINT8", -1), ("INT8", 128), ("INT16", -32769), ("UINT16", 1 << 16), ("INT32", 1 << 31),
+        ("UINT32", -1), ("INT64", 1 << 63), ("UINT64", 1 << 64), ("UINT64", -1), ("FP16", 65520.0), ("FP32", 1e39),
+        ("FP32", -1e300), ("BF16", 1e39), ("BF16", 3.4e38),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(datatype: str, value: float) -> None:
+    with pytest.raises(Invalid):
+        pack("x", datatype, [value])
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9))
+def test_bytes_travel_with_their_lengths(found: list[bytes]) -> None:
+    raw = raw_of(Made("x", "BYTES", (len(found),), found))
+    assert raw == b"".join(struct.pack("<I", len(one)) + one for one in found)
+    assert split("x", raw, len(found)) == found
+    assert split("x", memoryview(raw), len(found)) == found
+    given_ = tensors.given("x", "BYTES", (1, len(found)), raw)
+    assert (given_.data, given_.shape) == (found, (1, len(found)))
+
+
+@given(st.binary(max_size=40), st.integers(0, 1 << 40))
+def test_lying_lengths_are_refused(raw: bytes, count: int) -> None:
+    try:
+        found = split("x", raw, count)
+    except Invalid:
+        return
+    assert raw_of(Made("x", "BYTES", (count,), found)) == raw
+
+
+def test_texts_and_arrays_of_them_are_bytes() -> None:
+    array = np.array([["a", b"\xc3\xa4"]], object)
+    assert raw_of(Made("x", "BYTES", (1, 2), array)) == b"\1\0\0\0a\2\0\0\0\xc3\xa4"
+    assert values_of(Made("x", "BYTES", (1, 2), array)) == ["a", "ä"]
+    with pytest.raises(UserCodeFailed, match="no text"):
+        values_of(Made("x", "BYTES", (1,), [b"\xff"]))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "raw"),
+    [
+        ("FP32", (2,), b"abcd"), ("FP32", (1,), b""), ("FP32", (-1, -1), b"abcd"), ("FP32", (-1,), b""),
+        ("BOOL", (2,), b"\0\2"), ("FP31", (1,), b"abcd"), ("", (1,), b"abcd"), ("FP32", (1,) * 17, b"abcd"),
+        ("FP32", (0, 1 << 30, 1 << 30), b""), ("BYTES", (1,), b""), ("BYTES", (2,), b"\0\0\0\0"),
+        ("BYTES", (1,), b"\5\0\0\0abc"), ("BYTES", (1,), b"\0\0\0\0x"), ("BYTES", (0,), b"x"),
+    ],
+)  # fmt: skip
+def test_bytes_that_are_not_the_shape_are_refused(datatype: str, shape: tuple[int, ...], raw: bytes) -> None:
+    with pytest.raises(Invalid):
+        tensors.given("x", datatype, shape, raw)
+
+
+def test_shapes_of_nothing_and_of_one() -> None:
+    assert [elements("x", one) for one in ((), (0,), (3, 0), (2, 3))] == [1, 0, 0, 6]
+    assert tensors.given("x", "FP32", (), b"abcd").data == b"abcd"
+    assert tensors.given("x", "FP32", (0, 32), b"").data == b""
+
+
+def test_views_and_transposed_arrays_are_written_in_order() -> None:
+    array = np.arange(12, dtype="<i4").reshape(3, 4)
+    for one in (array[1:2], array[:, 1:3], array.T):
+        made = Made("x", "INT32", one.shape, one)
+        assert values_of(made) == one.ravel().tolist()
+        assert raw_of(made) == np.ascontiguousarray(one).tobytes()
