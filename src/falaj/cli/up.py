@@ -47,7 +47,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
         def ready(url: str) -> None:
             _say_ready(url, token, settings.home if found.tls and not settings.tls.cert else "")
 
-        with _grpc(house, found.grpc or settings.grpc, found.tls):
+        with _grpc(house, found.grpc or settings.grpc, found.tls), _gateway(house, found.tls):
             serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready)
     finally:
         house.close()
@@ -70,6 +70,22 @@ def _grpc(house: Any, address: str, own_ca: bool) -> Iterator[None]:
         yield
     finally:
         door.stop()
+
+
+@contextmanager
+def _gateway(house: Any, own_ca: bool) -> Iterator[None]:
+    """The door to endpoints, a process of its own from the first endpoint on; none where the setting is empty."""
+    if not house.settings.gateway:
+        yield
+        return
+    from falaj.gateway.keeper import Keeper
+
+    keeper = Keeper(house, ("--tls",) if own_ca else ())
+    keeper.start()
+    try:
+        yield
+    finally:
+        keeper.stop()
 
 
 def demo(frame: Frame, arguments: list[str]) -> int:

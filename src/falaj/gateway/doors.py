@@ -1,0 +1,318 @@
+"""The gateway's doors: REST and gRPC in, over the hop to a replica, and back. Bodies pass as they are."""
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from falaj import __version__
+from falaj.core.errors import Denied, FalajError, NotFound
+from falaj.gateway import paths
+from falaj.gateway.callers import Caller, Callers, key_of, slow_down
+from falaj.gateway.holding import Holding
+from falaj.gateway.passing import DIRECT, GrpcPassing, Passing, RestPassing, grpc_problem
+from falaj.gateway.paths import Target
+from falaj.gateway.pick import pick
+from falaj.gateway.table import Name, Routed, Table
+from falaj.gateway.tally import Pages, Tallies, Tally, at
+from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.hop import Missed
+from falaj.oip.messages import METHODS
+from falaj.oip.proto import peek
+from falaj.oip.rest import problem, refusal, said
+from falaj.oip.wire import encode
+from falaj.serve.arms import shadowed
+from falaj.serve.counts import SHADOW
+from falaj.serve.journal import GRPC, JSON, Logged, binary
+
+if TYPE_CHECKING:
+    from falaj.platform import House
+
+Cancel = Callable[[], None]
+LENGTH = b"inference-header-content-length"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics", "sequence")
+MOST_PATHS, MOST_SHADOWS = 4096, 256
+_FIXED = Denied("endpoints are not changed by their callers", "revisions change by: falaj serve deploy")
+_ABOUT = {"name": "falaj", "version": __version__, "extensions": list(EXTENSIONS)}
+_OWN_METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex", "RepositoryModelLoad",
+                "RepositoryModelUnload")  # fmt: skip
+
+
+class Pending:
+    """A request whose caller is being looked up."""
+
+    __slots__ = ("cancelled", "inner")
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.inner: Cancel | None = None
+
+    def cancel(self) -> None:
+        """The caller went away."""
+        self.cancelled = True
+        if self.inner is not None:
+            self.inner()
+
+
+class Doors:
+    """A RestDoor and a GrpcDoor. Nothing of a body is looked at before the caller is known."""
+
+    def __init__(self, house: "House", table: Table, callers: Callers, pool: Executor, pages: Pages) -> None:
+        self._house, self._table, self._callers, self._pool, self._pages = house, table, callers, pool, pages
+        self.holding: Holding
+        self.tallies: Tallies
+        self.open = True
+        """False while we drain: load balancers look elsewhere."""
+        self._targets: dict[bytes, Target] = {}
+        self._prefix, self._count = secrets.token_hex(6), 0
+        self._revisions: dict[int, tuple[bytes, bytes]] = {}
+        self._shadows = 0
+
+    # What one request needs of us.
+
+    def routed(self, name: Name) -> Routed | None:
+        """The endpoint as it is now."""
+        return self._table.routes.get(name)
+
+    def tally(self, routed: Routed, arm: str, revision: int) -> Tally:
+        """Where an arm is counted that has no share of its own."""
+        return self.tallies.of(routed.route, arm, revision)
+
+    def hold(self, one: Passing) -> bool:
+        """Let it wait for a replica."""
+        return self.holding.hold(one)
+
+    def answered(self, one: Passing, reply: Any, status: int) -> None:
+        """Give the answer back, with what names it; then keep a sample, and ask a shadow."""
+        self._count += 1
+        one.id = id_ = f"{self._prefix}-{self._count:x}"
+        headers = (b"falaj-request", id_.encode()), self._revision(one.revision)
+        if isinstance(reply, Reply):
+            reply.headers = (*reply.headers, *headers) if reply.headers else headers
+        else:
+            reply.metadata = (*reply.metadata, *headers) if reply.metadata else headers
+        one.reply(reply)
+        if not one.counts:
+            return
+        route = one.routed.route
+        if route.rules.sample > 0.0 and random.random() < route.rules.sample:  # noqa: S311 # nosec B311 - a sample
+            self._keep(one, reply, status, one.arm, time.monotonic() - one.began)
+        if route.shadow is not None and one.arm != DIRECT:
+            self._shadow(one)
+
+    def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Cancel | None:
+        """Answer one HTTP request, now or later."""
+        try:
+            target = self._targets.get(call.path) or self._target(call.path)
+        except FalajError as error:
+            reply(problem(error))
+            return None
+        if target.method and call.method != target.method and (call.method, target.method) != (b"HEAD", b"GET"):
+            told = refusal(405, "this address takes another method", target.method.decode())
+            told.headers = ((b"allow", target.method),)
+            reply(told)
+            return None
+        if target.what in (paths.LIVE, paths.READY, paths.ABSENT):
+            reply(self._plain(target.what))
+            return None
+        key = key_of(call.headers, target.name)
+        caller = self._callers.known(key, time.monotonic())
+        if caller is not None:
+            return self._rest(target, call, reply, caller)
+        pending = Pending()
+        self._callers.ask(key, call.peer, partial(self._later, pending, partial(self._rest, target, call, reply)))
+        return pending.cancel
+
+    def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
+        """Answer one message of a gRPC call, now or later."""
+        method = call.method
+        if method in ("ServerLive", "ServerReady"):
+            name = "live" if method == "ServerLive" else "ready"
+            reply(GrpcReply(encode(METHODS[method][1], {name: self.open or name == "live"})))
+            return None
+        if method not in METHODS:
+            reply(GrpcReply(code=UNIMPLEMENTED, text=f"{method[:60]} is not offered"))
+            return None
+        try:
+            name, version, _ = ("", "", "") if method in _OWN_METHODS else peek(call.message)
+            if method not in _OWN_METHODS:
+                paths.name_of(name)
+            number = paths.version_of(version)
+        except FalajError as error:
+            reply(grpc_problem(method, CODES[error.code], str(error)))
+            return None
+        key = key_of(call.metadata, name)
+        caller = self._callers.known(key, time.monotonic())
+        if caller is not None:
+            return self._grpc(number, call, reply, caller)
+        pending = Pending()
+        self._callers.ask(key, call.peer, partial(self._later, pending, partial(self._grpc, number, call, reply)))
+        return pending.cancel
+
+    def _later(self, pending: Pending, go: Callable[[Caller], Cancel | None], caller: Caller) -> None:
+        if not pending.cancelled:
+            pending.inner = go(caller)
+
+    def _rest(self, target: Target, call: Call, reply: Callable[[Reply], Any], caller: Caller) -> Cancel | None:
+        try:
+            if target.what in (paths.SERVER, paths.INDEX, paths.CHANGE):
+                return self._own(target.what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
+            routed = self._admitted(caller)
+        except FalajError as error:
+            reply(problem(error))
+            return None
+        if target.what is paths.MODEL_READY and routed.route.asleep and not target.version:
+            reply(said({"name": target.name, "ready": True}))  # whoever asks it is answered, if a little later
+            return None
+        headers = call.headers
+        length = headers.get(LENGTH)
+        passed = Call(call.method, target.path, NO_HEADERS if length is None else {LENGTH: length}, call.body)
+        one = RestPassing(self, routed, caller.id, passed, reply)
+        one.key, one.version, one.size = headers.get(routed.sticky), target.version, len(call.body)
+        one.counts = target.what is paths.INFER
+        if one.counts:
+            one.sequence = paths.sequence_of(headers, call.body)
+            if one.sequence and one.key is None:
+                one.key = one.sequence
+        return one.begin()
+
+    def _grpc(self, version: int, call: GrpcCall, reply: Callable[[GrpcReply], Any], caller: Caller) -> Cancel | None:
+        method, metadata = call.method, call.metadata
+
+        def no(error: FalajError) -> None:
+            reply(grpc_problem(method, CODES.get(error.code, 13), str(error)))
+
+        try:
+            if method in _OWN_METHODS:
+                what = {"ServerMetadata": paths.SERVER, "RepositoryIndex": paths.INDEX}.get(method, paths.CHANGE)
+                made = METHODS[method][1]
+                wrap: Callable[[Any], Any] = (lambda rows: {"models": rows}) if what is paths.INDEX else dict
+                return self._own(what, caller, lambda rows: reply(GrpcReply(encode(made, wrap(rows)))), no)
+            routed = self._admitted(caller)
+        except FalajError as error:
+            no(error)
+            return None
+        if method == "ModelReady" and routed.route.asleep and not version:
+            reply(GrpcReply(encode(METHODS[method][1], {"ready": True})))
+            return None
+        one = GrpcPassing(self, routed, caller.id, GrpcCall(method, call.message, NO_HEADERS, 0.0), reply)
+        if 0.0 < call.deadline < one.deadline:
+            one.deadline, one.own = call.deadline, False
+            one.until = min(one.until, call.deadline)
+        one.body.deadline = one.deadline
+        one.key, one.version, one.size = metadata.get(routed.sticky), version, len(call.message)
+        one.counts = method in ("ModelInfer", "ModelStreamInfer")
+        if one.counts:
+            one.sequence = paths.grpc_sequence_of(metadata, call.message)
+            if one.sequence and one.key is None:
+                one.key = one.sequence
+        return one.begin()
+
+    def _admitted(self, caller: Caller) -> Routed:
+        if caller.refused is not None:
+            raise caller.refused
+        routed = self._table.routes.get(caller.name)
+        if routed is None:
+            raise NotFound(f"there is no endpoint {caller.name[1][:80]!r}", "falaj serve list shows those you may call")
+        if routed.route.rules.per_s > 0.0:
+            wait_s = self._callers.take(caller, routed.route.rules, time.monotonic())
+            if wait_s > 0.0:
+                raise slow_down(wait_s, f"more requests than {caller.name[1]} gives one caller")
+        return routed
+
+    def _own(
+        self, what: str, caller: Caller, give: Callable[[Any], Any], no: Callable[[FalajError], Any]
+    ) -> Cancel | None:
+        """What the gateway answers by itself."""
+        if caller.refused is not None or what is paths.CHANGE or caller.actor is None:
+            raise caller.refused or _FIXED
+        if what is paths.SERVER:
+            give(_ABOUT)
+            return None
+        pending, loop = Pending(), self.holding.loop
+
+        def told(rows: Any) -> None:
+            if not pending.cancelled:
+                (no if isinstance(rows, FalajError) else give)(rows)
+
+        self._pool.submit(lambda: loop.call_soon_threadsafe(told, self._index(caller)))
+        return pending.cancel
+
+    def _index(self, caller: Caller) -> Any:
+        """In a thread: the endpoints that this caller may see."""
+        assert caller.actor is not None  # noqa: S101 # nosec B101 - looked at by whoever calls
+        rows: list[dict[str, str]] = []
+        ctx, after = self._house.context(caller.actor), ""
+        try:
+            while True:
+                page = self._house.call("serve", "list", ctx, {"after": after})
+                for one in page.endpoints:
+                    ready = "paths.READY" if one.state in ("ready", "asleep") else "UNAVAILABLE"
+                    rows += [{"name": one.name, "version": number, "state": ready} for number in one.traffic]
+                after = page.next
+                if not after:
+                    return rows
+        except FalajError as error:
+            return error
+
+    def _plain(self, what: str) -> Reply:
+        if what is paths.ABSENT:
+            return refusal(501, "this is not offered", "see extensions in GET v2 for what is")
+        if what is paths.READY and not self.open:
+            return refusal(503, "the gateway ends", "ask another one")
+        return said({"live": True} if what is paths.LIVE else {"live": True, "ready": True})
+
+    def _target(self, path: bytes) -> Target:
+        found = paths.target_of(path)
+        if len(self._targets) >= MOST_PATHS:
+            self._targets.clear()
+        self._targets[path] = found
+        return found
+
+    def _revision(self, number: int) -> tuple[bytes, bytes]:
+        found = self._revisions.get(number)
+        if found is None:
+            found = self._revisions[number] = (b"falaj-revision", b"%d" % number)
+        return found
+
+    def _keep(self, one: Passing, reply: Any, status: int, arm: str, seconds: float, revision: int = 0) -> None:
+        if isinstance(reply, Reply):
+            request, response = one.body.body, b"".join(reply.parts)
+            length = one.body.headers.get(LENGTH, b"")
+            plain = not length and not reply.json_bytes
+            encoding = JSON if plain else binary(int(length) if length.isdigit() else 0, reply.json_bytes)
+        else:
+            request, response, encoding = one.body.message, reply.message, GRPC
+        key = one.key.decode("utf-8", "replace") if one.key else ""
+        row = Logged(at(), one.id, key, arm, revision or one.revision, status, int(seconds * 1e6), one.caller,
+                     request, response, encoding)  # fmt: skip
+        self._pages.add(one.routed.route, row)
+
+    def _shadow(self, one: Passing) -> None:
+        """Ask another revision the same, now that the caller has the answer; nobody sees what it says."""
+        revision = shadowed(one.routed.route)
+        began = time.monotonic()
+        link = pick(one.routed.pools.get(revision, ()), began) if revision else None
+        if link is None or self._shadows >= MOST_SHADOWS:
+            return
+        tally = self.tallies.of(one.routed.route, SHADOW, revision)
+        tally.inflight += 1
+        self._shadows += 1
+
+        def told(reply: Any) -> None:
+            tally.inflight -= 1
+            self._shadows -= 1
+            missed = isinstance(reply, Missed)
+            status = 503 if missed else one.status(reply)[0]
+            seconds = time.monotonic() - began
+            tally.done(seconds, failed=status >= 500)
+            rules = one.routed.route.rules
+            if not missed and random.random() < rules.sample:  # noqa: S311 # nosec B311 - a sample
+                self._keep(one, reply, status, SHADOW, seconds, revision)
+
+        deadline = began + one.routed.route.rules.timeout_s
+        ask = link.client.ask_rest if isinstance(one, RestPassing) else link.client.ask_grpc
+        ask(one.body, deadline, told)

@@ -1,0 +1,87 @@
+"""The keeper: `falaj up` starts a gateway beside itself once there is an endpoint, and starts it again when it ends."""
+
+import logging
+import subprocess  # nosec B404 - our own program, no shell
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from falaj.core.errors import FalajError
+from falaj.fleet.use import tenants
+from falaj.serve import books
+
+if TYPE_CHECKING:
+    from falaj.platform import House
+
+LOOK_S = 0.5
+AGAIN_S, MOST_AGAIN_S, WELL_S = 0.5, 30.0, 60.0
+END_S = 35.0
+_log = logging.getLogger(__name__)
+
+
+class Keeper(threading.Thread):
+    """`start`, then `stop`. Nothing runs while nobody has an endpoint."""
+
+    def __init__(self, house: "House", flags: Sequence[str] = ()) -> None:
+        super().__init__(name="gateway", daemon=True)
+        self._house, self._flags = house, tuple(flags)
+        self._ending = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process of the gateway; 0 while there is none."""
+        return self._child.pid if self._child is not None and self._child.poll() is None else 0
+
+    def run(self) -> None:
+        """Wait for the first endpoint; keep a gateway from then on."""
+        failures = 0
+        while not self._ending.is_set() and not self._wanted():
+            self._ending.wait(LOOK_S)
+        while not self._ending.is_set():
+            began = time.monotonic()
+            code = self._once()
+            if self._ending.is_set():
+                break
+            failures = 0 if time.monotonic() - began > WELL_S else failures + 1
+            _log.warning("the gateway ended", extra={"code": code, "failures": failures})
+            self._ending.wait(min(MOST_AGAIN_S, AGAIN_S * 2.0 ** min(failures, 8)))
+
+    def stop(self) -> None:
+        """End the gateway, after it has answered what it was asked."""
+        self._ending.set()
+        child = self._child
+        if child is not None and child.poll() is None:
+            child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(END_S)
+            if child.poll() is None:
+                child.kill()
+        if self.is_alive():
+            self.join(END_S)
+
+    def _wanted(self) -> bool:
+        ctx = self._house.system()
+        try:
+            for tenant in tenants(self._house.ledger):
+                with self._house.ledger.read(ctx) as tx:
+                    if tx.find(books.ENDPOINT, tenant=tenant, limit=1).records:
+                        return True
+        except FalajError as error:
+            _log.warning("endpoints were not looked for", extra={"why": error.message})
+        return False
+
+    def _once(self) -> int:
+        """One life of it. It ends with us: its standard input is a pipe that closes when we go, however we go."""
+        command = [sys.executable, "-m", "falaj", "--at", self._house.settings.home, "gateway", "--until-eof"]
+        with subprocess.Popen(  # noqa: S603 # nosec B603 - our own program, no shell
+            [*command, *self._flags], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ) as child:
+            self._child = child
+            if self._ending.is_set():
+                child.terminate()
+            # Not closed before the end: that is what tells it to go.
+            return child.wait()

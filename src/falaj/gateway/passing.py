@@ -1,0 +1,330 @@
+"""One request on its way: an arm, a replica, another one where that failed, and the answer back."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from falaj.core.errors import FalajError, NotFound, Unavailable
+from falaj.gateway.link import TRIP, Link
+from falaj.gateway.pick import pick, pinned
+from falaj.gateway.table import Routed
+from falaj.gateway.tally import Tally
+from falaj.oip.calls import CODES, DEADLINE_EXCEEDED, Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.hop import LATE, HopClient, Missed
+from falaj.oip.proto import stream_error
+from falaj.oip.rest import problem, refusal
+
+DIRECT = "direct"
+"""The arm of requests that name their revision: they are no sample of the traffic, so no judge looks at them."""
+MOST_TRIES = 4
+BUSY, UNABLE, FINE = "busy", "unable", "fine"
+
+
+class Hall(Protocol):
+    """What a request needs of the gateway."""
+
+    def routed(self, name: tuple[str, str]) -> Routed | None: ...
+    def tally(self, routed: Routed, arm: str, revision: int) -> Tally: ...
+    def hold(self, one: "Passing") -> bool: ...
+    def answered(self, one: "Passing", reply: Any, status: int) -> None: ...
+
+
+class Passing:
+    """A request. Made for every one, so it is small; REST and gRPC differ in what they ask and how they say no."""
+
+    __slots__ = (
+        "arm", "asleep", "began", "body", "caller", "counts", "deadline", "hall", "hedge", "held", "id", "key", "link",
+        "name", "over", "own", "reply", "revision", "rival", "routed", "sequence", "size", "stream", "tally", "tried",
+        "until", "version",
+    )  # fmt: skip
+    body: Any
+
+    def __init__(self, hall: Hall, routed: Routed, caller: str, body: Any, reply: Callable[[Any], Any]) -> None:
+        self.hall, self.routed, self.caller, self.body, self.reply = hall, routed, caller, body, reply
+        rules = routed.route.rules
+        self.name, self.began = routed.name, time.monotonic()
+        self.deadline = self.began + rules.timeout_s
+        self.until = self.began + rules.hold_s
+        self.own = True
+        """The deadline is ours: a replica that misses it is not well. One that the caller set says nothing."""
+        self.version = self.revision = self.size = self.stream = 0
+        self.key: bytes | None = None
+        self.sequence = b""
+        self.arm = self.id = ""
+        self.counts, self.over, self.asleep, self.held = True, False, False, False
+        self.link: Link | None = None
+        self.rival: tuple[Link, int] | None = None
+        self.tally: Tally | None = None
+        self.tried: tuple[Link, ...] = ()
+        self.hedge: asyncio.TimerHandle | None = None
+
+    def ask(self, client: HopClient, link: Link) -> int:
+        """Send it; gives the stream."""
+        raise NotImplementedError
+
+    def status(self, reply: Any) -> tuple[int, str]:
+        """The HTTP status an answer amounts to, and whether the replica could."""
+        raise NotImplementedError
+
+    def say(self, error: FalajError) -> Any:
+        """An error as an answer."""
+        raise NotImplementedError
+
+    def late(self) -> Any:
+        """The answer to a deadline that passed."""
+        raise NotImplementedError
+
+    def begin(self) -> "Callable[[], None] | None":
+        """Go; gives what ends it."""
+        self.routed.budget.earn(self.routed.route.rules.retries)
+        self.go()
+        return None if self.over else self.cancel
+
+    def go(self) -> None:
+        """Choose an arm and a replica, and ask; or wait for one. Also called again by whoever held it."""
+        if self.held:
+            self._unheld()
+            if self.own:  # it was not the replica's time
+                self.deadline = time.monotonic() + self.routed.route.rules.timeout_s
+        routed = self.hall.routed(self.name)
+        if routed is None:
+            self.fail(NotFound(f"there is no endpoint {self.name[1]!r} any more", "falaj serve list"))
+            return
+        self.routed = routed
+        if self.version:
+            self.arm, self.revision = DIRECT, self.version
+            if self.version not in routed.route.live:
+                said = f"revision {self.version} of {self.name[1]} does not run"
+                self.fail(NotFound(said, "leave the version out, or see falaj serve show"))
+                return
+        else:
+            self.arm, self.revision = routed.arms.pick(self.key)
+        now = time.monotonic()
+        pool = routed.pools.get(self.revision, ())
+        link = pinned(pool, self.sequence) if self.sequence else pick(pool, now, self.tried)
+        if link is None and self.tried:
+            link = pick(pool, now)  # better the same one again than none
+        if link is None:
+            self._wait(pool)
+            return
+        self.tally = routed.tallies.get(self.arm) or self.hall.tally(routed, self.arm, self.revision)
+        self.tally.inflight += 1
+        self.link = link
+        link.chosen(now)
+        try:
+            self.stream = self.ask(link.client, link)
+        except FalajError as error:
+            self._left()
+            self.fail(error)
+            return
+        if routed.route.rules.hedge_ms > 0.0 and len(pool) > 1 and not self.sequence:
+            loop = asyncio.get_running_loop()
+            self.hedge = loop.call_later(routed.route.rules.hedge_ms / 1000, self._hedged)
+
+    def took(self, link: Link, reply: Any) -> None:
+        """An answer, or that there is none."""
+        if self.over:
+            return
+        now = time.monotonic()
+        if isinstance(reply, Missed):
+            self._missed(link, reply, now)
+            return
+        status, could = self.status(reply)
+        if could is not FINE and self._again(link, now, could):
+            return
+        if could is UNABLE:
+            link.failed(now)
+        elif link.fails:
+            link.fails = 0
+        self.end(reply, status, now)
+
+    def end(self, reply: Any, status: int, now: float) -> None:
+        """Give the answer; whoever else was asked need not answer."""
+        tally = self.tally
+        self._close(self.link)
+        if tally is not None and self.counts:
+            tally.done(now - self.began, failed=status >= 500)
+        self.hall.answered(self, reply, status)
+
+    def fail(self, error: FalajError) -> None:
+        """Say no."""
+        if not self.over:
+            self._count(error.status)
+            self.reply(self.say(error))
+
+    def tired(self) -> None:
+        """Nobody came to answer it."""
+        self._unheld()
+        self.fail(Unavailable(f"no replica of {self.name[1]} was ready in time", _SEE))
+
+    def cancel(self) -> None:
+        """The caller went away."""
+        if not self.over:
+            self._unheld()
+            self._close(None)
+
+    def _missed(self, link: Link, missed: Missed, now: float) -> None:
+        if missed is LATE:
+            if self.own:
+                link.failed(now)
+            self._count(504)
+            self.reply(self.late())
+            return
+        link.failed(now)
+        if self.rival is not None:
+            self._drop(link)
+        elif not self._again(link, now, UNABLE):
+            hint = "try again" if not self.sequence else "begin the sequence again: its state is gone"
+            self.fail(Unavailable("the replica went away before it answered", hint))
+
+    def _again(self, link: Link, now: float, could: str) -> bool:
+        """Ask another replica, where that may help and may be done: inference changes nothing, sequences do."""
+        if self.sequence or self.rival is not None or len(self.tried) + 1 >= MOST_TRIES or now >= self.deadline:
+            return False
+        if could is BUSY and pick(self.routed.pools.get(self.revision, ()), now, (*self.tried, link)) is None:
+            return False
+        if not self.routed.budget.take():
+            return False
+        if could is UNABLE and link.client.ready:
+            link.failed(now)
+        self._left()
+        self.tried = (*self.tried, link)
+        self.go()
+        return True
+
+    def _wait(self, pool: Any) -> None:
+        """No replica may be asked: some are broken, or none is there yet."""
+        if any(link.client.ready and link.fails >= TRIP for link in pool):
+            self.fail(Unavailable(f"the replicas of {self.name[1]} fail", _SEE))
+            return
+        self.asleep = self.routed.route.asleep
+        if not self.hall.hold(self):
+            self.fail(Unavailable(f"too many requests wait for {self.name[1]}", "try again shortly"))
+            return
+        self.tally = self.routed.tallies.get(self.arm) or self.hall.tally(self.routed, self.arm, self.revision)
+        self.tally.held += 1
+        self.held = True
+
+    def _hedged(self) -> None:
+        """It takes long: ask another one as well, and take the first answer."""
+        self.hedge, now = None, time.monotonic()
+        if self.over or self.link is None or self.rival is not None:
+            return
+        other = pick(self.routed.pools.get(self.revision, ()), now, (*self.tried, self.link))
+        if other is not None and self.routed.budget.take():
+            other.chosen(now)
+            self.rival = (other, self.ask(other.client, other))
+
+    def _drop(self, link: Link) -> None:
+        """One of two went away: the other one is waited for."""
+        rival, self.rival = self.rival, None
+        if rival is not None and rival[0] is not link:
+            self.link, self.stream = rival
+
+    def _count(self, status: int) -> None:
+        tally = self.tally
+        self._close(None)
+        if tally is not None and self.counts:
+            tally.done(time.monotonic() - self.began, failed=status >= 500)
+
+    def _close(self, answered: Link | None) -> None:
+        """It is over. `answered`: who needs no word about it."""
+        self.over = True
+        if self.hedge is not None:
+            self.hedge.cancel()
+        if self.rival is not None:
+            # Streams that were answered are not known any more, so it does no harm to give up both.
+            self.rival[0].client.cancel(self.rival[1])
+            if self.link is not None:
+                self.link.client.cancel(self.stream)
+        elif self.link is not None and answered is None:
+            self.link.client.cancel(self.stream)
+        self._left()
+
+    def _left(self) -> None:
+        if self.link is not None and self.tally is not None:
+            self.tally.inflight -= 1
+        self.link = None
+
+    def _unheld(self) -> None:
+        if self.held and self.tally is not None:
+            self.tally.held -= 1
+        self.held = False
+
+
+class RestPassing(Passing):
+    """An HTTP request."""
+
+    __slots__ = ()
+    body: Call
+
+    def ask(self, client: HopClient, link: Link) -> int:
+        """Send it."""
+        return client.ask_rest(self.body, self.deadline, partial(self.took, link))
+
+    def status(self, reply: Reply) -> tuple[int, str]:
+        """What the replica said."""
+        status = reply.status
+        return status, FINE if status < 429 or status == 504 else BUSY if status == 429 else _UNABLE.get(status, FINE)
+
+    def say(self, error: FalajError) -> Reply:
+        """An error as an answer."""
+        return problem(error)
+
+    def late(self) -> Reply:
+        """504."""
+        return refusal(504, "no answer came in time", "give it longer, or ask for less at once")
+
+
+class GrpcPassing(Passing):
+    """A message of a gRPC call."""
+
+    __slots__ = ("begun",)
+    body: GrpcCall
+    begun: bool
+    """Something of a stream was passed on already: it is not asked again."""
+
+    def ask(self, client: HopClient, link: Link) -> int:
+        """Send it."""
+        self.begun = False
+        return client.ask_grpc(self.body, self.deadline, partial(self.took, link))
+
+    def took(self, link: Link, reply: Any) -> None:
+        """An answer; of a stream there may be more."""
+        if not isinstance(reply, Missed) and not reply.last and not self.over:
+            self.begun = True
+            self.reply(reply)
+            return
+        super().took(link, reply)
+
+    def _again(self, link: Link, now: float, could: str) -> bool:
+        return not self.begun and super()._again(link, now, could)
+
+    def status(self, reply: GrpcReply) -> tuple[int, str]:
+        """What the replica said, as HTTP would."""
+        return _STATUS.get(reply.code, (500, FINE))
+
+    def say(self, error: FalajError) -> GrpcReply:
+        """An error as an answer; in a stream it is a message, as Triton's clients read it."""
+        return grpc_problem(self.body.method, CODES.get(error.code, 13), str(error))
+
+    def late(self) -> GrpcReply:
+        """DEADLINE_EXCEEDED."""
+        return grpc_problem(self.body.method, DEADLINE_EXCEEDED, "no answer came in time")
+
+
+def grpc_problem(method: str, code: int, text: str) -> GrpcReply:
+    """An error as a call is told."""
+    if method == "ModelStreamInfer":
+        return GrpcReply(stream_error(text))
+    return GrpcReply(code=code, text=text)
+
+
+_SEE = "try again shortly; falaj serve show says why"
+_UNABLE = {502: UNABLE, 503: UNABLE}
+_STATUS = {
+    0: (200, FINE), 1: (499, FINE), 3: (400, FINE), 4: (504, FINE), 5: (404, FINE), 7: (403, FINE), 8: (429, BUSY),
+    9: (422, FINE), 12: (501, FINE), 14: (503, UNABLE), 16: (401, FINE),
+}  # fmt: skip

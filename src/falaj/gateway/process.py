@@ -1,0 +1,247 @@
+"""The gateway as a process: the house behind it, its doors, and what it writes down every second."""
+
+import asyncio
+import gc
+import logging
+import signal
+import ssl as tls
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from falaj.api.server import RENEW_EVERY_S, Address
+from falaj.api.tls import load_chain, local_names, local_tls, server_context
+from falaj.core.errors import FalajError, Invalid, Unavailable
+from falaj.core.ref import Ref
+from falaj.core.settings import Tls
+from falaj.gateway import plans
+from falaj.gateway.callers import Callers
+from falaj.gateway.doors import Doors
+from falaj.gateway.holding import Holding
+from falaj.gateway.table import Follower, Name, Table
+from falaj.gateway.tally import Pages, Tallies
+from falaj.oip.h2 import serve_h2
+from falaj.oip.http1 import serve_http
+from falaj.serve import books
+from falaj.serve import records as serve
+from falaj.serve.counts import Counted
+from falaj.serve.journal import Logged
+from falaj.serve.routes import wake
+
+if TYPE_CHECKING:
+    from falaj.platform import House
+
+SECOND_S = 1.0
+GRACE_S = 30.0
+THREADS = 4
+MOST_ROWS = 20_000
+"""Counts that could not be written yet and are kept; older ones go."""
+_log = logging.getLogger(__name__)
+Page = tuple[serve.Route, list[Logged]]
+
+
+class Gateway:
+    """`start`, then `drain`."""
+
+    def __init__(self, house: "House", *, listen: str = "", grpc: str = "", own_ca: bool = False) -> None:
+        settings = house.settings
+        self._house = house
+        self._http_at = Address.parse(listen or settings.gateway)
+        self._grpc_at = Address.parse(grpc or settings.gateway_grpc) if grpc or settings.gateway_grpc else None
+        self._tls = _certificates(house, self._http_at, self._grpc_at, own_ca=own_ca)
+        self._own_ca = own_ca and not settings.tls.cert
+        self._contexts: list[tls.SSLContext] = []
+        self._doors: list[Any] = []
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="house")
+        self._book = ThreadPoolExecutor(1, thread_name_prefix="book")
+        self._rows: list[Counted] = []
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.addresses = serve.Doors()
+
+    async def start(self) -> serve.Doors:
+        """Read the routes once, then open the doors; gives where they are."""
+        loop, house = asyncio.get_running_loop(), self._house
+        desk, ctx = house.desks["serve"], house.system()
+        self.tallies, self.pages = Tallies(house.replica), Pages()
+        self.plans = plans.Plans(house, self._pool, loop)
+        self.table = Table(self.tallies, self._changed, self.plans.greet)
+        self.callers = Callers(house, self._pool, loop, self._find)
+        self.doors = Doors(house, self.table, self.callers, self._pool, self.pages)
+        self.doors.tallies = self.tallies
+        self.holding = self.doors.holding = Holding(self._wake)
+        self.follower = Follower(lambda: desk.routes(ctx), self.table)
+        await loop.run_in_executor(self._pool, self.follower.look)
+        await asyncio.sleep(0)
+        self.follower.start()
+        await self._open()
+        await loop.run_in_executor(self._pool, books.tell_doors, house.ledger, ctx, self.addresses)
+        self._every("count", SECOND_S, self._second)
+        self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))
+        if self._own_ca:
+            self._every("certificate", RENEW_EVERY_S, self._renew)
+        return self.addresses
+
+    async def drain(self, within_s: float = GRACE_S) -> None:
+        """Take nothing new, answer what was asked, write down what was counted."""
+        self.doors.open = False
+        await asyncio.gather(*(door.drain(within_s) for door in self._doors))
+        for timer in self._timers.values():
+            timer.cancel()
+        self.follower.end()
+        self._second()
+        self.table.close()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._book.shutdown)
+        await loop.run_in_executor(None, self._pool.shutdown)
+
+    async def _open(self) -> None:
+        at, scheme = self._http_at, "https" if self._tls.cert else "http"
+        http = await _listening(serve_http(self.doors, at.host, at.port, ssl=self._context()), at)
+        self._doors.append(http)
+        url = f"{scheme}://{_named(at, http.address[1])}"
+        grpc_url = ""
+        if self._grpc_at is not None:
+            at = self._grpc_at
+            grpc = await _listening(serve_h2(self.doors, at.host, at.port, ssl=self._context()), at)
+            self._doors.append(grpc)
+            grpc_url = _named(at, grpc.address[1])
+        self.addresses = serve.Doors(self._house.settings.gateway_url.rstrip("/") or url, grpc_url)
+
+    def _context(self) -> tls.SSLContext | None:
+        if not self._tls.cert:
+            return None
+        self._contexts.append(server_context(self._tls))
+        return self._contexts[-1]
+
+    def _renew(self) -> None:
+        settings = self._house.settings
+        try:
+            local_tls(settings.home, _names(self._house, self._http_at, self._grpc_at), time.time())
+            for context in self._contexts:
+                load_chain(context, self._tls)
+        except FalajError as error:
+            _log.error("the certificate was not renewed", extra={"why": error.message})
+
+    def _every(self, name: str, every_s: float, act: Callable[[], Any]) -> None:
+        def again() -> None:
+            act()
+            self._every(name, every_s, act)
+
+        self._timers[name] = asyncio.get_running_loop().call_later(every_s, again)
+
+    def _find(self, name: Name) -> Ref | None:
+        routed = self.table.routes.get(name)
+        return routed.route.ref if routed is not None else None
+
+    def _changed(self) -> None:
+        self.holding.release()
+
+    def _wake(self, name: Name) -> None:
+        ref = self._find(name)
+        if ref is not None:
+            self.follower.hurry()
+            self._pool.submit(self._woken, name[0], ref)
+
+    def _woken(self, tenant: str, ref: Ref) -> None:
+        try:
+            wake(self._house.ledger, self._house.system(), tenant, ref)
+        except FalajError as error:
+            _log.warning("an endpoint was not woken", extra={"endpoint": str(ref), "why": error.message})
+
+    def _second(self) -> None:
+        self.follower.hurried = bool(len(self.holding))
+        rows, kept = self.tallies.rows(time.time()), list(self.pages.take())
+        if self.pages.dropped:
+            _log.warning("requests were not kept", extra={"count": self.pages.dropped})
+            self.pages.dropped = 0
+        if rows or kept or self._rows:
+            self._book.submit(self._written, rows, kept)
+
+    def _written(self, rows: list[Counted], kept: list[Page]) -> None:
+        """In a thread: what cannot be written now is tried with the next second's."""
+        desk = self._house.desks["serve"]
+        self._rows = [*self._rows, *rows][-MOST_ROWS:]
+        try:
+            if self._rows:
+                desk.counts.append(self._rows)
+                self._rows = []
+            for route, some in kept:
+                desk.journal.append(route, some)
+        except FalajError as error:
+            _log.warning("counts were not written", extra={"why": error.message})
+
+
+def run(
+    house: "House", on_ready: Callable[[serve.Doors], Any], *, listen: str = "", grpc: str = "", own_ca: bool = False,
+    until_eof: bool = False,
+) -> None:  # fmt: skip
+    """Serve until SIGTERM or SIGINT; with `until_eof` also until whoever started us is gone."""
+    import uvloop
+
+    async def main() -> None:
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        gateway = Gateway(house, listen=listen, grpc=grpc, own_ca=own_ca)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end.set)
+        if until_eof:
+            _on_eof(lambda: loop.call_soon_threadsafe(end.set))
+        found = await gateway.start()
+        gc.collect()
+        gc.freeze()
+        on_ready(found)
+        await end.wait()
+        await gateway.drain()
+
+    uvloop.run(main())
+
+
+def _on_eof(act: Callable[[], Any]) -> None:
+    def wait() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        act()
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def _certificates(house: "House", http: Address, grpc: Address | None, *, own_ca: bool) -> Tls:
+    """As the API's own door does: plain HTTP on loopback only, TLS 1.3 anywhere else."""
+    settings = house.settings
+    found = settings.tls
+    if own_ca and not found.cert:
+        made = local_tls(settings.home, _names(house, http, grpc), time.time())
+        found = Tls(made.cert, made.key, found.ca or made.ca, found.mutual)
+    for address in (http, grpc):
+        if address is not None and not address.loopback and not found.cert:
+            raise Invalid(
+                f"{address.host} can be reached from outside and there is no TLS",
+                "start with --tls, set tls.cert and tls.key, or listen on 127.0.0.1",
+            )
+    return found
+
+
+def _names(house: "House", http: Address, grpc: Address | None) -> tuple[str, ...]:
+    named = local_names(http.host) + (local_names(grpc.host) if grpc is not None else ())
+    # The certificate of the API's own door is the same file: it keeps the names that door needs.
+    named += local_names(Address.parse(house.settings.listen).host)
+    return tuple(dict.fromkeys((*named, *house.settings.hosts)))
+
+
+def _named(address: Address, port: int) -> str:
+    import socket
+
+    host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104 # nosec B104 - compared with, not bound to
+    return Address(host, port).named(host)
+
+
+async def _listening(opening: Any, address: Address) -> Any:
+    try:
+        return await opening
+    except OSError as error:
+        raise Unavailable(
+            f"{address.host}:{address.port} cannot be listened on: {error.strerror}",
+            "stop what uses it, or choose another address",
+        ) from error

@@ -1,0 +1,88 @@
+"""What the gateway counts and keeps of requests until it is written down, second by second."""
+
+import time
+from collections.abc import Iterator
+
+from falaj.core.ref import Ref
+from falaj.serve.counts import Counted, bucket
+from falaj.serve.journal import Logged
+from falaj.serve.records import Route
+
+MOST_BYTES = 64 << 20
+"""Of bodies that wait to be written; what comes then is not kept, and counted."""
+
+
+class Tally:
+    """One arm, since the last second."""
+
+    __slots__ = ("arm", "errors", "held", "inflight", "latency_us", "requests", "revision", "told")
+
+    def __init__(self, arm: str, revision: int) -> None:
+        self.arm, self.revision = arm, revision
+        self.requests = self.errors = self.inflight = self.held = 0
+        self.latency_us: dict[int, int] = {}
+        self.told = False
+        """The last row said that something is going on: another one says when it has ended."""
+
+    def done(self, seconds: float, *, failed: bool) -> None:
+        """One was answered."""
+        self.requests += 1
+        if failed:
+            self.errors += 1
+        name = bucket(int(seconds * 1e6))
+        self.latency_us[name] = self.latency_us.get(name, 0) + 1
+
+
+class Tallies:
+    """All arms of all endpoints."""
+
+    def __init__(self, gateway: str) -> None:
+        self._gateway = gateway
+        self._by: dict[tuple[str, str, str, str, int], Tally] = {}
+
+    def of(self, route: Route, arm: str, revision: int) -> Tally:
+        """Where an arm's requests are counted."""
+        key = (route.tenant, str(route.ref), route.zone, arm, revision)
+        found = self._by.get(key)
+        if found is None:
+            found = self._by[key] = Tally(arm, revision)
+        return found
+
+    def rows(self, now: float) -> list[Counted]:
+        """What there is to tell, and begin anew. An arm that is still asked or was a second ago has a row."""
+        made: list[Counted] = []
+        for (tenant, ref, zone, arm, revision), one in tuple(self._by.items()):
+            busy = bool(one.requests or one.inflight or one.held)
+            if busy or one.told:
+                counts = one.requests, one.errors, one.latency_us, one.inflight, one.held
+                made.append(Counted(tenant, ref, arm, revision, now, *counts, self._gateway, zone))
+            one.told, one.requests, one.errors, one.latency_us = busy, 0, 0, {}
+        return made
+
+
+class Pages:
+    """Requests that are to be kept, until the journal has them."""
+
+    def __init__(self) -> None:
+        self._by: dict[tuple[str, Ref, str], tuple[Route, list[Logged]]] = {}
+        self._bytes = 0
+        self.dropped = 0
+
+    def add(self, route: Route, row: Logged) -> None:
+        """Keep one, where there is room."""
+        size = len(row.request) + len(row.response) + 500
+        if self._bytes + size > MOST_BYTES:
+            self.dropped += 1
+            return
+        self._bytes += size
+        self._by.setdefault((route.tenant, route.ref, route.zone), (route, []))[1].append(row)
+
+    def take(self) -> Iterator[tuple[Route, list[Logged]]]:
+        """What is to be written, by endpoint."""
+        found, self._by, self._bytes = self._by, {}, 0
+        yield from found.values()
+
+
+def at() -> float:
+    """The moment, as rows say it."""
+    return time.time()
