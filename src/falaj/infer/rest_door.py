@@ -141,7 +141,7 @@ class Rest:
         reply(said(self._engine.index(bool(_asked(call.body).get("ready", False)))))
 
     def _change(self, what: str, name: str, call: Call, reply: _Reply) -> None:
-        parameters = _asked(call.body).get("parameters") or {}
+        parameters = _asked(call.body).get("parameters", {})
         if not isinstance(parameters, dict):
             raise Invalid("parameters is no object", 'for example {"parameters": {}}')
         if any(key.startswith("file:") for key in parameters):

@@ -1,0 +1,67 @@
+"""A server of small models in a thread of this process: a real engine behind the real doors, without the process."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from falaj.infer.engine import Engine
+from falaj.infer.keys import Keys
+from falaj.infer.records import Config, Load, ModelConfig
+from falaj.infer.rest_door import Rest
+from falaj.oip.http1 import serve_http
+from falaj.oip.requests import Limits
+from tests.infer import models
+from tests.oip.serving import Running, looping
+
+TOKEN = "a-token-of-the-tests"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Served(Running):
+    """What runs, and its engine."""
+
+    engine: Engine
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def served(
+    folder: Path,
+    *,
+    open_to_all: bool = False,
+    load: Load | None = None,
+    limits: Limits | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[Served]:
+    """`mlp` 1 and 2, `echo` 1, and in the repository `spare` 1. With `load`, one model `made` of that instead."""
+    if load is None:
+        places = [("mlp", "1", models.mlp), ("mlp", "2", models.mlp), ("echo", "1", models.echo)]
+        configs = [ModelConfig(name, version, str(make(folder / name / version))) for name, version, make in places]
+        models.mlp(folder / "repository" / "spare" / "1")
+    else:
+        configs = [ModelConfig("made", "1", str(folder), **(options or {}))]
+    config = Config(models=tuple(configs), repository=str(folder / "repository"))
+
+    async def begin() -> Served:
+        engine = Engine(config, load)
+        for one in configs:
+            await engine.placed(one)
+        keys = Keys([hashlib.sha256(TOKEN.encode()).hexdigest()], open_to_all=open_to_all)
+        server = await serve_http(Rest(engine, keys, version="0"), "127.0.0.1", 0, limits=limits)
+        here = Served(loop, server)
+        here.engine = engine
+        return here
+
+    with looping() as loop:
+        here = asyncio.run_coroutine_threadsafe(begin(), loop).result(60)
+        try:
+            yield here
+        finally:
+            here.wait(here.server.drain(0.0))
+            here.wait(here.engine.close(1.0))
