@@ -6,6 +6,7 @@ signature and approval were looked at again. Killed anywhere, the next turn find
 """
 
 import time
+from collections import Counter
 from dataclasses import replace
 
 from falaj.core.context import Context
@@ -16,7 +17,6 @@ from falaj.fleet.use import every, tenants
 from falaj.jobs import records as jobs
 from falaj.jobs.attempts import actor_of
 from falaj.serve import books, fitness, life, replicas
-from falaj.serve.counts import Counts
 from falaj.serve.decide import Decision, Past, Seen, World, decide
 from falaj.serve.records import DRAINING, READY, STARTING
 from falaj.serve.service import Serve
@@ -27,7 +27,7 @@ from falaj.store.records import Record
 
 EVERY_S, LOOK_S = 0.1, 1.0
 """How often we look whether something changed, and how often at the load of every endpoint."""
-GAP_S = 0.02
+GAP_S, TIDY_S = 0.02, 60.0
 MOST_STARTS = 16
 LAST_LINES = 4
 KINDS = (books.ENDPOINT, books.REPLICA, "job")
@@ -44,11 +44,11 @@ class ServeLoop:
     def __init__(self, ledger: Ledger, desk: Serve) -> None:
         self._ledger = ledger
         self._desk = desk
-        self._counts = Counts(desk.series, ledger)
         self._token = 0
         self._watch: Watch
         self._known: set[Key] = set()
         self._past: dict[Key, dict[int, Past]] = {}
+        self._tidied: dict[Key, float] = {}
         self._looked = self._rested = 0.0
         self._turn: Turn
         desk.jobs.hear.append(replicas.Hearing(ledger, desk.settings.zone))
@@ -104,9 +104,21 @@ class ServeLoop:
         if record.body["removed"] and not known:
             self._forget(ctx, record)
             return
+        ready = Counter(one.body["revision"] for one, _ in known if one.body["state"] == READY)
+        if self._desk.tend(ctx, record, ready):
+            self._looked = 0.0  # what follows from it is decided at once
+            return
+        self._tidy(ctx, record)
         decision = decide(self._world(ctx, record, [one for one, _ in known]))
         self._past[ctx.tenant, ref] = dict(decision.past)
         self._act(ctx, record, known, decision)
+
+    def _tidy(self, ctx: Context, record: Record) -> None:
+        """Now and then, sum up what gateways counted."""
+        key, now = (ctx.tenant, record.ref.bare), ctx.now()
+        if abs(now - self._tidied.get(key, 0.0)) >= TIDY_S:
+            self._tidied[key] = now
+            self._desk.tidy(record, now)
 
     def _read(self, ctx: Context, ref: Ref) -> tuple[Record | None, list[tuple[Record, Record | None]]]:
         """An endpoint with its replicas and their jobs."""
@@ -184,7 +196,7 @@ class ServeLoop:
             woken=body["woken"],
             stopped=body["stopped"],
             replicas=tuple(_seen(one) for one in known),
-            loads=self._counts.load(ctx.tenant, record.ref.bare, now),
+            loads=self._desk.counts.load(ctx.tenant, record.ref.bare, now),
             rests={int(number): life.rests_until(one) for number, one in body["trouble"].items()},
             past=self._past.get((ctx.tenant, record.ref.bare), {}),
         )
@@ -258,6 +270,7 @@ class ServeLoop:
             if key is not None:
                 tx.delete(key.key, key.rev)
             tx.emit("serve.removed", record.ref)
+        self._desk.drop(ctx.tenant, record.ref.bare)
         self._known.discard((ctx.tenant, record.ref.bare))
 
     def _write(self, ctx: Context, replica: Record, body: books.Body) -> None:
