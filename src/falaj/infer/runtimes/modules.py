@@ -137,7 +137,8 @@ def _built(config: ModelConfig, sheet: Sheet, files: Files, device: str) -> tupl
 
 def _takes_one(build: Any) -> bool:
     try:
-        return len(inspect.signature(build).parameters) == 1
+        asked = [one for one in inspect.signature(build).parameters.values() if one.default is one.empty]
+        return len(asked) == 1 and asked[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD
     except (TypeError, ValueError):
         return False
 
@@ -150,24 +151,27 @@ def _exported(sheet: Sheet, files: Files, device: str) -> tuple[Any, tuple[Specs
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
-    except (RuntimeError, ValueError, KeyError, OSError) as error:
+    except Exception as error:
         raise Invalid(f"torch does not take {name[:100]}: {said(error)}", "export it with this torch") from error
     specs = _specs(program, sheet.inputs, "user_inputs"), _specs(program, sheet.outputs, "user_outputs")
     return program.module(), specs
 
 
 def _specs(program: Any, named: Specs, which: str) -> Specs:
-    """As the program says them. Its names of outputs are of its own making, so the sheet's stand, in order."""
+    """As the program says them. Outputs in a dict have its names; else the sheet's stand, or those of the graph."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    names = getattr(program.graph_signature, which)
+    nodes = getattr(program.graph_signature, which)
+    given = program.call_spec.out_spec if which == "user_outputs" else None
+    names = [one.name for one in named]
+    if given is not None and given.type is dict and len(given.context) == len(nodes):
+        names = list(given.context)
     found = []
-    for at, name in enumerate(names):
-        value = values.get(name)
+    for node, name in zip(nodes, names if len(names) == len(nodes) else nodes, strict=True):
+        value = values.get(node)
         if not isinstance(value, torch.Tensor) or value.dtype not in TYPES:
             raise Invalid(f"{str(name)[:80]!r} of the program is no tensor", "export a module of tensors")
         shape = tuple(one if type(one) is int else -1 for one in value.shape)
-        known = len(named) == len(names)
-        found.append(TensorSpec(named[at].name if known else name, TYPES[value.dtype], shape))
+        found.append(TensorSpec(str(name), TYPES[value.dtype], shape))
     return agreed(tuple(found), named, which.removeprefix("user_"))
 
 

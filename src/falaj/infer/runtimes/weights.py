@@ -22,14 +22,17 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
     try:
         header = json.loads(data[8 : 8 + size])
         header.pop("__metadata__", None)
-        entries = {name: (_TYPES[one["dtype"]], one["shape"], *one["data_offsets"]) for name, one in header.items()}
+        entries = {
+            name: (_TYPES[one["dtype"]], tuple(one["shape"]), *one["data_offsets"]) for name, one in header.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _cut("its header says something else") from error
     body = bytearray(memoryview(data)[8 + size :])
     return {name: _tensor(body, name, *entry) for name, entry in entries.items()}
 
 
-def _tensor(body: bytearray, name: str, dtype: torch.dtype, shape: Any, start: Any, stop: Any) -> torch.Tensor:
+def _tensor(body: bytearray, name: str, dtype: torch.dtype, shape: Any, *ends: Any) -> torch.Tensor:
+    start, stop = ends if len(ends) == 2 else (1, 0)
     whole = all(type(one) is int and one >= 0 for one in (*shape, start, stop))
     if not whole or stop > len(body) or start > stop:
         raise _cut(f"{name[:100]} lies outside it")

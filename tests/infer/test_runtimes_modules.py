@@ -1,0 +1,241 @@
+"""torch: modules with safetensors, exported programs, and what neither may do."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from falaj.core.errors import Corrupt, Invalid, UserCodeFailed
+from falaj.core.sheet import Sheet, TensorSpec
+from falaj.infer.records import ModelConfig, Runtime
+from falaj.infer.runtimes import load
+from falaj.infer.runtimes.code import imported
+from falaj.infer.runtimes.weights import read
+from falaj.train.weights import write
+from tests.infer import models
+
+CODE = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, wide=16):
+        super().__init__()
+        self.first, self.last, self.drop = nn.Linear(8, wide), nn.Linear(wide, 2), nn.Dropout(0.5)
+    def forward(self, x):
+        y = self.last(self.drop(self.first(x).relu()))
+        return {"y": y, "best": y.argmax(1)}
+def build(parameters):
+    return Net(int(parameters["wide"]))
+def plain():
+    return Net()
+def nothing():
+    return 1
+class InPlace(Net):
+    def forward(self, x):
+        x += 1
+        return [x, x.argmax(1)]
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 2)
+    def forward(self, x):
+        return self.first(x)
+"""
+SPECS = {
+    "inputs": (TensorSpec("x", "FP32", (-1, 8)),),
+    "outputs": (TensorSpec("y", "FP32", (-1, 2)), TensorSpec("best", "INT64", (-1,))),
+}
+X = np.random.default_rng(2).standard_normal((5, 8)).astype(np.float32)
+X.flags.writeable = False  # as what came from the wire
+
+
+def code(folder: Path) -> str:
+    (folder / "code").mkdir(parents=True, exist_ok=True)
+    (folder / "code" / "net.py").write_text(CODE)
+    return str(folder / "code")
+
+
+def built(folder: Path, name: str = "plain") -> nn.Module:
+    torch.manual_seed(3)
+    made = imported(f"net:{name}", code(folder))()
+    assert isinstance(made, nn.Module)
+    made.eval()
+    write(made, folder / "model" / "model.safetensors")
+    return made
+
+
+def loaded(folder: Path, name: str, device: str = "cpu", files: Any = (), **said: Any) -> Runtime:
+    sheet = Sheet("torch", code=f"net:{name}", **{**SPECS, **said})
+    return load(ModelConfig("m", "1", str(folder / "model"), code(folder), dict(files), sheet, device=device))
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("plain", {}), ("Net", {}), ("build", {"wide": "16"})])
+def test_answers_like_the_module(tmp_path: Path, name: str, parameters: dict[str, str]) -> None:
+    wanted = built(tmp_path)(torch.from_numpy(np.array(X)))
+    runtime = loaded(tmp_path, name, parameters=parameters, files=models.digests(tmp_path / "model"))
+    y, best = runtime.run([X], {})
+    np.testing.assert_array_equal(y, wanted["y"].detach().numpy())
+    np.testing.assert_array_equal(best, wanted["best"].numpy())
+    assert (runtime.platform, runtime.isolated) == ("pytorch_safetensors", False)
+
+
+def test_in_a_cage_of_its_own_too(tmp_path: Path) -> None:
+    wanted = built(tmp_path)(torch.from_numpy(np.array(X)))["y"].detach().numpy()
+    runtime = loaded(tmp_path, "plain", parameters={"process": "own"})
+    assert runtime.isolated
+    np.testing.assert_array_equal(runtime.run([X], {})[0], wanted)
+    runtime.close()
+
+
+def test_what_was_sent_is_not_written_to(tmp_path: Path) -> None:
+    built(tmp_path)
+    before = X.copy()
+    outputs = (TensorSpec("y", "FP32", (-1, 8)), TensorSpec("best", "INT64", (-1,)))
+    np.testing.assert_array_equal(loaded(tmp_path, "InPlace", outputs=outputs).run([X], {})[0], X + 1)
+    np.testing.assert_array_equal(X, before)
+
+
+def test_half_precision_travels_as_its_bytes(tmp_path: Path) -> None:
+    module = imported("net:Half", code(tmp_path))().to(torch.bfloat16)
+    write(module, tmp_path / "model" / "model.safetensors")
+    given_ = torch.from_numpy(np.array(X)).to(torch.bfloat16)
+    runtime = loaded(
+        tmp_path,
+        "Half",
+        inputs=(TensorSpec("x", "BF16", (-1, 8)),),
+        outputs=(TensorSpec("y", "BF16", (-1, 2)),),
+    )
+    (y,) = runtime.run([given_.view(torch.uint16).numpy()], {})
+    np.testing.assert_array_equal(y, module(given_).detach().view(torch.uint16).numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "error", "match"),
+    [
+        ("nothing", {}, Invalid, "Module"),
+        ("missing", {}, Invalid, "no net:missing"),
+        ("Half", {}, UserCodeFailed, "weights"),
+        ("plain", {"inputs": ()}, Invalid, "must say"),
+        ("plain", {"inputs": (TensorSpec("x", "BYTES", (-1,)),)}, Invalid, "BYTES"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path: Path, name: str, said: Any, error: type[Exception], match: str) -> None:
+    built(tmp_path)
+    with pytest.raises(error, match=match):
+        loaded(tmp_path, name, **said)
+
+
+def test_outputs_that_are_not_those_of_the_sheet(tmp_path: Path) -> None:
+    built(tmp_path)
+    outputs = (TensorSpec("y", "FP64", (-1, 2)), TensorSpec("best", "INT64", (-1,)))
+    with pytest.raises(UserCodeFailed, match="FP64"):
+        loaded(tmp_path, "plain", outputs=outputs).run([X], {})
+    with pytest.raises(UserCodeFailed, match="did not run"):
+        loaded(tmp_path, "plain").run([X[:, :3]], {})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_never_another_device_than_asked_for(tmp_path: Path) -> None:
+    built(tmp_path)
+    for device in ("cuda", "cuda:1", "abacus"):
+        with pytest.raises(Invalid, match=device):
+            loaded(tmp_path, "plain", device)
+
+
+def test_two_models_whose_modules_have_one_name(tmp_path: Path) -> None:
+    built(tmp_path / "one")
+    built(tmp_path / "two")
+    first = loaded(tmp_path / "one", "plain")
+    changed = CODE.replace(".relu()", ".sigmoid()")
+    (tmp_path / "two" / "code" / "net.py").write_text(changed)
+    sheet = Sheet("torch", code="net:plain", **SPECS)  # type: ignore[arg-type]
+    folder, code_folder = (str(tmp_path / "two" / name) for name in ("model", "code"))
+    second = load(ModelConfig("m", "2", folder, code_folder, sheet=sheet))
+    assert not np.array_equal(first.run([X], {})[0], second.run([X], {})[0])
+
+
+def test_an_exported_program(tmp_path: Path) -> None:
+    module = built(tmp_path)
+    (tmp_path / "exported").mkdir()
+    rows = torch.export.Dim("rows", min=1, max=4096)
+    program = torch.export.export(module, (torch.zeros(2, 8),), dynamic_shapes=({0: rows},))
+    torch.export.save(program, tmp_path / "exported" / "model.pt2")
+    config = ModelConfig("m", "1", str(tmp_path / "exported"), files=models.digests(tmp_path / "exported"))
+    runtime = load(config)
+    assert runtime.inputs == (TensorSpec("x", "FP32", (-1, 8)),)
+    assert [(one.datatype, one.shape) for one in runtime.outputs] == [("FP32", (-1, 2)), ("INT64", (-1,))]
+    wanted = module(torch.from_numpy(np.array(X)))
+    y, best = runtime.run([X], {})
+    np.testing.assert_allclose(y, wanted["y"].detach().numpy(), rtol=1e-5)
+    np.testing.assert_array_equal(best, wanted["best"].numpy())
+    named = Sheet("export", outputs=SPECS["outputs"])
+    assert load(ModelConfig("m", "1", config.folder, sheet=named)).outputs == SPECS["outputs"]
+    (tmp_path / "exported" / "model.pt2").write_bytes(b"nothing")
+    with pytest.raises(Corrupt):
+        load(config)
+    with pytest.raises(Invalid, match="does not take"):
+        load(ModelConfig("m", "1", config.folder))
+
+
+def _file(header: Any, body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        _file(b"{"),
+        _file([]),
+        _file({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+        _file({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, bytes(4)),
+        _file({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}}, bytes(4)),
+        _file({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, bytes(4)),
+        _file({"a": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}}, bytes(4)),
+        _file({"a": {"dtype": "F32", "shape": [1]}}, bytes(4)),
+    ],
+)
+def test_weights_that_lie(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        read(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_weights_or_corrupt(data: bytes) -> None:
+    for one in (data, _file(data)):
+        with contextlib.suppress(Corrupt):
+            read(one)
+
+
+def test_weights_at_odd_places(tmp_path: Path) -> None:
+    header = {
+        "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "b": {"dtype": "F32", "shape": [1, 1], "data_offsets": [1, 5]},
+        "none": {"dtype": "F32", "shape": [0, 3], "data_offsets": [5, 5]},
+        "__metadata__": {"format": "pt"},
+    }
+    found = read(_file(header, b"\x07" + np.float32(1.5).tobytes()))
+    assert (found["a"].item(), found["b"].item(), tuple(found["none"].shape)) == (7, 1.5, (0, 3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiles", ["no", "auto"])
+def test_graphs_answer_like_the_module(tmp_path: Path, compiles: str) -> None:
+    module = built(tmp_path)
+    runtime: Any = loaded(tmp_path, "plain", "cuda", parameters={"torch.compile": compiles}, most_rows=64)
+    for rows in (1, 3, 17, 64, 200):
+        x = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
+        y, best = runtime.run([x], {})
+        wanted = module(torch.from_numpy(x))
+        np.testing.assert_allclose(y, wanted["y"].detach().numpy(), atol=1e-3)
+        assert best.shape == (rows,)
+    assert runtime.most_rows <= 64
+    runtime.close()

@@ -1,0 +1,114 @@
+"""Boosted trees by their own libraries, and TensorFlow Lite where it is."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+import xgboost
+
+from falaj.core.errors import Corrupt, Invalid
+from falaj.core.sheet import Sheet, TensorSpec
+from falaj.infer.records import ModelConfig
+from falaj.infer.runtimes import load
+from tests.infer import models
+
+X = np.random.default_rng(5).standard_normal((200, 6)).astype(np.float32)
+CLASSES = (X[:, 0] + X[:, 1] > 0).astype(int) + (X[:, 2] > 0.5)
+ODD = np.array([[np.nan, 1, -1, np.inf, 0, np.nan]], np.float32)
+
+
+def boosted(classes: int) -> xgboost.Booster:
+    kind = {"objective": "multi:softprob", "num_class": classes} if classes > 2 else {"objective": "binary:logistic"}
+    data = xgboost.DMatrix(X, np.minimum(CLASSES, classes - 1))
+    return xgboost.train({"max_depth": 3, "nthread": 1, **kind}, data, 5)
+
+
+def grown(classes: int) -> lightgbm.Booster:
+    kind = {"objective": "multiclass", "num_class": classes} if classes > 2 else {"objective": "binary"}
+    data = lightgbm.Dataset(X.astype(np.float64), np.minimum(CLASSES, classes - 1), params={"verbose": -1})
+    return lightgbm.train({"verbose": -1, "num_threads": 1, "num_leaves": 7, **kind}, data, 5)
+
+
+def config(folder: Path, **more: Any) -> ModelConfig:
+    return ModelConfig("m", "1", str(folder), **more)
+
+
+@pytest.mark.parametrize("suffix", ["json", "ubj"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_xgboost_answers_like_its_library(tmp_path: Path, suffix: str, classes: int) -> None:
+    booster = boosted(classes)
+    booster.save_model(tmp_path / f"model.{suffix}")
+    runtime = load(config(tmp_path, files=models.digests(tmp_path)))
+    rows = np.concatenate([X[:7], ODD[:, :6]]) if suffix == "json" else X[:7]
+    (y,) = runtime.run([rows], {})
+    assert runtime.inputs == (TensorSpec("x", "FP32", (-1, 6)),)
+    assert runtime.outputs[0].shape == ((-1,) if classes == 2 else (-1, 3))
+    finite = np.isfinite(rows).all(1)
+    np.testing.assert_array_equal(y[finite], booster.predict(xgboost.DMatrix(rows[finite])))
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_lightgbm_answers_like_its_library(tmp_path: Path, classes: int) -> None:
+    booster = grown(classes)
+    booster.save_model(tmp_path / "model.txt")
+    runtime = load(config(tmp_path, files=models.digests(tmp_path)))
+    rows = np.concatenate([X[:7], ODD]).astype(np.float64)
+    (y,) = runtime.run([rows], {})
+    np.testing.assert_array_equal(y, booster.predict(rows))
+    assert (runtime.outputs[0].datatype, y.dtype) == ("FP64", np.float64)
+
+
+def test_a_sheet_names_them_and_says_how_numbers_travel(tmp_path: Path) -> None:
+    booster = grown(2)
+    booster.save_model(tmp_path / "model.txt")
+    sheet = Sheet(
+        "lightgbm",
+        inputs=(TensorSpec("features", "FP32", (-1, 6)),),
+        outputs=(TensorSpec("score", "FP32", (-1,)),),
+    )
+    (y,) = load(config(tmp_path, sheet=sheet)).run([X[:3]], {})
+    np.testing.assert_allclose(y, booster.predict(X[:3]), rtol=1e-6)
+    assert y.dtype == np.float32
+    with pytest.raises(Invalid, match="6"):
+        load(config(tmp_path, sheet=Sheet("lightgbm", inputs=(TensorSpec("features", "FP32", (-1, 5)),))))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("model.json", '{"learner": 1}'), ("model.json", "{"), ("model.txt", "hello"), ("model.ubj", "{")],
+)
+def test_what_is_no_model(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(Invalid):
+        load(config(tmp_path))
+
+
+def test_only_approved_bytes_and_the_device_asked_for(tmp_path: Path) -> None:
+    boosted(2).save_model(tmp_path / "model.json")
+    approved = models.digests(tmp_path)
+    with pytest.raises(Invalid, match="cuda"):
+        load(config(tmp_path, device="cuda"))
+    boosted(3).save_model(tmp_path / "model.json")
+    with pytest.raises(Corrupt):
+        load(config(tmp_path, files=approved))
+
+
+def test_two_kinds_of_files_need_a_word(tmp_path: Path) -> None:
+    boosted(2).save_model(tmp_path / "model.json")
+    models.mlp(tmp_path)
+    with pytest.raises(Invalid, match="onnx and xgboost"):
+        load(config(tmp_path))
+    (tmp_path / "falaj.json").write_text('{"runtime": "xgboost", "file": "model.json"}')
+    assert load(config(tmp_path)).platform == "xgboost_json"
+
+
+def test_tflite_says_when_it_is_not_there(tmp_path: Path) -> None:
+    if any(importlib.util.find_spec(name) for name in ("ai_edge_litert", "tflite_runtime")):
+        pytest.skip("TensorFlow Lite is installed")
+    (tmp_path / "model.tflite").write_bytes(b"\0\0\0\0TFL3")
+    with pytest.raises(Invalid, match="not installed"):
+        load(config(tmp_path))
