@@ -150,7 +150,7 @@ async def test_models_used_least_recently_make_room_and_come_back(tmp_path: Path
         answers = await asyncio.gather(*(asked(engine, ask_of(x, model=f"m{turn % 3}")) for _ in range(5)))
         for one in answers:
             np.testing.assert_allclose(one.outputs[0].data, mlp_of(x, seed=turn % 3), rtol=1e-4, atol=1e-4)
-        in_memory = [one for one in engine._models.entries() if one.session is not None]  # noqa: SLF001
+        in_memory = [one for one in engine._models.entries() if one.session is not None]
         assert len(in_memory) <= 2
     assert engine.ready("m0")
     assert engine.metadata("m1")["inputs"][0]["name"] == "x"
@@ -191,7 +191,7 @@ async def test_a_hung_model_in_this_process_is_said_to_be_so() -> None:
     runtime, heard = Doubler(), []
     engine = Engine(Config(), lambda _: runtime, on_hung=heard.append)
     await engine.placed(ModelConfig("m", "1", "", timeout_s=0.1))
-    (entry,) = engine._models.entries()  # noqa: SLF001
+    (entry,) = engine._models.entries()
     assert entry.session is not None
     entry.session.batcher.inline = False
     runtime.gate.clear()
@@ -214,8 +214,8 @@ async def test_a_hung_model_in_this_process_is_said_to_be_so() -> None:
 async def test_held_requests_have_deadlines_and_can_leave(tmp_path: Path) -> None:
     engine = Engine(Config(memory_bytes=1 << 20))
     await engine.placed(ModelConfig("a", "1", str(mlp(tmp_path / "a"))))
-    (entry,) = engine._models.entries()  # noqa: SLF001
-    engine._models._retire(entry)  # noqa: SLF001 - put away, as for want of memory
+    (entry,) = engine._models.entries()
+    engine._models._retire(entry)
     x, got = np.ones((1, 32)), []
     cancel = engine.submit(ask_of(x, model="a"), got.append)
     engine.submit(ask_of(x, model="a", deadline=time.monotonic() - 1), got.append)

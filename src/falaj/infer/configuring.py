@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,32 +48,30 @@ def of_attempt(known: Mapping[str, str] | None = None) -> Config:
 
 
 def _model(found: Any) -> ModelConfig:
-    plain = {"folder": "", **_checked(found, ModelConfig)}
+    plain = _checked({"folder": "", **found} if isinstance(found, dict) else found, ModelConfig)
     if plain.get("sheet") is not None:
         plain["sheet"] = sheet_of(plain["sheet"])
     if plain.get("features") is not None:
         plain["features"] = Features(**_checked(plain["features"], Features))
-    if not plain.get("name") or not plain.get("version"):
+    if not plain["name"] or not plain["version"]:
         raise Invalid("a model of the config has no name or no version", 'for example {"name": "m", "version": "1"}')
     return ModelConfig(**plain)
 
 
 def _checked(found: Any, record: type) -> dict[str, Any]:
-    """The fields of a record, each of the type of its default."""
+    """The fields of a record: all known, those it needs there, numbers and texts where they belong."""
     known = {one.name: one for one in fields(record)}
     if not isinstance(found, dict) or set(found) - set(known):
         odd = min(set(found) - set(known))[:60] if isinstance(found, dict) else type(found).__name__
         raise Invalid(f"{record.__name__} of the server's config has no {odd!r}", f"it has {', '.join(known)}")
-    for name, value in found.items():
-        wanted = _TYPES.get(str(known[name].type))
-        if wanted is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
+    for name, one in known.items():
+        wanted = _TYPES.get(one.type, (list,) if str(one.type).startswith("tuple") else ())
+        value = found.get(name, one.default)
+        if value is MISSING and one.default_factory is MISSING:
+            raise Invalid(f"{record.__name__} of the server's config has no {name}", "it cannot be left out")
+        if name in found and wanted and (not isinstance(value, wanted) or isinstance(value, bool) != (bool in wanted)):
             raise Invalid(f"{name} of the server's config is {str(value)[:60]!r}", f"it is {wanted[0].__name__}")
     return dict(found)
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "<class 'str'>": (str,),
-    "<class 'int'>": (int,),
-    "<class 'float'>": (float, int),
-    "<class 'bool'>": (bool,),
-}
+_TYPES: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (float, int), bool: (bool,)}

@@ -34,7 +34,7 @@ class Engine:
         on_hung: Callable[[Session], Any] | None = None,
     ) -> None:
         self.settings = config or Config()
-        self.draining = False
+        self.draining = self.closed = False
         self.beat = time.monotonic()
         """When the loop last had time for us."""
         self._models = Models(load, self.settings.memory_bytes)
@@ -185,9 +185,7 @@ class Engine:
         while self.busy and time.monotonic() < until:  # noqa: ASYNC110 - nobody has to count for it
             await asyncio.sleep(0.005)
         self._ticking.cancel()
-        for entry in self._models.entries():
-            if entry.session is not None:
-                entry.session.batcher.fail_all(Unavailable("the server ends", "ask another one"))
+        self.closed = True
         self._models.close()
         if self._log is not None:
             self._log.close()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from falaj.core.errors import FalajError, Invalid, NotFound
+from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
 from falaj.core.sheet import Sheet
 from falaj.infer.batcher import BROKEN
 from falaj.infer.memory import folder_bytes, trim
@@ -79,7 +79,7 @@ class Models:
         self.routes: dict[str, dict[str, Entry]] = {}
         """By name, then by version; under no version, the newest."""
         self.retiring: set[Session] = set()
-        self._load, self._memory_bytes = load, memory_bytes
+        self._load, self._memory_bytes, self._closed = load, memory_bytes, False
         self._loop = asyncio.get_running_loop()
         self._lines: dict[str, deque[Callable[[], Any]]] = {}
         self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="falaj-load")
@@ -110,6 +110,9 @@ class Models:
 
     def hold(self, entry: Entry, ask: Ask, done: Done) -> Callable[[], None] | None:
         """The request waits until its model is back in memory."""
+        if self._closed:
+            done(Unavailable("the server ends", "ask another one"))
+            return None
         if len(entry.held) >= entry.config.queue:
             done(Busy(f"{entry.config.queue} requests wait for the model already", "come again later"))
             return None
@@ -132,11 +135,15 @@ class Models:
         self._bring_back(entry)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Let go of all; what they did is still known."""
+        self._closed = True
+        gone = Unavailable("the server ends", "ask another one")
         for entry in self.entries():
-            if entry.session is not None:
-                entry.session.close()
-        self.routes.clear()
+            session, entry.session = entry.session, None
+            self._fail_held(entry, gone)
+            if session is not None:
+                session.batcher.fail_all(gone)
+                session.close()
         self._loaders.shutdown(wait=False, cancel_futures=True)
 
     def in_thread(self, work: Callable[[], Any], finish: Callable[[Any], Any]) -> None:

@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import ipaddress
 import os
+import socket
 import ssl
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.infer.engine import Engine
 from falaj.infer.records import Config
 from falaj.infer.session import Session
+from falaj.infer.watch import Watch, end_hung
 from falaj.worker.outbox import Outbox
 
-HUNG = 75
-"""The exit code of a server whose model hangs: whoever started it starts it again."""
 FLUSH_S = 0.25
 
 
@@ -50,6 +49,10 @@ class Server:
         except FalajError:
             await self.drain(0.0)
             raise
+        except OSError as error:
+            await self.drain(0.0)
+            raise Unavailable(f"an address cannot be listened on: {error.strerror}", "choose another port") from error
+        Watch(self.engine, max([one.timeout_s for one in self.config.models], default=30.0)).start()
 
     async def drain(self, within_s: float | None = None) -> None:
         """Take nothing new, answer what is here, and end."""
@@ -64,11 +67,11 @@ class Server:
 
     def fact(self) -> dict[str, Any]:
         """What a replica tells whoever started it."""
-        address = self.addresses.get("hop") or self.addresses.get("http") or ":0"
-        host, _, port = address.rpartition(":")
+        address = self.addresses.get("hop") or self.addresses.get("http") or "127.0.0.1:0"
+        host, port = place_of(address)
         name, version = self.engine.names()[0] if self.engine.names() else ("", "")
         return {
-            "host": host, "port": int(port), "fingerprint": fingerprint(self.config.cert), "model": name,
+            "host": reached_at(host), "port": port, "fingerprint": fingerprint(self.config.cert), "model": name,
             "version": version, "pid": os.getpid(), "tls": bool(self.config.cert),
         }  # fmt: skip
 
@@ -85,7 +88,7 @@ class Server:
         if config.grpc or config.hop:
             from falaj.infer.grpc_door import Grpc
 
-            grpc = Grpc(self.engine, keys)
+            grpc = Grpc(self.engine, keys, name=config.name)
         if config.http:
             await self._open_http(rest)
         if config.grpc:
@@ -103,12 +106,17 @@ class Server:
         self.addresses["http"] = _said(door.address)
 
     async def _open_grpc(self, grpc: Any) -> None:
-        host, port = place_of(self.config.grpc)
-        if self.config.grpc_with == "grpcio":
-            from falaj.oip.grpcio_door import serve_grpcio as serve
+        config, (host, port) = self.config, place_of(self.config.grpc)
+        door: Any
+        if config.grpc_with == "grpcio":
+            from falaj.oip.grpcio_door import serve_grpcio
+
+            files = {"cert": config.cert, "key": config.key}
+            door = await serve_grpcio(grpc, host, port, body_bytes=config.body_bytes, **files)
         else:
-            from falaj.oip.h2 import serve_h2 as serve
-        door = await serve(grpc, host, port, ssl=self._tls("h2"), body_bytes=self.config.body_bytes)
+            from falaj.oip.h2 import serve_h2
+
+            door = await serve_h2(grpc, host, port, ssl=self._tls(), body_bytes=config.body_bytes)
         self._doors.append(door)
         self.addresses["grpc"] = _said(door.address)
 
@@ -141,7 +149,7 @@ class Server:
         if config.grpc_with not in ("own", "grpcio"):
             raise Invalid(f"grpc_with is {config.grpc_with[:40]!r}", "own or grpcio")
 
-    def _tls(self, *protocols: str) -> ssl.SSLContext | None:
+    def _tls(self) -> ssl.SSLContext | None:
         if not self.config.cert:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -150,14 +158,12 @@ class Server:
             context.load_cert_chain(self.config.cert, self.config.key or None)
         except (OSError, ssl.SSLError) as error:
             raise Invalid(f"the certificate cannot be used: {error}", "look at cert and key") from error
-        if protocols:
-            context.set_alpn_protocols(list(protocols))
         return context
 
     def _hung(self, session: Session) -> None:
         """Its thread cannot be ended, so the process is: once what waited has been told."""
-        print(f"{session.name} {session.version} hangs: ending with {HUNG}", file=sys.stderr, flush=True)  # noqa: T201
-        asyncio.get_running_loop().call_later(FLUSH_S, os._exit, HUNG)
+        said = f"{session.name} {session.version} hangs"
+        asyncio.get_running_loop().call_later(FLUSH_S, end_hung, said)
 
 
 def place_of(address: str) -> tuple[str, int]:
@@ -166,6 +172,18 @@ def place_of(address: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise Invalid(f"{address[:100]!r} is no address", "host:port, for example 127.0.0.1:0")
     return host.strip("[]"), int(port)
+
+
+def reached_at(host: str) -> str:
+    """Where others find us: the address that this machine's packets leave from, where we listen on all of them."""
+    if not ipaddress.ip_address(host).is_unspecified:
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for examples: nothing is sent
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
 
 
 def fingerprint(cert: str) -> str:

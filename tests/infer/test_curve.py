@@ -1,0 +1,48 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from falaj.infer.curve import Curve
+
+
+def _measured(cost: "list[float]", most: int = 0) -> Curve:
+    curve = Curve(most)
+    for index, one in enumerate(cost):
+        curve.note(1 << index, 4, one * (1 << index))
+    curve.decide()
+    return curve
+
+
+def test_a_tiny_model_is_run_in_large_batches_and_a_cnn_one_by_one() -> None:
+    assert _measured([10 / (1 << index) + 0.1 for index in range(11)]).cap >= 512
+    assert _measured([1.0, 1.0, 1.01, 0.99, 1.0]).cap == 1
+    assert _measured([1.0, 0.95, 0.93, 0.95]).cap == 1  # less than a tenth is not worth a wait
+    assert _measured([1.0, 0.9, 0.8, 0.78, 0.79, 0.8]).cap == 4
+
+
+def test_what_nobody_has_seen_yet_is_tried() -> None:
+    curve = _measured([1.0])
+    for _ in range(12):
+        curve.note(curve.cap, 1, 1e-6)  # a run of any size takes as long
+        curve.decide()
+    assert curve.cap == curve.most
+    assert _measured([1.0, 0.5, 0.3], most=4).cap == 4
+
+
+def test_it_changes_its_mind() -> None:
+    curve = _measured([1.0, 1.0, 1.0])
+    assert curve.cap == 1
+    probes = 0
+    for _ in range(4000):
+        rows = curve.limit()
+        probes += rows > curve.cap
+        curve.note(rows, 4, 1.0)  # from now on a batch costs as much as one row
+    assert probes
+    assert curve.cap > 1
+
+
+@given(st.lists(st.floats(1e-7, 10), min_size=1, max_size=12), st.integers(0, 64))
+def test_never_beyond_what_the_model_allows(cost: list[float], most: int) -> None:
+    curve = _measured(cost, most)
+    for _ in range(600):
+        assert 1 <= curve.limit() <= curve.most
+        curve.note(1, 1, 1e-6)
