@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 WAIT, WORSE, FINE = "wait", "worse", "fine"
 _PRIORS = ((0.5, 0.5), (0.5, 50.0))
-"""Any rate, and small ones: most rates here are small, and a prior that says so decides with half the requests."""
+"""Any rate, and small ones: most rates here are small, and most arms like their base. Priors that say so, too, decide
+with a quarter fewer requests."""
 _TURNS = 50
 
 
@@ -126,7 +127,7 @@ def evidence(base: Tally, tally: Tally, margin: float) -> float:
     """The logarithm of E against "the rate of `tally` exceeds that of `base` by `margin` at most"."""
     if margin >= 1.0 or not (base.n and tally.n):
         return -inf
-    return _averaged(base) + _averaged(tally) - _best(base, tally, margin)
+    return _averaged(base, tally) - _best(base, tally, margin)
 
 
 def interval(base: Tally, tally: Tally, alpha: float) -> tuple[float, float]:
@@ -166,12 +167,19 @@ def _turning(low: float, high: float, refuted: Callable[[float], bool]) -> float
     return low
 
 
-def _averaged(tally: Tally) -> float:
-    """The logarithm of the likelihood averaged over the priors."""
-    n, k = tally
-    parts = [_beta(k + a, n - k + b) - _beta(a, b) for a, b in _PRIORS]
+def _averaged(base: Tally, tally: Tally) -> float:
+    """The logarithm of the likelihood averaged over priors of both rates: each by itself, or one and the same."""
+    both = Tally(base.n + tally.n, base.bad + tally.bad)
+    parts = [_under(base, prior) + _under(tally, prior) for prior in _PRIORS]
+    parts += [_under(both, prior) for prior in _PRIORS]
     top = max(parts)
     return top + log(sum(exp(part - top) for part in parts) / len(parts))
+
+
+def _under(tally: Tally, prior: tuple[float, float]) -> float:
+    n, k = tally
+    a, b = prior
+    return _beta(k + a, n - k + b) - _beta(a, b)
 
 
 def _beta(a: float, b: float) -> float:
