@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 BROKEN = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 """What a faulty executor may raise beside our own errors."""
 NODES_S, CARRY_S = 5.0, 1.0
+YOUNG_S, FEW = 60.0, 32
+"""A few young attempts are heard at every poll: somebody may wait for what a server says first."""
 DEADLINE_S = 60.0
 """One call of an executor may take so long; then the crew is left to itself and another takes over."""
 _POLL_S = {"process": 0.1}
@@ -72,6 +74,7 @@ class Crew:
         self._retired = False
         self._due: dict[str, float] = {}
         self._said: dict[str, str] = {}
+        self._since: dict[str, float] = {}
         self._poll_s = _POLL_S.get(cluster.address.partition(":")[0], _SLOW_POLL_S)
         self._thread = threading.Thread(target=self._run, name=f"falaj-crew-{cluster.name}", daemon=True)
         self._thread.start()
@@ -118,6 +121,7 @@ class Crew:
     def watch(self, watched: Watched) -> None:
         """Look after an attempt until it is over; again, the newest cursor counts."""
         self._said.pop(watched.attempt, None)
+        self._since.setdefault(watched.attempt, time.monotonic())
         self._watched = {**self._watched, watched.attempt: watched}
         self._orders.put(lambda executor: None)  # it may be asleep until the next look at its nodes
 
@@ -125,6 +129,7 @@ class Crew:
         """It is settled."""
         self._watched = {name: one for name, one in self._watched.items() if name != attempt}
         self._said.pop(attempt, None)
+        self._since.pop(attempt, None)
 
     def retire(self) -> None:
         """End the thread after what it is doing."""
@@ -166,11 +171,22 @@ class Crew:
         if self._is_due("nodes", NODES_S):
             self._report("nodes", nodes={one.name: one for one in executor.capacity()})
         watched = self._watched
-        if watched and self._is_due("carry", CARRY_S) and isinstance(executor, CanCarry):
-            for one in watched.values():
-                self._carry(executor, one)
+        if watched and isinstance(executor, CanCarry):
+            self._hear(executor, watched)
         if watched and self._is_due("poll", self._poll_s):
             self._poll(executor, watched)
+
+    def _hear(self, executor: CanCarry, watched: Mapping[str, Watched]) -> None:
+        if self._is_due("carry", CARRY_S):
+            due = list(watched.values())
+        elif self._is_due("young", self._poll_s):
+            old = time.monotonic() - YOUNG_S
+            young = [one for one in watched.values() if self._since.get(one.attempt, 0.0) > old]
+            due = young if len(young) <= FEW else []
+        else:
+            return
+        for one in due:
+            self._carry(executor, one)
 
     def _poll(self, executor: Executor, watched: Mapping[str, Watched]) -> None:
         by_handle = {one.handle: one for one in watched.values()}

@@ -103,9 +103,9 @@ def _endpoint(ref: Ref) -> Ref:
 
 def _route(tx: Reader, record: Record, key: str) -> Route:
     body, ref = record.body, record.ref.bare
-    shares = books.shares_in(body)
     places = tuple(_place(one) for one in books.replicas_of(tx, record) if one.body["state"] == READY)
     served = {one.revision for one in places}
+    shares = _reachable(books.shares_in(body), served)
     features = {one["number"]: Ref.parse(one["features"]) for one in body["revisions"] if one["features"]}
     return Route(
         tenant=record.key.tenant,
@@ -123,6 +123,16 @@ def _route(tx: Reader, record: Record, key: str) -> Route:
         features=features,
         rev=record.rev,
     )
+
+
+def _reachable(shares: dict[str, tuple[int, float]], served: set[int]) -> dict[str, tuple[int, float]]:
+    """An arm that nobody answers for leaves its share to the base, where the base answers."""
+    base = shares.get(books.BASE)
+    if base is None or base[0] not in served or len(shares) == 1:
+        return shares
+    lost = {arm: one for arm, one in shares.items() if one[0] not in served}
+    whole = base[1] + sum(share for _, share in lost.values())
+    return {**shares, **{arm: (one[0], 0.0) for arm, one in lost.items()}, books.BASE: (base[0], whole)}
 
 
 def _place(record: Record) -> Place:
