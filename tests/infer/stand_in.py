@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,15 @@ def served(
     load: Load | None = None,
     limits: Limits | None = None,
     options: Mapping[str, Any] | None = None,
+    datatypes: Sequence[str] = models.ECHOED,
 ) -> Iterator[Served]:
     """`mlp` 1 and 2, `echo` 1, and in the repository `spare` 1. With `load`, one model `made` of that instead."""
     if load is None:
-        places = [("mlp", "1", models.mlp), ("mlp", "2", models.mlp), ("echo", "1", models.echo)]
-        configs = [ModelConfig(name, version, str(make(folder / name / version))) for name, version, make in places]
+        places = [("mlp", "1"), ("mlp", "2"), ("echo", "1")]
+        for name, version in places[:2]:
+            models.mlp(folder / name / version)
+        models.echo(folder / "echo" / "1", datatypes)
+        configs = [ModelConfig(name, version, str(folder / name / version)) for name, version in places]
         models.mlp(folder / "repository" / "spare" / "1")
     else:
         configs = [ModelConfig("made", "1", str(folder), **(options or {}))]
