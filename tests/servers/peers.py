@@ -17,11 +17,17 @@ from tests.servers.process import COMPONENTS, Missing
 MLFLOW = ("mlflow==3.17.2", "scikit-learn==1.9.1")
 DVC = ("dvc==3.67.1",)
 OXEN = ("oxenai==0.65.1",)
+TRITON = ("nvidia-pytriton==0.7.0", "onnxruntime", "setuptools<80")
+MLSERVER = ("mlserver==1.7.1", "uvloop<0.22", "onnxruntime")
+KSERVE = ("kserve==0.21.0", "onnxruntime")
+LITSERVE = ("litserve==0.2.19", "onnxruntime")
+BENTOML = ("bentoml==1.4.39", "onnxruntime")
 MODEL_SIGNING = ("model-signing==1.1.1", "pyOpenSSL")
 
 
-def peer(name: str, *requirements: str) -> Path:
-    """The `bin` folder of an environment with these packages; Missing when it cannot be installed."""
+def peer(name: str, *requirements: str, python: str = sys.executable) -> Path:
+    """The `bin` folder of an environment with these packages; Missing when it cannot be installed. `python`: another
+    one than ours, for what runs with that only."""
     mark = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:12]
     home = COMPONENTS / "peers" / f"{name}-{mark}"
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -29,16 +35,16 @@ def peer(name: str, *requirements: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "ready").is_file():
             shutil.rmtree(home, ignore_errors=True)
-            _install(home, requirements)
+            _install(home, requirements, python)
             (home / "ready").touch()
     return home / "bin"
 
 
-def _install(home: Path, requirements: tuple[str, ...]) -> None:
+def _install(home: Path, requirements: tuple[str, ...], python: str) -> None:
     uv = [sys.executable, "-m", "uv"]
     env = {**os.environ, **({"UV_FIND_LINKS": found} if (found := os.environ.get("PIP_FIND_LINKS")) else {})}
     for command in (
-        [*uv, "venv", "-q", "--python", sys.executable, str(home)],
+        [*uv, "venv", "-q", "--python", python, str(home)],
         [*uv, "pip", "install", "-q", "--python", str(home / "bin/python"), *requirements],
     ):
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
