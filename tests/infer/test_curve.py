@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.infer.curve import Curve
+from falaj.infer.curve import SURE, Curve
 
 
 def _measured(cost: "list[float]", most: int = 0) -> Curve:
     curve = Curve(most)
     for index, one in enumerate(cost):
-        curve.note(1 << index, 4, one * (1 << index))
+        curve.note(1 << index, 4, one * (1 << index), SURE)
     curve.decide()
     return curve
 
@@ -15,14 +15,14 @@ def _measured(cost: "list[float]", most: int = 0) -> Curve:
 def test_a_tiny_model_is_run_in_large_batches_and_a_cnn_one_by_one() -> None:
     assert _measured([10 / (1 << index) + 0.1 for index in range(11)]).cap >= 512
     assert _measured([1.0, 1.0, 1.01, 0.99, 1.0]).cap == 1
-    assert _measured([1.0, 0.95, 0.93, 0.95]).cap == 1  # less than a tenth is not worth a wait
+    assert _measured([1.0, 0.95, 0.93, 0.95, 0.95]).cap == 1  # less than a tenth is not worth a wait
     assert _measured([1.0, 0.9, 0.8, 0.78, 0.79, 0.8]).cap == 4
 
 
 def test_what_nobody_has_seen_yet_is_tried() -> None:
     curve = _measured([1.0])
     for _ in range(12):
-        curve.note(curve.cap, 1, 1e-6)  # a run of any size takes as long
+        curve.note(curve.cap, 4, 1e-6, SURE)  # a run of any size takes as long
         curve.decide()
     assert curve.cap == curve.most
     assert _measured([1.0, 0.5, 0.3], most=4).cap == 4

@@ -34,6 +34,8 @@ class Ran(NamedTuple):
     outputs: "Arrays | FalajError"
     began: float
     ended: float
+    cost_s: float = 0.0
+    """What the run took, without what other processes took meanwhile where that can be told."""
 
 
 class Options(NamedTuple):
@@ -45,6 +47,8 @@ class Options(NamedTuple):
     """Runs at the same time."""
     inline: bool = True
     """Whether it may run on the loop's thread at all."""
+    clock: Callable[[], float] = monotonic
+    """What the cost of a run is measured by."""
 
 
 class Batcher:
@@ -320,11 +324,12 @@ class Batcher:
 
     def _execute(self, members: list[Waiting]) -> list[Ran]:
         """Run them together; when that fails, one by one, so that nobody pays for a neighbour."""
-        began = monotonic()
+        clock = self.options.clock
+        began, cost = monotonic(), clock()
         outcome = self._try(members)
-        ended = monotonic()
+        cost, ended = clock() - cost, monotonic()
         if not isinstance(outcome, FalajError):
-            return [Ran(members, outcome, began, ended)]
+            return [Ran(members, outcome, began, ended, cost)]
         if isinstance(outcome, Misfit):
             self.curve.only_alone()
         elif len(members) == 1:
@@ -356,7 +361,7 @@ class Batcher:
         ran = results[0]
         rows = sum([one.rows for one in ran.members])
         took, known = ran.ended - ran.began, self.took_s
-        self.curve.note(rows, ran.members[0].key.unit, took)
+        self.curve.note(rows, ran.members[0].key.unit, ran.cost_s)
         self.took_s = known + (took - known) * (0.5 if took < known else 0.05) if known else took
         if self.inline:
             if self.took_s > INLINE_S or took > AT_ONCE_S:

@@ -4,49 +4,51 @@ is loaded and then kept up by every run, so nobody has to say whether batching p
 
 MOST = 1024
 GROWS, PAYS = 0.05, 1.1
-PROBE_EVERY = 512
+SURE = 4
+"""Runs of a size before it is believed."""
+PROBE_EVERY = 128
+_SIZES = 22
 
 
 class Curve:
     """Seconds a row by size, in powers of two. `cap` is the rows of one run."""
 
-    __slots__ = ("_cost", "_runs", "cap", "most")
+    __slots__ = ("_cost", "_runs", "_seen", "cap", "most")
 
     def __init__(self, most: int = 0) -> None:
         self.most = most or MOST
         """What a run may have at all: the model's own bound, or memory's."""
         self.cap = min(8, self.most)
         """Small until something is known."""
-        self._cost = [0.0] * 22
+        self._cost, self._seen = [0.0] * _SIZES, [0] * _SIZES
         self._runs = 0
 
-    def note(self, rows: int, unit: int, seconds: float) -> None:
-        """One run of `rows` rows, each of size `unit`. Noise only ever makes a run slower: fall fast, rise slowly."""
-        index = min(rows.bit_length() - 1, 21)
+    def note(self, rows: int, unit: int, seconds: float, times: int = 1) -> None:
+        """A run of `rows` rows, each of size `unit`. Noise only ever makes a run slower: fall fast, rise slowly."""
+        index = min(rows.bit_length() - 1, _SIZES - 1)
         cost, known = seconds / (rows * unit), self._cost[index]
-        if not known:
-            self._cost[index] = cost
-        else:
-            self._cost[index] = known + (cost - known) * (0.5 if cost < known else 0.02)
+        self._cost[index] = known + (cost - known) * (0.5 if cost < known else 0.05) if known else cost
+        self._seen[index] += times
         self._runs += 1
-        if self._runs & 31 == 0:
+        if self._runs & 31 == 0 or (self._seen[index] < SURE and self._runs & 3 == 0):
             self.decide()
 
     def decide(self) -> None:
-        """The smallest size from which on rows are not cheaper by 5 %; one where all of it gains less than a tenth."""
-        known = [(index, cost) for index, cost in enumerate(self._cost) if cost]
-        if not known:
+        """The smallest size from which on rows are not cheaper by 5 %; 1 where all of it gains less than a tenth. A
+        size that nobody has seen often enough is tried, unless the two below it were no better than those before."""
+        first = next((index for index, seen in enumerate(self._seen) if seen >= SURE), -1)
+        if first < 0:
             return
-        (best, cheapest), last = known[0], known[-1][0]
-        for index, cost in known[1:]:
-            if cost < cheapest * (1 - GROWS):
-                best, cheapest = index, cost
-        if best == last:  # nobody has seen where it stops
-            self.cap = min(2 << best, self.most)
-        elif known[0][0] == 0 and known[0][1] < cheapest * PAYS:
-            self.cap = 1
-        else:
-            self.cap = min(1 << best, self.most)
+        best, index = first, first + 1
+        while index <= best + 2 and 1 << index <= self.most:
+            if self._seen[index] < SURE:
+                self.cap = 1 << index
+                return
+            if self._cost[index] < self._cost[best] * (1 - GROWS):
+                best = index
+            index += 1
+        pays = first > 0 or self._cost[0] > self._cost[best] * PAYS
+        self.cap = min(1 << best, self.most) if pays else 1
 
     def limit(self) -> int:
         """The rows of the next run: the cap, and now and then twice as many, to see whether that has become better."""
