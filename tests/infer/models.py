@@ -69,6 +69,19 @@ def echo(folder: Path, datatypes: Sequence[str] = ECHOED) -> Path:
     return kit.save(folder, *ends)
 
 
+def same(folder: Path, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> Path:
+    """Inputs by name, of a datatype and shape, given back as `<name>_out`: what a model was given can be looked at."""
+    kit = _Kit(0)
+    for name in inputs:
+        kit.add("Identity", name, out=f"{name}_out")
+    shapes = {
+        name: tuple(f"{name}_{at}" if size < 0 else size for at, size in enumerate(one[1]))
+        for name, one in inputs.items()
+    }
+    ends = [[(f"{name}{end}", inputs[name][0], shapes[name]) for name in inputs] for end in ("", "_out")]
+    return kit.save(folder, *ends)
+
+
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 by path, as a version's files are approved."""
     files = sorted(one for one in folder.rglob("*") if one.is_file())

@@ -145,8 +145,9 @@ def _takes_one(build: Any) -> bool:
 
 def _exported(sheet: Sheet, files: Files, device: str) -> tuple[Any, tuple[Specs, Specs]]:
     name = files.only(sheet.file, ".pt2")
+    data = io.BytesIO(files.read(name))
     try:
-        program: Any = torch.export.load(io.BytesIO(files.read(name)))
+        program: Any = torch.export.load(data)
         if device != "cpu":
             from torch.export.passes import move_to_device_pass
 
