@@ -1,5 +1,6 @@
 """A laptop that serves: an embedded platform, small models published on it, and the loops running."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,32 @@ class Laptop:
         """The endpoint, once this holds of it."""
         view: EndpointView = until(lambda: self.show(endpoint), holds)
         return view
+
+    def pid(self, replica: str) -> int:
+        """The process of a replica: the one that knows its job."""
+        found = [
+            int(one.name)
+            for one in Path("/proc").iterdir()
+            if one.name.isdigit() and _is_of(one, replica, str(self.home))
+        ]
+        assert len(found) == 1, found
+        return found[0]
+
+    def close(self) -> None:
+        """Let every endpoint end its replicas, and close the house."""
+        for view in self.here.serve.list().endpoints:
+            if view.state != "stopped":
+                self.here.serve.stop(view.ref)
+        for view in self.here.serve.list().endpoints:
+            self.until(lambda one: not one.replicas, str(view.ref))
+
+
+def _is_of(process: Path, replica: str, home: str) -> bool:
+    """Whether a process is this replica of this house; its launcher has no outbox in its environment."""
+    with suppress(OSError):
+        known = dict(one.partition("=")[::2] for one in (process / "environ").read_text().split("\0"))
+        return known.get("FALAJ_JOB") == f"job:fraud/{replica}" and known.get("FALAJ_OUTBOX", "").startswith(home)
+    return False
 
 
 def ready(view: EndpointView, revision: int = 0) -> list[str]:

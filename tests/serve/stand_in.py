@@ -1,4 +1,4 @@
-"""A replica that answers nothing: it says that it serves, and ends when it is told to. For tests of what is around it."""
+"""A replica that answers nothing: it says that it serves, and ends when told to. For tests of what is around it."""
 
 import json
 import os
@@ -20,4 +20,4 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     host, port = server.getsockname()
     one = told["models"][0]
     worker.attempt()._tell("serving", host=host, port=port, model=one["name"], version=one["version"], pid=os.getpid())
-    ended.wait()
+    ended.wait(120)  # a test that is killed leaves nothing behind for long

@@ -3,27 +3,148 @@
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+from falaj.core.ref import Ref
 from falaj.serve import replicas
+from falaj.serve.records import EndpointView
+from falaj.serve.routes import wake
+from tests.jobs.lab import until
 from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
 
 SCORE = "endpoint:fraud/score"
 
 
-@pytest.fixture
-def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
-    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
-    made = Laptop(tmp_path)
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(replicas, "COMMAND", STAND_IN)
+    made = Laptop(tmp_path_factory.mktemp("laptop"))
     with made.here.working():
         yield made
+        made.close()
     made.here.close()
+    patch.undo()
 
 
-def test_an_endpoint_comes_up_and_is_replaced_when_killed(laptop: Laptop) -> None:
+def said(laptop: Laptop, verb: str, name: str) -> list[Any]:
+    facts = laptop.here.house.ledger.tail(verb=verb, limit=10_000)
+    return [fact.event for fact in facts if fact.event.subject.name.startswith(name)]
+
+
+def route_of(laptop: Laptop, name: str) -> Any:
+    house = laptop.here.house
+    return house.desks["serve"].routes(house.system()).get(("house", f"fraud.{name}"))
+
+
+def test_an_endpoint_comes_up_and_what_is_killed_is_replaced(laptop: Laptop) -> None:
     laptop.here.serve.deploy(SCORE, laptop.model(), **SMALL)
-    view = laptop.until(lambda one: ready(one))
-    assert view.state == "ready"
+    view = laptop.until(ready)
+    assert (view.state, view.traffic, view.name) == ("ready", {"1": 1.0}, "fraud.score")
+    (place,) = route_of(laptop, "score").places
+    assert f"{place.host}:{place.port}" == view.replicas[0].address
+    first = view.replicas[0].name
+    os.kill(laptop.pid(first), signal.SIGKILL)
+    after = laptop.until(lambda one: ready(one) and ready(one) != [first])
+    assert after.note == ""
+    assert "137" in said(laptop, "serve.trouble", "score")[0].body["reason"]
+    assert laptop.here.jobs.show(f"job:fraud/{first}").state == "failed"
+
+
+def test_a_new_revision_takes_over_when_it_is_ready_and_going_back_is_at_once(laptop: Laptop) -> None:
+    endpoint = "endpoint:fraud/turn"
+    laptop.here.serve.deploy(endpoint, laptop.model(), **SMALL)
+    (old,) = ready(laptop.until(ready, endpoint))
+    laptop.here.serve.deploy(endpoint, laptop.model(seed=8), message="better")
+    view = laptop.until(lambda one: one.traffic == {"2": 1.0}, endpoint)
+    assert len(ready(view, 2)) == 1
+    assert ready(view, 1) == [old]  # kept, for a while
+    back = laptop.here.serve.rollback(endpoint, reason="worse")
+    assert back.traffic == {"1": 1.0}
+    assert route_of(laptop, "turn").shares == {"base": (1, 1.0)}
+    forth = laptop.here.serve.rollback(endpoint, to=2)
+    assert forth.traffic == {"2": 1.0}
+    laptop.here.serve.scale(endpoint, keep_s=0)
+    laptop.until(lambda one: [each.revision for each in one.replicas] == [2], endpoint)
+    # Its replicas are gone by now: the traffic stays where it is until there is one again.
+    laptop.here.serve.rollback(endpoint)
+    assert laptop.show(endpoint).traffic == {"2": 1.0}
+    laptop.until(lambda one: one.traffic == {"1": 1.0} and ready(one, 1), endpoint)
+
+
+def test_a_model_that_cannot_be_loaded_gets_no_traffic_and_says_why(laptop: Laptop) -> None:
+    endpoint = "endpoint:fraud/bad"
+    laptop.here.serve.deploy(endpoint, laptop.model(), **SMALL)
+    laptop.until(ready, endpoint)
+    laptop.here.serve.deploy(endpoint, laptop.model(seed=8))
+    view = laptop.until(lambda one: "never became ready" in one.note, endpoint)
     assert view.traffic == {"1": 1.0}
+    assert view.state == "ready"
+    assert "this model cannot be loaded" in view.note
+    assert ready(view) == ready(view, 1) != []
+
+
+def test_asleep_while_nobody_asks_and_awake_when_somebody_does(laptop: Laptop) -> None:
+    endpoint, house = "endpoint:fraud/sleepy", laptop.here.house
+    laptop.here.serve.deploy(endpoint, laptop.model(), least=0, idle_s=0.3, **SMALL)
+    laptop.until(lambda one: one.state == "asleep", endpoint)
+    assert said(laptop, "serve.serving", "sleepy")  # it showed first that it works
+    until(lambda: route_of(laptop, "sleepy"), lambda one: one.asleep and not one.places)
+    laptop.here.serve.scale(endpoint, idle_s=60)
+    assert wake(house.ledger, house.system(), "house", Ref.parse(endpoint))
+    laptop.until(ready, endpoint)
+    assert not wake(house.ledger, house.system(), "house", Ref.parse(endpoint))
+    assert len(until(lambda: route_of(laptop, "sleepy"), lambda one: not one.asleep).places) == 1
+
+
+def test_stopped_started_and_removed(laptop: Laptop) -> None:
+    endpoint = "endpoint:fraud/brief"
+    laptop.here.serve.deploy(endpoint, laptop.model(), **SMALL)
+    laptop.until(ready, endpoint)
+    laptop.here.serve.stop(endpoint)
+    assert route_of(laptop, "brief") is None
+    laptop.until(lambda one: not one.replicas, endpoint)
+    laptop.here.serve.start(endpoint)
+    laptop.until(ready, endpoint)
+    laptop.here.serve.remove(endpoint, reason="done")
+    until(lambda: [str(one.ref) for one in laptop.here.serve.list().endpoints], lambda refs: endpoint not in refs)
+    assert "serve.brief" not in str(laptop.here.secrets.list())
+
+
+def test_what_somebody_cancels_is_replaced_and_more_are_asked_for(laptop: Laptop) -> None:
+    endpoint = "endpoint:fraud/many"
+    laptop.here.serve.deploy(endpoint, laptop.model(), least=2, **SMALL)
+    first = ready(laptop.until(lambda one: len(ready(one)) == 2, endpoint))
+    laptop.here.jobs.cancel(f"job:fraud/{first[0]}")
+    again = laptop.until(lambda one: len(ready(one)) == 2 and first[0] not in ready(one), endpoint)
+    assert first[1] in ready(again)
+    laptop.here.serve.scale(endpoint, least=1)
+    # Fewer, but not before a minute has gone by: load comes back.
+    assert len(laptop.show(endpoint).replicas) == 2
+
+
+def test_a_hold_keeps_what_was_approved_from_starting_again(laptop: Laptop) -> None:
+    endpoint, model = "endpoint:fraud/held", laptop.model("approved")
+    assert laptop.here.catalog.promote(model, "staging").state == "done"
+    laptop.here.serve.deploy(endpoint, model, **SMALL)
+    (name,) = ready(laptop.until(ready, endpoint))
+    laptop.here.catalog.hold(model, "case 7")
+    os.kill(laptop.pid(name), signal.SIGKILL)
+    view = laptop.until(lambda one: "under a hold: case 7" in one.note, endpoint)
+    assert not view.replicas
+    assert view.state == "failing"
+    laptop.here.catalog.release(model, "case 7")
+    laptop.until(lambda one: ready(one) and not one.note, endpoint)
+
+
+def test_a_second_look_finds_nothing_to_do(laptop: Laptop) -> None:
+    """An endpoint at rest writes nothing: the loop looks at it ever again."""
+    laptop.until(lambda one: one.state == "ready")
+    before = laptop.here.house.ledger.store.end()
+    seen: list[EndpointView] = []
+    until(lambda: seen.append(laptop.show()) or len(seen), lambda count: count > 40)
+    facts = laptop.here.house.ledger.tail(before, limit=10_000)
+    mine = [fact.event.verb for fact in facts if fact.event.subject.name.startswith("score")]
+    assert set(mine) <= {"serve.show"}

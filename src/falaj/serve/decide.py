@@ -100,7 +100,8 @@ def _targets(world: World) -> tuple[dict[int, int], dict[int, Past]]:
     past: dict[int, Past] = {}
     for revision in world.shares:
         now = wanted_now(world, revision)
-        past[revision] = _remembered(world.past.get(revision, ()), world.now, now)
+        # None at all is wanted only after a time of its own without requests.
+        past[revision] = _remembered(world.past.get(revision, ()) if now else (), world.now, now)
         targets[revision] = min(past[revision][0][1], world.scale.most)
     if world.wanted != world.current or world.wanted not in targets:
         # A revision shows that it works before it gets a request, also where nobody asks just now.
