@@ -105,11 +105,11 @@ class Rest:
         return found[0], _Route(partial(found[1], name, version))
 
     def _infer(self, model: str, version: str, call: Call, reply: _Reply) -> _Cancel:
-        json_bytes = header_bytes(call)
-        if json_bytes == 0:
-            ask, wanted = self._raw(Ask(model, version, ()), call.body)
-        else:
+        json_bytes = header_bytes(call.headers)
+        if json_bytes:
             ask, wanted = decode(call.body, json_bytes, model, version)
+        else:
+            ask, wanted = self._raw(Ask(model, version, ()), call.body)
         return self._engine.submit(ask, partial(_answer, wanted, reply))
 
     def _raw(self, ask: Ask, body: bytes) -> tuple[Ask, Wanted]:

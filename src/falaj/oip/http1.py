@@ -42,13 +42,13 @@ class Exchange:
         connection = self.connection
         if connection is None or self.reply is not None:
             return
-        accepts = self.head.accepts
-        if accepts and (coding := chosen(accepts, reply)):
+        if self.head.accepts and (coding := chosen(self.head.accepts, reply)):
             if sum(map(len, reply.parts)) > INLINE_BYTES:
                 connection.aside(partial(deflate, reply, coding), self._ready)
                 return
             reply = deflate(reply, coding)
-        self._ready(reply)
+        self.reply, self.cancel = reply, None
+        connection.answered()
 
     def _ready(self, reply: Reply) -> None:
         self.reply, self.cancel = reply, None
@@ -142,16 +142,18 @@ class Http1(asyncio.Protocol):
         exchange = Exchange(self, head)
         self._waiting.append(exchange)
         self._deaf = not head.keep
-        if head.coding and head.coding != b"identity":
+        if head.coding:
             self._inflate(exchange, body)
         else:
-            self._ask(exchange, body)
+            self._ask(exchange, head, body)
 
-    def _ask(self, exchange: Exchange, body: "bytes | Reply") -> None:
+    def _inflated(self, exchange: Exchange, body: "bytes | Reply") -> None:
         if isinstance(body, Reply):
             exchange.answer(body)
-            return
-        head = exchange.head
+        else:
+            self._ask(exchange, exchange.head, body)
+
+    def _ask(self, exchange: Exchange, head: Head, body: bytes) -> None:
         call = Call(head.method, head.path, head.headers, body, peer=self._peer)
         cancel = self._server.door.rest(call, exchange.answer)
         if exchange.reply is None:
@@ -162,9 +164,9 @@ class Http1(asyncio.Protocol):
         if len(body) <= INLINE_BYTES:
             plain = inflate(body, exchange.head.coding, min(most, INLINE_BYTES))
             if not isinstance(plain, Reply) or plain.status != 413 or most <= INLINE_BYTES:
-                self._ask(exchange, plain)
+                self._inflated(exchange, plain)
                 return
-        self.aside(partial(inflate, body, exchange.head.coding, most), partial(self._ask, exchange))
+        self.aside(partial(inflate, body, exchange.head.coding, most), partial(self._inflated, exchange))
 
     def aside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Do long work in a thread, and go on with what it gave unless the client went away."""

@@ -45,7 +45,8 @@ class Head:
         """Whether the connection lives on after it; whether it is HTTP/1.1."""
         self.length = 0
         """Of the body; -1 when it comes in chunks."""
-        self.coding = headers.get(b"content-encoding", b"").lower()
+        coding = headers.get(b"content-encoding", b"").lower()
+        self.coding = b"" if coding == b"identity" else coding
         self.accepts = headers.get(b"accept-encoding", b"").lower()
 
 
@@ -54,7 +55,7 @@ Heads = dict[bytes, Head]
 _MOST_HEADS, _KNOWN_BYTES = 4096, 2048
 _SLACK_BYTES = 1 << 20
 """Chunks may waste three times what they carry, and so much besides."""
-_CODINGS = (b"", b"identity", b"gzip", b"x-gzip", b"deflate")
+_CODINGS = (b"", b"gzip", b"x-gzip", b"deflate")
 _ONCE = frozenset((
     b"host", b"authorization", b"content-length", b"content-encoding", b"content-type", b"transfer-encoding",
     b"inference-header-content-length", b"expect",
@@ -87,13 +88,13 @@ class Requests:
     def feed(self, data: bytes) -> list[tuple[Head, bytes]]:
         """The requests that these bytes make whole, in order."""
         whole: list[tuple[Head, bytes]] = []
-        self._done = whole
         if not self.within:
-            data = self._known(data)
+            data = self._known(data, whole)
             if not data:
                 return whole
             end = data.find(_END, 0, _KNOWN_BYTES)
             self._candidate = data[: end + 4] if end > 0 and data[:1].isupper() else b""
+        self._done = whole
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -105,7 +106,7 @@ class Requests:
             self._weigh(len(data))
         return whole
 
-    def _known(self, data: bytes) -> bytes:
+    def _known(self, data: bytes, whole: list[tuple[Head, bytes]]) -> bytes:
         """Take the requests whose heads came before and whose bodies are here; what is left."""
         at, size = 0, len(data)
         while at < size:
@@ -114,8 +115,8 @@ class Requests:
             if head is None or end + head.length > size:
                 break
             at = end + head.length
-            self._done.append((head, data[end:at]))
-            if not head.keep:
+            whole.append((head, data[end:at]))
+            if at == size or not head.keep:
                 return b""
         return data[at:] if at else data
 

@@ -3,18 +3,18 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
+from math import prod
 from typing import Annotated, Any
 
 import msgspec
 
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.core.sheet import MOST_DIMENSIONS, MOST_TENSORS
-from falaj.oip.calls import JSON, OCTETS, Call, Reply
+from falaj.oip.calls import JSON, OCTETS, Reply
 from falaj.oip.tensors import SMALL_BYTES, Answer, Ask, Given, Made, elements, given, pack, raw_of, values_of
 
-Wanted = bool | Mapping[str, bool]
+Wanted = bool | dict[str, bool]
 """Which outputs are wanted as bytes: all, none, or by name."""
 HEADER = b"inference-header-content-length"
 NO_HEADER = -1
@@ -22,12 +22,13 @@ MOST_ID = 1024
 _LATEST_S = 86_400.0
 _Parameters = dict[str, bool | int | float | str]
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Shape = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 
 
 class _Input(msgspec.Struct):
     name: str
     datatype: str
-    shape: tuple[_Size, ...]
+    shape: _Shape
     data: msgspec.Raw = msgspec.Raw()
     parameters: _Parameters | None = None
 
@@ -64,9 +65,9 @@ _request = msgspec.json.Decoder(_Request).decode
 _dump = msgspec.json.Encoder().encode
 
 
-def header_bytes(call: Call) -> int:
+def header_bytes(headers: Mapping[bytes, bytes]) -> int:
     """What the caller says the length of the JSON is; NO_HEADER when nothing is said."""
-    said = call.headers.get(HEADER)
+    said = headers.get(HEADER)
     if said is None:
         return NO_HEADER
     if not said.isdigit() or len(said) > 12:
@@ -118,14 +119,14 @@ def decode_raw(body: bytes, ask: Ask, spec: Mapping[str, Any], *, batches: bool)
 def encode(answer: Answer, wanted: Wanted) -> Reply:
     """An answer as it is sent. What was not asked for is left out; what is not there is Invalid."""
     outputs = answer.outputs
-    if isinstance(wanted, Mapping):
+    if type(wanted) is dict:
         by_name = {made.name: made for made in outputs}
         missing = [name for name in wanted if name not in by_name]
         if missing:
             raise Invalid(f"the model has no output {missing[0][:60]!r}", f"it has {', '.join(by_name)}"[:300])
         outputs = [by_name[name] for name in wanted]
     tail: list[bytes] = []
-    tensors = [_tensor(made, wanted if isinstance(wanted, bool) else wanted[made.name], tail) for made in outputs]
+    tensors = [_tensor(made, wanted if type(wanted) is bool else wanted[made.name], tail) for made in outputs]
     head = _dump(_Response(answer.model, tensors, answer.version, answer.id, answer.parameters or None))
     # A number that JSON has no word for is written as null: nobody should take it for something else.
     if b"null" in head:
@@ -191,13 +192,11 @@ def _binary_bytes(one: _Input) -> int | None:
 
 def _listed(one: _Input) -> Given:
     """An input whose data is a list in the JSON: flat, or nested as its shape says."""
-    count = elements(one.name, one.shape)
+    count = prod(one.shape) or elements(one.name, one.shape)
     raw = memoryview(one.data)
-    if not raw:
-        raise Invalid(f"{one.name[:60]!r} has no data", "data, or parameters.binary_data_size")
-    depth = _depth(raw)
+    depth = 1 if len(raw) > 1 and raw[1] not in b"[ \t\r\n" else _depth(one.name, raw)
     try:
-        values = _lists(_KINDS[one.datatype], depth)(raw)
+        values = (_READERS.get((one.datatype, depth)) or _reader(one.datatype, depth))(raw)
     except KeyError:
         raise Invalid(
             f"{one.name[:60]!r} is of datatype {one.datatype[:20]!r}", f"one of {', '.join(_KINDS)}"
@@ -219,20 +218,22 @@ _KINDS: Mapping[str, type] = {
 }  # fmt: skip
 
 
-@lru_cache(len(set(_KINDS.values())) * MOST_DIMENSIONS)
-def _lists(kind: type, depth: int) -> Any:
+_READERS: dict[tuple[str, int], Any] = {}
+
+
+def _reader(datatype: str, depth: int) -> Any:
     """What reads lists of lists … of one kind of thing, strictly: no text for a number, no number for a truth."""
-    wanted: Any = kind
+    wanted: Any = _KINDS[datatype]
     for _ in range(depth):
         wanted = list[wanted]
-    return msgspec.json.Decoder(wanted).decode
+    made = _READERS[datatype, depth] = msgspec.json.Decoder(wanted).decode
+    return made
 
 
-def _depth(raw: memoryview) -> int:
+def _depth(name: str, raw: memoryview) -> int:
     """How deep the list is nested, by how it begins."""
-    begin = bytes(raw[:2])
-    if begin[:1] == b"[" and begin[1:] not in b"[ \t\r\n":
-        return 1
+    if not raw:
+        raise Invalid(f"{name[:60]!r} has no data", "data, or parameters.binary_data_size")
     begin = bytes(raw[:256]).translate(None, b" \t\r\n")
     return max(1, min(len(begin) - len(begin.lstrip(b"[")), MOST_DIMENSIONS))
 

@@ -2,8 +2,7 @@
 
 import math
 import struct
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -84,7 +83,8 @@ _FORMATS = {
 }  # fmt: skip
 _INFINITE = 0x7F800000
 _LENGTH = struct.Struct("<I")
-_packing = lru_cache(512)(struct.Struct)
+_PACKERS: dict[tuple[str, int], Callable[..., bytes]] = {}
+_MOST_PACKERS = 1024
 
 
 def given(name: str, datatype: str, shape: tuple[int, ...], raw: "bytes | memoryview") -> Given:
@@ -138,11 +138,20 @@ def pack(name: str, datatype: str, values: Sequence[Any]) -> bytes:
     """Numbers as raw bytes; Invalid where one does not fit. True and False for BOOL."""
     if datatype == "BOOL":
         return bytes(values)
+    packer = _PACKERS.get((datatype, len(values))) or _packer(datatype, len(values))
     try:
-        raw = _packing(f"<{len(values)}{_FORMATS[datatype]}").pack(*values)
+        raw = packer(*values)
     except (struct.error, OverflowError) as error:
         raise Invalid(f"{name[:60]!r} holds a number that is no {datatype}", "send it in its range") from error
     return _halves(name, raw) if datatype == "BF16" else raw
+
+
+def _packer(datatype: str, count: int) -> Callable[..., bytes]:
+    """What packs so many numbers; kept, because requests are alike."""
+    if len(_PACKERS) >= _MOST_PACKERS:
+        _PACKERS.clear()
+    made = _PACKERS[datatype, count] = struct.Struct(f"<{count}{_FORMATS[datatype]}").pack
+    return made
 
 
 def raw_of(made: Made) -> bytes:
@@ -180,4 +189,4 @@ def _halves(name: str, raw: bytes) -> bytes:
     rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype("<u4")) >> 16).astype("<u2")
     if ((size < _INFINITE) & ((rounded & 0x7FFF) >= _INFINITE >> 16)).any():
         raise Invalid(f"{name[:60]!r} holds a number that is no BF16", "send it in its range")
-    return cast(bytes, np.where(size > _INFINITE, 0x7FC0, rounded).astype("<u2").tobytes())
+    return bytes(np.where(size > _INFINITE, 0x7FC0, rounded).astype("<u2").tobytes())
