@@ -1,0 +1,218 @@
+"""A small real ground for the gateway: a house with an endpoint in its ledger, and replicas that say who they are."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from falaj.core.context import Context
+from falaj.core.ref import Ref
+from falaj.gateway.process import Gateway
+from falaj.govern.secrets import SecretShelf
+from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.hop import HopServer
+from falaj.serve import books
+from falaj.serve.records import Doors
+from falaj.store.codec import to_plain
+from tests.town import Town
+
+REF = Ref.parse("endpoint:fraud/score")
+KEY = "a key by chance, long enough"
+
+
+class Echo:
+    """Answers with what it was asked and which replica it is; some bodies make it misbehave."""
+
+    def __init__(self, revision: int, name: str) -> None:
+        self.revision, self.name, self.asked, self.cancelled = revision, name, 0, 0
+
+    def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Callable[[], None] | None:
+        """One request."""
+        self.asked += 1
+        said = {"path": call.path.decode(), "revision": self.revision, "replica": self.name, "pid": os.getpid()}
+        said["echo"] = call.body.decode()
+        body = json.dumps(said).encode()
+        if call.body.startswith(b"status "):
+            reply(Reply(int(call.body.split()[1]), (b'{"error": "as asked"}',)))
+        elif call.body.startswith(b"slow "):
+            handle = asyncio.get_running_loop().call_later(float(call.body.split()[1]), reply, Reply(200, (body,)))
+            return lambda: self._cancel(handle)
+        elif call.body == b"hang" or call.body == b"hang on " + self.name.encode():
+            return lambda: self._cancel(None)
+        else:
+            reply(Reply(200, (body,), json_bytes=0))
+        return None
+
+    def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Callable[[], None] | None:
+        """One message."""
+        self.asked += 1
+        if b"unable" in call.message:
+            reply(GrpcReply(code=14, text="as asked"))
+        elif b"hang" in call.message:
+            return lambda: self._cancel(None)
+        elif call.method == "ModelStreamInfer":
+            reply(GrpcReply(b"first", last=False))
+            reply(GrpcReply(b"last"))
+        else:
+            reply(GrpcReply(b"%d" % self.revision))
+        return None
+
+    def _cancel(self, handle: asyncio.TimerHandle | None) -> None:
+        self.cancelled += 1
+        if handle is not None:
+            handle.cancel()
+
+
+class Looping:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Any, within_s: float = 60.0) -> Any:
+        """Run a coroutine there."""
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return future.result(within_s)
+
+    def end(self) -> None:
+        """Stop it."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+class Replica:
+    """A hop in this process."""
+
+    def __init__(self, loop: Looping, revision: int = 1, name: str = "one", key: str = KEY) -> None:
+        self._loop, self.echo, self.revision, self.name = loop, Echo(revision, name), revision, name
+        self.controls: list[dict[str, Any]] = []
+        loop.do(self._start(key))
+
+    async def _start(self, key: str) -> None:
+        self.server = HopServer(self.echo, self.echo, key, on_control=self.controls.append)
+        self.host, self.port = await self.server.start("127.0.0.1", 0)
+
+    def drain(self) -> None:
+        """Answer what was asked, and go."""
+        self._loop.do(self.server.drain(10.0))
+
+    def cut(self) -> None:
+        """Go at once."""
+
+        async def now() -> None:
+            await self.server.drain(0.0)
+
+        self._loop.do(now())
+
+
+class Process:
+    """A replica that is a process, to be killed."""
+
+    def __init__(self, revision: int, name: str) -> None:
+        command = [sys.executable, "-m", "tests.gateway.stand_in", str(revision), name]
+        self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.child.stdout is not None
+        self.host, self.port, self.revision, self.name = "127.0.0.1", int(self.child.stdout.readline()), revision, name
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.child.kill()
+        self.child.wait()
+        assert self.child.stdout is not None
+        self.child.stdout.close()
+
+
+class Ground:
+    """A house with an endpoint of the bank in it, and a gateway before it."""
+
+    def __init__(self, home: Path, **rules: Any) -> None:
+        self.town = Town(home)
+        self.loop = Looping()
+        self.ctx: Context = replace(self.town.house.system(), tenant="bank", zone="ae-dubai")
+        self.key = ""
+        self._number = 0
+        self.endpoint(REF, rules)
+
+    def endpoint(self, ref: Ref, rules: dict[str, Any]) -> None:
+        """Write one down that has revisions 1 to 3 and no replica."""
+        secret, ledger = Ref("secret", ref.project, f"serve.{ref.name}"), self.town.house.ledger
+        body = books.new_endpoint(self.ctx, "ae-dubai", secret)
+        numbers = [{"number": number, "features": None} for number in (1, 2, 3)]
+        body |= {"current": 1, "wanted": 1, "rules": {**body["rules"], **rules}, "revisions": numbers}
+        body["scale"] = {**body["scale"], "least": 0}
+        with ledger.write(self.ctx) as tx:
+            SecretShelf(ledger, self.town.house.keyring).put(self.ctx, secret, KEY, "ae-dubai")
+            tx.put(ref, body, zone="ae-dubai", terms=books.endpoint_terms(ref, body))
+            tx.emit("serve.deploy", ref)
+
+    def change(self, **body: Any) -> None:
+        """Change the endpoint's record."""
+        with self.town.house.ledger.write(self.ctx) as tx:
+            old = tx.need(REF)
+            tx.put(old.key, {**old.body, **body}, rev=old.rev)
+            tx.emit("serve.change", old.ref)
+
+    def trial(self, rollout: Any) -> None:
+        """Let a roll-out run."""
+        self.change(rollout=to_plain(rollout))
+
+    def add(self, replica: Any) -> Ref:
+        """Tell the ledger of a replica that is ready."""
+        self._number += 1
+        with self.town.house.ledger.write(self.ctx) as tx:
+            record = tx.need(REF)
+            run = Ref("run", "fraud", f"r{self._number}")
+            body = books.new_replica(record, replica.revision, self._number, run, 0.0)
+            body |= {"state": "ready", "host": replica.host, "port": replica.port}
+            name = books.replica_name(REF, replica.revision, self._number)
+            tx.put(name, body, zone="ae-dubai", terms=books.replica_terms(body))
+            tx.emit("serve.serving", name)
+        return name
+
+    def remove(self, name: Ref) -> None:
+        """And that it is over."""
+        with self.town.house.ledger.write(self.ctx) as tx:
+            old = tx.need(name)
+            tx.delete(old.key, old.rev)
+            tx.emit("serve.ended", old.ref)
+
+    def open(self) -> Doors:
+        """Start the gateway."""
+        self.gateway = Gateway(self.town.house, listen="127.0.0.1:0", grpc="127.0.0.1:0")
+        self.doors: Doors = self.loop.do(self.gateway.start())
+        return self.doors
+
+    def headers(self, name: str = "amal") -> dict[str, str]:
+        """What a caller sends."""
+        return {"authorization": f"Bearer {self.town.tokens[name]}"}
+
+    def close(self) -> None:
+        """Drain the gateway and close the house."""
+        if hasattr(self, "gateway"):
+            self.loop.do(self.gateway.drain(5.0))
+        self.loop.end()
+        self.town.close()
+
+
+async def _serve(revision: int, name: str) -> None:
+    echo = Echo(revision, name)
+    server = HopServer(echo, echo, KEY)
+    _, port = await server.start("127.0.0.1", 0)
+    print(port, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,374 @@
+"""The hop: frames however they are cut, liars and strangers, and many requests on one connection."""
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from struct import pack
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from falaj.core.errors import Corrupt, Invalid, Unavailable
+from falaj.oip import frames as f
+from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.hop import LATE, LOST, HopClient, HopServer
+
+KEY = "a key by chance, long enough"
+NAMES = st.binary(min_size=1, max_size=12).filter(lambda one: b"\0" not in one)
+HEADERS = st.dictionaries(NAMES, NAMES, max_size=3)
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self.aborted = b"", False
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Kept(f.Frames):
+    """Keeps the frames that come."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.got: list[tuple[int, int, bytes]] = []
+
+    def frame(self, kind: int, stream: int, data: bytes) -> None:
+        self.got.append((kind, stream, data))
+
+
+def whole(parts: Any) -> bytes:
+    """A frame's payload."""
+    return b"".join(parts)[9:]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 255), st.integers(0, 2**32 - 1), st.binary(max_size=300)), max_size=8), st.data()
+)
+@settings(max_examples=60, deadline=None)
+def test_frames_cut_anywhere_are_the_same_frames(sent: list[tuple[int, int, bytes]], data: st.DataObject) -> None:
+    stream = b"".join(pack("<IBI", len(one[2]), *one[:2]) + one[2] for one in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    kept = Kept()
+
+    async def feed() -> None:
+        kept.connection_made(Wire())
+        for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            kept.data_received(stream[begin:end])
+
+    asyncio.run(feed())
+    assert kept.got == sent
+
+
+@given(st.sampled_from([b"GET", b"POST"]), st.binary(max_size=50), HEADERS, st.binary(max_size=200))
+@settings(max_examples=60, deadline=None)
+def test_requests_and_answers_come_out_as_they_went_in(
+    method: bytes, path: bytes, headers: dict[bytes, bytes], body: bytes
+) -> None:
+    call = f.read_ask_rest(whole(f.ask_rest(Call(method, path, headers, body), 7)))
+    assert (call.method, call.path, call.headers, call.body, call.trusted) == (method, path, headers, body, True)
+    pairs = tuple(headers.items())
+    reply = f.read_reply_rest(whole(f.reply_rest(Reply(429, (body, b"x"), json_bytes=3, headers=pairs), 7)))
+    assert (reply.status, b"".join(reply.parts), reply.json_bytes, tuple(reply.headers)) == (429, body + b"x", 3, pairs)
+    deadline = time.monotonic() + 5
+    asked = f.read_ask_grpc(whole(f.ask_grpc(GrpcCall("ModelInfer", body, headers, deadline), 7)))
+    assert (asked.method, asked.message, asked.metadata, asked.trusted) == ("ModelInfer", body, headers, True)
+    assert abs(asked.deadline - deadline) < 1
+    sent = GrpcReply(body, code=5, text="no", last=False, metadata=pairs)
+    told = f.read_reply_grpc(whole(f.reply_grpc(sent, 7)))
+    assert (told.message, told.code, told.text, told.last, tuple(told.metadata)) == (body, 5, "no", False, pairs)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_are_a_frame_or_corrupt(data: bytes) -> None:
+    for read in (f.read_ask_rest, f.read_reply_rest, f.read_ask_grpc, f.read_reply_grpc, f.plain):
+        with suppress(Corrupt):
+            read(data)
+
+
+def test_what_cannot_be_said_is_refused_before_it_is_sent() -> None:
+    for headers in ({b"a\0b": b"c"}, {b"a": b"\0"}, {b"a": b"x" * 70_000}):
+        with pytest.raises(Invalid):
+            f.ask_rest(Call(b"GET", b"/", headers), 1)
+    with pytest.raises(Invalid):
+        f.ask_rest(Call(b"GET", b"/" * 70_000), 1)
+    with pytest.raises(Invalid):
+        f.ask_grpc(GrpcCall("x" * 300, b""), 1)
+    with pytest.raises(Invalid):
+        f.reply_rest(Reply(200, (b"x" * 100,)), 1, 50)
+
+
+class Door:
+    """Answers at once, later, never, or too much."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+    def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Callable[[], None] | None:
+        if call.body == b"never":
+            return self._cancel
+        if call.body == b"large":
+            reply(Reply(200, (b"x" * 3_000_000,)))
+        elif call.body == b"nul":
+            reply(Reply(200, (b"",), headers=((b"a", b"\0"),)))
+        elif call.body == b"later":
+            asyncio.get_running_loop().call_later(0.05, reply, Reply(200, (b"later",)))
+        else:
+            reply(Reply(200, (call.body[::-1],)))
+        return None
+
+    def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> None:
+        reply(GrpcReply(b"1", last=False))
+        reply(GrpcReply(call.message))
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+
+async def pair(door: Door, key: str = KEY, **options: Any) -> tuple[HopServer, HopClient, list[str]]:
+    """A server and a client that knows it."""
+    server = HopServer(door, door, KEY, about={"pid": 7}, most_bytes=2 << 20, **options)
+    host, port = await server.start("127.0.0.1", 0)
+    said: list[str] = []
+    ready = asyncio.Event()
+    client = HopClient(
+        key,
+        on_ready=ready.set,
+        on_drain=lambda: said.append("drain"),
+        on_lost=lambda: (said.append("lost"), ready.set()),
+        most_bytes=2 << 20,
+    )
+    await asyncio.get_running_loop().create_connection(lambda: client, host, port)
+    await asyncio.wait_for(ready.wait(), 10)
+    return server, client, said
+
+
+async def asked(client: HopClient, body: bytes, deadline: float = 0.0) -> Any:
+    """One answer."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    client.ask_rest(Call(b"POST", b"/v2", {}, body), deadline, future.set_result)
+    return await asyncio.wait_for(future, 10)
+
+
+def test_everybody_gets_their_own_answer_and_a_stream_all_of_its() -> None:
+    async def main() -> None:
+        server, client, _ = await pair(Door())
+        assert client.about == {"pid": 7}
+        bodies = [b"%d" % number * (number % 50) for number in range(500)]
+        answers = await asyncio.gather(*(asked(client, body) for body in bodies))
+        assert [b"".join(one.parts) for one in answers] == [body[::-1] for body in bodies]
+        got: list[GrpcReply] = []
+        done = asyncio.Event()
+        client.ask_grpc(GrpcCall("ModelStreamInfer", b"2"), 0.0, lambda one: (got.append(one), one.last and done.set()))
+        await asyncio.wait_for(done.wait(), 10)
+        assert [one.message for one in got] == [b"1", b"2"]
+        assert client.outstanding == 0
+        big = await asked(client, b"y" * 1_500_000)
+        assert b"".join(big.parts) == b"y" * 1_500_000
+        await server.drain(5)
+
+    uvloop.run(main())
+
+
+def test_what_is_too_large_or_cannot_be_said_fails_alone() -> None:
+    async def main() -> None:
+        server, client, said = await pair(Door())
+        answers = await asyncio.gather(*(asked(client, one) for one in (b"large", b"nul", b"abc")))
+        assert [one.status for one in answers] == [500, 500, 200]
+        assert said == []
+        with pytest.raises(Invalid):
+            client.ask_rest(Call(b"POST", b"/", {}, b"x" * (3 << 20)), 0.0, lambda _: None)
+        assert client.outstanding == 0
+        await server.drain(5)
+
+    uvloop.run(main())
+
+
+def test_deadlines_cancels_and_the_end_of_a_connection_are_told_once() -> None:
+    async def main() -> None:
+        door = Door()
+        server, client, said = await pair(door)
+        assert await asked(client, b"never", time.monotonic() + 0.05) is LATE
+        stream = client.ask_rest(Call(b"POST", b"/", {}, b"never"), 0.0, lambda _: pytest.fail("it was given up"))
+        client.cancel(stream)
+        last = asyncio.ensure_future(asked(client, b"never"))
+        await asked(client, b"abc")
+        assert door.cancelled == 2
+        next(iter(server.connections)).end()
+        assert await last is LOST
+        assert said == ["lost"]
+        assert not client.ready
+        with pytest.raises(Unavailable):
+            client.ask_rest(Call(b"GET", b"/"), 0.0, lambda _: None)
+        await asyncio.sleep(0)
+        assert door.cancelled == 3
+        await server.drain(0)
+
+    uvloop.run(main())
+
+
+def test_draining_answers_what_was_asked_and_closes() -> None:
+    async def main() -> None:
+        server, client, said = await pair(Door())
+        answers = [asyncio.ensure_future(asked(client, b"later")) for _ in range(10)]
+        await asyncio.sleep(0)
+        await server.drain(10)
+        assert [one.result().status for one in answers] == [200] * 10
+        assert said[0] == "drain"
+        assert not client.ready
+
+    uvloop.run(main())
+
+
+def test_a_word_to_the_replica_arrives() -> None:
+    async def main() -> None:
+        heard: list[dict[str, Any]] = []
+        server, client, _ = await pair(Door(), on_control=heard.append)
+        client.tell({"features": {"a": 1}})
+        await asked(client, b"")
+        assert heard == [{"features": {"a": 1}}]
+        await server.drain(5)
+
+    uvloop.run(main())
+
+
+def test_a_wrong_key_learns_nothing_and_asks_nothing() -> None:
+    async def main() -> None:
+        server, client, said = await pair(Door(), key="another key, long enough")
+        assert said == ["lost"]
+        assert not client.ready
+        with pytest.raises(Invalid):
+            HopServer(None, None, "short")
+        await server.drain(0)
+
+    uvloop.run(main())
+
+
+def frame(kind: int, data: bytes = b"", stream: int = 0, length: int | None = None) -> bytes:
+    """A frame, or what claims to be one."""
+    return pack("<IBI", len(data) if length is None else length, kind, stream) + data
+
+
+HELLO = frame(f.HELLO, bytes((f.VERSION,)) + b"n" * 32)
+STRANGERS = {
+    "not a frame": b"GET / HTTP/1.1\r\n\r\n" * 3,
+    "asks before it proves": frame(f.ASK_REST, b"\x03\x01\x00\x00\x00GET/"),
+    "a large hello": frame(f.HELLO, length=1 << 30),
+    "another version": frame(f.HELLO, b"\x09" + b"n" * 32),
+    "a wrong proof": HELLO + frame(f.PROOF, b"x" * 32),
+    "hello twice": HELLO + HELLO,
+    "its own proof sent back": HELLO + frame(f.PROOF, b""),
+}
+
+
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+def test_strangers_are_shown_out(sent: bytes) -> None:
+    async def main() -> None:
+        door = Door()
+        server = HopServer(door, door, KEY)
+        host, port = await server.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(sent)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            # A challenge may come first; then the end.
+            await asyncio.wait_for(reader.readexactly(10_000), 10)
+        writer.close()
+        await server.drain(0)
+
+    uvloop.run(main())
+
+
+async def _friend(server: HopServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(HELLO)
+    theirs = (await reader.readexactly(9 + 64))[9:41]
+    writer.write(frame(f.PROOF, f.proof(KEY.encode(), b"gateway", b"n" * 32, theirs)))
+    welcome = await reader.readexactly(9 + 2)
+    assert json.loads(welcome[9:]) == {}
+    return reader, writer
+
+
+ASK = b"\x04\x01\x00\x00\x00POST/never"
+FRIENDS = {
+    "an unknown kind": frame(99),
+    "a stream twice": frame(f.ASK_REST, ASK, 5) * 2,
+    "a lying method": frame(f.ASK_REST, b"\xff\x01\x00\x00\x00POST/", 1),
+    "a lying length": frame(f.ASK_REST, b"", 1, length=1 << 31),
+    "a word that is no object": frame(f.CONTROL, b"[]"),
+    "a deep word": frame(f.CONTROL, b"[" * 100_000),
+    "a flood": b"".join(frame(f.ASK_REST, ASK, number) for number in range(f.MOST_OPEN + 1)),
+}
+
+
+@pytest.mark.parametrize("sent", FRIENDS.values(), ids=FRIENDS)
+def test_somebody_with_the_key_who_breaks_the_rules_loses_the_connection(sent: bytes) -> None:
+    async def main() -> None:
+        door = Door()
+        server = HopServer(door, door, KEY)
+        reader, writer = await _friend(server)
+        writer.write(sent)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await asyncio.wait_for(reader.readexactly(1), 10)
+        writer.close()
+        await server.drain(0)
+
+    uvloop.run(main())
+
+
+def test_an_impostor_on_a_replicas_port_gets_no_request() -> None:
+    async def main() -> None:
+        got = bytearray()
+
+        async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            got.extend(await reader.readexactly(9 + 33))
+            writer.write(frame(f.CHALLENGE, b"s" * 64) + frame(f.WELCOME, b"{}"))
+            got.extend(await reader.read())
+            writer.close()
+
+        listening = await asyncio.start_server(impostor, "127.0.0.1", 0)
+        lost = asyncio.Event()
+        client = HopClient(KEY, on_lost=lost.set)
+        host, port = listening.sockets[0].getsockname()
+        await asyncio.get_running_loop().create_connection(lambda: client, host, port)
+        await asyncio.wait_for(lost.wait(), 10)
+        assert not client.ready
+        assert KEY.encode() not in got
+        assert len(got) == 42
+        listening.close()
+
+    uvloop.run(main())
+
+
+def test_the_hop_speaks_tls(tmp_path: Any) -> None:
+    from falaj.api.tls import local_tls, server_context
+
+    async def main() -> None:
+        made = local_tls(str(tmp_path), ("localhost",), time.time())
+        door = Door()
+        server = HopServer(door, door, KEY)
+        context = server_context(made)
+        context.verify_mode = ssl.CERT_NONE
+        host, port = await server.start("127.0.0.1", 0, context)
+        client = HopClient(KEY, on_ready=(ready := asyncio.Event()).set)
+        trusting = ssl.create_default_context(cafile=made.ca)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: client, host, port, ssl=trusting, server_hostname="localhost")
+        await asyncio.wait_for(ready.wait(), 10)
+        assert (await asked(client, b"abc")).parts == (b"cba",)
+        await server.drain(5)
+
+    uvloop.run(main())
