@@ -76,11 +76,17 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
             deadline = time.monotonic() + left_s if left_s is not None else 0.0
             return GrpcCall(method, message, metadata, deadline, peer=context.peer())
 
+        # grpcio looks whether these are coroutine functions, so they are no lambdas.
+        async def unary(message: bytes, context: Any) -> bytes:
+            return await _unary(door, call(message, context), context)
+
+        async def stream(asked: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async for message in _Stream(door, call).run(asked, context):
+                yield message
+
         if method == STREAMING:
-            return grpc.stream_stream_rpc_method_handler(lambda asked, context: _Stream(door, call).run(asked, context))
-        return grpc.unary_unary_rpc_method_handler(
-            lambda message, context: _unary(door, call(message, context), context)
-        )
+            return grpc.stream_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
 
 
 async def _unary(door: GrpcDoor, call: GrpcCall, context: Any) -> bytes:
