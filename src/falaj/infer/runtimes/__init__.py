@@ -6,15 +6,12 @@ bytes. Tensors go in and out as numpy arrays in the order of the model's inputs 
 """
 
 import importlib
-from collections.abc import Callable
 
 from falaj.core.errors import FalajError, Invalid
 from falaj.core.sheet import FILE, Sheet, read_sheet
 from falaj.infer.records import Features, ModelConfig, Runtime
 from falaj.infer.runtimes.verify import Files
 
-Find = Callable[[str], Runtime]
-"""The runtime of another model of the same server, by its name."""
 _OPENERS = {
     "onnx": "falaj.infer.runtimes.onnx", "torch": "falaj.infer.runtimes.modules",
     "export": "falaj.infer.runtimes.modules", "xgboost": "falaj.infer.runtimes.trees",
@@ -27,15 +24,12 @@ SUFFIXES = {
 }  # fmt: skip
 
 
-def load(config: ModelConfig, find: Find | None = None) -> Runtime:
+def load(config: ModelConfig) -> Runtime:
     """The model in memory. Corrupt when its bytes are not those approved, Invalid when nothing here can run it."""
     files = Files(config.folder, config.files)
     sheet = sheet_of(config, files)
     kind = sheet.runtime or told(files, sheet)
-    opened = importlib.import_module(_OPENERS[kind])
-    runtime: Runtime = (
-        opened.opened(config, sheet, files, find) if kind == "ensemble" else opened.opened(config, sheet, files)
-    )
+    runtime: Runtime = importlib.import_module(_OPENERS[kind]).opened(config, sheet, files)
     if config.features is None or getattr(runtime, "joins", False):
         return runtime
     return _joined(runtime, config.features, sheet)
