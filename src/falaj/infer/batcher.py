@@ -71,7 +71,7 @@ class Batcher:
         self._queue = Queue(options.queue)
         self._fresh: list[Waiting] = []
         self._due = False
-        self._turns = 0
+        self._turns = self._slow = 0
         self._timer: TimerHandle | None = None
         self._timer_at = 0.0
         self._lock = allocate_lock()
@@ -361,11 +361,14 @@ class Batcher:
             return
         ran = results[0]
         rows = sum([one.rows for one in ran.members])
-        took, known = ran.ended - ran.began, self.took_s
         self.curve.note(rows, ran.members[0].key.unit, ran.cost_s)
-        self.took_s = known + (took - known) * (0.5 if took < known else 0.05) if known else took
+        took, known = ran.ended - ran.began, self.took_s
+        # One slow run says little: the machine did something else meanwhile. Several in a row say much.
+        cost = min(ran.cost_s, 4 * known) if known else ran.cost_s
+        self.took_s = known + (cost - known) * (0.5 if cost < known else 0.05)
+        self._slow = self._slow + 1 if took > AT_ONCE_S else 0
         if self.inline:
-            if self.took_s > INLINE_S or took > AT_ONCE_S:
+            if self.took_s > INLINE_S or self._slow > 2:
                 self.inline = False
         elif self.options.inline and self.took_s < BACK_INLINE_S and took < BACK_INLINE_S:
             with self._lock:

@@ -208,10 +208,7 @@ class Models:
             return self._load(config), config.sheet or Sheet()
         from falaj.infer import runtimes
 
-        # A step of an ensemble is loaded for it alone: nobody can take it away while it is in use.
-        return runtimes.load(config, lambda name: self._runtime(self.find(name, "").config)[0]), runtimes.sheet_of(
-            config
-        )
+        return runtimes.load(config), runtimes.sheet_of(config)
 
     # ---- pointers
 
