@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def optimise(plan: Plan, say: Any) -> int:
     """Try everything, say everything, and leave the chosen one in the plan's folder."""
-    _ready(plan)
+    _ready()
     from falaj.optimize.evidence import plain, write
     from falaj.optimize.frontier import choose, frontier
     from falaj.optimize.trial import Trial, warnings_of
@@ -80,8 +80,8 @@ def read_plan(text: str) -> Plan:
     return replace(plan, **{name: os.path.expandvars(getattr(plan, name)) for name in _FOLDERS})
 
 
-def _ready(plan: Plan) -> None:
-    """Libraries there, quiet, and deterministic."""
+def _ready() -> None:
+    """Libraries there, and quiet."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -90,11 +90,6 @@ def _ready(plan: Plan) -> None:
     from falaj.optimize.strangers import quiet
 
     quiet()
-    with contextlib.suppress(ImportError):
-        import torch
-
-        torch.set_num_threads(plan.threads)
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
 
 @contextlib.contextmanager

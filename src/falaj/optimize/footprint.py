@@ -1,5 +1,6 @@
-"""`python -m falaj.optimize.footprint FILE BATCH THREADS AIM`: the memory that a model takes, in bytes."""
+"""`python -m falaj.optimize.footprint THREADS AIM BATCH FILE …`: bytes that each model takes, a line each."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,16 +8,29 @@ from falaj.optimize.graphs import Session, made_up
 
 
 def main(arguments: list[str]) -> int:
-    """Load it, run one row and one batch, and say how much more memory was held at the most than before."""
-    import onnxruntime  # noqa: F401 - what the runtime itself takes is no part of the model
+    """Each is loaded in a fork of its own: what the runtime itself takes, all have before they begin."""
+    import onnxruntime  # noqa: F401
 
-    file, batch, threads, aim = arguments
+    threads, aim, *pairs = arguments
+    for batch, file in zip(pairs[::2], pairs[1::2], strict=True):
+        child = os.fork()
+        if not child:
+            os._exit(_say(Path(file), int(batch), int(threads), aim))
+        if os.waitpid(child, 0)[1]:
+            sys.stdout.write("0\n")
+            sys.stdout.flush()
+    return 0
+
+
+def _say(file: Path, batch: int, threads: int, aim: str) -> int:
+    """Run one row and one batch, and say how much more was held at the most than before."""
     before = _held("VmRSS")
-    session = Session(Path(file), threads=int(threads), aim=aim)
-    for rows in (1, int(batch)):
-        if rows == 1 or session.inputs[0].shape[0] < 0:
-            session.run(made_up(session.inputs, max(rows, session.inputs[0].shape[0]), 1, {}))
+    session = Session(file, threads=threads, aim=aim)
+    fixed = session.inputs[0].shape[0]
+    for rows in (1, batch) if fixed < 0 else (fixed,):
+        session.run(made_up(session.inputs, rows, 1, {}))
     sys.stdout.write(f"{max(0, _held('VmHWM') - before)}\n")
+    sys.stdout.flush()
     return 0
 
 

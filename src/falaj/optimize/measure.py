@@ -55,11 +55,15 @@ def measure(asks: Mapping[str, Ask], inputs: Sequence[NDArray[Any]], plan: Plan,
     return {name: _summed(name, walls, works, threads=plan.threads) for name in asks}
 
 
-def footprint(file: Path, plan: Plan, batch: int) -> int:
-    """Bytes that loading and running a model takes at the most, seen in a process of its own; 0 when it cannot be."""
-    words = [sys.executable, "-m", "falaj.optimize.footprint", str(file), str(batch), str(plan.threads), plan.aim]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)  # noqa: S603  # nosec B603 - our own module
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
+def footprints(files: Mapping[str, tuple[Path, int]], plan: Plan) -> dict[str, int]:
+    """Bytes that loading and running each model (with so many rows) takes at the most; 0 where it cannot be seen."""
+    words = [word for file, batch in files.values() for word in (str(batch), str(file))]
+    done = subprocess.run(  # noqa: S603  # nosec B603 - our own module
+        [sys.executable, "-m", "falaj.optimize.footprint", str(plan.threads), plan.aim, *words],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = [int(line) for line in done.stdout.split() if line.isdigit()]
+    return dict(zip(files, found, strict=True)) if len(found) == len(files) else dict.fromkeys(files, 0)
 
 
 def _warm(ask: Ask, given: Mapping[int, Sequence[NDArray[Any]]], plan: Plan) -> list[tuple[int, int]]:

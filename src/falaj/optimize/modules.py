@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,16 @@ from falaj.optimize.graphs import save
 from falaj.optimize.strangers import guarded
 
 Builder = Callable[..., Any]
+
+
+def settle(threads: int) -> None:
+    """Torch computes the same every time, with so many threads."""
+    try:
+        import torch
+    except ImportError as error:
+        raise Invalid("torch is not installed", "pip install 'falaj[optimize]'") from error
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
 
 def builder_of(folder: str, code: str) -> Builder:
@@ -32,17 +42,25 @@ def builder_of(folder: str, code: str) -> Builder:
     return found
 
 
-def takes_width(builder: Builder) -> bool:
+def narrows(builder: Builder, parameters: Mapping[str, str]) -> bool:
     """Whether it can build a narrower one of its kind."""
-    return "width" in inspect.signature(builder).parameters
+    names = inspect.signature(builder).parameters
+    return "width" in names or (len(names) == 1 and "width" in parameters)
 
 
-def built(builder: Builder, **more: Any) -> Any:
-    """The module, ready to answer."""
+def built(builder: Builder, parameters: Mapping[str, str], width: float = 1.0) -> Any:
+    """The module, ready to answer. A builder takes nothing, or `width`, or the sheet's parameters as one mapping."""
     import torch
 
-    with guarded("building the model", "its code must build it without arguments, or with width="):
-        module = builder(**more)
+    names = inspect.signature(builder).parameters
+    with guarded("building the model", "its code must build it without arguments"):
+        if "width" in names:
+            module = builder(width=width)
+        elif len(names) == 1:
+            wide = {"width": str(float(parameters["width"]) * width)} if "width" in parameters else {}
+            module = builder({**parameters, **wide})
+        else:
+            module = builder()
     if not isinstance(module, torch.nn.Module):
         raise Invalid(f"the code of the model builds a {type(module).__name__}", "it must build a torch.nn.Module")
     return module.eval()

@@ -42,6 +42,8 @@ def open_model(plan: Plan, work: Path) -> Original:
     folder = Path(plan.model)
     sheet = read_sheet((folder / FILE).read_bytes()) if (folder / FILE).is_file() else Sheet()
     kind, file = _found(folder, sheet)
+    if kind in ("torch", "export") or plan.student:
+        modules.settle(plan.threads)
     found = _OPENED[kind](plan, sheet, file, work / "export.onnx")
     found.size_bytes = file.stat().st_size
     return found
@@ -78,7 +80,7 @@ def _onnx(plan: Plan, sheet: Sheet, file: Path, out: Path) -> Original:
 def _torch(plan: Plan, sheet: Sheet, file: Path, out: Path) -> Original:
     specs = modules.needs_inputs(sheet)
     builder = modules.builder_of(plan.code, sheet.code)
-    module = modules.built(builder)
+    module = modules.built(builder, sheet.parameters)
     fill(module, file)
     module.eval()
     rows = sample(plan, sheet)

@@ -17,8 +17,8 @@ from falaj.optimize.fuse import fuse, fuse_transformer
 from falaj.optimize.graphs import Session, sha256
 from falaj.optimize.half import bf16, fp16
 from falaj.optimize.learn import Lesson, learn
-from falaj.optimize.measure import footprint, measure
-from falaj.optimize.modules import builder_of, built, export, takes_width
+from falaj.optimize.measure import footprints, measure
+from falaj.optimize.modules import builder_of, built, export, narrows
 from falaj.optimize.original import Original, open_model, seeded
 from falaj.optimize.parity import Ask, asked
 from falaj.optimize.quality import AGREEMENT, kind_of, loss, quality
@@ -74,15 +74,16 @@ class Trial:
             asks[name] = Session(file, threads=self.plan.threads, aim=self.plan.aim).run
         self._tell("measuring")
         found = measure(asks, [one[: self._step] for one in self.judge.inputs], self.plan, grows=self.grows)
-        costs, made = {name: times.cost for name, times in found.items()}, []
-        for one in rows:
-            if one.name in found:
-                one = replace(one, **found[one.name]._asdict(), speed=round(costs[BEFORE] / costs[one.name], 3))  # noqa: PLW2901
-            if one.name in self.files:
-                memory = footprint(self.files[one.name], self.plan, found[one.name].batch)
-                one = replace(one, memory_bytes=memory)  # noqa: PLW2901
-            made.append(one)
-        return made
+        memory = footprints({name: (file, found[name].batch) for name, file in self.files.items()}, self.plan)
+        return [
+            replace(
+                one, **found[one.name]._asdict(), speed=round(found[BEFORE].cost / found[one.name].cost, 3),
+                memory_bytes=memory.get(one.name, 0),
+            )
+            if one.name in found
+            else one
+            for one in rows
+        ]  # fmt: skip
 
     def _makers(self, method: str, base: Path) -> Mapping[str, Make]:
         narrow = cpu.narrow(self.flags, self.plan.aim)
@@ -183,11 +184,11 @@ class Trial:
         import torch
 
         torch.manual_seed(self.plan.seed)
-        own = self.original.builder
+        own, told = self.original.builder, self.original.sheet.parameters
         if self.plan.student:
-            student = built(builder_of(self.plan.code, self.plan.student))
-        elif own is not None and takes_width(own):
-            student = built(own, width=self.plan.width)
+            student = built(builder_of(self.plan.code, self.plan.student), told)
+        elif own is not None and narrows(own, told):
+            student = built(own, told, self.plan.width)
         else:
             raise Invalid("the model's code builds no narrower one", "give it a width=, or name a --student")
         lesson = Lesson(self.plan.epochs, _TEACH_RATE, self.plan.seed, self.original.asks, score=self._score)
