@@ -22,7 +22,7 @@ from tests.oip.serving import Mirror, Running, running
 from tests.servers.process import wait_until
 
 HOST = b"Host: here\r\n"
-SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20, pipelined=32)
+SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20)
 
 
 @pytest.fixture(scope="module")
@@ -223,14 +223,19 @@ def test_bodies_wait_for_the_word_to_go_on(here: Running) -> None:
         assert client.hear()[0][2] == b"POST /p abc"
 
 
-def test_too_many_requests_at_once_are_refused(small: Running) -> None:
-    with small.connect() as client:
-        client.say(b"GET /later HTTP/1.1\r\n%b\r\n" % HOST + GET * 100)
-        door: Mirror = small.server.door  # type: ignore[assignment]
-        wait_until(lambda: bool(door.kept), 20)
-        small.do(lambda: door.kept.pop()[1](Reply(200, (b"x",))))
-        heard = client.hear(200)
-    assert [one[0] for one in heard] == [200] * 32 + [429]
+def test_so_many_requests_at_once_and_no_more_is_read(mirror: Mirror) -> None:
+    with running(mirror, Limits(pipelined=4)) as here, here.connect() as client:
+        asked = b"".join(b"GET /later/%d HTTP/1.1\r\n%b\r\n" % (i, HOST) for i in range(40)) + b"no HTTP\r\n\r\n"
+        client.say(asked)
+        client.socket.shutdown(1)
+        for i in range(40):
+            wait_until(lambda i=i: len(mirror.kept) > i, 20)  # type: ignore[misc]
+            here.do(lambda: None)
+            assert len(mirror.kept) <= i + 4
+            here.do(lambda i=i: mirror.kept[i][1](Reply(200, (mirror.kept[i][0].path,))))  # type: ignore[misc]
+        heard = client.hear(50)
+    assert [one[2] for one in heard[:-1]] == [b"/later/%d" % i for i in range(40)]
+    assert heard[-1][0] == 400
 
 
 def test_nothing_in_a_header_ends_it(here: Running) -> None:
@@ -320,6 +325,18 @@ def test_who_does_not_read_is_not_read_from_and_then_ended() -> None:
     with running(Mirror(), Limits(idle_s=0.5)) as here, here.connect() as client:
         client.say(b"GET /big HTTP/1.1\r\n%b\r\n" % HOST * 8)
         wait_until(lambda: not here.do(lambda: here.server.connections), 20)
+
+
+def test_who_is_made_to_wait_is_not_late(mirror: Mirror) -> None:
+    """Bytes that we do not read are no fault of the client."""
+    with running(mirror, Limits(pipelined=1, idle_s=0.2, head_s=0.2)) as here, here.connect() as client:
+        client.say(b"GET /later HTTP/1.1\r\n%b\r\nGET /a HT" % HOST)
+        wait_until(lambda: len(mirror.kept) == 1, 20)
+        begun = here.do(here.loop.time)
+        wait_until(lambda: here.do(here.loop.time) > begun + 2.2, 20)
+        client.say(b"TP/1.1\r\n%b\r\n" % HOST)
+        here.do(lambda: mirror.kept[0][1](Reply(200, (b"x",))))
+        assert [one[0] for one in client.hear(2)] == [200, 200]
 
 
 def test_who_reads_gets_all_of_it(here: Running) -> None:

@@ -22,8 +22,6 @@ _SWEEP_S = 1.0
 _LINGER_S = 2.0
 """How long a client that broke the rules is still listened to, so that it can read why."""
 _GRACE_S = 0.5
-_BUSY = 64
-"""No more is read of a connection while so many of its requests wait."""
 
 
 class Exchange:
@@ -60,18 +58,21 @@ class Http1(asyncio.Protocol):
     """One connection."""
 
     __slots__ = (
-        "_began", "_corked", "_deaf", "_draining", "_full", "_loop", "_out", "_peer", "_reading", "_requests", "_seen",
-        "_server", "_stuck", "_transport", "_waiting",
+        "_began", "_corked", "_deaf", "_draining", "_ended", "_full", "_held", "_loop", "_out", "_peer", "_reading",
+        "_requests", "_seen", "_server", "_stuck", "_transport", "_waiting",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
         self._server, self._loop = server, server.loop
         self._requests = Requests(server.limits, server.heads)
         self._waiting: deque[Exchange] = deque()
+        self._held: deque[tuple[Head, bytes]] = deque()
+        """Requests that are answered in time; requests that were read and must wait for those, or for the client."""
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._corked = self._deaf = self._draining = self._full = False
-        """Answers are gathered; nothing more is taken in; it ends when it is idle; the client does not read."""
+        self._corked = self._deaf = self._ended = self._draining = self._full = False
+        """Answers are gathered; no more bytes are taken in; no more requests are; it ends when it is idle; the client
+        does not read."""
         self._reading = True
         self._began = self._seen = 0.0
         """When the request that is arriving began, or 0; when something last happened."""
@@ -94,54 +95,59 @@ class Http1(asyncio.Protocol):
             if exchange.cancel is not None:
                 exchange.cancel()
         self._waiting.clear()
+        self._held.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
         self._seen = now = self._loop.time()
         requests = self._requests
-        self._corked = True
-        for head, body in requests.feed(data):
-            self._take(head, body)
+        self._held += requests.feed(data)
         if requests.within:
             self._began = self._began or now
-            if requests.expects and not self._waiting:
+            if requests.expects and not self._waiting and not self._held:
                 requests.expects = False
                 self._out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
         else:
             self._began = 0.0
-        if requests.refusal is not None:
-            self._end(requests.refusal)
-        self._corked = False
-        if self._out:
-            self._flush()
-        if len(self._waiting) >= _BUSY:
-            self._throttle()
+        self._pump()
 
     def eof_received(self) -> bool:
         """A client that sends no more may still read its answers."""
         self._deaf = True
         if self._transport is not None and self._transport.get_extra_info("sslcontext") is not None:
             return False
-        return bool(self._waiting)
+        return bool(self._waiting or self._held)
 
     def pause_writing(self) -> None:
-        self._full, self._seen = True, self._loop.time()
+        self._full, self._seen, self._stuck = True, self._loop.time(), 0
         self._throttle()
 
     def resume_writing(self) -> None:
         self._full = False
-        self._throttle()
+        self._pump()
+
+    def _pump(self) -> None:
+        """Ask what may be asked now, and write what is there."""
+        held, waiting, most = self._held, self._waiting, self._server.limits.pipelined
+        self._corked = True
+        while held and not self._full and len(waiting) < most:
+            self._take(*held.popleft())
+        if self._requests.refusal is not None and not held:
+            self._end(self._requests.refusal)
+        self._corked = False
+        if self._out:
+            self._flush()
+        if held or len(waiting) >= most or not self._reading:
+            self._throttle()
 
     def _take(self, head: Head, body: bytes) -> None:
-        if self._deaf:
-            return
-        if len(self._waiting) >= self._server.limits.pipelined:
-            self._end(refusal(429, "too many requests at once on a connection", "wait for answers"))
+        if self._ended:
             return
         exchange = Exchange(self, head)
         self._waiting.append(exchange)
-        self._deaf = not head.keep
+        if not head.keep:
+            self._deaf = self._ended = True
         if head.coding:
             self._inflate(exchange, body)
         else:
@@ -178,15 +184,20 @@ class Http1(asyncio.Protocol):
         waiting, out = self._waiting, self._out
         while waiting and (reply := waiting[0].reply) is not None:
             exchange = waiting.popleft()
-            last = not exchange.head.keep or (self._draining and not waiting and not self._requests.within)
+            last = not exchange.head.keep or (self._draining and self._idle())
             render(reply, exchange.head, last, out)
             if last:
-                self._deaf = True
+                self._deaf = self._ended = True
+                self._held.clear()
                 break
-        if out and not self._corked:
+        if self._corked:
+            return
+        if self._held:
+            self._pump()
+        elif out:
             self._flush()
-        if not self._reading and len(waiting) < _BUSY:
-            self._throttle()
+            if not self._reading:
+                self._throttle()
 
     def _flush(self) -> None:
         transport, out = self._transport, self._out
@@ -197,7 +208,7 @@ class Http1(asyncio.Protocol):
             transport.write(out[0])
         else:
             transport.writelines(out)
-        if self._deaf and not self._waiting:
+        if self._deaf and not self._waiting and not self._held:
             self._seen = self._loop.time()
             # Bytes that nobody reads would make the system drop the answer: a client that broke the rules is heard out.
             if self._requests.refusal is not None and transport.can_write_eof():
@@ -207,9 +218,9 @@ class Http1(asyncio.Protocol):
 
     def _end(self, reply: Reply) -> None:
         """Answer what waits, then this, then listen no more."""
-        if self._deaf:
+        if self._ended:
             return
-        self._deaf = True
+        self._deaf = self._ended = True
         exchange = Exchange(self, _LAST)
         self._waiting.append(exchange)
         self._requests.refusal = reply
@@ -217,11 +228,17 @@ class Http1(asyncio.Protocol):
 
     def _throttle(self) -> None:
         transport = self._transport
-        wanted = not self._full and len(self._waiting) < _BUSY
+        wanted = not self._full and not self._held and len(self._waiting) < self._server.limits.pipelined
         if transport is None or wanted == self._reading or transport.is_closing():
             return
         self._reading = wanted
+        if wanted:  # what could not be read before is not late
+            self._seen = self._loop.time()
+            self._began = self._seen if self._requests.within else 0.0
         (transport.resume_reading if wanted else transport.pause_reading)()
+
+    def _idle(self) -> bool:
+        return not self._waiting and not self._held and not self._requests.within
 
     def drain(self) -> None:
         """End with the next answer, or when no request comes for a moment: one may be on its way."""
@@ -244,13 +261,13 @@ class Http1(asyncio.Protocol):
             elif quiet_s > limits.idle_s:
                 transport.abort()
         elif self._deaf:
-            if not self._waiting and quiet_s > _LINGER_S:
+            if self._idle() and quiet_s > (limits.idle_s if transport.is_closing() else _LINGER_S):
                 transport.abort()
-        elif self._requests.within:
+        elif self._requests.within and self._reading:
             late = not self._requests.headed and now - self._began > limits.head_s
             if late or quiet_s > limits.idle_s or now - self._began > limits.whole_s:
                 self._end(refusal(408, "the request takes too long to arrive", "send it faster"))
-        elif not self._waiting and quiet_s > (_GRACE_S if self._draining else limits.keep_s):
+        elif self._idle() and quiet_s > (_GRACE_S if self._draining else limits.keep_s):
             transport.close()
 
 

@@ -30,8 +30,8 @@ class Limits:
     keep_s: float = 120.0
     """Between requests."""
     connections: int = 4096
-    pipelined: int = 256
-    """Requests of one connection that wait for their answers."""
+    pipelined: int = 64
+    """Requests of one connection that are answered at once; the next ones wait, and no more is read."""
 
 
 class Head:
