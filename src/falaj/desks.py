@@ -110,7 +110,7 @@ DESKS: dict[str, Desk] = {
         {
             "see": "list show verdict",
             "read": "enter logs",
-            "write": "add scale change rollback stop start promote label absorb",
+            "write": "add scale change rollback stop start promote label absorb batch",
             "move": "pack",
             "erase": "remove forget",
         },

@@ -188,6 +188,7 @@ def view(record: Record, replicas: Iterable[Record] = (), doors: Doors | None = 
         rules=rules_in(body),
         rollout=rollout_in(body),
         note=_note(body),
+        grpc=doors.grpc if doors else "",
     )
 
 

@@ -25,8 +25,6 @@ from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
 
 MOST_PAGE, MOST_REPLICAS, LONGEST_NAME = 1_000, 1_000, 100
-OWN_CODE = ("safetensors", "json", "text")
-"""Formats of models that run code of their own: what they were published with, unless another is named."""
 
 
 class Endpoints:
@@ -315,7 +313,7 @@ class Endpoints:
             made_by=ctx.actor.behalf or ctx.actor.id,
             needs=needs,
             features=service,
-            code=code or _own_code(record),
+            code=code or fitness.own_code(record),
             root=record.body["root"],
             message=plan.message[:500],
         )
@@ -424,13 +422,6 @@ def _joined(ctx: Context, old: Record | None, more: Label) -> Label:
     """What the endpoint carries: its models', its features', and all it carried before."""
     label = (ctx.label or Label()).join(more)
     return old.label.join(label) if old is not None else label
-
-
-def _own_code(model: Record) -> Ref | None:
-    """The program a model was published with, where its format needs one to be run."""
-    code = model.body.get("inputs", {}).get("code", "")
-    fits = (model.body.get("seen") or {}).get("format", "") in OWN_CODE
-    return Ref.parse(code) if fits and code.startswith("code:") else None
 
 
 def _check_name(endpoint: Ref) -> None:

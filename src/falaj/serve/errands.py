@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, cast
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid, NotFound, Unavailable
 from falaj.core.ref import Ref
-from falaj.serve.records import AB, CANARY, SHADOW, DeployPlan, EndpointView, Needs, Rules, Scale, Trial
+from falaj.serve.records import AB, CANARY, SHADOW, DeployPlan, EndpointView, Needs, Reach, Rules, Scale, Trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOOK_S = 0.1
@@ -131,6 +131,42 @@ def _share(text: str) -> float:
     if not 0 < share <= 1:
         raise Invalid(f"a share of {text[:40]}", "above 0, and all at most")
     return share
+
+
+@errand
+def url(here: Here, endpoint: Annotated[Ref, "which endpoint"]) -> Reach:
+    """Say where an endpoint is called, by HTTP and by gRPC, and how.
+
+    Example:
+        falaj serve url endpoint:fraud/score
+    """
+    view: EndpointView = here.serve.show(endpoint)
+    if not view.url:
+        raise Unavailable("no gateway runs yet", "falaj up keeps one once there is an endpoint; falaj gateway is one")
+    example = f"curl -H 'authorization: Bearer TOKEN' {view.url}/infer -d '{{\"inputs\": [...]}}'"
+    return Reach(view.ref, view.url, view.grpc, view.name, example)
+
+
+@errand
+def call(
+    here: Here,
+    endpoint: Annotated[Ref, "which endpoint"],
+    inputs: Annotated[dict[str, Any] | None, "values by the name of the input: '{\"x\": [[0.1, 0.2]]}'"] = None,
+    keys: Annotated[dict[str, Any] | None, "of a model with features: whose, by the name of the key"] = None,
+    revision: Annotated[int, "ask this one, whatever its share of traffic"] = 0,
+    token: Annotated[str, "who calls; FALAJ_TOKEN, or who you are signed in as, when left out"] = "",
+    timeout_s: Annotated[float, "how long to wait"] = 60.0,
+) -> dict[str, Any]:
+    """Call an endpoint through the gateway, and show what it answers.
+
+    Example:
+        falaj serve call endpoint:fraud/score --inputs '{"x": [[0.1, 0.2, 0.3]]}'
+    """
+    from falaj.serve.calling import Caller
+
+    reach: Reach = here.serve.url(endpoint)
+    with Caller(here, reach.url, token, timeout_s) as caller:
+        return caller.infer({**(inputs or {}), **(keys or {})}, revision)
 
 
 def _waited(here: Here, endpoint: Ref, wait_s: float = WAIT_S) -> EndpointView:

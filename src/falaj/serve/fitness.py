@@ -13,6 +13,8 @@ from falaj.store.records import Record
 
 UNSAID = ("json", "text")
 """Formats that hold a sheet alone: what such a model runs is a version of code."""
+OWN_CODE = ("safetensors", *UNSAID)
+"""Formats of models that run code of their own: what they were published with, unless another is named."""
 
 
 def stage_of(tx: Reader, model: Record) -> str:
@@ -78,3 +80,10 @@ def _check_consent(tx: Reader, ctx: Context, model: Record, stage: str) -> None:
         raise Denied(f"{model.ref} is not approved for {stage} any more", hint, model.ref)
     if wish.digest and (said := heard(tx, ctx, wish)).state in ("refused", "lapsed"):
         raise Denied(f"the approval of {model.ref} for {stage} was taken back: {said.why}", hint, model.ref)
+
+
+def own_code(model: Record) -> Ref | None:
+    """The program a model was published with, where its format needs one to be run."""
+    code = model.body.get("inputs", {}).get("code", "")
+    fits = (model.body.get("seen") or {}).get("format", "") in OWN_CODE
+    return Ref.parse(code) if fits and code.startswith("code:") else None

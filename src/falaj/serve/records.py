@@ -176,6 +176,8 @@ class EndpointView:
     rules: Rules
     rollout: Rollout | None = None
     note: str = ""
+    grpc: str = ""
+    """host:port where it is called by gRPC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,18 @@ class Entry:
     name: str
     per_s: float
     burst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where and how an endpoint is called."""
+
+    ref: Ref
+    url: str
+    grpc: str
+    name: str
+    """What clients call the model."""
+    example: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""Batch inference: a model over every row of a dataset, as a job; what it says is a version of a dataset."""
+
+import json
+from collections.abc import Callable
+from typing import Annotated
+
+from falaj.core.context import Context
+from falaj.core.errand import Here
+from falaj.core.errors import Invalid
+from falaj.core.event import new_id
+from falaj.core.ref import Ref
+from falaj.core.verb import verb
+from falaj.jobs.records import JobSpec, JobView, RoleSpec
+from falaj.serve import fitness
+from falaj.serve.records import Needs
+from falaj.store.ledger import Ledger
+
+RETRIES = 3
+COMMAND = ("python", "-m", "falaj.infer.bulk")
+
+
+class Batches:
+    """What the desk `serve` knows of datasets."""
+
+    _ledger: Ledger
+    act: Callable[..., Here]
+
+    @verb(reads=("model", "data"), writes=("out",))
+    def batch(
+        self,
+        ctx: Context,
+        model: Annotated[Ref, "the model version, for example model:fraud/scorer@production"],
+        data: Annotated[Ref, "the dataset: Parquet, CSV, Arrow, JSON lines or numpy"],
+        out: Annotated[Ref, "the dataset that the predictions become the next version of"],
+        needs: Annotated[Needs | None, "what the job needs"] = None,
+        columns: Annotated[tuple[str, ...], "columns that make the model's one input, in its order"] = (),
+        keep: Annotated[tuple[str, ...], "columns that are written beside the predictions"] = (),
+        rows: Annotated[int, "rows of one run of the model"] = 256,
+    ) -> JobView:
+        """Run a model over every row of a dataset, as a job whose predictions become a version of a dataset.
+
+        The model must be fit to be served, as for an endpoint. Columns are taken by the names of the model's inputs,
+        or side by side as its one input. A job that is interrupted goes on where it stopped.
+
+        Example:
+            falaj serve batch model:fraud/scorer@production dataset:fraud/tx --out dataset:fraud/scores --keep id
+        """
+        if model.kind != "model" or data.kind != "dataset" or out.kind != "dataset" or out.version:
+            raise Invalid(f"{model} over {data} into {out}", "a model, a dataset, and the name of a dataset", out)
+        if not 0 < rows <= 65_536:
+            raise Invalid(f"{rows} rows of one run", "1 to 65536")
+        with self._ledger.read(ctx) as tx:
+            record = fitness.check(tx, ctx, model, fitness.stage_of(tx, tx.need(model)))
+        needs = needs or Needs(band="normal")
+        one = {
+            "name": f"{model.project}.{model.name}", "version": model.version.lstrip("v"),
+            "files": dict(record.body.get("files", {})), "device": "cuda" if needs.gpus else "cpu",
+            "threads": needs.threads or max(1, int(needs.cpus)),
+        }  # fmt: skip
+        told = {"model": one, "rows": rows, "columns": list(columns), "keep": list(keep)}
+        inputs = {"model": record.ref, "data": data}
+        if (code := fitness.own_code(record)) is not None:
+            inputs["code"] = code
+        job = Ref("job", out.project, f"batch-{model.name[:60]}-{new_id()[-8:]}")
+        here = self.act(ctx.actor, ctx.purpose)
+        made: JobView = here.jobs.add(job, _spec(needs, json.dumps(told)), inputs=inputs, outputs={"predictions": out})
+        return made
+
+
+def _spec(needs: Needs, told: str) -> JobSpec:
+    role = RoleSpec("worker", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
+    return JobSpec(
+        command=COMMAND,
+        roles=(role,),
+        queue=needs.queue,
+        band=needs.band,
+        retries=RETRIES,
+        env={**needs.env, "FALAJ_PARAM_BULK": told},
+        image=needs.image,
+        cluster=needs.cluster,
+        zone=needs.zone,
+        experiment="batch",
+        every_s=1,
+    )
