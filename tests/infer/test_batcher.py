@@ -1,5 +1,7 @@
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import FalajError, Invalid, UserCodeFailed
+from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
 from falaj.core.sheet import Sheet
 from falaj.infer.engine import Engine
 from falaj.infer.queue import Busy, Late
@@ -192,8 +194,10 @@ class Slow(Doubler):
     """Long enough to be measured as slow."""
 
     seconds = 0.0
+    note: Callable[[], Any] = staticmethod(lambda: None)
 
     def run(self, inputs: Any, parameters: Any) -> Any:
+        self.note()
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
             pass
@@ -239,4 +243,70 @@ async def test_bad_requests_are_refused_with_reasons() -> None:
         with pytest.raises(Invalid, match=said):
             await asked(engine, ask)
     assert (await asked(engine, ask_of(rows([1]), outputs=["y"]))).outputs[0].name == "y"
+    await engine.close()
+
+
+class Oddity(BaseException):
+    """Nothing that a runtime should raise."""
+
+
+class Dying(Doubler):
+    """Raises what nobody thought of, once."""
+
+    def run(self, inputs: Any, parameters: Any) -> Any:
+        if (inputs[0] == 666).any():
+            raise Oddity
+        return super().run(inputs, parameters)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@on_loop
+async def test_a_thread_that_dies_is_followed_by_another() -> None:
+    runtime = Dying(isolated=True)
+    engine = await engine_of(runtime)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await asked(engine, ask_of(rows([666])))
+        assert float((await asked(engine, ask_of(rows([1])))).outputs[0].data[0, 0]) == 3
+    await engine.close()
+
+
+@on_loop
+async def test_a_huge_request_does_not_run_on_the_loops_thread() -> None:
+    runtime = Slow()
+    engine = await engine_of(runtime)
+    loop = threading.get_ident()
+    seen: list[int] = []
+    runtime.note = lambda: seen.append(threading.get_ident())
+    await asked(engine, ask_of(rows([1])))
+    assert seen == [loop]
+    runtime.seconds = 0.003
+    await asked(engine, ask_of(np.ones((2_000_000, 2))))
+    assert seen[1] != loop
+    await engine.close()
+
+
+@on_loop
+async def test_a_device_has_two_batches_in_flight_when_the_second_is_worth_it() -> None:
+    runtime = Doubler()
+    engine = await engine_of(runtime, device="cuda:0", sheet=Sheet(most_rows=8))
+    runtime.gate.clear()
+    runtime.entered.clear()
+    got: list[Any] = []
+    engine.submit(ask_of(rows([1])), got.append)
+    await until(runtime.entered.is_set)
+    engine.submit(ask_of(rows([2])), got.append)
+    batcher = _batcher(engine)
+    await asyncio.sleep(0)
+    assert batcher.waiting == 1  # one more would be too small a batch
+    for value in range(4):
+        engine.submit(ask_of(rows([value])), got.append)
+    await until(lambda: batcher.waiting == 0)
+    engine.submit(ask_of(rows([9] * 8)), got.append)
+    await asyncio.sleep(0)
+    assert batcher.waiting == 1  # two are in flight
+    runtime.gate.set()
+    await until(lambda: len(got) == 7)
+    assert all(isinstance(one, Answer) for one in got)
+    assert sorted(runtime.ran[-3:]) == [1, 5, 8]
     await engine.close()

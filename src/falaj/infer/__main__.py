@@ -45,6 +45,7 @@ async def _serve(config: Config) -> int:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     server = Server(config)
     await server.start()
+    server.watch()
     gc.collect()
     gc.freeze()  # what is here stays: nobody has to look at it again
     told("serving", server.fact())

@@ -20,6 +20,8 @@ from falaj.infer.queue import GONE, TAKEN, WAITING, Busy, Queue, Waiting, late_e
 from falaj.infer.records import Arrays, Runtime
 
 INLINE_S, BACK_INLINE_S, AT_ONCE_S = 200e-6, 100e-6, 20e-3
+LARGE, LARGE_S = 256, 2e-3
+"""Rows of a request that is looked at twice before it runs on the loop's thread, and what it may take there."""
 BROKEN = (
     FalajError, ArithmeticError, AssertionError, AttributeError, BufferError, ImportError, LookupError, MemoryError,
     OSError, RuntimeError, TypeError, ValueError,
@@ -96,6 +98,8 @@ class Batcher:
         if len(self._fresh) + self._queue.size >= self._queue.limit:
             return self._busy(one)
         self._fresh.append(one)
+        if one.rows > LARGE and self.inline and self.curve.expected_s(one.rows, one.key.unit) > LARGE_S:
+            self.inline = False  # for this one; small ones bring it back
         if not self._due:
             self._due = True
             self._loop.call_soon(self._turn)
@@ -267,7 +271,7 @@ class Batcher:
 
     def _wake_up(self) -> None:
         with self._lock:
-            if not self._queue.size:
+            if not self._queue.size or not self._worth():
                 return
             if self._idle:
                 self._idle -= 1
@@ -276,13 +280,18 @@ class Batcher:
                 self._workers += 1
                 threading.Thread(target=self._work, name="falaj-run", daemon=True).start()
 
+    def _worth(self) -> bool:
+        """Whether to cut a batch now. While one runs, a second one must be worth it: those who wait become more."""
+        return not self._running or self._queue.rows * 2 >= self.curve.cap
+
     def _work(self) -> None:
         """A thread: the next batch the moment the last one is done."""
         while True:
             with self._lock:
                 if self._closed:
                     return
-                members, late = self._queue.take(monotonic(), self.curve.limit())
+                take = self._queue.size and self._worth()
+                members, late = self._queue.take(monotonic(), self.curve.limit()) if take else ([], [])
                 if members:
                     self._running += 1
                     self._now[threading.get_ident()] = (monotonic(), members)
@@ -300,11 +309,14 @@ class Batcher:
         results = [Ran(members, _ended_badly(), now, now)]
         try:
             results = self._execute(members, self.options.clock)
-        finally:  # also when the thread dies of something nobody thought of
+        except BaseException:  # the thread dies of something nobody thought of; the next one takes over
             with self._lock:
-                if self._now.get(threading.get_ident(), (0, None))[1] is members:
-                    self._running -= 1
-                    del self._now[threading.get_ident()]
+                self._workers -= 1
+            raise
+        finally:
+            with self._lock:
+                self._running -= 1
+                del self._now[threading.get_ident()]
             self._post(self._ended, results)
 
     def _post(self, call: Callable[..., Any], *given: Any) -> None:

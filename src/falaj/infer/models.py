@@ -4,6 +4,7 @@ nothing. Where memory is bounded, those used least recently are put away, and co
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -192,15 +193,19 @@ class Models:
     def _loaded(self, entry: Entry) -> "Session | FalajError":
         """In a thread: the session, warm, or why not."""
         config = entry.config
-        try:
-            runtime, sheet = self._runtime(config)
-            session = Session(config, sheet, runtime, self._loop, entry.statistics)
-            session.warm()
-        except FalajError as error:
-            return error
-        except BROKEN as error:
-            said = f"{config.name} cannot be loaded: {type(error).__name__}: {error}"
-            return Invalid(said[:500], "look at its files")
+        with contextlib.ExitStack() as undone:
+            undone.callback(trim)
+            try:
+                runtime, sheet = self._runtime(config)
+                undone.callback(runtime.close)
+                session = Session(config, sheet, runtime, self._loop, entry.statistics)
+                session.warm()
+            except FalajError as error:
+                return error
+            except BROKEN as error:
+                said = f"{config.name} cannot be loaded: {type(error).__name__}: {error}"
+                return Invalid(said[:500], "look at its files")
+            undone.pop_all()
         return session
 
     def _runtime(self, config: ModelConfig) -> tuple[Runtime, Sheet]:
@@ -213,7 +218,7 @@ class Models:
     # ---- pointers
 
     def _swap(self, entry: Entry, done: Finished, session: Session) -> None:
-        entry.session = entry.seen = session
+        entry.session, entry.seen, entry.used = session, session, time.monotonic()
         versions = dict(self.routes.get(session.name, {}))
         old = versions.get(session.version)
         versions[session.version] = entry

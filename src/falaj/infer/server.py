@@ -52,6 +52,9 @@ class Server:
         except OSError as error:
             await self.drain(0.0)
             raise Unavailable(f"an address cannot be listened on: {error.strerror}", "choose another port") from error
+
+    def watch(self) -> None:
+        """From now on, end the process when its loop stands still. For whoever owns the process."""
         Watch(self.engine, max([one.timeout_s for one in self.config.models], default=30.0)).start()
 
     async def drain(self, within_s: float | None = None) -> None:
