@@ -32,6 +32,9 @@ def tricks(inputs, parameters):
     what = parameters.get("do", "")
     if what == "raise":
         raise ValueError("no\\nmore")
+    if what == "own":
+        class Mine(Exception): pass
+        raise Mine("an error of a kind of its own")
     if what == "exit":
         sys.exit(3)
     if what == "die":
@@ -138,7 +141,14 @@ def test_only_approved_code_is_imported(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("do", "match"), [("raise", "ValueError: no"), ("type", "float64"), ("shape", r"\[2, 1\]"), ("nothing", "KeyError")]
+    ("do", "match"),
+    [
+        ("raise", "ValueError: no"),
+        ("type", "float64"),
+        ("shape", r"\[2, 1\]"),
+        ("nothing", "KeyError"),
+        ("own", "of its own"),
+    ],
 )
 def test_what_its_code_does_wrong_is_said(make: Make, do: str, match: str) -> None:
     runtime = make("tricks")

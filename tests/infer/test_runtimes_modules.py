@@ -85,6 +85,7 @@ def test_answers_like_the_module(tmp_path: Path, name: str, parameters: dict[str
     assert (runtime.platform, runtime.isolated) == ("pytorch_safetensors", False)
 
 
+@pytest.mark.slow
 def test_in_a_cage_of_its_own_too(tmp_path: Path) -> None:
     wanted = built(tmp_path)(torch.from_numpy(np.array(X)))["y"].detach().numpy()
     runtime = loaded(tmp_path, "plain", parameters={"process": "own"})

@@ -15,7 +15,7 @@ from falaj.core.sheet import Sheet, Step, TensorSpec
 from falaj.infer.features import Lookup, open_online
 from falaj.infer.records import Arrays, ModelConfig, Runtime
 from falaj.infer.runtimes import load
-from falaj.infer.runtimes.specs import Specs, agreed, batches
+from falaj.infer.runtimes.specs import Specs, agreed, batches, meet
 from falaj.infer.runtimes.verify import CODE, Files
 
 FEATURES = "features"
@@ -172,10 +172,7 @@ def _check(stages: Sequence[Stage], known: Mapping[str, TensorSpec]) -> None:
     for stage in stages:
         for spec, name in stage.takes:
             one = known[name]
-            fits = len(one.shape) == len(spec.shape) and all(
-                a == b or -1 in (a, b) for a, b in zip(one.shape, spec.shape, strict=True)
-            )
-            if one.datatype != spec.datatype or not fits:
+            if not meet(one, spec):
                 raise Invalid(
                     f"{name[:80]!r} is {one.datatype} {list(one.shape)}",
                     f"the step {stage.name[:80]} takes {spec.datatype} {list(spec.shape)}",

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-import falaj
 from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed, from_wire
 from falaj.core.sheet import Sheet, TensorSpec, to_json
 from falaj.infer.records import Arrays, ModelConfig
@@ -80,6 +79,8 @@ class Cage:
         except BROKEN as error:
             self.reset()
             raise Unavailable("the model's process ended in the middle of a run", "it is started again") from error
+        if told.get("ended"):
+            self.reset()
         if "error" in told:
             raise from_wire(told["error"])
         return given_back(found, self.outputs, "model")
@@ -222,7 +223,7 @@ def _specs(told: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 def _environment(folder: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    path = [str(Path(falaj.__file__).parents[1]), *filter(None, kept.get("PYTHONPATH", "").split(":"))]
+    path = [str(Path(__file__).parents[3]), *filter(None, kept.get("PYTHONPATH", "").split(":"))]
     private = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder)
     return {**kept, **private, "PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
 

@@ -3,6 +3,7 @@
 import importlib
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def main() -> None:
     kept = confine(Path.cwd(), readable, int(memory_bytes))
     cage = importlib.import_module("falaj.infer.runtimes.cage")
     cage.inside = True  # type: ignore[attr-defined]
+    sys.excepthook = partial(_last_word, server)
     try:
         told, _ = cage.receive(server)
         config = ModelConfig(**{**told, "sheet": sheet_of(told["sheet"])})
@@ -51,6 +53,16 @@ def _answer(runtime: Runtime, parameters: dict[str, Any], inputs: list[Any]) -> 
         return {}, runtime.run(inputs, parameters)
     except FalajError as error:
         return {"error": error.wire()}, ()
+
+
+def _last_word(server: socket.socket, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """An error that nobody caught ends the process; the server hears which it was."""
+    from falaj.infer.runtimes import cage
+    from falaj.infer.runtimes.code import said
+
+    sys.__excepthook__(kind, error, trace)
+    told = UserCodeFailed(f"the model's code failed: {said(error)}", "run it on the same inputs")
+    cage.send(server, {"error": told.wire(), "ended": True}, ())
 
 
 def _said(runtime: Runtime) -> dict[str, Any]:

@@ -11,6 +11,11 @@ from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.infer.records import ModelConfig
 from falaj.infer.runtimes.verify import code_of
 
+BROKEN = (
+    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
+    NameError, OSError, RuntimeError, StopIteration, SyntaxError, TypeError, ValueError, Warning,
+)  # fmt: skip
+"""What somebody's code raises. An error of a kind of its own ends the run's thread, or in a cage the process."""
 _LOCK = threading.Lock()
 _FOLDERS: set[str] = set()
 
@@ -28,7 +33,7 @@ def imported(code: str, folder: str) -> Callable[..., Any]:
         sys.path.insert(0, root)
         try:
             found = importlib.import_module(module)
-        except Exception as error:
+        except BROKEN as error:
             raise UserCodeFailed(f"{module[:100]} cannot be imported: {said(error)}", "run it by itself") from error
         finally:
             sys.path.remove(root)

@@ -11,7 +11,7 @@ from falaj.core.errors import UserCodeFailed
 from falaj.core.sheet import Sheet
 from falaj.infer.records import Arrays, ModelConfig, Runtime
 from falaj.infer.runtimes import cage
-from falaj.infer.runtimes.code import code_folder, imported, said
+from falaj.infer.runtimes.code import BROKEN, code_folder, imported, said
 from falaj.infer.runtimes.specs import batches, given_back, needed
 from falaj.infer.runtimes.verify import Files
 
@@ -33,7 +33,7 @@ class FunctionRuntime:
         try:
             made = self._function(given, dict(parameters))
             found = [made[spec.name] for spec in self.outputs]
-        except Exception as error:
+        except BROKEN as error:
             raise UserCodeFailed(f"the function failed: {said(error)}", "run it on the same inputs") from error
         return given_back(found, self.outputs, "function")
 
@@ -57,6 +57,6 @@ def opened(config: ModelConfig, sheet: Sheet, files: Files) -> Runtime:
             files.copy(model)
         try:
             function = function(model)
-        except Exception as error:
+        except BROKEN as error:
             raise UserCodeFailed(f"{sheet.code[:100]} cannot be made: {said(error)}", "run it alone") from error
     return FunctionRuntime(function, sheet, files.size_bytes)

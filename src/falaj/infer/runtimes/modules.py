@@ -10,16 +10,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import nn
 
-from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
+from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.records import Arrays, ModelConfig, Runtime
 from falaj.infer.runtimes import cage
-from falaj.infer.runtimes.code import code_folder, imported, said
+from falaj.infer.runtimes.code import BROKEN, code_folder, imported, said
 from falaj.infer.runtimes.specs import Specs, agreed, batches, given_back, needed
 from falaj.infer.runtimes.verify import Files
 from falaj.infer.runtimes.weights import read
@@ -50,7 +51,7 @@ class ModuleRuntime:
             try:
                 tensors = [tensor(one, spec).to(self._device) for one, spec in zip(inputs, self.inputs, strict=True)]
                 found = in_order(self._module(*tensors), self.outputs)
-            except Exception as error:
+            except BROKEN as error:
                 raise broken(error) from error
             return given_back([array(one) for one in found], self.outputs, "module")
 
@@ -111,8 +112,6 @@ def in_order(found: Any, outputs: Specs) -> Sequence[Any]:
 
 def broken(error: Exception) -> Exception:
     """An error of a module. After one of the device's own nothing more can be run in this process."""
-    if isinstance(error, FalajError):
-        return error
     if "CUDA error" in str(error):
         return Unavailable(f"the device gave up: {said(error)}", "the replica must be started again")
     return UserCodeFailed(f"the module did not run: {said(error)}", "look at the shapes and values of the inputs")
@@ -129,9 +128,7 @@ def _built(config: ModelConfig, sheet: Sheet, files: Files, device: str) -> tupl
                 raise Invalid(f"{sheet.code[:100]} gave {type(module).__name__}", "it must give a torch.nn.Module")
             module.load_state_dict(weights, strict=True, assign=True)
             return module.to(device).eval().requires_grad_(False), specs
-        except Invalid:
-            raise
-        except Exception as error:
+        except BROKEN as error:
             raise UserCodeFailed(f"{sheet.code[:100]} did not take its weights: {said(error)}", "run it") from error
 
 
@@ -152,7 +149,7 @@ def _exported(sheet: Sheet, files: Files, device: str) -> tuple[Any, tuple[Specs
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
-    except Exception as error:
+    except (*BROKEN, BadZipFile) as error:
         raise Invalid(f"torch does not take {name[:100]}: {said(error)}", "export it with this torch") from error
     specs = _specs(program, sheet.inputs, "user_inputs"), _specs(program, sheet.outputs, "user_outputs")
     return program.module(), specs

@@ -24,6 +24,13 @@ def agreed(found: Specs, said: Specs, which: str) -> Specs:
     return tuple(_met(one, by_name[one.name]) for one in found)
 
 
+def meet(one: TensorSpec, other: TensorSpec) -> bool:
+    """Whether a tensor can be both."""
+    sizes = zip(one.shape, other.shape, strict=False)
+    same = one.datatype == other.datatype and len(one.shape) == len(other.shape)
+    return same and all(a == b or -1 in (a, b) for a, b in sizes)
+
+
 def needed(sheet: Sheet, kind: str) -> tuple[Specs, Specs]:
     """Those of the sheet, for models whose files say nothing."""
     if not sheet.inputs or not sheet.outputs:
@@ -71,10 +78,7 @@ _TYPES = {
 
 
 def _met(one: TensorSpec, said: TensorSpec) -> TensorSpec:
-    fits = len(one.shape) == len(said.shape) and all(
-        a == b or -1 in (a, b) for a, b in zip(one.shape, said.shape, strict=True)
-    )
-    if one.datatype != said.datatype or not fits:
+    if not meet(one, said):
         raise Invalid(
             f"{one.name!r:.80} is {one.datatype} {list(one.shape)} in the model",
             f"falaj.json says {said.datatype} {list(said.shape)}",
