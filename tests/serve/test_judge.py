@@ -107,8 +107,12 @@ def test_what_need_not_be_shown_can_still_show_the_arm_worse() -> None:
     assert judge("b", metrics, base, {"quality": better, "errors": broken}).verdict == WORSE
 
 
-def test_too_few_are_not_judged() -> None:
-    assert read(Metric("x", 0.01), "b", Tally(199, 0), Tally(199, 199), (0.05, 0.05)).verdict == WAIT
+def test_few_can_show_an_arm_worse_but_not_fine() -> None:
+    strict = (0.05, 0.05)
+    assert read(Metric("x", 0.01), "b", Tally(199, 0), Tally(199, 199), strict).verdict == WAIT
+    assert read(Metric("x", 0.01), "b", Tally(200, 0), Tally(20, 20), strict).verdict == WORSE
+    assert read(Metric("x", 0.2), "b", Tally(5000, 0), Tally(199, 0), strict).verdict == WAIT
+    assert read(Metric("x", 0.2), "b", Tally(5000, 0), Tally(200, 0), strict).verdict == FINE
 
 
 def test_the_verdict_says_its_figures() -> None:

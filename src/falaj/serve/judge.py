@@ -44,7 +44,7 @@ class Metric:
     proves: bool = True
     """Whether an arm must be shown to be good enough here before it is promoted; all can show it worse."""
     least: int = 200
-    """Outcomes that each arm must have before anything is said."""
+    """Outcomes that each arm must have before it is called fine, and the base before anything is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,10 @@ def read(metric: Metric, arm: str, base: Tally, tally: Tally, alphas: tuple[floa
     fine = exp(-max(0.0, evidence(tally, base, -metric.margin)))
     low, high = interval(base, tally, alphas[0])
     verdict = WAIT
-    if min(base.n, tally.n) >= metric.least:
-        verdict = WORSE if worse <= alphas[0] else FINE if fine <= alphas[1] else WAIT
+    if base.n >= metric.least and worse <= alphas[0]:
+        verdict = WORSE  # the evidence is good however few they were, and each one more is a caller's
+    elif min(base.n, tally.n) >= metric.least and fine <= alphas[1]:
+        verdict = FINE
     return Reading(metric.name, arm, base, tally, low, high, worse, fine, verdict)
 
 

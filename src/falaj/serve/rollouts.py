@@ -25,6 +25,7 @@ from falaj.serve.judge import Tally, Verdict, judge
 from falaj.serve.labels import Labelled, Labels
 from falaj.serve.records import (
     READY,
+    RUNNING,
     DeployPlan,
     EndpointView,
     Judged,
@@ -83,7 +84,7 @@ class Rollouts(Edges):
         trial = books.rollout_in(record.body)
         if trial is None:
             raise Conflict(f"{endpoint.bare} has no roll-out", "falaj serve deploy --canary 10% begins one", endpoint)
-        found = self._judged(record, trial) if trial.step_at else None
+        found = self._judged(record, trial) if trial.step_at and trial.state == RUNNING else None
         return _view(record, trial, found)
 
     @verb(reads=("endpoint",), group="write")

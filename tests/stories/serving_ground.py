@@ -1,0 +1,143 @@
+"""What stories of serving stand on: a real `falaj up` with its gateway, and callers that do not stop calling."""
+
+import http.client
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import falaj
+from tests.infer.models import _Kit
+from tests.jobs.lab import until
+from tests.serve.laptop import Laptop
+
+SCORE = "endpoint:fraud/score"
+SMALL = {"cpus": 0.1, "memory": "64MiB"}
+
+
+class Platform(Laptop):
+    """`falaj up` in a process of its own, and a client of it. `url` is where the endpoint is called."""
+
+    def __init__(self, home: Path, url: str, token: str) -> None:
+        super().__init__(home, falaj.connect(url, token=token))
+        self.token = token
+
+    def door(self, endpoint: str = SCORE) -> str:
+        """Where the endpoint is called, once the gateway says so."""
+        return f"{until(lambda: self.show(endpoint), lambda one: one.url).url}/infer"
+
+
+@contextmanager
+def platform(home: Path) -> Iterator[Platform]:
+    """A platform of its own; on the same folder, the same one again."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
+    ports = {"FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
+    words = [sys.executable, "-m", "falaj", "up", "--at", str(home / "house"), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen([*words, "--log", "ERROR"], stdout=subprocess.PIPE, text=True, env=known | ports) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        mona = (home / "mona").read_text() if (home / "mona").exists() else _founded(url, process.stdout)
+        (home / "mona").write_text(mona)
+        made = Platform(home, url, mona)
+        try:
+            yield made
+        finally:
+            made.here.close()
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+def _founded(url: str, said: Iterable[str]) -> str:
+    """A tenant with somebody who deploys, and a cluster that takes their jobs; gives their token."""
+    first = next(line.strip() for line in said if line.startswith("  "))
+    with closing(falaj.connect(url, token=first)) as admin:
+        boss_token = admin.people.add_tenant("bank", "fatima").token
+        admin.clusters.change("local", {"tenants": "bank"})
+    with closing(falaj.connect(url, token=boss_token)) as boss:
+        token: str = boss.people.add("mona", ("ml-engineer", "data-scientist"), jurisdiction="AE").token
+    return token
+
+
+class Callers:
+    """Threads that call an endpoint all the time, each with a connection and a key of its own for every request."""
+
+    def __init__(self, url: str, token: str, threads: int = 6, pause_s: float = 0.0) -> None:
+        self._url, self._token, self._pause_s = urlsplit(url), token, pause_s
+        self.answers: Counter[tuple[str, int]] = Counter()
+        """(revision, status) to how many."""
+        self.seen: dict[str, set[str]] = {}
+        """Key to the revisions that answered it."""
+        self.requests: list[tuple[str, list[float]]] = []
+        """Id and input of every request that was answered."""
+        self.broken: list[str] = []
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(number,)) for number in range(threads)]
+
+    def __enter__(self) -> "Callers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def failed(self) -> int:
+        """Answers that were none."""
+        return len(self.broken) + sum(count for (_, status), count in self.answers.items() if status != 200)
+
+    def _call(self, number: int) -> None:
+        chance = random.Random(number)
+        line = http.client.HTTPConnection(str(self._url.hostname), self._url.port, timeout=30)
+        while not self._ended.wait(self._pause_s):
+            key = f"customer-{chance.randrange(500)}"
+            row: dict[str, Any] = {
+                "name": "x",
+                "datatype": "FP32",
+                "shape": [1, 32],
+                "data": [chance.random() for _ in range(32)],
+            }
+            headers = {"Authorization": f"Bearer {self._token}", "falaj-key": key}
+            try:
+                line.request("POST", self._url.path, json.dumps({"inputs": [row]}), headers)
+                answer = line.getresponse()
+                body = json.loads(answer.read())
+            except (OSError, http.client.HTTPException) as error:
+                self.broken.append(repr(error))
+                line.close()
+                continue
+            revision = answer.headers.get("falaj-revision", "")
+            self.answers[revision, answer.status] += 1
+            if answer.status == 200:
+                self.seen.setdefault(key, set()).add(revision)
+                assert len(body["outputs"][0]["data"]) == 1
+                self.requests.append((answer.headers["falaj-request"], row["data"]))
+        line.close()
+
+
+def slow(folder: Path) -> Path:
+    """A model that takes about a second for a row: input `x` FP32 [-1, 32], output `y` FP32 [-1, 1]."""
+    kit = _Kit(3)
+    wide = kit.add("Unsqueeze", kit.add("MatMul", "x", kit.weight(32, 512)), kit.whole(2))
+    flow = kit.add("Tanh", kit.add("Mul", wide, kit.weight(1, 1, 512)))
+    weight = kit.weight(512, 512)
+    for _ in range(100):
+        flow = kit.add("Tanh", kit.add("MatMul", flow, weight))
+    kit.add("Unsqueeze", kit.add("ReduceMean", flow, kit.whole(1, 2), keepdims=0), kit.whole(1), out="y")
+    kit.save(folder, [("x", "FP32", ("batch", 32))], [("y", "FP32", ("batch", 1))])
+    (folder / "falaj.json").write_text(json.dumps({"runtime": "onnx", "file": "model.onnx", "most_rows": 1}))
+    return folder
+
+
+def published(platform: Platform, folder: Path) -> Any:
+    """The next version of the model."""
+    return platform.here.catalog.publish("model:fraud/scorer", str(folder)).ref
