@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from falaj.core.errors import Unauthenticated
 from falaj.core.sheet import TensorSpec
@@ -17,6 +19,7 @@ from falaj.infer.keys import Keys
 from falaj.infer.records import ModelConfig
 from tests.infer.models import mlp_of
 from tests.infer.stand_in import BEARER, TOKEN, Served, served
+from tests.oip.test_rest import BODIES
 from tests.servers.process import wait_until
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(1, 32)
@@ -292,6 +295,18 @@ def test_a_token_is_known_by_its_hash_only() -> None:
     with pytest.raises(Unauthenticated):
         Keys().check(b"Bearer test")
     Keys(open_to_all=True).check(None)
+
+
+@given(BODIES, st.binary(max_size=8), st.sampled_from([0, 1, 128]))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_body_breaks_the_server(server: Served, head: bytes, tail: bytes, size: int) -> None:
+    """Whatever is asked, the answer is right or says what is wrong; never that something broke here."""
+    head = head.replace(b'"shape": [1, 2]', b'"shape": [1, 32]')
+    tail = (tail * 20)[:size]
+    headers = {**BEARER, **({"Inference-Header-Content-Length": str(len(head))} if size else {})}
+    status, told, _ = call(server, "POST", INFER, head + tail, headers)
+    assert status in (200, 400)
+    assert (status == 200) or list(told) == ["error"]
 
 
 def test_models_are_loaded_and_unloaded(server: Served) -> None:

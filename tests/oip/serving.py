@@ -62,7 +62,10 @@ class Running:
 
 @contextlib.contextmanager
 def looping() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop in a thread; what goes wrong on it without anybody to hear fails the test."""
     loop = uvloop.new_event_loop()
+    wrong: list[Any] = []
+    loop.set_exception_handler(lambda _, context: wrong.append(context))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -72,6 +75,7 @@ def looping() -> Iterator[asyncio.AbstractEventLoop]:
         thread.join()
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+    assert not wrong
 
 
 @contextlib.contextmanager

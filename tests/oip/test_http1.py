@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.oip.calls import Reply
@@ -458,3 +458,20 @@ def test_no_bytes_break_a_connection(pieces: list[bytes], step: int, at: int, od
 
 
 KNOWN: dict[bytes, Head] = {}
+
+
+@given(st.lists(PIECES, max_size=6), st.sampled_from([0, 1, 40]))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_bytes_break_a_server(small: Running, pieces: list[bytes], step: int) -> None:
+    """Whatever comes over a socket, answers are whole, and the next client is answered."""
+    data = b"".join(pieces)[:400].replace(b"later", b"other")
+    with small.connect() as client:
+        for begin in range(0, len(data), step or 1000):
+            client.say(data[begin : begin + (step or 1000)])
+        with contextlib.suppress(OSError):
+            client.socket.shutdown(1)
+        statuses = [one[0] for one in client.hear(1000)]
+    assert set(statuses) <= {200, 400, 408, 413, 415, 417, 431, 501}
+    with small.connect() as client:
+        client.say(GET)
+        assert client.hear()[0][2] == b"GET /a "

@@ -349,11 +349,6 @@ async def serve_http(
     return server
 
 
-def _last_head() -> Head:
-    head = Head(b"GET", b"/", {})
-    head.keep = False
-    return head
-
-
-_LAST = _last_head()
+_LAST = Head(b"GET", b"/", {})
 """Stands for a request that could not be read."""
+_LAST.keep = False
