@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid
+from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
 from falaj.infer import edge
 from falaj.serve import edge_files
+from tests.serve.ground import logged
 from tests.serve.laptop import SMALL, Laptop
 from tests.town import LABEL, Town, refusal
 
@@ -207,7 +208,22 @@ def test_whoever_may_not_carry_it_out_hears_it_before_a_byte_is_written(tmp_path
         assert not (tmp_path / f"{who}.tar").exists()
     assert town.as_("adil").serve.bundle(SCORE, str(tmp_path / "ok.tar"), revision=1).revision == 1
     assert [event.body["to"] for event in town.events(verb="serve.pack")] == ["ok.tar"]
+    _read_at_home_only(town)
     town.close()
+
+
+def _read_at_home_only(town: Town) -> None:
+    """What was kept of requests is under the label of the endpoint, also as a dataset."""
+    house = town.house
+    (route,) = house.desks["serve"].routes(house.system()).values()
+    house.desks["serve"].journal.append(route, [logged(house.system().now(), "q1", "c1")])
+    assert [line.id for line in town.as_("adil").serve.logs(SCORE).lines] == ["q1"]
+    for who in ("ines", "sara", "omar"):
+        for act in (lambda here: here.serve.logs(SCORE), lambda here: here.serve.forget(SCORE, ("c1",))):
+            assert isinstance(refusal(lambda act=act, who=who: act(town.as_(who))), (Denied, NotFound))
+    assert isinstance(refusal(lambda: town.as_("adil", "marketing").serve.logs(SCORE)), Denied)
+    made = town.as_("adil").serve.collect(SCORE, "dataset:fraud/log").ref
+    assert "AE-PDPL" in town.as_("adil").catalog.show(made).label.regimes
 
 
 def _call(url: str, key: str, id_: str) -> Any:

@@ -20,7 +20,7 @@ from tests.town import refusal
 
 SCORE = "endpoint:fraud/score"
 REF = Ref.parse(SCORE)
-QUICK = {"least": "100", "slow_ms": "1"}
+QUICK = {"least": "100", "slow_ms": "1", "settle_s": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,7 @@ def test_people_may_promote_before_the_judge_does(laptop: Laptop) -> None:
     assert isinstance(refusal(lambda: laptop.here.serve.promote(SCORE)), Conflict)
 
 
+@pytest.mark.slow
 def test_time_that_is_over_leaves_the_base(laptop: Laptop) -> None:
     base = laptop.show().traffic
     laptop.here.serve.deploy(SCORE, laptop.model(seed=12), canary="10%", judge=True, watch={**QUICK, "most_s": "2"})
@@ -139,10 +140,9 @@ def test_time_that_is_over_leaves_the_base(laptop: Laptop) -> None:
     assert "2 s" in view.rollout.why
 
 
+@pytest.mark.slow
 def test_a_shadow_that_is_slow_gets_no_traffic(laptop: Laptop) -> None:
-    laptop.here.serve.deploy(
-        SCORE, laptop.model(seed=13), shadow="100%", watch={"slow_ms": "1", "least": "100"}, judge=True
-    )
+    laptop.here.serve.deploy(SCORE, laptop.model(seed=13), shadow="100%", watch=QUICK, judge=True)
     house = laptop.here.house
     desk = house.desks["serve"]
     view = laptop.until(lambda one: one.rollout.step_at > 0)

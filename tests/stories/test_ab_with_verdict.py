@@ -9,7 +9,7 @@ import pytest
 from tests.infer.models import mlp_of
 from tests.stories.serving_ground import SCORE, SMALL, Callers, platform
 
-WATCH = {"output": "y", "how": "absolute", "low": "-1", "high": "1", "least": "100", "slow": "90%"}
+WATCH = {"output": "y", "how": "absolute", "low": "-1", "high": "1", "least": "100", "settle_s": "0.5", "slow": "90%"}
 
 
 def truth_of(inputs: list[list[float]]) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.stories.serving_ground import SCORE, SMALL, Callers, platform, published, slow
 
-JUDGE = {"least": "100", "errors": "2%", "slow": "90%"}
+JUDGE = {"least": "100", "settle_s": "0.5", "errors": "2%", "slow": "90%"}
 
 
 @pytest.mark.slow

@@ -271,10 +271,11 @@ class Rollouts(Edges):
         """The verdict over what came since the step began."""
         plan, (arm, _) = trials.plan_in(trial), trials.arm_in(trial)
         tenant, ref = record.key.tenant, record.ref.bare
-        sums = self.counts.since(tenant, ref, trial.step_at)
+        since = trial.step_at + plan.settle_s
+        sums = self.counts.since(tenant, ref, since)
         found = {name: _tallies(sums.get(name), trial) for name in (BASE, arm)}
         if plan.quality is not None:
-            for name, tally in self.labels.quality(tenant, ref, plan.quality, trial.step_at).items():
+            for name, tally in self.labels.quality(tenant, ref, plan.quality, since).items():
                 found.setdefault(name, {})[trials.QUALITY] = tally
         return judge(arm, plan.metrics, found[BASE], found[arm], alpha=plan.alpha, looks=len(plan.steps))
 

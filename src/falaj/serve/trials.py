@@ -29,8 +29,8 @@ from falaj.store.codec import to_plain
 Body = dict[str, Any]
 ERRORS, SLOW, QUALITY = "errors", "slow", "quality"
 WORDS = (
-    ERRORS, SLOW, QUALITY, "alpha", "least", "steps", "most_s", "slow_ms", "goal", "output", "how", "low", "high",
-    "better",
+    ERRORS, SLOW, QUALITY, "alpha", "least", "steps", "most_s", "settle_s", "slow_ms", "goal", "output", "how", "low",
+    "high", "better",
 )  # fmt: skip
 """All that can be said to the judge (`--watch errors=0.5%,output=y`)."""
 MARGINS: Mapping[str, float] = {ERRORS: 0.01, SLOW: 0.05, QUALITY: 0.02}
@@ -52,6 +52,8 @@ class Plan:
     steps: tuple[float, ...] = (0.1, 0.5)
     """Shares one after the other; after the last the new revision has everything."""
     most_s: float = DAY_S
+    settle_s: float = 5.0
+    """What comes so soon after a step began is not judged: caches are cold, and load is only shifting."""
     slow_ms: float = 0.0
     """What is slow; 0: what only a twentieth of the base's answers exceed."""
     quality: Quality | None = None
@@ -93,6 +95,7 @@ def plan_of(found: Mapping[str, Any], kind: str, share: float) -> Plan:
         least=int(_number(found, "least", 200, (1, 1e9))),
         steps=_steps(found.get("steps"), kind, share),
         most_s=_number(found, "most_s", DAY_S, (1, 400 * DAY_S)),
+        settle_s=_number(found, "settle_s", 5.0, (0, DAY_S)),
         slow_ms=_number(found, "slow_ms", 0.0, (0, 1e9)),
         quality=quality,
         goal=goal,
