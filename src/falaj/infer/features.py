@@ -64,6 +64,9 @@ def open_online(url: str) -> Online:
 class Joined:
     """A model that is asked by keys."""
 
+    inline = False
+    """The store may be far: not to be waited for on an event loop."""
+
     def __init__(self, runtime: Runtime, lookup: "Lookup") -> None:
         self._runtime, self._lookup = runtime, lookup
         self.inputs, self.outputs = lookup.inputs, runtime.outputs

@@ -24,12 +24,13 @@ from falaj.infer.runtimes.modules import broken, in_order
 from falaj.infer.runtimes.specs import Specs, dtype
 
 LANES = 2
-MOST_ROWS = 8192
+LEAST_ROWS, MOST_ROWS = 16, 8192
+"""Where a ladder may end, and where it does."""
 MOST_BYTES = 256 << 20
 """Of the inputs and outputs of one batch."""
 CLIMB_S = 90.0
 """After so long nothing more is compiled: what is left takes the module as it is."""
-GROWS = 1.03
+GROWS = 1.02
 """A ladder ends where twice the rows bring less than this, twice."""
 TIMED_S = 0.2
 """How long one size is measured, about."""
@@ -67,12 +68,14 @@ class GraphRuntime:
     def __init__(self, module: Any, specs: tuple[Specs, Specs], rungs: "dict[int, Rung]", stream: Any) -> None:
         self.inputs, self.outputs = specs
         self._module: Any = module
+        self.broken = False
+        """True when the device gave up: nothing can be run in this process any more."""
         self._rungs, self._stream, self._device = rungs, stream, stream.device
         self._sizes = sorted(rungs)
         self.most_rows = self._sizes[-1]
         held = [*module.parameters(), *module.buffers()]
         self.size_bytes = sum(one.numel() * one.element_size() for one in held) + self.most_rows * _row_bytes(specs)
-        self._lock = threading.Lock()
+        self._lock, self._spent = threading.Lock(), threading.local()
         self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
         for _ in range(LANES):
             self._lanes.put(_Lane(specs, self.most_rows))
@@ -82,10 +85,10 @@ class GraphRuntime:
         """Which way of calling the module each size of a batch takes."""
         return {rows: rung.way for rows, rung in self._rungs.items()}
 
-    @property
-    def measured(self) -> dict[int, float]:
-        """Seconds of the device for each size of a batch; a run's own time also holds that of the one before it."""
-        return {rows: self._rungs[rows].took_s for rows in self._sizes}
+    def clock(self) -> float:
+        """Seconds of the device that runs of this thread have taken, as measured when they were captured. The time of
+        a run holds that of the batch before it on the stream, too, and would tell wrongly what a batch costs."""
+        return getattr(self._spent, "seconds", 0.0)
 
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """All outputs for one batch; one larger than the ladder goes in parts."""
@@ -111,8 +114,10 @@ class GraphRuntime:
             with self._lock, torch.cuda.device(self._device), torch.cuda.stream(self._stream), torch.inference_mode():
                 lane.go(rung, rows)
             lane.done.synchronize()
+            self._spent.seconds = self.clock() + rung.took_s
             return lane.take(rows)
         except RuntimeError as error:
+            self.broken = "CUDA error" in str(error)
             raise broken(error) from error
         finally:
             self._lanes.put(lane)
@@ -161,7 +166,7 @@ class Ladder:
     def _top(self, way: str, call: Call, most: int, begin: int = 1) -> int:
         """The size from which on twice the rows gain nothing."""
         best, top, rows, poor = 0.0, begin, begin, 0
-        while rows <= most and poor < 2:
+        while rows <= most and (poor < 2 or rows <= LEAST_ROWS):
             found = self._measured(way, call, rows)
             if found is None:
                 break
