@@ -259,15 +259,17 @@ class Dying(Doubler):
         return super().run(inputs, parameters)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @on_loop
-async def test_a_thread_that_dies_is_followed_by_another() -> None:
+async def test_a_thread_that_dies_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
     runtime = Dying(isolated=True)
     engine = await engine_of(runtime)
     for _ in range(3):
         with pytest.raises(Unavailable):
             await asked(engine, ask_of(rows([666])))
         assert float((await asked(engine, ask_of(rows([1])))).outputs[0].data[0, 0]) == 3
+    await until(lambda: len(died) == 3)
     await engine.close()
 
 

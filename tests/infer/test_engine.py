@@ -1,5 +1,8 @@
+import ast
 import asyncio
 import gc
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -336,3 +339,31 @@ async def test_a_hundred_rounds_give_the_memory_back(tmp_path: Path) -> None:
 
 def _rss() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@on_loop
+async def test_a_version_that_hangs_while_it_goes_is_ended() -> None:
+    first, second = Doubler(isolated=True), Doubler()
+    made = iter((first, second))
+    engine = Engine(Config(), lambda _: next(made))
+    await engine.placed(ModelConfig("m", "1", "", timeout_s=0.1))
+    first.gate.clear()
+    first.entered.clear()
+    got: list[Any] = []
+    engine.submit(ask_of(rows([1])), got.append)
+    await until(first.entered.is_set)
+    await engine.placed(ModelConfig("m", "1", "", timeout_s=0.1))
+    assert float((await asked(engine, ask_of(rows([2])))).outputs[0].data[0, 0]) == 5
+    await until(lambda: got and first.closed)
+    assert isinstance(got[0], Unavailable)
+    await engine.close()
+
+
+def test_the_engine_needs_numpy_and_nothing_else() -> None:
+    """It runs where a GPU is, with torch and little besides."""
+    script = (
+        "import sys; before = set(sys.modules); import falaj.infer.engine, falaj.infer.runtimes;"
+        "print({one.partition('.')[0] for one in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(ran.stdout) == {"falaj", "numpy"}

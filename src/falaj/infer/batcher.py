@@ -5,6 +5,7 @@ its end, on the loop's own thread; under 200 us that is cheaper than waking anyb
 the next batch the moment it is free. *device*: the same with two threads, so that a GPU never waits for Python.
 """
 
+import logging
 import threading
 from _thread import allocate_lock
 from asyncio import AbstractEventLoop, TimerHandle
@@ -19,6 +20,7 @@ from falaj.infer.curve import Curve
 from falaj.infer.queue import GONE, TAKEN, WAITING, Busy, Queue, Waiting, late_error
 from falaj.infer.records import Arrays, Runtime
 
+_log = logging.getLogger(__name__)
 INLINE_S, BACK_INLINE_S, AT_ONCE_S = 200e-6, 100e-6, 20e-3
 LARGE, LARGE_S = 256, 2e-3
 """Rows of a request that is looked at twice before it runs on the loop's thread, and what it may take there."""
@@ -78,7 +80,7 @@ class Batcher:
         self._timer_at = 0.0
         self._lock = allocate_lock()
         self._wake: SimpleQueue[bool] = SimpleQueue()
-        self._workers = self._idle = self._running = 0
+        self._workers = self._idle = self._running = self._ran = 0
         self._now: dict[int, tuple[float, Sequence[Waiting]]] = {}
         self._closed = False
         self._emptied: Callable[[], Any] | None = None
@@ -90,8 +92,8 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or runs."""
-        return bool(self._fresh or self._queue.size or self._running)
+        """Whether anything waits, runs, or is on its way back from a thread."""
+        return bool(self._fresh or self._queue.size or self._running or self._ran)
 
     def submit(self, one: Waiting) -> Busy | None:
         """Put it in line; an error when the line is full."""
@@ -136,18 +138,17 @@ class Batcher:
 
     def fail_all(self, error: FalajError) -> None:
         """The same for all that waits."""
-        closed = self._closed
-        waiting = self.give_up()
-        self._closed = closed
-        self.fail(waiting, error)
+        self.fail(self._take_all(), error)
 
     def give_up(self) -> list[Waiting]:
         """Take out all that waits, for somebody else to run; what runs here is nobody's any more."""
+        self._closed = True
+        return self._take_all()
+
+    def _take_all(self) -> list[Waiting]:
         with self._lock:
-            waiting = self._queue.clear() + [one for one in self._fresh if one.state == WAITING]
-            self._fresh = []
-            self._closed = True
-        return waiting
+            fresh, self._fresh = self._fresh, []
+            return self._queue.clear() + [one for one in fresh if one.state == WAITING]
 
     def _busy(self, one: Waiting) -> Busy:
         error = Busy(f"{self._queue.limit} requests wait already", "come again later, or ask for more replicas")
@@ -316,6 +317,7 @@ class Batcher:
         finally:
             with self._lock:
                 self._running -= 1
+                self._ran += 1
                 del self._now[threading.get_ident()]
             self._post(self._ended, results)
 
@@ -327,6 +329,8 @@ class Batcher:
         self._measure(results)
         for ran in results:
             self._deliver(ran)
+        with self._lock:
+            self._ran -= 1
         if self.options.delay_s or self._queue.size:
             self._again()
         self._rest()
@@ -362,6 +366,7 @@ class Batcher:
         except FalajError as error:
             return error
         except BROKEN as error:
+            _log.warning("a model broke on a request", exc_info=error)
             return UserCodeFailed(
                 f"the model broke on this request: {type(error).__name__}", "see the log of its replica"
             )

@@ -5,7 +5,7 @@ Everything here is called on the thread of one event loop, and calls back on it.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -204,15 +204,18 @@ class Engine:
         now = self.beat = time.monotonic()
         for entry in self._models.entries():
             self._models.expire(entry, now)
-            session = entry.session
-            if session is not None:
-                session.reap(now)
-                stuck = session.batcher.stuck(now - session.config.timeout_s)
-                if stuck:
-                    self._hung(entry, session, stuck)
+            if entry.session is not None:
+                entry.session.reap(now)
+                self._look(entry.session, now, entry)
+        for session in tuple(self._models.retiring):
+            self._look(session, now)
 
-    def _hung(self, entry: Entry, session: Session, stuck: Sequence[Any]) -> None:
+    def _look(self, session: Session, now: float, entry: Entry | None = None) -> None:
+        """Whether it hangs, and what then."""
         limit_s = session.config.timeout_s
+        stuck = session.batcher.stuck(now - limit_s)
+        if not stuck:
+            return
         error = Unavailable(f"the model did not answer within {limit_s:g} s", "its runtime is started again")
         session.batcher.fail(stuck, error)
         if session.runtime.isolated:

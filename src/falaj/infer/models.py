@@ -128,11 +128,16 @@ class Models:
             entry.held.remove(one)
             one.done(late_error())
 
-    def restart(self, entry: Entry, session: Session) -> None:
-        """End a runtime that hangs in a process of its own; those who wait are asked again of the next one."""
+    def restart(self, entry: Entry | None, session: Session) -> None:
+        """End a runtime that hangs in a process of its own; those who wait are asked again of the next one. One that
+        nobody reaches any more is only ended."""
+        waiting = session.batcher.give_up()
+        self.in_thread(session.close, lambda _: self.retiring.discard(session))
+        if entry is None:
+            session.batcher.fail(waiting, Unavailable("the model was unloaded while it hung", "ask the next version"))
+            return
         entry.session = None
-        entry.held += [Held(entry, one.ask, one.done) for one in session.batcher.give_up()]
-        self.in_thread(session.close, lambda _: None)
+        entry.held += [Held(entry, one.ask, one.done) for one in waiting]
         self._bring_back(entry)
 
     def close(self) -> None:
