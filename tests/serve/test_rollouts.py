@@ -141,6 +141,18 @@ def test_time_that_is_over_leaves_the_base(laptop: Laptop) -> None:
 
 
 @pytest.mark.slow
+def test_a_canary_that_never_starts_is_rolled_back_though_nobody_judges(laptop: Laptop) -> None:
+    bad = "endpoint:fraud/bad"
+    laptop.here.serve.deploy(bad, laptop.model(), **SMALL)
+    laptop.until(ready, bad)
+    laptop.here.serve.deploy(bad, laptop.model(seed=9), canary="10%")
+    view = laptop.until(over("rolled back"), bad)
+    assert view.traffic == {"1": 1.0}
+    assert "cannot be loaded" in view.rollout.why
+    laptop.here.serve.remove(bad)
+
+
+@pytest.mark.slow
 def test_a_shadow_that_is_slow_gets_no_traffic(laptop: Laptop) -> None:
     laptop.here.serve.deploy(SCORE, laptop.model(seed=13), shadow="100%", watch=QUICK, judge=True)
     house = laptop.here.house
@@ -182,7 +194,7 @@ def test_labels_and_logs(laptop: Laptop) -> None:
     assert said(laptop, "serve.forget")[-1].body["rows"] == 4
     for act in (
         lambda: laptop.here.serve.label(SCORE, {}), lambda: laptop.here.serve.label(SCORE, {"a": 1}, by="name"),
-        lambda: laptop.here.serve.logs(SCORE, limit=0), lambda: laptop.here.serve.logs(SCORE, after="x y"),
+        lambda: laptop.here.serve.logs(SCORE, limit=0), lambda: laptop.here.serve.logs(SCORE, after="x~y"),
         lambda: laptop.here.serve.forget(SCORE, ("",)), lambda: laptop.here.serve.logs("model:fraud/scorer"),
     ):  # fmt: skip
         assert isinstance(refusal(act), Invalid)

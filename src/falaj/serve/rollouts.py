@@ -98,7 +98,8 @@ class Rollouts(Edges):
         """Say what turned out to be true of requests, however late; the judge joins it with what was answered.
 
         Example:
-            falaj serve label endpoint:fraud/score --values 018f3a=1,018f3b=0
+            falaj serve label endpoint:fraud/score --values 018f3a=1 --values 018f3b=0
+            falaj serve label endpoint:fraud/score --values @truth.json --by key
         """
         if by not in ("request", "key") or not 0 < len(values) <= MOST_LABELS or not all(values):
             raise Invalid(f"{len(values)} labels by {by[:20]!r}", f"1 to {MOST_LABELS}, by request or by key")
@@ -140,7 +141,7 @@ class Rollouts(Edges):
             if (row.at, row.id) < (until, done) and key in ("", row.key) and revision in (0, row.revision)
         )
         found = sorted(wanted, key=lambda row: (row.at, row.id), reverse=True)[: limit + 1]
-        following = f"{found[limit - 1].at!r} {found[limit - 1].id}" if len(found) > limit else ""
+        following = f"{found[limit - 1].at!r}~{found[limit - 1].id}" if len(found) > limit else ""
         return LogPage(tuple(map(_line, found[:limit])), following)
 
     @verb(reads=("endpoint",), group="erase")
@@ -314,7 +315,7 @@ def _line(row: Logged) -> LogLine:
 def _cursor(text: str) -> tuple[float, str]:
     if not text:
         return float("inf"), ""
-    at, _, id_ = text.partition(" ")
+    at, _, id_ = text.partition("~")
     try:
         return float(at), id_
     except ValueError:

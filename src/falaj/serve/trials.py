@@ -32,7 +32,7 @@ WORDS = (
     ERRORS, SLOW, QUALITY, "alpha", "least", "steps", "most_s", "settle_s", "slow_ms", "goal", "output", "how", "low",
     "high", "better",
 )  # fmt: skip
-"""All that can be said to the judge (`--watch errors=0.5%,output=y`)."""
+"""All that can be said to the judge (`--watch errors=0.5% --watch output=y`)."""
 MARGINS: Mapping[str, float] = {ERRORS: 0.01, SLOW: 0.05, QUALITY: 0.02}
 ARM = {CANARY: "canary", SHADOW: "shadow", AB: "b"}
 DAY_S = 86400.0
