@@ -215,9 +215,7 @@ class Http2(Calls):
         elif not id_:
             if not self._widen(None, more):
                 self.fail(w.FLOW_CONTROL_ERROR, "a window is too large")
-        elif stream is None:
-            self._noise()
-        elif not more or not self._widen(stream, more):
+        elif stream is not None and (not more or not self._widen(stream, more)):
             self._drop(stream, w.FLOW_CONTROL_ERROR if more else w.PROTOCOL_ERROR)
 
     def on_priority(self, _: int, id_: int, said: bytes) -> None:

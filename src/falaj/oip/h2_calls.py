@@ -6,14 +6,12 @@ from functools import partial
 
 from falaj.core.errors import FalajError
 from falaj.oip import h2_wire as w
-from falaj.oip.calls import CODES, INTERNAL, UNIMPLEMENTED, GrpcCall, GrpcDoor, GrpcReply
+from falaj.oip.calls import CODES, INTERNAL, GrpcCall, GrpcDoor, GrpcReply
 from falaj.oip.h2_send import Speaking
-from falaj.oip.h2_stream import Messages, Stream
+from falaj.oip.h2_stream import Messages, Stream, inflate
 from falaj.oip.health import Health
 from falaj.oip.hpack_cache import Head, Heads, block
 
-_MOST_WAITING = 256
-"""Messages of one stream without an answer, beyond which it is not told to go on."""
 _UNAVAILABLE, _TOO_MUCH = CODES["unavailable"], CODES["quota-exceeded"]
 
 
@@ -91,7 +89,7 @@ class Calls(Speaking):
             self._close(stream)
         else:
             self._finish(
-                stream, UNIMPLEMENTED, stream.head.fault, ((b"grpc-accept-encoding", b"identity,deflate,gzip"),)
+                stream, stream.head.code, stream.head.fault, ((b"grpc-accept-encoding", b"identity,deflate,gzip"),)
             )
 
     # ---- messages come in
@@ -112,57 +110,48 @@ class Calls(Speaking):
                 self.fail(w.PROTOCOL_ERROR, "the padding is longer than its frame")
                 return
             piece = bare
-        if flags & w.END_STREAM:
-            stream.half = True
+        last = bool(flags & w.END_STREAM)
+        whole = last and stream.messages is None and piece[:1] == b"\0"
+        if whole and int.from_bytes(piece[1:5], "big") == len(piece) - 5:
             # Nearly every call: one message, whole, in one frame.
-            if stream.messages is None and piece[:1] == b"\0" and int.from_bytes(piece[1:5], "big") == len(piece) - 5:
-                self._call(stream, piece[5:])
-                if stream.head.streaming:
-                    self._ended(stream)
-                return
-        elif not piece and self._noise():
-            return
-        self._gather(stream, piece, size)
+            stream.half = True
+            self._call(stream, piece[5:])
+        elif last or piece or not self._noise():
+            stream.unacked += size
+            self._gather(stream, piece, last=last)
 
-    def _gather(self, stream: Stream, piece: bytes, size: int) -> None:
+    def _gather(self, stream: Stream, piece: bytes, *, last: bool) -> None:
         """A piece of a message, or several messages in one."""
         messages = stream.messages
         if messages is None:
             messages = stream.messages = Messages(stream.head.coding, self._limits.body_bytes)
         stream.touched = self._now
         try:
-            for message in messages.feed(piece):
-                self._came(stream, message)
+            for packed, message in messages.feed(piece):
+                self._came(stream, packed, message)
                 if stream.gone:
                     return
         except FalajError as error:
+            stream.half = last
             self._finish(stream, CODES.get(error.code, INTERNAL), str(error))
             return
-        held = messages.held + len(stream.only or b"")
+        held = messages.held + (len(stream.only[1]) if stream.only else 0)
         self._held += held - stream.held
-        stream.held = held
+        stream.held, stream.half = held, last
         if self._held > self._limits.held_bytes:
             self._finish(stream, _TOO_MUCH, "too much is sent at once on one connection")
-        elif stream.half:
+        elif last:
             self._ended(stream)
+        elif stream.unacked > self._limits.window_bytes:
+            self._drop(stream, w.FLOW_CONTROL_ERROR)
         else:
-            stream.unacked += size
             self._go_on(stream)
 
-    def _go_on(self, stream: Stream) -> None:
-        """Let the client send more on a stream, unless it reads too little of what it is sent."""
-        window = self._limits.window_bytes
-        if stream.unacked > window:
-            self._drop(stream, w.FLOW_CONTROL_ERROR)
-        elif stream.unacked > window >> 1 and stream.waiting < _MOST_WAITING and len(stream.out) < _MOST_WAITING:
-            self.send(w.frame(w.WINDOW_UPDATE, 0, stream.id, w.word(stream.unacked)))
-            stream.unacked = 0
-
-    def _came(self, stream: Stream, message: bytes) -> None:
+    def _came(self, stream: Stream, packed: bool, message: bytes) -> None:
         if stream.head.streaming:
-            self._call(stream, message)
+            self._unpack(stream, packed, message)
         elif stream.only is None:
-            stream.only = message
+            stream.only = (packed, message)
         else:
             self._finish(stream, INTERNAL, "a call of this method has one message, and two came")
 
@@ -176,10 +165,29 @@ class Calls(Speaking):
         elif stream.only is None:
             self._finish(stream, INTERNAL, "a call of this method has one message, and none came")
         else:
-            message, stream.only = stream.only, None
+            (packed, message), stream.only = stream.only, None
             self._held -= stream.held
             stream.held = 0
+            self._unpack(stream, packed, message)
+
+    def _unpack(self, stream: Stream, packed: bool, message: bytes) -> None:
+        """A message that is whole; a compressed one is unpacked in a thread, for a small one may hold much."""
+        if not packed:
             self._call(stream, message)
+            return
+        stream.waiting += 1
+        work = self._loop.run_in_executor(None, inflate, message, stream.head.coding, self._limits.body_bytes)
+        work.add_done_callback(partial(self._unpacked, stream))
+
+    def _unpacked(self, stream: Stream, work: asyncio.Future[bytes]) -> None:
+        error = work.exception()
+        stream.waiting -= 1
+        if stream.gone:
+            return
+        if isinstance(error, FalajError):
+            self._finish(stream, CODES.get(error.code, INTERNAL), str(error))
+        else:
+            self._call(stream, work.result())
 
     def _late(self, id_: int, stream: Stream | None) -> None:
         """Data for a stream that takes none."""

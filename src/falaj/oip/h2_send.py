@@ -18,6 +18,7 @@ from falaj.oip.h2_wire import (
     PLAIN_FRAME,
     PLAIN_WINDOW,
     RST_STREAM,
+    WINDOW_UPDATE,
     Limits,
     Patience,
     before_message,
@@ -34,6 +35,10 @@ _ENDED_HEAD = frame(HEADERS, END_HEADERS | END_STREAM, 0, _ENDED)[:5]
 _ENOUGH_BYTES = 1 << 20
 """Frames gathered for one write; the rest waits for the next turn."""
 _MOST_RESET = 1024
+_MOST_WAITING = 256
+"""Messages of one stream without an answer, beyond which it is not told to go on."""
+_TINY_BYTES = 256
+"""A frame of fewer bytes, because the client lets us send no more, costs more than it brings."""
 
 
 class Speaking(asyncio.Protocol):
@@ -164,6 +169,8 @@ class Speaking(asyncio.Protocol):
                 self._more |= self._gathered > _ENOUGH_BYTES
                 self._blocked[stream.id] = stream
                 return
+            if size < _TINY_BYTES and size < len(piece) and self._noise():
+                return
             self.send(frame(DATA, 0, stream.id, bytes(piece[:size])))
             self._room -= size
             stream.room -= size
@@ -175,6 +182,15 @@ class Speaking(asyncio.Protocol):
         if stream.trailers:
             self._headers(stream, stream.trailers, END_STREAM)
             self._close(stream)
+        elif stream.unacked:
+            self._go_on(stream)
+
+    def _go_on(self, stream: Stream) -> None:
+        """Let the client send more on a stream, unless it reads too little of what it is sent."""
+        enough = stream.unacked > self._limits.window_bytes >> 1
+        if enough and stream.waiting < _MOST_WAITING and len(stream.out) < _MOST_WAITING and not stream.half:
+            self.send(frame(WINDOW_UPDATE, 0, stream.id, word(stream.unacked)))
+            stream.unacked = 0
 
     def _pump(self) -> None:
         """Go on with those that waited: the one that waited longest is first."""
@@ -205,6 +221,7 @@ class Speaking(asyncio.Protocol):
 
     def _close(self, stream: Stream) -> None:
         stream.gone = True
+        self._patience.left += 1.0
         if self._streams.pop(stream.id, None) is not None and not stream.half:
             self._cut(stream.id, NO_ERROR)
         self._closed()

@@ -28,8 +28,8 @@ class Stream:
         self.half = self.gone = self.opened = False
         """The client has sent all; nobody waits for it any more; its headers are answered."""
         self.messages: Messages | None = None
-        self.only: bytes | None = None
-        """The message of a call that has one, until all of the call is here."""
+        self.only: tuple[bool, bytes] | None = None
+        """The message of a call that has one (and whether it is compressed), until all of the call is here."""
         self.held = self.unacked = self.calls = self.waiting = 0
         """Bytes of messages that are not whole; bytes we have not said to go on after; messages so far; those that
         have not got their last answer."""
@@ -64,8 +64,8 @@ class Messages:
         """Whether a message has begun that is not whole."""
         return self._need >= 0 or bool(self._prefix)
 
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The messages that are whole now. Invalid or QuotaExceeded for one that cannot be."""
+    def feed(self, piece: bytes) -> Iterator[tuple[bool, bytes]]:
+        """The messages that are whole now, and whether they are compressed. Raises for one that cannot be."""
         at = 0
         while True:
             if self._need < 0:
@@ -91,10 +91,10 @@ class Messages:
         if self._flag > 1 or (self._flag and self._coding == b"identity"):
             raise Invalid("the message is compressed, and not said how", "send grpc-encoding: gzip, or no flag")
 
-    def _whole(self) -> bytes:
+    def _whole(self) -> tuple[bool, bytes]:
         message = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         flag, self._flag, self._need, self.held, self._chunks = self._flag, 0, -1, 0, []
-        return inflate(message, self._coding, self._most) if flag else message
+        return bool(flag), message
 
 
 def inflate(message: bytes, coding: bytes, most: int) -> bytes:

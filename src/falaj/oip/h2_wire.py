@@ -74,20 +74,20 @@ class Limits:
 
 
 class Patience:
-    """How many frames that bring nothing a client may still send."""
+    """How many frames that bring nothing a client may still send. Every call that is answered adds one."""
 
-    __slots__ = ("_at", "_left", "_most", "_per_s")
+    __slots__ = ("_at", "_most", "_per_s", "left")
 
     def __init__(self, most: int, per_s: float) -> None:
         self._most, self._per_s = most, per_s
-        self._left, self._at = float(most), time.monotonic()
+        self.left, self._at = float(most), time.monotonic()
 
     def lost(self) -> bool:
         """Counts one more; True when that was too many."""
-        self._left -= 1.0
-        if self._left >= 0:
+        self.left = min(self.left, self._most) - 1.0
+        if self.left >= 0:
             return False
         now = time.monotonic()
-        self._left = min(self._most, self._left + (now - self._at) * self._per_s)
+        self.left = min(self._most, self.left + (now - self._at) * self._per_s)
         self._at = now
-        return self._left < 0
+        return self.left < 0

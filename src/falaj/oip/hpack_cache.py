@@ -12,6 +12,7 @@ from hpack.hpack import encode_integer
 from hpack.table import HeaderTable
 
 from falaj.core.errors import Corrupt, Invalid
+from falaj.oip.calls import CODES, UNIMPLEMENTED
 from falaj.oip.health import PREFIX
 from falaj.oip.messages import SERVICE
 
@@ -35,12 +36,13 @@ _SERVICES = {SERVICE: "", "grpc.health.v1.Health": PREFIX}
 class Head:
     """What the headers of a call say. Shared by all calls that send them, so nobody changes it."""
 
-    __slots__ = ("coding", "fault", "health", "metadata", "method", "status", "streaming", "timeout_s")
+    __slots__ = ("code", "coding", "fault", "health", "metadata", "method", "status", "streaming", "timeout_s")
 
     def __init__(self, metadata: Mapping[bytes, bytes]) -> None:
         self.metadata = metadata
         self.method = self.fault = ""
         """`fault` says why there is no such call; with `status` 0 it is one of gRPC's."""
+        self.code = UNIMPLEMENTED
         self.status = 0
         """Of HTTP, where the request is none of gRPC's at all."""
         self.coding = metadata.get(b"grpc-encoding", b"identity")
@@ -134,7 +136,7 @@ def _judged(head: Head, pseudo: Mapping[bytes, bytes]) -> Head:
     elif not method:
         head.fault = f"there is no such service (call {SERVICE})"
     elif timeout is not None and within is None:
-        head.fault = "grpc-timeout is no time (digits and one of H, M, S, m, u, n)"
+        head.code, head.fault = CODES["invalid"], "grpc-timeout is no time (digits and one of H, M, S, m, u, n)"
     elif head.coding not in CODINGS:
         head.fault = "grpc-encoding is none that is read here (use identity, gzip or deflate)"
     else:
