@@ -1,7 +1,10 @@
 """Function models in their cage: what they answer, what they may break, and what is kept from them."""
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from falaj.core.errors import Corrupt, Unavailable, UserCodeFailed
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.records import ModelConfig, Runtime
-from falaj.infer.runtimes import load
+from falaj.infer.runtimes import cage, load
 from tests.infer import models
 
 CODE = """
@@ -207,8 +213,6 @@ def test_a_run_has_its_time(make: Make) -> None:
 
 
 def test_nothing_is_handed_down(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import socket
-
     monkeypatch.setenv("FALAJ_TOKEN", "secret-token")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.set_inheritable(True)
@@ -246,6 +250,43 @@ def test_one_that_falls_as_it_begins_is_not_begun_for_ever(make: Make, tmp_path:
         runtime.run(ones(), {})
     with pytest.raises(Unavailable, match="as soon as"):
         runtime.run(ones(), {})
+
+
+TEXTS = st.recursive(st.none() | st.integers() | st.floats() | st.text(max_size=4), st.lists, max_leaves=8)
+TENSORS = st.tuples(
+    st.sampled_from(["<f4", "|O", "|u1", "(9,)f4", "V8", "O", ""]) | st.text(max_size=3),
+    st.lists(st.integers(-2, 5) | st.integers(), max_size=3) | TEXTS,
+    st.integers(-1, 40) | TEXTS,
+)
+
+
+@given(st.lists(TENSORS | TEXTS, max_size=3) | TEXTS, st.binary(max_size=80))
+def test_whatever_a_process_writes_is_arrays_or_refused(tensors: Any, body: bytes) -> None:
+    for text in (json.dumps({"tensors": tensors}).encode(), body):
+        here, there = socket.socketpair()
+        with here, there:
+            there.sendall(len(text).to_bytes(4, "little") + text + body)
+            there.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(*cage.BROKEN):
+                cage.receive(here)
+
+
+@given(
+    st.lists(
+        arrays(st.sampled_from(["<f4", "|b1", "<i8", "<u2"]), array_shapes(min_dims=0, max_dims=3, min_side=0))
+        | st.lists(st.binary(max_size=9), max_size=6).map(lambda one: np.array([*one, b""], object)),
+        max_size=3,
+    )
+)
+def test_arrays_come_out_as_they_went_in(given_: list[Any]) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        cage.send(here, {"parameters": {"a": 1}}, given_)
+        told, found = cage.receive(there)
+    assert told == {"parameters": {"a": 1}}
+    assert [(one.dtype, one.shape, repr(one.tolist())) for one in found] == [
+        (one.dtype, one.shape, repr(one.tolist())) for one in given_
+    ]
 
 
 def spied(runtime: Runtime, ask: str, **parameters: str) -> str:

@@ -26,16 +26,17 @@ from typing import Any
 import numpy as np
 
 from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed, from_wire
-from falaj.core.sheet import Sheet, TensorSpec, to_json
+from falaj.core.sheet import DATATYPES, Sheet, TensorSpec, to_json
 from falaj.infer.records import Arrays, ModelConfig
-from falaj.infer.runtimes.specs import given_back
+from falaj.infer.runtimes.specs import dtype, given_back
 
 inside = False
 """True in the process itself."""
 START_S, PAUSE_S = 600.0, 10.0
-MOST_HEADER, MOST_BYTES = 1 << 20, 4 << 30
-BROKEN = (OSError, ValueError, KeyError, TypeError, IndexError, struct.error)
+MOST_HEADER, MOST_BYTES = 1 << 20, 1 << 30
+BROKEN = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error)
 """What reading from a process that fell, or that writes what it likes, can come to."""
+PLAIN = frozenset(dtype(one).str for one in DATATYPES if one != "BYTES")
 _LENGTH = struct.Struct("<I")
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
@@ -155,7 +156,7 @@ def send(to: socket.socket, header: Mapping[str, Any], arrays: Sequence[Any]) ->
     """A header's length, the header in JSON, and the bytes of each array."""
     parts, said = [], []
     for one in arrays:
-        array = np.asarray(one, object) if isinstance(one, list) else np.ascontiguousarray(one)
+        array = np.asarray(one, object) if isinstance(one, list) else np.asarray(one, order="C")
         if array.dtype == object:
             texts = [bytes(text) for text in array.ravel().tolist()]
             data: Any = b"".join([_LENGTH.pack(len(text)) + text for text in texts])
@@ -184,13 +185,13 @@ def receive(of: socket.socket) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _array(kind: str, shape: list[int], data: bytearray) -> Any:
-    if kind != "|O":
-        dtype = np.dtype(kind)
-        if dtype.hasobject:
-            raise ValueError("no plain array")
-        return np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)
-    texts, at = np.empty(prod(shape), object), 0
-    for index in range(len(texts)):
+    size = prod(shape)
+    if kind in PLAIN and size * np.dtype(kind).itemsize == len(data):
+        return np.frombuffer(data, kind).reshape(shape)
+    if kind != "|O" or not 0 <= size * _LENGTH.size <= len(data):
+        raise ValueError("an array of another size")
+    texts, at = np.empty(size, object), 0
+    for index in range(size):
         length = _LENGTH.unpack_from(data, at)[0]
         texts[index] = bytes(data[at + 4 : at + 4 + length])
         at += 4 + length

@@ -100,4 +100,4 @@ def _checked(one: Any, spec: TensorSpec, kind: str) -> Any:
         raise UserCodeFailed(
             f"the {kind} gave {spec.name!r:.80} in shape {list(made.shape)}", f"it says {list(spec.shape)}"
         )
-    return np.ascontiguousarray(made)
+    return np.asarray(made, order="C")
