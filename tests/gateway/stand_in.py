@@ -21,7 +21,7 @@ from falaj.govern.secrets import SecretShelf
 from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
 from falaj.oip.hop import HopServer
 from falaj.serve import books
-from falaj.serve.records import Doors
+from falaj.serve.records import Doors, Revision
 from falaj.store.codec import to_plain
 from tests.town import Town
 
@@ -77,6 +77,7 @@ class Looping:
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
+        self.servers: list[HopServer] = []
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -86,7 +87,9 @@ class Looping:
         return future.result(within_s)
 
     def end(self) -> None:
-        """Stop it."""
+        """Stop it, with what listens on it."""
+        for server in self.servers:
+            self.do(server.drain(0.0))
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
@@ -102,6 +105,7 @@ class Replica:
 
     async def _start(self, key: str) -> None:
         self.server = HopServer(self.echo, self.echo, key, on_control=self.controls.append)
+        self._loop.servers.append(self.server)
         self.host, self.port = await self.server.start("127.0.0.1", 0)
 
     def drain(self) -> None:
@@ -123,8 +127,12 @@ class Process:
     def __init__(self, revision: int, name: str) -> None:
         command = [sys.executable, "-m", "tests.gateway.stand_in", str(revision), name]
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.host, self.port, self.revision, self.name = "127.0.0.1", 0, revision, name
+
+    def wait(self) -> None:
+        """Until it listens."""
         assert self.child.stdout is not None
-        self.host, self.port, self.revision, self.name = "127.0.0.1", int(self.child.stdout.readline()), revision, name
+        self.port = int(self.child.stdout.readline())
 
     def kill(self) -> None:
         """kill -9."""
@@ -149,20 +157,21 @@ class Ground:
         """Write one down that has revisions 1 to 3 and no replica."""
         secret, ledger = Ref("secret", ref.project, f"serve.{ref.name}"), self.town.house.ledger
         body = books.new_endpoint(self.ctx, "ae-dubai", secret)
-        numbers = [{"number": number, "features": None} for number in (1, 2, 3)]
+        model, who = Ref.parse("model:fraud/scorer@v1"), books.who_of(self.ctx)
+        numbers = [books.revision_body(Revision(one, model, 0.0, "amal"), who, "", {}) for one in (1, 2, 3)]
         body |= {"current": 1, "wanted": 1, "rules": {**body["rules"], **rules}, "revisions": numbers}
         body["scale"] = {**body["scale"], "least": 0}
         with ledger.write(self.ctx) as tx:
             SecretShelf(ledger, self.town.house.keyring).put(self.ctx, secret, KEY, "ae-dubai")
-            tx.put(ref, body, zone="ae-dubai", terms=books.endpoint_terms(ref, body))
-            tx.emit("serve.deploy", ref)
+            kept = tx.put(ref, body, zone="ae-dubai", terms=books.endpoint_terms(ref, body))
+            tx.emit("serve.deploy", kept.ref)
 
     def change(self, **body: Any) -> None:
         """Change the endpoint's record."""
         with self.town.house.ledger.write(self.ctx) as tx:
             old = tx.need(REF)
-            tx.put(old.key, {**old.body, **body}, rev=old.rev)
-            tx.emit("serve.change", old.ref)
+            kept = tx.put(old.key, {**old.body, **body}, rev=old.rev)
+            tx.emit("serve.change", kept.ref)
 
     def trial(self, rollout: Any) -> None:
         """Let a roll-out run."""
@@ -177,8 +186,8 @@ class Ground:
             body = books.new_replica(record, replica.revision, self._number, run, 0.0)
             body |= {"state": "ready", "host": replica.host, "port": replica.port}
             name = books.replica_name(REF, replica.revision, self._number)
-            tx.put(name, body, zone="ae-dubai", terms=books.replica_terms(body))
-            tx.emit("serve.serving", name)
+            kept = tx.put(name, body, zone="ae-dubai", terms=books.replica_terms(body))
+            tx.emit("serve.serving", kept.ref)
         return name
 
     def remove(self, name: Ref) -> None:

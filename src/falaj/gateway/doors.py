@@ -250,7 +250,7 @@ class Doors:
             while True:
                 page = self._house.call("serve", "list", ctx, {"after": after})
                 for one in page.endpoints:
-                    ready = "paths.READY" if one.state in ("ready", "asleep") else "UNAVAILABLE"
+                    ready = "READY" if one.state in ("ready", "asleep") else "UNAVAILABLE"
                     rows += [{"name": one.name, "version": number, "state": ready} for number in one.traffic]
                 after = page.next
                 if not after:

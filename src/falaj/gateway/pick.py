@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Sequence
+from itertools import count
 from zlib import crc32
 
 from falaj.gateway.link import Link
 
 FEW = 4
+_turns = count()
 MOST_SAVED = 256.0
 """So many retries at once may be saved up: as many as one replica that is killed had to answer."""
 
@@ -18,8 +20,10 @@ def pick(links: Sequence[Link], now: float, tried: Sequence[Link] = ()) -> Link 
         best = _better(one, other, now)
         if best is not None and best not in tried:
             return best
-    best, least = None, 1 << 60
-    for link in links:
+    best, least, many = None, 1 << 60, len(links)
+    first = next(_turns) % many if many > 1 else 0  # so that those with nothing to do take turns
+    for at in range(first, first + many):
+        link = links[at - many if at >= many else at]
         if link.client.outstanding < least and link.usable(now) and link not in tried:
             best, least = link, link.client.outstanding
     return best
