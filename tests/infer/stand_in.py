@@ -40,12 +40,14 @@ def served(
     options: Mapping[str, Any] | None = None,
     datatypes: Sequence[str] = models.ECHOED,
 ) -> Iterator[Served]:
-    """`mlp` 1 and 2, `echo` 1, and in the repository `spare` 1. With `load`, one model `made` of that instead."""
+    """`mlp` 1 and 2, `echo` 1, `one` 1 (an echo of one tensor), and in the repository `spare` 1. With `load`, one model
+    `made` of that instead."""
     if load is None:
-        places = [("mlp", "1"), ("mlp", "2"), ("echo", "1")]
+        places = [("mlp", "1"), ("mlp", "2"), ("echo", "1"), ("one", "1")]
         for name, version in places[:2]:
             models.mlp(folder / name / version)
         models.echo(folder / "echo" / "1", datatypes)
+        models.echo(folder / "one" / "1", ("FP32",))
         configs = [ModelConfig(name, version, str(folder / name / version)) for name, version in places]
         models.mlp(folder / "repository" / "spare" / "1")
     else:

@@ -317,18 +317,19 @@ def test_models_are_loaded_and_unloaded(server: Served) -> None:
         ("mlp", "1"): "READY",
         ("mlp", "2"): "READY",
         ("echo", "1"): "READY",
+        ("one", "1"): "READY",
         ("spare", "1"): "UNAVAILABLE",
     }
     config = json.dumps({"queue": 5})
     assert call(server, "POST", "/v2/repository/models/spare/load", {"parameters": {"config": config}})[0] == 200
     assert call(server, "POST", "/v2/models/spare/infer", {"inputs": [PLAIN]})[0] == 200
-    assert len(call(server, "POST", index, {"ready": True})[1]) == 4
+    assert len(call(server, "POST", index, {"ready": True})[1]) == 5
     assert (
         call(server, "POST", "/v2/repository/models/spare/unload", {"parameters": {"unload_dependents": False}})[0]
         == 200
     )
     assert call(server, "POST", "/v2/models/spare/infer", {"inputs": [PLAIN]})[0] == 404
-    assert len(call(server, "POST", index, {"ready": True})[1]) == 3
+    assert len(call(server, "POST", index, {"ready": True})[1]) == 4
 
 
 class Gate:
