@@ -1,7 +1,6 @@
 """Inference over HTTP: JSON, with tensors as lists or as bytes behind it (Triton's binary tensor extension)."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import prod
@@ -11,6 +10,7 @@ import msgspec
 
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.core.sheet import MOST_DIMENSIONS, MOST_TENSORS
+from falaj.oip.asked import settle
 from falaj.oip.calls import JSON, OCTETS, Reply
 from falaj.oip.tensors import SMALL_BYTES, Answer, Ask, Given, Made, elements, given, pack, raw_of, values_of
 
@@ -19,7 +19,6 @@ Wanted = bool | dict[str, bool]
 HEADER = b"inference-header-content-length"
 NO_HEADER = -1
 MOST_ID = 1024
-_LATEST_S = 86_400.0
 _Parameters = dict[str, bool | int | float | str]
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Shape = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
@@ -256,34 +255,8 @@ def _parameters(ask: Ask, found: _Parameters) -> bool:
     binary = found.pop("binary_data_output", False)
     if type(binary) is not bool:
         raise Invalid("binary_data_output is neither true nor false", "true: all outputs as bytes")
-    timeout_us = found.pop("timeout", 0)
-    if type(timeout_us) is not int or timeout_us < 0:
-        raise Invalid("timeout is no time", "in microseconds, a whole number")
-    if timeout_us:
-        ask.deadline = time.monotonic() + min(timeout_us / 1e6, _LATEST_S)
-    priority = found.pop("priority", 0)
-    if type(priority) is not int or not 0 <= priority < 1 << 32:
-        raise Invalid("priority is no priority", "0 (ordinary), 1 (first), 2, …")
-    ask.priority = priority
-    if any(name.startswith("sequence_") for name in found):
-        _sequence(ask, found)
-    ask.parameters = found
+    settle(ask, found)
     return binary
-
-
-def _sequence(ask: Ask, found: _Parameters) -> None:
-    sequence = found.pop("sequence_id", 0)
-    if type(sequence) not in (int, str) or (type(sequence) is int and not 0 <= sequence < 1 << 64):
-        raise Invalid("sequence_id is neither a number nor a text", "0 for none")
-    begins, ends = found.pop("sequence_start", False), found.pop("sequence_end", False)
-    if type(begins) is not bool or type(ends) is not bool:
-        raise Invalid("sequence_start and sequence_end are true or false", "leave them out for false")
-    if (begins or ends) and not sequence:
-        raise Invalid("a sequence begins or ends, and which one is not said", "send sequence_id")
-    unknown = next((name for name in found if name.startswith("sequence_")), None)
-    if unknown:
-        raise Invalid(f"{unknown[:60]!r} is no parameter of sequences", "sequence_id, sequence_start, sequence_end")
-    ask.sequence, ask.sequence_start, ask.sequence_end = sequence, begins, ends  # type: ignore[assignment]
 
 
 def _outputs(ask: Ask, asked: Sequence[_Output], binary: bool) -> Wanted:
