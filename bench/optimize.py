@@ -54,7 +54,7 @@ def cnn(place: Path) -> dict[str, tuple[float, float]]:
 
 
 def encoder(place: Path) -> dict[str, tuple[float, float]]:
-    """A made-up task, half learnt: which eighth of the words is seen most; judged by agreement on 2,048 random inputs."""
+    """A made-up task, half learnt: which eighth of the words is seen most; agreement on 2,048 random inputs."""
     import torch
 
     torch.manual_seed(0)

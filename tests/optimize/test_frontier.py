@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.optimize.frontier import GAIN, choose, frontier
+from falaj.optimize.frontier import GAIN, NEAR, choose, frontier
 from falaj.optimize.records import BEFORE, FAILED, KEPT, REFUSED, SKIPPED, Tried
 
 ROWS = st.lists(
@@ -33,7 +33,7 @@ def test_what_is_chosen_is_within_the_bound_and_nearly_the_fastest(found: list[t
     assert (chosen is None) == (not allowed)
     if chosen:
         assert chosen in allowed
-        assert chosen.speed >= 0.9 * max(one.speed for one in allowed)
+        assert chosen.speed >= NEAR * max(one.speed for one in allowed)
 
 
 @settings(max_examples=150, deadline=None)

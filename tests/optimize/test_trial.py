@@ -4,18 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.sheet import TensorSpec, read_sheet
+from falaj.infer.records import ModelConfig
+from falaj.infer.runtimes import load
 from falaj.optimize.__main__ import NOTHING_CHOSEN, optimise
 from falaj.optimize.graphs import Session
 from falaj.optimize.original import open_model
 from falaj.optimize.records import EXPORT, KEPT, REFUSED, SKIPPED
 from falaj.optimize.trial import Trial
 from tests.infer import models
-from tests.optimize.nets import model, plan
+from tests.optimize.nets import model, plan, rows
 
 METHODS = ("fuse", "int8-dynamic", "int8-static", "sparse", "prune", "distil")
 
@@ -59,6 +62,10 @@ def test_the_chosen_one_lies_there_with_its_evidence(made: tuple[Path, dict[str,
     assert evidence["plan"]["seed"] == 7
     assert "onnxruntime" in evidence["machine"]["versions"]
     assert str(folder) not in (out / "optimize.json").read_text()
+    served = load(ModelConfig("net", "1", str(out)))
+    given = rows(4).inputs
+    assert np.array_equal(served.run(given, {})[0], session.run(given)[0])
+    served.close()
     card = json.loads((out / "card.json").read_text())
     assert card["metrics"]["accuracy"] == tried[ended["chosen"]]["quality"]
     assert card["params"]["method"] == ended["chosen"]
@@ -121,3 +128,16 @@ def test_a_program_of_torch_export_becomes_onnx(tmp_path: Path) -> None:
     found = open_model(plan(tmp_path, model=str(tmp_path / "m"), data="", target=""), tmp_path)
     assert found.parity is not None
     assert found.sheet.inputs[0].shape == (-1, 8)
+
+
+def test_scikit_learn_without_pickle_becomes_onnx(tmp_path: Path) -> None:
+    skops = pytest.importorskip("skops.io", reason="skops is not installed")
+    from sklearn.linear_model import LogisticRegression
+
+    (tmp_path / "m").mkdir()
+    data = rows(300)
+    skops.dump(LogisticRegression().fit(data.inputs[0], data.target), tmp_path / "m" / "model.skops")
+    found = open_model(plan(tmp_path, model=str(tmp_path / "m"), data="", target=""), tmp_path)
+    assert [one.shape for one in found.sheet.outputs] == [(-1,), (-1, 3)]
+    assert found.parity is not None
+    assert found.parity.error < 1e-4

@@ -119,6 +119,7 @@ def test_what_the_child_says_is_wrong_is_raised_here(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_torch_model_with_code_and_data_here_and_in_a_job(lab: Lab) -> None:
     folder = nets.model(lab.home / "net")
     name = Ref.parse("model:lab/net")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from falaj.optimize.records import BEFORE, KEPT, REFUSED, Tried
 
-NEAR = 0.9
-"""Speeds within a tenth are equal: measured again, the other might be ahead."""
+NEAR = 0.85
+"""Speeds so near one another are equal: measured again, the other might be ahead."""
 GAIN = 1.1
 """Less is not worth another model."""
 

@@ -1,10 +1,13 @@
 """The model that is given, whatever it is: as ONNX, checked to answer as it does, with its module where it has code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from falaj.core.errors import Invalid
 from falaj.core.sheet import FILE, Sheet, TensorSpec, read_sheet
@@ -111,16 +114,14 @@ def _skops(plan: Plan, sheet: Sheet, file: Path, out: Path) -> Original:
         plain = {id(model): {"zipmap": False}} if hasattr(model, "classes_") else None
         made = import_module("skl2onnx").to_onnx(model, example, options=plain)
     save(made, out)
-    asks = model.predict_proba if hasattr(model, "predict_proba") else model.predict
-    session = Session(out)
-    scores = next(nth for nth, one in enumerate(session.outputs) if one.datatype.startswith("FP"))
-    sets = [("seeded inputs", seeded(out, session, plan.seed))]
-    seen = check(
-        lambda given: [asks(given[0]).reshape(len(given[0]), -1)],
-        lambda given: [session.run(given)[scores].reshape(len(given[0]), -1)],
-        sets,
-    )
-    return Original(out, _told(sheet, session), session.run, "skops", parity=seen)
+
+    def ask(given: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        if not hasattr(model, "predict_proba"):
+            return [np.asarray(model.predict(given[0])).reshape(len(given[0]), -1)]
+        scores = np.asarray(model.predict_proba(given[0]))
+        return [model.classes_[scores.argmax(1)], scores]
+
+    return _compared(plan, Original(out, sheet, ask, "skops"), None)
 
 
 def _trees(plan: Plan, sheet: Sheet, file: Path, out: Path) -> Original:

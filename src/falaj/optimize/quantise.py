@@ -30,7 +30,7 @@ def int8_dynamic(file: Path, out: Path, *, narrow: bool) -> Path:
     return save(load(out), out)
 
 
-def int8_static(file: Path, out: Path, rows: Sequence[NDArray[Any]], *, narrow: bool) -> Path:
+def int8_static(file: Path, out: Path, rows: Sequence[NDArray[Any]], *, narrow: bool, step: int = STEP) -> Path:
     """8-bit weights by channel and 8-bit values between, whose scales are learnt from rows beforehand."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -39,18 +39,17 @@ def int8_static(file: Path, out: Path, rows: Sequence[NDArray[Any]], *, narrow: 
     with guarded("quantising"), contextlib.redirect_stdout(io.StringIO()):
         quant_pre_process(str(file), str(plain), skip_symbolic_shape=True)
         quantize_static(
-            plain, out, _reader(file, rows), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=narrow,
+            plain, out, _reader(file, rows, step), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=narrow,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, calibrate_method=CalibrationMethod.MinMax,
         )  # fmt: skip
     plain.unlink()
     return save(load(out), out)
 
 
-def _reader(file: Path, rows: Sequence[NDArray[Any]]) -> Any:
+def _reader(file: Path, rows: Sequence[NDArray[Any]], step: int) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     names = [one.name for one in load(file).graph.input]
-    step = STEP if len(rows[0]) >= STEP else 1
     parts = iter(
         [
             {name: one[at : at + step] for name, one in zip(names, rows, strict=True)}

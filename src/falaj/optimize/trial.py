@@ -55,7 +55,7 @@ class Trial:
         """The model as it is, then every variant; those that cannot be made say why."""
         first = BEFORE if self.original.kind == "onnx" else EXPORT
         if first == EXPORT:
-            by = "by torch" if self.original.kind in ("torch", "export") else "by ONNX Runtime"
+            by = {"torch": "by torch", "export": "by torch", "skops": "by scikit-learn"}.get(self.original.kind, "")
             yield Tried(BEFORE, KEPT, by, self.was, size_bytes=self.original.size_bytes)
         yield self._tried(first, lambda _: self.original.file)
         wanted = [one for one in METHODS if one in (self.plan.methods or METHODS)]
@@ -143,7 +143,8 @@ class Trial:
     def _static(self, base: Path, out: Path, *, narrow: bool) -> Path:
         if self.learns is None:
             raise Invalid("there are no rows to calibrate with", "--data dataset:…")
-        return int8_static(base, out, [one[:CALIBRATED] for one in self.learns.inputs], narrow=narrow)
+        step = min(32, len(self.learns)) if self.grows else self._step
+        return int8_static(base, out, [one[:CALIBRATED] for one in self.learns.inputs], narrow=narrow, step=step)
 
     def _fp16(self, out: Path) -> Path:
         self._computed("fp16")

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -235,9 +235,11 @@ def _followed(here: Here, ref: Ref) -> Lines:
             page: LogPage = here.jobs.logs(ref, 0, attempt, cursor) if job.attempts else LogPage((), "", 0, True)
             yield from _understood(page.lines)
             attempt, cursor = attempt or page.attempt, page.next
-            if job.over and page.over:
+            if page.over and job.attempts and job.attempts[-1].number > attempt:
+                attempt, cursor = attempt + 1, ""
+            elif job.over and page.over:
                 break
-            if not page.lines:
+            elif not page.lines:
                 time.sleep(_LOOK_S)
     if job.state != "succeeded":
         raise UserCodeFailed(f"{ref} {job.state}: {job.note}", f"falaj jobs logs {ref}", ref)
@@ -246,7 +248,9 @@ def _followed(here: Here, ref: Ref) -> Lines:
 def _understood(lines: Iterable[str]) -> Lines:
     """The lines that are ours; an error among them is raised here."""
     for line in lines:
-        known = json.loads(line) if line.startswith(_OURS) else {}
+        known: dict[str, Any] = {}
+        with suppress(ValueError):  # the model's code may say something that looks like ours
+            known = json.loads(line) if line.startswith(_OURS) else {}
         if "error" in known:
             raise from_wire(known["error"])
         if known:
