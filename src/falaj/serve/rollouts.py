@@ -21,7 +21,7 @@ from falaj.serve.bodies import inputs_of, outputs_of, plain
 from falaj.serve.counts import Sum
 from falaj.serve.edges import Edges
 from falaj.serve.journal import Logged
-from falaj.serve.judge import Tally, Verdict, judge
+from falaj.serve.judge import Reading, Tally, Verdict, judge
 from falaj.serve.labels import Labelled, Labels
 from falaj.serve.records import (
     READY,
@@ -292,17 +292,21 @@ def _tallies(found: Sum | None, trial: Rollout) -> dict[str, Tally]:
 
 def _view(record: Record, trial: Rollout, found: Verdict | None) -> VerdictView:
     plan = trials.plan_in(trial)
-    readings = tuple(
-        Judged(
-            one.metric, metric.margin, one.base.n, one.base.rate, one.tally.n, one.tally.rate, one.low, one.high,
-            one.p_worse, one.p_fine, one.verdict,
-        )
-        for one, metric in zip(found.readings if found else (), plan.metrics, strict=False)
-    )  # fmt: skip
+    figures = zip(found.readings if found else (), plan.metrics, strict=False)
+    readings = tuple(_judged(one, metric.margin) for one, metric in figures)
     return VerdictView(
         record.ref.bare, trial.kind, trial.state, trial.arms, trial.shares, trial.step, plan.steps, readings,
-        trial.bound_us / 1000, trial.why or ("" if trial.step_at else "waiting for the new revision"),
+        round(trial.bound_us / 1000, 3), trial.why or ("" if trial.step_at else "waiting for the new revision"),
     )  # fmt: skip
+
+
+def _judged(one: Reading, margin: float) -> Judged:
+    """A reading as people see it, with as many digits as they read."""
+    rates = (round(value, 6) for value in (one.base.rate, one.tally.rate, one.low, one.high))
+    base_rate, rate, low, high = rates
+    p_worse, p_fine = (float(f"{value:.3g}") for value in (one.p_worse, one.p_fine))
+    figures = (one.base.n, base_rate, one.tally.n, rate, low, high, p_worse, p_fine)
+    return Judged(one.metric, margin, *figures, one.verdict)
 
 
 def _line(row: Logged) -> LogLine:
