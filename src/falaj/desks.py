@@ -115,7 +115,7 @@ DESKS: dict[str, Desk] = {
             "erase": "remove forget",
         },
         ("endpoint",),
-        ("falaj.serve.errands", "falaj.serve.bundle"),
+        ("falaj.serve.errands", "falaj.serve.bundle", "falaj.serve.loading"),
     ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",

@@ -29,10 +29,10 @@ class Caller:
             hint = "set FALAJ_TOKEN, or sign in at the platform that runs: falaj login"
             raise Unauthenticated("endpoints are called with a token", hint)
         ca = os.environ.get("FALAJ_CA", "")
-        verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca or None)
-        self._url = url
-        headers = {"authorization": f"Bearer {found}", **_purpose(here)}
-        self._http = httpx.Client(headers=headers, verify=verify, timeout=timeout_s, trust_env=False)
+        self.url = url
+        self.headers = {"authorization": f"Bearer {found}", **_purpose(here)}
+        self.context = ssl.create_default_context(cafile=ca or None)
+        self._http = httpx.Client(headers=self.headers, verify=self.context, timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> "Caller":
         return self
@@ -44,14 +44,18 @@ class Caller:
         """The outputs by name, as lists in their shape."""
         if not values:
             raise Invalid("there is nothing to ask", "give inputs by name: --inputs '{\"x\": [[0.1, 0.2]]}'")
-        base = f"{self._url}/versions/{revision}" if revision else self._url
-        known = {one["name"]: one for one in self._ask("GET", base)["inputs"]}
+        base = f"{self.url}/versions/{revision}" if revision else self.url
+        known = {one["name"]: one for one in self.metadata(revision)["inputs"]}
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise Invalid(f"the model has no input {unknown[0][:80]!r}", f"it has: {', '.join(known)[:500]}")
         tensors = [tensor(name, known[name]["datatype"], value) for name, value in values.items()]
         answer = self._ask("POST", f"{base}/infer", {"inputs": tensors})
         return {one["name"]: nested(one["data"], one["shape"]) for one in answer["outputs"]}
+
+    def metadata(self, revision: int = 0) -> Any:
+        """What the endpoint's model takes and gives."""
+        return self._ask("GET", f"{self.url}/versions/{revision}" if revision else self.url)
 
     def _ask(self, method: str, url: str, body: Any = None) -> Any:
         import httpx
