@@ -13,6 +13,7 @@ from falaj.core.event import new_id
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.fleet.use import every, house_key
+from falaj.jobs.records import JobView
 from falaj.serve.records import (
     READY,
     RUNNING,
@@ -33,6 +34,8 @@ from falaj.store.records import Record
 
 ENDPOINT, REPLICA = "endpoint", "replica"
 BASE = "base"
+CERT = "FALAJ_PARAM_HOP_CERT"
+"""Given to replicas that listen for other machines."""
 GATEWAY = house_key("gateway", "doors")
 Body = dict[str, Any]
 _REVISION = tuple(field.name for field in fields(Revision))
@@ -43,11 +46,12 @@ def public(ref: Ref) -> str:
     return f"{ref.project}.{ref.name}"
 
 
-def new_endpoint(ctx: Context, zone: str, key: Ref) -> Body:
-    """The record of an endpoint that has no revision yet."""
+def new_endpoint(ctx: Context, zone: str, key: Ref, cert: tuple[str, str] = ("", "")) -> Body:
+    """The record of an endpoint that has no revision yet. `cert`: its replicas' certificate and fingerprint."""
     return {
-        "id": new_id(), "zone": zone, "key": str(key), "revisions": [], "asked": 0, "current": 0, "wanted": 0,
-        "before": 0, "switched": 0.0, "scale": to_plain(Scale()), "rules": to_plain(Rules()), "rollout": None,
+        "id": new_id(), "zone": zone, "key": str(key), "cert": cert[0], "fingerprint": cert[1],
+        "revisions": [], "trail": [], "asked": 0, "current": 0, "wanted": 0, "before": 0,
+        "switched": 0.0, "scale": to_plain(Scale()), "rules": to_plain(Rules()), "rollout": None,
         "stopped": False, "removed": False, "note": "", "woken": 0.0, "trouble": {}, "made_at": ctx.now(),
     }  # fmt: skip
 
@@ -132,11 +136,12 @@ def endpoint_of(replica: Ref) -> Ref:
     return Ref(ENDPOINT, replica.project, replica.name.rsplit("-", 2)[0])
 
 
-def new_replica(endpoint: Record, revision: int, number: int, run: Ref, now: float) -> Body:
+def new_replica(endpoint: Record, revision: int, number: int, job: JobView, now: float) -> Body:
     """The record of a replica that was just asked for."""
     return {
         "endpoint": endpoint.body["id"], "revision": revision, "number": number, "state": STARTING, "attempt": "",
-        "run": str(run), "host": "", "port": 0, "fingerprint": "", "since": now, "note": "", "proven": False,
+        "run": str(job.run), "host": "", "port": 0, "since": now, "note": "",
+        "fingerprint": endpoint.body["fingerprint"] if CERT in job.spec.env else "",
     }  # fmt: skip
 
 

@@ -1,90 +1,28 @@
-"""What people do with endpoints: put a revision there, look, scale, go back, stop; and may somebody call it."""
+"""What people do with endpoints that are there: look, scale, go back, stop; and may somebody call it."""
 
-import secrets as random
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import Annotated, Any
 
-from falaj.catalog.service import Catalog
 from falaj.core.context import Context
-from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Invalid
-from falaj.core.label import Label
-from falaj.core.ports import Series
 from falaj.core.ref import Ref
-from falaj.core.settings import Settings
 from falaj.core.verb import verb
-from falaj.govern.keys import Keyring
-from falaj.govern.secrets import SecretShelf
-from falaj.jobs.service import Jobs
-from falaj.serve import books, fitness, life, replicas
-from falaj.serve.records import DeployPlan, EndpointPage, EndpointView, Entry, Needs, Revision, Rules, Scale
+from falaj.serve import books, fitness, life
+from falaj.serve.deploying import Deploying
+from falaj.serve.limits import check_rules, check_scale
+from falaj.serve.records import EndpointPage, EndpointView, Entry, Rules
 from falaj.serve.routes import Routes, Table
 from falaj.store.codec import to_plain
-from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 
-MOST_PAGE, MOST_REPLICAS, LONGEST_NAME = 1_000, 1_000, 100
+MOST_PAGE = 1_000
 
 
-class Endpoints:
-    """The verbs of endpoints, and what the loop and the gateway ask of this desk."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        jobs: Jobs,
-        catalog: Catalog,
-        act: Callable[..., Here],
-        series: Callable[[], Series],
-        keyring: Keyring,
-        settings: Settings,
-    ) -> None:
-        self._ledger, self.jobs, self._catalog = ledger, jobs, catalog
-        self.act, self.series, self.keyring, self.settings = act, series, keyring, settings
-        self._shelf = SecretShelf(ledger, keyring)
-        self._routes = Routes(ledger, keyring)
-        self._watchers: tuple[Callable[[], None], ...] = ()
-
-    @verb(writes=("endpoint",), reads=("model", "code", "features"))
-    def add(
-        self,
-        ctx: Context,
-        endpoint: Annotated[Ref, "for example endpoint:fraud/score"],
-        model: Annotated[Ref, "the model version; pinned now"],
-        plan: Annotated[DeployPlan | None, "what replicas need, how many, and how traffic moves"] = None,
-        code: Annotated[Ref | None, "of a torch or Python model: the version of its code"] = None,
-        features: Annotated[Ref | None, "the feature service, where the model was trained on several"] = None,
-    ) -> EndpointView:
-        """Put a model version behind an endpoint: a new endpoint, or its next revision. `falaj serve deploy` does it.
-
-        The version must be signed, hold no code, and be approved where its project demands that; this is looked at
-        again before every start of a replica. Replicas of the new revision start beside those of the old one, and the
-        traffic moves once they are ready. One that never becomes ready gets none.
-
-        Example:
-            falaj serve add endpoint:fraud/score model:fraud/scorer@production
-        """
-        plan = plan or DeployPlan()
-        _check_name(endpoint)
-        if model.kind != "model":
-            raise Invalid(f"{model} is no model", "for example model:fraud/scorer@production", model)
-        with self._ledger.write(ctx) as tx:
-            old = tx.get(endpoint)
-            body = old.body if old else self._first(ctx, tx, endpoint, plan)
-            self._check_open(old, endpoint)
-            revision, kept, label = self._revision(ctx, tx, body, model, plan, (code, features))
-            body = life.revised({**body, **_settled(body, plan)}, kept)
-            self._try_job(ctx, endpoint, body, kept)
-            body = self._headed(ctx, tx, endpoint, body, revision.number, plan)
-            record = tx.put(
-                endpoint, body, rev=old.rev if old else None, label=_joined(ctx, old, label),
-                terms=books.endpoint_terms(endpoint, body),
-            )  # fmt: skip
-            used = [one for one in (revision.model, revision.code, revision.features) if one is not None]
-            tx.emit("serve.add", record.ref, tuple(used), revision=revision.number, message=plan.message[:500])
-            tx.after(self._stir)
-            return books.view(record, books.replicas_of(tx, record), books.doors_in(tx))
+class Endpoints(Deploying):
+    """The verbs of endpoints, and what the gateway asks of this desk."""
 
     @verb()
     def list(
@@ -253,104 +191,15 @@ class Endpoints:
         rules = books.rules_in(record.body)
         return Entry(record.ref.bare, books.public(record.ref), rules.per_s, rules.burst)
 
-    # For the loop and the gateway.
+    # For the gateway.
+
+    @cached_property
+    def _routes(self) -> Routes:
+        return Routes(self._ledger, self.keyring)
 
     def routes(self, ctx: Context) -> Table:
         """All routes as they are now, for the gateway; cheap to ask while nothing changes."""
         return self._routes.read(ctx)
-
-    def watch(self, callback: Callable[[], None]) -> None:
-        """Call back when there is something for the loop to do, in this process."""
-        self._watchers += (callback,)
-
-    def _stir(self, durable: bool) -> None:
-        for callback in self._watchers if durable else ():
-            callback()
-
-    def _first(self, ctx: Context, tx: Writer, endpoint: Ref, plan: DeployPlan) -> books.Body:
-        """A new endpoint, with the key by which its replicas know the gateway."""
-        taken = tx.find(books.ENDPOINT, terms={"name": books.public(endpoint)}, limit=1).records
-        if taken:
-            raise Conflict(f"{taken[0].ref.bare} is called {books.public(endpoint)}, too", "choose another name")
-        zone = (plan.needs or Needs()).zone or ctx.zone
-        key = Ref("secret", endpoint.project, f"serve.{endpoint.name}")
-        if tx.get(key) is None:
-            # The key is the house's: it is under no label of the model's.
-            self._shelf.put(replace(ctx, label=Label()), key, random.token_urlsafe(32), zone)
-        return books.new_endpoint(ctx, zone, key)
-
-    def _check_open(self, old: Record | None, endpoint: Ref) -> None:
-        if old is not None and old.body["removed"]:
-            raise Conflict(f"{endpoint} is being removed", "wait a moment, or choose another name", endpoint)
-        if old is not None and books.trial_in(old.body) is not None:
-            hint = "promote it or roll it back first: falaj serve promote, falaj serve rollback"
-            raise Conflict(f"a roll-out of {endpoint} is under way", hint, endpoint)
-
-    def _revision(
-        self,
-        ctx: Context,
-        tx: Writer,
-        body: books.Body,
-        model: Ref,
-        plan: DeployPlan,
-        with_: tuple[Ref | None, Ref | None],
-    ) -> tuple[Revision, books.Body, Label]:
-        """The next revision, checked; as it is shown and kept, and what its features add to the label."""
-        code, features = with_
-        needs = plan.needs or (books.needs_in(body["revisions"][-1]) if body["revisions"] else Needs())
-        if needs.zone not in ("", body["zone"]):
-            raise Invalid(f"it is served in {body['zone']}, not in {needs.zone[:60]}", "make another endpoint there")
-        record = tx.need(model)
-        stage = fitness.stage_of(tx, record)
-        fitness.check(tx, ctx, record.ref, stage)
-        ctx.permit("serve", str(model.bare), body["zone"])
-        service = None if plan.raw else self._service(ctx, record.ref, features)
-        label = tx.need(service).label if service else Label()
-        revision = Revision(
-            number=life.next_number(body),
-            model=record.ref,
-            made_at=ctx.now(),
-            made_by=ctx.actor.behalf or ctx.actor.id,
-            needs=needs,
-            features=service,
-            code=code or fitness.own_code(record),
-            root=record.body["root"],
-            message=plan.message[:500],
-        )
-        return revision, books.revision_body(revision, books.who_of(ctx), stage, plan.defaults), label
-
-    def _service(self, ctx: Context, model: Ref, features: Ref | None) -> Ref | None:
-        """The feature service that the model was trained on; callers send keys, and get what it was trained with."""
-        here = self.act(ctx.actor, ctx.purpose)
-        bound: tuple[Ref, ...] = here.features.bound(model)
-        fits = [one for one in bound if features is None or one.bare == features.bare]
-        raw = "or let callers send the model's own inputs: --raw"
-        if not bound and features is None:
-            return None
-        if len(fits) != 1:
-            names = ", ".join(map(str, bound)) or "no service"
-            raise Invalid(f"{model} was trained on {names}", f"name one of them with --features, {raw}", model)
-        opening = here.features.open(fits[0], model=model)
-        sealed = [one.ref for one in opening.plan.views if one.sealed]
-        if sealed:
-            raise Invalid(f"{sealed[0]} is sealed: replicas cannot read it", f"read it before you call, {raw}", model)
-        return fits[0]
-
-    def _try_job(self, ctx: Context, endpoint: Ref, body: books.Body, kept: books.Body) -> None:
-        """What is wrong with the job of a replica is said now, and not by the loop."""
-        here = self.act(ctx.actor, ctx.purpose)
-        with self._ledger.read(ctx) as tx:
-            model = tx.need(Ref.parse(kept["model"]))
-        replicas.ask(here, self, endpoint, body, (kept, model, 10**6), dry=True)
-
-    def _headed(
-        self, ctx: Context, tx: Writer, endpoint: Ref, body: books.Body, number: int, plan: DeployPlan
-    ) -> books.Body:
-        """The new revision gets all traffic once it is ready, or a share of it to be watched."""
-        del tx, ctx
-        if plan.trial is not None:
-            raise Invalid(f"{endpoint} cannot be rolled out step by step yet", "deploy it whole")
-        return life.heading(body, number)
 
     def _trial_ended(self, ctx: Context, tx: Writer, old: Record, to: int, reason: str) -> books.Body | None:
         """Without the roll-out that is under way; None when there is none."""
@@ -360,7 +209,7 @@ class Endpoints:
     def _back(self, ctx: Context, tx: Writer, old: Record, to: int) -> books.Body:
         body = old.body
         pending = body["wanted"] != body["current"] and body["current"]
-        trail = body.get("trail", ())
+        trail = body["trail"]
         target = to or (body["current"] if pending else trail[-1] if trail else 0)
         kept = books.revision_at(body, target)
         if kept is None or (target == body["current"] and not pending):
@@ -387,48 +236,6 @@ class Endpoints:
             tx.emit(said, record.ref, reason=reason[:500])
             tx.after(self._stir)
             return books.view(record, books.replicas_of(tx, record), books.doors_in(tx))
-
-
-def check_scale(scale: Scale) -> Scale:
-    """The same, or Invalid."""
-    if not 0 <= scale.least <= scale.most <= MOST_REPLICAS or scale.most < 1:
-        raise Invalid(f"from {scale.least} to {scale.most} replicas", f"from 0, at least 1 at most {MOST_REPLICAS}")
-    if not scale.concurrency > 0 or min(scale.latency_ms, scale.idle_s, scale.keep_s) < 0:
-        raise Invalid("a number of requests or a time is out of range", "requests above 0, times from 0")
-    return scale
-
-
-def check_rules(rules: Rules) -> Rules:
-    """The same, or Invalid."""
-    numbers = (rules.per_s, rules.burst, rules.hold_s, rules.retries, rules.hedge_ms, rules.keep_days)
-    if min(numbers) < 0 or not 0 < rules.timeout_s <= 3600 or rules.hold_s > 3600:
-        raise Invalid("a rate or a time is out of range", "from 0; a request takes an hour at most")
-    if not (0 <= rules.sample <= 1 and rules.retries <= 1):
-        raise Invalid(f"a sample of {rules.sample:g}, retries of {rules.retries:g}", "shares from 0 to 1")
-    return rules
-
-
-def _settled(body: books.Body, plan: DeployPlan) -> books.Body:
-    """Scale and rules, where the plan says something of them."""
-    said: books.Body = {}
-    if plan.scale is not None:
-        said["scale"] = to_plain(check_scale(plan.scale))
-    if plan.rules is not None:
-        said["rules"] = to_plain(check_rules(plan.rules))
-    return said
-
-
-def _joined(ctx: Context, old: Record | None, more: Label) -> Label:
-    """What the endpoint carries: its models', its features', and all it carried before."""
-    label = (ctx.label or Label()).join(more)
-    return old.label.join(label) if old is not None else label
-
-
-def _check_name(endpoint: Ref) -> None:
-    if endpoint.kind != books.ENDPOINT or endpoint.version:
-        raise Invalid(f"{endpoint} names no endpoint", "for example endpoint:fraud/score", endpoint)
-    if len(endpoint.name) > LONGEST_NAME:
-        raise Invalid(f"a name of {len(endpoint.name)} characters", f"{LONGEST_NAME} at most", endpoint)
 
 
 def _need(tx: Reader, endpoint: Ref) -> Record:

@@ -24,7 +24,7 @@ def next_number(body: Body) -> int:
 def revised(body: Body, revision: Body) -> Body:
     """With one revision more."""
     known = [*body["revisions"], revision]
-    held = {body["current"], body["wanted"], body["before"], *body.get("trail", ()), *_arms(body)}
+    held = {body["current"], body["wanted"], body["before"], *body["trail"], *_arms(body)}
     spare = [one for one in known[:-1] if one["number"] not in held]
     gone = {one["number"] for one in spare[: max(0, len(known) - MOST_REVISIONS)]}
     return {**body, "revisions": [one for one in known if one["number"] not in gone]}
@@ -37,7 +37,7 @@ def heading(body: Body, number: int) -> Body:
 
 def switched(body: Body, to: int, now: float) -> Body:
     """The traffic goes to another revision. Going back to where one was forgets what was left."""
-    left, trail = body["current"], list(body.get("trail", ()))
+    left, trail = body["current"], list(body["trail"])
     if to == left:
         return {**body, "wanted": to}
     if to in trail:

@@ -246,7 +246,7 @@ class ServeLoop:
                     body = life.troubled(body, revision, f"it cannot start: {error}", ctx.now())
                     break
                 body = {**body, "asked": number}
-                made = books.new_replica(record, revision, number, job.run, ctx.now())
+                made = books.new_replica(record, revision, number, job, ctx.now())
                 name = books.replica_name(endpoint, revision, number)
                 one = tx.put(name, made, label=record.label, zone=record.zone, terms=books.replica_terms(made))
                 tx.emit("serve.replica", one.ref, (record.ref, model.ref), job=str(job.ref), run=str(job.run))
@@ -266,8 +266,8 @@ class ServeLoop:
         """A removed endpoint whose replicas have ended."""
         with self._ledger.write(ctx) as tx:
             tx.delete(record.key, record.rev)
-            key = tx.get(Ref.parse(record.body["key"]))
-            if key is not None:
+            name = record.body["key"]
+            for key in filter(None, (tx.get(Ref.parse(name)), tx.get(replicas.private_of(name)))):
                 tx.delete(key.key, key.rev)
             tx.emit("serve.removed", record.ref)
         self._desk.drop(ctx.tenant, record.ref.bare)

@@ -24,7 +24,7 @@ from falaj.store.loop import house_context
 from falaj.store.records import Record
 
 if TYPE_CHECKING:
-    from falaj.serve.endpoints import Endpoints
+    from falaj.serve.deploying import Deploying
 
 DRAIN_S, GRACE_S = 20.0, 30
 MOST_BYTES = 100_000
@@ -35,20 +35,27 @@ Asked = tuple[books.Body, Record, int]
 """A revision as it is kept, the record of its model, and the number of the replica."""
 
 
-def ask(here: Here, desk: "Endpoints", endpoint: Ref, body: books.Body, of: Asked, dry: bool = False) -> JobView:
+def ask(here: Here, desk: "Deploying", endpoint: Ref, body: books.Body, of: Asked, dry: bool = False) -> JobView:
     """Ask for the job of one replica, in the name of whoever `here` acts for."""
     kept, model, number = of
     name = books.replica_name(endpoint, kept["number"], number, "job")
     inputs = {"model": Ref.parse(kept["model"])}
     if kept.get("code"):
         inputs["code"] = Ref.parse(kept["code"])
-    told = _told(here, desk.settings, endpoint, kept, model)
-    made: JobView = here.jobs.add(name, _spec(body, kept, told), inputs=inputs, dry=dry)
+    near = desk.is_near(str(model.key.tenant), books.needs_in(kept).cluster)
+    told = _told(here, desk.settings, endpoint, kept, (model, near))
+    made: JobView = here.jobs.add(name, spec_of(body, kept, told, near=near), inputs=inputs, dry=dry)
     return made
 
 
-def is_local(tx: Reader, tenant: str, cluster: str = "") -> bool:
-    """True when replicas run on the machine of the platform alone: gateways reach them by loopback."""
+def private_of(key: str) -> Ref:
+    """Where the private half of the certificate of an endpoint's replicas is kept, beside its key."""
+    ref = Ref.parse(key)
+    return Ref(ref.kind, ref.project, f"{ref.name}.tls")
+
+
+def is_near(tx: Reader, tenant: str, cluster: str = "") -> bool:
+    """True when replicas run on the machine of the platform alone: gateways reach them by loopback, in the clear."""
     known: list[Cluster] = [from_plain(Cluster, one.body) for one in every(tx, "cluster", HOUSE)]
     fits = [one for one in known if one.state != "gone" and open_to(one, tenant) and cluster in ("", one.name)]
     return all(one.address.startswith("process:") for one in fits)
@@ -78,17 +85,18 @@ class Hearing:
         elif old.body["state"] == READY and old.body["attempt"] == attempt:
             return  # told twice
         else:
-            place = _place(fact, old.body["fingerprint"])
+            place = place_of(fact, old.body["fingerprint"], job.body["attempt"]["spots"][0][0].partition("/")[2])
             if place is None:
                 return
-            body = {**old.body, **place, "state": READY, "attempt": attempt, "proven": True, "note": ""}
+            body = {**old.body, **place, "state": READY, "attempt": attempt, "note": ""}
             body["since"] = self._ctx.now()
         kept = tx.put(old.key, body, rev=old.rev)
         tx.emit(f"serve.{fact['kind']}", kept.ref, attempt=attempt, host=body["host"], port=body["port"])
 
 
-def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, model: Record) -> str:
+def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: tuple[Record, bool]) -> str:
     """What the server is told, as falaj.infer reads it."""
+    model, near = of
     needs = books.needs_in(kept)
     one: dict[str, Any] = {
         "name": books.public(endpoint),
@@ -102,7 +110,8 @@ def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, model
         opening = here.features.open(Ref.parse(kept["features"]), model=Ref.parse(kept["model"]))
         plan = to_plain(opening.plan)
         one["features"] = {"online": settings.at(settings.online), "plan": plan, "defaults": kept["defaults"]}
-    config = {"models": [one], "hop": "127.0.0.1:0", "drain_s": DRAIN_S, "name": books.public(endpoint)}
+    hop = "127.0.0.1:0" if near else "0.0.0.0:0"
+    config = {"models": [one], "hop": hop, "drain_s": DRAIN_S, "name": books.public(endpoint)}
     text = json.dumps(config, separators=(",", ":"))
     if len(text) > MOST_BYTES:
         hint = "pack small files together: a model of a few files, or an archive of them"
@@ -110,16 +119,20 @@ def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, model
     return text
 
 
-def _spec(body: books.Body, kept: books.Body, told: str) -> JobSpec:
+def spec_of(body: books.Body, kept: books.Body, told: str, *, near: bool) -> JobSpec:
+    """The job of a replica. On another machine it speaks TLS, with the certificate that gateways expect."""
     needs = books.needs_in(kept)
+    secrets = {"FALAJ_PARAM_HOP_KEY": body["key"]}
+    if not near:
+        secrets["FALAJ_PARAM_HOP_PRIVATE"] = str(private_of(body["key"]))
     role = RoleSpec("replica", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
     return JobSpec(
         command=COMMAND,
         roles=(role,),
         queue=needs.queue,
         band=needs.band,
-        env={**needs.env, "FALAJ_PARAM_SERVE": told},
-        secrets={"FALAJ_PARAM_HOP_KEY": body["key"]},
+        env={**needs.env, "FALAJ_PARAM_SERVE": told, **({} if near else {books.CERT: body["cert"]})},
+        secrets=secrets,
         image=needs.image,
         cluster=needs.cluster,
         zone=body["zone"],
@@ -128,13 +141,18 @@ def _spec(body: books.Body, kept: books.Body, told: str) -> JobSpec:
     )
 
 
-def _place(fact: Mapping[str, Any], fingerprint: str) -> books.Body | None:
-    """Where a replica says it listens. It runs somebody's model: what it says may be anything."""
+def place_of(fact: Mapping[str, Any], fingerprint: str, node: str = "") -> books.Body | None:
+    """Where a replica says it listens. It runs somebody's model: what it says may be anything.
+
+    One that listens on all addresses of its machine is reached by the name its cluster has for the node.
+    """
     try:
         host, port = ip_address(str(fact.get("host", ""))), int(fact.get("port", 0))
     except (ValueError, TypeError):
         return None
-    strange = host.is_link_local or host.is_multicast or host.is_unspecified or host.is_reserved
-    if strange or not 0 < port < 65_536 or host.is_loopback == bool(fingerprint):
+    if not 0 < port < 65_536:
         return None
-    return {"host": str(host), "port": port}
+    if host.is_unspecified and fingerprint and node:
+        return {"host": node, "port": port}
+    strange = host.is_link_local or host.is_multicast or host.is_unspecified
+    return None if strange or host.is_loopback == bool(fingerprint) else {"host": str(host), "port": port}
