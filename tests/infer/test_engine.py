@@ -1,6 +1,7 @@
 import ast
 import asyncio
 import gc
+import json
 import subprocess
 import sys
 import time
@@ -367,3 +368,62 @@ def test_the_engine_needs_numpy_and_nothing_else() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ast.literal_eval(ran.stdout) == {"falaj", "numpy"}
+
+
+CODE = """
+import os, time
+
+def answer(inputs, parameters):
+    x = inputs["x"]
+    if (x == 13).any():
+        os._exit(3)
+    if (x == 666).any():
+        time.sleep(3600)
+    return {"y": x * 2 + 1}
+"""
+
+
+@on_loop
+async def test_code_that_crashes_or_hangs_its_process_fails_alone(tmp_path: Path) -> None:
+    folder, code = tmp_path / "model", tmp_path / "code"
+    folder.mkdir()
+    code.mkdir()
+    (code / "mine.py").write_text(CODE)
+    shape = {"datatype": "FP32", "shape": [-1, 2]}
+    sheet = {
+        "runtime": "python",
+        "code": "mine:answer",
+        "inputs": [{"name": "x", **shape}],
+        "outputs": [{"name": "y", **shape}],
+    }
+    (folder / "falaj.json").write_text(json.dumps(sheet))
+    engine = Engine()
+    await engine.placed(ModelConfig("m", "1", str(folder), str(code), timeout_s=1.0))
+    assert float((await asked(engine, ask_of(rows([1])))).outputs[0].data[0, 0]) == 3
+    for bad in (13, 666):
+        asks = [asked(engine, ask_of(rows([value]))) for value in (5, bad, 6)]
+        got = await asyncio.gather(*asks, return_exceptions=True)
+        assert isinstance(got[1], Unavailable), got
+        values = [float(one.outputs[0].data[0, 0]) for one in got if isinstance(one, Answer)]
+        assert values == [11, 13]
+        again = await asked(engine, ask_of(rows([7])))
+        assert float(again.outputs[0].data[0, 0]) == 15
+    await engine.close()
+
+
+class Joined(Doubler):
+    """A model that is asked by keys."""
+
+    plan: Any = None
+
+    def replan(self, plan: Any) -> None:
+        self.plan = plan
+
+
+@on_loop
+async def test_which_features_are_read_can_change_while_it_serves() -> None:
+    joined, plain = Joined(), Doubler()
+    engine = await engine_of({"1": joined, "2": plain})
+    engine.replan({"service": "s"})
+    assert joined.plan == {"service": "s"}
+    await engine.close()

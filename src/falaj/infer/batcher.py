@@ -354,6 +354,8 @@ class Batcher:
         results = []
         for one in members:
             began = monotonic()
+            if threading.get_ident() in self._now:
+                self._now[threading.get_ident()] = (began, (one,))
             outcome = self._try([one])
             results.append(Ran((one,), outcome, began, monotonic()))
         return results

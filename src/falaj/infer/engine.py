@@ -212,13 +212,14 @@ class Engine:
 
     def _look(self, session: Session, now: float, entry: Entry | None = None) -> None:
         """Whether it hangs, and what then."""
-        limit_s = session.config.timeout_s
-        stuck = session.batcher.stuck(now - limit_s)
+        limit_s, isolated = session.config.timeout_s, session.runtime.isolated
+        # What runs in a process of its own keeps to the time itself, and then its neighbours can be run without it.
+        stuck = session.batcher.stuck(now - limit_s - (min(1.0, limit_s) if isolated else 0.0))
         if not stuck:
             return
         error = Unavailable(f"the model did not answer within {limit_s:g} s", "its runtime is started again")
         session.batcher.fail(stuck, error)
-        if session.runtime.isolated:
+        if isolated:
             self._models.restart(entry, session)
         elif session.healthy:
             session.healthy = False

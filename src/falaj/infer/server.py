@@ -43,9 +43,11 @@ class Server:
         self._check()
         self._engine = Engine(self.config, on_hung=self._hung)
         try:
-            for model in self.config.models:
-                await self.engine.placed(model)
-            await self._open()
+            loading = asyncio.gather(*(self.engine.placed(model) for model in self.config.models))
+            await asyncio.sleep(0)
+            rest, grpc = self._doors_of()  # their modules are read while the models are
+            await loading
+            await self._open(rest, grpc)
         except FalajError:
             await self.drain(0.0)
             raise
@@ -78,7 +80,7 @@ class Server:
             "version": version, "pid": os.getpid(), "tls": bool(self.config.cert),
         }  # fmt: skip
 
-    async def _open(self) -> None:
+    def _doors_of(self) -> tuple[Any, Any]:
         from falaj.infer.keys import Keys
 
         config, keys = self.config, Keys(self.config.keys, open_to_all=self.config.open)
@@ -92,11 +94,14 @@ class Server:
             from falaj.infer.grpc_door import Grpc
 
             grpc = Grpc(self.engine, keys, name=config.name)
-        if config.http:
+        return rest, grpc
+
+    async def _open(self, rest: Any, grpc: Any) -> None:
+        if self.config.http:
             await self._open_http(rest)
-        if config.grpc:
+        if self.config.grpc:
             await self._open_grpc(grpc)
-        if config.hop:
+        if self.config.hop:
             await self._open_hop(rest, grpc)
 
     async def _open_http(self, rest: Any) -> None:
