@@ -36,10 +36,16 @@ class Mirror:
             return lambda: self.gone.append(call.message)
         if call.method == "ServerReady":
             reply(GrpcReply(b"\x08\x01"))
-        elif call.message.startswith(b"big"):
+        elif call.message.startswith(b"big") and call.message[3:].isdigit() and len(call.message) < 12:
             reply(GrpcReply(b"x" * int(call.message[3:])))
         elif call.message.startswith(b"fail"):
-            reply(GrpcReply(code=int(call.message[4:]), text="nö: 100%\n", metadata=((b"retry-after", b"7"),)))
+            reply(
+                GrpcReply(
+                    code=call.message[4] & 15 if len(call.message) > 4 else 2,
+                    text="nö: 100%\n",
+                    metadata=((b"retry-after", b"7"),),
+                )
+            )
         elif call.message.startswith(b"many"):
             for number in range(3):
                 reply(GrpcReply(b"%d" % number, last=number == 2))
