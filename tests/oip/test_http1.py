@@ -6,7 +6,9 @@ import gzip
 import http.client
 import itertools
 import json
+import socket
 import ssl
+import struct
 import subprocess
 import zlib
 from collections.abc import Iterator
@@ -199,8 +201,7 @@ def test_who_went_away_is_not_worked_for(here: Running, mirror: Mirror) -> None:
     client = here.connect()
     client.say(b"GET /later/2 HTTP/1.1\r\n%b\r\n" % HOST)
     wait_until(lambda: len(mirror.kept) == 2, 20)
-    linger = b"\1\0\0\0\0\0\0\0"
-    client.socket.setsockopt(1, 13, linger)  # SO_LINGER 0: close with a reset
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
     client.socket.close()
     wait_until(lambda: mirror.gone == [b"/later/2"], 20)
     here.do(lambda: mirror.kept[1][1](Reply(200, (b"nobody hears it",))))
@@ -210,7 +211,7 @@ def test_a_client_may_stop_sending_and_still_read(here: Running, mirror: Mirror)
     with here.connect() as client:
         client.say(b"GET /later HTTP/1.1\r\n%b\r\n" % HOST)
         wait_until(lambda: len(mirror.kept) == 1, 20)
-        client.socket.shutdown(1)
+        client.socket.shutdown(socket.SHUT_WR)
         here.do(lambda: mirror.kept[0][1](Reply(200, (b"late",))))
         assert [one[2] for one in client.hear(2)] == [b"late"]
 
@@ -227,7 +228,7 @@ def test_so_many_requests_at_once_and_no_more_is_read(mirror: Mirror) -> None:
     with running(mirror, Limits(pipelined=4)) as here, here.connect() as client:
         asked = b"".join(b"GET /later/%d HTTP/1.1\r\n%b\r\n" % (i, HOST) for i in range(40)) + b"no HTTP\r\n\r\n"
         client.say(asked)
-        client.socket.shutdown(1)
+        client.socket.shutdown(socket.SHUT_WR)
         for i in range(40):
             wait_until(lambda i=i: len(mirror.kept) > i, 20)  # type: ignore[misc]
             here.do(lambda: None)
@@ -469,7 +470,7 @@ def test_no_bytes_break_a_server(small: Running, pieces: list[bytes], step: int)
         for begin in range(0, len(data), step or 1000):
             client.say(data[begin : begin + (step or 1000)])
         with contextlib.suppress(OSError):
-            client.socket.shutdown(1)
+            client.socket.shutdown(socket.SHUT_WR)
         statuses = [one[0] for one in client.hear(1000)]
     assert set(statuses) <= {200, 400, 408, 413, 415, 417, 431, 501}
     with small.connect() as client:

@@ -52,7 +52,7 @@ class Head:
 
 Heads = dict[bytes, Head]
 """Heads that came before, by their bytes; shared by the connections of a server."""
-_MOST_HEADS, _KNOWN_BYTES = 4096, 2048
+_MOST_HEADS, _KNOWN_BYTES = 1024, 2048
 _SLACK_BYTES = 1 << 20
 """Chunks may waste three times what they carry, and so much besides."""
 _CODINGS = (b"", b"gzip", b"x-gzip", b"deflate")

@@ -233,7 +233,7 @@ def _depth(name: str, raw: memoryview) -> int:
     """How deep the list is nested, by how it begins."""
     if not raw:
         raise Invalid(f"{name[:60]!r} has no data", "data, or parameters.binary_data_size")
-    begin = bytes(raw[:256]).translate(None, b" \t\r\n")
+    begin = bytes(raw[:4096]).translate(None, b" \t\r\n")
     return max(1, min(len(begin) - len(begin.lstrip(b"[")), MOST_DIMENSIONS))
 
 
