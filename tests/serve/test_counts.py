@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.serve.counts import Counts, Sum, bucket, low_us, quantile_us
+from falaj.serve.blocks import Blocks
+from falaj.serve.counts import PREFIX, Counted, Counts, Sum, bucket, low_us, quantile_us
 from tests.serve.ground import NOON, REF, WHOSE, counted
 from tests.town import Town
 
@@ -71,6 +72,26 @@ def test_minutes_sum_to_the_same_and_are_cut_where_a_trial_began(counts: Counts)
     assert counts.tidy(WHOSE, NOON + 300, (began,)) == 0, "there is nothing left to do"
     assert counts.tidy(WHOSE, NOON + 91 * 86400) > 0
     assert counts.since("bank", REF, 0) == {}
+
+
+def test_an_hour_becomes_one_block_however_often_one_tidies(counts: Counts, town: Town) -> None:
+    start = NOON // 3600 * 3600
+    for second in range(0, 3600, 12):
+        counts.append([counted(start + second)])
+        if second % 1200 == 1188:
+            counts.tidy(WHOSE, start + second)
+    counts.append([counted(start + 3700 + second) for second in range(70)])
+    counts.append([counted(start + 4000)])
+    blocks: Blocks[Counted] = Blocks(PREFIX, Counted, town.house._series, town.house.ledger)
+    counts.tidy(WHOSE, start + 7000)
+    before = len(blocks.blocks("bank", REF))
+    assert counts.since("bank", REF, start)["base"].requests == 3710
+    assert before < 100
+    for second in range(70):
+        counts.append([counted(start + 4001 + second)])
+    counts.tidy(WHOSE, start + 7000)
+    assert len(blocks.blocks("bank", REF)) == 2
+    assert counts.since("bank", REF, start)["base"].requests == 4410
 
 
 def test_the_present_is_what_each_gateway_said_last(counts: Counts) -> None:

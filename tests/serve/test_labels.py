@@ -64,6 +64,15 @@ def test_labels_by_request_and_by_key(journal: Journal, labels: Labels) -> None:
     assert labels.quality("bank", REF, Y, NOON)["base"] == Tally(2, 0.0), "the later label counts"
 
 
+def test_what_comes_later_is_added_and_nothing_is_counted_twice(journal: Journal, labels: Labels) -> None:
+    proxy = Quality("y", "value")
+    for turn in range(5):
+        journal.append(WHOSE, [logged(NOON + 60 * turn, f"q{turn}", response=answer(1.0))])
+        journal.append(WHOSE, [logged(NOON + 60 * turn - 50, f"late{turn}", response=answer(0.0))])
+        assert labels.quality("bank", REF, proxy, NOON - 100) == {"base": Tally(2 * turn + 2, turn + 1.0)}
+    assert labels.quality("bank", REF, proxy, NOON + 240) == {"base": Tally(1, 0.0)}
+
+
 def test_a_proxy_needs_no_label(journal: Journal, labels: Labels) -> None:
     journal.append(WHOSE, [logged(NOON + n, f"q{n}", response=answer(5.0)) for n in range(4)])
     proxy = Quality("y", "value", 0.0, 10.0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
 from falaj.core.ref import Ref
 from falaj.serve.blocks import Blocks, Whose
@@ -16,7 +17,7 @@ from falaj.store.ledger import Ledger
 
 K = TypeVar("K")
 PREFIX = "serve.counts."
-KEEP_S = 90 * 86400.0
+KEEP_S, HOUR_S = 90 * 86400.0, 3600.0
 FRESH_S = 120.0
 """Seconds younger than this stay single: gateways' clocks differ a little, and some write late."""
 TIDY_BLOCKS = 64
@@ -125,17 +126,14 @@ class Counts:
         Minutes are cut at `marks` (when a trial or a step of it began), so that sums from there on stay exact.
         """
         gone = self._blocks.expire(whose.tenant, whose.ref, now - KEEP_S)
-        found = [
-            block
-            for block in self._blocks.blocks(whose.tenant, whose.ref)
-            if block.at < now - FRESH_S and not block.id.startswith("m")
-        ]
-        if len(found) < TIDY_BLOCKS:
+        since = ((now - FRESH_S) // HOUR_S - 1) * HOUR_S
+        recent = self._blocks.blocks(whose.tenant, whose.ref, since)
+        found = [block for block in recent if block.at < now - FRESH_S]
+        if sum(not block.id.startswith("m") for block in found) < TIDY_BLOCKS:
             return gone
         rows = [row for block in found for row in self._blocks.rows(block)]
-        hours = _by(_minutes(rows, marks), lambda row: int(row.at // 3600))
-        # Named by what it is made of: should the swap be repeated, nothing is counted twice.
-        made = [self._sealed(whose, some, f"m{found[0].id}-{number}") for number, (_, some) in enumerate(hours)]
+        hours = _by(_minutes(rows, marks), lambda row: int(row.at // HOUR_S))
+        made = [self._sealed(whose, some, f"m{new_id()}") for _, some in hours]
         swapped = self._blocks.swap(whose.tenant, whose.ref, [block.id for block in found], made)
         return gone + (len(found) - len(made) if swapped else 0)
 

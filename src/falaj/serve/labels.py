@@ -23,8 +23,9 @@ from falaj.store.ledger import Ledger
 PREFIX = "serve.labels."
 MATCH, ABSOLUTE, SQUARED, VALUE = "match", "absolute", "squared", "value"
 HOW = (MATCH, ABSOLUTE, SQUARED, VALUE)
-_REMEMBERED = 2_000
-"""Blocks of the journal whose outputs are remembered: each is opened and read once."""
+MOST_SCORED = 1_000_000
+"""So many requests of a trial are judged by their quality, the first ones: what comes then changes nothing any more."""
+_LATE_S, _TRIALS = 120.0, 64
 
 
 class Labelled(NamedTuple):
@@ -70,7 +71,7 @@ class Labels:
     def __init__(self, series: Callable[[], Series], ledger: Ledger) -> None:
         self._blocks = Blocks(PREFIX, Labelled, series, ledger)
         self._journal = Blocks(JOURNAL, Logged, series, ledger)
-        self._seen: OrderedDict[tuple[str, str, Quality], list[Scored]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, Quality, float], _Seen] = OrderedDict()
 
     def append(self, whose: Whose, rows: list[Labelled]) -> None:
         """Keep labels; durable on return. Of two of one request the later counts."""
@@ -116,13 +117,30 @@ class Labels:
         return self._blocks.sealed(whose, rows, (rows[0].at, rows[-1].at))
 
     def _scored(self, tenant: str, ref: Ref, quality: Quality, since: float) -> Iterable[Scored]:
-        for block in self._journal.blocks(tenant, ref, since):
-            key = (block.series, block.id, quality)
-            if key not in self._seen:
-                self._seen[key] = [_scored(row, quality) for row in self._journal.rows(block)]
-                if len(self._seen) > _REMEMBERED:
-                    self._seen.popitem(last=False)
-            yield from (row for row in self._seen[key] if row.at >= since)
+        """What was answered since a moment. Blocks are read once: a long trial costs no more each time it is judged."""
+        key = (self._journal.name(tenant, ref), quality, since)
+        seen = self._seen.setdefault(key, _Seen())
+        self._seen.move_to_end(key)
+        if len(self._seen) > _TRIALS:
+            self._seen.popitem(last=False)
+        for block in self._journal.blocks(tenant, ref, max(since, seen.newest - _LATE_S)):
+            if block.id not in seen.blocks and len(seen.rows) < MOST_SCORED:
+                seen.blocks.add(block.id)
+                seen.newest = max(seen.newest, block.at)
+                rows = (row for row in self._journal.rows(block) if row.at >= since)
+                seen.rows += [_scored(row, quality) for row in rows]
+        return seen.rows
+
+
+class _Seen:
+    """What is known of a trial's answers."""
+
+    __slots__ = ("blocks", "newest", "rows")
+
+    def __init__(self) -> None:
+        self.blocks: set[str] = set()
+        self.newest = 0.0
+        self.rows: list[Scored] = []
 
 
 class _Truth:
