@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,15 @@ def test_graphs_answer_like_the_module(tmp_path: Path, compiles: str) -> None:
         assert best.shape == (rows,)
     assert runtime.most_rows <= 64
     runtime.close()
+
+
+@pytest.mark.slow
+def test_a_machine_with_torch_and_numpy_alone_can_serve() -> None:
+    """As on a GPU node: nothing of the doors, no other runtime."""
+    text = """
+import sys
+import falaj.infer.engine, falaj.infer.runtimes.cuda, falaj.infer.runtimes.modules
+strange = {"msgspec", "httptools", "uvloop", "hpack", "onnxruntime", "pyarrow", "cryptography"} & set(sys.modules)
+assert not strange, strange
+"""
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=100)

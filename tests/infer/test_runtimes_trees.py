@@ -112,3 +112,36 @@ def test_tflite_says_when_it_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(b"\0\0\0\0TFL3")
     with pytest.raises(Invalid, match="not installed"):
         load(config(tmp_path))
+
+
+def test_tflite_answers(tmp_path: Path) -> None:
+    schema = pytest.importorskip("ai_edge_litert.schema_py_generated", reason="TensorFlow Lite is not installed")
+    (tmp_path / "model.tflite").write_bytes(_doubling(schema))
+    runtime = load(config(tmp_path, files=models.digests(tmp_path)))
+    assert (runtime.inputs, runtime.platform) == ((TensorSpec("x", "FP32", (-1, 3)),), "tensorflow_lite")
+    for rows in (2, 5, 2):
+        (y,) = runtime.run([X[:rows, :3]], {})
+        np.testing.assert_array_equal(y, X[:rows, :3] * 2)
+    (tmp_path / "model.tflite").write_bytes(b"nothing")
+    with pytest.raises(Invalid, match="does not take"):
+        load(config(tmp_path))
+
+
+def _doubling(schema: Any) -> bytes:
+    """x + x, put together by hand: there is no converter without TensorFlow."""
+    import flatbuffers
+
+    ends = [schema.TensorT() for _ in range(2)]
+    for end, name in zip(ends, (b"x", b"y"), strict=True):
+        end.name, end.shape, end.shapeSignature, end.type, end.buffer = name, [1, 3], [-1, 3], 0, 0
+    adds, operator, graph, model, code = (
+        getattr(schema, f"{name}T")() for name in ("AddOptions", "Operator", "SubGraph", "Model", "OperatorCode")
+    )
+    operator.inputs, operator.outputs, operator.opcodeIndex = [0, 0], [1], 0
+    operator.builtinOptionsType, operator.builtinOptions = schema.BuiltinOptions.AddOptions, adds
+    graph.tensors, graph.inputs, graph.outputs, graph.operators = ends, [0], [1], [operator]
+    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.ADD
+    model.version, model.operatorCodes, model.subgraphs, model.buffers = 3, [code], [graph], [schema.BufferT()]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
