@@ -69,14 +69,17 @@ async def asked(host: str, port: int, key: str, x: Any, context: ssl.SSLContext 
     loop, met, done = asyncio.get_running_loop(), asyncio.Event(), asyncio.get_running_loop().create_future()
     client = HopClient(key, on_ready=met.set)
     transport, _ = await loop.create_connection(lambda: client, host, port, ssl=context)
-    await asyncio.wait_for(met.wait(), 10)
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}]}
-    call = Call(b"POST", b"/v2/models/fraud.score/infer", {}, json.dumps(body).encode(), trusted=True)
-    client.ask_rest(call, time.monotonic() + 10, done.set_result)
-    reply: Reply = await done
-    shown = transport.get_extra_info("ssl_object")
-    cert = shown.getpeercert(binary_form=True) if shown else b""
-    transport.close()
+    try:
+        await asyncio.wait_for(met.wait(), 10)
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}]}
+        call = Call(b"POST", b"/v2/models/fraud.score/infer", {}, json.dumps(body).encode(), trusted=True)
+        client.ask_rest(call, time.monotonic() + 10, done.set_result)
+        reply: Reply = await done
+        shown = transport.get_extra_info("ssl_object")
+        cert = shown.getpeercert(binary_form=True) if shown else b""
+    finally:
+        transport.abort()
+        await asyncio.sleep(0.01)  # the transport is closed a turn later
     assert reply.status == 200, reply.parts
     return np.array(json.loads(b"".join(reply.parts))["outputs"][0]["data"], np.float32), cert
 
