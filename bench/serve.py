@@ -275,7 +275,7 @@ def strangers(open_: contextlib.ExitStack, at: Path, model: Path, rows: Any) -> 
             print(f"  {name} is left out: {str(missing)[-200:]}", flush=True)
             continue
         yield from targets
-    if rows is X:
+    if rows.dtype == np.float32:
         port = next(free_ports(1))
         grpc = port + 1
         script = [sys.executable, str(ROOT / "bench/serve_peers.py"), "grpcaio", str(model), str(port), str(grpc)]
@@ -335,7 +335,7 @@ http {{ access_log off; keepalive_requests 100000000; client_body_temp_path {hom
 
 def bodies(rows: Any) -> list[tuple[str, bytes, dict[str, str]]]:
     """The same request in JSON and in binary, with the headers of each."""
-    name, kind = ("x", "FP32") if rows is X else ("tokens", "INT64")
+    name, kind = ("x", "FP32") if rows.dtype == np.float32 else ("tokens", "INT64")
     shape = list(rows.shape)
     plain = {"inputs": [{"name": name, "shape": shape, "datatype": kind, "data": rows.ravel().tolist()}]}
     given = {"name": name, "shape": shape, "datatype": kind, "parameters": {"binary_data_size": rows.nbytes}}
@@ -352,7 +352,8 @@ def grpc_body(rows: Any) -> bytes:
     from tritonclient.grpc import service_pb2 as pb
 
     asked = pb.ModelInferRequest(model_name="m", raw_input_contents=[rows.tobytes()])
-    asked.inputs.add(name="x" if rows is X else "tokens", datatype="FP32" if rows is X else "INT64", shape=rows.shape)
+    name, kind = ("x", "FP32") if rows.dtype == np.float32 else ("tokens", "INT64")
+    asked.inputs.add(name=name, datatype=kind, shape=rows.shape)
     return bytes(asked.SerializeToString())
 
 
