@@ -8,6 +8,7 @@ import logging
 import math
 import queue
 import statistics
+import sys
 import threading
 import time
 from bisect import bisect_left
@@ -32,6 +33,7 @@ CLIMB_S = 90.0
 """After so long nothing more is compiled: what is left takes the module as it is."""
 GROWS = 1.02
 """A ladder ends where twice the rows bring less than this, twice."""
+SWITCH_S = 0.0005
 TIMED_S = 0.2
 """How long one size is measured, about."""
 _TORCH = {
@@ -55,6 +57,8 @@ def captured(module: Any, specs: tuple[Specs, Specs], sheet: Sheet, device: str)
     with torch.cuda.device(device):
         ladder = Ladder(module, specs, device)
         rungs = ladder.climb(most, compiles)
+        # Whoever feeds the device must not wait 5 ms, a whole batch, until the event loop lets go of the interpreter.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         return GraphRuntime(module, specs, rungs, ladder.stream) if rungs else None
 
 
