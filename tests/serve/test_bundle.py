@@ -179,14 +179,12 @@ def test_a_bundle_serves_alone_and_tells_later(laptop: Laptop, made: Any, tmp_pa
 
 
 def test_lines_that_are_none_are_refused(laptop: Laptop) -> None:
-    for lines in (
-        "[]",
-        "{",
-        '{"inputs": []}',
-        '{"requests": 1, "at": 1}',
-        '{"requests":1,"errors":2,"at":1,"version":1,"mean_us":1}',
-    ):
-        assert isinstance(refusal(lambda lines=lines: laptop.here.serve.absorb(SCORE, "b", lines)), Invalid)
+    count = '{"requests": 1, "errors": 2, "at": 1, "version": 1, "mean_us": 1}'
+    times = [
+        count.replace('"at": 1', f'"at": {at}').replace('"errors": 2', '"errors": 0') for at in ("1e400", "NaN", "-1")
+    ]
+    for lines in ("[]", "{", '{"inputs": []}', '{"requests": 1, "at": 1}', count, *times):
+        assert isinstance(refusal(lambda lines=lines: laptop.here.serve.absorb(SCORE, "b", lines)), Invalid), lines
     strange = '{"requests":1,"errors":0,"at":1,"version":77,"mean_us":1}'
     assert isinstance(refusal(lambda: laptop.here.serve.absorb(SCORE, "b", strange)), Invalid)
     assert isinstance(refusal(lambda: laptop.here.serve.pack(SCORE, ("short",), "x")), Invalid)

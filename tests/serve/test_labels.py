@@ -5,13 +5,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from falaj.oip import proto, rest
 from falaj.oip.tensors import Answer, Made
 from falaj.serve.bodies import inputs_of, outputs_of, plain
 from falaj.serve.journal import GRPC, Journal, binary
 from falaj.serve.judge import Tally
-from falaj.serve.labels import Labelled, Labels, Quality, badness
+from falaj.serve.labels import HOW, Labelled, Labels, Quality, badness, score
 from tests.serve.ground import NOON, REF, WHOSE, logged
 from tests.town import Town
 
@@ -111,6 +113,44 @@ def test_what_cannot_be_read_is_left_out(encoding: str) -> None:
     for junk in (b"", b"{}", b"\xff" * 30, b'{"outputs": 3}', b'{"outputs": [{"name": "y"}]}'):
         row = logged(NOON, "q", request=junk, response=junk, encoding=encoding)
         assert (inputs_of(row), outputs_of(row)) == ({}, {})
+
+
+ENCODINGS = st.sampled_from(["json", "grpc", "binary 40 90", "binary 0 0", "gone", ""])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+TENSOR = st.fixed_dictionaries(
+    {"name": st.sampled_from(["y", "x"]), "datatype": st.sampled_from(["FP32", "BYTES", "?"])},
+    optional={"shape": st.lists(st.integers(-2, 1 << 70), max_size=3), "data": st.lists(SCALARS, max_size=4)},
+)
+
+
+@given(
+    ENCODINGS,
+    st.binary(max_size=60)
+    | st.builds(lambda one: json.dumps({"outputs": one, "inputs": one}).encode(), st.lists(TENSOR, max_size=2)),
+)
+@settings(deadline=None)
+def test_no_body_breaks_the_judge(encoding: str, body: bytes) -> None:
+    row = logged(NOON, "q", request=body, response=body, encoding=encoding)
+    plain(inputs_of(row))
+    plain(outputs_of(row))
+    for how in HOW:
+        scored = score(row, Quality("y", how))
+        if scored.values:
+            assert 0 <= badness(Quality("y", how), scored.values, 1.0) <= 1
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_no_cut_or_changed_answer_breaks_the_judge(data: st.DataObject) -> None:
+    made = Answer("m", "1", "", [Made("y", "FP32", (2, 2), np.array([[1, 2], [3, 4]], "<f4"))])
+    tail = rest.encode(made, True)
+    bodies = {GRPC: proto.write_answer(made, proto.RAW), binary(0, tail.json_bytes): b"".join(tail.parts)}
+    encoding = data.draw(st.sampled_from(sorted(bodies)))
+    body = bytearray(bodies[encoding])
+    for at in data.draw(st.lists(st.integers(0, len(body) - 1), max_size=4)):
+        body[at] = data.draw(st.integers(0, 255))
+    cut = bytes(body[: data.draw(st.integers(0, len(body)))])
+    plain(outputs_of(logged(NOON, "q", response=cut, encoding=encoding)))
 
 
 def test_requests_are_read_too() -> None:

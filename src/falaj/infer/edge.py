@@ -15,7 +15,7 @@ import signal
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -54,13 +54,21 @@ def main(given: list[str]) -> int:
         bundle = opened(Path(said.bundle), folder, said.trust)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
         (folder / "logs" / MANIFEST).write_text(json.dumps(bundle.manifest))
-        return asyncio.run(_serve(bundle, _config(bundle, folder, said), folder / "logs"))
+        return _run(_serve(bundle, _config(bundle, folder, said), folder / "logs"))
     except FalajError as error:
         print(f"falaj-edge: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except OSError as error:
         print(f"falaj-edge: {error}", file=sys.stderr)  # noqa: T201
         return 2
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
 
 
 def opened(path: Path, folder: Path | None, trust: str = "") -> Bundle:

@@ -35,6 +35,7 @@ class _Response(msgspec.Struct):
     outputs: list[_Output] = []
 
 
+_UNREADABLE = (FalajError, msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _response = msgspec.json.Decoder(_Response).decode
 
 
@@ -43,7 +44,7 @@ def inputs_of(row: Logged) -> Tensors:
     try:
         ask = _asked(row)
         return {one.name: (one.shape, _values(one)) for one in ask.inputs} if ask else {}
-    except (FalajError, ValueError):
+    except _UNREADABLE:
         return {}
 
 
@@ -53,8 +54,9 @@ def outputs_of(row: Logged) -> Tensors:
         return {}
     try:
         found = _grpc(row.response) if row.encoding == GRPC else _rest(row.response, lengths(row.encoding)[1])
-        return {name: (shape, _flat(values)) for name, shape, values in found}
-    except (FalajError, msgspec.MsgspecError, ValueError, RecursionError):
+        flat = [(name, shape, _flat(values)) for name, shape, values in found]
+        return {name: (shape, values) for name, shape, values in flat if _fits(shape, values)}
+    except _UNREADABLE:
         return {}
 
 
@@ -66,9 +68,12 @@ def plain(tensors: Tensors) -> dict[str, Any]:
 def rows_of(tensors: Tensors, name: str) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
     """One tensor as numbers, a line for each row of the request; None when it is not there, or holds no numbers."""
     shape, values = tensors.get(name, ((), []))
-    if not values or any(isinstance(one, str) for one in values):
+    if not values or not all(isinstance(one, (int, float)) for one in values):
         return None
-    return np.asarray(values, np.float64).reshape(shape[0] if shape else 1, -1)
+    try:
+        return np.asarray(values, np.float64).reshape(shape[0] if shape else 1, -1)
+    except OverflowError:
+        return None
 
 
 def _asked(row: Logged) -> Ask | None:
@@ -117,6 +122,10 @@ def _flat(values: list[Any]) -> list[Any]:
     while values and isinstance(values[0], list):
         values = [item for part in values for item in part]
     return [item.decode(errors="replace") if isinstance(item, bytes) else item for item in values]
+
+
+def _fits(shape: tuple[int, ...], values: list[Any]) -> bool:
+    return all(size >= 0 for size in shape) and prod(shape) == len(values)
 
 
 def _nested(shape: tuple[int, ...], values: list[Any]) -> list[Any]:

@@ -198,13 +198,20 @@ def _logged(line: Mapping[str, Any]) -> Logged:
     """A line of an edge server's journal, as gateways write theirs. What names no request is named by what it holds."""
     digest = hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()[:24]
     try:
-        at, version, status = float(line["at"]), int(line["version"]), int(line["status"])
+        at, version, status = _moment(line["at"]), int(line["version"]), int(line["status"])
         sent, given = ({"inputs": _plain(line["inputs"])}, {"outputs": _plain(line.get("outputs") or ())})
         latency_us = int(line["latency_us"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Invalid("a line of a journal is not whole", "sync the folder as the server left it") from error
     bodies = (json.dumps(sent).encode(), json.dumps(given).encode())
     return Logged(at, str(line.get("id") or digest), "", EDGE, version, status, latency_us, EDGE, *bodies, JSON)
+
+
+def _moment(said: Any) -> float:
+    at = float(said)
+    if not 0 < at < 1e11:
+        raise ValueError(at)
+    return at
 
 
 def _plain(tensors: Any) -> list[dict[str, Any]]:
@@ -229,10 +236,10 @@ def _plain(tensors: Any) -> list[dict[str, Any]]:
 
 def _counted(line: Mapping[str, Any], whose: Whose, bundle: str) -> Counted:
     try:
-        at, revision = float(line["at"]), int(line["version"])
+        at, revision = _moment(line["at"]), int(line["version"])
         requests, errors = int(line["requests"]), int(line["errors"])
         mean_us = int(line["mean_us"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Invalid("a line of counts is not whole", "sync the folder as the server left it") from error
     if min(errors, revision, mean_us, requests - errors) < 0:
         raise Invalid("a count below zero", "sync the folder as the server left it")

@@ -128,7 +128,7 @@ class Labels:
                 seen.blocks.add(block.id)
                 seen.newest = max(seen.newest, block.at)
                 rows = (row for row in self._journal.rows(block) if row.at >= since)
-                seen.rows += [_scored(row, quality) for row in rows]
+                seen.rows += [score(row, quality) for row in rows]
         return seen.rows
 
 
@@ -173,7 +173,7 @@ def badness(quality: Quality, values: tuple[float, ...], label: float) -> float:
     return float(np.mean(far if quality.how == ABSOLUTE else far**2))
 
 
-def _scored(row: Logged, quality: Quality) -> Scored:
+def score(row: Logged, quality: Quality) -> Scored:
     """A row's output as numbers to compare with a label; none where there is no such output."""
     values: tuple[float, ...] = ()
     rows = rows_of(outputs_of(row), quality.output)
