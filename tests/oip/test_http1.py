@@ -305,8 +305,10 @@ def test_slow_senders_and_idle_connections_are_ended() -> None:
         for name, begin in begins.items():
             clients[name].say(begin)
         told = {name: [one[0] for one in client.hear(2)] for name, client in clients.items()}
+        assert all(client.closed() for client in clients.values())
+        # Also of those who do not go when they are told.
+        wait_until(lambda: not here.do(lambda: here.server.connections), 20)
         for client in clients.values():
-            assert client.closed()
             client.socket.close()
     assert told == {"head": [408], "body": [408], "idle": []}
 

@@ -27,6 +27,8 @@ def inflate(body: bytes, coding: bytes, most: int) -> "bytes | Reply":
 
 def chosen(accepts: bytes, reply: Reply) -> bytes:
     """How an answer is compressed: as the client asks, where it asks for nothing else or where it pays."""
+    if any(name == b"content-encoding" for name, _ in reply.headers):
+        return b""
     if accepts in (b"gzip", b"deflate"):
         return accepts
     if reply.kind != JSON or sum(map(len, reply.parts)) < _WORTH_BYTES:

@@ -42,16 +42,11 @@ class Exchange:
             return
         if self.head.accepts and (coding := chosen(self.head.accepts, reply)):
             if sum(map(len, reply.parts)) > INLINE_BYTES:
-                connection.aside(partial(deflate, reply, coding), self._ready)
+                connection.aside(partial(deflate, reply, coding), self.answer)
                 return
             reply = deflate(reply, coding)
         self.reply, self.cancel = reply, None
         connection.answered()
-
-    def _ready(self, reply: Reply) -> None:
-        self.reply, self.cancel = reply, None
-        if self.connection is not None:
-            self.connection.answered()
 
 
 class Http1(asyncio.Protocol):
@@ -100,11 +95,14 @@ class Http1(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._seen = now = self._loop.time()
         requests = self._requests
-        self._held += requests.feed(data)
+        whole = requests.feed(data)
+        self._held += whole
+        if whole or requests.within:  # empty lines keep nobody alive
+            self._seen = self._loop.time()
         if requests.within:
-            self._began = self._began or now
+            if whole or not self._began:
+                self._began = self._seen
             if requests.expects and not self._waiting and not self._held:
                 requests.expects = False
                 self._out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -261,7 +259,11 @@ class Http1(asyncio.Protocol):
             elif quiet_s > limits.idle_s:
                 transport.abort()
         elif self._deaf:
-            if self._idle() and quiet_s > (limits.idle_s if transport.is_closing() else _LINGER_S):
+            if (
+                not self._waiting
+                and not self._held
+                and quiet_s > (limits.idle_s if transport.is_closing() else _LINGER_S)
+            ):
                 transport.abort()
         elif self._requests.within and self._reading:
             late = not self._requests.headed and now - self._began > limits.head_s
@@ -338,13 +340,7 @@ async def serve_http(
     server = HttpServer(door, limits or Limits())
     within_s = server.limits.head_s if ssl is not None else None
     server.listening = await server.loop.create_server(
-        lambda: Http1(server),
-        host,
-        port,
-        ssl=ssl,
-        ssl_handshake_timeout=within_s,
-        backlog=1024,
-        reuse_port=reuse_port or None,
+        partial(Http1, server), host, port, ssl=ssl, ssl_handshake_timeout=within_s, backlog=1024, reuse_port=reuse_port
     )
     return server
 
