@@ -159,6 +159,7 @@ def test_a_bundle_serves_alone_and_tells_later(laptop: Laptop, made: Any, tmp_pa
         with pytest.raises(urllib.error.HTTPError) as refused:
             _call(url, "guess", "q9")
         assert refused.value.code == 401
+        refused.value.close()
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=20)
