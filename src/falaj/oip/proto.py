@@ -15,7 +15,7 @@ from falaj.oip.wire import Field, Message, broken, decode, encode, fields, read_
 
 RAW, FINAL = 1, 2
 """How an answer is wanted: as raw bytes; with a mark that it is the last one to its request (Triton's streams)."""
-_MOST_PARTS, _COPIED, _KEPT, _SHORT = 4096, 4096, 1024, 512
+_MOST_PARTS, _COPIED, _KEPT, _SHORT, _SAME = 4096, 4096, 1024, 512, 48
 _FINAL = "triton_enable_empty_final_response"
 _VALUES = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 _UNFILLED = Message(*(field for field in TENSOR.fields if field.name != "contents"))
@@ -34,6 +34,19 @@ class Described(NamedTuple):
     contents: Piece | None
 
 
+class Pattern(NamedTuple):
+    """A request that differs from others of its caller in the numbers alone: one raw input, and it comes last."""
+
+    prefix: bytes
+    """All that stands before the numbers, with their length: what follows can be nothing else."""
+    model: str
+    version: str
+    one: Described | None = None
+    outputs: tuple[str, ...] = ()
+
+
+_peeked: dict[tuple[int, bytes], Pattern] = {}
+_patterns: dict[tuple[int, bytes], Pattern] = {}
 _inputs: dict[Piece, Described] = {}
 _outputs: dict[Piece, str] = {}
 _made: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
@@ -42,12 +55,32 @@ _heads: dict[tuple[str, str], bytes] = {}
 
 def peek(message: bytes) -> tuple[str, str, str]:
     """Model, version and id of a ModelInferRequest, as `read_ask` would find them; the rest is not looked at."""
+    key = (len(message), message[:_SAME])
+    known = _peeked.get(key)
+    if known is not None and message.startswith(known.prefix):
+        return known.model, known.version, ""
     found = _parts(message)
-    return _last(found[1]), _last(found[2]), _last(found[3])
+    model, version, id_ = _last(found[1]), _last(found[2]), _last(found[3])
+    prefix = _prefix(message, found)
+    if prefix:
+        _keep(_peeked, key, Pattern(prefix, model, version))
+    return model, version, id_
 
 
 def read_ask(message: bytes) -> tuple[Ask, int]:
     """The inference a ModelInferRequest asks for, checked, and how its answer is wanted (RAW, FINAL)."""
+    key = (len(message), message[:_SAME])
+    known = _patterns.get(key)
+    if known is not None and known.one is not None and message.startswith(known.prefix):
+        one, at = known.one, len(known.prefix)
+        data = message[at:] if one.size_bytes <= _COPIED else memoryview(message)[at:]
+        ask = Ask(known.model, known.version, [Given(one.name, one.datatype, one.shape, data)])
+        ask.outputs = known.outputs
+        return ask, RAW
+    return _read(message, key)
+
+
+def _read(message: bytes, key: tuple[int, bytes]) -> tuple[Ask, int]:
     found = _parts(message)
     raw = found[7]
     described = [_known(piece) for piece in found[5]]
@@ -68,7 +101,22 @@ def read_ask(message: bytes) -> tuple[Ask, int]:
         ask.outputs = [_outputs.get(piece) or _wanted(piece) for piece in found[6]]
         if len(set(ask.outputs)) < len(ask.outputs):
             raise Invalid("an output is asked for twice", "ask for each once")
+    prefix = _prefix(message, found)
+    if prefix and len(described) == 1 and described[0].size_bytes > 0:
+        _keep(_patterns, key, Pattern(prefix, ask.model, ask.version, described[0], tuple(ask.outputs)))
     return ask, (wanted | _settled(ask, found[4])) if found[4] else wanted
+
+
+def _prefix(message: bytes, found: "tuple[list[Piece], ...]") -> bytes:
+    """What stands before the numbers of a request that may be a pattern; empty for one that may not."""
+    if len(found[7]) != 1 or found[3] or found[4] or not len(found[7][0]):
+        return b""
+    prefix = message[: -len(found[7][0])]
+    mark = b"\x3a" + varint(len(found[7][0]))
+    if len(prefix) > _SHORT or not prefix.endswith(mark):
+        return b""
+    before = _parts(prefix[: -len(mark)])
+    return prefix if not before[7] and before[:7] == found[:7] else b""
 
 
 def write_answer(answer: Answer, wanted: int) -> bytes:
