@@ -84,6 +84,15 @@ def test_inference_however_it_travels(
     assert found.get_output("y")["shape"] == [3, 1]
 
 
+@pytest.mark.parametrize("binary", [True, False])
+def test_many_rows_at_once(client: triton.InferenceServerClient, binary: bool) -> None:
+    rows = np.random.default_rng(6).normal(size=(2000, 32)).astype(np.float32)
+    one = triton.InferInput("x", rows.shape, "FP32")
+    one.set_data_from_numpy(rows, binary_data=binary)
+    found = client.infer("mlp", [one], outputs=[triton.InferRequestedOutput("y", binary_data=binary)], **auth())
+    np.testing.assert_allclose(found.as_numpy("y"), mlp_of(rows), rtol=1e-3, atol=1e-4)
+
+
 def echo_inputs(*, binary: bool) -> tuple[list[triton.InferInput], dict[str, Any]]:
     sent = {
         "FP32": np.array([[1.5, -0.0, np.finfo("f4").max]], np.float32),

@@ -38,11 +38,11 @@ def _lead(status: int, kind: bytes) -> bytes:
 
 
 def _fields(reply: Reply, head: Head, last: bool) -> bytes:
-    fields = [b"%b: %b\r\n" % (name, value.translate(None, b"\r\n\0")) for name, value in reply.headers]
+    fields = b""
+    for name, value in reply.headers:
+        fields += b"%b: %b\r\n" % (name, value.translate(None, b"\r\n\0"))
     if reply.json_bytes:
-        fields.append(b"inference-header-content-length: %d\r\n" % reply.json_bytes)
+        fields += b"inference-header-content-length: %d\r\n" % reply.json_bytes
     if last:
-        fields.append(b"connection: close\r\n")
-    elif not head.modern:
-        fields.append(b"connection: keep-alive\r\n")
-    return b"".join(fields)
+        return fields + b"connection: close\r\n"
+    return fields if head.modern else fields + b"connection: keep-alive\r\n"
