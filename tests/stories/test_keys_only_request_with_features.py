@@ -1,81 +1,109 @@
-"""A model that was trained on a feature service is asked by keys alone, and answers by what is true now."""
+"""Who asks a model brings only keys: its features are those it was trained on, read now, and the same bits."""
 
-import time
+import csv
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from onnx import helper, numpy_helper
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 
-from falaj.core.errors import FalajError
+from falaj.core.errors import Invalid
+from tests.infer.models import _Kit
+from tests.jobs.lab import until
 from tests.stories.serving_ground import SCORE, SMALL, Platform, platform
-from tests.town import refusal
 
-DEFINITIONS = """
-from falaj.features import Entity, Feature, Service, Source, Window, view
+DEFINITIONS = '''"""What is known of customers."""
+from falaj.features import Entity, Feature, Service, Source, Window, col, view
 
-customer = Entity("fraud/customer", keys={"customer_id": "string"}, about="A person with an account")
-payments = view("fraud/payments", customer, Source("push", event="at"),
-                features=[Feature("amount", "float64"), Feature("shop", "string")],
-                windows=[Window("sum", "amount", "7d"), Window("count", over="7d"), Window("max", "amount", "30d")])
-scorer = Service("fraud/scorer", [payments], owner="mona")
-"""
-WEIGHTS = (1.0, 100.0, 0.5)
-
-
-def model(folder: Path) -> Path:
-    """One number for the features side by side: input `x` FP32 [-1, 3], output `y` FP32 [-1, 1]."""
-    weights = numpy_helper.from_array(np.array(WEIGHTS, np.float32).reshape(3, 1), "w")
-    ends = [helper.make_tensor_value_info(*end) for end in (("x", 1, ("batch", 3)), ("y", 1, ("batch", 1)))]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "test", ends[:1], ends[1:], [weights])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    folder.mkdir()
-    (folder / "model.onnx").write_bytes(made.SerializeToString())
-    return folder
-
-
-def trained(bank: Platform, tmp_path: Path) -> Any:
-    """Define, push, build a training set, and publish what was trained on it."""
-    here, now = bank.here, time.time()
-    (tmp_path / "features.py").write_text(DEFINITIONS)
-    here.features.apply(str(tmp_path / "features.py"))
-    paid = [("c1", 10.0), ("c1", 5.0), ("c2", 300.0), ("c3", 1.0)]
-    here.features.push("view:fraud/payments", [payment(who, amount, now - 3600) for who, amount in paid])
-    moments = pa.array([round(now * 1e6)] * 2, pa.int64())
-    pq.write_table(pa.table({"customer_id": ["c1", "c2"], "moment": moments}), tmp_path / "labels.parquet")
-    made = here.features.history(
-        str(tmp_path / "labels.parquet"), "service:fraud/scorer", name="dataset:fraud/train", moment="moment"
-    )
-    folder = model(tmp_path / "model")
-    return here.catalog.publish("model:fraud/scorer", str(folder), inputs={"data": made.published}).ref
-
-
-def payment(who: str, amount: float, at: float) -> dict[str, Any]:
-    return {"customer_id": who, "at": round(at * 1e6), "amount": amount, "shop": "s1"}
+customer = Entity("fraud/customer", keys={"customer_id": "string"})
+account = view(
+    "fraud/account", customer, Source("push", event="at"), owner="mona", about="Accounts",
+    features=[Feature("balance", "float64", col("fils") / 100)],
+)
+payments = view(
+    "fraud/payments", customer, Source("push", event="at"), owner="mona", about="Payments",
+    features=[Feature("amount", "float64")], windows=[Window("sum", "amount", "7d"), Window("count", over="1h")],
+)
+scorer = Service("fraud/scorer", [account["balance"], payments], owner="mona", about="What the scorer asks for")
+'''
+FEATURES = ("balance", "sum_amount_7d", "count_1h")
+WEIGHTS = np.array([[0.001], [0.01], [0.1]], np.float32)
 
 
 def test_keys_only_request_with_features(tmp_path: Path) -> None:
     with platform(tmp_path) as bank:
-        here = bank.here
-        view = here.serve.deploy(SCORE, trained(bank, tmp_path), wait=True, **SMALL)
+        here, now = bank.here, datetime.now(UTC).replace(microsecond=0)
+        model = trained(bank, tmp_path, now)
+        view = here.serve.deploy(SCORE, str(model), wait=True, **SMALL)
         assert str(view.revisions[0].features) == "service:fraud/scorer@v1"
-        bank.door()
-
-        def ask(*who: str) -> list[float]:
-            answer = here.serve.call(SCORE, keys={"customer_id": list(who)})["y"]
-            return [float(np.float32(one)) for one in np.ravel(answer)]
-
-        def wanted(*who: str) -> list[float]:
-            found = here.features.read("service:fraud/scorer", {"customer_id": list(who)}).columns
-            rows = np.array([found[name] for name in found], np.float32).T
-            return [float(one) for one in rows @ np.array(WEIGHTS, np.float32)]
-
-        assert ask("c1", "c2", "c3") == wanted("c1", "c2", "c3") == [220.0, 550.0, 101.5]
-        here.features.push("view:fraud/payments", [payment("c3", 7.0, time.time() - 60)])
-        assert ask("c3") == wanted("c3") == [211.5]
-        error = refusal(lambda: ask("nobody"))
-        assert isinstance(error, FalajError)
-        assert "max_amount_30d" in error.message or "sum_amount_7d" in error.message
+        url = until(bank.show, lambda one: one.url).url
+        client = triton.InferenceServerClient(url.partition("//")[2].partition("/")[0])
+        try:
+            (key,) = client.get_model_metadata(view.name, headers=auth(bank))["inputs"]
+            assert (key["name"], key["datatype"]) == ("customer_id", "BYTES")
+            asked(bank, client, ["c1", "c2"])
+            # What happens now is in the next answer.
+            before = float(score(bank, client, ["c1"])[0, 0])
+            here.features.push("view:fraud/payments", [{"customer_id": "c1", "at": said(now), "amount": 500.0}])
+            after = until(lambda: float(score(bank, client, ["c1"])[0, 0]), lambda found: found != before)
+            assert after == pytest.approx(before + 5.0 + 0.1, rel=1e-5)
+            asked(bank, client, ["c1", "c2"])
+            with pytest.raises(InferenceServerException, match="balance"):
+                score(bank, client, ["nobody"])
+        finally:
+            client.close()
+        # A model is served with what it was trained on, and nothing else.
+        with pytest.raises(Invalid, match="trained on service:fraud/scorer@v1"):
+            here.serve.deploy(SCORE, str(model), features="service:fraud/other")
         bank.close()
+
+
+def trained(bank: Platform, home: Path, now: datetime) -> Any:
+    """A model of three features, published with the training set it was made from."""
+    here = bank.here
+    (home / "features.py").write_text(DEFINITIONS + 'other = Service("fraud/other", [account["balance"]])\n')
+    here.features.apply(str(home / "features.py"))
+    early = [now - timedelta(hours=hours) for hours in (1, 30, 60)]
+    here.features.push(
+        "view:fraud/account",
+        [{"customer_id": f"c{n}", "at": said(at), "fils": 10_000 * n + at.hour} for n in (1, 2) for at in early],
+    )
+    here.features.push(
+        "view:fraud/payments",
+        [{"customer_id": f"c{n}", "at": said(at), "amount": 1.5 * n} for n in (1, 2) for at in early],
+    )
+    with (home / "labels.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["customer_id", "at", "fraud"])
+        rows.writerows([["c1", said(now), 1], ["c2", said(now), 0]])
+    made = here.features.history(
+        str(home / "labels.csv"), "service:fraud/scorer", name="dataset:fraud/train", moment="at"
+    )
+    kit = _Kit(1)
+    kit.add("MatMul", "x", kit._keep(WEIGHTS), out="y")
+    folder = kit.save(home / "model", [("x", "FP32", ("batch", 3))], [("y", "FP32", ("batch", 1))])
+    return here.catalog.publish("model:fraud/scorer", str(folder), inputs={"train": made.published}).ref
+
+
+def asked(bank: Platform, client: triton.InferenceServerClient, who: list[str]) -> None:
+    """The answer to keys is the model's for the features that anybody reads of them."""
+    read = bank.here.features.read("service:fraud/scorer", {"customer_id": who})
+    x = np.stack([np.asarray(read.columns[name], np.float64).astype(np.float32) for name in FEATURES], axis=1)
+    np.testing.assert_allclose(score(bank, client, who), x @ WEIGHTS, rtol=1e-6)
+
+
+def score(bank: Platform, client: triton.InferenceServerClient, who: list[str]) -> Any:
+    given = triton.InferInput("customer_id", [len(who)], "BYTES")
+    given.set_data_from_numpy(np.array(who, object))
+    return client.infer("fraud.score", [given], headers=auth(bank)).as_numpy("y")
+
+
+def auth(bank: Platform) -> dict[str, str]:
+    return {"Authorization": f"Bearer {bank.token}"}
+
+
+def said(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
