@@ -263,7 +263,17 @@ class Route:
 class Judged:
     """One metric of one arm against the base. Rates are of bad outcomes: errors, slow answers, 1 - quality."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("metric", "rate", "base_rate", "low", "high", "p_worse", "p_fine", "verdict")
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "metric",
+        "n",
+        "rate",
+        "base_rate",
+        "low",
+        "high",
+        "p_worse",
+        "p_fine",
+        "verdict",
+    )
 
     metric: str
     margin: float
