@@ -18,6 +18,7 @@ def laptop(tmp_path: Path) -> Iterator[Laptop]:
     made.here.close()
 
 
+@pytest.mark.slow
 def test_a_model_over_a_dataset(laptop: Laptop, tmp_path: Path) -> None:
     here, x = laptop.here, np.random.default_rng(3).standard_normal((500, 32)).astype(np.float32)
     (tmp_path / "rows").mkdir()

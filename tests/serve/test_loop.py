@@ -86,6 +86,7 @@ def test_a_model_that_cannot_be_loaded_gets_no_traffic_and_says_why(laptop: Lapt
     assert ready(view) == ready(view, 1) != []
 
 
+@pytest.mark.slow
 def test_asleep_while_nobody_asks_and_awake_when_somebody_does(laptop: Laptop) -> None:
     endpoint, house = "endpoint:fraud/sleepy", laptop.here.house
     laptop.here.serve.deploy(endpoint, laptop.model(), least=0, idle_s=0.3, **SMALL)
@@ -99,6 +100,7 @@ def test_asleep_while_nobody_asks_and_awake_when_somebody_does(laptop: Laptop) -
     assert len(until(lambda: route_of(laptop, "sleepy"), lambda one: not one.asleep).places) == 1
 
 
+@pytest.mark.slow
 def test_stopped_started_and_removed(laptop: Laptop) -> None:
     endpoint = "endpoint:fraud/brief"
     laptop.here.serve.deploy(endpoint, laptop.model(), **SMALL)
@@ -113,6 +115,7 @@ def test_stopped_started_and_removed(laptop: Laptop) -> None:
     assert "serve.brief" not in str(laptop.here.secrets.list())
 
 
+@pytest.mark.slow
 def test_what_somebody_cancels_is_replaced_and_more_are_asked_for(laptop: Laptop) -> None:
     endpoint = "endpoint:fraud/many"
     laptop.here.serve.deploy(endpoint, laptop.model(), least=2, **SMALL)
@@ -125,6 +128,7 @@ def test_what_somebody_cancels_is_replaced_and_more_are_asked_for(laptop: Laptop
     assert len(laptop.show(endpoint).replicas) == 2
 
 
+@pytest.mark.slow
 def test_a_hold_keeps_what_was_approved_from_starting_again(laptop: Laptop) -> None:
     endpoint, model = "endpoint:fraud/held", laptop.model("approved")
     assert laptop.here.catalog.promote(model, "staging").state == "done"
@@ -137,6 +141,16 @@ def test_a_hold_keeps_what_was_approved_from_starting_again(laptop: Laptop) -> N
     assert view.state == "failing"
     laptop.here.catalog.release(model, "case 7")
     laptop.until(lambda one: ready(one) and not one.note, endpoint)
+
+
+def test_a_model_that_is_deleted_answers_no_more(laptop: Laptop) -> None:
+    endpoint, model = "endpoint:fraud/doomed", laptop.model("doomed")
+    laptop.here.serve.deploy(endpoint, model, **SMALL)
+    laptop.until(ready, endpoint)
+    laptop.here.catalog.delete(model, "it was trained on what we may not use")
+    view = laptop.until(lambda one: not one.replicas and "was deleted" in one.note, endpoint)
+    assert view.state == "failing"
+    until(lambda: route_of(laptop, "doomed"), lambda one: not one.places)
 
 
 def test_a_second_look_finds_nothing_to_do(laptop: Laptop) -> None:

@@ -119,6 +119,7 @@ def test_bytes_that_changed_on_disk_are_not_loaded(laptop: Laptop, tmp_path: Pat
     assert read_outbox(tmp_path / "outbox")[0] == []
 
 
+@pytest.mark.slow
 def test_on_another_machine_it_shows_the_certificate_that_gateways_expect(laptop: Laptop, tmp_path: Path) -> None:
     cert = new_cert("fraud.score", time.time())
     env = environment(laptop, models.mlp(tmp_path / "model"), tmp_path / "outbox")

@@ -45,6 +45,7 @@ class Deploying:
         self._ledger, self.jobs, self._catalog = ledger, jobs, catalog
         self.act, self.series, self.keyring, self.settings = act, series, keyring, settings
         self._shelf = SecretShelf(ledger, keyring)
+        jobs.hear.append(replicas.Hearing(ledger, settings.zone))
         self._watchers: tuple[Callable[[], None], ...] = ()
 
     @verb(writes=("endpoint",), reads=("model", "code", "features"))

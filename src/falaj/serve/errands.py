@@ -177,9 +177,10 @@ def _waited(here: Here, endpoint: Ref, wait_s: float = WAIT_S) -> EndpointView:
             view: EndpointView = here.serve.show(endpoint)
             newest = view.revisions[-1].number
             ready = any(one.revision == newest and one.state == "ready" for one in view.replicas)
-            if ready and str(newest) in view.traffic:
+            tried = view.rollout is not None and newest in view.rollout.arms.values()
+            if ready and (str(newest) in view.traffic or tried):
                 return view
-            if view.note and view.state != "starting":
+            if f"revision {newest}" in view.note:
                 raise Invalid(f"{endpoint} does not get ready: {view.note}", "falaj jobs logs shows all of it")
             if time.monotonic() > until:
                 raise Unavailable(f"{endpoint} is not ready after {wait_s:g} s", "falaj serve show says what it does")

@@ -25,8 +25,9 @@ from falaj.store.ledger import Ledger
 from falaj.store.loop import Turn
 from falaj.store.records import Record
 
-EVERY_S, LOOK_S = 0.1, 1.0
-"""How often we look whether something changed, and how often at the load of every endpoint."""
+EVERY_S, HURRIED_S, LOOK_S = 0.5, 0.05, 1.0
+"""How often we look whether something changed elsewhere; while an endpoint is asleep, that a gateway may wake; and how
+often at the load of every endpoint."""
 GAP_S, TIDY_S = 0.02, 60.0
 MOST_STARTS = 16
 LAST_LINES = 4
@@ -38,7 +39,6 @@ class ServeLoop:
     """Leads endpoints, for every tenant."""
 
     name = "serve"
-    every_s = EVERY_S
     eager = True
 
     def __init__(self, ledger: Ledger, desk: Serve) -> None:
@@ -49,9 +49,10 @@ class ServeLoop:
         self._known: set[Key] = set()
         self._past: dict[Key, dict[int, Past]] = {}
         self._tidied: dict[Key, float] = {}
+        self._asleep: set[Key] = set()
+        self.every_s: float = EVERY_S
         self._looked = self._rested = 0.0
         self._turn: Turn
-        desk.jobs.hear.append(replicas.Hearing(ledger, desk.settings.zone))
 
     def step(self, turn: Turn) -> bool:
         """Look at every endpoint of which something was said, and now and then at all."""
@@ -69,6 +70,7 @@ class ServeLoop:
                 # Where somebody wrote first there is nothing wrong: the next turn looks again.
                 failure = failure if isinstance(error, Conflict) else failure or error
                 self._looked = 0.0
+        self.every_s = HURRIED_S if self._asleep else EVERY_S
         if failure is not None:
             raise failure
         return False
@@ -76,26 +78,35 @@ class ServeLoop:
     def _due(self, turn: Turn) -> set[Key]:
         now = turn.ctx.now()
         if turn.token != self._token:
-            self._watch, self._token = Watch(self._ledger, *KINDS), turn.token
-            with self._ledger.read(turn.ctx) as tx:
-                found = [one for tenant in tenants(self._ledger) for one in every(tx, books.ENDPOINT, tenant)]
-            self._known = {(one.key.tenant, one.ref.bare) for one in found}
-            self._past = {}
-            self._looked = now
+            self._begin(turn)
             return set(self._known)
         changed = self._watch.changed()
-        self._known |= {(tenant, ref) for tenant, ref in changed if ref.kind == books.ENDPOINT}
+        new = {(tenant, ref) for tenant, ref in changed if ref.kind == books.ENDPOINT} - self._known
+        if new and not self._known:
+            self._begin(turn)  # there were none: of jobs and replicas we have heard nothing
+        self._known |= new
         said = {(tenant, ref if ref.kind == books.ENDPOINT else books.endpoint_of(ref)) for tenant, ref in changed}
         if abs(now - self._looked) >= LOOK_S:
             self._looked = now
             return set(self._known)
         return said & self._known
 
+    def _begin(self, turn: Turn) -> None:
+        """Follow the log from here, and read what there is. While there is no endpoint, jobs are nothing to us."""
+        self._watch = Watch(self._ledger, *KINDS)
+        with self._ledger.read(turn.ctx) as tx:
+            found = [one for tenant in tenants(self._ledger) for one in every(tx, books.ENDPOINT, tenant)]
+        self._known = {(one.key.tenant, one.ref.bare) for one in found}
+        if not self._known:
+            self._watch = Watch(self._ledger, books.ENDPOINT)
+        self._token, self._looked, self._past, self._asleep = turn.token, turn.ctx.now(), {}, set()
+
     def _tend(self, ctx: Context, ref: Ref) -> None:
         """Everything that is due at one endpoint."""
         record, known = self._read(ctx, ref)
         if record is None:
             self._known.discard((ctx.tenant, ref))
+            self._asleep.discard((ctx.tenant, ref))
             return
         if self._look(ctx, record, known):
             record, known = self._read(ctx, ref)
@@ -111,6 +122,8 @@ class ServeLoop:
         self._tidy(ctx, record)
         decision = decide(self._world(ctx, record, [one for one, _ in known]))
         self._past[ctx.tenant, ref] = dict(decision.past)
+        quiet = not known and not decision.start and not record.body["stopped"]
+        (self._asleep.add if quiet else self._asleep.discard)((ctx.tenant, ref))
         self._act(ctx, record, known, decision)
 
     def _tidy(self, ctx: Context, record: Record) -> None:
@@ -144,13 +157,30 @@ class ServeLoop:
                 changed = True
             elif state == DRAINING and (attempt.get("stop") or {}).get("why") != "cancelled":
                 self._desk.jobs.cancel(ctx, job.ref.bare, "it is not needed any more")
-        body = record.body
-        for number in {one.body["revision"] for one, _ in known if one.body["state"] == READY}:
+        body, working = record.body, {one.body["revision"] for one, _ in known if one.body["state"] == READY}
+        for number, why in self._barred(ctx, record, working).items():
+            for replica, job in known:
+                if replica.body["revision"] == number and replica.body["state"] != DRAINING:
+                    self._drain(ctx, replica, job)
+            body = life.troubled(body, number, why, ctx.now())
+            working.discard(number)
+        for number in working:
             body = life.calmed(body, number)
         if body != record.body:
             self._save(ctx, record, body, "serve.ready")
             changed = True
         return changed
+
+    def _barred(self, ctx: Context, record: Record, working: set[int]) -> dict[int, str]:
+        """Revisions whose model may not be used any more, not even by what runs: deleted, or restricted."""
+        kept = {one["number"]: Ref.parse(one["model"]) for one in record.body["revisions"] if one["number"] in working}
+        with self._ledger.read(ctx) as tx:
+            models = {number: tx.get(ref) for number, ref in kept.items()}
+        return {
+            number: f"{kept[number]} was {'restricted' if model and model.restricted else 'deleted'}"
+            for number, model in models.items()
+            if model is None or model.restricted or model.body["state"] != "live"
+        }
 
     def _gone(self, ctx: Context, record: Record, replica: Record, job: Record | None) -> Record:
         """A replica is over: its record goes, and where nobody wanted that the endpoint says why."""
