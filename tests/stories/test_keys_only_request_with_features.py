@@ -55,6 +55,9 @@ def test_keys_only_request_with_features(tmp_path: Path) -> None:
                 score(bank, client, ["nobody"])
         finally:
             client.close()
+        # One that was made from it was trained on the same.
+        child = here.catalog.publish("model:fraud/child", str(tmp_path / "model"), inputs={"parent": model}).ref
+        assert [str(one) for one in here.features.bound(child)] == ["service:fraud/scorer@v1"]
         # A model is served with what it was trained on, and nothing else.
         with pytest.raises(Invalid, match="trained on service:fraud/scorer@v1"):
             here.serve.deploy(SCORE, str(model), features="service:fraud/other")

@@ -25,6 +25,7 @@ OPEN_S = 60.0
 PLAN_S = 1.0
 SAMPLE_EVERY = 1000
 MOST_KEYS = 10_000
+MOST_ANCESTORS = 100
 _READERS = 256
 
 
@@ -169,12 +170,19 @@ class Serving(Shelf):
 
 
 def trained_on(tx: Books, model: Ref) -> list[Ref]:
-    """The versions of services that a model's training sets were made with."""
+    """The versions of services that a model's training sets were made with, or those of the model it was made from."""
     found: set[Ref] = set()
-    for ref in map(Ref.parse, tx.need(model).body.get("inputs", {}).values()):
-        made = tx.get(ref) if ref.kind == "dataset" else None
-        inner = made.body.get("inputs", {}).values() if made else ()
-        found |= {one for one in (ref, *map(Ref.parse, inner)) if one.kind == "service"}
+    seen: set[Ref] = set()
+    todo = [model]
+    while todo and len(seen) < MOST_ANCESTORS:
+        one = todo.pop()
+        seen.add(one)
+        for ref in map(Ref.parse, tx.need(one).body.get("inputs", {}).values()):
+            made = tx.get(ref) if ref.kind == "dataset" else None
+            inner = made.body.get("inputs", {}).values() if made else ()
+            found |= {each for each in (ref, *map(Ref.parse, inner)) if each.kind == "service"}
+            if ref.kind == "model" and ref not in seen and tx.get(ref) is not None:
+                todo.append(ref)
     return sorted(found)
 
 
