@@ -182,9 +182,11 @@ class Ground:
         self._number += 1
         with self.town.house.ledger.write(self.ctx) as tx:
             record = tx.need(REF)
-            run = Ref("run", "fraud", f"r{self._number}")
-            body = books.new_replica(record, replica.revision, self._number, run, 0.0)
-            body |= {"state": "ready", "host": replica.host, "port": replica.port}
+            body = {
+                "endpoint": record.body["id"], "revision": replica.revision, "number": self._number, "state": "ready",
+                "attempt": "", "run": f"run:fraud/r{self._number}", "host": replica.host, "port": replica.port,
+                "fingerprint": "", "since": 0.0, "note": "", "proven": True,
+            }  # fmt: skip
             name = books.replica_name(REF, replica.revision, self._number)
             kept = tx.put(name, body, zone="ae-dubai", terms=books.replica_terms(body))
             tx.emit("serve.serving", kept.ref)

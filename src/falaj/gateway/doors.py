@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Cancel = Callable[[], None]
 LENGTH = b"inference-header-content-length"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics", "sequence")
+_FREE = frozenset({paths.LIVE, paths.READY, paths.ABSENT})
+_OWN = frozenset({paths.SERVER, paths.INDEX, paths.CHANGE})
 MOST_PATHS, MOST_SHADOWS = 4096, 256
 _FIXED = Denied("endpoints are not changed by their callers", "revisions change by: falaj serve deploy")
 _ABOUT = {"name": "falaj", "version": __version__, "extensions": list(EXTENSIONS)}
@@ -85,7 +87,7 @@ class Doors:
         """Let it wait for a replica."""
         return self.holding.hold(one)
 
-    def answered(self, one: Passing, reply: Any, status: int) -> None:
+    def answered(self, one: Passing, reply: Any, status: int, now: float) -> None:
         """Give the answer back, with what names it; then keep a sample, and ask a shadow."""
         self._count += 1
         one.id = id_ = f"{self._prefix}-{self._count:x}"
@@ -99,7 +101,7 @@ class Doors:
             return
         route = one.routed.route
         if route.rules.sample > 0.0 and random.random() < route.rules.sample:  # noqa: S311 # nosec B311 - a sample
-            self._keep(one, reply, status, one.arm, time.monotonic() - one.began)
+            self._keep(one, reply, status, one.arm, now - one.began)
         if route.shadow is not None and one.arm != DIRECT:
             self._shadow(one)
 
@@ -115,10 +117,11 @@ class Doors:
             told.headers = ((b"allow", target.method),)
             reply(told)
             return None
-        if target.what in (paths.LIVE, paths.READY, paths.ABSENT):
+        if target.what in _FREE:
             reply(self._plain(target.what))
             return None
-        key = key_of(call.headers, target.name)
+        headers = call.headers
+        key = headers.get(b"authorization", b""), target.name, headers.get(b"falaj-purpose", b"")
         caller = self._callers.known(key, time.monotonic())
         if caller is not None:
             return self._rest(target, call, reply, caller)
@@ -158,7 +161,7 @@ class Doors:
 
     def _rest(self, target: Target, call: Call, reply: Callable[[Reply], Any], caller: Caller) -> Cancel | None:
         try:
-            if target.what in (paths.SERVER, paths.INDEX, paths.CHANGE):
+            if target.what in _OWN:
                 return self._own(target.what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
             routed = self._admitted(caller)
         except FalajError as error:
@@ -169,14 +172,16 @@ class Doors:
             return None
         headers = call.headers
         length = headers.get(LENGTH)
-        passed = Call(call.method, target.path, NO_HEADERS if length is None else {LENGTH: length}, call.body)
-        one = RestPassing(self, routed, caller.id, passed, reply)
-        one.key, one.version, one.size = headers.get(routed.sticky), target.version, len(call.body)
-        one.counts = target.what is paths.INFER
-        if one.counts:
-            one.sequence = paths.sequence_of(headers, call.body)
-            if one.sequence and one.key is None:
-                one.key = one.sequence
+        # The request is ours alone: what a replica need not know is taken out of it.
+        call.path, call.headers = target.path, NO_HEADERS if length is None else {LENGTH: length}
+        one = RestPassing(self, routed, caller, call, reply)
+        one.key = headers.get(routed.sticky)
+        if target.version:
+            one.version = target.version
+        if target.what is not paths.INFER:
+            one.counts = False
+        elif sequence := paths.sequence_of(headers, call.body):
+            one.sequence, one.key = sequence, one.key or sequence
         return one.begin()
 
     def _grpc(self, version: int, call: GrpcCall, reply: Callable[[GrpcReply], Any], caller: Caller) -> Cancel | None:
@@ -198,17 +203,17 @@ class Doors:
         if method == "ModelReady" and routed.route.asleep and not version:
             reply(GrpcReply(encode(METHODS[method][1], {"ready": True})))
             return None
-        one = GrpcPassing(self, routed, caller.id, GrpcCall(method, call.message, NO_HEADERS, 0.0), reply)
+        one = GrpcPassing(self, routed, caller, call, reply)
         if 0.0 < call.deadline < one.deadline:
             one.deadline, one.own = call.deadline, False
-            one.until = min(one.until, call.deadline)
-        one.body.deadline = one.deadline
-        one.key, one.version, one.size = metadata.get(routed.sticky), version, len(call.message)
-        one.counts = method in ("ModelInfer", "ModelStreamInfer")
-        if one.counts:
-            one.sequence = paths.grpc_sequence_of(metadata, call.message)
-            if one.sequence and one.key is None:
-                one.key = one.sequence
+        call.deadline, call.metadata = one.deadline, NO_HEADERS
+        one.key = metadata.get(routed.sticky)
+        if version:
+            one.version = version
+        if method not in ("ModelInfer", "ModelStreamInfer"):
+            one.counts = False
+        elif sequence := paths.grpc_sequence_of(metadata, call.message):
+            one.sequence, one.key = sequence, one.key or sequence
         return one.begin()
 
     def _admitted(self, caller: Caller) -> Routed:
@@ -287,7 +292,7 @@ class Doors:
         else:
             request, response, encoding = one.body.message, reply.message, GRPC
         key = one.key.decode("utf-8", "replace") if one.key else ""
-        row = Logged(at(), one.id, key, arm, revision or one.revision, status, int(seconds * 1e6), one.caller,
+        row = Logged(at(), one.id, key, arm, revision or one.revision, status, int(seconds * 1e6), one.caller.id,
                      request, response, encoding)  # fmt: skip
         self._pages.add(one.routed.route, row)
 
@@ -308,7 +313,7 @@ class Doors:
             missed = isinstance(reply, Missed)
             status = 503 if missed else one.status(reply)[0]
             seconds = time.monotonic() - began
-            tally.done(seconds, failed=status >= 500)
+            tally.done(seconds, status >= 500)
             rules = one.routed.route.rules
             if not missed and random.random() < rules.sample:  # noqa: S311 # nosec B311 - a sample
                 self._keep(one, reply, status, SHADOW, seconds, revision)

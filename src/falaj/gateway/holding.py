@@ -20,10 +20,13 @@ class Held(Protocol):
     asleep: bool
     """Its endpoint may have to be woken."""
     over: bool
-    name: Name
-    size: int
-    until: float
 
+    @property
+    def name(self) -> Name: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def until(self) -> float: ...
     def go(self) -> None: ...
     def tired(self) -> None: ...
 
@@ -38,14 +41,14 @@ class Holding:
         self._woken: dict[Name, float] = {}
         self.loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._soon = False
+        self._soon = self._closed = False
 
     def __len__(self) -> int:
         return len(self._held)
 
     def hold(self, one: Held) -> bool:
         """Let it wait; False when too many do already."""
-        if len(self._held) >= MOST_HELD or self._bytes + one.size > MOST_BYTES:
+        if self._closed or len(self._held) >= MOST_HELD or self._bytes + one.size > MOST_BYTES:
             return False
         self._held.append(one)
         self._bytes += one.size
@@ -60,6 +63,14 @@ class Holding:
         if self._held and not self._soon:
             self._soon = True
             self.loop.call_soon(self._again)
+
+    def close(self) -> None:
+        """We end: nobody waits here for a replica any more; another gateway may have one."""
+        self._closed = True
+        held, self._held, self._bytes = self._held, deque(), 0
+        for one in held:
+            if not one.over:
+                one.tired()
 
     def _again(self) -> None:
         self._soon = False

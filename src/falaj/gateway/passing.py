@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from falaj.core.errors import FalajError, NotFound, Unavailable
+from falaj.gateway.callers import Caller
 from falaj.gateway.link import TRIP, Link
 from falaj.gateway.pick import pick, pinned
-from falaj.gateway.table import Routed
+from falaj.gateway.table import Name, Routed
 from falaj.gateway.tally import Tally
 from falaj.oip.calls import CODES, DEADLINE_EXCEEDED, Call, GrpcCall, GrpcReply, Reply
 from falaj.oip.hop import LATE, HopClient, Missed
@@ -28,39 +29,50 @@ class Hall(Protocol):
     def routed(self, name: tuple[str, str]) -> Routed | None: ...
     def tally(self, routed: Routed, arm: str, revision: int) -> Tally: ...
     def hold(self, one: "Passing") -> bool: ...
-    def answered(self, one: "Passing", reply: Any, status: int) -> None: ...
+    def answered(self, one: "Passing", reply: Any, status: int, now: float) -> None: ...
 
 
 class Passing:
-    """A request. Made for every one, so it is small; REST and gRPC differ in what they ask and how they say no."""
+    """A request. REST and gRPC differ in what they ask and how they say no."""
 
-    __slots__ = (
-        "arm", "asleep", "began", "body", "caller", "counts", "deadline", "hall", "hedge", "held", "id", "key", "link",
-        "name", "over", "own", "reply", "revision", "rival", "routed", "sequence", "size", "stream", "tally", "tried",
-        "until", "version",
-    )  # fmt: skip
     body: Any
+    # What most requests never change lies here once.
+    own = True
+    """The deadline is ours: a replica that misses it is not well. One that the caller set says nothing."""
+    version = revision = stream = 0
+    key: bytes | None = None
+    sequence = b""
+    arm = id = ""
+    counts = True
+    over = asleep = held = False
+    link: Link | None = None
+    rival: tuple[Link, int] | None = None
+    tally: Tally | None = None
+    tried: tuple[Link, ...] = ()
+    hedge: asyncio.TimerHandle | None = None
 
-    def __init__(self, hall: Hall, routed: Routed, caller: str, body: Any, reply: Callable[[Any], Any]) -> None:
+    def __init__(self, hall: Hall, routed: Routed, caller: Caller, body: Any, reply: Callable[[Any], Any]) -> None:
         self.hall, self.routed, self.caller, self.body, self.reply = hall, routed, caller, body, reply
-        rules = routed.route.rules
-        self.name, self.began = routed.name, time.monotonic()
-        self.deadline = self.began + rules.timeout_s
-        self.until = self.began + rules.hold_s
-        self.own = True
-        """The deadline is ours: a replica that misses it is not well. One that the caller set says nothing."""
-        self.version = self.revision = self.size = self.stream = 0
-        self.key: bytes | None = None
-        self.sequence = b""
-        self.arm = self.id = ""
-        self.counts, self.over, self.asleep, self.held = True, False, False, False
-        self.link: Link | None = None
-        self.rival: tuple[Link, int] | None = None
-        self.tally: Tally | None = None
-        self.tried: tuple[Link, ...] = ()
-        self.hedge: asyncio.TimerHandle | None = None
+        self.began = now = time.monotonic()
+        self.deadline = now + routed.route.rules.timeout_s
 
-    def ask(self, client: HopClient, link: Link) -> int:
+    @property
+    def name(self) -> Name:
+        """The endpoint."""
+        return self.routed.name
+
+    @property
+    def until(self) -> float:
+        """So long it waits for a replica."""
+        until = self.began + self.routed.route.rules.hold_s
+        return until if self.own else min(until, self.deadline)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it holds."""
+        raise NotImplementedError
+
+    def ask(self, client: HopClient, then: Callable[[Any], Any]) -> int:
         """Send it; gives the stream."""
         raise NotImplementedError
 
@@ -89,39 +101,45 @@ class Passing:
             if self.own:  # it was not the replica's time
                 self.deadline = time.monotonic() + self.routed.route.rules.timeout_s
         routed = self.hall.routed(self.name)
-        if routed is None:
-            self.fail(NotFound(f"there is no endpoint {self.name[1]!r} any more", "falaj serve list"))
+        if routed is None or (self.version and self.version not in routed.route.live):
+            what = f"revision {self.version}" if routed else "an endpoint"
+            self.fail(NotFound(f"{what} of {self.name[1]} does not run", "see: falaj serve show"))
             return
         self.routed = routed
-        if self.version:
-            self.arm, self.revision = DIRECT, self.version
-            if self.version not in routed.route.live:
-                said = f"revision {self.version} of {self.name[1]} does not run"
-                self.fail(NotFound(said, "leave the version out, or see falaj serve show"))
-                return
-        else:
-            self.arm, self.revision = routed.arms.pick(self.key)
-        now = time.monotonic()
+        self.arm, self.revision = (DIRECT, self.version) if self.version else routed.arms.pick(self.key)
+        self.tally = routed.tallies.get(self.arm) or self.hall.tally(routed, self.arm, self.revision)
         pool = routed.pools.get(self.revision, ())
-        link = pinned(pool, self.sequence) if self.sequence else pick(pool, now, self.tried)
-        if link is None and self.tried:
-            link = pick(pool, now)  # better the same one again than none
+        link = self._link(pool)
         if link is None:
             self._wait(pool)
             return
-        self.tally = routed.tallies.get(self.arm) or self.hall.tally(routed, self.arm, self.revision)
         self.tally.inflight += 1
         self.link = link
-        link.chosen(now)
         try:
-            self.stream = self.ask(link.client, link)
+            self.stream = self.ask(link.client, self.took_first)
         except FalajError as error:
             self._left()
             self.fail(error)
             return
-        if routed.route.rules.hedge_ms > 0.0 and len(pool) > 1 and not self.sequence:
-            loop = asyncio.get_running_loop()
-            self.hedge = loop.call_later(routed.route.rules.hedge_ms / 1000, self._hedged)
+        hedge_ms = routed.route.rules.hedge_ms
+        if hedge_ms > 0.0 and len(pool) > 1 and not self.sequence:
+            self.hedge = asyncio.get_running_loop().call_later(hedge_ms / 1000, self._hedged)
+
+    def _link(self, pool: Sequence[Link]) -> Link | None:
+        if len(pool) == 1 and pool[0].client.ready and not pool[0].fails:
+            return pool[0]
+        now = time.monotonic()
+        link = pinned(pool, self.sequence) if self.sequence else pick(pool, now, self.tried)
+        if link is None and self.tried:
+            link = pick(pool, now)  # better the same one again than none
+        if link is not None:
+            link.chosen(now)
+        return link
+
+    def took_first(self, reply: Any) -> None:
+        """An answer of the replica that was asked first, or that there is none."""
+        if self.link is not None:
+            self.took(self.link, reply)
 
     def took(self, link: Link, reply: Any) -> None:
         """An answer, or that there is none."""
@@ -143,10 +161,14 @@ class Passing:
     def end(self, reply: Any, status: int, now: float) -> None:
         """Give the answer; whoever else was asked need not answer."""
         tally = self.tally
-        self._close(self.link)
+        if self.rival is None and self.hedge is None and tally is not None:
+            self.over, self.link = True, None
+            tally.inflight -= 1
+        else:
+            self._close(self.link)
         if tally is not None and self.counts:
-            tally.done(now - self.began, failed=status >= 500)
-        self.hall.answered(self, reply, status)
+            tally.done(now - self.began, status >= 500)
+        self.hall.answered(self, reply, status, now)
 
     def fail(self, error: FalajError) -> None:
         """Say no."""
@@ -194,7 +216,7 @@ class Passing:
         self.go()
         return True
 
-    def _wait(self, pool: Any) -> None:
+    def _wait(self, pool: Sequence[Link]) -> None:
         """No replica may be asked: some are broken, or none is there yet."""
         if any(link.client.ready and link.fails >= TRIP for link in pool):
             self.fail(Unavailable(f"the replicas of {self.name[1]} fail", _SEE))
@@ -203,9 +225,9 @@ class Passing:
         if not self.hall.hold(self):
             self.fail(Unavailable(f"too many requests wait for {self.name[1]}", "try again shortly"))
             return
-        self.tally = self.routed.tallies.get(self.arm) or self.hall.tally(self.routed, self.arm, self.revision)
-        self.tally.held += 1
         self.held = True
+        if self.tally is not None:
+            self.tally.held += 1
 
     def _hedged(self) -> None:
         """It takes long: ask another one as well, and take the first answer."""
@@ -215,7 +237,7 @@ class Passing:
         other = pick(self.routed.pools.get(self.revision, ()), now, (*self.tried, self.link))
         if other is not None and self.routed.budget.take():
             other.chosen(now)
-            self.rival = (other, self.ask(other.client, other))
+            self.rival = (other, self.ask(other.client, partial(self.took, other)))
 
     def _drop(self, link: Link) -> None:
         """One of two went away: the other one is waited for."""
@@ -227,7 +249,7 @@ class Passing:
         tally = self.tally
         self._close(None)
         if tally is not None and self.counts:
-            tally.done(time.monotonic() - self.began, failed=status >= 500)
+            tally.done(time.monotonic() - self.began, status >= 500)
 
     def _close(self, answered: Link | None) -> None:
         """It is over. `answered`: who needs no word about it."""
@@ -257,12 +279,26 @@ class Passing:
 class RestPassing(Passing):
     """An HTTP request."""
 
-    __slots__ = ()
     body: Call
 
-    def ask(self, client: HopClient, link: Link) -> int:
+    @property
+    def size(self) -> int:
+        """How many bytes it holds."""
+        return len(self.body.body)
+
+    def ask(self, client: HopClient, then: Callable[[Any], Any]) -> int:
         """Send it."""
-        return client.ask_rest(self.body, self.deadline, partial(self.took, link))
+        return client.ask_rest(self.body, self.deadline, then)
+
+    def took_first(self, reply: Any) -> None:
+        """As the parent does; written out for what nearly every answer is."""
+        link = self.link
+        if link is None:
+            return
+        if reply.__class__ is Reply and reply.status < 429 and not link.fails:
+            self.end(reply, reply.status, time.monotonic())
+        else:
+            self.took(link, reply)
 
     def status(self, reply: Reply) -> tuple[int, str]:
         """What the replica said."""
@@ -281,15 +317,18 @@ class RestPassing(Passing):
 class GrpcPassing(Passing):
     """A message of a gRPC call."""
 
-    __slots__ = ("begun",)
     body: GrpcCall
-    begun: bool
+    begun = False
     """Something of a stream was passed on already: it is not asked again."""
 
-    def ask(self, client: HopClient, link: Link) -> int:
+    @property
+    def size(self) -> int:
+        """How many bytes it holds."""
+        return len(self.body.message)
+
+    def ask(self, client: HopClient, then: Callable[[Any], Any]) -> int:
         """Send it."""
-        self.begun = False
-        return client.ask_grpc(self.body, self.deadline, partial(self.took, link))
+        return client.ask_grpc(self.body, self.deadline, then)
 
     def took(self, link: Link, reply: Any) -> None:
         """An answer; of a stream there may be more."""

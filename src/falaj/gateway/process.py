@@ -87,6 +87,7 @@ class Gateway:
     async def drain(self, within_s: float = GRACE_S) -> None:
         """Take nothing new, answer what was asked, write down what was counted."""
         self.doors.open = False
+        self.holding.close()
         await asyncio.gather(*(door.drain(within_s) for door in self._doors))
         for timer in self._timers.values():
             timer.cancel()

@@ -24,7 +24,7 @@ class Tally:
         self.told = False
         """The last row said that something is going on: another one says when it has ended."""
 
-    def done(self, seconds: float, *, failed: bool) -> None:
+    def done(self, seconds: float, failed: bool) -> None:
         """One was answered."""
         self.requests += 1
         if failed:

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Any
 
 from falaj.core.errors import Corrupt, Invalid
-from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.calls import NO_HEADERS, Call, GrpcCall, GrpcReply, Reply
 
 HELLO, CHALLENGE, PROOF, WELCOME, ASK_REST, ASK_GRPC, REPLY_REST, REPLY_GRPC, CANCEL, DRAIN, PING, PONG, CONTROL = (
     range(1, 14)
@@ -127,13 +127,13 @@ class Frames(asyncio.Protocol):
 
 def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """An HTTP request as a frame."""
-    block, path, method = pack_headers(tuple(call.headers.items())), call.path, call.method
-    if len(path) > 0xFFFF or len(method) > 0xFF:
-        raise Invalid("the path is too long", "shorten it")
-    length = 5 + len(method) + len(path) + len(block) + len(call.body)
-    _bound(length, most_bytes)
-    head = _ASK_REST.pack(length, ASK_REST, stream, len(method), len(path), len(block))
-    return head, method, path, block, call.body
+    method, path, body = call.method, call.path, call.body
+    block = pack_headers(tuple(call.headers.items())) if call.headers else b""
+    a, b, c = len(method), len(path), len(block)
+    length = 5 + a + b + c + len(body)
+    if b > 0xFFFF or a > 0xFF or length > most_bytes:
+        raise Invalid("the request is too long to be passed on", f"{most_bytes} bytes at most")
+    return _ASK_REST.pack(length, ASK_REST, stream, a, b, c), method, path, block, body
 
 
 def read_ask_rest(data: bytes) -> Call:
@@ -144,17 +144,18 @@ def read_ask_rest(data: bytes) -> Call:
     c = b + block
     if c > len(data):
         raise Corrupt("a request is shorter than it says", "this is a fault of the sender")
-    headers = read_headers(data[b:c])
+    headers = read_headers(data[b:c]) if block else NO_HEADERS
     return Call(data[5:a], data[a:b], headers, data[c:], trusted=True)
 
 
-def reply_rest(reply: Reply, stream: int, most_bytes: int = MOST_BYTES) -> list[bytes]:
+def reply_rest(reply: Reply, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """An HTTP answer as a frame."""
-    block, kind = pack_headers(tuple(reply.headers)), reply.kind
-    length = 9 + len(kind) + len(block) + sum(map(len, reply.parts))
+    kind, parts = reply.kind, reply.parts
+    block = pack_headers(tuple(reply.headers)) if reply.headers else b""
+    a, b = len(kind), len(block)
+    length = 9 + a + b + (len(parts[0]) if len(parts) == 1 else sum(map(len, parts)))
     _bound(length, most_bytes)
-    head = _REPLY_REST.pack(length, REPLY_REST, stream, reply.status, reply.json_bytes, len(kind), len(block))
-    return [head, kind, block, *reply.parts]
+    return _REPLY_REST.pack(length, REPLY_REST, stream, reply.status, reply.json_bytes, a, b), kind, block, *parts
 
 
 def read_reply_rest(data: bytes) -> Reply:
@@ -170,7 +171,8 @@ def read_reply_rest(data: bytes) -> Reply:
 
 def ask_grpc(call: GrpcCall, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """A message of a gRPC call as a frame; clocks differ, so the time that is left travels."""
-    block, method = pack_headers(tuple(call.metadata.items())), call.method.encode()
+    block = pack_headers(tuple(call.metadata.items())) if call.metadata else b""
+    method = call.method.encode()
     if len(method) > 0xFF:
         raise Invalid("the method's name is too long", "see the protocol for the names")
     left_ms = 0
@@ -189,12 +191,14 @@ def read_ask_grpc(data: bytes) -> GrpcCall:
     if b > len(data):
         raise Corrupt("a call is shorter than it says", "this is a fault of the sender")
     deadline = time.monotonic() + left_ms / 1000 if left_ms else 0.0
-    return GrpcCall(_text(data[7:a]), data[b:], read_headers(data[a:b]), deadline, trusted=True)
+    headers = read_headers(data[a:b]) if block else NO_HEADERS
+    return GrpcCall(_text(data[7:a]), data[b:], headers, deadline, trusted=True)
 
 
 def reply_grpc(reply: GrpcReply, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """An answer to a gRPC call as a frame."""
-    text, block = reply.text.encode()[:TEXT_BYTES] if reply.text else b"", pack_headers(tuple(reply.metadata))
+    text = reply.text.encode()[:TEXT_BYTES] if reply.text else b""
+    block = pack_headers(tuple(reply.metadata)) if reply.metadata else b""
     length = 6 + len(text) + len(block) + len(reply.message)
     _bound(length, most_bytes)
     head = _REPLY_GRPC.pack(length, REPLY_GRPC, stream, reply.code, reply.last, len(text), len(block))
@@ -215,8 +219,6 @@ def read_reply_grpc(data: bytes) -> GrpcReply:
 
 def pack_headers(pairs: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Names and values between NULs. Most requests carry the same few, so what was packed is remembered."""
-    if not pairs:
-        return b""
     found = _packed.get(pairs)
     if found is None:
         found = b"\0".join(part for pair in pairs for part in pair)
@@ -232,7 +234,7 @@ def read_headers(block: bytes) -> Mapping[bytes, bytes]:
     """And back; what comes back is shared and not to be changed."""
     found = _read.get(block)
     if found is None:
-        parts = block.split(b"\0") if block else []
+        parts = block.split(b"\0")
         if len(parts) % 2:
             raise Corrupt("a header has no value", "this is a fault of the sender")
         found = dict(zip(parts[::2], parts[1::2], strict=True))

@@ -176,14 +176,13 @@ class HopClient(f.Frames):
             self._transport.close()
 
     def _stream(self, reply: Ended, deadline: float) -> int:
-        if self._transport is None or self._met != 2:
-            raise Unavailable("the replica is not connected", "ask another one")
-        if len(self._waiting) >= f.MOST_OPEN:
-            raise Unavailable("the replica has too much to do", "ask another one")
+        waiting = self._waiting
+        if self._transport is None or self._met != 2 or len(waiting) >= f.MOST_OPEN:
+            raise Unavailable("the replica is not connected, or has too much to do", "ask another one")
         stream = self._next = (self._next + 1) & 0xFFFFFFFF
-        while stream in self._waiting:
+        while stream in waiting:
             stream = self._next = (stream + 1) & 0xFFFFFFFF
-        self._waiting[stream] = (reply, deadline)
+        waiting[stream] = (reply, deadline)
         return stream
 
     def _sweep(self) -> None:
