@@ -64,3 +64,12 @@ def test_targets() -> None:
     for empty in (np.array([1.0, np.nan]), np.array(["a", None], object)):
         with pytest.raises(Invalid):
             classes(empty)
+
+
+def test_columns_that_the_sheet_names(tmp_path: Path) -> None:
+    whole = {"b": np.arange(4.0), "a": np.arange(4.0) + 10, "label": np.arange(4), "other": np.ones(4)}
+    np.savez(tmp_path / "rows.npz", **whole)
+    found = read_rows(str(tmp_path), (TensorSpec("x", "FP32", (-1, 2)),), "label", 100, 1, "a, b")
+    np.testing.assert_array_equal(found.inputs[0], np.stack([whole["a"], whole["b"]], 1))
+    with pytest.raises(Invalid, match="no column 'c'"):
+        read_rows(str(tmp_path), MATRIX, "label", 100, 1, "a,c")

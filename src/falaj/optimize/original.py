@@ -15,7 +15,7 @@ from falaj.optimize import modules
 from falaj.optimize.graphs import Session, load, made_up, save, vocabularies
 from falaj.optimize.parity import Ask, Worst, check
 from falaj.optimize.records import Plan
-from falaj.optimize.rows import Rows, read_rows
+from falaj.optimize.rows import ORDER, Rows, read_rows
 from falaj.optimize.strangers import guarded
 from falaj.optimize.weights import fill
 
@@ -156,7 +156,8 @@ def _compared(plan: Plan, found: Original, rows: Rows | None) -> Original:
 def sample(plan: Plan, sheet: Sheet) -> Rows | None:
     """Some rows of the data, where there is data."""
     where = plan.data or plan.evaluate
-    return read_rows(where, sheet.inputs, plan.target, plan.most_rows, plan.seed) if where else None
+    order = sheet.parameters.get(ORDER, "")
+    return read_rows(where, sheet.inputs, plan.target, plan.most_rows, plan.seed, order) if where else None
 
 
 def _told(sheet: Sheet, session: Session) -> Sheet:

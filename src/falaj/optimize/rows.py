@@ -11,6 +11,7 @@ from falaj.core.errors import Invalid
 from falaj.core.sheet import TensorSpec
 from falaj.oip.tensors import NUMPY
 
+ORDER = "features.order"
 HELD_OUT = 5
 """One row of so many is judged by and not learnt from."""
 
@@ -30,8 +31,9 @@ class Rows:
         return Rows(tuple(one[which] for one in self.inputs), None if self.target is None else self.target[which])
 
 
-def read_rows(folder: str, specs: Sequence[TensorSpec], target: str, most: int, seed: int) -> Rows:
-    """The rows of a folder or file of tables or arrays; of more than `most`, a seeded choice."""
+def read_rows(folder: str, specs: Sequence[TensorSpec], target: str, most: int, seed: int, order: str = "") -> Rows:
+    """The rows of a folder or file of tables or arrays; of more than `most`, a seeded choice. `order`: the columns
+    that a model's one input holds, where its sheet names them."""
     from falaj.feed.sources import open_source
 
     source = open_source(folder, cache=False)
@@ -46,6 +48,10 @@ def read_rows(folder: str, specs: Sequence[TensorSpec], target: str, most: int, 
         if target not in columns:
             raise Invalid(f"the data has no column {target[:60]!r}", f"it has: {', '.join(columns)}"[:300])
         answers = classes(np.asarray(columns.pop(target)))
+    if names := [one.strip() for one in order.split(",") if one.strip()]:
+        if lost := [one for one in names if one not in columns]:
+            raise Invalid(f"the data has no column {lost[0][:60]!r}", f"{ORDER} of the model's sheet names it")
+        columns = {one: columns[one] for one in names}
     return Rows(inputs_of(columns, specs), answers)
 
 

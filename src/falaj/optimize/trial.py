@@ -24,7 +24,7 @@ from falaj.optimize.parity import Ask, asked
 from falaj.optimize.quality import AGREEMENT, kind_of, loss, quality
 from falaj.optimize.quantise import int8_dynamic, int8_static
 from falaj.optimize.records import BEFORE, EXPORT, FAILED, KEPT, METHODS, REFUSED, SKIPPED, Plan, Tried
-from falaj.optimize.rows import Rows, read_rows, split
+from falaj.optimize.rows import ORDER, Rows, read_rows, split
 
 JUDGED, CALIBRATED = 512, 512
 _TUNE_RATE, _TEACH_RATE = 3e-4, 3e-3
@@ -126,7 +126,8 @@ class Trial:
         plan = self.plan
 
         def rows(folder: str) -> Rows:
-            return read_rows(folder, session.inputs, plan.target, plan.most_rows, plan.seed)
+            order = self.original.sheet.parameters.get(ORDER, "")
+            return read_rows(folder, session.inputs, plan.target, plan.most_rows, plan.seed, order)
 
         learns = rows(plan.data) if plan.data else None
         if plan.evaluate:
