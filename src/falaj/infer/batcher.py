@@ -83,6 +83,7 @@ class Batcher:
         self._workers = self._idle = self._running = self._ran = 0
         self._now: dict[int, tuple[float, Sequence[Waiting]]] = {}
         self._closed = False
+        self._logged = 0.0
         self._emptied: Callable[[], Any] | None = None
 
     @property
@@ -114,11 +115,12 @@ class Batcher:
                 self._queue.remove(one)
             else:
                 one.state = GONE
+        self._rest_soon()
 
     def when_empty(self, call: Callable[[], Any]) -> None:
         """Call once nothing waits or runs. What is in line is still run."""
         self._emptied = call
-        self._loop.call_soon(self._rest)
+        self._rest_soon()
 
     def close(self) -> None:
         """Let the threads end; call when empty."""
@@ -135,6 +137,7 @@ class Batcher:
         """Answer these with an error, whatever becomes of their run."""
         now = monotonic()
         self._deliver(Ran(members, error, now, now))
+        self._rest_soon()
 
     def fail_all(self, error: FalajError) -> None:
         """The same for all that waits."""
@@ -233,6 +236,10 @@ class Batcher:
             self._due = True
             self._loop.call_soon(self._turn)
 
+    def _rest_soon(self) -> None:
+        if self._emptied is not None:  # not at once: we may be in the middle of a turn that holds requests
+            self._loop.call_soon(self._rest)
+
     def _rest(self) -> None:
         if self._emptied is not None and not self.busy:
             call, self._emptied = self._emptied, None
@@ -267,6 +274,7 @@ class Batcher:
         now = monotonic()
         for one in late:
             self._deliver(Ran((one,), late_error(), now, now))
+        self._rest_soon()
 
     # ---- threads
 
@@ -368,7 +376,9 @@ class Batcher:
         except FalajError as error:
             return error
         except BROKEN as error:
-            _log.warning("a model broke on a request", exc_info=error)
+            if monotonic() > self._logged + 1.0:  # each request of a broken model would fill the disk
+                self._logged = monotonic()
+                _log.warning("a model broke on a request", exc_info=error)
             return UserCodeFailed(
                 f"the model broke on this request: {type(error).__name__}", "see the log of its replica"
             )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 def folder_bytes(folder: str) -> int:
     """The files below a folder."""
+    if not folder:
+        return 0
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 

@@ -306,8 +306,9 @@ class Models:
         if self.routes.get(session.name, {}).get(session.version) is not entry:
             session.close()  # unloaded or replaced meanwhile; those who held were moved or told
             return
-        entry.session = entry.seen = session
+        entry.session, entry.seen, entry.used = session, session, time.monotonic()
         self._release(entry)
+        self._make_room(None)  # several may have come back at the same time
 
     def _not_back(self, entry: Entry, error: FalajError | None) -> None:
         entry.loading = False
