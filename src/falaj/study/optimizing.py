@@ -117,7 +117,8 @@ def _asked(here: Here, model: Ref, said: Mapping[str, Any], data: Ref | None, ho
     given = {"data": data, "evaluate": Ref.parse(how["evaluate"]) if how.get("evaluate") else None}
     inputs = {role: here.catalog.show(ref).ref for role, ref in given.items() if ref is not None}
     code, folder = how.get("code", ""), ""
-    own = version.card.code.ref if version.card and version.card.code else None
+    made_by = version.inputs.get("code")
+    own = version.card.code.ref if version.card and version.card.code else made_by
     if code and not code.startswith("code:"):
         own, folder = None, code
         if not Path(code).is_dir():
