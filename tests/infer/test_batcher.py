@@ -288,7 +288,7 @@ async def test_a_huge_request_does_not_run_on_the_loops_thread() -> None:
     runtime.note = lambda: seen.append(threading.get_ident())
     await _until_inline(engine)
     assert seen[-1:] in ([], [loop])
-    await asked(engine, ask_of(np.ones((20_000, 2))))
+    await asked(engine, ask_of(np.ones((50_000, 16))))
     assert seen[-1] != loop
     await engine.close()
 
