@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -317,3 +318,27 @@ def test_the_same_messages_in_the_same_words(serve: Any) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary("/other.Service/ModelInfer")(b"")
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_draining_under_load_loses_no_call_that_was_taken() -> None:
+    with running(Mirror()) as here, grpc.insecure_channel(f"127.0.0.1:{here.port}") as channel:
+        unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        answered: list[bytes] = []
+        refused: list[Any] = []
+
+        def ask() -> None:
+            while not refused:
+                try:
+                    answered.append(unary(b"hi"))
+                except grpc.RpcError as error:
+                    refused.append(error.code())
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for one in threads:
+            one.start()
+        here.until(lambda: len(answered) > 200)
+        here.wait(here.server.drain(20))
+        for one in threads:
+            one.join()
+        assert set(refused) == {grpc.StatusCode.UNAVAILABLE}
+        assert len(answered) == len(here.door.calls)

@@ -156,6 +156,10 @@ HOSTILE: dict[str, tuple[Callable[[Client], bytes], int]] = {
         lambda c: frame(w.HEADERS, 0, 1, b"\0" * 16_000) + frame(w.CONTINUATION, 0, 1, b"\0" * 16_000),
         w.ENHANCE_YOUR_CALM,
     ),
+    "a block that is too large, in one frame": (
+        lambda c: frame(w.HEADERS, OPEN, 1, c.block(headers()) + b"\0\1x\1y" * 4000),
+        w.COMPRESSION_ERROR,
+    ),
     "a block that unpacks to too much": (
         lambda c: frame(w.HEADERS, OPEN, 1, c.block([*headers(), ("x", "y" * 3000)]) + b"\xbe" * 8000),
         w.COMPRESSION_ERROR,

@@ -52,9 +52,6 @@ class Calls(Speaking):
             self._ended(stream)
 
     def _read(self, said: bytes) -> Head | None:
-        if len(said) > self._limits.head_bytes:
-            self.fail(w.ENHANCE_YOUR_CALM, "the headers are too large")
-            return None
         try:
             head = self._heads.read(said)
         except FalajError:
@@ -80,7 +77,8 @@ class Calls(Speaking):
             self._drop(stream, w.PROTOCOL_ERROR)
         else:
             stream.half = True
-            self._ended(stream)
+            if not stream.gone:
+                self._ended(stream)
 
     def _refuse(self, stream: Stream) -> None:
         """A request that is no call."""

@@ -79,7 +79,7 @@ class Speaking(asyncio.Protocol):
     def _flush(self) -> None:
         self._scheduled = False
         out, self._out, self._gathered = self._out, [], 0
-        if self._transport is not None and out:
+        if out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
         if self._more:
             self._more = False

@@ -89,6 +89,8 @@ class Heads:
 
     def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
         before = self._table.changes
+        if len(block) > self._decoder.max_header_list_size:
+            raise Corrupt("a block of headers is too large", "send fewer")
         try:
             found = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except (HPACKError, IndexError) as error:
