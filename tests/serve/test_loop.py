@@ -2,16 +2,19 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from falaj.core.ref import Ref
 from falaj.serve import replicas
+from falaj.serve.counts import Counted, bucket
 from falaj.serve.records import EndpointView
 from falaj.serve.routes import wake
-from tests.jobs.lab import until
+from tests.jobs.lab import Lab, until
 from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
 
 SCORE = "endpoint:fraud/score"
@@ -126,6 +129,40 @@ def test_what_somebody_cancels_is_replaced_and_more_are_asked_for(laptop: Laptop
     laptop.here.serve.scale(endpoint, least=1)
     # Fewer, but not before a minute has gone by: load comes back.
     assert len(laptop.show(endpoint).replicas) == 2
+
+
+@pytest.mark.slow
+def test_more_answer_when_more_ask(laptop: Laptop) -> None:
+    endpoint, house = "endpoint:fraud/busy", laptop.here.house
+    laptop.here.serve.deploy(endpoint, laptop.model(), most=3, concurrency=2.0, **SMALL)
+    laptop.until(ready, endpoint)
+
+    def busy() -> EndpointView:
+        row = Counted("house", endpoint, "base", 1, time.time(), 50, 0, {bucket(900): 50}, 4, 1, "gateway-1", "home")
+        house.desks["serve"].counts.append([row])
+        return laptop.show(endpoint)
+
+    assert len(ready(until(busy, lambda one: len(ready(one)) == 3))) == 3
+
+
+@pytest.mark.slow
+def test_a_replica_that_loses_its_place_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    laptop = Laptop(tmp_path)
+    lab = Lab(tmp_path, laptop.here)
+    lab.one_node()
+    with laptop.here.working():
+        laptop.here.serve.deploy(SCORE, laptop.model(), cpus=1.0, memory="64MiB", band="best-effort")
+        (first,) = ready(laptop.until(ready))
+        job = lab.submit("import time; time.sleep(3)", cpus=1.0, band="high")
+        laptop.until(lambda one: not ready(one))
+        waits = laptop.until(lambda one: one.replicas and one.replicas[0].name != first)
+        assert "falaj jobs why" in waits.replicas[0].note
+        lab.done(job)
+        assert ready(laptop.until(ready)) != [first]
+        assert laptop.here.jobs.show(f"job:fraud/{first}").state == "cancelled"
+        laptop.close()
+    laptop.here.close()
 
 
 @pytest.mark.slow

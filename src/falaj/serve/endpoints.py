@@ -9,10 +9,11 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.jobs.records import RUNNING
 from falaj.serve import books, fitness, life
 from falaj.serve.deploying import Deploying
 from falaj.serve.limits import check_rules, check_scale
-from falaj.serve.records import EndpointPage, EndpointView, Entry, Rules
+from falaj.serve.records import STARTING, EndpointPage, EndpointView, Entry, Rules
 from falaj.serve.routes import Routes, Table
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader, Writer
@@ -55,7 +56,8 @@ class Endpoints(Deploying):
         """
         with self._ledger.read(ctx) as tx:
             record = _need(tx, endpoint)
-            return books.view(record, books.replicas_of(tx, record), books.doors_in(tx))
+            known = [_explained(tx, one) for one in books.replicas_of(tx, record)]
+            return books.view(record, known, books.doors_in(tx))
 
     @verb(writes=("endpoint",))
     def scale(
@@ -93,12 +95,12 @@ class Endpoints(Deploying):
         self,
         ctx: Context,
         endpoint: Annotated[Ref, "which endpoint"],
-        more: Annotated[dict[str, str], "rules by name: per_s=100,timeout_s=5; see docs/serve.md"],
+        more: Annotated[dict[str, str], "rules by name: per_s=100; see docs/serve.md"],
     ) -> EndpointView:
         """Change what callers of an endpoint are held to: rates, time limits, retries, what is kept of requests.
 
         Example:
-            falaj serve change endpoint:fraud/score --more per_s=100,burst=200
+            falaj serve change endpoint:fraud/score --more per_s=100 --more burst=200
         """
 
         def work(body: books.Body) -> books.Body:
@@ -236,6 +238,15 @@ class Endpoints(Deploying):
             tx.emit(said, record.ref, reason=reason[:500])
             tx.after(self._stir)
             return books.view(record, books.replicas_of(tx, record), books.doors_in(tx))
+
+
+def _explained(tx: Reader, replica: Record) -> Record:
+    """A replica that is not there yet says what its job waits for."""
+    job = tx.get(Ref("job", replica.key.project, replica.key.name)) if replica.body["state"] == STARTING else None
+    if job is None or job.body["state"] == RUNNING:
+        return replica
+    note = f"its job is {job.body['state']}: falaj jobs why {job.ref.bare}"
+    return replace(replica, body={**replica.body, "note": note})
 
 
 def _need(tx: Reader, endpoint: Ref) -> Record:

@@ -145,7 +145,7 @@ class Rollout:
 class Replica:
     """One process that answers."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "revision", "state", "job", "address", "since")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "revision", "state", "job", "address", "since", "note")
 
     name: str
     revision: int
@@ -154,6 +154,11 @@ class Replica:
     address: str = ""
     since: float = 0.0
     note: str = ""
+
+    @property
+    def brief(self) -> str:
+        """As people say it."""
+        return f"{self.name} {self.state}"
 
 
 @dataclass(frozen=True, slots=True)
