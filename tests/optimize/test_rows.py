@@ -71,5 +71,12 @@ def test_columns_that_the_sheet_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", **whole)
     found = read_rows(str(tmp_path), (TensorSpec("x", "FP32", (-1, 2)),), "label", 100, 1, "a, b")
     np.testing.assert_array_equal(found.inputs[0], np.stack([whole["a"], whole["b"]], 1))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "tables").mkdir()
+    pq.write_table(pa.table({"a": pa.array([1, None, 3]), "b": [0.5, None, 2.5]}), tmp_path / "tables" / "t.parquet")
+    found = read_rows(str(tmp_path / "tables"), (TensorSpec("x", "FP32", (-1, 2)),), "", 100, 1, "a,b")
+    np.testing.assert_array_equal(found.inputs[0], np.array([[1, 0.5], [np.nan, np.nan], [3, 2.5]], np.float32))
     with pytest.raises(Invalid, match="no column 'c'"):
         read_rows(str(tmp_path), MATRIX, "label", 100, 1, "a,c")

@@ -1,10 +1,13 @@
 """`python -m falaj.optimize.footprint THREADS AIM BATCH FILE …`: bytes that each model takes, a line each."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 from falaj.optimize.graphs import Session, made_up
+
+_LONG_S = 300
 
 
 def main(arguments: list[str]) -> int:
@@ -15,23 +18,28 @@ def main(arguments: list[str]) -> int:
     for batch, file in zip(pairs[::2], pairs[1::2], strict=True):
         child = os.fork()
         if not child:
-            os._exit(_say(Path(file), int(batch), int(threads), aim))
+            signal.alarm(_LONG_S)
+            try:
+                _say(Path(file), int(batch), int(threads), aim)
+                os._exit(0)
+            finally:
+                os._exit(1)  # a fork never ends as its parent would: threads that it does not have are waited for
         if os.waitpid(child, 0)[1]:
             sys.stdout.write("0\n")
             sys.stdout.flush()
     return 0
 
 
-def _say(file: Path, batch: int, threads: int, aim: str) -> int:
+def _say(file: Path, batch: int, threads: int, aim: str) -> None:
     """Run one row and one batch, and say how much more was held at the most than before."""
-    before = _held("VmRSS")
+    before, code = _held("VmRSS"), _held("RssFile")
     session = Session(file, threads=threads, aim=aim)
     fixed = session.inputs[0].shape[0]
     for rows in (1, batch) if fixed < 0 else (fixed,):
         session.run(made_up(session.inputs, rows, 1, {}))
-    sys.stdout.write(f"{max(0, _held('VmHWM') - before)}\n")
+    # Pages of the runtime's own files come back only as they are used after a fork: they are not the model's.
+    sys.stdout.write(f"{max(0, _held('VmHWM') - before - (_held('RssFile') - code))}\n")
     sys.stdout.flush()
-    return 0
 
 
 def _held(name: str) -> int:

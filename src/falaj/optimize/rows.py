@@ -51,7 +51,7 @@ def read_rows(folder: str, specs: Sequence[TensorSpec], target: str, most: int, 
     if names := [one.strip() for one in order.split(",") if one.strip()]:
         if lost := [one for one in names if one not in columns]:
             raise Invalid(f"the data has no column {lost[0][:60]!r}", f"{ORDER} of the model's sheet names it")
-        columns = {one: columns[one] for one in names}
+        columns = {one: _known(np.asarray(columns[one])) for one in names}
     return Rows(inputs_of(columns, specs), answers)
 
 
@@ -89,6 +89,16 @@ def classes(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype == object and any(one is None for one in values.ravel()):
         raise Invalid("some rows have no right answer", "leave out rows whose target is empty")
     return np.unique(values, return_inverse=True)[1].reshape(values.shape).astype(np.int64)
+
+
+def _known(column: NDArray[Any]) -> NDArray[Any]:
+    """Numbers, some of which may not be there, as floats: what is not there is NaN, as it was in training."""
+    if column.dtype != object:
+        return column
+    try:
+        return np.array([np.nan if one is None else one for one in column.tolist()], np.float64)
+    except (TypeError, ValueError):
+        return column
 
 
 def _shaped(values: Any, spec: TensorSpec) -> NDArray[Any]:
