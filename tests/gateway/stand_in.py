@@ -1,12 +1,9 @@
 """A small real ground for the gateway: a house with an endpoint in its ledger, and replicas that say who they are."""
 
 import asyncio
-import json
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,58 +15,14 @@ from falaj.core.context import Context
 from falaj.core.ref import Ref
 from falaj.gateway.process import Gateway
 from falaj.govern.secrets import SecretShelf
-from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
 from falaj.oip.hop import HopServer
 from falaj.serve import books
 from falaj.serve.records import Doors, Revision
 from falaj.store.codec import to_plain
+from tests.gateway.echo import KEY, Echo
 from tests.town import Town
 
 REF = Ref.parse("endpoint:fraud/score")
-KEY = "a key by chance, long enough"
-
-
-class Echo:
-    """Answers with what it was asked and which replica it is; some bodies make it misbehave."""
-
-    def __init__(self, revision: int, name: str) -> None:
-        self.revision, self.name, self.asked, self.cancelled = revision, name, 0, 0
-
-    def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Callable[[], None] | None:
-        """One request."""
-        self.asked += 1
-        said = {"path": call.path.decode(), "revision": self.revision, "replica": self.name, "pid": os.getpid()}
-        said["echo"] = call.body.decode()
-        body = json.dumps(said).encode()
-        if call.body.startswith(b"status "):
-            reply(Reply(int(call.body.split()[1]), (b'{"error": "as asked"}',)))
-        elif call.body.startswith(b"slow "):
-            handle = asyncio.get_running_loop().call_later(float(call.body.split()[1]), reply, Reply(200, (body,)))
-            return lambda: self._cancel(handle)
-        elif call.body == b"hang" or call.body == b"hang on " + self.name.encode():
-            return lambda: self._cancel(None)
-        else:
-            reply(Reply(200, (body,), json_bytes=0))
-        return None
-
-    def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Callable[[], None] | None:
-        """One message."""
-        self.asked += 1
-        if b"unable" in call.message:
-            reply(GrpcReply(code=14, text="as asked"))
-        elif b"hang" in call.message:
-            return lambda: self._cancel(None)
-        elif call.method == "ModelStreamInfer":
-            reply(GrpcReply(b"first", last=False))
-            reply(GrpcReply(b"last"))
-        else:
-            reply(GrpcReply(b"%d" % self.revision))
-        return None
-
-    def _cancel(self, handle: asyncio.TimerHandle | None) -> None:
-        self.cancelled += 1
-        if handle is not None:
-            handle.cancel()
 
 
 class Looping:
@@ -125,7 +78,7 @@ class Process:
     """A replica that is a process, to be killed."""
 
     def __init__(self, revision: int, name: str) -> None:
-        command = [sys.executable, "-m", "tests.gateway.stand_in", str(revision), name]
+        command = [sys.executable, "-m", "tests.gateway.echo", str(revision), name]
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.host, self.port, self.revision, self.name = "127.0.0.1", 0, revision, name
 
@@ -215,15 +168,3 @@ class Ground:
             self.loop.do(self.gateway.drain(5.0))
         self.loop.end()
         self.town.close()
-
-
-async def _serve(revision: int, name: str) -> None:
-    echo = Echo(revision, name)
-    server = HopServer(echo, echo, KEY)
-    _, port = await server.start("127.0.0.1", 0)
-    print(port, flush=True)
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), sys.argv[2]))

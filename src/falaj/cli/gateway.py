@@ -38,7 +38,6 @@ def gateway(frame: Frame, arguments: list[str]) -> int:
     house = House(load_settings(frame.at))
 
     def ready(doors: "Doors") -> None:
-        gc.enable()
         said = {"ready": True, "http": doors.http, "grpc": doors.grpc, "pid": os.getpid()}
         lines = f"Endpoints are called at {doors.http} (gRPC: {doors.grpc or 'nowhere'})"
         sys.stdout.write((json.dumps(said) if frame.as_json else lines) + "\n")

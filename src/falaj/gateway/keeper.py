@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from falaj.core.errors import FalajError
-from falaj.fleet.use import tenants
+from falaj.fleet.use import every, tenants
 from falaj.serve import books
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Keeper(threading.Thread):
         try:
             for tenant in tenants(self._house.ledger):
                 with self._house.ledger.read(ctx) as tx:
-                    if tx.find(books.ENDPOINT, tenant=tenant, limit=1).records:
+                    if any(True for _ in every(tx, books.ENDPOINT, tenant)):
                         return True
         except FalajError as error:
             _log.warning("endpoints were not looked for", extra={"why": error.message})

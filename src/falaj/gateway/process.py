@@ -190,8 +190,11 @@ def run(
         if until_eof:
             _on_eof(lambda: loop.call_soon_threadsafe(end.set))
         found = await gateway.start()
+        # What exists now lives as long as the process: it need not be looked through again and again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
+        gc.enable()
         on_ready(found)
         await end.wait()
         await gateway.drain()
