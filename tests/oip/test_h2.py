@@ -449,6 +449,21 @@ def test_no_bytes_are_kept_of_streams_that_are_reset() -> None:
         assert here.do(lambda: held(here.server)) == 0
 
 
+def test_all_connections_together_hold_so_much_and_no_more() -> None:
+    limits = Limits(body_bytes=1 << 20, all_bytes=1_500_000)
+    with running(limits=limits) as here, here.connect() as another:
+        with here.connect() as client:
+            stream = client.ask(None, end=False)
+            client.give(stream, message(b"x" * 1_000_000)[:-1], end=False)
+            client.ping()
+            stream = another.ask(None, end=False)
+            another.give(stream, message(b"x" * 1_000_000)[:-1], end=False)
+            assert another.answer(stream).status == 8
+            assert another.answer(another.ask(b"hi")).status == 0
+            assert here.do(lambda: here.server.everywhere.held) == 999_999
+        here.until(lambda: here.server.everywhere.held == 0)
+
+
 def test_more_streams_than_allowed_are_refused() -> None:
     with running(limits=Limits(streams=4)) as here, here.connect() as client:
         streams = [client.ask(b"keep") for _ in range(5)]
@@ -676,8 +691,6 @@ def test_messages_are_found_however_they_are_cut(given_: list[bytes], cuts: list
 def test_one_frame_of_very_many_messages_is_read_in_one_go() -> None:
     whole = message(b"x") * 10_000
     messages = Messages(b"identity", 100)
-    began = time.process_time()
     assert sum(1 for _ in messages.feed(whole)) == 10_000
-    assert time.process_time() - began < 5
     with pytest.raises(FalajError):
         list(messages.feed(message(b"x" * 101)))

@@ -27,7 +27,7 @@ class Http2(Calls):
     """One connection."""
 
     def __init__(self, server: "GrpcServer") -> None:
-        super().__init__(server.loop, server.door, server.limits)
+        super().__init__(server.loop, server.door, server.limits, server.everywhere)
         self._server = server
         self._frames = _FIRST
         self._rest = b""
@@ -58,7 +58,7 @@ class Http2(Calls):
         streams, self._streams = self._streams, {}
         self._blocked.clear()
         for stream in streams.values():
-            stream.cancel()
+            self._forget(stream)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -122,13 +122,14 @@ class Http2(Calls):
 
     def _look_at(self, stream: Stream, now: float) -> None:
         stuck = now - stream.touched > self._limits.idle_s
+        slow = stuck or now - stream.began > self._limits.whole_s
         if stream.out and stuck:
             self._drop(stream, w.CANCEL)
         elif stream.gone:
             return
         elif stream.deadline and now > stream.deadline:
             self._finish(stream, DEADLINE_EXCEEDED, "the time of the call is over")
-        elif stuck and not stream.half and (not stream.head.streaming or within(stream)):
+        elif not stream.half and (stuck and within(stream) if stream.head.streaming else slow):
             self._finish(stream, DEADLINE_EXCEEDED, "the request did not come whole in time")
 
     def _greet(self, data: bytes) -> int:
@@ -268,6 +269,7 @@ class GrpcServer:
         self.door, self.limits = door, limits
         self.loop = asyncio.get_running_loop()
         self.connections: set[Http2] = set()
+        self.everywhere = w.Everywhere()
         self.listening: asyncio.Server | None = None
         self._empty: asyncio.Event | None = None
         self._timer = self.loop.call_later(_SWEEP_S, self._sweep)

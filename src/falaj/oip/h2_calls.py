@@ -18,8 +18,10 @@ _UNAVAILABLE, _TOO_MUCH = CODES["unavailable"], CODES["quota-exceeded"]
 class Calls(Speaking):
     """The calls of one connection."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, door: GrpcDoor, limits: w.Limits) -> None:
-        super().__init__(loop, limits)
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, door: GrpcDoor, limits: w.Limits, everywhere: w.Everywhere
+    ) -> None:
+        super().__init__(loop, limits, everywhere)
         self._door, self._health = door, Health(door)
         self._heads = Heads(limits.head_bytes)
         self._unacked = 0
@@ -133,11 +135,10 @@ class Calls(Speaking):
             stream.half = last
             self._finish(stream, CODES.get(error.code, INTERNAL), str(error))
             return
-        held = messages.held + (len(stream.only[1]) if stream.only else 0)
-        self._held += held - stream.held
-        stream.held, stream.half = held, last
-        if self._held > self._limits.held_bytes:
-            self._finish(stream, _TOO_MUCH, "too much is sent at once on one connection")
+        stream.half = last
+        self._hold(stream, messages.held + (len(stream.only[1]) if stream.only else 0))
+        if self._held > self._limits.held_bytes or self._everywhere.held > self._limits.all_bytes:
+            self._finish(stream, _TOO_MUCH, "too much is sent at once (send less, or come again)")
         elif last:
             self._ended(stream)
         elif stream.unacked > self._limits.window_bytes:
@@ -164,8 +165,7 @@ class Calls(Speaking):
             self._finish(stream, INTERNAL, "a call of this method has one message, and none came")
         else:
             (packed, message), stream.only = stream.only, None
-            self._held -= stream.held
-            stream.held = 0
+            self._hold(stream, 0)
             self._unpack(stream, packed, message)
 
     def _unpack(self, stream: Stream, packed: bool, message: bytes) -> None:

@@ -19,6 +19,7 @@ from falaj.oip.h2_wire import (
     PLAIN_WINDOW,
     RST_STREAM,
     WINDOW_UPDATE,
+    Everywhere,
     Limits,
     Patience,
     before_message,
@@ -44,8 +45,8 @@ _TINY_BYTES = 256
 class Speaking(asyncio.Protocol):
     """What is sent on one connection."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
-        self._loop, self._limits = loop, limits
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, everywhere: Everywhere) -> None:
+        self._loop, self._limits, self._everywhere = loop, limits, everywhere
         self._patience = Patience(limits.noise, limits.noise_per_s)
         self._last = self._held = self._draining = 0
         """The newest stream; bytes of messages that are not whole; 1 when we said that we end, 2 when no stream is
@@ -238,9 +239,14 @@ class Speaking(asyncio.Protocol):
 
     def _forget(self, stream: Stream) -> None:
         """Nobody waits for it any more."""
-        self._held -= stream.held
-        stream.held = 0
+        self._hold(stream, 0)
         stream.cancel()
+
+    def _hold(self, stream: Stream, size: int) -> None:
+        """Counts what is kept of a stream's messages that are not whole: here, and for all connections."""
+        self._held += size - stream.held
+        self._everywhere.held += size - stream.held
+        stream.held = size
 
     def fail(self, code: int, why: str) -> None:
         """End the connection: it broke the rules, and nothing that it says counts any more."""

@@ -17,12 +17,12 @@ class Stream:
     """One call."""
 
     __slots__ = (
-        "calls", "cancels", "deadline", "gone", "half", "head", "held", "id", "messages", "only", "opened", "out",
-        "room", "touched", "trailers", "unacked", "waiting",
+        "began", "calls", "cancels", "deadline", "gone", "half", "head", "held", "id", "messages", "only", "opened",
+        "out", "room", "touched", "trailers", "unacked", "waiting",
     )  # fmt: skip
 
     def __init__(self, id_: int, head: Head, room: int, deadline: float, now: float) -> None:
-        self.id, self.head, self.deadline, self.touched = id_, head, deadline, now
+        self.id, self.head, self.deadline, self.touched, self.began = id_, head, deadline, now, now
         self.room = room
         """What the client lets us send."""
         self.half = self.gone = self.opened = False

@@ -55,6 +55,8 @@ class Limits:
     """Of one message, also after it is decompressed."""
     held_bytes: int = 128 << 20
     """Of all messages of a connection that have not come whole."""
+    all_bytes: int = 1 << 30
+    """The same of all connections together."""
     head_bytes: int = 16 << 10
     streams: int = 512
     frame_bytes: int = 1 << 16
@@ -66,11 +68,22 @@ class Limits:
     """For the preface to come, for a header block to be whole, and for a frame."""
     idle_s: float = 30.0
     """Without a byte in the middle of a message."""
+    whole_s: float = 600.0
+    """For the request of a call that has one to arrive."""
     keep_s: float = 1800.0
     """Without any call."""
     noise: int = 1000
     noise_per_s: float = 100.0
     """Frames that cost us and bring no call (resets, pings, settings, empty ones): at once, and for how long."""
+
+
+class Everywhere:
+    """What all connections of a server hold together."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held = 0
 
 
 class Patience:
