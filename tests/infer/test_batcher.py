@@ -317,3 +317,18 @@ async def test_a_device_has_two_batches_in_flight_when_the_second_is_worth_it() 
     assert all(isinstance(one, Answer) for one in got)
     assert sorted(runtime.ran[-3:]) == [1, 5, 8]
     await engine.close()
+
+
+@on_loop
+async def test_whoever_breaks_on_an_answer_breaks_alone(caplog: pytest.LogCaptureFixture) -> None:
+    engine = await engine_of(Doubler())
+
+    def breaks(_: Any) -> None:
+        raise ValueError("cannot be written")
+
+    got: list[Any] = []
+    for done in (got.append, breaks, got.append):
+        engine.submit(ask_of(rows([1])), done)
+    await until(lambda: len(got) == 2)
+    assert "could not be handed on" in caplog.text
+    await engine.close()

@@ -2,6 +2,7 @@
 new version is another session.
 """
 
+import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.batch import cut
-from falaj.infer.batcher import INLINE_S, Batcher, Options, Ran
+from falaj.infer.batcher import BROKEN, INLINE_S, Batcher, Options, Ran
 from falaj.infer.cache import Cache, Submit
 from falaj.infer.curve import Curve
 from falaj.infer.queue import GONE, Done, Key, Plan, Waiting
@@ -22,6 +23,7 @@ from falaj.infer.statistics import Statistics
 from falaj.infer.warm import TEXT_BYTES, warm_up
 from falaj.oip.tensors import NUMPY, SIZES, Answer, Ask, Given, Made
 
+_log = logging.getLogger(__name__)
 MOST_KEYS = 4096
 
 
@@ -167,7 +169,10 @@ class Session:
             if one.state != GONE:
                 one.state = GONE
                 add(ran.began - one.at)
-                one.done(self._answer(one.ask, outputs, start, 0 if lone else rows))
+                try:
+                    one.done(self._answer(one.ask, outputs, start, 0 if lone else rows))
+                except BROKEN:  # whoever writes the answer broke: the others are answered all the same
+                    _log.exception("an answer could not be handed on")
         ended = monotonic()
         statistics.last = ended
         statistics.ran(rows, len(members), ran.ended - ran.began, ended - began)
