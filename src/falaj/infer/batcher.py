@@ -80,7 +80,7 @@ class Batcher:
         self._timer_at = 0.0
         self._lock = allocate_lock()
         self._wake: SimpleQueue[bool] = SimpleQueue()
-        self._workers = self._idle = self._running = self._ran = 0
+        self._workers = self._idle = self._running = self._running_rows = self._ran = 0
         self._now: dict[int, tuple[float, Sequence[Waiting]]] = {}
         self._closed = False
         self._logged = 0.0
@@ -291,7 +291,7 @@ class Batcher:
 
     def _worth(self) -> bool:
         """Whether to cut a batch now. While one runs, a second one must be worth it: those who wait become more."""
-        return not self._running or self._queue.rows * 2 >= self.curve.cap
+        return not self._running or self._queue.rows * 2 >= min(self.curve.cap, self._running_rows)
 
     def _work(self) -> None:
         """A thread: the next batch the moment the last one is done."""
@@ -303,6 +303,7 @@ class Batcher:
                 members, late = self._queue.take(monotonic(), self.curve.limit()) if take else ([], [])
                 if members:
                     self._running += 1
+                    self._running_rows += sum([one.rows for one in members])
                     self._now[threading.get_ident()] = (monotonic(), members)
                 else:
                     self._idle += 1
@@ -325,6 +326,7 @@ class Batcher:
         finally:
             with self._lock:
                 self._running -= 1
+                self._running_rows -= sum([one.rows for one in members])
                 self._ran += 1
                 del self._now[threading.get_ident()]
             self._post(self._ended, results)

@@ -2,7 +2,7 @@
 is loaded and then kept up by every run, so nobody has to say whether batching pays for a model on a machine.
 """
 
-MOST = 1024
+MOST, MOST_ON_DEVICE = 1024, 8192
 GROWS, PAYS = 0.05, 1.1
 SURE = 4
 """Runs of a size before it is believed."""

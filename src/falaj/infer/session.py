@@ -15,7 +15,7 @@ from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.batch import cut
 from falaj.infer.batcher import BROKEN, INLINE_S, Batcher, Options, Ran
 from falaj.infer.cache import Cache, Submit
-from falaj.infer.curve import Curve
+from falaj.infer.curve import MOST, MOST_ON_DEVICE, Curve
 from falaj.infer.queue import GONE, Done, Key, Plan, Waiting
 from falaj.infer.records import ModelConfig, Runtime
 from falaj.infer.sequences import Sequences, states_of
@@ -37,7 +37,8 @@ class Session:
         self.name, self.version = config.name, config.version
         self.healthy = True
         self.batches = _batches(sheet, runtime)
-        self.curve = Curve(sheet.most_rows if self.batches else 1)
+        most = MOST if config.device.startswith("cpu") else MOST_ON_DEVICE
+        self.curve = Curve((sheet.most_rows or most) if self.batches else 1)
         self.inputs: tuple[TensorSpec, ...] = runtime.inputs
         self.outputs: tuple[TensorSpec, ...] = runtime.outputs
         self._made = [(one.name, one.datatype) for one in self.outputs]
