@@ -78,6 +78,7 @@ def test_none_while_nobody_asks_and_one_when_somebody_does() -> None:
 def test_arms_share_the_least_and_a_shadow_has_one() -> None:
     arms = world(scale=Scale(least=4, most=8), shares={1: 0.9, 2: 0.1})
     assert decide(arms).start == {1: 4, 2: 1}
+    assert decide(world(scale=Scale(least=0), shares={1: 1.0, 2: 0.0})).start == {1: 1, 2: 1}
 
 
 def test_what_failed_rests_first() -> None:

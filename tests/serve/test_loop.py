@@ -166,6 +166,24 @@ def test_a_replica_that_loses_its_place_is_replaced(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
+def test_replicas_outlive_the_platform_and_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    before = Laptop(tmp_path)
+    with before.here.working():
+        before.here.serve.deploy(SCORE, before.model(), **SMALL)
+        (name,) = ready(before.until(ready))
+    before.here.close()
+    pid = before.pid(name)
+    after = Laptop(tmp_path)
+    with after.here.working():
+        assert ready(after.until(ready)) == [name]
+        os.kill(pid, signal.SIGKILL)
+        assert ready(after.until(lambda one: ready(one) and ready(one) != [name])) != [name]
+        after.close()
+    after.here.close()
+
+
+@pytest.mark.slow
 def test_a_hold_keeps_what_was_approved_from_starting_again(laptop: Laptop) -> None:
     endpoint, model = "endpoint:fraud/held", laptop.model("approved")
     assert laptop.here.catalog.promote(model, "staging").state == "done"

@@ -74,7 +74,8 @@ async def asked(host: str, port: int, key: str, x: Any, context: ssl.SSLContext 
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}]}
         call = Call(b"POST", b"/v2/models/fraud.score/infer", {}, json.dumps(body).encode(), trusted=True)
         client.ask_rest(call, time.monotonic() + 10, done.set_result)
-        reply: Reply = await done
+        reply = await done
+        assert isinstance(reply, Reply), reply.why
         shown = transport.get_extra_info("ssl_object")
         cert = shown.getpeercert(binary_form=True) if shown else b""
     finally:

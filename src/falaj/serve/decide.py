@@ -83,7 +83,8 @@ def wanted_now(world: World, revision: int) -> int:
     """How many replicas of a revision that gets requests this very moment asks for."""
     scale, load = world.scale, world.loads.get(revision)
     share = world.shares.get(revision, 0.0)
-    least = scale.least if len(world.shares) == 1 else max(min(1, scale.least), ceil(scale.least * share - 1e-9))
+    # While revisions are compared each has one: nobody learns anything of one that sleeps.
+    least = scale.least if len(world.shares) == 1 else max(1, ceil(scale.least * share - 1e-9))
     busy = load.inflight + load.held if load else 0
     wanted = ceil(busy / scale.concurrency)
     if load and scale.latency_ms and load.p95_us > scale.latency_ms * 1000 and busy:
