@@ -3,12 +3,13 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import falaj
 from falaj.core.ref import Ref
 from falaj.serve import replicas
 from falaj.serve.counts import Counted, bucket
@@ -181,6 +182,22 @@ def test_replicas_outlive_the_platform_and_are_found_again(tmp_path: Path, monke
         assert ready(after.until(lambda one: ready(one) and ready(one) != [name])) != [name]
         after.close()
     after.here.close()
+
+
+@pytest.mark.slow
+def test_the_same_on_postgres(tmp_path: Path, new_postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    laptop = Laptop(tmp_path, falaj.connect(str(tmp_path / "house"), store=new_postgres()))
+    house = laptop.here.house
+    with laptop.here.working():
+        laptop.here.serve.deploy(SCORE, laptop.model(), least=0, idle_s=0.2, **SMALL)
+        laptop.until(lambda one: one.state == "asleep")
+        laptop.here.serve.scale(SCORE, idle_s=60)
+        assert wake(house.ledger, house.system(), "house", Ref.parse(SCORE))
+        (name,) = ready(laptop.until(ready))
+        until(lambda: route_of(laptop, "score"), lambda one: [each.name for each in one.places] == [name])
+        laptop.close()
+    laptop.here.close()
 
 
 @pytest.mark.slow
