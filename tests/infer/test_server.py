@@ -242,16 +242,24 @@ def _spinner(folder: Path) -> Path:
     return folder
 
 
-def test_a_model_that_hangs_the_loop_ends_the_process_with_its_code(started: Any, tmp_path: Path) -> None:
-    model = {"name": "m", "version": "1", "folder": str(_spinner(tmp_path / "spin")), "timeout_s": 0.2}
+def _count_to(connection: http.client.HTTPConnection, most: int) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [most]}]}
+    connection.request("POST", "/v2/models/m/infer", json.dumps(body))
+
+
+@pytest.mark.parametrize("where", ["loop", "thread"])
+def test_a_model_that_hangs_ends_the_process_with_its_code(started: Any, tmp_path: Path, where: str) -> None:
+    model = {"name": "m", "version": "1", "folder": str(_spinner(tmp_path / "spin")), "timeout_s": 1.0}
     process = started({"models": [model], "http": "127.0.0.1:0", "open": True})
-    address = process.ready()["http"]
-    connection = http.client.HTTPConnection(address, timeout=60)
-    for most, wanted in ((3, 6), (1 << 60, None)):
-        body = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [most]}]}
-        connection.request("POST", "/v2/models/m/infer", json.dumps(body))
-        if wanted is not None:
-            assert json.loads(connection.getresponse().read())["outputs"][0]["data"] == [wanted]
+    connection = http.client.HTTPConnection(process.ready()["http"], timeout=60)
+    for most in [3] if where == "loop" else [100_000] * 6:  # slow ones are run in a thread from then on
+        _count_to(connection, most)
+        assert json.loads(connection.getresponse().read())["outputs"][0]["data"] == [2 * most]
+    _count_to(connection, 1 << 60)
+    if where == "thread":
+        answer = connection.getresponse()
+        assert answer.status == 503
+        assert "did not answer" in json.loads(answer.read())["error"]
     code, said = process.ended()
     assert code == 75
     assert "hangs" in said
