@@ -199,3 +199,17 @@ def test_sequences_stay_with_one_replica(ground: Make, asking: Asking, how: str)
         for _ in range(9):
             assert client.post(INFER, content=body, headers=headers).status_code == 200
     assert sorted(replica.echo.asked for replica in one.replicas) == [0, 0, 9]
+
+
+def test_features_that_may_not_be_read_any_more_end_the_answers(ground: Make, asking: Asking) -> None:
+    one = ground()
+    client = asking(one)
+    assert client.post(INFER).status_code == 200
+    with one.town.house.ledger.read(one.ctx) as tx:
+        kept = tx.need(REF).body["revisions"]
+    one.change(revisions=[{**kept[0], "features": "service:fraud/gone@v1"}, *kept[1:]])
+    fresh = Replica(one.loop, 1, "fresh")
+    one.add(fresh)
+    told = until(lambda: (got := client.post(INFER)).status_code == 403 and got)
+    assert "features" in told.json()["error"]
+    assert fresh.controls == []

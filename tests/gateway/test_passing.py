@@ -107,7 +107,7 @@ def test_the_only_replica_is_cut_off_and_requests_wait_for_the_next(ground: Make
 
 def test_traffic_is_switched_back_and_forth_and_replicas_drain_and_no_request_fails(ground: Make) -> None:
     """A hundred times is the slow test's; this one has the same turns."""
-    switched(ground, 12)
+    switched(ground, 5)
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_random_deaths_leave_nothing_behind(ground: Make) -> None:
     chance = random.Random(7)
     there = list(zip(one.replicas, one.names, strict=True))
     with Load(one) as load:
-        for turn in range(15):
+        for turn in range(8):
             before = load.answered
             replica, name = there.pop(chance.randrange(len(there)))
             fresh = Replica(one.loop, 1, f"fresh-{turn}")

@@ -245,6 +245,20 @@ def test_a_word_to_the_replica_arrives() -> None:
     uvloop.run(main())
 
 
+def test_a_word_that_cannot_be_followed_costs_nobody_anything() -> None:
+    def deaf(said: dict[str, Any]) -> None:
+        raise Invalid(f"{said} makes no sense", "")
+
+    async def main() -> None:
+        server, client, said = await pair(Door(), on_control=deaf)
+        client.tell({"features": {}})
+        assert (await asked(client, b"abc")).parts == (b"cba",)
+        assert said == []
+        await server.drain(5)
+
+    uvloop.run(main())
+
+
 def test_a_wrong_key_learns_nothing_and_asks_nothing() -> None:
     async def main() -> None:
         server, client, said = await pair(Door(), key="another key, long enough")

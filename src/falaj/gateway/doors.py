@@ -16,6 +16,7 @@ from falaj.gateway.holding import Holding
 from falaj.gateway.passing import DIRECT, GrpcPassing, Passing, RestPassing, grpc_problem
 from falaj.gateway.paths import Target
 from falaj.gateway.pick import pick
+from falaj.gateway.plans import Plans
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
 from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
@@ -65,6 +66,7 @@ class Doors:
     def __init__(self, house: "House", table: Table, callers: Callers, pool: Executor, pages: Pages) -> None:
         self._house, self._table, self._callers, self._pool, self._pages = house, table, callers, pool, pages
         self.holding: Holding
+        self.plans: Plans
         self.tallies: Tallies
         self.open = True
         """False while we drain: load balancers look elsewhere."""
@@ -82,6 +84,11 @@ class Doors:
     def tally(self, routed: Routed, arm: str, revision: int) -> Tally:
         """Where an arm is counted that has no share of its own."""
         return self.tallies.of(routed.route, arm, revision)
+
+    def barred(self, routed: Routed, revision: int) -> FalajError | None:
+        """Why a revision may not be asked although it runs: its features may not be read."""
+        why = self.plans.barred.get((routed.route.tenant, routed.route.ref, revision))
+        return Denied("whoever deployed this may not read its features any more", why.message) if why else None
 
     def hold(self, one: Passing) -> bool:
         """Let it wait for a replica."""

@@ -29,6 +29,7 @@ class Hall(Protocol):
     def routed(self, name: tuple[str, str]) -> Routed | None: ...
     def tally(self, routed: Routed, arm: str, revision: int) -> Tally: ...
     def hold(self, one: "Passing") -> bool: ...
+    def barred(self, routed: Routed, revision: int) -> FalajError | None: ...
     def answered(self, one: "Passing", reply: Any, status: int, now: float) -> None: ...
 
 
@@ -108,6 +109,9 @@ class Passing:
         self.routed = routed
         self.arm, self.revision = (DIRECT, self.version) if self.version else routed.arms.pick(self.key)
         self.tally = routed.tallies.get(self.arm) or self.hall.tally(routed, self.arm, self.revision)
+        if routed.route.features and (barred := self.hall.barred(routed, self.revision)):
+            self.fail(barred)
+            return
         pool = routed.pools.get(self.revision, ())
         link = self._link(pool)
         if link is None:

@@ -1,5 +1,5 @@
 """What replicas of models with features read: the plan of their service, asked for anew in the name of whoever
-deployed the revision, and told to every replica. A right that was taken away ends here."""
+deployed the revision, and told to every replica. Where that right was taken away, requests are refused."""
 
 import logging
 import time
@@ -34,6 +34,8 @@ class Plans:
     def __init__(self, house: "House", pool: Executor, loop: "asyncio.AbstractEventLoop") -> None:
         self._house, self._pool, self._loop = house, pool, loop
         self._told: dict[Key, tuple[float, dict[str, Any]]] = {}
+        self.barred: dict[Key, FalajError] = {}
+        """Revisions whose features may not be read any more: requests are refused."""
 
     def greet(self, route: Route, link: Link) -> None:
         """A replica was connected."""
@@ -63,12 +65,19 @@ class Plans:
             plan = self._plan(route, revision)
         except FalajError as error:
             fields = {"endpoint": str(route.ref), "revision": revision, "why": error.message}
-            _log.warning("features are not read any more", extra=fields)
+            _log.warning("a plan for features was not got", extra=fields)
+            if not error.retry:
+                self._loop.call_soon_threadsafe(self._bar, (route.tenant, route.ref, revision), error)
             return
         self._loop.call_soon_threadsafe(self._tell, (route.tenant, route.ref, revision), plan, links)
 
+    def _bar(self, key: Key, error: FalajError) -> None:
+        self._told.pop(key, None)
+        self.barred[key] = error
+
     def _tell(self, key: Key, plan: dict[str, Any], links: Callable[[], list[Link]]) -> None:
         self._told[key] = (time.monotonic(), plan)
+        self.barred.pop(key, None)
         for link in links():
             link.tell({"features": plan})
 

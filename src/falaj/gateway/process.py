@@ -70,7 +70,7 @@ class Gateway:
         self.table = Table(self.tallies, self._changed, self.plans.greet)
         self.callers = Callers(house, self._pool, loop, self._find)
         self.doors = Doors(house, self.table, self.callers, self._pool, self.pages)
-        self.doors.tallies = self.tallies
+        self.doors.tallies, self.doors.plans = self.tallies, self.plans
         self.holding = self.doors.holding = Holding(self._wake)
         self.follower = Follower(lambda: desk.routes(ctx), self.table)
         await loop.run_in_executor(self._pool, self.follower.look)

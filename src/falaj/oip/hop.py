@@ -6,6 +6,7 @@ that a replica had once learns nothing, and gets no request.
 
 import asyncio
 import json
+import logging
 import secrets
 import ssl as tls
 from collections.abc import Callable, Mapping
@@ -13,12 +14,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from falaj.core.errors import Invalid, Unavailable
+from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.oip import frames as f
 from falaj.oip.calls import INTERNAL, Call, GrpcCall, GrpcDoor, GrpcReply, Reply, RestDoor
 from falaj.oip.hop_client import LATE, LOST, HopClient, Missed
 
 HANDSHAKE_S = 5.0
+_log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 64
 Control = Callable[[dict[str, Any]], Any]
 
@@ -141,11 +143,17 @@ class HopConnection(f.Frames):
         elif kind == f.PING:
             self.put(f.PONG, stream)
         elif kind == f.CONTROL:
-            said = f.plain(data)
-            if self._server.on_control is not None:
-                self._server.on_control(said)
+            self._told(f.plain(data))
         else:
             raise Invalid(f"a frame of kind {kind}", "speak the same version")
+
+    def _told(self, said: dict[str, Any]) -> None:
+        """A word to the replica. One that it cannot follow is no reason to lose everybody's requests."""
+        if self._server.on_control is not None:
+            try:
+                self._server.on_control(said)
+            except FalajError as error:
+                _log.warning("what the gateway said cannot be done: %s", error)
 
     def _meet(self, kind: int, data: bytes) -> None:
         """HELLO with a nonce, our proof with another, theirs, welcome."""
