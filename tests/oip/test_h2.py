@@ -599,7 +599,7 @@ async def _spoken(pieces: list[bytes]) -> tuple[bytes, bool]:
     return said, closing
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, len(_conversation())), max_size=12))
 def test_a_conversation_means_the_same_however_it_is_cut(cuts: list[int]) -> None:
     whole, places = _conversation(), sorted({0, *cuts, len(_conversation())})
@@ -607,7 +607,7 @@ def test_a_conversation_means_the_same_however_it_is_cut(cuts: list[int]) -> Non
     assert asyncio.run(_spoken(pieces)) == asyncio.run(_spoken([whole]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_no_bytes_break_the_connection_itself(data: st.DataObject) -> None:
     """Whatever comes, it is answered or the connection is closed: nothing is raised."""
@@ -623,7 +623,7 @@ FRAMES = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(FRAMES, max_size=12))
 def test_no_frames_break_the_connection_itself(frames: list[bytes]) -> None:
     encoder = Encoder()
@@ -636,7 +636,7 @@ NAMES = st.sampled_from(("authorization", "x-a", "x-b", "grpc-timeout", "user-ag
 VALUES = st.sampled_from(("1S", "a", "b" * 30, "c" * 1000, "Bearer x"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.dictionaries(NAMES, VALUES, max_size=3), st.integers(0, 3)), min_size=1, max_size=12))
 def test_a_block_means_what_hpack_says_it_means(blocks: list[tuple[dict[str, str], int]]) -> None:
     """Whatever the table goes through, a block that is looked up is what it would be if it were read."""
@@ -675,7 +675,7 @@ def test_what_cannot_be_a_header_is_not_sent() -> None:
     assert len(message_text("x" * 5000)) == 1000
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.binary(max_size=20), max_size=6), st.lists(st.integers(0, 150), max_size=8))
 def test_messages_are_found_however_they_are_cut(given_: list[bytes], cuts: list[int]) -> None:
     whole = b"".join(message(one) for one in given_)

@@ -126,7 +126,7 @@ BROKEN_KINDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=110, deadline=None)
 @given(st.sampled_from(BROKEN_KINDS), st.data())
 def test_broken_bytes_are_judged_as_protobuf_judges_them(which: Any, data: st.DataObject) -> None:
     kind, type_ = which
@@ -137,7 +137,7 @@ def test_broken_bytes_are_judged_as_protobuf_judges_them(which: Any, data: st.Da
     _same_judgement(kind, type_, bytes(whole))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(BROKEN_KINDS), st.binary(max_size=40))
 def test_arbitrary_bytes_too(which: Any, data: bytes) -> None:
     _same_judgement(*which, data)
@@ -195,7 +195,7 @@ def test_a_message_of_endless_fields_is_refused_soon() -> None:
         decode(CONTENTS, b"\x10\x01" * (MOST_FIELDS + 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=110, deadline=None)
 @given(st.one_of(st.binary(max_size=60), values(INFER_REQUEST).map(lambda plain: encode(INFER_REQUEST, plain))))
 def test_peek_agrees_with_protobuf_and_nothing_but_invalid_is_raised(data: bytes) -> None:
     try:
@@ -269,7 +269,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(FIELDS)), st.integers(0, 300), st.integers(0, 1 << 30))
 def test_typed_numbers_go_both_ways(datatype: str, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -359,7 +359,7 @@ def test_packed_lists(numbers: list[int]) -> None:
     assert varints.unpack(packed).tolist() == numbers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(
