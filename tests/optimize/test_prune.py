@@ -11,6 +11,7 @@ from torch.nn import functional
 from falaj.core.errors import Invalid
 from falaj.optimize.learn import Lesson, learn
 from falaj.optimize.prune import masked, need, pairs, take_units
+from falaj.optimize.rows import Rows
 from tests.optimize.nets import rows
 
 
@@ -91,3 +92,14 @@ def test_learning_is_the_same_every_time() -> None:
         module = learn(nn.Linear(8, 3), rows(200), Lesson(3, 0.05, 5, teacher=lambda given: [given[0][:, :3]]))
         made.append(module.weight.detach().clone())
     assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("target", [np.arange(200) % 2, np.arange(200) % 7, np.linspace(0, 1, 200, dtype=np.float32)])
+@pytest.mark.parametrize("flat", [True, False])
+def test_numbers_and_yes_or_no_are_learnt_whatever_the_shape(target: Any, flat: bool) -> None:
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Linear(8, 1), nn.Flatten(0) if flat else nn.Identity())
+    data = Rows(rows(200).inputs, target)
+    for teacher in (None, lambda given: [given[0][:, 0] if flat else given[0][:, :1]]):
+        learn(module, data, Lesson(2, 0.01, 1, teacher=teacher))
+    assert all(bool(one.isfinite().all()) for one in module.parameters())

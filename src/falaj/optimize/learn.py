@@ -87,22 +87,26 @@ def _hard(given: Any, target: Any) -> Any:
     from torch.nn import functional
 
     wanted = torch.from_numpy(target)
-    if wanted.dtype == torch.int64 and given.shape[-1] > 1:
+    if wanted.dtype == torch.int64 and _classes(given):
         return functional.cross_entropy(given.reshape(-1, given.shape[-1]), wanted.reshape(-1))
     flat = given.reshape(len(given), -1).squeeze(-1)
-    if wanted.dtype == torch.int64:
+    if wanted.dtype == torch.int64 and int(wanted.max()) <= 1:
         return functional.binary_cross_entropy_with_logits(flat, wanted.to(flat.dtype))
-    return functional.mse_loss(flat, wanted.reshape(flat.shape))
+    return functional.mse_loss(flat, wanted.reshape(flat.shape).to(flat.dtype))
 
 
 def _soft(given: Any, wanted: Any) -> Any:
     """What the teacher answers: all of its doubts between classes, or its number."""
     from torch.nn import functional
 
-    if given.shape[-1] == 1:
+    if not _classes(given):
         return functional.mse_loss(given, wanted)
     a, b = (functional.log_softmax(one.flatten(0, -2) / TEMPERATURE, dim=-1) for one in (given, wanted))
     return functional.kl_div(a, b, log_target=True, reduction="batchmean") * TEMPERATURE**2
+
+
+def _classes(given: Any) -> bool:
+    return bool(given.ndim > 1 and given.shape[-1] > 1)
 
 
 def _mask(module: Any, masks: Mapping[str, Any]) -> None:

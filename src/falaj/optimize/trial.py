@@ -25,6 +25,7 @@ from falaj.optimize.quality import AGREEMENT, kind_of, loss, quality
 from falaj.optimize.quantise import int8_dynamic, int8_static
 from falaj.optimize.records import BEFORE, EXPORT, FAILED, KEPT, METHODS, REFUSED, SKIPPED, Plan, Tried
 from falaj.optimize.rows import ORDER, Rows, read_rows, split
+from falaj.optimize.strangers import guarded
 
 JUDGED, CALIBRATED = 512, 512
 _TUNE_RATE, _TEACH_RATE = 3e-4, 3e-3
@@ -105,7 +106,8 @@ class Trial:
         try:
             file = make(self._work / f"{name}.onnx")
             session = Session(file, threads=self.plan.threads, aim=self.plan.aim)
-            scores = asked(session.run, self.judge.inputs, self._step)[self._score]
+            with guarded("running it"):
+                scores = asked(session.run, self.judge.inputs, self._step)[self._score]
         except Invalid as error:
             return Tried(name, SKIPPED, error.message)
         except FalajError as error:
@@ -115,7 +117,8 @@ class Trial:
         verdict = KEPT if lost <= self.plan.max_loss + 1e-9 else REFUSED
         self.files[name] = file
         self._kept |= {name} if verdict == KEPT else set()
-        note = f"loses {lost:.2%}, more than {self.plan.max_loss:.2%}" if verdict == REFUSED else ""
+        why = f"loses {lost:.2%}, more than {self.plan.max_loss:.2%}" if math.isfinite(lost) else "gives no numbers"
+        note = why if verdict == REFUSED else ""
         data = file.read_bytes()
         return Tried(
             name, verdict, note, 0.0 if math.isnan(now) else now, lost, size_bytes=len(data),
