@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from falaj import __version__, worker
+from falaj import worker
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.infer.engine import Engine
 from falaj.infer.records import Config
@@ -89,11 +89,11 @@ class Server:
         if config.http or config.hop:
             from falaj.infer.rest_door import Rest
 
-            rest = Rest(self.engine, keys, name=config.name, version=__version__)
+            rest = Rest(self.engine, keys, name=config.name)
         if config.grpc or config.hop:
             from falaj.infer.grpc_door import Grpc
 
-            grpc = Grpc(self.engine, keys, name=config.name, version=__version__)
+            grpc = Grpc(self.engine, keys, name=config.name)
         return rest, grpc
 
     async def _open(self, rest: Any, grpc: Any) -> None:
