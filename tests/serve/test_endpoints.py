@@ -11,6 +11,8 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.serve import fitness
+from falaj.serve.loop import ServeLoop
+from falaj.store.loop import Turn
 from tests.infer import models
 from tests.serve.laptop import SMALL
 from tests.town import LABEL, Town, refusal
@@ -74,6 +76,18 @@ def test_an_endpoint_carries_the_label_of_its_model_and_its_tenant_alone_sees_it
     assert route.key not in str(view)
     assert town.house.desks["serve"].routes(system) is town.house.desks["serve"].routes(system)
     assert ("clinic", "fraud.score") not in town.house.desks["serve"].routes(system)
+
+
+def test_an_endpoint_of_the_same_name_has_another_key(town: Town, published: Callable[..., Ref]) -> None:
+    salem, mona, house = town.as_("salem"), town.as_("mona"), town.house
+    model, found = published("again"), []
+    for _ in range(2):
+        mona.serve.deploy("endpoint:fraud/again", model, **SMALL)
+        found.append(house.desks["serve"].routes(house.system())["bank", "fraud.again"].key)
+        salem.serve.remove("endpoint:fraud/again")
+        ServeLoop(house.ledger, house.desks["serve"]).step(Turn(house.system(), 1, lambda: True))
+    assert found[0] != found[1]
+    assert isinstance(refusal(lambda: mona.serve.show("endpoint:fraud/again")), NotFound)
 
 
 def test_entering_is_recorded_once_a_minute(town: Town, published: Callable[..., Ref]) -> None:

@@ -64,7 +64,9 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     made.here.close()
 
 
-async def asked(host: str, port: int, key: str, x: Any, context: ssl.SSLContext | None = None) -> Any:
+async def asked(
+    host: str, port: int, key: str, x: Any, context: ssl.SSLContext | None = None, name: str = "fraud.score"
+) -> Any:
     """One request over the hop: what the gateway does. Gives the outputs and the certificate that was shown."""
     loop, met, done = asyncio.get_running_loop(), asyncio.Event(), asyncio.get_running_loop().create_future()
     client = HopClient(key, on_ready=met.set)
@@ -72,7 +74,7 @@ async def asked(host: str, port: int, key: str, x: Any, context: ssl.SSLContext 
     try:
         await asyncio.wait_for(met.wait(), 10)
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}]}
-        call = Call(b"POST", b"/v2/models/fraud.score/infer", {}, json.dumps(body).encode(), trusted=True)
+        call = Call(b"POST", f"/v2/models/{name}/infer".encode(), {}, json.dumps(body).encode(), trusted=True)
         client.ask_rest(call, time.monotonic() + 10, done.set_result)
         reply = await done
         assert isinstance(reply, Reply), reply.why
@@ -140,3 +142,22 @@ def test_on_another_machine_it_shows_the_certificate_that_gateways_expect(laptop
         np.testing.assert_allclose(found, models.mlp_of(x)[:, 0], rtol=1e-4, atol=1e-5)
         process.terminate()
         assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_function_is_served_with_the_code_it_was_published_with(laptop: Laptop, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "code").mkdir()
+    ends = {name: [{"name": name[0], "datatype": "FP32", "shape": [-1, 2]}] for name in ("xs", "ys")}
+    sheet = {"runtime": "python", "code": "twice:twice", "inputs": ends["xs"], "outputs": ends["ys"]}
+    (tmp_path / "model" / "falaj.json").write_text(json.dumps(sheet))
+    (tmp_path / "code" / "twice.py").write_text("def twice(inputs, parameters):\n    return {'y': inputs['x'] * 2}\n")
+    model = laptop.here.catalog.publish("model:fraud/twice", str(tmp_path / "model"), code=str(tmp_path / "code")).ref
+    view = laptop.here.serve.deploy("endpoint:fraud/twice", model, cpus=0.2, memory="256MiB", wait=True)
+    assert str(view.revisions[0].code) == "code:fraud/twice@v1"
+    house = laptop.here.house
+    wanted = ("house", "fraud.twice")
+    route = until(lambda: house.desks["serve"].routes(house.system())[wanted], lambda one: one.places)
+    x, place = np.ones((2, 2), np.float32), route.places[0]
+    found, _ = asyncio.run(asked(place.host, place.port, route.key, x, name="fraud.twice"))
+    assert found.tolist() == [2.0, 2.0, 2.0, 2.0]

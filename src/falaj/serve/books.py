@@ -14,6 +14,7 @@ from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.fleet.use import every, house_key
 from falaj.jobs.records import JobView
+from falaj.serve.hopcert import HopCert
 from falaj.serve.records import (
     READY,
     RUNNING,
@@ -46,14 +47,28 @@ def public(ref: Ref) -> str:
     return f"{ref.project}.{ref.name}"
 
 
-def new_endpoint(ctx: Context, zone: str, key: Ref, cert: tuple[str, str] = ("", "")) -> Body:
-    """The record of an endpoint that has no revision yet. `cert`: its replicas' certificate and fingerprint."""
+def new_endpoint(
+    ctx: Context, zone: str, key: Ref, pins: tuple[int, int] = (1, 1), cert: HopCert | None = None
+) -> Body:
+    """The record of an endpoint that has no revision yet.
+
+    `key` names what gateways and replicas prove themselves with; beside it, with .tls behind its name, lies the private
+    key of the replicas' certificate. `pins` are their versions: who rotates them changes nothing under way.
+    """
+    shelf = f"secret://{ctx.tenant}/{zone}/{key.project}/{key.name}"
+    shown = {"cert": cert.cert if cert else "", "fingerprint": cert.fingerprint if cert else ""}
     return {
-        "id": new_id(), "zone": zone, "key": str(key), "cert": cert[0], "fingerprint": cert[1],
+        "id": new_id(), "zone": zone, "key": f"{shelf}#{pins[0]}", "private": f"{shelf}.tls#{pins[1]}", **shown,
         "revisions": [], "trail": [], "asked": 0, "current": 0, "wanted": 0, "before": 0,
         "switched": 0.0, "scale": to_plain(Scale()), "rules": to_plain(Rules()), "rollout": None,
         "stopped": False, "removed": False, "note": "", "woken": 0.0, "trouble": {}, "made_at": ctx.now(),
     }  # fmt: skip
+
+
+def secret_of(reference: str) -> Ref:
+    """The name of a secret that a pinned reference names."""
+    project, name = reference.partition("#")[0].split("/")[-2:]
+    return Ref("secret", project, name)
 
 
 def endpoint_terms(ref: Ref, body: Body) -> dict[str, str]:

@@ -109,12 +109,15 @@ class Deploying:
         if taken:
             raise Conflict(f"{taken[0].ref.bare} is called {books.public(endpoint)}, too", "choose another name")
         zone = (plan.needs or Needs()).zone or ctx.zone
-        key = Ref("secret", endpoint.project, f"serve.{endpoint.name}")
-        cert = new_cert(books.public(endpoint), ctx.now())
+        cert, key = (
+            new_cert(books.public(endpoint), ctx.now()),
+            Ref("secret", endpoint.project, f"serve.{endpoint.name}"),
+        )
         # The keys are the house's: they are under no label of the model's.
-        for ref, value in ((key, random.token_urlsafe(32)), (replicas.private_of(str(key)), cert.private)):
-            self._shelf.put(replace(ctx, label=Label()), ref, value, zone)
-        return books.new_endpoint(ctx, zone, key, (cert.cert, cert.fingerprint))
+        mine, private = replace(ctx, label=Label()), Ref("secret", key.project, f"{key.name}.tls")
+        first = self._shelf.put(mine, key, random.token_urlsafe(32), zone)
+        second = self._shelf.put(mine, private, cert.private, zone)
+        return books.new_endpoint(ctx, zone, key, (first.current, second.current), cert)
 
     def _check_open(self, old: Record | None, endpoint: Ref) -> None:
         if old is not None and old.body["removed"]:

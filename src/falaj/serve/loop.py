@@ -296,8 +296,8 @@ class ServeLoop:
         """A removed endpoint whose replicas have ended."""
         with self._ledger.write(ctx) as tx:
             tx.delete(record.key, record.rev)
-            name = record.body["key"]
-            for key in filter(None, (tx.get(Ref.parse(name)), tx.get(replicas.private_of(name)))):
+            for name in (record.body["key"], record.body["private"]):
+                key = tx.need(books.secret_of(name))
                 tx.delete(key.key, key.rev)
             tx.emit("serve.removed", record.ref)
         self._desk.drop(ctx.tenant, record.ref.bare)

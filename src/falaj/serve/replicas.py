@@ -48,12 +48,6 @@ def ask(here: Here, desk: "Deploying", endpoint: Ref, body: books.Body, of: Aske
     return made
 
 
-def private_of(key: str) -> Ref:
-    """Where the private half of the certificate of an endpoint's replicas is kept, beside its key."""
-    ref = Ref.parse(key)
-    return Ref(ref.kind, ref.project, f"{ref.name}.tls")
-
-
 def is_near(tx: Reader, tenant: str, cluster: str = "") -> bool:
     """True when replicas run on the machine of the platform alone: gateways reach them by loopback, in the clear."""
     known: list[Cluster] = [from_plain(Cluster, one.body) for one in every(tx, "cluster", HOUSE)]
@@ -124,7 +118,7 @@ def spec_of(body: books.Body, kept: books.Body, told: str, *, near: bool) -> Job
     needs = books.needs_in(kept)
     secrets = {"FALAJ_PARAM_HOP_KEY": body["key"]}
     if not near:
-        secrets["FALAJ_PARAM_HOP_PRIVATE"] = str(private_of(body["key"]))
+        secrets["FALAJ_PARAM_HOP_PRIVATE"] = body["private"]
     role = RoleSpec("replica", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
     return JobSpec(
         command=COMMAND,

@@ -69,13 +69,12 @@ class Routes:
 
     def _key(self, ctx: Context, record: Record) -> str:
         """What replicas and gateways prove themselves with; looked up once, and recorded then."""
-        tenant, name = record.key.tenant, str(record.body["key"])
-        if (tenant, name) not in self._keys:
-            ref = Ref.parse(name)
-            reference = f"secret://{tenant}/{record.body['zone']}/{ref.project}/{ref.name}"
+        tenant, reference = record.key.tenant, str(record.body["key"])
+        known = (record.body["id"], reference)
+        if known not in self._keys:
             asked = replace(ctx, tenant=tenant, zone=record.body["zone"])
-            self._keys[tenant, name] = self._shelf.resolve(asked, reference).decode()
-        return self._keys[tenant, name]
+            self._keys[known] = self._shelf.resolve(asked, reference).decode()
+        return self._keys[known]
 
 
 def wake(ledger: Ledger, ctx: Context, tenant: str, ref: Ref) -> bool:
