@@ -254,6 +254,8 @@ class JobsLoop:
     # Reports become writes.
 
     def _read_reports(self) -> None:
+        if self._inbox.empty():
+            return  # the end of a group wakes every eager loop, and so us: an idle loop would never rest
         with self._ledger.group():
             for _ in range(self._inbox.qsize()):
                 report = self._inbox.get()
