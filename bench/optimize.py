@@ -4,7 +4,8 @@
     python bench/optimize.py cnn      one part: cnn, encoder
 
 Speed is against fp32 in ONNX Runtime, one thread, CPU time, interleaved rounds; the table has it for one row alone and
-for the best batch, and the bars hold for their geometric mean and for one row alone. A table for people, then one last line of JSON with every bar.
+for the best batch, and the bars hold for their geometric mean and for one row alone. A table for people, then one last
+line of JSON with every bar.
 """
 
 import json
