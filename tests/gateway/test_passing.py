@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from falaj.serve import books
-from tests.gateway.raw_grpc import infer
+from tests.gateway.raw_grpc import asked, infer
 from tests.gateway.stand_in import REF, Ground, Process, Replica
 from tests.gateway.test_doors import INFER, until
 
@@ -241,7 +241,10 @@ def test_a_second_replica_is_asked_when_the_first_takes_long(ground: Make, askin
 
 def test_grpc_is_retried_and_answers_name_themselves(ground: Make) -> None:
     one = ground(replicas=2)
-    assert infer(one.doors.grpc, one.headers(), "fraud.score") == b"1"
+    answer, metadata = asked(one.doors.grpc, one.headers(), "fraud.score")
+    assert answer == b"1"
+    assert metadata["falaj-revision"] == "1"
+    assert metadata["falaj-request"]
     with pytest.raises(grpc.RpcError) as failed:
         infer(one.doors.grpc, one.headers(), "fraud.score", id="unable")
     assert failed.value.code() == grpc.StatusCode.UNAVAILABLE

@@ -81,8 +81,9 @@ class Callers:
         if waiting is not None:
             waiting.append(then)
             return
-        now = time.monotonic()
-        wait_s = self._failures.wait(peer, now)
+        now, old = time.monotonic(), self._known.get(key)
+        # Somebody who was known a while ago does not suffer for strangers at the same address.
+        wait_s = self._failures.wait(peer, now) if old is None or old.refused is not None else 0.0
         if wait_s > 0.0:
             then(Caller(None, key[1], now, slow_down(wait_s, "too many unknown tokens came from your address")))
         elif len(self._asking) >= MOST_ASKED:

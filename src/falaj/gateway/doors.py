@@ -13,10 +13,11 @@ from falaj.core.errors import Denied, FalajError, NotFound
 from falaj.gateway import paths
 from falaj.gateway.callers import Caller, Callers, key_of, slow_down
 from falaj.gateway.holding import Holding
-from falaj.gateway.passing import DIRECT, GrpcPassing, Passing, RestPassing, grpc_problem
+from falaj.gateway.passing import DIRECT, Passing
 from falaj.gateway.paths import Target
 from falaj.gateway.pick import pick
 from falaj.gateway.plans import Plans
+from falaj.gateway.protocols import GrpcPassing, RestPassing, grpc_problem
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
 from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
@@ -71,7 +72,7 @@ class Doors:
         self.open = True
         """False while we drain: load balancers look elsewhere."""
         self._targets: dict[bytes, Target] = {}
-        self._prefix, self._count = secrets.token_hex(6), 0
+        self._prefix, self._count = secrets.token_hex(6).encode(), 0
         self._revisions: dict[int, tuple[bytes, bytes]] = {}
         self._shadows = 0
 
@@ -97,8 +98,8 @@ class Doors:
     def answered(self, one: Passing, reply: Any, status: int, now: float) -> None:
         """Give the answer back, with what names it; then keep a sample, and ask a shadow."""
         self._count += 1
-        one.id = id_ = f"{self._prefix}-{self._count:x}"
-        headers = (b"falaj-request", id_.encode()), self._revision(one.revision)
+        one.id = id_ = b"%b-%x" % (self._prefix, self._count)
+        headers = (b"falaj-request", id_), self._revision(one.revision)
         if isinstance(reply, Reply):
             reply.headers = (*reply.headers, *headers) if reply.headers else headers
         else:
@@ -299,8 +300,8 @@ class Doors:
         else:
             request, response, encoding = one.body.message, reply.message, GRPC
         key = one.key.decode("utf-8", "replace") if one.key else ""
-        row = Logged(at(), one.id, key, arm, revision or one.revision, status, int(seconds * 1e6), one.caller.id,
-                     request, response, encoding)  # fmt: skip
+        latency_us, who = int(seconds * 1e6), (one.id.decode(), key, arm, revision or one.revision)
+        row = Logged(at(), *who, status, latency_us, one.caller.id, request, response, encoding)
         self._pages.add(one.routed.route, row)
 
     def _shadow(self, one: Passing) -> None:

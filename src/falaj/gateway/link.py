@@ -14,7 +14,7 @@ from falaj.serve.records import Place
 
 TRIP = 5
 """So many failures in a row, and the replica is left alone for a while."""
-SHUT_S, MOST_SHUT_S = 0.5, 30.0
+SHUT_S, MOST_SHUT_S, PROBE_S = 0.5, 30.0, 5.0
 CONNECT_S = 5.0
 AGAIN_S, MOST_AGAIN_S = 0.05, 2.0
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Link:
     def chosen(self, now: float) -> None:
         """A request goes there; while the breaker is open no other one does until that is answered."""
         if self.fails >= TRIP:
-            self.shut_until = now + MOST_SHUT_S
+            self.shut_until = now + PROBE_S
 
     def failed(self, now: float) -> None:
         """A request was not answered, or the replica said that it cannot."""

@@ -58,6 +58,7 @@ class Table:
         for name in gone:
             for link in self._links.pop(name).values():
                 link.leave()
+        self._tallies.prune({id(one) for routed in routes.values() for one in routed.tallies.values()})
         self._budgets = {name: budget for name, budget in self._budgets.items() if name in found}
         self._changed()
 

@@ -8,6 +8,7 @@ from falaj.serve.counts import Counted, bucket
 from falaj.serve.journal import Logged
 from falaj.serve.records import Route
 
+MOST_ARMS = 4096
 MOST_BYTES = 64 << 20
 """Of bodies that wait to be written; what comes then is not kept, and counted."""
 
@@ -47,6 +48,13 @@ class Tallies:
         if found is None:
             found = self._by[key] = Tally(arm, revision)
         return found
+
+    def prune(self, used: set[int]) -> None:
+        """Forget arms that are gone and have nothing left to tell; `used` are the ids of those that are not."""
+        idle = [k for k, one in self._by.items() if id(one) not in used and not (one.told or one.inflight or one.held)]
+        for key in idle if len(self._by) > MOST_ARMS else ():
+            if not self._by[key].requests:
+                del self._by[key]
 
     def rows(self, now: float) -> list[Counted]:
         """What there is to tell, and begin anew. An arm that is still asked or was a second ago has a row."""
