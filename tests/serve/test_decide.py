@@ -71,6 +71,7 @@ def test_none_while_nobody_asks_and_one_when_somebody_does() -> None:
     assert decide(idle).drain == ("score-r1-ready-0",)
     assert decide(replace(idle, past={1: ((NOW - 31, 1),)})).drain == ("score-r1-ready-0",)
     assert decide(replace(idle, loads={1: load(last_at=NOW - 29)})).drain == ()
+    assert decide(replace(idle, replicas=seen(1, since=NOW - 29))).drain == ()
     assert decide(replace(idle, replicas=(), woken=NOW - 1)).start == {1: 1}
     assert decide(replace(idle, replicas=())).start == {}
 

@@ -87,11 +87,12 @@ def wanted_now(world: World, revision: int) -> int:
     least = scale.least if len(world.shares) == 1 else max(1, ceil(scale.least * share - 1e-9))
     busy = load.inflight + load.held if load else 0
     wanted = ceil(busy / scale.concurrency)
+    mine = [one for one in world.replicas if one.revision == revision and one.state != DRAINING]
     if load and scale.latency_ms and load.p95_us > scale.latency_ms * 1000 and busy:
         # One more at a time: what is starting has not helped yet.
-        have = [one.state for one in world.replicas if one.revision == revision and one.state != DRAINING]
-        wanted = max(wanted, len(have) + (STARTING not in have))
-    asked = max(load.last_at if load else 0.0, world.woken)
+        wanted = max(wanted, len(mine) + all(one.state == READY for one in mine))
+    # Gateways tell of requests a second later: one that was just woken is not idle.
+    asked = max((load.last_at if load else 0.0, world.woken, *(one.since for one in mine)))
     awake = asked > 0 and world.now - asked < scale.idle_s
     return min(max(wanted, least, int(awake)), scale.most)
 
