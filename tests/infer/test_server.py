@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 
 from falaj.api import tls
 from falaj.core.outbox import read_outbox
+from falaj.core.release import VERSION
 from falaj.oip.calls import Call
 from falaj.oip.hop_client import HopClient
 from tests.infer.models import mlp, mlp_of
@@ -91,6 +92,14 @@ def _ask(address: str, **headers: str) -> tuple[int, Any]:
     return found
 
 
+def _about(address: str, **headers: str) -> Any:
+    connection = http.client.HTTPConnection(address, timeout=20)
+    connection.request("GET", "/v2", headers=headers)
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    return found
+
+
 def test_it_serves_by_itself_and_ends_in_order(started: Any, tmp_path: Path) -> None:
     process = started(
         _config(tmp_path, http="127.0.0.1:0", grpc="127.0.0.1:0", keys=[hashlib.sha256(b"t").hexdigest()])
@@ -104,6 +113,9 @@ def test_it_serves_by_itself_and_ends_in_order(started: Any, tmp_path: Path) -> 
     from tritonclient import grpc
 
     client = grpc.InferenceServerClient(ready["grpc"])
+    told = client.get_server_metadata(headers={"authorization": "Bearer t"})
+    assert (told.name, told.version) == ("falaj", VERSION)
+    assert _about(ready["http"], authorization="Bearer t")["version"] == VERSION
     given = grpc.InferInput("x", [1, 32], "FP32")
     given.set_data_from_numpy(X)
     got = client.infer("m", [given], headers={"authorization": "Bearer t"}).as_numpy("y")

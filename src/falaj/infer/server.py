@@ -11,6 +11,7 @@ from typing import Any
 
 from falaj import worker
 from falaj.core.errors import FalajError, Invalid, Unavailable
+from falaj.core.release import VERSION
 from falaj.infer.engine import Engine
 from falaj.infer.records import Config
 from falaj.infer.session import Session
@@ -89,11 +90,11 @@ class Server:
         if config.http or config.hop:
             from falaj.infer.rest_door import Rest
 
-            rest = Rest(self.engine, keys, name=config.name)
+            rest = Rest(self.engine, keys, name=config.name, version=VERSION)
         if config.grpc or config.hop:
             from falaj.infer.grpc_door import Grpc
 
-            grpc = Grpc(self.engine, keys, name=config.name)
+            grpc = Grpc(self.engine, keys, name=config.name, version=VERSION)
         return rest, grpc
 
     async def _open(self, rest: Any, grpc: Any) -> None:
