@@ -194,6 +194,7 @@ async def _serve(bundle: Bundle, config: Config, logs: Path) -> int:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     server = Server(config)
     await server.start()
+    server.watch()
     print(json.dumps({**server.ready(), **_about(bundle)}), flush=True)  # noqa: T201
     before = (0, 0, 0)
     while not ended.is_set():
