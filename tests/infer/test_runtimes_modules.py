@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from falaj.infer.runtimes.code import imported
 from falaj.infer.runtimes.weights import read
 from falaj.train.weights import write
 from tests.infer import models
+from tests.infer.running import ask_of, asked, engine_of, on_loop
 
 CODE = """
 from torch import nn
@@ -42,6 +44,14 @@ class InPlace(Net):
     def forward(self, x):
         x += 1
         return [x, x.argmax(1)]
+class Odd(Net):
+    def forward(self, x):
+        class Mine(Exception): pass
+        if x.sum() > 1e3:
+            raise Mine("of its own kind")
+        if x.sum() < -1e3:
+            raise SystemExit(3)
+        return super().forward(x)
 class Half(nn.Module):
     def __init__(self):
         super().__init__()
@@ -132,6 +142,19 @@ def test_what_does_not_fit_is_said(tmp_path: Path, name: str, said: Any, error: 
     built(tmp_path)
     with pytest.raises(error, match=match):
         loaded(tmp_path, name, **said)
+
+
+@on_loop
+async def test_an_error_of_its_own_kind_fails_one_request_and_nothing_else(tmp_path: Path) -> None:
+    built(tmp_path)
+    runtime: Any = loaded(tmp_path, "Odd")
+    engine, threads = await engine_of(runtime, sheet=Sheet("torch", **SPECS)), threading.active_count()
+    for bad, said in ((1e4, "Mine: of its own kind"), (-1e4, "SystemExit: 3")) * 2:
+        with pytest.raises(UserCodeFailed, match=said):
+            await asked(engine, ask_of(np.full((1, 8), bad)))
+        assert (await asked(engine, ask_of(np.ones((1, 8))))).outputs[0].shape == (1, 2)
+    assert threading.active_count() <= threads + 1
+    await engine.close()
 
 
 def test_outputs_that_are_not_those_of_the_sheet(tmp_path: Path) -> None:

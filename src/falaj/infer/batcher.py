@@ -25,8 +25,8 @@ INLINE_S, BACK_INLINE_S, AT_ONCE_S = 200e-6, 100e-6, 20e-3
 LARGE, LARGE_S = 256, 2e-3
 """Rows of a request that is looked at twice before it runs on the loop's thread, and what it may take there."""
 BROKEN = (
-    FalajError, ArithmeticError, AssertionError, AttributeError, BufferError, ImportError, LookupError, MemoryError,
-    OSError, RuntimeError, TypeError, ValueError,
+    FalajError, ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError,
+    MemoryError, NameError, OSError, RuntimeError, StopIteration, SyntaxError, TypeError, ValueError, Warning,
 )  # fmt: skip
 """What a model's own code raises. A runtime says it in our words; this is for those that forget."""
 

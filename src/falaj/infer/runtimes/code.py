@@ -7,17 +7,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.infer.records import ModelConfig
 from falaj.infer.runtimes.verify import code_of
 
-BROKEN = (
-    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
-    NameError, OSError, RuntimeError, StopIteration, SyntaxError, TypeError, ValueError, Warning,
-)  # fmt: skip
-"""What somebody's code raises. An error of a kind of its own ends the run's thread, or in a cage the process."""
 _LOCK = threading.Lock()
 _FOLDERS: set[str] = set()
+
+
+class Blame:
+    """Around somebody's code: whatever it raises, also of a kind of its own, leaves as an error with a name, which
+    `told` makes of it. Our own errors pass."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Callable[[BaseException], FalajError]) -> None:
+        self._told = told
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: Any) -> None:
+        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, FalajError):
+            raise self._told(error) from error
+
+
+def failed(what: str, hint: str) -> Blame:
+    """Blames the code, by the words that what it raised has of its own."""
+    return Blame(lambda error: UserCodeFailed(f"{what}: {said(error)}", hint))
 
 
 def imported(code: str, folder: str) -> Callable[..., Any]:
@@ -32,9 +49,8 @@ def imported(code: str, folder: str) -> Callable[..., Any]:
         _FOLDERS.add(root)
         sys.path.insert(0, root)
         try:
-            found = importlib.import_module(module)
-        except BROKEN as error:
-            raise UserCodeFailed(f"{module[:100]} cannot be imported: {said(error)}", "run it by itself") from error
+            with failed(f"{module[:100]} cannot be imported", "run it by itself"):
+                found = importlib.import_module(module)
         finally:
             sys.path.remove(root)
     made: Callable[..., Any] | None = getattr(found, name, None)

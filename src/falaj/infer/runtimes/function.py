@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from falaj.core.errors import UserCodeFailed
 from falaj.core.sheet import Sheet
 from falaj.infer.records import Arrays, ModelConfig, Runtime
 from falaj.infer.runtimes import cage
-from falaj.infer.runtimes.code import BROKEN, code_folder, imported, said
+from falaj.infer.runtimes.code import code_folder, failed, imported
 from falaj.infer.runtimes.specs import batches, given_back, needed
 from falaj.infer.runtimes.verify import Files
 
@@ -30,11 +29,9 @@ class FunctionRuntime:
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """All outputs for one batch."""
         given = {spec.name: one for spec, one in zip(self.inputs, inputs, strict=True)}
-        try:
+        with failed("the function failed", "run it on the same inputs"):
             made = self._function(given, dict(parameters))
             found = [made[spec.name] for spec in self.outputs]
-        except BROKEN as error:
-            raise UserCodeFailed(f"the function failed: {said(error)}", "run it on the same inputs") from error
         return given_back(found, self.outputs, "function")
 
     def close(self) -> None:
@@ -55,8 +52,6 @@ def opened(config: ModelConfig, sheet: Sheet, files: Files) -> Runtime:
         if files.digests:
             model = private / "model"
             files.copy(model)
-        try:
+        with failed(f"{sheet.code[:100]} cannot be made", "run it alone"):
             function = function(model)
-        except BROKEN as error:
-            raise UserCodeFailed(f"{sheet.code[:100]} cannot be made: {said(error)}", "run it alone") from error
     return FunctionRuntime(function, sheet, files.size_bytes)

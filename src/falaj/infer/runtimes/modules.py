@@ -10,17 +10,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import nn
 
-from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
+from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.records import Arrays, ModelConfig, Runtime
 from falaj.infer.runtimes import cage
-from falaj.infer.runtimes.code import BROKEN, code_folder, imported, said
+from falaj.infer.runtimes.code import Blame, code_folder, failed, imported, said
 from falaj.infer.runtimes.specs import Specs, agreed, batches, given_back, needed
 from falaj.infer.runtimes.verify import Files
 from falaj.infer.runtimes.weights import read
@@ -48,11 +47,9 @@ class ModuleRuntime:
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """All outputs for one batch."""
         with torch.inference_mode():
-            try:
+            with Blame(broken):
                 tensors = [tensor(one, spec).to(self._device) for one, spec in zip(inputs, self.inputs, strict=True)]
                 found = in_order(self._module(*tensors), self.outputs)
-            except BROKEN as error:
-                raise broken(error) from error
             return given_back([array(one) for one in found], self.outputs, "module")
 
     def close(self) -> None:
@@ -110,7 +107,7 @@ def in_order(found: Any, outputs: Specs) -> Sequence[Any]:
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
-def broken(error: Exception) -> Exception:
+def broken(error: BaseException) -> FalajError:
     """An error of a module. After one of the device's own nothing more can be run in this process."""
     if "CUDA error" in str(error):
         return Unavailable(f"the device gave up: {said(error)}", "the replica must be started again")
@@ -122,14 +119,12 @@ def _built(config: ModelConfig, sheet: Sheet, files: Files, device: str) -> tupl
     weights = read(files.read(files.only(sheet.file, ".safetensors")))
     with tempfile.TemporaryDirectory(prefix="falaj-code-") as private:
         build = imported(sheet.code, code_folder(config, Path(private)))
-        try:
+        with failed(f"{sheet.code[:100]} did not take its weights", "run it"):
             module = build(dict(sheet.parameters)) if _takes_one(build) else build()
             if not isinstance(module, nn.Module):
                 raise Invalid(f"{sheet.code[:100]} gave {type(module).__name__}", "it must give a torch.nn.Module")
             module.load_state_dict(weights, strict=True, assign=True)
             return module.to(device).eval().requires_grad_(False), specs
-        except BROKEN as error:
-            raise UserCodeFailed(f"{sheet.code[:100]} did not take its weights: {said(error)}", "run it") from error
 
 
 def _takes_one(build: Any) -> bool:
@@ -143,14 +138,12 @@ def _takes_one(build: Any) -> bool:
 def _exported(sheet: Sheet, files: Files, device: str) -> tuple[Any, tuple[Specs, Specs]]:
     name = files.only(sheet.file, ".pt2")
     data = io.BytesIO(files.read(name))
-    try:
+    with Blame(lambda error: Invalid(f"torch does not take {name[:100]}: {said(error)}", "export it with this torch")):
         program: Any = torch.export.load(data)
         if device != "cpu":
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
-    except (*BROKEN, BadZipFile) as error:
-        raise Invalid(f"torch does not take {name[:100]}: {said(error)}", "export it with this torch") from error
     specs = _specs(program, sheet.inputs, "user_inputs"), _specs(program, sheet.outputs, "user_outputs")
     return program.module(), specs
 
