@@ -1,6 +1,8 @@
 """Who may deploy what, who may call it, and what is refused: in a town with tenants, labels and gates."""
 
+import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,11 @@ import pytest
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.serve import fitness
+from falaj.serve import fitness, replicas
 from falaj.serve.loop import ServeLoop
 from falaj.store.loop import Turn
 from tests.infer import models
-from tests.serve.laptop import SMALL
+from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
 from tests.town import LABEL, Town, refusal
 
 SCORE = "endpoint:fraud/score"
@@ -190,3 +192,26 @@ def test_rules_and_scale_change_and_what_is_not_said_stays(town: Town, published
     assert [one.number for one in view.revisions] == [1, 2]
     entry = town.as_("amal").serve.enter(endpoint)
     assert (entry.per_s, entry.burst) == (10.0, 20)
+
+
+@pytest.mark.slow
+def test_replicas_of_a_labelled_model_run_for_whoever_deployed_it_and_no_longer(
+    town: Town, published: Callable[..., Ref], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    mona, endpoint = town.as_("mona"), "endpoint:fraud/labelled"
+    for view in mona.serve.list().endpoints:
+        mona.serve.stop(view.ref)
+    laptop = Laptop(Path(town.house.settings.home), mona)
+    with town.house.working():
+        mona.serve.deploy(endpoint, published("labelled", label=LABEL), **SMALL)
+        (name,) = ready(laptop.until(ready, endpoint))
+        assert name in [one.ref.name for one in mona.jobs.list(mine=True).jobs]
+        town.as_("fatima").people.suspend("mona")
+        os.kill(laptop.pid(name), signal.SIGKILL)
+        amal = Laptop(laptop.home, town.as_("amal"))
+        view = amal.until(lambda one: "it cannot start" in one.note, endpoint)
+        assert view.replicas == ()
+        town.as_("fatima").people.resume("mona")
+        laptop.until(ready, endpoint)
+        laptop.close()
