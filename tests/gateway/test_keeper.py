@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -100,6 +101,15 @@ def test_an_address_from_outside_needs_tls(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert "there is no TLS" in ended.stderr
+
+
+def test_an_address_that_is_taken_is_said_and_nothing_stays_open(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "falaj", "--at", str(tmp_path), "gateway", "--listen", "127.0.0.1:0"]
+        command += ["--grpc", f"127.0.0.1:{taken.getsockname()[1]}"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 8
+    assert "cannot be listened on" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,24 @@ def test_a_second_replica_is_asked_when_the_first_takes_long(ground: Make, askin
     until(lambda: all(link.client.outstanding == 0 for link in routed.pools[1]))
 
 
+def test_the_second_one_is_waited_for_when_the_first_cannot(ground: Make, asking: Asking) -> None:
+    one = ground(replicas=2, hedge_ms=20.0, retries=0.0)
+    client = asking(one)
+    until(lambda: len({client.post(INFER).json()["replica"] for _ in range(6)}) == 2)
+    sick = one.replicas[0].echo
+    sick.rest = _unable_later  # type: ignore[method-assign]
+    told = [client.post(INFER, content=b"slow 0.15") for _ in range(4)]
+    assert {reply.json().get("replica") for reply in told} == {"replica-1"}
+
+
+def _unable_later(call: Any, reply: Any) -> None:
+    import asyncio
+
+    from falaj.oip.calls import Reply
+
+    asyncio.get_running_loop().call_later(0.06, reply, Reply(503, (b"{}",)))
+
+
 def test_grpc_is_retried_and_answers_name_themselves(ground: Make) -> None:
     one = ground(replicas=2)
     answer, metadata = asked(one.doors.grpc, one.headers(), "fraud.score")

@@ -21,7 +21,7 @@ from falaj.gateway.protocols import GrpcPassing, RestPassing, grpc_problem
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
 from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
-from falaj.oip.hop import Missed
+from falaj.oip.hop import LOST, Missed
 from falaj.oip.messages import METHODS
 from falaj.oip.proto import peek
 from falaj.oip.rest import problem, refusal, said
@@ -316,6 +316,8 @@ class Doors:
         self._shadows += 1
 
         def told(reply: Any) -> None:
+            if not getattr(reply, "last", True):
+                return  # there is more to come
             tally.inflight -= 1
             self._shadows -= 1
             missed = isinstance(reply, Missed)
@@ -328,4 +330,7 @@ class Doors:
 
         deadline = began + one.routed.route.rules.timeout_s
         ask = link.client.ask_rest if isinstance(one, RestPassing) else link.client.ask_grpc
-        ask(one.body, deadline, told)
+        try:
+            ask(one.body, deadline, told)
+        except FalajError:
+            told(LOST)

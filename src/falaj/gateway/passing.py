@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -152,6 +153,9 @@ class Passing:
             self._missed(link, reply, now)
             return
         status, could = self.status(reply)
+        if could is not FINE and self.rival is not None:
+            self._drop(link)  # the other one may
+            return
         if could is not FINE and self._again(link, now, could):
             return
         if could is UNABLE:
@@ -239,7 +243,8 @@ class Passing:
         other = pick(self.routed.pools.get(self.revision, ()), now, (*self.tried, self.link))
         if other is not None and self.routed.budget.take():
             other.chosen(now)
-            self.rival = (other, self.ask(other.client, partial(self.took, other)))
+            with suppress(FalajError):  # then there is one
+                self.rival = (other, self.ask(other.client, partial(self.took, other)))
 
     def _drop(self, link: Link) -> None:
         """One of two went away: the other one is waited for."""

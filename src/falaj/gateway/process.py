@@ -76,7 +76,11 @@ class Gateway:
         await loop.run_in_executor(self._pool, self.follower.look)
         await asyncio.sleep(0)
         self.follower.start()
-        await self._open()
+        try:
+            await self._open()
+        except FalajError:
+            await self.drain(0.0)
+            raise
         await loop.run_in_executor(self._pool, books.tell_doors, house.ledger, ctx, self.addresses)
         self._every("count", SECOND_S, self._second)
         self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))

@@ -52,7 +52,13 @@ class Table:
         routes: dict[Name, Routed] = {}
         for name, route in found.items():
             known = self.routes.get(name)
-            routes[name] = known if known is not None and known.route == route else self._made(name, route, known)
+            if known is None or known.route != route:
+                try:
+                    known = self._made(name, route, known)
+                except ValueError as error:  # one endpoint that makes no sense leaves the others alone
+                    _log.error("a route makes no sense", extra={"endpoint": str(route.ref), "why": str(error)})
+            if known is not None:
+                routes[name] = known
         gone = [name for name in self._links if name not in found]
         self.routes = routes
         for name in gone:
