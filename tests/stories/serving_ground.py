@@ -8,13 +8,15 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 import falaj
+from falaj.core.errors import FalajError
 from tests.infer.models import _Kit
 from tests.jobs.lab import until
 from tests.serve.laptop import Laptop
@@ -26,8 +28,8 @@ SMALL = {"cpus": 0.1, "memory": "64MiB"}
 class Platform(Laptop):
     """`falaj up` in a process of its own, and a client of it. `url` is where the endpoint is called."""
 
-    def __init__(self, home: Path, url: str, token: str) -> None:
-        super().__init__(home, falaj.connect(url, token=token))
+    def __init__(self, home: Path, url: str, token: str, **how: Any) -> None:
+        super().__init__(home, falaj.connect(url, token=token, **how))
         self.token = token
 
     def door(self, endpoint: str = SCORE) -> str:
@@ -36,10 +38,10 @@ class Platform(Laptop):
 
 
 @contextmanager
-def platform(home: Path) -> Iterator[Platform]:
-    """A platform of its own; on the same folder, the same one again."""
+def platform(home: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Platform]:
+    """A platform of its own; on the same folder, the same one again. `settings`: variables of its own."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
-    ports = {"FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
+    ports = {**settings, "FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
     words = [sys.executable, "-m", "falaj", "up", "--at", str(home / "house"), "--listen", "127.0.0.1:0"]
     with subprocess.Popen([*words, "--log", "ERROR"], stdout=subprocess.PIPE, text=True, env=known | ports) as process:
         assert process.stdout is not None
@@ -50,6 +52,8 @@ def platform(home: Path) -> Iterator[Platform]:
         try:
             yield made
         finally:
+            with suppress(FalajError, AssertionError):
+                made.close()  # replicas are jobs: they would go on without a platform
             made.here.close()
             process.terminate()
             assert process.wait(60) == 0

@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 from falaj.core.errors import Invalid
 from tests.infer.models import _Kit
 from tests.jobs.lab import until
+from tests.stories.serving_cluster import engines
 from tests.stories.serving_ground import SCORE, SMALL, Platform, platform
 
 DEFINITIONS = '''"""What is known of customers."""
@@ -33,8 +34,10 @@ FEATURES = ("balance", "sum_amount_7d", "count_1h")
 WEIGHTS = np.array([[0.001], [0.01], [0.1]], np.float32)
 
 
-def test_keys_only_request_with_features(tmp_path: Path) -> None:
-    with platform(tmp_path) as bank:
+@pytest.mark.parametrize("ground", ["laptop", pytest.param("cluster", marks=pytest.mark.slow)])
+def test_keys_only_request_with_features(request: pytest.FixtureRequest, tmp_path: Path, ground: str) -> None:
+    """On a laptop, and on PostgreSQL, S3 and Redis."""
+    with platform(tmp_path, engines(request, tmp_path) if ground == "cluster" else {}) as bank:
         here, now = bank.here, datetime.now(UTC).replace(microsecond=0)
         model = trained(bank, tmp_path, now)
         view = here.serve.deploy(SCORE, str(model), wait=True, **SMALL)
