@@ -25,7 +25,7 @@ from falaj.oip.messages import (
     SERVICE,
     TENSOR,
 )  # fmt: skip
-from falaj.oip.tensors import NUMPY, Answer, Made
+from falaj.oip.tensors import MOST_TEXTS, NUMPY, Answer, Made
 from falaj.oip.wire import MOST_FIELDS, Message, decode, encode, varint
 
 REQUESTS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
@@ -301,6 +301,36 @@ def test_typed_bytes_and_numbers_one_by_one() -> None:
     assert np.frombuffer(ask.inputs[0].data, "<i8").tolist() == [5, 6, -7]  # type: ignore[arg-type]
     half = proto.write_answer(Answer("m", "", "", [Made("h", "FP16", (1,), np.ones(1, "<f2"))]), 0)
     assert service_pb2.ModelInferResponse.FromString(half).raw_output_contents == [struct.pack("<e", 1)]
+
+
+def _sized(tag: bytes, data: bytes) -> bytes:
+    return tag + varint(len(data)) + data
+
+
+def _loops() -> dict[str, tuple[bytes, str]]:
+    """Requests that are short and would hold the loop for long."""
+    most = MOST_TEXTS
+    texts = b"\x0a\x01t\x12\x05BYTES\x1a"
+    one, many = texts + b"\x01\x01", texts + _sized(b"", varint(most // 2 + 1))
+    x = b"\x0a\x01x\x12\x05INT64\x1a\x01\x01"
+    other = many.replace(b"\x01t", b"\x01u", 1)
+    return {
+        "more than the shape": (_sized(b"\x2a", one + _sized(b"\x2a", b"\x42\0" * 2 * most)), "has 2 elements"),
+        "over all inputs": (_sized(b"\x2a", many) + _sized(b"\x2a", other) + b"\x3a\0\x3a\0", "elements of BYTES"),
+        "typed over all": (_sized(b"\x2a", many) + _sized(b"\x2a", other), "elements of BYTES"),
+        "empty lists": (_sized(b"\x2a", x + _sized(b"\x2a", b"\x1a\0" * 2 * most)), "fields"),
+        "fields nobody knows": (_sized(b"\x2a", x + b"\x78\0" * most), "fields"),
+        "a shape without end": (_sized(b"\x2a", x + _sized(b"\x1a", b"\1" * 2 * most)), "a list of numbers"),
+        "a group without end": (_sized(b"\x2a", x + b"\x7b" + b"\x78\0" * most), "groups"),
+        "inputs without end": (b"\x2a\0" * 4000, "4000 inputs"),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(_loops()))
+def test_no_request_holds_the_loop_for_long(name: str) -> None:
+    message, said = _loops()[name]
+    with pytest.raises(Invalid, match=said):
+        proto.read_ask(message)
 
 
 def _broken_requests() -> dict[str, Any]:

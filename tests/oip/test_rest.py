@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from falaj.core.errors import FalajError, Invalid, QuotaExceeded, Unauthenticated, Unavailable, UserCodeFailed
 from falaj.oip.calls import OCTETS, Reply
 from falaj.oip.rest import NO_HEADER, decode, decode_raw, encode, header_bytes, problem
-from falaj.oip.tensors import NUMPY, Answer, Ask, Made, pack, raw_of
+from falaj.oip.tensors import MOST_TEXTS, NUMPY, Answer, Ask, Made, pack, raw_of
 from tests.oip.test_tensors import values
 
 SPEC = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}
@@ -188,6 +188,16 @@ def test_what_is_no_input_is_invalid(name: str) -> None:
 def test_binary_sizes_that_lie_are_invalid(size: int, tail: bytes) -> None:
     with pytest.raises(Invalid):
         request(tail, data=..., parameters={"binary_data_size": size})
+
+
+def test_elements_of_bytes_are_counted_over_all_inputs() -> None:
+    many = MOST_TEXTS // 2 + 1
+    inputs = [{"name": one, "datatype": "BYTES", "shape": [many], "data": [""]} for one in "ab"]
+    with pytest.raises(Invalid, match="has 1 elements"):
+        decode(json.dumps({"inputs": inputs[:1]}).encode(), NO_HEADER, "m", "")
+    inputs[0]["data"] = [""] * many
+    with pytest.raises(Invalid, match=f"{2 * many} elements of BYTES"):
+        decode(json.dumps({"inputs": inputs}).encode(), NO_HEADER, "m", "")
 
 
 def test_a_header_longer_than_the_body_is_invalid() -> None:

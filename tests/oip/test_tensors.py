@@ -113,6 +113,17 @@ def test_bytes_that_are_not_the_shape_are_refused(datatype: str, shape: tuple[in
         tensors.given("x", datatype, shape, raw)
 
 
+def test_a_walk_over_elements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = tensors.MOST_TEXTS
+    assert len(split("x", bytes(4 * turns), turns)) == turns
+    monkeypatch.setattr(tensors, "_LENGTH", None)  # nothing is read of what is refused
+    with pytest.raises(Invalid, match=f"{turns + 1} elements of BYTES"):
+        tensors.given("x", "BYTES", (1, turns + 1), bytes(4 * turns + 4))
+    for shape in ((1 << 20, 1 << 20), (turns + 1,)):
+        with pytest.raises(Invalid):
+            tensors.given("x", "BYTES", shape, b"")
+
+
 def test_shapes_of_nothing_and_of_one() -> None:
     assert [elements("x", one) for one in ((), (0,), (3, 0), (2, 3))] == [1, 0, 0, 6]
     assert tensors.given("x", "FP32", (), b"abcd").data == b"abcd"

@@ -3,13 +3,14 @@
 What repeats from request to request (the description of a tensor) is read once and looked up by its bytes after that.
 """
 
+from math import prod
 from typing import Any, NamedTuple
 
 from falaj.core.errors import Invalid
 from falaj.core.sheet import MOST_TENSORS
 from falaj.oip.asked import settle
 from falaj.oip.messages import PARAMETER, STREAM_RESPONSE, TENSOR, WANTED
-from falaj.oip.tensors import SIZES, Answer, Ask, Given, Made, elements, given, raw_of
+from falaj.oip.tensors import MOST_TEXTS, SIZES, Answer, Ask, Given, Made, elements, few_enough, given, raw_of
 from falaj.oip.typed import contents_of, typed
 from falaj.oip.wire import Field, Message, broken, decode, encode, fields, read_varint, skip, text, varint
 
@@ -83,17 +84,18 @@ def read_ask(message: bytes) -> tuple[Ask, int]:
 def _read(message: bytes, key: tuple[int, bytes]) -> tuple[Ask, int]:
     found = _parts(message)
     raw = found[7]
+    if not 0 < len(found[5]) <= MOST_TENSORS:
+        raise Invalid(f"a request of {len(found[5])} inputs", f"from 1 to {MOST_TENSORS}")
     described = [_known(piece) for piece in found[5]]
     if len(described) > 1 and len({one.name for one in described}) < len(described):
         raise Invalid("two inputs have one name", "send each once")
-    if not described or len(described) > MOST_TENSORS:
-        raise Invalid(f"a request of {len(described)} inputs", f"from 1 to {MOST_TENSORS}")
+    few_enough(described[0].name, sum([prod(one.shape) for one in described if one.datatype == "BYTES"]))
     if raw:
         if len(raw) != len(described):
             raise Invalid(f"{len(raw)} raw_input_contents for {len(described)} inputs", "one each, in their order")
         inputs, wanted = [_raw(one, piece) for one, piece in zip(described, raw, strict=True)], RAW
     else:
-        inputs, wanted = [typed(one.name, one.datatype, one.shape, one.contents or b"") for one in described], 0
+        inputs, wanted = [_typed(one, len(described)) for one in described], 0
     ask = Ask(_last(found[1]), _last(found[2]), inputs)
     if found[3]:
         ask.id = _last(found[3])
@@ -197,8 +199,8 @@ def _known(piece: Piece) -> Described:
 
 def _describe(piece: Piece) -> Described:
     # The contents stay bytes here: the tables would make a list of their numbers.
-    contents = [value for number, wire, value in fields(piece) if number == 5 and wire == 2]
-    said = decode(_UNFILLED, piece)
+    contents = [value for number, wire, value in fields(piece, _MOST_PARTS) if number == 5 and wire == 2]
+    said = decode(_UNFILLED, piece, _MOST_PARTS)
     name, datatype, shape = said.get("name", ""), said.get("datatype", ""), tuple(said.get("shape", ()))
     _no_shared_memory(name, said.get("parameters", {}))
     if not name or (datatype != "BYTES" and datatype not in SIZES):
@@ -240,6 +242,10 @@ def _raw(one: Described, piece: Piece) -> Given:
     if len(piece) != one.size_bytes:
         return given(one.name, one.datatype, one.shape, piece)
     return Given(one.name, one.datatype, one.shape, piece)
+
+
+def _typed(one: Described, inputs: int) -> Given:
+    return typed(one.name, one.datatype, one.shape, one.contents or b"", MOST_TEXTS // inputs)
 
 
 def _settled(ask: Ask, pieces: list[Piece]) -> int:

@@ -12,7 +12,19 @@ from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.core.sheet import MOST_DIMENSIONS, MOST_TENSORS
 from falaj.oip.asked import settle
 from falaj.oip.calls import JSON, OCTETS, Reply
-from falaj.oip.tensors import SMALL_BYTES, Answer, Ask, Given, Made, elements, given, pack, raw_of, values_of
+from falaj.oip.tensors import (
+    SMALL_BYTES,
+    Answer,
+    Ask,
+    Given,
+    Made,
+    elements,
+    few_enough,
+    given,
+    pack,
+    raw_of,
+    values_of,
+)
 
 Wanted = bool | dict[str, bool]
 """Which outputs are wanted as bytes: all, none, or by name."""
@@ -161,8 +173,11 @@ def _inputs(asked: Sequence[_Input], tail: "bytes | memoryview") -> list[Given]:
         raise Invalid(f"a request of {len(asked)} inputs", f"from 1 to {MOST_TENSORS}")
     if len(asked) > 1 and len({one.name for one in asked}) < len(asked):
         raise Invalid("two inputs have one name", "send each once")
-    made, at = [], 0
+    made, at, texts = [], 0, 0
     for one in asked:
+        if one.datatype == "BYTES":
+            texts += prod(one.shape)
+            few_enough(one.name, texts)
         size = _binary_bytes(one) if one.parameters else None
         if size is None:
             made.append(_listed(one))

@@ -76,6 +76,8 @@ class Answer:
 
 MOST_ELEMENTS = 1 << 40
 """Of a shape with a 0 in it: nothing is held, but numpy multiplies the rest."""
+MOST_TEXTS = 1 << 20
+"""Elements of BYTES in one request: each costs a turn of Python on the loop, however short it is."""
 SMALL_BYTES = 4096
 _FORMATS = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
@@ -115,9 +117,16 @@ def elements(name: str, shape: tuple[int, ...]) -> int:
     return count
 
 
+def few_enough(name: str, texts: int) -> None:
+    """Invalid when these are more elements of BYTES than one request may have."""
+    if texts > MOST_TEXTS:
+        raise Invalid(f"{texts} elements of BYTES with {name[:60]!r}", f"{MOST_TEXTS} at most in one request")
+
+
 def split(name: str, raw: "bytes | memoryview", count: int) -> list[bytes]:
     """The elements of a BYTES tensor: each is its length in 4 bytes, and itself."""
     data, size, at = bytes(raw), len(raw), 0
+    few_enough(name, count)
     if count * 4 > size:
         raise Invalid(f"{name[:60]!r} has {size} bytes for {count} elements", "each is 4 bytes of length, and itself")
     found: list[bytes] = []

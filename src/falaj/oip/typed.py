@@ -14,25 +14,30 @@ _FIELDS = {
     "BOOL": 1, "INT8": 2, "INT16": 2, "INT32": 2, "INT64": 3, "UINT8": 4, "UINT16": 4, "UINT32": 4, "UINT64": 5,
     "FP32": 6, "FP64": 7, "BYTES": 8,
 }  # fmt: skip
-_BYTES = 8
+_BYTES, _SLACK = 8, 16
+"""And fields of a later protocol beside the elements."""
 _FIXED = {6: (5, 4), 7: (1, 8)}
 """Wire type and size of numbers that are not varints."""
 
 
-def typed(name: str, datatype: str, shape: tuple[int, ...], contents: bytes | memoryview) -> Given:
-    """An input from its contents; Invalid unless they are of its datatype and as many as its shape says."""
+def typed(name: str, datatype: str, shape: tuple[int, ...], contents: bytes | memoryview, most: int) -> Given:
+    """An input from its contents; Invalid unless they are of its datatype and as many as its shape says. `most` bounds
+    the pieces that a list of numbers comes in: each is a turn of the loop."""
     number = _FIELDS.get(datatype)
     if number is None:
         raise Invalid(f"{name[:60]!r} of {datatype} has no contents", "send it as raw_input_contents")
+    count = elements(name, shape)
     pieces = []
-    for field, wire, value in fields(contents):
+    for field, wire, value in fields(contents, count + _SLACK if number == _BYTES else most):
         if field == number:
             pieces.append(_piece(field, wire, value))
+            if number == _BYTES and len(pieces) > count:
+                break
         elif field in CONTENTS.by_number:
             said, right = CONTENTS.by_number[field].name, CONTENTS.by_number[number].name
             raise Invalid(f"{said} for {name[:60]!r} of {datatype}", f"send {right}")
     data = pieces if number == _BYTES else _numbers(name, datatype, b"".join(pieces))
-    held, count = len(data) // SIZES.get(datatype, 1), elements(name, shape)
+    held = len(data) // SIZES.get(datatype, 1)
     if held != count:
         raise Invalid(f"{name[:60]!r} has {held} elements, and its shape {count}", "send as many as the shape says")
     return Given(name, datatype, shape, data)

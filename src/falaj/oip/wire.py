@@ -93,13 +93,13 @@ def broken(why: str) -> Invalid:
     return Invalid(f"the message is no protobuf: {why}", "send a message of inference.GRPCInferenceService")
 
 
-def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, Any]]:
+def fields(data: bytes | memoryview, most: int = MOST_FIELDS) -> Iterator[tuple[int, int, Any]]:
     """Number, wire type and value of each field: an int, or the bytes. Groups, which nothing here has, are skipped."""
     at = count = 0
     while at < len(data):
         count += 1
-        if count > MOST_FIELDS:
-            raise Invalid(f"a message of more than {MOST_FIELDS} fields", "send the numbers as raw_input_contents")
+        if count > most:
+            raise Invalid(f"a message of more than {most} fields", "send the numbers as raw_input_contents")
         number, wire, at = _tag(data, at)
         if wire == _VARINT:
             value, at = read_varint(data, at)
@@ -132,8 +132,10 @@ def _span(data: bytes | memoryview, at: int, wire: int) -> tuple[int, int]:
 
 
 def _skip_group(data: bytes | memoryview, at: int, number: int) -> int:
-    open_groups = [number]
+    open_groups, last = [number], at + MOST_FIELDS
     while open_groups:
+        if at > last:
+            raise broken("its groups are too long")
         number, wire, at = _tag(data, at)
         if wire == _GROUP:
             open_groups.append(number)
@@ -167,10 +169,10 @@ def text(data: bytes | memoryview) -> str:
         raise broken("a text is not UTF-8") from error
 
 
-def decode(kind: Message, data: bytes | memoryview) -> dict[str, Any]:
-    """What a message holds."""
+def decode(kind: Message, data: bytes | memoryview, most: int = MOST_FIELDS) -> dict[str, Any]:
+    """What a message of so many fields holds."""
     found: dict[str, Any] = {}
-    for number, wire, value in fields(data):
+    for number, wire, value in fields(data, most):
         field = kind.by_number.get(number)
         if field is None:
             continue
@@ -236,6 +238,8 @@ def _packed(kind: str, data: bytes | memoryview) -> Iterator[Any]:
             raise broken("a list of numbers ends inside one")
         yield from (one for (one,) in _FIXED[kind].iter_unpack(data))
         return
+    if len(data) > MOST_FIELDS:
+        raise Invalid(f"a list of numbers in {len(data)} bytes", "send fewer")
     at = 0
     while at < len(data):
         number, at = read_varint(data, at)
