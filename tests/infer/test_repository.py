@@ -54,5 +54,5 @@ def test_options_that_are_none_are_refused(shelf: Repository) -> None:
     for config in ("[]", "{", '{"max_batch_size": 1}', '{"queue": -1}', '{"queue": "x"}', '{"folder": "/"}', "[1]"):
         with pytest.raises(Invalid):
             shelf.find("m", {"config": config} if config != "[]" else {"config": "[[1]]"})
-    with pytest.raises(Invalid, match="file:1"):
+    with pytest.raises(Invalid, match="files of models"):
         shelf.find("m", {"file:1/model.onnx": "AAAA"})

@@ -322,7 +322,7 @@ def _loops() -> dict[str, tuple[bytes, str]]:
         "fields nobody knows": (_sized(b"\x2a", x + b"\x78\0" * most), "fields"),
         "a shape without end": (_sized(b"\x2a", x + _sized(b"\x1a", b"\1" * 2 * most)), "a list of numbers"),
         "a group without end": (_sized(b"\x2a", x + b"\x7b" + b"\x78\0" * most), "groups"),
-        "inputs without end": (b"\x2a\0" * 4000, "4000 inputs"),
+        "inputs without end": (_sized(b"\x2a", x) * 4000, "257 inputs"),
     }
 
 

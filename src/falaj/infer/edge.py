@@ -11,17 +11,16 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
 import tarfile
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from falaj.core.errors import Corrupt, FalajError, Invalid
 from falaj.infer.records import Config, Journal, ModelConfig
-from falaj.infer.server import Server
+from falaj.infer.server import Server, begun, run
 
 FORMAT = "falaj-edge/1"
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
@@ -54,21 +53,13 @@ def main(given: list[str]) -> int:
         bundle = opened(Path(said.bundle), folder, said.trust)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
         (folder / "logs" / MANIFEST).write_text(json.dumps(bundle.manifest))
-        return _run(_serve(bundle, _config(bundle, folder, said), folder / "logs"))
+        return run(_serve(bundle, _config(bundle, folder, said), folder / "logs"))
     except FalajError as error:
         print(f"falaj-edge: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except OSError as error:
         print(f"falaj-edge: {error}", file=sys.stderr)  # noqa: T201
         return 2
-
-
-def _run(work: Coroutine[Any, Any, int]) -> int:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)
 
 
 def opened(path: Path, folder: Path | None, trust: str = "") -> Bundle:
@@ -189,12 +180,7 @@ def _config(bundle: Bundle, folder: Path, said: argparse.Namespace) -> Config:
 
 
 async def _serve(bundle: Bundle, config: Config, logs: Path) -> int:
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    server = Server(config)
-    await server.start()
-    server.watch()
+    server, ended = await begun(config)
     print(json.dumps({**server.ready(), **_about(bundle)}), flush=True)  # noqa: T201
     before = (0, 0, 0)
     while not ended.is_set():

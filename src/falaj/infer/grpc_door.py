@@ -1,6 +1,5 @@
 """The Open Inference Protocol over gRPC, in front of an engine: its methods, who may call, and what is said back."""
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ from falaj.core.errors import FalajError, Invalid
 from falaj.infer.keys import Keys
 from falaj.infer.rest_door import EXTENSIONS
 from falaj.oip import messages
-from falaj.oip.calls import CODES, DEADLINE_EXCEEDED, INTERNAL, UNIMPLEMENTED, GrpcCall, GrpcReply
+from falaj.oip.calls import CODES, DEADLINE_EXCEEDED, INTERNAL, UNIMPLEMENTED, GrpcCall, GrpcReply, retry_after
 from falaj.oip.proto import in_stream, read_ask, stream_error, write_answer
 from falaj.oip.tensors import Answer
 from falaj.oip.wire import decode, encode
@@ -94,10 +93,6 @@ class Grpc:
     def _change(self, call: GrpcCall, reply: _Reply) -> None:
         said = decode(messages.LOAD_REQUEST, call.message)
         parameters = {name: next(iter(value.values()), None) for name, value in said.get("parameters", {}).items()}
-        if any(name.startswith("file:") for name in parameters):
-            raise Invalid(
-                "the files of models are not taken from callers", "put the model into the repository's folder"
-            )
         change = self._engine.load if call.method == "RepositoryModelLoad" else self._engine.unload
         name = _named({"name": said.get("model_name", "")})[0]
         change(name, parameters, lambda failed: reply(problem(failed) if failed is not None else GrpcReply()))
@@ -106,11 +101,7 @@ class Grpc:
 def problem(error: FalajError) -> GrpcReply:
     """An error as gRPC says it; one that may be gone later says when to ask again."""
     code = DEADLINE_EXCEEDED if error.status == 504 else CODES.get(error.code, INTERNAL)
-    metadata: tuple[tuple[bytes, bytes], ...] = ()
-    if error.status in (429, 503):
-        after_s = getattr(error, "retry_after_s", 1.0)
-        metadata = ((b"retry-after", b"%d" % max(1, math.ceil(after_s))),)
-    return GrpcReply(code=code, text=str(error), metadata=metadata)
+    return GrpcReply(code=code, text=str(error), metadata=retry_after(error))
 
 
 def _answer(wanted: int, reply: _Reply, answer: Answer | FalajError) -> None:

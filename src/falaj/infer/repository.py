@@ -42,6 +42,10 @@ class Repository:
         """The newest version of a model, or the one that `parameters.version` names, with the options that
         `parameters.config` (JSON, as Triton takes it) changes."""
         unknown = sorted(set(parameters) - {"config", "version"})
+        if unknown and unknown[0].startswith("file:"):
+            raise Invalid(
+                "the files of models are not taken from callers", "put the model into the repository's folder"
+            )
         if unknown:
             raise Invalid(f"a model cannot be loaded with {unknown[0][:60]!r}", "config and version can be given")
         there = self.versions(name)

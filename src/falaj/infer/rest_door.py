@@ -144,10 +144,6 @@ class Rest:
         parameters = _asked(call.body).get("parameters", {})
         if not isinstance(parameters, dict):
             raise Invalid("parameters is no object", 'for example {"parameters": {}}')
-        if any(key.startswith("file:") for key in parameters):
-            raise Invalid(
-                "the files of models are not taken from callers", "put the model into the repository's folder"
-            )
         change = self._engine.load if what == "load" else self._engine.unload
         change(name, parameters, lambda failed: reply(problem(failed) if isinstance(failed, FalajError) else said({})))
 

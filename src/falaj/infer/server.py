@@ -1,11 +1,15 @@
 """The process around an engine: its doors, its end, and who hears that it is ready."""
 
 import asyncio
+import gc
 import hashlib
 import ipaddress
 import os
+import signal
 import socket
 import ssl
+import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ from falaj.infer.watch import Watch, end_hung
 from falaj.worker.outbox import Outbox
 
 FLUSH_S = 0.25
+SWITCH_S = 0.0005
+"""A thread that comes back from a run waits so long for Python at most; the default is 5 ms."""
 
 
 class Server:
@@ -173,6 +179,29 @@ class Server:
         """Its thread cannot be ended, so the process is: once what waited has been told."""
         said = f"{session.name} {session.version} hangs"
         asyncio.get_running_loop().call_later(FLUSH_S, end_hung, said)
+
+
+async def begun(config: Config) -> tuple[Server, asyncio.Event]:
+    """The server of a process that is nothing else, and what is set when it is told to end."""
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    server = Server(config)
+    await server.start()
+    server.watch()
+    gc.collect()
+    gc.freeze()  # what is here stays: nobody has to look at it again
+    return server, ended
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """All that such a process does, on the faster loop where it is there."""
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
 
 
 def place_of(address: str) -> tuple[str, int]:

@@ -1,12 +1,33 @@
-"""The parameters of a request that say how it is to be run: understood, or refused, and never the model's to ignore."""
+"""What every protocol asks of a request: names that are few and different, and parameters that say how it is to be
+run, which are understood, or refused, and never the model's to ignore.
+"""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from falaj.core.errors import Invalid
+from falaj.core.sheet import MOST_TENSORS
 from falaj.oip.tensors import Ask
 
 LONGEST_S = 86_400.0
+
+
+def check_inputs(names: Sequence[str]) -> None:
+    """Invalid unless there are some, not too many, and each once."""
+    if not 0 < len(names) <= MOST_TENSORS:
+        raise Invalid(f"a request of {len(names)} inputs", f"from 1 to {MOST_TENSORS}")
+    if len(set(names)) < len(names):
+        raise Invalid("two inputs have one name", "send each once")
+
+
+def check_plain(name: str, parameters: Mapping[str, Any]) -> None:
+    """Invalid where a tensor is to be found, or made, in a way that is not offered."""
+    for one, value in parameters.items():
+        if one.startswith("shared_memory") or (one == "classification" and value):
+            raise Invalid(
+                f"{one[:60].replace('_', ' ')} of {name[:60]!r} is not offered", "send and take whole tensors"
+            )
 
 
 def settle(ask: Ask, found: dict[str, Any]) -> None:

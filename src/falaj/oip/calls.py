@@ -1,7 +1,10 @@
 """What passes between a connection and whoever answers it. Plain slots: one of each is made for every request."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+from falaj.core.errors import FalajError
 
 NO_HEADERS: Mapping[bytes, bytes] = {}
 JSON, OCTETS, PLAIN = b"application/json", b"application/octet-stream", b"text/plain; charset=utf-8"
@@ -104,3 +107,10 @@ CODES: Mapping[str, int] = {
 }  # fmt: skip
 """Our errors as gRPC says them."""
 DEADLINE_EXCEEDED, CANCELLED, UNIMPLEMENTED, INTERNAL = 4, 1, 12, 13
+
+
+def retry_after(error: FalajError) -> tuple[tuple[bytes, bytes], ...]:
+    """The header that says when to ask again, for an error that may be gone by then."""
+    if error.status not in (429, 503):
+        return ()
+    return ((b"retry-after", b"%d" % max(1, math.ceil(getattr(error, "retry_after_s", 1.0)))),)

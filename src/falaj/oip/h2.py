@@ -4,21 +4,20 @@ With prior knowledge in the clear, or by ALPN. What is sent is in h2_send, how b
 """
 
 import asyncio
-import contextlib
 import ssl as tls
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
-from falaj.core.errors import Unavailable
 from falaj.oip import h2_wire as w
 from falaj.oip.calls import DEADLINE_EXCEEDED, GrpcDoor
 from falaj.oip.h2_calls import Calls, stripped, within
 from falaj.oip.h2_stream import Stream
 from falaj.oip.h2_wire import Limits
+from falaj.oip.listening import Listening
 
 _LAST_PING = b"falajend"
-_SWEEP_S = 1.0
 _MOST_PIECES = 64
 """Frames of one header block."""
 
@@ -41,7 +40,11 @@ class Http2(Calls):
         self._peer = str(name[0]) if name else ""
         self._now = self._active = self._since = time.monotonic()
         secured = transport.get_extra_info("ssl_object")
-        if not self._server.admit(self) or (secured is not None and secured.selected_alpn_protocol() != "h2"):
+        if (
+            not self._server.admit(self)
+            or self._server.ends
+            or (secured is not None and secured.selected_alpn_protocol() != "h2")
+        ):
             self._transport.abort()
             return
         limits = self._limits
@@ -262,55 +265,13 @@ _FIRST = dict.fromkeys(range(256), Http2.not_now) | {w.SETTINGS: Http2.on_settin
 _ONLY_CONTINUATION = dict.fromkeys(range(256), Http2.not_now) | {w.CONTINUATION: Http2.on_continuation}
 
 
-class GrpcServer:
+class GrpcServer(Listening[Http2]):
     """What listens, and its connections."""
 
     def __init__(self, door: GrpcDoor, limits: Limits) -> None:
+        super().__init__(limits.connections)
         self.door, self.limits = door, limits
-        self.loop = asyncio.get_running_loop()
-        self.connections: set[Http2] = set()
         self.everywhere = w.Everywhere()
-        self.listening: asyncio.Server | None = None
-        self._empty: asyncio.Event | None = None
-        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and the port, as the system gave it."""
-        if self.listening is None:
-            raise Unavailable("nothing listens yet", "wait for serve_h2")
-        host, port = self.listening.sockets[0].getsockname()[:2]
-        return str(host), int(port)
-
-    def admit(self, connection: Http2) -> bool:
-        """Whether one more connection may be."""
-        self.connections.add(connection)
-        return len(self.connections) <= self.limits.connections and self._empty is None
-
-    def leave(self, connection: Http2) -> None:
-        self.connections.discard(connection)
-        if self._empty is not None and not self.connections:
-            self._empty.set()
-
-    async def drain(self, within_s: float = 30.0) -> None:
-        """Take no new connections, answer what was asked, and end."""
-        self._empty, address = asyncio.Event(), self.listening
-        if address is not None:
-            address.close()
-        for connection in tuple(self.connections):
-            connection.drain()
-        if self.connections:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), within_s)
-        self._timer.cancel()
-        for connection in tuple(self.connections):
-            connection.abort()
-
-    def _sweep(self) -> None:
-        now = time.monotonic()
-        for connection in tuple(self.connections):
-            connection.look(now)
-        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
 
 
 async def serve_h2(
@@ -327,13 +288,8 @@ async def serve_h2(
     server = GrpcServer(door, limits or Limits(body_bytes=body_bytes, held_bytes=2 * body_bytes))
     if ssl is not None:
         ssl.set_alpn_protocols(["h2"])
-    server.listening = await server.loop.create_server(
-        lambda: Http2(server),
-        host,
-        port,
-        ssl=ssl,
-        ssl_handshake_timeout=server.limits.head_s if ssl is not None else None,
-        backlog=1024,
-        reuse_port=reuse_port or None,
+    within_s = server.limits.head_s if ssl is not None else None
+    await server.listen(
+        partial(Http2, server), host, port, ssl=ssl, ssl_handshake_timeout=within_s, reuse_port=reuse_port or None
     )
     return server

@@ -4,21 +4,19 @@ Nothing here makes a task or a future for a request. Times are looked at once a 
 """
 
 import asyncio
-import contextlib
 import ssl as tls
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from falaj.core.errors import Unavailable
 from falaj.oip.answers import render
 from falaj.oip.calls import Call, Reply, RestDoor
 from falaj.oip.codings import INLINE_BYTES, chosen, deflate, inflate
+from falaj.oip.listening import Listening
 from falaj.oip.requests import Head, Heads, Limits, Requests
 from falaj.oip.rest import refusal
 
-_SWEEP_S = 1.0
 _LINGER_S = 2.0
 """How long a client that broke the rules is still listened to, so that it can read why."""
 _GRACE_S = 0.5
@@ -79,6 +77,8 @@ class Http1(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if name else ""
         self._seen = self._loop.time()
+        if self._server.ends:
+            self.drain()
         if not self._server.admit(self):
             self._end(refusal(503, "too many connections", "come again later"))
 
@@ -273,58 +273,15 @@ class Http1(asyncio.Protocol):
             transport.close()
 
 
-class HttpServer:
+class HttpServer(Listening[Http1]):
     """What listens, and its connections."""
 
+    hurry_s = _GRACE_S / 5
+
     def __init__(self, door: RestDoor, limits: Limits) -> None:
+        super().__init__(limits.connections)
         self.door, self.limits = door, limits
-        self.loop = asyncio.get_running_loop()
         self.heads: Heads = {}
-        self.connections: set[Http1] = set()
-        self.listening: asyncio.Server | None = None
-        self._empty: asyncio.Event | None = None
-        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and the port, as the system gave it."""
-        if self.listening is None:
-            raise Unavailable("nothing listens yet", "wait for serve_http")
-        host, port = self.listening.sockets[0].getsockname()[:2]
-        return str(host), int(port)
-
-    def admit(self, connection: Http1) -> bool:
-        self.connections.add(connection)
-        if self._empty is not None:
-            connection.drain()
-        return len(self.connections) <= self.limits.connections
-
-    def leave(self, connection: Http1) -> None:
-        self.connections.discard(connection)
-        if self._empty is not None and not self.connections:
-            self._empty.set()
-
-    async def drain(self, within_s: float = 30.0) -> None:
-        """Take no new connections, answer what was asked, and end."""
-        self._empty = asyncio.Event()
-        if self.listening is not None:
-            self.listening.close()
-        for connection in self.connections:
-            connection.drain()
-        self._timer.cancel()
-        self._sweep()
-        if self.connections:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), within_s)
-        self._timer.cancel()
-        for connection in tuple(self.connections):
-            connection.abort()
-
-    def _sweep(self) -> None:
-        now = self.loop.time()
-        for connection in tuple(self.connections):
-            connection.look(now)
-        self._timer = self.loop.call_later(_SWEEP_S if self._empty is None else _GRACE_S / 5, self._sweep)
 
 
 async def serve_http(
@@ -339,8 +296,8 @@ async def serve_http(
     """Listen for HTTP/1.1 on the running loop and hand every request to the door."""
     server = HttpServer(door, limits or Limits())
     within_s = server.limits.head_s if ssl is not None else None
-    server.listening = await server.loop.create_server(
-        partial(Http1, server), host, port, ssl=ssl, ssl_handshake_timeout=within_s, backlog=1024, reuse_port=reuse_port
+    await server.listen(
+        partial(Http1, server), host, port, ssl=ssl, ssl_handshake_timeout=within_s, reuse_port=reuse_port
     )
     return server
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from falaj.core.errors import Invalid
 from falaj.core.sheet import MOST_TENSORS
-from falaj.oip.asked import settle
+from falaj.oip.asked import check_inputs, check_plain, settle
 from falaj.oip.messages import PARAMETER, STREAM_RESPONSE, TENSOR, WANTED
 from falaj.oip.tensors import MOST_TEXTS, SIZES, Answer, Ask, Given, Made, elements, few_enough, given, raw_of
 from falaj.oip.typed import contents_of, typed
@@ -84,11 +84,9 @@ def read_ask(message: bytes) -> tuple[Ask, int]:
 def _read(message: bytes, key: tuple[int, bytes]) -> tuple[Ask, int]:
     found = _parts(message)
     raw = found[7]
-    if not 0 < len(found[5]) <= MOST_TENSORS:
-        raise Invalid(f"a request of {len(found[5])} inputs", f"from 1 to {MOST_TENSORS}")
-    described = [_known(piece) for piece in found[5]]
-    if len(described) > 1 and len({one.name for one in described}) < len(described):
-        raise Invalid("two inputs have one name", "send each once")
+    described = [_known(piece) for piece in found[5][: MOST_TENSORS + 1]]
+    if len(described) != 1:
+        check_inputs([one.name for one in described])
     few_enough(described[0].name, sum([prod(one.shape) for one in described if one.datatype == "BYTES"]))
     if raw:
         if len(raw) != len(described):
@@ -202,7 +200,7 @@ def _describe(piece: Piece) -> Described:
     contents = [value for number, wire, value in fields(piece, _MOST_PARTS) if number == 5 and wire == 2]
     said = decode(_UNFILLED, piece, _MOST_PARTS)
     name, datatype, shape = said.get("name", ""), said.get("datatype", ""), tuple(said.get("shape", ()))
-    _no_shared_memory(name, said.get("parameters", {}))
+    check_plain(name, said.get("parameters", {}))
     if not name or (datatype != "BYTES" and datatype not in SIZES):
         raise Invalid(f"{name[:60]!r} is of datatype {datatype[:20]!r}", f"one of {', '.join(SIZES)}, BYTES")
     count = elements(name, shape)
@@ -220,18 +218,12 @@ def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
         known[key] = value
 
 
-def _no_shared_memory(name: str, parameters: dict[str, Any]) -> None:
-    for one in parameters:
-        if one.startswith("shared_memory") or one == "classification":
-            raise Invalid(f"{one} of {name[:60]!r} is not offered here", "send and take whole tensors")
-
-
 def _wanted(piece: Piece) -> str:
     said = decode(WANTED, piece)
     name = str(said.get("name", ""))
     if not name:
         raise Invalid("an output that is wanted has no name", "name it, or ask for none to have them all")
-    _no_shared_memory(name, said.get("parameters", {}))
+    check_plain(name, said.get("parameters", {}))
     _keep(_outputs, piece, name)
     return name
 

@@ -3,15 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from math import prod
 from typing import Annotated, Any
 
 import msgspec
 
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.core.sheet import MOST_DIMENSIONS, MOST_TENSORS
-from falaj.oip.asked import settle
-from falaj.oip.calls import JSON, OCTETS, Reply
+from falaj.oip.asked import check_inputs, check_plain, settle
+from falaj.oip.calls import JSON, OCTETS, Reply, retry_after
 from falaj.oip.tensors import (
     SMALL_BYTES,
     Answer,
@@ -149,12 +148,7 @@ def encode(answer: Answer, wanted: Wanted) -> Reply:
 
 def problem(error: FalajError) -> Reply:
     """An error as clients of the protocol read it: {"error": text}, and nothing else."""
-    headers: Sequence[tuple[bytes, bytes]] = ()
-    if error.status in (429, 503):
-        after_s = getattr(error, "retry_after_s", 1.0)
-        headers = ((b"retry-after", b"%d" % max(1, math.ceil(after_s))),)
-    elif error.status == 401:
-        headers = ((b"www-authenticate", b"Bearer"),)
+    headers = ((b"www-authenticate", b"Bearer"),) if error.status == 401 else retry_after(error)
     return Reply(error.status, (_dump({"error": str(error)}),), headers=headers)
 
 
@@ -169,14 +163,12 @@ def said(value: Any, status: int = 200) -> Reply:
 
 
 def _inputs(asked: Sequence[_Input], tail: "bytes | memoryview") -> list[Given]:
-    if not asked or len(asked) > MOST_TENSORS:
-        raise Invalid(f"a request of {len(asked)} inputs", f"from 1 to {MOST_TENSORS}")
-    if len(asked) > 1 and len({one.name for one in asked}) < len(asked):
-        raise Invalid("two inputs have one name", "send each once")
+    if len(asked) != 1:
+        check_inputs([one.name for one in asked])
     made, at, texts = [], 0, 0
     for one in asked:
         if one.datatype == "BYTES":
-            texts += prod(one.shape)
+            texts += math.prod(one.shape)
             few_enough(one.name, texts)
         size = _binary_bytes(one) if one.parameters else None
         if size is None:
@@ -193,7 +185,7 @@ def _inputs(asked: Sequence[_Input], tail: "bytes | memoryview") -> list[Given]:
 
 def _binary_bytes(one: _Input) -> int | None:
     parameters = one.parameters or {}
-    _no_shared_memory(one.name, parameters)
+    check_plain(one.name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
@@ -206,7 +198,7 @@ def _binary_bytes(one: _Input) -> int | None:
 
 def _listed(one: _Input) -> Given:
     """An input whose data is a list in the JSON: flat, or nested as its shape says."""
-    count = prod(one.shape) or elements(one.name, one.shape)
+    count = math.prod(one.shape) or elements(one.name, one.shape)
     raw = memoryview(one.data)
     depth = 1 if len(raw) > 1 and raw[1] not in b"[ \t\r\n" else _depth(one.name, raw)
     try:
@@ -278,9 +270,7 @@ def _outputs(ask: Ask, asked: Sequence[_Output], binary: bool) -> Wanted:
     wanted: dict[str, bool] = {}
     for one in asked:
         parameters = one.parameters or {}
-        _no_shared_memory(one.name, parameters)
-        if parameters.get("classification"):
-            raise Invalid("classification of outputs is not offered", "leave it out, and take the largest yourself")
+        check_plain(one.name, parameters)
         as_bytes = parameters.get("binary_data", binary)
         if type(as_bytes) is not bool:
             raise Invalid(f"binary_data of {one.name[:60]!r} is neither true nor false", "true: as bytes")
@@ -289,11 +279,6 @@ def _outputs(ask: Ask, asked: Sequence[_Output], binary: bool) -> Wanted:
         raise Invalid("an output is asked for twice, or there are too many", f"each once, {MOST_TENSORS} at most")
     ask.outputs = tuple(wanted)
     return wanted
-
-
-def _no_shared_memory(name: str, parameters: _Parameters) -> None:
-    if any(key.startswith("shared_memory") for key in parameters):
-        raise Invalid(f"shared memory ({name[:60]!r}) is not offered", "send the tensor itself")
 
 
 def _tensor(made: Made, as_bytes: bool, tail: list[bytes]) -> _Tensor:
