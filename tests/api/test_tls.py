@@ -5,6 +5,7 @@ import ssl
 import stat
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -97,6 +98,18 @@ def test_a_certificate_is_kept_until_it_nears_its_end_or_lacks_a_name(home: str)
     assert tls.expires_at(f"{home}/tls/server.pem") == pytest.approx(now + 151 * DAY, abs=5)
 
 
+def test_processes_that_start_together_share_one_authority(tmp_path: Path) -> None:
+    """The platform and its gateway do, and each has names of its own that the other does not take away."""
+    names = [f"process-{number}" for number in range(8)]
+    with ThreadPoolExecutor(len(names)) as crowd:
+        made = list(crowd.map(lambda name: tls.local_tls(str(tmp_path), (f"{name}.bank",), time.time(), name), names))
+    assert {one.ca for one in made} == {str(tmp_path / "tls" / "ca.pem")}
+    for one in made:
+        tls.server_context(one)
+        command = ["openssl", "verify", "-CAfile", one.ca, one.cert]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def test_openssl_agrees_with_our_chain(home: str) -> None:
     made = tls.local_tls(home, ("localhost", "127.0.0.1"), time.time())
     checked = subprocess.run(
@@ -108,7 +121,7 @@ def test_openssl_agrees_with_our_chain(home: str) -> None:
     assert checked.stdout.strip().endswith("OK"), checked.stderr
 
 
-@pytest.mark.parametrize("name", ["", "ca", "server", "../x", "a/b", "a b", "x" * 80, "-x", "é"])
+@pytest.mark.parametrize("name", ["", "ca", "server", "gateway", "../x", "a/b", "a b", "x" * 80, "-x", "é"])
 def test_names_that_could_be_paths_are_refused(home: str, name: str) -> None:
     with pytest.raises(Invalid):
         tls.issue(home, name, time.time())

@@ -5,12 +5,14 @@ ends, and signs certificates for replicas and workers, who show them where `tls.
 """
 
 import datetime as dt
+import fcntl
 import ipaddress
 import os
 import re
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 CA_DAYS, LEAF_DAYS, RENEW_DAYS = 3650, 90, 30
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_OWN = ("ca", "server", "gateway")
 _CONSTRAINED = (
     "digital_signature",
     "content_commitment",
@@ -82,25 +85,30 @@ def load_chain(context: ssl.SSLContext, tls: Tls) -> None:
         ) from error
 
 
-def local_tls(home: str, names: Iterable[str], now: float) -> Tls:
-    """The server's certificate by the local authority, made or renewed if it must be."""
+def local_tls(home: str, names: Iterable[str], now: float, process: str = "server") -> Tls:
+    """The certificate of a process by the local authority, made or renewed if it must be.
+
+    Each kind of process has a file of its own: they listen on different addresses and start at any time.
+    """
     folder = _folder(home)
     wanted = tuple(dict.fromkeys(names))
-    cert, key = folder / "server.pem", folder / "server.key"
-    if not _still_good(cert, wanted, now) or not key.exists():
-        _issue(folder, "server", wanted, now, client=False)
+    cert, key = folder / f"{process}.pem", folder / f"{process}.key"
+    with _alone(folder):
+        if not _still_good(cert, wanted, now) or not key.exists():
+            _issue(folder, process, wanted, now, client=False)
     return Tls(cert=str(cert), key=str(key), ca=str(folder / "ca.pem"))
 
 
 def issue(home: str, name: str, now: float) -> Issued:
     """A client certificate for a replica or a worker."""
-    if not _NAME.fullmatch(name) or name in ("ca", "server"):
+    if not _NAME.fullmatch(name) or name in _OWN:
         raise Invalid(
             f"{name[:80]!r} cannot be the name in a certificate",
             "letters, digits, dots and dashes, for example worker-7",
         )
     folder = _folder(home)
-    expires = _issue(folder, name, (name,), now, client=True)
+    with _alone(folder):
+        expires = _issue(folder, name, (name,), now, client=True)
     return Issued(name, str(folder / f"{name}.pem"), str(folder / f"{name}.key"), expires)
 
 
@@ -144,6 +152,14 @@ def _folder(home: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time: two that start together must not make two authorities."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _authority(folder: Path, now: float) -> tuple["x509.Certificate", "ec.EllipticCurvePrivateKey"]:
