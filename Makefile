@@ -90,7 +90,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing Falaj and torch into $(VENV)"
-	@$(call install,[features$(comma)train],$(TORCH))
+	@$(call install,[features$(comma)optimize$(comma)serve$(comma)train],$(TORCH))
 	@touch $(VENV)/.core $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

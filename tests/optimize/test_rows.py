@@ -79,4 +79,4 @@ def test_columns_that_the_sheet_names(tmp_path: Path) -> None:
     found = read_rows(str(tmp_path / "tables"), (TensorSpec("x", "FP32", (-1, 2)),), "", 100, 1, "a,b")
     np.testing.assert_array_equal(found.inputs[0], np.array([[1, 0.5], [np.nan, np.nan], [3, 2.5]], np.float32))
     with pytest.raises(Invalid, match="no column 'c'"):
-        read_rows(str(tmp_path), MATRIX, "label", 100, 1, "a,c")
+        read_rows(str(tmp_path / "tables"), MATRIX, "", 100, 1, "a,c")

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Stage:
             "ERROR",
         ]
         env = {**os.environ, "FALAJ_ZONE": "ae-dubai", "FALAJ_JURISDICTION": "AE", "FALAJ_INSTALLATION": "demo"}
+        env |= {"FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
         self._server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)  # noqa: S603 # nosec B603
         said = self._listen()
         self.url, self._tokens["admin"] = said
@@ -61,6 +63,10 @@ class Stage:
         self._open.append(platform)
         return platform
 
+    def token(self, name: str) -> str:
+        """A person's token."""
+        return self._tokens[name]
+
     def header(self, name: str) -> dict[str, str]:
         """What a client that is not ours sends as this person."""
         return {"authorization": f"Bearer {self._tokens[name]}"}
@@ -75,6 +81,8 @@ class Stage:
 
     def close(self) -> None:
         """Stop the server and throw the folder away."""
+        if "endpoint" in self.made:
+            self._let_go(self.made["endpoint"])
         for platform in self._open:
             platform.close()
         if self._server is not None:
@@ -83,6 +91,16 @@ class Stage:
             if self._server.stdout is not None:
                 self._server.stdout.close()
         shutil.rmtree(self.home, ignore_errors=True)
+
+    def _let_go(self, endpoint: str) -> None:
+        """Replicas are jobs, and would go on without a platform."""
+        end = time.monotonic() + START_S
+        with suppress(FalajError):
+            here = self.as_("amal", "fraud")
+            if here.serve.show(endpoint).state != "stopped":
+                here.serve.stop(endpoint)
+            while here.serve.show(endpoint).replicas and time.monotonic() < end:
+                time.sleep(0.1)
 
     def _listen(self) -> tuple[str, str]:
         """The address and the admin token, as the server prints them."""

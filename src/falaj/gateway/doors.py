@@ -323,7 +323,7 @@ class Doors:
             missed = isinstance(reply, Missed)
             status = 503 if missed else one.status(reply)[0]
             seconds = time.monotonic() - began
-            tally.done(seconds, status >= 500)
+            tally.done(seconds, status)
             rules = one.routed.route.rules
             if not missed and random.random() < rules.sample:  # noqa: S311 # nosec B311 - a sample
                 self._keep(one, reply, status, SHADOW, seconds, revision)

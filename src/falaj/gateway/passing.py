@@ -173,7 +173,7 @@ class Passing:
         else:
             self._close(self.link)
         if tally is not None and self.counts:
-            tally.done(now - self.began, status >= 500)
+            tally.done(now - self.began, status)
         self.hall.answered(self, reply, status, now)
 
     def fail(self, error: FalajError) -> None:
@@ -256,7 +256,7 @@ class Passing:
         tally = self.tally
         self._close(None)
         if tally is not None and self.counts:
-            tally.done(time.monotonic() - self.began, status >= 500)
+            tally.done(time.monotonic() - self.began, status)
 
     def _close(self, answered: Link | None) -> None:
         """It is over. `answered`: who needs no word about it."""

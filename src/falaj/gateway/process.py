@@ -3,9 +3,9 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import ssl as tls
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -208,7 +208,8 @@ def run(
 
 def _on_eof(act: Callable[[], Any]) -> None:
     def wait() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not through sys.stdin: a thread inside it keeps the interpreter from ending.
+        while os.read(0, 4096):
             pass
         act()
 

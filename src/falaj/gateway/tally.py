@@ -11,6 +11,9 @@ from falaj.serve.records import Route
 MOST_ARMS = 4096
 MOST_BYTES = 64 << 20
 """Of bodies that wait to be written; what comes then is not kept, and counted."""
+REFUSED = (400, 422)
+"""What a model refuses, or breaks over, counts as an error of its revision, though it may be the caller's fault: arms
+get the same requests, so where one of them refuses more of them, it is that revision's."""
 
 
 class Tally:
@@ -25,10 +28,10 @@ class Tally:
         self.told = False
         """The last row said that something is going on: another one says when it has ended."""
 
-    def done(self, seconds: float, failed: bool) -> None:
-        """One was answered."""
+    def done(self, seconds: float, status: int) -> None:
+        """One was answered, or was not."""
         self.requests += 1
-        if failed:
+        if status >= 500 or status in REFUSED:
             self.errors += 1
         name = bucket(int(seconds * 1e6))
         self.latency_us[name] = self.latency_us.get(name, 0) + 1
