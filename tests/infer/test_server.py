@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -276,3 +277,15 @@ def test_a_model_that_hangs_ends_the_process_with_its_code(started: Any, tmp_pat
     assert code == 75
     assert "hangs" in said
     connection.close()
+
+
+def test_a_machine_without_a_way_out_leaves_its_name_to_the_cluster() -> None:
+    """As nodes of a closed network are: no default route, so no address that packets leave from."""
+    told = "from falaj.infer.server import reached_at; print(reached_at('0.0.0.0'), reached_at('10.0.0.7'))"
+    command = ["unshare", "--net", sys.executable, "-c", told]
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare is missing")
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare" in alone.stderr:
+        pytest.skip("this machine gives no network of one's own")
+    assert alone.stdout == "0.0.0.0 10.0.0.7\n"

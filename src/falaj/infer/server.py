@@ -213,14 +213,18 @@ def place_of(address: str) -> tuple[str, int]:
 
 
 def reached_at(host: str) -> str:
-    """Where others find us: the address that this machine's packets leave from, where we listen on all of them."""
+    """Where others find us: the address that this machine's packets leave from, where we listen on all of them.
+
+    A machine without a way out has no such address. Then we say that we listen on all, and the platform takes the name
+    that the cluster has for this node.
+    """
     if not ipaddress.ip_address(host).is_unspecified:
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address for examples: nothing is sent
         except OSError:
-            return socket.gethostname()
+            return host
         return str(probe.getsockname()[0])
 
 
