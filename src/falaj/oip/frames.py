@@ -104,7 +104,7 @@ class Frames(asyncio.Protocol):
             if self._kept_bytes < self._need:
                 return
             data, self._kept = b"".join(self._kept), []
-        at, size, head = 0, len(data), _HEAD.size
+        at, size, head, length = 0, len(data), _HEAD.size, 0
         try:
             while size - at >= head:
                 length, kind, stream = _HEAD.unpack_from(data, at)
