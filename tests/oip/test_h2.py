@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, FalajError, Invalid
 from falaj.oip import h2_wire as w
+from falaj.oip.calls import GrpcReply
 from falaj.oip.h2 import GrpcServer, Http2
 from falaj.oip.h2_stream import Messages
 from falaj.oip.h2_wire import Limits, frame, word
@@ -374,8 +375,6 @@ def test_streams_answer_in_the_order_of_completion(here: Running) -> None:
         client.give(stream, b"")
         here.until(lambda: here.door.kept)
         _, reply = here.door.kept.pop()
-        from falaj.oip.calls import GrpcReply
-
         here.do(lambda: reply(GrpcReply(b"one")))
         said = client.answer(stream)
         assert said.messages == [b"two", b"0", b"1", b"2", b"x" * 100_000, b"one"]
@@ -425,8 +424,6 @@ def test_work_nobody_waits_for_is_given_up() -> None:
             client.say(frame(w.RST_STREAM, 0, stream, word(w.CANCEL)))
             here.until(lambda: here.door.gone == [b"keep1"])
         here.until(lambda: sorted(here.door.gone) == [b"keep1", b"keep2", b"keep3"])
-        from falaj.oip.calls import GrpcReply
-
         for _, reply in here.door.kept:
             here.do(lambda reply=reply: reply(GrpcReply(b"too late")))
 
@@ -575,6 +572,26 @@ class Bench:
         self.server._timer.cancel()
         self.connection._flush()
         return b"".join(self.transport.written)
+
+
+def test_the_last_answer_of_a_connection_is_written_at_once() -> None:
+    """The loop has no turn to make for it; those of the same turn go with it, in one write."""
+    asyncio.run(_answered(1))
+    asyncio.run(_answered(3))
+
+
+async def _answered(calls: int) -> None:
+    bench, encoder = Bench(), Encoder()
+    bench.connection.data_received(w.PREFACE + w.settings({}))
+    for number in range(calls):
+        begin = frame(w.HEADERS, OPEN, 1 + 2 * number, encoder.encode(headers()))
+        bench.connection.data_received(begin + frame(w.DATA, w.END_STREAM, 1 + 2 * number, message(b"keep")))
+    before = len(bench.transport.written)
+    for _, reply in bench.door.kept:
+        reply(GrpcReply(b"answer"))
+    assert len(bench.transport.written) == before + 1
+    assert bench.end().count(b"answer") == calls
+    bench.connection.connection_lost(None)
 
 
 def _conversation() -> bytes:

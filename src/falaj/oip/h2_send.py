@@ -115,7 +115,12 @@ class Speaking(asyncio.Protocol):
         self._room -= size
         id_ = word(stream.id)
         before = _OPENED_HEAD + id_ + _OPENED + before_message(stream.id, size - 5)
-        self.send(before + message + _ENDED_HEAD + id_ + _ENDED)
+        data = before + message + _ENDED_HEAD + id_ + _ENDED
+        if len(self._streams) == 1 and not self._corked:
+            self._out.append(data)  # no other answer can come this turn: one turn fewer
+            self._flush()
+        else:
+            self.send(data)
         self._close(stream)
 
     def _say(self, stream: Stream, reply: GrpcReply) -> None:
