@@ -251,6 +251,31 @@ async def test_bad_requests_are_refused_with_reasons() -> None:
     await engine.close()
 
 
+class Heavy(Doubler):
+    """A run takes the same whatever it holds."""
+
+    def run(self, inputs: Any, parameters: Any) -> Any:
+        time.sleep(0.03)
+        return super().run(inputs, parameters)
+
+
+@on_loop
+async def test_clients_that_ask_again_when_answered_are_run_together() -> None:
+    """The first one runs alone, and without a moment's patience those who wait for it are never with it."""
+    runtime = Heavy(isolated=True)
+    engine, ended = await engine_of(runtime), False
+
+    async def client() -> None:
+        while not ended:
+            await asked(engine, ask_of(rows([1])))
+
+    clients = [asyncio.ensure_future(client()) for _ in range(8)]
+    await until(lambda: runtime.ran[-3:] == [8, 8, 8])
+    ended = True
+    await asyncio.gather(*clients)
+    await engine.close()
+
+
 class Oddity(BaseException):
     """Nothing that a runtime should raise."""
 

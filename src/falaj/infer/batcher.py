@@ -10,7 +10,7 @@ import threading
 from _thread import allocate_lock
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from falaj.infer.batch import Misfit, assemble, check_rows
 from falaj.infer.curve import Curve
 from falaj.infer.queue import GONE, TAKEN, WAITING, Busy, Queue, Waiting, late_error
 from falaj.infer.records import Arrays, Runtime
+from falaj.infer.returns import Returns
 
 _log = logging.getLogger(__name__)
 INLINE_S, BACK_INLINE_S, AT_ONCE_S = 200e-6, 100e-6, 20e-3
@@ -80,6 +81,7 @@ class Batcher:
         self._timer_at = 0.0
         self._lock = allocate_lock()
         self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._returns = Returns()
         self._workers = self._idle = self._running = self._running_rows = self._ran = 0
         self._now: dict[int, tuple[float, Sequence[Waiting]]] = {}
         self._closed = False
@@ -173,6 +175,7 @@ class Batcher:
                 for one in fresh:
                     if one.state == WAITING:
                         self._queue.put(one)
+                self._returns.came(sum([one.rows for one in fresh]), now)
             self._go(now)
             if self._queue.size:
                 self._arm(min([one.deadline for one in fresh if one.deadline], default=0.0))
@@ -280,7 +283,7 @@ class Batcher:
 
     def _wake_up(self) -> None:
         with self._lock:
-            if not self._queue.size or not self._worth():
+            if not self._queue.size or not self._worth() or self._expects_s():
                 return
             if self._idle:
                 self._idle -= 1
@@ -293,13 +296,20 @@ class Batcher:
         """Whether to cut a batch now. While one runs, a second one must be worth it: those who wait become more."""
         return not self._running or self._queue.rows * 2 >= min(self.curve.cap, self._running_rows)
 
+    def _expects_s(self) -> float:
+        """How long a cut waits for those who were just answered. With two threads nobody stands still meanwhile."""
+        if self.options.threads > 1 or self._running:
+            return 0.0
+        return self._returns.worth_s(self._queue.rows, self.curve.cap, monotonic())
+
     def _work(self) -> None:
-        """A thread: the next batch the moment the last one is done."""
+        """A thread: the next batch the moment the last one is done, or those are back who were answered by it."""
         while True:
             with self._lock:
                 if self._closed:
                     return
-                take = self._queue.size and self._worth()
+                wait_s = self._expects_s()
+                take = self._queue.size and self._worth() and not wait_s
                 members, late = self._queue.take(monotonic(), self.curve.limit()) if take else ([], [])
                 if members:
                     self._running += 1
@@ -311,8 +321,19 @@ class Batcher:
                 self._post(self._tell_late, late)
             if members:
                 self._run_there(members)
-            elif not self._wake.get():
+            elif not self._woken(wait_s):
                 return
+
+    def _woken(self, wait_s: float) -> bool:
+        """Wait for work, or so long at most; False when it is time to end."""
+        try:
+            return self._wake.get(timeout=wait_s or None)
+        except Empty:
+            with self._lock:
+                if not self._wake.empty():
+                    return self._wake.get()
+                self._idle -= 1
+            return True
 
     def _run_there(self, members: list[Waiting]) -> None:
         now = monotonic()
@@ -324,10 +345,12 @@ class Batcher:
                 self._workers -= 1
             raise
         finally:
+            rows = sum([one.rows for one in members])
             with self._lock:
                 self._running -= 1
-                self._running_rows -= sum([one.rows for one in members])
+                self._running_rows -= rows
                 self._ran += 1
+                self._returns.ran(rows, self._queue.rows, now, monotonic())
                 del self._now[threading.get_ident()]
             self._post(self._ended, results)
 

@@ -3,7 +3,7 @@ is loaded and then kept up by every run, so nobody has to say whether batching p
 """
 
 MOST, MOST_ON_DEVICE = 1024, 8192
-GROWS, PAYS = 0.05, 1.1
+GROWS, PAYS = 0.02, 1.1
 SURE = 4
 """Runs of a size before it is believed."""
 PROBE_EVERY = 128
@@ -34,7 +34,7 @@ class Curve:
             self.decide()
 
     def decide(self) -> None:
-        """The smallest size from which on rows are not cheaper by 5 %; 1 where all of it gains less than a tenth. A
+        """The smallest size from which on rows are not cheaper by 2 %; 1 where all of it gains less than a tenth. A
         size that nobody has seen often enough is tried, unless the two below it were no better than those before."""
         first = next((index for index, seen in enumerate(self._seen) if seen >= SURE), -1)
         if first < 0:
