@@ -18,7 +18,7 @@ _CLASSES: Mapping[int, type[FalajError]] = {
 class Caller:
     """Speaks to one endpoint. The token goes to the gateway that the platform names, and nowhere else."""
 
-    def __init__(self, here: Here, url: str, token: str = "", timeout_s: float = 60.0) -> None:
+    def __init__(self, here: Here, url: str, *, token: str = "", timeout_s: float = 60.0) -> None:
         import httpx
 
         parts = urlsplit(url)

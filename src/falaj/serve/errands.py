@@ -154,6 +154,7 @@ def call(
     inputs: Annotated[dict[str, Any] | None, "values by the name of the input: '{\"x\": [[0.1, 0.2]]}'"] = None,
     keys: Annotated[dict[str, Any] | None, "of a model with features: whose, by the name of the key"] = None,
     revision: Annotated[int, "ask this one, whatever its share of traffic"] = 0,
+    *,
     token: Annotated[str, "who calls; FALAJ_TOKEN, or who you are signed in as, when left out"] = "",
     timeout_s: Annotated[float, "how long to wait"] = 60.0,
 ) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def call(
     from falaj.serve.calling import Caller
 
     reach: Reach = here.serve.url(endpoint)
-    with Caller(here, reach.url, token, timeout_s) as caller:
+    with Caller(here, reach.url, token=token, timeout_s=timeout_s) as caller:
         return caller.infer({**(inputs or {}), **(keys or {})}, revision)
 
 

@@ -57,6 +57,7 @@ def load_test(
     seconds: Annotated[float, "how long at each level"] = 5.0,
     at_once: Annotated[tuple[int, ...], "how many callers at once, level after level"] = (1, 8, 64),
     rate: Annotated[float, "requests a second in all; as fast as answers come when 0"] = 0.0,
+    *,
     token: Annotated[str, "who calls; FALAJ_TOKEN, or who you are signed in as, when left out"] = "",
 ) -> Loaded:
     """Put load on an endpoint through the gateway: requests a second and how long they took, as table and plots.
@@ -70,7 +71,7 @@ def load_test(
     if not at_once or not all(0 < one <= MOST_AT_ONCE for one in at_once) or not 0 < seconds <= MOST_S or rate < 0:
         raise Invalid("that is no load", f"1 to {MOST_AT_ONCE} at once, up to {MOST_S:.0f} seconds, a rate from 0")
     reach: Reach = here.serve.url(endpoint)
-    with Caller(here, reach.url, token) as caller:
+    with Caller(here, reach.url, token=token) as caller:
         body = msgspec.json.encode({"inputs": _tensors(caller, inputs)})
         levels, shapes = [], []
         with here.progress.task(f"asking {endpoint}", len(at_once), "levels") as task:
