@@ -1,8 +1,9 @@
-"""Runs what waits, together where that pays, and never waits while the runtime is free.
+"""Runs what waits, together where that pays. The runtime is never kept waiting, but for a twentieth of a run's time at
+most, and only for those who were just answered and are known to come back at once (see returns).
 
 Three regimes, chosen by how long runs were found to take. *inline*: what one turn of the event loop gathered is run at
 its end, on the loop's own thread; under 200 us that is cheaper than waking anybody. *thread*: a thread of its own cuts
-the next batch the moment it is free. *device*: the same with two threads, so that a GPU never waits for Python.
+the next batch when it is free. *device*: the same with two threads, so that a GPU never waits for Python.
 """
 
 import logging
