@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import ipaddress
 import logging
+import re
 import ssl as tls
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ TRIP = 5
 SHUT_S, MOST_SHUT_S, PROBE_S = 0.5, 30.0, 5.0
 CONNECT_S = 5.0
 AGAIN_S, MOST_AGAIN_S = 0.05, 2.0
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _log = logging.getLogger(__name__)
 
 
@@ -129,20 +131,27 @@ def _context(place: Place) -> tls.SSLContext | None:
     """How a place is spoken to: in the clear on this machine, else by TLS to the very certificate that was named.
 
     What a replica told of itself is not trusted further than that: no other machine in the clear, and nothing that is
-    no machine's address.
+    no machine's address. A name is what a cluster calls the node; replicas themselves tell addresses only.
     """
-    try:
-        address = ipaddress.ip_address(place.host)
-    except ValueError as error:
-        raise Invalid("a replica's host is no address", "replicas tell their own address") from error
+    address = _address(place.host)
     if not place.fingerprint:
-        if not address.is_loopback:
+        if address is None or not address.is_loopback:
             raise Invalid("a replica elsewhere has no certificate", "it must listen with TLS")
         return None
-    if address.is_link_local or address.is_multicast or address.is_unspecified:
+    if address is not None and (address.is_link_local or address.is_multicast or address.is_unspecified):
         raise Invalid("a replica's host is no address of a machine", "replicas tell their own address")
     context = tls.SSLContext(tls.PROTOCOL_TLS_CLIENT)
     context.minimum_version = tls.TLSVersion.TLSv1_3
     # Names and authorities say nothing here: the certificate itself is known.
     context.check_hostname, context.verify_mode = False, tls.CERT_NONE
     return context
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, or nothing where it is a node's name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError as error:
+        if not _NAME.fullmatch(host):
+            raise Invalid("a replica's host is no address", "replicas tell their own address") from error
+        return None
