@@ -106,6 +106,11 @@ class Door:
         """Where the endpoint is called by HTTP."""
         return f"{self.http}/v2/models/{NAME}/infer"
 
+    def kill(self) -> None:
+        """As a machine that is gone."""
+        self.process.kill()
+        self.process.wait()
+
     def end(self) -> None:
         """SIGTERM: it answers what it was asked."""
         _ended(self.process)

@@ -138,6 +138,26 @@ def test_two_gateways_count_together_and_forget_a_token_together(
             bank.close()
 
 
+def test_the_address_that_is_shown_is_of_a_gateway_that_lives(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    settings = engines(request, tmp_path)
+    first = Up(tmp_path / "one", settings)
+    people = first.people()
+    stays = Door(tmp_path / "two", settings)
+    with running(first, stays):
+        bank = first.platform(tmp_path, people.mona)
+        with closing(bank.here):
+            bank.here.serve.deploy(SCORE, bank.model(), **SMALL)
+            for leave in (Door.kill, Door.end):
+                other = Door(tmp_path / "three", settings)
+                with running(other):
+                    assert bank.show().url == other.infer.removesuffix("/infer")
+                    leave(other)
+                    bank.until(lambda view: view.url == stays.infer.removesuffix("/infer"))
+            bank.until(lambda view: view.state == "ready")
+            assert bank.here.serve.call(SCORE, {"x": [[0.0] * 32]}, token=people.mona)["y"]
+            bank.close()
+
+
 class Timed:
     """Calls a gateway all the time with one token until it is refused; when it was last answered, by the clock."""
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SECOND_S = 1.0
 GRACE_S = 30.0
+DOORS_S = 4.0
+"""How often a gateway says that it is there, and looks whether the one whose address is shown still is."""
 THREADS = 4
 MOST_ROWS = 20_000
 """Counts that could not be written yet and are kept; older ones go."""
@@ -81,8 +83,9 @@ class Gateway:
         except FalajError:
             await self.drain(0.0)
             raise
-        await loop.run_in_executor(self._pool, books.tell_doors, house.ledger, ctx, self.addresses)
+        await loop.run_in_executor(self._pool, self._told, True)
         self._every("count", SECOND_S, self._second)
+        self._every("doors", DOORS_S, lambda: self._pool.submit(self._told))
         self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))
         if self._own_ca:
             self._every("certificate", RENEW_EVERY_S, self._renew)
@@ -99,8 +102,29 @@ class Gateway:
         self._second()
         self.table.close()
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, self._untold)
         await loop.run_in_executor(None, self._book.shutdown)
         await loop.run_in_executor(None, self._pool.shutdown)
+
+    def _told(self, first: bool = False) -> None:
+        """Say where endpoints are called: when we begin, and when whoever said so last is gone."""
+        ledger, ctx, me = self._house.ledger, self._house.system(), self._house.replica
+        try:
+            ledger.lease(_lease(self.addresses), me, DOORS_S * 3, ctx.now())
+            with ledger.read(ctx) as tx:
+                shown = books.doors_in(tx)
+            if first or (shown != self.addresses and ledger.lease(_lease(shown), me, DOORS_S, ctx.now())):
+                books.tell_doors(ledger, ctx, self.addresses)
+        except FalajError as error:
+            if first:
+                raise
+            _log.warning("our address was not told", extra={"why": error.message})
+
+    def _untold(self) -> None:
+        try:
+            self._house.ledger.release(_lease(self.addresses), self._house.replica)
+        except FalajError as error:
+            _log.info("a lease runs out by itself", extra={"why": error.message})
 
     async def _open(self) -> None:
         at, scheme = self._http_at, "https" if self._tls.cert else "http"
@@ -124,7 +148,7 @@ class Gateway:
     def _renew(self) -> None:
         settings = self._house.settings
         try:
-            local_tls(settings.home, _names(self._house, self._http_at, self._grpc_at), time.time())
+            local_tls(settings.home, _names(self._house, self._http_at, self._grpc_at), time.time(), "gateway")
             for context in self._contexts:
                 load_chain(context, self._tls)
         except FalajError as error:
@@ -221,7 +245,7 @@ def _certificates(house: "House", http: Address, grpc: Address | None, *, own_ca
     settings = house.settings
     found = settings.tls
     if own_ca and not found.cert:
-        made = local_tls(settings.home, _names(house, http, grpc), time.time())
+        made = local_tls(settings.home, _names(house, http, grpc), time.time(), "gateway")
         found = Tls(made.cert, made.key, found.ca or made.ca, found.mutual)
     for address in (http, grpc):
         if address is not None and not address.loopback and not found.cert:
@@ -234,9 +258,11 @@ def _certificates(house: "House", http: Address, grpc: Address | None, *, own_ca
 
 def _names(house: "House", http: Address, grpc: Address | None) -> tuple[str, ...]:
     named = local_names(http.host) + (local_names(grpc.host) if grpc is not None else ())
-    # The certificate of the API's own door is the same file: it keeps the names that door needs.
-    named += local_names(Address.parse(house.settings.listen).host)
     return tuple(dict.fromkeys((*named, *house.settings.hosts)))
+
+
+def _lease(doors: serve.Doors) -> str:
+    return f"gateway:{doors.http}"
 
 
 def _named(address: Address, port: int) -> str:
