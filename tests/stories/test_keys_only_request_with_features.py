@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 from falaj.core.errors import Invalid
 from tests.infer.models import _Kit
 from tests.jobs.lab import until
+from tests.servers.redis import RedisServer
 from tests.stories.serving_cluster import engines
 from tests.stories.serving_ground import SCORE, SMALL, Platform, platform
 
@@ -65,6 +66,30 @@ def test_keys_only_request_with_features(request: pytest.FixtureRequest, tmp_pat
         with pytest.raises(Invalid, match="trained on service:fraud/scorer@v1"):
             here.serve.deploy(SCORE, str(model), features="service:fraud/other")
         bank.close()
+
+
+@pytest.mark.slow
+def test_replicas_are_given_the_password_of_the_store_as_a_secret(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with RedisServer(requirepass="very-hidden-1") as redis:
+        online = {"FALAJ_ONLINE": f"{redis.url}?password=env:REDIS_PASSWORD", "REDIS_PASSWORD": "very-hidden-1"}
+        with platform(tmp_path, engines(request, tmp_path) | online) as bank:
+            here = bank.here
+            model = trained(bank, tmp_path, datetime.now(UTC).replace(microsecond=0))
+            # It is not theirs by itself: a replica runs somebody's model.
+            here.serve.deploy(SCORE, str(model), **SMALL)
+            bank.until(lambda one: "password" in one.note)
+            here.secrets.put("secret:fraud/redis", "very-hidden-1")
+            view = here.serve.deploy(
+                SCORE, str(model), secret={"REDIS_PASSWORD": "secret:fraud/redis"}, wait=True, **SMALL
+            )
+            assert "very-hidden-1" not in str(view)
+            url = until(bank.show, lambda one: one.url).url
+            client = triton.InferenceServerClient(url.partition("//")[2].partition("/")[0])
+            asked(bank, client, ["c1", "c2"])
+            client.close()
+            bank.close()
 
 
 def trained(bank: Platform, home: Path, now: datetime) -> Any:

@@ -76,6 +76,7 @@ def _spec(needs: Needs, told: str) -> JobSpec:
         band=needs.band,
         retries=RETRIES,
         env={**needs.env, "FALAJ_PARAM_BULK": told},
+        secrets=dict(needs.secret),
         image=needs.image,
         cluster=needs.cluster,
         zone=needs.zone,

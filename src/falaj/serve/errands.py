@@ -38,7 +38,7 @@ def _with_flags(function: F) -> F:
     for part in _PARTS.values():
         hints = typing.get_type_hints(part)
         for one in fields(part):
-            kind = dict[str, str] if one.name == "env" else hints[one.name]
+            kind = dict[str, str] if one.name in ("env", "secret") else hints[one.name]
             flags[one.name] = Annotated[kind | None, _HELP[one.name]]
     made = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
@@ -55,7 +55,9 @@ _HELP = {
     "gpu_models": "any of these models", "threads": "threads of one run; one for each whole core when 0",
     "queue": "the queue; the project's own when left out", "band": "best-effort, low, normal, high or critical",
     "cluster": "on this cluster only", "zone": "served in this zone", "image": "the container image",
-    "env": "variables of replicas; never secrets", "least": "replicas at least; 0: none while nobody asks",
+    "env": "variables of replicas; never secrets",
+    "secret": "variables whose values are secrets: REDIS_PASSWORD=secret:fraud/redis",
+    "least": "replicas at least; 0: none while nobody asks",
     "most": "replicas at most", "concurrency": "requests in flight that one replica should have",
     "latency_ms": "more replicas also when the slowest twentieth takes longer",
     "idle_s": "so long without a request before the last replica goes",

@@ -27,6 +27,8 @@ class Needs:
     zone: str = ""
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    secret: Mapping[str, str] = field(default_factory=dict)
+    """Variables whose values are secrets, by reference: what `password=env:NAME` of the online store points at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: t
 def spec_of(body: books.Body, kept: books.Body, told: str, *, near: bool) -> JobSpec:
     """The job of a replica. On another machine it speaks TLS, with the certificate that gateways expect."""
     needs = books.needs_in(kept)
-    secrets = {"FALAJ_PARAM_HOP_KEY": body["key"]}
+    secrets = {**needs.secret, "FALAJ_PARAM_HOP_KEY": body["key"]}
     if not near:
         secrets["FALAJ_PARAM_HOP_PRIVATE"] = body["private"]
     role = RoleSpec("replica", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
