@@ -37,6 +37,9 @@ def builder_of(folder: str, code: str) -> Builder:
         raise Invalid(f"{code[:100]!r} names no builder", "module:name, for example net:build")
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    known = getattr(sys.modules.get(name), "__file__", None)
+    if known and Path(folder).resolve() not in Path(known).resolve().parents:
+        del sys.modules[name]  # of another folder, and the same name
     with guarded(f"importing {name}", "its code must run where it is optimised"):
         found: Builder = getattr(importlib.import_module(name), member)
     return found
