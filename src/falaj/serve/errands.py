@@ -175,6 +175,7 @@ def call(
 def _waited(here: Here, endpoint: Ref, wait_s: float = WAIT_S) -> EndpointView:
     """The endpoint once its newest revision has its traffic, or an error that says why it will not."""
     until = time.monotonic() + wait_s
+    shown_by = 0.0
     with here.working():
         while True:
             view: EndpointView = here.serve.show(endpoint)
