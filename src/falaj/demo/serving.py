@@ -49,7 +49,6 @@ def endpoint(stage: Stage) -> str:
     view = amal.serve.deploy(ENDPOINT, model, wait=True, defaults=defaults, sample=1.0, **SMALL)
     stage.say(f"{model} answers as [bold]{view.name}[/bold] after {time.perf_counter() - began:.1f} s, as a job")
     stage.say(f"served with [bold]{view.revisions[0].features}[/bold], which it was trained on, and with nothing else")
-    until(lambda: amal.serve.show(ENDPOINT), lambda one: one.url)
     scored = sorted(zip(_asked(stage, amal), PEOPLE, strict=True), reverse=True)
     for chance, name in (scored[0], scored[-1]):
         stage.say(f"[cyan]{name:4}[/cyan] {chance:6.1%} fraud, asked by key alone")
