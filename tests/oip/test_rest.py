@@ -352,3 +352,34 @@ def test_no_body_breaks_the_decoder(head: bytes, tail: bytes, off: int) -> None:
 
 def body(reply: Reply) -> Any:
     return json.loads(b"".join(reply.parts))
+
+
+def test_a_header_that_came_before_means_the_same_with_other_bytes() -> None:
+    def body(value: float, **more: Any) -> tuple[bytes, int]:
+        given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+        head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}, **more}).encode()
+        return head + np.full((1, 2), value, np.float32).tobytes(), len(head)
+
+    for value in (1.0, 2.0, 3.0):
+        whole, size = body(value)
+        ask, wanted = decode(whole, size, f"m{value:g}", "1")
+        assert (ask.model, ask.id, ask.parameters, wanted) == (f"m{value:g}", "", {}, True)
+        assert bytes(ask.inputs[0].data) == np.full((1, 2), value, np.float32).tobytes()
+    for cut in (whole[:-1], whole + b"\0"):
+        with pytest.raises(Invalid):
+            decode(cut, size, "m", "1")
+    for number in ("a", "b"):
+        whole, size = body(1.0, id=number)
+        assert decode(whole, size, "m", "1")[0].id == number
+    first, second = (
+        decode(*body(1.0, parameters={"timeout": 1_000_000, "binary_data_output": True}), "m", "1")[0] for _ in range(2)
+    )
+    assert 0 < first.deadline < second.deadline
+
+
+def test_bytes_that_may_be_wrong_are_looked_at_each_time() -> None:
+    given = {"name": "b", "shape": [2], "datatype": "BOOL", "parameters": {"binary_data_size": 2}}
+    head = json.dumps({"inputs": [given]}).encode()
+    assert decode(head + b"\0\1", len(head), "m", "1")[0].inputs[0].shape == (2,)
+    with pytest.raises(Invalid):
+        decode(head + b"\0\2", len(head), "m", "1")
