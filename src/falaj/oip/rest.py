@@ -104,10 +104,12 @@ def decode(body: bytes, json_bytes: int, model: str, version: str) -> tuple[Ask,
         if len(asked.id) > MOST_ID:
             raise Invalid("the id is too long", f"{MOST_ID} letters at most")
         ask.id = asked.id
+    # Looked at now: what is understood is taken out.
+    plain = not asked.id and (not asked.parameters or asked.parameters.keys() <= _BINARY)
     binary = _parameters(ask, asked.parameters) if asked.parameters else False
     wanted = _outputs(ask, asked.outputs, binary) if asked.outputs else binary
     if tail:
-        _remember(body, len(tail), ask, wanted, plain=not asked.id and set(asked.parameters or ()) <= _BINARY)
+        _remember(body, len(tail), ask, wanted, plain=plain)
     return ask, wanted
 
 
