@@ -149,9 +149,8 @@ def write_estimator(estimator: Any, folder: Path, rows: Rows, metrics: Mapping[s
     by itself. Gives the name of the format. Never a pickle: the platform loads none."""
     about: dict[str, Any] = {"class": f"{type(estimator).__module__}.{type(estimator).__qualname__}"}
     about |= {"columns": list(rows.columns), "metrics": dict(metrics), "rows": len(rows.x)}
-    if find_spec("skl2onnx"):
-        made = import_module("skl2onnx").to_onnx(estimator, rows.x[:1], options=_plain_chances(estimator))
-        put_file(folder / "model.onnx", made.SerializeToString())
+    if made := _as_onnx(estimator, rows) if find_spec("skl2onnx") else b"":
+        put_file(folder / "model.onnx", made)
         form = "onnx"
     elif find_spec("skops"):
         put_file(folder / "model.skops", import_module("skops.io").dumps(estimator))
@@ -170,6 +169,16 @@ def write_estimator(estimator: Any, folder: Path, rows: Rows, metrics: Mapping[s
     about["format"] = form
     put_file(folder / "model.json", json.dumps(about, indent=1, default=str).encode())
     return form
+
+
+def _as_onnx(estimator: Any, rows: Rows) -> bytes:
+    """The estimator as ONNX; nothing where the converter does not know it, or not in this version of ONNX."""
+    try:
+        made = import_module("skl2onnx").to_onnx(estimator, rows.x[:1], options=_plain_chances(estimator))
+        return bytes(made.SerializeToString())
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
+        worker.attempt().note(f"it could not be written as ONNX: {type(error).__name__}: {str(error)[:200]}")
+        return b""
 
 
 def output_folder(name: str) -> Path:
