@@ -117,6 +117,18 @@ DESKS: dict[str, Desk] = {
         ("endpoint",),
         ("falaj.serve.errands", "falaj.serve.bundle", "falaj.serve.loading"),
     ),
+    "monitor": Desk(
+        "falaj.monitor.service:Monitor",
+        "Watches: drift, quality and what follows; alerts, incidents, verdicts",
+        {"see": "list"},
+        ("incident",),
+    ),
+    "flows": Desk(
+        "falaj.flows.service:Flows",
+        "Flows: pipelines on jobs, schedules, triggers, webhooks",
+        {"see": "list"},
+        ("flow", "turn"),
+    ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",
         "Where jobs run: clusters, their nodes, draining",

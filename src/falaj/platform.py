@@ -221,6 +221,8 @@ class House:
                 "sweeps": lambda: (ledger, self.desks["jobs"], self.track, self.catalog),
                 "features": lambda: (ledger, partial(Platform, self), self._series, self.online, keyring),
                 "serve": lambda: (ledger, self.desks["jobs"], self.catalog, *self._serving(), keyring, settings),
+                "monitor": lambda: (ledger, self.desks["serve"], *self._serving(), keyring),
+                "flows": lambda: (ledger, self.desks["jobs"], partial(Platform, self), keyring, settings),
             }
         )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
@@ -352,12 +354,17 @@ class House:
 
     def _jobs_loops(self) -> "tuple[Loop, ...]":
         from falaj.dispatch.loops import loops
+        from falaj.flows.listening import HookLoop, StartLoop
+        from falaj.flows.loop import FlowLoop
+        from falaj.monitor.loop import MonitorLoop
         from falaj.serve.loop import ServeLoop
         from falaj.study.loop import SweepLoop
 
         known = self.ledger, self.desks["clusters"], self.track, self.desks["jobs"], self.settings.schedule
         sweeps, serve = SweepLoop(self.ledger, self.desks["sweeps"]), ServeLoop(self.ledger, self.desks["serve"])
-        return *loops(*known), sweeps, serve
+        flows = self.desks["flows"].reveals(self._secret)
+        last = [loop(self.ledger, flows) for loop in (FlowLoop, StartLoop, HookLoop)]
+        return *loops(*known), sweeps, serve, MonitorLoop(self.ledger, self.desks["monitor"]), *last
 
     def _start(self, steps: "Iterable[Loop]") -> None:
         from falaj.store.loop import Loops, house_context

@@ -1,0 +1,142 @@
+"""What the desk of watches takes and gives. Frozen, plain, the same on the wire."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from falaj.core.ref import Ref
+from falaj.drift.records import Finding, Rules
+
+OK, SUSPECT, CONFIRMED, ACTING, COOLING, FROZEN, PAUSED = (
+    "ok", "suspect", "confirmed", "acting", "cooling", "frozen", "paused",
+)  # fmt: skip
+RETRAIN, ROLLBACK, ALERT = "retrain", "rollback", "alert"
+OPEN, ACKNOWLEDGED, RESOLVED = "open", "acknowledged", "resolved"
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """What follows from a verdict. Nothing, when nothing is said: people are told."""
+
+    retrain: Ref | None = None
+    """The flow that is run on confirmed drift or loss of quality."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """What the flow is given beside endpoint, model, cause and since."""
+    rollback: bool = False
+    """Go back to the last good revision when the newest one breaks."""
+    cool_s: float = 6 * 3600.0
+    """After an action nothing else is done for so long."""
+    most_a_day: int = 2
+    """Retrainings in 24 hours."""
+    approval: bool = False
+    """A person must agree before a retraining begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPlan:
+    """What is watched, how closely, and what follows."""
+
+    every_s: float = 3600.0
+    """How long a window is. Windows of too few rows grow until they have enough."""
+    rules: Rules = field(default_factory=Rules)
+    segment: str = ""
+    """A column whose values are looked at each by itself (and for fairness)."""
+    target: str = ""
+    """The label's name in the training data, where it is not told by the model."""
+    season_s: float = 0.0
+    """Compare with the same time of the period before as well (a day, a week), so that what always returns is no
+    drift."""
+    latency_ms: float = 0.0
+    errors: float = 0.02
+    """The 95th percentile and the share of failures that are too much; 0: not looked at."""
+    acting: Acting = Acting()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was found in one stretch of time."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("since", "until", "revision", "rows", "alarms", "state")
+
+    since: float
+    until: float
+    revision: int
+    rows: int
+    findings: tuple[Finding, ...]
+    state: str = OK
+    """Of the watch after this window."""
+    requests: int = 0
+    cost: float = 0.0
+    """Slot seconds of its replicas in this time."""
+
+    @property
+    def alarms(self) -> int:
+        """How many findings are alarms."""
+        return sum(one.alarm for one in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A finding that lasted, as people work on it."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "what", "since", "said")
+
+    ref: Ref
+    """incident:PROJECT/ENDPOINT-N"""
+    endpoint: Ref
+    state: str
+    what: str
+    said: str
+    since: float
+    """When it began, as the windows tell."""
+    opened_at: float
+    findings: tuple[Finding, ...] = ()
+    acknowledged_by: str = ""
+    acknowledged_at: float = 0.0
+    resolved_by: str = ""
+    resolved_at: float = 0.0
+    cause: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was decided, on what evidence, and what came of it."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("at", "action", "cause", "state", "said")
+
+    id: str
+    """The same cause has the same id, whoever decides and however often."""
+    at: float
+    action: str
+    """retrain, rollback or alert."""
+    cause: str
+    said: str
+    state: str
+    """proposed, waiting (for a person), begun, done, failed, refused."""
+    evidence: tuple[Finding, ...] = ()
+    flow: str = ""
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchView:
+    """A watch as its people see it."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "revision", "windows", "alarms", "note")
+
+    ref: Ref
+    """The endpoint."""
+    state: str
+    revision: int
+    plan: WatchPlan
+    baseline: str
+    """Where the reference comes from."""
+    windows: int
+    alarms: int
+    last: Window | None
+    verdicts: tuple[Verdict, ...] = ()
+    incidents: tuple[Ref, ...] = ()
+    note: str = ""
+    paused: str = ""
+    """Why, and by whom."""
