@@ -50,7 +50,13 @@ class Quality:
     scores: tuple[float, ...] = ()
     """Scores at which the chance below was measured, ascending (binary; of the chosen class where there are more)."""
     chances: tuple[float, ...] = ()
-    """How often it was true at such a score: what makes an estimate without labels possible."""
+    """How often it was true at such a score: what makes an estimate without labels possible. Of numbers: how far off
+    it was, in the mean."""
+    beside: tuple[float, ...] = ()
+    """A second measurement at the same scores: how often a class was the truth, chosen or not (classes); the mean of
+    squared errors (regression)."""
+    weights: tuple[int, ...] = ()
+    """On how many rows each was measured."""
     rows: int = 0
     spread: Mapping[str, float] = field(default_factory=dict)
     """How much each metric differs between chunks of the reference by chance alone (standard deviation, 1,000 rows)."""
@@ -95,6 +101,8 @@ class Rules:
     """Kolmogorov-Smirnov (numbers) or total variation (categories) below this is harmless."""
     least_drop: float = 0.02
     """A metric that is worse by less is harmless (of its value)."""
+    least_gap: float = 0.1
+    """A difference between groups that is smaller is harmless (of shares: chosen, found, falsely accused)."""
     persist: tuple[int, int] = (2, 3)
     """Found in so many of so many windows."""
 
