@@ -167,14 +167,16 @@ def test_the_repository(client: triton.InferenceServerClient) -> None:
         client.load_model("none", **auth())
 
 
+@pytest.mark.parametrize("packed", [None, "gzip"])
 @pytest.mark.parametrize(
     ("model", "status", "said"), [("none", "404", "no model"), ("mlp", "401", "token"), ("echo", "400", "inputs")]
 )
 def test_errors_are_read_as_they_are_meant(
-    client: triton.InferenceServerClient, model: str, status: str, said: str
+    client: triton.InferenceServerClient, model: str, status: str, said: str, packed: str | None
 ) -> None:
+    headers = {} if status == "401" else dict(BEARER)
     with pytest.raises(InferenceServerException, match=said) as found:
-        client.infer(model, mlp_input(), headers={} if status == "401" else dict(BEARER))
+        client.infer(model, mlp_input(), headers=headers, response_compression_algorithm=packed)
     assert found.value.status() == status
 
 

@@ -4,8 +4,10 @@ A token that was taken away, or a right, works a second longer at most. Refusals
 somebody who asks thousands of times is recorded once a second.
 """
 
+import hashlib
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -30,8 +32,10 @@ FAILURES_PER_S, FAILURES = 1.0, 20
 TOKEN_BYTES = 8192
 MOST_ASKED = 1024
 _log = logging.getLogger(__name__)
+_SALT = secrets.token_bytes(16)
 Key = tuple[bytes, str, bytes]
-"""Authorization as it came, the endpoint's name, and the purpose."""
+"""A digest of the Authorization (tokens are not kept in memory longer than somebody asks), the endpoint's name, and the
+purpose."""
 
 
 class Caller:
@@ -66,16 +70,16 @@ class Callers:
         self._records = Buckets(limit, limit)
         self._rates: dict[tuple[Name, float, int], Buckets] = {}
 
-    def known(self, key: Key, now: float) -> Caller | None:
+    def known(self, key: Key, authorization: bytes, now: float) -> Caller | None:
         """Who that is, when it is known; the hot path."""
         found = self._known.get(key)
         if found is None or now >= found.until:
             return None
         if now >= found.early and found.refused is None and key not in self._asking:
-            self._begin(key, ())
+            self._begin(key, authorization, ())
         return found
 
-    def ask(self, key: Key, peer: str, then: Then) -> None:
+    def ask(self, key: Key, authorization: bytes, peer: str, then: Then) -> None:
         """Find out who that is; `then` is called on the loop. Many requests of one caller ask once."""
         waiting = self._asking.get(key)
         if waiting is not None:
@@ -89,7 +93,7 @@ class Callers:
         elif len(self._asking) >= MOST_ASKED:
             then(Caller(None, key[1], now, Unavailable("too many callers at once", "try again shortly")))
         else:
-            self._begin(key, (lambda caller: self._judged(caller, peer), then))
+            self._begin(key, authorization, (lambda caller: self._judged(caller, peer), then))
 
     def take(self, caller: Caller, rules: Rules, now: float) -> float:
         """0.0 when the caller may ask once more now, else the seconds until then."""
@@ -106,20 +110,20 @@ class Callers:
         """Ask anew about everybody."""
         self._known.clear()
 
-    def _begin(self, key: Key, then: tuple[Then, ...]) -> None:
+    def _begin(self, key: Key, authorization: bytes, then: tuple[Then, ...]) -> None:
         self._asking[key] = list(then)
-        self._pool.submit(self._found, key)
+        self._pool.submit(self._found, key, authorization)
 
     def _judged(self, caller: Caller, peer: str) -> None:
         if isinstance(caller.refused, Unauthenticated):
             self._failures.take(peer, time.monotonic())
 
-    def _found(self, key: Key) -> None:
+    def _found(self, key: Key, authorization: bytes) -> None:
         """In a thread."""
         actor: Actor | None = None
         refused: FalajError | None = None
         try:
-            actor = self._house.authenticate(_bearer(key[0]))
+            actor = self._house.authenticate(_bearer(authorization))
             if key[1]:
                 self._enter(actor, key)
         except FalajError as error:
@@ -163,9 +167,10 @@ def slow_down(wait_s: float, what: str) -> QuotaExceeded:
     return error
 
 
-def key_of(headers: Mapping[bytes, bytes], name: str) -> Key:
+def key_of(headers: Mapping[bytes, bytes], authorization: bytes, name: str) -> Key:
     """By what a caller is remembered."""
-    return headers.get(b"authorization", b""), name, headers.get(b"falaj-purpose", b"")
+    known = hashlib.blake2b(authorization, digest_size=16, key=_SALT).digest()
+    return known, name, headers.get(b"falaj-purpose", b"")
 
 
 def _bearer(header: bytes) -> str:

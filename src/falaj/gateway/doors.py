@@ -8,8 +8,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from falaj import __version__
 from falaj.core.errors import Denied, FalajError, NotFound
+from falaj.core.release import VERSION
 from falaj.gateway import paths
 from falaj.gateway.callers import Caller, Callers, key_of, slow_down
 from falaj.gateway.holding import Holding
@@ -40,7 +40,7 @@ _FREE = frozenset({paths.LIVE, paths.READY, paths.ABSENT})
 _OWN = frozenset({paths.SERVER, paths.INDEX, paths.CHANGE})
 MOST_PATHS, MOST_SHADOWS = 4096, 256
 _FIXED = Denied("endpoints are not changed by their callers", "revisions change by: falaj serve deploy")
-_ABOUT = {"name": "falaj", "version": __version__, "extensions": list(EXTENSIONS)}
+_ABOUT = {"name": "falaj", "version": VERSION, "extensions": list(EXTENSIONS)}
 _OWN_METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex", "RepositoryModelLoad",
                 "RepositoryModelUnload")  # fmt: skip
 
@@ -128,13 +128,13 @@ class Doors:
         if target.what in _FREE:
             reply(self._plain(target.what))
             return None
-        headers = call.headers
-        key = headers.get(b"authorization", b""), target.name, headers.get(b"falaj-purpose", b"")
-        caller = self._callers.known(key, time.monotonic())
+        who = call.headers.get(b"authorization", b"")
+        key = key_of(call.headers, who, target.name)
+        caller = self._callers.known(key, who, time.monotonic())
         if caller is not None:
             return self._rest(target, call, reply, caller)
         pending = Pending()
-        self._callers.ask(key, call.peer, partial(self._later, pending, partial(self._rest, target, call, reply)))
+        self._callers.ask(key, who, call.peer, partial(self._later, pending, partial(self._rest, target, call, reply)))
         return pending.cancel
 
     def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
@@ -155,12 +155,13 @@ class Doors:
         except FalajError as error:
             reply(grpc_problem(method, CODES[error.code], str(error)))
             return None
-        key = key_of(call.metadata, name)
-        caller = self._callers.known(key, time.monotonic())
+        who = call.metadata.get(b"authorization", b"")
+        key = key_of(call.metadata, who, name)
+        caller = self._callers.known(key, who, time.monotonic())
         if caller is not None:
             return self._grpc(number, call, reply, caller)
         pending = Pending()
-        self._callers.ask(key, call.peer, partial(self._later, pending, partial(self._grpc, number, call, reply)))
+        self._callers.ask(key, who, call.peer, partial(self._later, pending, partial(self._grpc, number, call, reply)))
         return pending.cancel
 
     def _later(self, pending: Pending, go: Callable[[Caller], Cancel | None], caller: Caller) -> None:

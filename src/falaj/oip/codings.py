@@ -26,8 +26,11 @@ def inflate(body: bytes, coding: bytes, most: int) -> "bytes | Reply":
 
 
 def chosen(accepts: bytes, reply: Reply) -> bytes:
-    """How an answer is compressed: as the client asks, where it asks for nothing else or where it pays."""
-    if any(name == b"content-encoding" for name, _ in reply.headers):
+    """How an answer is compressed: as the client asks, where it asks for nothing else or where it pays.
+
+    Errors go as they are: Triton's client reads them before it looks at how they are coded.
+    """
+    if reply.status >= 400 or any(name == b"content-encoding" for name, _ in reply.headers):
         return b""
     if accepts in (b"gzip", b"deflate"):
         return accepts
