@@ -68,6 +68,14 @@ class Window:
     requests: int = 0
     cost: float = 0.0
     """Slot seconds of its replicas in this time."""
+    number: int = 0
+    """Of its revision, from 1 on."""
+    errors: int = 0
+    p95_ms: float = 0.0
+    labels: int = 0
+    """Answers of any time whose labels came in this one."""
+    note: str = ""
+    """What was odd about it: too few rows, late ones, clocks that are ahead."""
 
     @property
     def alarms(self) -> int:
@@ -140,3 +148,45 @@ class WatchView:
     note: str = ""
     paused: str = ""
     """Why, and by whom."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPage:
+    """Some windows, newest first, and the cursor of the next page, empty at the end."""
+
+    windows: tuple[Window, ...]
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisView:
+    """One column then and now, as it is drawn: the share of rows in every bin."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "role", "kind")
+
+    name: str
+    role: str
+    kind: str
+    bins: tuple[str, ...]
+    """What they are called; the odd ones last."""
+    then: tuple[float, ...]
+    now: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What came in some time against the reference: everything that a report shows."""
+
+    ref: Ref | None
+    revision: int
+    baseline: str
+    since: float
+    until: float
+    rows: int
+    seen: int
+    """Rows that came; some are left out where counting all of them would cost too much."""
+    findings: tuple[Finding, ...]
+    axes: tuple[AxisView, ...]
+    windows: tuple[Window, ...] = ()
+    segment: str = ""
+    note: str = ""
