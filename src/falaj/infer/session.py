@@ -37,8 +37,9 @@ class Session:
         self.name, self.version = config.name, config.version
         self.healthy = True
         self.batches = _batches(sheet, runtime)
-        most = MOST if config.device.startswith("cpu") else MOST_ON_DEVICE
-        self.curve = Curve((sheet.most_rows or most) if self.batches else 1)
+        # A runtime that cuts large runs in parts gains nothing by them, and a second run could go beside the first.
+        most = MOST if config.device.startswith("cpu") else getattr(runtime, "most_rows", MOST_ON_DEVICE)
+        self.curve = Curve(min(sheet.most_rows or most, most) if self.batches else 1)
         self.inputs: tuple[TensorSpec, ...] = runtime.inputs
         self.outputs: tuple[TensorSpec, ...] = runtime.outputs
         self._made = [(one.name, one.datatype) for one in self.outputs]
