@@ -1,0 +1,92 @@
+"""How columns go together, as sums: random Fourier features of all numeric inputs of a row at once.
+
+The mean of such features tells one joint distribution from another, even where every column by itself is as before
+(a kernel two-sample test, Rahimi and Recht). Sums add up over replicas and minutes, and no row need be kept.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from falaj.drift.measures import Floats, above, chi2_p
+
+SIZE = 128
+"""Features of a row."""
+FREE, SCALE, ROWS = "mixture.free", "mixture.scale", "mixture.rows"
+"""In a profile's `tests`: degrees of freedom of chance, how much more halves of the reference showed, and its rows."""
+_CLIP = 4.0
+_MOST_ROWS, _HALVES = 8_192, 256
+
+
+class Prepared(NamedTuple):
+    """What a profile keeps."""
+
+    mean: tuple[float, ...]
+    spread: tuple[float, ...]
+    tests: Mapping[str, float]
+
+
+def features(scaled: NDArray[np.floating], seed: int = 0) -> NDArray[np.float32]:
+    """Of rows whose columns have mean 0 and deviation 1 in the reference. What is missing counts as ordinary."""
+    tame = np.clip(np.nan_to_num(scaled, nan=0.0, posinf=_CLIP, neginf=-_CLIP), -_CLIP, _CLIP).astype(np.float32)
+    phase = tame @ _directions(tame.shape[1], seed)
+    return np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
+
+
+@lru_cache(maxsize=64)
+def _directions(columns: int, seed: int) -> NDArray[np.float32]:
+    """Directions through the space of columns, short and long: coarse differences and fine ones."""
+    half = SIZE // 2
+    drawn = np.random.default_rng([seed, columns]).normal(size=(columns, half))
+    long = np.where(np.arange(half) % 2, 1.4, 0.7) / math.sqrt(max(1, columns))
+    return (drawn * long).astype(np.float32)
+
+
+def prepared(scaled: NDArray[np.floating], seed: int = 0) -> Prepared:
+    """Of the reference (a sample of its rows): mean and spread of the features, and what chance alone does to them."""
+    if len(scaled) < 2 or not scaled.shape[1]:
+        return Prepared((), (), {})
+    every = features(scaled, seed).astype(np.float64)
+    mean, spread = every.mean(0), np.maximum(every.std(0), 1e-3)
+    some = ((every - mean) / spread)[:_MOST_ROWS]
+    together = some.T @ some / len(some)
+    # A sum of squares of things that go together varies as one of fewer things that do not (Satterthwaite).
+    free = SIZE**2 / max(float(np.square(together).sum()), 1e-9)
+    scale = max(1.0, _halves(some, seed) / _quantile(free))
+    tests = {FREE: free, SCALE: scale, ROWS: float(len(every))}
+    return Prepared(tuple(mean.tolist()), tuple(spread.tolist()), tests)
+
+
+def _halves(some: Floats, seed: int) -> float:
+    """What halves of the reference, put against each other, reach once in twenty times."""
+    sign = np.random.default_rng([seed, 1]).permuted(
+        np.tile(np.where(np.arange(len(some)) % 2, 1.0, -1.0), (_HALVES, 1)), axis=1
+    )
+    apart = sign @ some / math.sqrt(len(some))
+    return float(np.quantile(np.square(apart).mean(1), 0.95))
+
+
+def _quantile(free: float) -> float:
+    """The 95th percentile of chi-square over its degrees of freedom (Wilson and Hilferty)."""
+    third = 2 / (9 * free)
+    return float((1 - third + 1.645 * math.sqrt(third)) ** 3)
+
+
+def apart(now: tuple[Floats, float], then: tuple[Floats, float], spread: Floats) -> float:
+    """How far the means (sum and rows of each side) are from each other, in what chance would do: 1 is chance."""
+    (ours, rows), (theirs, others) = now, then
+    size = rows * others / (rows + others)
+    return float(size * np.square((ours / rows - theirs / others) / spread).mean())
+
+
+def chance(value: float, tests: Mapping[str, float]) -> float:
+    """How often chance alone is so far apart."""
+    free = tests.get(FREE, 1.0)
+    fair = value / max(1.0, tests.get(SCALE, 1.0))
+    if free < 1.5:
+        return float(above(np.sqrt(np.array(max(0.0, fair))))) * 2
+    return float(chi2_p(np.array(fair * free), np.array(free)))
