@@ -36,6 +36,8 @@ class Session:
         self.config, self.sheet, self.runtime, self.statistics = config, sheet, runtime, statistics
         self.name, self.version = config.name, config.version
         self.healthy = True
+        self.ran: Ran | None = None
+        """The run whose answers are being handed on now, for whoever traces requests."""
         self.batches = _batches(sheet, runtime)
         # A runtime that cuts large runs in parts gains nothing by them, and a second run could go beside the first.
         most = MOST if config.device.startswith("cpu") else getattr(runtime, "most_rows", MOST_ON_DEVICE)
@@ -155,12 +157,14 @@ class Session:
     def _deliver(self, ran: Ran) -> None:
         """Hand a run's answers on. An error goes to each of its members."""
         statistics, members = self.statistics, ran.members
+        self.ran = ran
         if isinstance(ran.outputs, FalajError):
             for one in members:
                 if one.state != GONE:
                     one.state = GONE
                     statistics.failed += 1
                     one.done(ran.outputs)
+            self.ran = None
             return
         began, outputs = monotonic(), ran.outputs
         start = rows = 0
@@ -175,7 +179,7 @@ class Session:
                     one.done(self._answer(one.ask, outputs, start, 0 if lone else rows))
                 except BROKEN:  # whoever writes the answer broke: the others are answered all the same
                     _log.exception("an answer could not be handed on")
-        ended = monotonic()
+        self.ran, ended = None, monotonic()
         statistics.last = ended
         statistics.ran(rows, len(members), ran.ended - ran.began, ended - began)
 
