@@ -30,6 +30,9 @@ class Axis:
     mean: float = 0.0
     std: float = 0.0
     """Of the reference, without its outermost thousandths: one wild value moves neither."""
+    centre: float = 0.0
+    scale: float = 0.0
+    """What a number is moved and scaled by before it is cut: median and spread of the middle half. 0: mean and std."""
     weight: float = 1.0
     """How much the model heeds it, where that is known; the most heeded one has 1."""
 
@@ -57,6 +60,8 @@ class Quality:
     squared errors (regression)."""
     weights: tuple[int, ...] = ()
     """On how many rows each was measured."""
+    threshold: float = 0.5
+    """From which score on the second of two classes is said."""
     rows: int = 0
     spread: Mapping[str, float] = field(default_factory=dict)
     """How much each metric differs between chunks of the reference by chance alone (standard deviation, 1,000 rows)."""

@@ -1,0 +1,202 @@
+"""From a value to its bin: by the leading bits of a standardised number, or by the words of a category.
+
+A search among 127 edges costs 70 ns a value; a look into a table costs a tenth. So a number is moved to the middle of
+the reference and scaled, and the upper half of it as a float32 is looked up: first its rank (how it stands to all
+others; 128 steps an octave where values crowd, fewer far out, so that a column takes 4 KiB), then the bin of that rank.
+Each step keeps order, so what a bin holds lies between two edges; `true_edges` finds where they really are.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from falaj.drift.records import Axis
+
+Array = NDArray[np.generic]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+ODDS = 4
+MISSING, INFINITE, BELOW, ABOVE = range(ODDS)
+"""Where they stand after the bins of an axis."""
+MOST_TEXT = 128
+_FINE, _FAR, _END = -6, 5, 64
+"""Octaves: from the first to the second they have 128 steps; below 16, above 8; from the last on there is one."""
+_NEAR: Final = -12
+"""Smaller ones are all the same: a float64 that came as a float32 must find the bin it had."""
+_UPPER = 1 if sys.byteorder == "little" else 0
+_HUGE = np.float32(3e38)
+
+
+def _ranked() -> tuple[NDArray[np.uint16], int]:
+    """The rank of every upper half of a float32, and how many there are; the last two are infinite and missing."""
+    key = np.arange(1 << 16)
+    octave, step = ((key & 0x7FFF) >> 7) - 127, key & 127
+    fine = (_FINE - _NEAR) * 16
+    far = fine + (_FAR - _FINE) * 128
+    top = far + (_END - _FAR) * 8
+    size = np.select(
+        [octave < _NEAR, octave < _FINE, octave < _FAR, octave < _END],
+        [0, 1 + (octave - _NEAR) * 16 + step // 8, 1 + fine + (octave - _FINE) * 128 + step,
+         1 + far + (octave - _FAR) * 8 + step // 16],
+        1 + top,
+    )  # fmt: skip
+    middle = top + 1
+    rank = np.where(key >> 15, middle - size, middle + size)
+    rank = np.where(octave == 128, np.where(step, 2 * middle + 2, 2 * middle + 1), rank)
+    return rank.astype(np.uint16), 2 * middle + 3
+
+
+_RANK, RANKS = _ranked()
+"""The second: bytes of table that a column takes."""
+
+
+def frame(axis: Axis) -> tuple[float, float]:
+    """What a number of this axis is moved and scaled by."""
+    if axis.scale > 0:
+        return axis.centre, axis.scale
+    return axis.mean, spread(axis)
+
+
+def spread(axis: Axis) -> float:
+    """Its standard deviation; where it has none, so much that a change of a thousandth is a large one."""
+    return axis.std if axis.std > 1e-290 else max(abs(axis.mean) * 1e-3, 1e-9)
+
+
+def ranks(values: Floats, centre: float, scale: float) -> NDArray[np.uint16]:
+    """How finite numbers of one column stand to each other, as coarse as they are cut."""
+    with np.errstate(over="ignore"):
+        small = ((values - centre) * (1 / scale)).astype(np.float32)
+    np.clip(small, -_HUGE, _HUGE, out=small)
+    return _RANK[small.view(np.uint16)[_UPPER::2]]
+
+
+def true_edges(wanted: Floats, centre: float, scale: float, low: float, high: float) -> Floats:
+    """The greatest numbers that are cut like those wanted, each once; none that leaves nothing above it."""
+    found, first = np.unique(ranks(wanted, centre, scale), return_index=True)
+    keep = found < ranks(np.array([high]), centre, scale)[0]
+    found, least = found[keep], _ordered(np.maximum(wanted[first], low)[keep])
+    most = np.broadcast_to(_ordered(np.array([high])), found.shape)
+    for _ in range(64):  # Between `least`, which is cut so, and `most`, which is not: halve.
+        middle = (least >> 1) + (most >> 1) + (least & most & 1)
+        inside = ranks(_unordered(middle), centre, scale) <= found
+        least, most = np.where(inside, middle, least), np.where(inside, most, middle)
+    return _unordered(least)
+
+
+def _ordered(values: Floats) -> Ints:
+    """Whole numbers in the order of the floats."""
+    bits = np.ascontiguousarray(values, np.float64).view(np.int64)
+    return np.where(bits < 0, np.int64(-(2**63)) - bits, bits)
+
+
+def _unordered(order: Ints) -> Floats:
+    return np.where(order < 0, np.int64(-(2**63)) - order, order).view(np.float64)
+
+
+class Numbers:
+    """Cuts the columns of a matrix, each by an axis of its own; `starts` says where the bins of each begin."""
+
+    __slots__ = ("_at", "_inverse", "_start", "_table", "centre", "scale")
+
+    def __init__(self, axes: Sequence[Axis], starts: Sequence[int]) -> None:
+        frames = [frame(axis) for axis in axes]
+        self.centre = np.array([centre for centre, _ in frames], np.float64)
+        self.scale = np.array([scale for _, scale in frames], np.float64)
+        self._inverse = 1 / self.scale
+        self._table = np.concatenate([_table(axis) for axis in axes]) if axes else np.empty(0, np.uint8)
+        self._at = np.arange(len(axes), dtype=np.int64) * RANKS
+        self._start = np.array(starts, np.int64)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its tables."""
+        return self._table.nbytes
+
+    def cut(self, block: NDArray[np.floating]) -> tuple[Ints, Floats]:
+        """Of every value: its bin among those of all axes; and the value, moved and scaled."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = np.subtract(block, self.centre, dtype=np.float64)
+            scaled *= self._inverse
+            small = scaled.astype(np.float32)
+        wild = np.isinf(small)
+        if wild.any():  # Too large for a float32 is not infinite.
+            wild &= np.isfinite(block)
+            small[wild] = np.copysign(_HUGE, small[wild])
+        found = _RANK.take(small.view(np.uint16)[:, _UPPER::2])
+        bins = self._table.take(found + self._at) + self._start
+        return bins, scaled
+
+
+def _table(axis: Axis) -> NDArray[np.uint8]:
+    """The bin of every rank."""
+    centre, scale = frame(axis)
+    rank = np.arange(RANKS)
+    table = np.searchsorted(ranks(np.array(axis.edges, np.float64), centre, scale), rank, side="left")
+    if axis.low < axis.high or not axis.edges:  # An axis with edges and without a range was made without a reference.
+        low, high = ranks(np.array([axis.low, axis.high], np.float64), centre, scale)
+        table[rank < low], table[rank > high] = axis.bins + BELOW, axis.bins + ABOVE
+    table[RANKS - 2], table[RANKS - 1] = axis.bins + INFINITE, axis.bins + MISSING
+    return table.astype(np.uint8)
+
+
+class Words:
+    """Finds values among those of a category, be they text, bytes or numbers."""
+
+    __slots__ = ("_known", "_numbers", "_order", "count")
+
+    def __init__(self, values: Iterable[str]) -> None:
+        values = tuple(values)
+        self.count = len(values)
+        self._known: dict[object, int] = {value: at for at, value in enumerate(values)}
+        self._known |= {value.encode(): at for at, value in enumerate(values)}
+        numbers = sorted((number, at) for at, value in enumerate(values) if (number := _number(value)) is not None)
+        self._numbers = np.array([number for number, _ in numbers], np.float64)
+        self._order = np.array([at for _, at in numbers], np.int64)
+
+    def find(self, column: Array) -> Ints:
+        """The place of each value: `count` for others, and after it the odd ones of an axis."""
+        if column.dtype.kind in "fiub":
+            return self._found(column.astype(np.float64))
+        other = self.count
+        found = np.fromiter((self._known.get(value, other) for value in column.tolist()), np.int64, len(column))
+        for at in np.flatnonzero(found == other).tolist():  # Few, where the reference is any good.
+            found[at] = self._odd(column[at])
+        return found
+
+    def _found(self, column: Floats) -> Ints:
+        found = np.full(len(column), self.count, np.int64)
+        if len(self._numbers):
+            at = np.minimum(np.searchsorted(self._numbers, column), len(self._numbers) - 1)
+            found = np.where(self._numbers[at] == column, self._order[at], found)
+        found[np.isnan(column)] = self.count + 1 + MISSING
+        found[np.isinf(column)] = self.count + 1 + INFINITE
+        return found
+
+    def _odd(self, value: object) -> int:
+        if value is None or (isinstance(value, float) and value != value):
+            return self.count + 1 + MISSING
+        return self._known.get(text(value), self.count)
+
+
+def text(value: object) -> str:
+    """A value of a category as text: whole numbers are the same whether they came as floats or not."""
+    if isinstance(value, bytes):
+        return value[: 4 * MOST_TEXT].decode(errors="replace")[:MOST_TEXT]
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    return str(value)[:MOST_TEXT]
+
+
+def _number(value: str) -> float | None:
+    if value in {"true", "false"}:
+        return float(value == "true")
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if np.isfinite(number) else None

@@ -1,0 +1,333 @@
+"""Making a profile of a reference, and reading one that somebody else may have written."""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+
+from falaj.core.errors import Invalid
+from falaj.drift.cutting import Array, Floats, frame, text, true_edges
+from falaj.drift.records import (
+    CATEGORY,
+    INPUT,
+    LABEL,
+    MOST_COLUMNS,
+    MOST_EDGES,
+    MOST_SEGMENTS,
+    MOST_VALUES,
+    NUMBER,
+    ODD,
+    PREDICTION,
+    Axis,
+    Profile,
+    Quality,
+)
+from falaj.drift.tally import Tally, as_numbers
+
+MOST_BYTES = 24 << 20
+MOST_PREDICTIONS = 40
+FEW_WHOLE = 20
+"""Whole numbers with no more different values than this are names, not amounts."""
+_SAMPLE = 100_000
+_MOST_NAME = 256
+_KINDS, _ROLES = (NUMBER, CATEGORY), (INPUT, PREDICTION, LABEL)
+
+
+class About(TypedDict, total=False):
+    """What else a profile can be told."""
+
+    label: Array | None
+    label_name: str
+    segment: str
+    source: str
+    weights: Mapping[str, float]
+    seed: int
+    tensors: Mapping[str, tuple[str, ...]]
+    quality: Quality
+
+
+def profile_of(
+    columns: Mapping[str, Array], *, predictions: Mapping[str, Array] | None = None, **about: Unpack[About]
+) -> Profile:
+    """A profile of reference rows: cut where a sample of them says, and counted all, by the code that counts later."""
+    every: dict[str, tuple[Array, str]] = {name: (column, INPUT) for name, column in columns.items()}
+    for name, column in (predictions or {}).items():
+        if name in every:
+            raise Invalid(f"{name!r} is an input and a prediction", "give the prediction another name")
+        every[name] = column, PREDICTION
+    if (label := about.get("label")) is not None:
+        every[about.get("label_name") or "label"] = label, LABEL
+    rows = _same_length(every)
+    picks = _picks(rows, about.get("seed", 0))
+    weights, segment = about.get("weights", {}), about.get("segment", "")
+    axes = tuple(
+        replace(_axis(name, column, picks), role=role, weight=float(weights.get(name, 1.0)))
+        for name, (column, role) in every.items()
+    )
+    if segment and segment not in every:
+        raise Invalid(f"there is no column {segment!r} to keep rows apart by", "name an input column")
+    bare = Profile(
+        axes,
+        (),
+        rows,
+        segment,
+        _segments(every[segment][0][picks]) if segment else (),
+        tensors=dict(about.get("tensors", {})),
+        quality=about.get("quality", Quality()),
+        source=about.get("source", ""),
+        made_at=time.time(),
+    )
+    return checked(counted(bare, {name: column for name, (column, _) in every.items()}))
+
+
+def counted(bare: Profile, columns: Mapping[str, Array]) -> Profile:
+    """The profile with counts of these rows."""
+    tally = Tally(bare, keep=0, seed=0)
+    tally.add(columns)
+    return with_counts(bare, tally)
+
+
+def with_counts(bare: Profile, tally: Tally) -> Profile:
+    """The profile, with what a tally counted as its reference."""
+    places = range(len(bare.axes))
+    parts = range(len(bare.segments) + 1) if bare.segments else ()
+    return replace(
+        bare,
+        rows=tally.rows,
+        counts=tuple(tuple(tally.of(at).tolist()) for at in places),
+        by_segment=tuple(tuple(tuple(tally.of(at, part).tolist()) for at in places) for part in parts),
+    )
+
+
+def _same_length(every: Mapping[str, tuple[Array, str]]) -> int:
+    if not every:
+        raise Invalid("there are no columns to profile", "give at least one input")
+    sizes = {name: column.shape for name, (column, _) in every.items()}
+    rows = next(iter(sizes.values()))[:1]
+    for name, shape in sizes.items():
+        if shape != rows:
+            raise Invalid(f"column {name!r} has the shape {shape}, not {rows}", "give each column a value a row")
+    return int(rows[0])
+
+
+def _picks(rows: int, seed: int) -> Any:
+    """Where the axes are cut is found on so many rows at most."""
+    if rows <= _SAMPLE:
+        return slice(None)
+    return np.sort(np.random.default_rng(seed).choice(rows, _SAMPLE, replace=False))
+
+
+def _axis(name: str, column: Array, picks: Any) -> Axis:
+    kind = column.dtype.kind
+    if kind in "iu":
+        few = len(np.unique(column[picks])) <= FEW_WHOLE
+        return category_axis(name, column[picks]) if few else number_axis(name, column, picks)
+    if kind in "fmM":
+        return number_axis(name, column, picks)
+    if kind == "O":
+        return _object_axis(name, column, picks)
+    if kind in "bUST":
+        return category_axis(name, column[picks])
+    raise Invalid(f"column {name!r} has values of type {column.dtype}", "give numbers, text, booleans or dates")
+
+
+def _object_axis(name: str, column: Array, picks: Any) -> Axis:
+    """Python objects: what they are is what the first hundred thousand of them say."""
+    kinds = {type(value) for value in column[picks].tolist()} - {type(None)}
+    whole = kinds <= {int, float} and all(
+        value is None or (isinstance(value, int) or value != value) for value in column[picks].tolist()
+    )
+    if kinds and kinds <= {int, float} and not whole:
+        return number_axis(name, column, picks)
+    if kinds and kinds <= {int, float}:
+        values = as_numbers(column[picks])
+        if len(np.unique(values[~np.isnan(values)])) > FEW_WHOLE:
+            return number_axis(name, column, picks)
+    return category_axis(name, column[picks])
+
+
+def category_axis(name: str, column: Array) -> Axis:
+    """Its most common values, the most common first."""
+    return Axis(name, CATEGORY, values=_common(column, MOST_VALUES))
+
+
+def _common(column: Array, most: int) -> tuple[str, ...]:
+    known = (text(value) for value in column.tolist() if value is not None and value == value)
+    found = Counter(known)
+    return tuple(sorted(found, key=lambda value: (-found[value], value))[:most])
+
+
+def _segments(column: Array) -> tuple[str, ...]:
+    return tuple(sorted(_common(column, MOST_SEGMENTS)))
+
+
+def number_axis(name: str, column: Array, picks: Any = slice(None)) -> Axis:
+    """Cut into parts of equally many rows, as far as equal values let it."""
+    values = as_numbers(column[picks])
+    values = np.sort(values[np.isfinite(values)])
+    if not len(values):
+        return Axis(name)
+    low, high = _range(column)
+    trim = len(values) // 1000
+    inner = values[trim : len(values) - trim]
+    half = inner[0] / 2 + inner[-1] / 2  # Around the middle, or the sum of large numbers is none.
+    mean = float(half + np.mean(inner - half))
+    bare = Axis(name, low=low, high=high, mean=mean, std=_finite(float(np.std(inner - half))))
+    quarter = values[[len(values) // 4, len(values) // 2, (3 * len(values)) // 4]]
+    scale = _finite(float(quarter[2] / 1.349 - quarter[0] / 1.349))
+    bare = replace(bare, centre=float(quarter[1]), scale=scale if scale > abs(mean) * 1e-12 else frame(bare)[1])
+    count = min(MOST_EDGES, max(1, len(values) // 8))
+    wanted = values[(np.arange(1, count + 1) * len(values)) // (count + 1)]
+    edges = true_edges(wanted, *frame(bare), low, high)
+    return replace(bare, edges=tuple(edges.tolist()))
+
+
+def _finite(value: float) -> float:
+    return value if np.isfinite(value) else float(np.finfo(np.float64).max / 4)
+
+
+def _range(column: Array) -> tuple[float, float]:
+    """The least and the greatest finite value of all rows."""
+    least: list[float] = []
+    for first in range(0, len(column), 1 << 16):
+        part: Floats = as_numbers(column[first : first + (1 << 16)])
+        part = part[np.isfinite(part)]
+        least += [float(part.min()), float(part.max())] if len(part) else []
+    return min(least), max(least)
+
+
+def to_json(profile: Profile) -> bytes:
+    """As it lies in a model's folder: the same profile has the same bytes."""
+    return json.dumps(asdict(profile), allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def digest(profile: Profile) -> str:
+    """Which profile it is."""
+    return hashlib.sha256(to_json(profile)).hexdigest()
+
+
+def layout(profile: Profile) -> str:
+    """How it cuts, and nothing else: tallies of one layout can be joined and compared."""
+    cuts = [[asdict(axis) | {"weight": 0} for axis in profile.axes], profile.segment, profile.segments]
+    return hashlib.sha256(json.dumps(cuts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def read_profile(data: bytes) -> Profile:
+    """A profile from bytes that anybody may have written: Invalid says what is wrong with it."""
+    if len(data) > MOST_BYTES:
+        raise Invalid(f"the profile has {len(data)} bytes", f"{MOST_BYTES} are the most")
+    try:
+        found = json.loads(data, parse_constant=_no_constant)
+        axes = tuple(_read(Axis, one) for one in found.pop("axes"))
+        quality = _read(Quality, found.pop("quality", {}))
+        found = {name: _deep(value) for name, value in found.items()}
+        found["tensors"] = {name: tuple(names) for name, names in found.get("tensors", {}).items()}
+        profile = Profile(axes=axes, quality=quality, **_known(Profile, found))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Invalid("the profile cannot be read", f"write it with falaj.drift.profile: {error!s:.100}") from error
+    return checked(profile)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _deep(value: Any) -> Any:
+    return tuple(_deep(one) for one in value) if isinstance(value, (list, tuple)) else value
+
+
+def _known(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that this release knows; a later one may write more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in found.items() if name in names}
+
+
+def _read(kind: type[Any], found: Mapping[str, Any]) -> Any:
+    return kind(**{name: _deep(value) for name, value in _known(kind, found).items()})
+
+
+def checked(profile: Profile) -> Profile:
+    """The profile, if every bound holds."""
+    for said in _faults(profile):
+        raise Invalid(f"the profile is no good: {said}", "make it anew")
+    return profile
+
+
+def _faults(profile: Profile) -> Iterator[str]:
+    yield from _size_faults(profile)
+    for axis in profile.axes:
+        yield from _axis_faults(axis)
+    yield from _count_faults(profile)
+    yield from _other_faults(profile)
+
+
+def _size_faults(profile: Profile) -> Iterator[str]:
+    inputs = sum(axis.role == INPUT for axis in profile.axes)
+    if not profile.axes or inputs > MOST_COLUMNS or len(profile.axes) - inputs > MOST_PREDICTIONS:
+        yield f"it has {inputs} inputs and {len(profile.axes) - inputs} other columns"
+    if not all(_is_text(axis.name) and axis.name for axis in profile.axes):
+        yield "a column has no name, or a very long one"
+    elif len({axis.name for axis in profile.axes}) != len(profile.axes):
+        yield "two columns have one name"
+    if not (_is_count(profile.rows) and len(profile.segments) <= MOST_SEGMENTS and _is_text(profile.segment)):
+        yield "its rows or segments are out of bounds"
+    if not all(_is_text(one) for one in profile.segments) or len(set(profile.segments)) != len(profile.segments):
+        yield "its segments are not different texts"
+
+
+def _axis_faults(axis: Axis) -> Iterator[str]:
+    numbers = (axis.low, axis.high, axis.mean, axis.std, axis.weight, axis.centre, axis.scale, *axis.edges)
+    if axis.kind not in _KINDS or axis.role not in _ROLES:
+        yield f"{axis.name!r} is of an unknown kind or role"
+    elif not all(type(one) in {int, float} and np.isfinite(one) for one in numbers):
+        yield f"{axis.name!r} has a figure that is no finite number"
+    elif len(axis.edges) > MOST_EDGES or any(a >= b for a, b in zip(axis.edges, axis.edges[1:], strict=False)):
+        yield f"{axis.name!r} has too many edges, or they do not ascend"
+    elif axis.low > axis.high or axis.std < 0 or axis.scale < 0 or axis.weight < 0:
+        yield f"{axis.name!r} has a range or spread below nothing"
+    elif len(axis.values) > MOST_VALUES or not all(_is_text(one) for one in axis.values):
+        yield f"{axis.name!r} has too many values, or one that is no text"
+    elif len(set(axis.values)) != len(axis.values):
+        yield f"{axis.name!r} has a value twice"
+
+
+def _count_faults(profile: Profile) -> Iterator[str]:
+    parts = (profile.counts, *profile.by_segment)
+    if len(profile.by_segment) not in {0, len(profile.segments) + 1}:
+        yield "it does not count every segment"
+    for part in parts:
+        if len(part) != len(profile.axes):
+            yield "it does not count every column"
+        for axis, counts in zip(profile.axes, part, strict=False):
+            if len(counts) != axis.bins + len(ODD) or not all(_is_count(one) for one in counts):
+                yield f"the counts of {axis.name!r} do not fit its bins"
+            elif sum(counts) > profile.rows:
+                yield f"{axis.name!r} counts more rows than there are"
+
+
+def _other_faults(profile: Profile) -> Iterator[str]:
+    quality = profile.quality
+    figures = [*quality.metrics.values(), *quality.spread.values(), *profile.tests.values(), profile.made_at]
+    figures += [*quality.scores, *quality.chances, *(one for part in profile.mixture for one in part)]
+    if len(figures) > 1 << 16 or len(quality.scores) != len(quality.chances):
+        yield "its quality or mixture has parts that do not fit"
+    elif not all(type(one) in {int, float} and np.isfinite(one) for one in figures):
+        yield "its quality has a figure that is no finite number"
+    if not (_is_text(profile.source) and _is_text(quality.task) and _is_count(quality.rows)):
+        yield "what it says of its source is too long"
+    names = [name for columns in profile.tensors.values() for name in columns]
+    if len(names) > 2 * MOST_COLUMNS or not all(_is_text(name) for name in (*names, *profile.tensors)):
+        yield "its tensors have too many columns, or a column without a name"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MOST_NAME
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
