@@ -126,7 +126,12 @@ DESKS: dict[str, Desk] = {
     "flows": Desk(
         "falaj.flows.service:Flows",
         "Flows: pipelines on jobs, schedules, triggers, webhooks",
-        {"see": "list"},
+        {
+            "see": "list "
+            "triggers hear schedules",
+            "write": ""
+            "on off schedule unschedule",
+        },
         ("flow", "turn"),
     ),
     "clusters": Desk(

@@ -1,0 +1,92 @@
+"""In whose name clocks, events and hooks act: their owners, with no more than the rights they have today."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from falaj.core.cell import Cell
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.errand import Here
+from falaj.core.errors import FalajError
+from falaj.core.ref import Ref
+from falaj.core.settings import Settings
+from falaj.govern.accounts import person_key, tenant_key
+from falaj.govern.keys import Keyring
+from falaj.jobs.attempts import actor_of
+from falaj.store.ledger import Ledger, Reader
+from falaj.store.records import Record
+
+KNOWN_S = 5.0
+"""What an owner may see is asked again after so long."""
+MOST_KNOWN = 20_000
+
+
+class Shared:
+    """What every part of the desk has; runs.py brings it."""
+
+    _ledger: Ledger
+    _keyring: Keyring
+    _settings: Settings
+    act: Callable[[Actor, str], Here]
+
+
+def worker_of(tx: Reader, record: Record) -> Actor:
+    """The owner at work: only roles that do work, of today as of then."""
+    who, id_ = record.body["who"], record.body.get("id") or f"{record.key.kind}.{record.key.name}"
+    named = replace(record, body={**record.body, "id": id_})
+    return replace(actor_of(tx, named, "", who["jurisdiction"]), kind="service")
+
+
+def barred(tx: Reader, record: Record) -> str:
+    """Why nothing may be done for the owner; empty when it may."""
+    tenant, who = record.key.tenant, record.body["who"]["id"]
+    house = tx.key(tenant_key(tenant)) if tenant != HOUSE else None
+    if house is not None and house.body.get("suspended"):
+        return f"the tenant {tenant} is suspended"
+    person = tx.key(person_key(tenant, who))
+    gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
+    return f"the account {who} is suspended or gone" if gone else ""
+
+
+class Sight:
+    """What owners may see, as the guard says: one question a kind, remembered for a moment."""
+
+    def __init__(self, ledger: Ledger, act: Callable[[Actor, str], Here]) -> None:
+        self._ledger = ledger
+        self._act = act
+        self._known: dict[tuple[Actor, str], tuple[float, bool]] = {}
+
+    def sees(self, ctx: Context, owned: Record, subject: Ref) -> bool:
+        """True when the owner of a record may see the thing that an event is about. Desks are for auditors only."""
+        ctx = replace(ctx, tenant=owned.key.tenant)
+        with self._ledger.read(ctx) as tx:
+            thing = tx.get(subject.bare if subject.version.startswith("r") else subject) or tx.get(subject.bare)
+            if thing is None or subject.kind == "desk" or barred(tx, owned):
+                return False
+            actor = _onlooker(tx, owned)
+        cell = Cell.of(subject.kind, subject.project, thing.zone, thing.label, thing.restricted).encode()
+        now, key = ctx.now(), (actor, cell)
+        until, seen = self._known.get(key, (0.0, False))
+        if now >= until:
+            seen = self._ask(actor, owned, subject.kind, cell)
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = (now + KNOWN_S, seen)
+        return seen
+
+    def _ask(self, actor: Actor, owned: Record, kind: str, cell: str) -> bool:
+        try:
+            return cell in self._act(actor, owned.body["who"]["purpose"]).flows.hear(kind)
+        except FalajError as error:
+            if error.retry:
+                raise
+            return False
+
+
+def _onlooker(tx: Reader, record: Record) -> Actor:
+    """The owner looking: all their roles that they still have."""
+    who, tenant = record.body["who"], record.key.tenant
+    roles, projects = frozenset(who["roles"]), frozenset(who["projects"])
+    person = tx.key(person_key(tenant, who["id"]))
+    if person is not None:
+        roles, projects = roles & frozenset(person.body["roles"]), frozenset(person.body["projects"])
+    return Actor(who["id"], tenant, "service", roles, projects, jurisdiction=who["jurisdiction"])
