@@ -143,7 +143,7 @@ class StartLoop:
         for key, trigger in list(self._triggers.items()):
             body = trigger.body
             cooling = event.at < body["last_at"] + body["cool_s"] and body["started"] > 0
-            early = event.at < body["since"] or fact.pos <= body["heard"]
+            early = fact.pos <= body["heard"]
             if key.tenant != event.tenant or early or cooling or not matches(trigger_in(body), event):
                 continue
             if not self._sight.sees(ctx, trigger, event.subject):

@@ -59,7 +59,7 @@ class Triggers(Shared):
             body = {
                 "id": new_id(), "who": who_of(ctx), "flow": str(flow), "events": list(trigger.events),
                 "subject": subject, "where": dict(trigger.where), "params": checked_params(params), "cool_s": cool_s,
-                "started": 0, "last_at": 0.0, "heard": "", "note": "", "since": ctx.now(),
+                "started": 0, "last_at": 0.0, "heard": self._ledger.store.end(), "note": "",
             }  # fmt: skip
             kept = tx.put(key, body, rev=old.rev if old else None, terms={"live": "1"})
             tx.emit("flows.on", kept.ref, flow=str(flow), events=",".join(trigger.events), about=subject)
