@@ -4,13 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from falaj.core.errors import FalajError
+    from falaj.core.flow import flow, step
     from falaj.core.ref import Ref
     from falaj.platform import connect
 
 __version__ = "0.1.0"
-__all__ = ["FalajError", "Ref", "connect"]
+__all__ = ["FalajError", "Ref", "connect", "flow", "step"]
 
-_HOMES = {"connect": "falaj.platform", "Ref": "falaj.core.ref", "FalajError": "falaj.core.errors"}
+_HOMES = {
+    "connect": "falaj.platform", "Ref": "falaj.core.ref", "FalajError": "falaj.core.errors",
+    "flow": "falaj.core.flow", "step": "falaj.core.flow",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

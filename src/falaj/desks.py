@@ -127,12 +127,14 @@ DESKS: dict[str, Desk] = {
         "falaj.flows.service:Flows",
         "Flows: pipelines on jobs, schedules, triggers, webhooks",
         {
-            "see": "list "
+            "see": "list show runs look "
             "triggers hear schedules",
-            "write": ""
+            "write": "add start retry cancel "
             "on off schedule unschedule",
+            "erase": "remove",
         },
-        ("flow", "turn"),
+        ("flow",),
+        ("falaj.flows.errands",),
     ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",

@@ -25,14 +25,16 @@ class StepPlan:
     entry: str = ""
     """`file.py:function`, or desk.verb."""
     takes: Mapping[str, Any] = field(default_factory=dict)
-    """Parameter to what it is given: a value, {"ref": "dataset:…"}, {"step": name, "out": name} or {"param": name}."""
+    """Parameter to what it is given: a value, {"ref": "dataset:…"}, {"step": name, "out": name} or {"param": name};
+    a dict as {"value": …}, and what holds any of these as {"list": […]} or {"map": {…}}. `"text": true`: not opened."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Output to the name its versions get: dataset:…, model:…"""
     spec: JobSpec | None = None
     over: str = ""
     """The parameter whose list is gone through, one job for each; its results come together as a list."""
     when: Mapping[str, Any] = field(default_factory=dict)
-    """{"step": name, "out": name} that must be true, else this step and what needs it are skipped."""
+    """{"step": name, "out": name} that must be true (with "not": true, false), or {"all": […]} of them; else this step
+    and what needs it are skipped."""
     retries: int = 0
     timeout_s: int = 0
     cache: bool = True
@@ -71,6 +73,11 @@ class StepView:
     started_at: float = 0.0
     ended_at: float = 0.0
     note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, once it is over."""
+        return round(max(0.0, self.ended_at - self.started_at), 1) if self.ended_at else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +130,15 @@ class FlowView:
     def steps(self) -> str:
         """Their names in order."""
         return " → ".join(one.name for one in self.plan.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Some runs and the cursor of the next page, empty at the end."""
+
+    runs: tuple[RunView, ...]
+    next: str = ""
+
+
+Body = dict[str, Any]
+"""A flow or a run as it lies in its record: see turns.py."""

@@ -1,0 +1,1 @@
+"""What people who run flows do beside the platform."""

@@ -1,0 +1,105 @@
+"""`python -m falaj.worker.steps`: runs one function of a flow in an attempt, and tells what it gave.
+
+What to call stands in FALAJ_PARAM_STEP: {"entry": "file.py:function", "args": {…}, "files": {parameter: role or roles}}.
+The function's value goes out as one fact `result`, and what went wrong as `error`, in the words people read first.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from falaj.core.errors import FalajError, Invalid
+from falaj.core.flow import Step
+from falaj.worker.outbox import Outbox
+
+TOLD = "FALAJ_PARAM_STEP"
+RESULT = "result"
+MOST_BYTES = 60_000
+"""Of what a step returns: it travels as one line of the outbox."""
+MOST_ERROR = 2_000
+
+
+def main() -> int:
+    """Run the step of this attempt; the exit code."""
+    outbox = Outbox(os.environ.get("FALAJ_OUTBOX", "outbox"), "rank-0")
+    try:
+        value = run(json.loads(os.environ.get(TOLD, "{}")), Path.cwd())
+    except FalajError as error:
+        traceback.print_exc()
+        return _failed(outbox, f"{error.message} ({error.hint})" if error.hint else error.message)
+    except BaseException as error:
+        # Whatever a step raises is its user's to read; the process ends as Python would end it.
+        outbox.tell(RESULT, error=f"{type(error).__name__}: {error}"[:MOST_ERROR])
+        raise
+    outbox.tell(RESULT, value=value)
+    return _failed(outbox, "what it returned could not be told") if outbox.lost else 0
+
+
+def run(told: Mapping[str, Any], folder: Path) -> Any:
+    """Call the function that is named, with what it is given; its value as JSON has it."""
+    function = load(folder, str(told["entry"]))
+    files = {name: _paths(roles) for name, roles in told.get("files", {}).items()}
+    return as_json(function(**{**told.get("args", {}), **files}), str(told["entry"]))
+
+
+def load(folder: Path, entry: str) -> Any:
+    """The plain function of an entry `file.py:function`."""
+    name, _, attribute = entry.partition(":")
+    found = getattr(load_file(folder / name), attribute, None)
+    if not isinstance(found, Step):
+        raise Invalid(f"{name} has no step {attribute}", "mark it with @step, at the top of the file")
+    return found.function
+
+
+def load_file(path: Path) -> ModuleType:
+    """A Python file as a module; its folder comes first where it looks for others."""
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise Invalid(f"there is no Python file {path.name}", "a flow is a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_json(value: Any, entry: str) -> Any:
+    """The value as it will be read; Invalid where it is no small JSON."""
+    hint = "return numbers, texts, lists and dicts; write anything else as files to step.output(…)"
+    name = entry.partition(":")[2]
+    try:
+        text = json.dumps(value, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"what {name} returned is no JSON: {str(error)[:200]}", hint) from None
+    if len(text.encode()) > MOST_BYTES:
+        raise Invalid(f"what {name} returned has {len(text)} bytes, and at most {MOST_BYTES} are kept", hint)
+    return json.loads(text)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch are numbers."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _paths(roles: Any) -> Any:
+    if isinstance(roles, list):
+        return [_paths(role) for role in roles]
+    return Path(os.environ[f"FALAJ_INPUT_{str(roles).upper()}"])
+
+
+def _failed(outbox: Outbox, error: str) -> int:
+    outbox.tell(RESULT, error=error[:MOST_ERROR])
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
