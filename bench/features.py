@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import bars
+from bars import bar
 from features_ground import KEYS, RIGHT, ROUNDS, SMALL, Cost, Turns, every_name, measured, median, together
 from features_house import served
 from scratch import folder
@@ -33,7 +35,6 @@ from tests.servers.process import free_ports, listens, wait_until
 from tests.servers.redis import RedisServer
 
 FEAST = ("feast[duckdb,redis]==0.67.0", "hiredis")
-BARS: dict[str, dict[str, Any]] = {}
 US = sys.executable
 # Users' Pythons keep compiled modules; ours must too, or every start measures the compiler.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,19 +42,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 def main() -> None:
     """The parts that were named, or all."""
-    parts: list[Callable[[], None]] = [offline, large, online, http, materialise, sealing, truth]
-    chosen = [word for word in sys.argv[1:] if not word.startswith("--")]
-    for part in parts:
-        if not chosen or part.__name__ in chosen:
-            print(f"\n{part.__name__}", flush=True)
-            try:
-                part()
-            except SystemExit as failed:  # the others are worth knowing all the same
-                print(f"  FAILED: {failed}", flush=True)
-                BARS[f"{part.__name__}_ran"] = {"value": 0, "bar": "== 1", "ok": False}
-    missed = [name for name, found in BARS.items() if not found["ok"]]
-    print(f"\n{len(BARS) - len(missed)} of {len(BARS)} bars met" + (f"; missed: {', '.join(missed)}" if missed else ""))
-    print(json.dumps({"bench": "features", "small": SMALL, "bars": BARS}))
+    bars.told("features", [offline, large, online, http, materialise, sealing, truth], small=SMALL)
 
 
 def offline() -> None:
@@ -232,14 +221,6 @@ def told(name: str, cost: Cost, note: str = "") -> None:
     print(
         f"  {name:<34} {cost.cpu_s:8.2f} CPU s {cost.wall_s:8.1f} s wall {cost.peak_mib:8,.0f} MiB  {note}", flush=True
     )
-
-
-def bar(name: str, value: float, sign: str, limit: float, note: str = "") -> None:
-    """Note one bar: its value and its limit."""
-    ok = {"<=": value <= limit, ">=": value >= limit, "==": value == limit}[sign]
-    BARS[name] = {"value": round(value, 4), "bar": f"{sign} {round(limit, 4)}", "ok": ok}
-    shown = {"<=": "≤", ">=": "≥", "==": "="}[sign]
-    print(f"    {name:<32} {value:10.3f} ({shown} {limit:.3g}) {'ok' if ok else 'MISSED':7} {note}", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from bars import bar, told  # noqa: E402
 from optimize_models import Digits, Encoder  # noqa: E402
 from scratch import folder  # noqa: E402
 
@@ -30,7 +31,7 @@ from falaj.train.weights import write  # noqa: E402
 Rates = dict[str, dict[str, Any]]
 
 
-def cnn(place: Path) -> dict[str, tuple[float, float]]:
+def cnn() -> None:
     """Digits: 1,437 to learn from, 360 held out, as scikit-learn has them."""
     import torch
     from sklearn.datasets import load_digits
@@ -42,20 +43,19 @@ def cnn(place: Path) -> dict[str, tuple[float, float]]:
     torch.manual_seed(0)
     rows = Rows((images[learnt],), labels[learnt].astype(np.int64))
     module = learn(Digits(), rows, Lesson(epochs=20, rate=2e-3, seed=0))
-    _saved(place, module, "optimize_models:Digits", TensorSpec("image", "FP32", (-1, 1, 8, 8)))
-    for name, which in (("data", learnt), ("evaluate", held)):
-        np.savez(place / f"{name}.npz", image=images[which], label=labels[which].astype(np.int64))
-    found = _optimised(place, {"target": "label", "epochs": 45, "max_loss": 0.005})
+    with folder() as place:
+        _saved(place, module, "optimize_models:Digits", TensorSpec("image", "FP32", (-1, 1, 8, 8)))
+        for name, which in (("data", learnt), ("evaluate", held)):
+            np.savez(place / f"{name}.npz", image=images[which], label=labels[which].astype(np.int64))
+        found = _optimised(place, {"target": "label", "epochs": 45, "max_loss": 0.005})
     base = found["export"]
     student = found["distil"]
-    return {
-        "cnn_student_speed": (_times(base, student), 3.0),
-        "cnn_student_speed_one_row": (base["cpu_us"] / student["cpu_us"], 3.0),
-        "cnn_student_accuracy_delta": (round(100 * (student["quality"] - base["quality"]), 3), 0.0),
-    }
+    bar("cnn_student_speed", _times(base, student), ">=", 3.0)
+    bar("cnn_student_speed_one_row", base["cpu_us"] / student["cpu_us"], ">=", 3.0)
+    bar("cnn_student_accuracy_delta", round(100 * (student["quality"] - base["quality"]), 3), ">=", 0.0)
 
 
-def encoder(place: Path) -> dict[str, tuple[float, float]]:
+def encoder() -> None:
     """A made-up task, half learnt: which eighth of the words is seen most; agreement on 2,048 random inputs."""
     import torch
 
@@ -65,30 +65,21 @@ def encoder(place: Path) -> dict[str, tuple[float, float]]:
     counts = np.stack([(tokens % 8 == one).sum(1) for one in range(8)], axis=1)
     rows = Rows((tokens,), counts.argmax(1).astype(np.int64))
     module = learn(Encoder(), rows, Lesson(epochs=2, rate=1e-3, seed=0))
-    _saved(place, module, "optimize_models:Encoder", TensorSpec("tokens", "INT64", (-1, 32)))
-    np.savez(place / "data.npz", tokens=tokens[:512])
-    np.savez(place / "evaluate.npz", tokens=draw.integers(0, 1024, (2048, 32)))
-    methods = ["fuse", "int8-dynamic", "int8-static", "prune"]
-    found = _optimised(place, {"methods": methods, "epochs": 3, "max_loss": 0.01})
+    with folder() as place:
+        _saved(place, module, "optimize_models:Encoder", TensorSpec("tokens", "INT64", (-1, 32)))
+        np.savez(place / "data.npz", tokens=tokens[:512])
+        np.savez(place / "evaluate.npz", tokens=draw.integers(0, 1024, (2048, 32)))
+        methods = ["fuse", "int8-dynamic", "int8-static", "prune"]
+        found = _optimised(place, {"methods": methods, "epochs": 3, "max_loss": 0.01})
     int8 = found["int8-dynamic"]
-    return {
-        "encoder_int8_speed": (_times(found["export"], int8), 1.6),
-        "encoder_int8_speed_one_row": (found["export"]["cpu_us"] / int8["cpu_us"], 1.6),
-        "encoder_int8_agreement": (round(100 * int8["quality"], 2), 99.0),
-    }
+    bar("encoder_int8_speed", _times(found["export"], int8), ">=", 1.6)
+    bar("encoder_int8_speed_one_row", found["export"]["cpu_us"] / int8["cpu_us"], ">=", 1.6)
+    bar("encoder_int8_agreement", round(100 * int8["quality"], 2), ">=", 99.0)
 
 
 def main() -> None:
     """The parts that were named, or both."""
-    bars: dict[str, Any] = {}
-    for part in sys.argv[1:] or ("cnn", "encoder"):
-        print(f"\n{part}", flush=True)
-        with folder() as place:
-            found = {"cnn": cnn, "encoder": encoder}[part](place)
-        for name, (value, bar) in found.items():
-            bars[name] = {"value": round(value, 4), "bar": bar, "ok": value >= bar}
-            print(f"  {name:40} {value:10.4g} (≥ {bar:.4g}) {'ok' if value >= bar else 'MISSED'}", flush=True)
-    print(json.dumps({"bench": "optimize", "bars": bars}))
+    told("optimize", [cnn, encoder])
 
 
 def _saved(place: Path, module: Any, code: str, spec: TensorSpec) -> None:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import numpy as np  # noqa: E402
+from bars import bar, told  # noqa: E402
 from scratch import folder  # noqa: E402
 from serve_load import SERVER_CORE, Shot, Target, burst, median, rss_mib, started, until  # noqa: E402
 
@@ -43,33 +44,13 @@ PEERS = {
     "triton": peers.TRITON,
 }  # fmt: skip
 OWN_WORDS = ("litserve", "bentoml")
-BARS: dict[str, dict[str, Any]] = {}
 X = (np.arange(32, dtype=np.float32) / 32).reshape(1, 32)
 TOKENS = (np.arange(32, dtype=np.int64) * 7 % 1024).reshape(1, 32)
 
 
 def main() -> None:
     """The parts that were named, or all."""
-    parts: list[Callable[[], None]] = [small, encoder, batching, gateway, cold, swaps, memory]
-    chosen = [word for word in sys.argv[1:] if not word.startswith("--")]
-    for part in parts:
-        if not chosen or part.__name__ in chosen:
-            print(f"\n{part.__name__}", flush=True)
-            try:
-                part()
-            except SystemExit as failed:  # the others are worth knowing all the same
-                print(f"  FAILED: {failed}", flush=True)
-                BARS[f"{part.__name__}_ran"] = {"value": 0, "bar": "== 1", "ok": False}
-    missed = [name for name, found in BARS.items() if not found["ok"]]
-    print(f"\n{len(BARS) - len(missed)} of {len(BARS)} bars met" + (f"; missed: {', '.join(missed)}" if missed else ""))
-    print(json.dumps({"bench": "serve", "small": SMALL, "bars": BARS}))
-
-
-def bar(name: str, value: float, sign: str, limit: float, note: str = "") -> None:
-    """One line of the table, and of the JSON."""
-    good = {"<=": value <= limit, ">=": value >= limit, "==": value == limit}[sign]
-    BARS[name] = {"value": round(value, 4), "bar": f"{sign} {limit:g}", "ok": bool(good)}
-    print(f"    {name:<34} {value:8.3f} ({sign} {limit:g}) {'ok' if good else 'MISSED':<7} {note}", flush=True)
+    told("serve", [small, encoder, batching, gateway, cold, swaps, memory], small=SMALL)
 
 
 def small() -> None:
