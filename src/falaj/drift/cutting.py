@@ -151,7 +151,7 @@ class Words:
         values = tuple(values)
         self.count = len(values)
         self._known: dict[object, int] = {value: at for at, value in enumerate(values)}
-        self._known |= {value.encode(): at for at, value in enumerate(values)}
+        self._known |= {value.encode(errors="replace"): at for at, value in enumerate(values)}
         numbers = sorted((number, at) for at, value in enumerate(values) if (number := _number(value)) is not None)
         self._numbers = np.array([number for number, _ in numbers], np.float64)
         self._order = np.array([at for _, at in numbers], np.int64)
@@ -189,7 +189,8 @@ def text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         value = int(value)
-    return str(value)[:MOST_TEXT]
+    said = str(value)[:MOST_TEXT]
+    return said if said.isascii() else said.encode(errors="replace").decode()
 
 
 def _number(value: str) -> float | None:

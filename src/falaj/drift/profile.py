@@ -11,7 +11,8 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from falaj.core.errors import Invalid
-from falaj.drift.cutting import Array, Floats, frame, text, true_edges
+from falaj.drift.cutting import Array, Floats, frame, spread, text, true_edges
+from falaj.drift.mixture import prepared
 from falaj.drift.records import (
     CATEGORY,
     INPUT,
@@ -33,7 +34,7 @@ MOST_BYTES = 24 << 20
 MOST_PREDICTIONS = 40
 FEW_WHOLE = 20
 """Whole numbers with no more different values than this are names, not amounts."""
-_SAMPLE = 100_000
+_SAMPLE, _MIXED = 100_000, 20_000
 _MOST_NAME = 256
 _KINDS, _ROLES = (NUMBER, CATEGORY), (INPUT, PREDICTION, LABEL)
 
@@ -82,7 +83,18 @@ def profile_of(
         source=about.get("source", ""),
         made_at=time.time(),
     )
+    bare = _with_mixture(bare, columns, picks)
     return checked(counted(bare, {name: column for name, (column, _) in every.items()}))
+
+
+def _with_mixture(bare: Profile, columns: Mapping[str, Array], picks: Any) -> Profile:
+    """How its columns go together, of some rows."""
+    axes = [axis for axis in bare.axes if axis.role == INPUT and axis.kind == NUMBER]
+    if not axes:
+        return bare
+    scaled = [(as_numbers(columns[axis.name][picks][-_MIXED:]) - axis.mean) / spread(axis) for axis in axes]
+    found = prepared(np.clip(np.stack(scaled, axis=1), -1e6, 1e6))
+    return replace(bare, mixture=(found.mean, found.spread), tests={**bare.tests, **found.tests})
 
 
 def counted(bare: Profile, columns: Mapping[str, Array]) -> Profile:
@@ -175,20 +187,16 @@ def number_axis(name: str, column: Array, picks: Any = slice(None)) -> Axis:
     low, high = _range(column)
     trim = len(values) // 1000
     inner = values[trim : len(values) - trim]
-    half = inner[0] / 2 + inner[-1] / 2  # Around the middle, or the sum of large numbers is none.
-    mean = float(half + np.mean(inner - half))
-    bare = Axis(name, low=low, high=high, mean=mean, std=_finite(float(np.std(inner - half))))
+    top = float(max(abs(inner[0]), abs(inner[-1]))) or 1.0  # In parts of it: the sum of large numbers is none.
+    mean = top * float(np.mean(inner / top))
+    bare = Axis(name, low=low, high=high, mean=mean, std=top * float(np.std(inner / top)))
     quarter = values[[len(values) // 4, len(values) // 2, (3 * len(values)) // 4]]
-    scale = _finite(float(quarter[2] / 1.349 - quarter[0] / 1.349))
-    bare = replace(bare, centre=float(quarter[1]), scale=scale if scale > abs(mean) * 1e-12 else frame(bare)[1])
+    scale = min(2 * float(quarter[2] / 2.698 - quarter[0] / 2.698), 1e308)
+    bare = replace(bare, centre=float(quarter[1]), scale=scale if scale > abs(mean) * 1e-12 else spread(bare))
     count = min(MOST_EDGES, max(1, len(values) // 8))
     wanted = values[(np.arange(1, count + 1) * len(values)) // (count + 1)]
     edges = true_edges(wanted, *frame(bare), low, high)
     return replace(bare, edges=tuple(edges.tolist()))
-
-
-def _finite(value: float) -> float:
-    return value if np.isfinite(value) else float(np.finfo(np.float64).max / 4)
 
 
 def _range(column: Array) -> tuple[float, float]:

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from falaj.core.errors import Invalid
 from falaj.drift.cutting import ODDS, Array, Floats, Ints, Numbers, Words, spread, text
-from falaj.drift.records import CATEGORY, NUMBER, Profile
+from falaj.drift.mixture import features
+from falaj.drift.records import CATEGORY, INPUT, NUMBER, Profile
 from falaj.drift.samples import MOST_ROWS, REGISTERS, Sample, different, empty, fresher, registered
 
 _BLOCK = 1 << 16
 """Values that are cut at once: they fit a cache."""
+_MIXED = 64
+"""Rows of a block whose mixture is taken, about."""
 _WILD = 8.0
 """Standard deviations; a value further out counts as this in sums."""
 
@@ -42,6 +45,8 @@ class _Plan(NamedTuple):
     slope: Floats
     shift: Floats
     """From moved and scaled as they are cut to standard deviations from the mean: slope * z + shift."""
+    mixed: NDArray[np.intp] | None
+    """Which of the numbers are inputs; None unless all that the mixture is made of are here."""
     words: tuple[tuple[int, Words, _Source], ...]
     segment: _Source | None
 
@@ -150,12 +155,21 @@ class Tally:
         picked, chosen = kept
         with np.errstate(over="ignore", invalid="ignore"):
             chosen[:, plan.axes] = scaled[picked] * slope + shift
+            if plan.mixed is not None:
+                self._mix(scaled, plan)
         if not (finite := np.isfinite(block)).all():
             np.copyto(scaled, -shift / slope, where=~finite)  # At the mean, where it adds nothing.
         np.clip(scaled, (-_WILD - shift) / slope, (_WILD - shift) / slope, out=scaled)
         once, twice = scaled.sum(axis=0), np.einsum("ij,ij->j", scaled, scaled)
         self.sums[plan.axes] += slope * once + len(block) * shift
         self.squares[plan.axes] += slope**2 * twice + 2 * slope * shift * once + len(block) * shift**2
+
+    def _mix(self, scaled: Floats, plan: _Plan) -> None:
+        """How columns go together, of some rows: cosines cost more than counting."""
+        step = max(1, len(scaled) // _MIXED)
+        some = scaled[int(self._random.integers(step)) :: step]
+        self.mixture += features((some * plan.slope + plan.shift)[:, plan.mixed]).sum(axis=0, dtype=np.float64)
+        self.mixed += len(some)
 
     def _note_fresh(self, axis: int, column: Array, unknown: NDArray[np.bool_]) -> None:
         """Values that the axis of a category does not have."""
@@ -180,6 +194,12 @@ class Tally:
         if len(picked):
             names = tuple(ids[at] for at in picked.tolist()) if len(ids) else ("",) * len(picked)
             self.sample = self.sample.joined(Sample(chosen, self._keys[picked], names), self._keep)
+
+    def anew(self) -> "Tally":
+        """An empty one that cuts the same, without making its tables again."""
+        fresh = Tally(self.profile, keep=self._keep)
+        fresh._words, fresh._plans, fresh._random = self._words, self._plans, self._random
+        return fresh
 
     def merged(self, other: "Tally") -> "Tally":
         """Both together, as a new one. The order of joining does not matter to the counts."""
@@ -238,12 +258,15 @@ class Tally:
         cutter = Numbers(axes, [int(self.start[index]) for index in numbers])
         wide, mean = np.array([spread(axis) for axis in axes]), np.array([axis.mean for axis in axes])
         whole = columns == list(range(len(names)))
+        inputs = [place for place, axis in enumerate(axes) if axis.role == INPUT]
+        wanted = sum(axis.kind == NUMBER and axis.role == INPUT for axis in profile.axes)
         return _Plan(
             np.array(numbers, np.intp),
             None if whole else np.array(columns, np.intp),
             cutter,
             cutter.scale / wide,
             (cutter.centre - mean) / wide,
+            np.array(inputs, np.intp) if len(self.mixture) and len(inputs) == wanted else None,
             words,
             at.get(profile.segment),
         )

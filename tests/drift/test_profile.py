@@ -1,0 +1,181 @@
+"""Profiles: cut where the reference says, counted as later rows are, and read with every bound checked."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from falaj.core.errors import Invalid
+from falaj.drift.profile import digest, layout, profile_of, read_profile, to_json
+from falaj.drift.records import CATEGORY, INPUT, LABEL, NUMBER, PREDICTION, Quality
+from falaj.drift.tally import Tally
+
+ROWS = 4_000
+
+
+@pytest.fixture(scope="module")
+def columns():
+    random = np.random.default_rng(3)
+    return {
+        "plain": random.normal(40, 7, ROWS),
+        "single": random.normal(0, 1, ROWS).astype(np.float32),
+        "tail": random.pareto(0.7, ROWS),
+        "sparse": np.where(random.random(ROWS) < 0.001, 5.0, 0.0),
+        "moment": 1.7e9 + random.random(ROWS) * 3600,
+        "date": np.datetime64("2026-01-01") + random.integers(0, 10**6, ROWS).astype("timedelta64[s]"),
+        "constant": np.full(ROWS, 0.1),
+        "nothing": np.full(ROWS, np.nan),
+        "huge": random.normal(0, 1e307, ROWS),
+        "gaps": np.where(random.random(ROWS) < 0.2, np.nan, random.normal(0, 1, ROWS)),
+        "wild": np.where(random.random(ROWS) < 0.01, np.inf, random.normal(0, 1, ROWS)),
+        "many": random.integers(0, 500, ROWS),
+        "few": random.integers(0, 4, ROWS),
+        "flag": random.random(ROWS) < 0.3,
+        "city": random.choice(np.array(["rome", "oslo", "lima"], object), ROWS),
+        "names": np.array([f"user {n}" for n in random.integers(0, 3_000, ROWS)], object),
+        "mixed": np.array([None, 3, 4, 3] * (ROWS // 4), object),
+    }
+
+
+@pytest.fixture(scope="module")
+def profile(columns):
+    scores = np.random.default_rng(4).random(ROWS)
+    return profile_of(
+        columns, predictions={"score": scores}, label=scores > 0.5, label_name="y", segment="city",
+        source="dataset:a/b@v1", weights={"plain": 0.5},
+        quality=Quality("binary", {"auc": 0.9}, (0.1, 0.9), (0.2, 0.8), rows=10),
+    )  # fmt: skip
+
+
+def test_columns_are_numbers_or_categories_by_what_they_hold(profile):
+    kinds = {axis.name: axis.kind for axis in profile.axes}
+    categories = {name for name, kind in kinds.items() if kind == CATEGORY}
+    assert categories == {"few", "flag", "city", "names", "mixed", "y"}
+    assert [axis.role for axis in profile.axes[-2:]] == [PREDICTION, LABEL]
+    assert profile.axes[0].role == INPUT
+    assert profile.axes[0].weight == 0.5
+    by_name = {axis.name: axis for axis in profile.axes}
+    assert set(by_name["flag"].values) == {"true", "false"}
+    assert by_name["mixed"].values == ("3", "4")
+    assert len(by_name["names"].values) == 64
+
+
+def test_edges_are_where_values_really_are_cut(profile, columns):
+    for at, axis in enumerate(profile.axes):
+        if axis.kind == NUMBER and axis.edges and axis.name not in ("score", "date"):
+            values = np.asarray(columns[axis.name], float)
+            values = values[np.isfinite(values)]
+            wanted = np.bincount(np.searchsorted(axis.edges, values, side="left"), minlength=axis.bins)
+            assert wanted.tolist() == list(profile.counts[at][:-4]), axis.name
+            assert max(wanted) < 0.03 * ROWS or axis.name in ("sparse", "constant"), axis.name
+            assert profile.counts[at][-2:] == (0, 0)
+
+
+@pytest.mark.parametrize(("name", "at", "share"), [("nothing", 0, 1.0), ("gaps", 0, 0.2), ("wild", 1, 0.01)])
+def test_odd_values_are_counted_beside_the_bins(profile, name, at, share):
+    place = [axis.name for axis in profile.axes].index(name)
+    assert abs(profile.counts[place][-4 + at] / ROWS - share) < 0.02
+
+
+def test_a_profile_comes_back_as_it_was(profile):
+    again = read_profile(to_json(profile))
+    assert again == profile
+    assert digest(again) == digest(profile)
+    other = replace(profile, quality=Quality())
+    assert digest(other) != digest(profile)
+    assert layout(other) == layout(profile)
+    later = json.loads(to_json(profile)) | {"of a later release": 1}
+    assert read_profile(json.dumps(later).encode()) == profile
+
+
+def test_a_reference_found_on_a_sample_still_counts_all_rows():
+    values = np.random.default_rng(0).normal(size=101_000)
+    found = profile_of({"x": values})
+    assert sum(found.counts[0]) == found.rows == 101_000
+    assert (found.axes[0].low, found.axes[0].high) == (values.min(), values.max())
+
+
+def test_one_wild_value_moves_neither_mean_nor_bins():
+    values = np.random.default_rng(0).normal(size=4_000)
+    axis = profile_of({"x": values}).axes[0]
+    values[7] = 1e30
+    wild = profile_of({"x": values}).axes[0]
+    assert abs(axis.mean - wild.mean) < 0.01
+    assert abs(axis.std - wild.std) < 0.01
+    assert np.allclose(axis.edges, wild.edges[: len(axis.edges)], atol=0.05)
+
+
+def test_a_float32_finds_the_bin_of_the_float64_it_was():
+    constant, steps = np.full(900, 0.1), np.random.default_rng(0).integers(0, 50, 900) / 10
+    found = profile_of({"constant": constant, "steps": steps})
+    tally = Tally(found)
+    tally.add({"constant": constant.astype(np.float32), "steps": steps.astype(np.float32)})
+    assert [tuple(tally.of(at).tolist()) for at in (0, 1)] == list(found.counts)
+
+
+@pytest.mark.parametrize(
+    ("said", "columns"),
+    [
+        ("no columns", {}),
+        ("shape", {"a": np.zeros(3), "b": np.zeros(4)}),
+        ("shape", {"a": np.zeros((3, 2))}),
+        ("type", {"a": np.zeros(3, complex)}),
+    ],
+)
+def test_what_cannot_be_profiled_is_said(said, columns):
+    with pytest.raises(Invalid, match=said):
+        profile_of(columns)
+    with pytest.raises(Invalid, match="to keep rows apart"):
+        profile_of({"a": np.zeros(3)}, segment="b")
+
+
+def _changed(profile, **fields):
+    return json.dumps(json.loads(to_json(profile)) | fields).encode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"axes": []},
+        {"axes": 3},
+        {"axes": [{"name": "x"}] * 2000},
+        {"axes": [{"name": "x"}, {"name": "x"}], "counts": [[0] * 5] * 2},
+        {"axes": [{"name": "x", "edges": [2, 1]}], "counts": [[0] * 7]},
+        {"axes": [{"name": "x", "edges": [1e400]}], "counts": [[0] * 6]},
+        {"axes": [{"name": "x", "edges": ["1"]}], "counts": [[0] * 6]},
+        {"axes": [{"name": "x", "kind": "odd"}], "counts": [[0] * 5]},
+        {"axes": [{"name": "x", "std": -1}], "counts": [[0] * 5]},
+        {"axes": [{"name": "x", "kind": "category", "values": ["a", "a"]}], "counts": [[0] * 7]},
+        {"axes": [{"name": 7}], "counts": [[0] * 5]},
+        {"axes": [{"name": "x"}], "counts": [[0] * 4]},
+        {"axes": [{"name": "x"}], "counts": [[-1, 0, 0, 0, 0]]},
+        {"axes": [{"name": "x"}], "counts": [[10**6, 0, 0, 0, 0]]},
+        {"counts": [[0.5] * 5]},
+        {"rows": -1},
+        {"rows": "many"},
+        {"segments": ["a"] * 2},
+        {"segments": [str(n) for n in range(40)]},
+        {"by_segment": []},
+        {"tensors": {"x": ["c"] * 5000}},
+        {"tensors": 4},
+        {"quality": {"metrics": {"auc": "good"}}},
+        {"quality": {"scores": [0.1], "chances": []}},
+        {"mixture": [[1, 2], ["x"]]},
+        {"made_at": None},
+    ],
+)  # fmt: skip
+def test_a_profile_out_of_bounds_is_refused(profile, fields):
+    if fields == {"by_segment": []}:  # Without them, and with none of them wrong, it is whole.
+        assert read_profile(_changed(profile, **fields)).by_segment == ()
+        return
+    with pytest.raises(Invalid):
+        read_profile(_changed(profile, **fields))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{", b"null", b"[" * 100_000, b'{"axes": NaN}', b"\xff", b" " * (25 << 20)]
+)
+def test_bytes_that_are_no_profile_are_refused(data):
+    with pytest.raises(Invalid):
+        read_profile(data)
