@@ -5,7 +5,7 @@ findings = performed(profile.quality, found, rules)
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,17 +143,24 @@ def one_score(said: NDArray[Any]) -> NDArray[np.float64]:
     return flat.astype(np.float64)
 
 
-def counted(scores: NDArray[Any], positive: NDArray[np.bool_], most: int = 0) -> tuple[Any, Any, Any]:
-    """Points, positives and negatives at each; near ones are joined where there are more than `most` points."""
+def counted(scores: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[Any, Any, Any]:
+    """Different scores, ascending, and how many positives and negatives had each."""
     order = np.argsort(scores)
     scores, positive = scores[order], positive[order]
     first = np.flatnonzero(np.concatenate([[True], scores[1:] != scores[:-1]]))
-    if most and len(first) > most:
-        first = first[np.unique(np.searchsorted(first, np.linspace(0, len(scores), most + 1)[:-1], "right") - 1)]
-    rows = np.diff(np.append(first, len(scores)))
     up = np.add.reduceat(positive.astype(np.float64), first)
-    points = scores[first] if not most else np.add.reduceat(scores, first) / rows
-    return points, up, rows - up
+    return scores[first], up, np.diff(np.append(first, len(scores))) - up
+
+
+def joined(points: Any, up: Any, down: Any, most: int = _POINTS) -> tuple[Any, Any, Any]:
+    """The same with neighbours joined where there are more than `most`, each with as many rows as the others."""
+    if len(points) <= most:
+        return points, up, down
+    rows = up + down
+    before = np.cumsum(rows) - rows
+    first = np.unique(np.searchsorted(before, np.linspace(0, rows.sum(), most + 1)[:-1], "right") - 1)
+    ups, whole, means = (np.add.reduceat(one, first) for one in (up, rows, points * rows))
+    return means / whole, ups, whole - ups
 
 
 def texts(values: Any) -> NDArray[Any]:
@@ -167,13 +174,14 @@ def texts(values: Any) -> NDArray[Any]:
 
 
 def _binary(positive: Any, scores: Any, threshold: float, seed: int) -> tuple[dict[str, float], dict[str, float]]:
-    metrics = scoring.plain(scoring.binary(*counted(scores, positive), threshold=threshold))
-    # What chance does is drawn on fewer points: a few thousand rows in each of a hundred draws, whatever the rows.
-    points, up, down = counted(scores, positive, _POINTS)
+    table = counted(scores, positive)
+    metrics = scoring.plain(scoring.binary(*table, threshold=threshold))
+    # What chance does is drawn on few points, however many rows there are.
+    points, up, down = joined(*table)
     chance = np.random.default_rng(seed)
     drawn = scoring.binary(points, chance.poisson(up, (_DRAWS, len(up))), chance.poisson(down, (_DRAWS, len(down))),
                            threshold=threshold)  # fmt: skip
-    return metrics, _errors(drawn, metrics)
+    return metrics, errors_of(drawn, metrics)
 
 
 def _classes(truth: Any, said: Any, labels: Sequence[Any], seed: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -194,7 +202,7 @@ def _classes(truth: Any, said: Any, labels: Sequence[Any], seed: int) -> tuple[d
     if said.ndim == 2 and said.dtype.kind == "f" and not wrong:
         metrics |= _class_scores(true, said.astype(np.float64))
     drawn = scoring.classes(np.random.default_rng(seed).poisson(table, (_DRAWS, size, size)))
-    return metrics, _errors(drawn, metrics)
+    return metrics, errors_of(drawn, metrics)
 
 
 def _class_scores(true: Any, scores: Any) -> dict[str, float]:
@@ -202,9 +210,7 @@ def _class_scores(true: Any, scores: Any) -> dict[str, float]:
     own = scores[np.arange(len(true)), true] / np.maximum(scores.sum(1), 1e-300)
     found = {"log_loss": float(-np.log(np.clip(own, 1e-15, 1)).mean())}
     if scores.shape[1] <= 32 and len(np.unique(true)) == scores.shape[1]:
-        each = [
-            scoring.binary(*counted(scores[:, at], true == at, 1024))["auc"].item() for at in range(scores.shape[1])
-        ]
+        each = [scoring.binary(*counted(scores[:, at], true == at))["auc"] for at in range(scores.shape[1])]
         found["auc"] = float(np.mean(each))
     return found
 
@@ -216,8 +222,11 @@ def _placed(values: Any, names: Any) -> tuple[Any, Any]:
     return order[at], names[order][at] == values
 
 
-def _errors(drawn: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(np.nanstd(drawn[name])) for name in metrics if name in drawn and np.isfinite(drawn[name]).any()}
+def errors_of(drawn: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    """Standard deviations of what was drawn, for those metrics that say something in every draw."""
+    told = [name for name in names if name in drawn]
+    spread = np.stack([drawn[name] for name in told]).std(1) if told else ()
+    return {name: float(one) for name, one in zip(told, spread, strict=True) if np.isfinite(one)}
 
 
 def _there(values: NDArray[Any]) -> NDArray[np.bool_]:
