@@ -120,7 +120,12 @@ DESKS: dict[str, Desk] = {
     "monitor": Desk(
         "falaj.monitor.service:Monitor",
         "Watches: drift, quality and what follows; alerts, incidents, verdicts",
-        {"see": "list"},
+        {
+            "see": "list show windows "
+            "verdicts incidents",
+            "write": "add change remove "
+            "pause resume acknowledge resolve note",
+        },
         ("incident",),
     ),
     "flows": Desk(

@@ -125,6 +125,13 @@ class Verdict:
     evidence: tuple[Finding, ...] = ()
     flow: str = ""
     outcome: str = ""
+    what: str = ""
+    """The kind of trouble: drift, quality, service, fairness or breakage."""
+    since: float = 0.0
+    """When the trouble began, as the windows tell."""
+    revision: int = 0
+    run: str = ""
+    """The run of the flow."""
 
 
 @dataclass(frozen=True, slots=True)

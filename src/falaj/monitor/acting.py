@@ -1,0 +1,154 @@
+"""What is known now, beside windows, and what is done: in the owner's name, and harmless when it is done again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from falaj.core.errand import Here
+from falaj.core.ref import Ref
+from falaj.govern.approvals import find_approval, standing, stricter
+from falaj.monitor.gathering import GLANCE_S, Glance
+from falaj.monitor.machine import BEGUN, WAITING, Doing, Facts, Machine, Sign
+from falaj.monitor.records import RETRAIN, WatchPlan
+from falaj.serve import books
+from falaj.serve.arms import BASE
+from falaj.serve.counts import Sum
+from falaj.serve.records import SHADOW
+from falaj.store.ledger import Ledger, Reader
+from falaj.store.records import Record
+
+NEW_S = 86400.0
+"""So long a revision is new: should it fail, the one before is better."""
+ASKS, NEEDS = "monitor.retrain", 1
+SLOW, ODD, ALIKE, LEAST_ALIKE = 0.05, 0.01, 0.999, 100
+TURN, STARTED, OVER = "turn", "flows.start", "flows.end"
+Body = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the log said of the flow that a verdict began."""
+
+    cursors: dict[str, str]
+    run: str = ""
+    ended: str = ""
+    note: str = ""
+
+
+class Ears:
+    """Follows the runs of flows for the verdicts under way. What is remembered here can be read again from the log."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._heard: dict[tuple[str, str], Heard] = {}
+
+    def of(self, tenant: str, doing: Doing) -> Heard:
+        """What came of an action so far."""
+        begun = Heard(dict.fromkeys((STARTED, OVER), doing.cursor), doing.run)
+        heard = self._heard.setdefault((tenant, doing.id), begun)
+        for verb in (STARTED, OVER):
+            while facts := self._ledger.tail(heard.cursors[verb], tenant=tenant, verb=verb):
+                heard.cursors[verb] = facts[-1].pos
+                for event in (one.event for one in facts if one.event.body.get("cause") == doing.id):
+                    # What could not even begin ends, too, and has no run.
+                    heard.run = str(event.subject.bare) if event.subject.kind == TURN else heard.run
+                    if verb == OVER:
+                        heard.ended = str(event.body.get("state", ""))
+                        heard.note = str(event.body.get("note", ""))[:500]
+        return heard
+
+    def forget(self, tenant: str, id_: str) -> None:
+        """It is over."""
+        self._heard.pop((tenant, id_), None)
+
+
+def standing_of(served: Body, now: float) -> Facts:
+    """How the revisions of an endpoint stand."""
+    newest = max((int(one["number"]) for one in served["revisions"]), default=0)
+    live = tuple(sorted({revision for revision, share in books.shares_in(served).values() if share}))
+    rollout, current = books.rollout_in(served), int(served["current"])
+    trial, tried = "", 0
+    if rollout is not None:
+        tried = next((number for arm, number in rollout.arms.items() if arm != BASE), 0)
+        trial = rollout.state if tried == newest else ""
+    if rollout is not None and trial == "running" and rollout.kind != SHADOW and tried in live:
+        fresh, fresh_at, back = tried, rollout.step_at or rollout.begun_at, rollout.arms[BASE]
+    else:
+        new = current and served["trail"] and now - served["switched"] < NEW_S
+        fresh, fresh_at, back = (current, served["switched"], served["trail"][-1]) if new else (0, 0.0, 0)
+    return Facts(current, newest, fresh, fresh_at, back, live, trial)
+
+
+def signs_of(glances: Mapping[int, Glance], facts: Facts, plan: WatchPlan, sums: Mapping[int, Sum]) -> tuple[Sign, ...]:
+    """What the new revision does to its callers, against what is allowed and what the one before did."""
+    new, old = glances.get(facts.fresh), glances.get(facts.back)
+    if new is None:
+        return ()
+    was = old.errors / old.requests if old is not None and old.requests else 0.0
+    found = [Sign("errors", new.requests, new.errors, max(plan.errors, was))] if plan.errors else []
+    if plan.latency_ms and facts.fresh in sums:
+        mine, theirs = (_slow(sums.get(number), plan.latency_ms) for number in (facts.fresh, facts.back))
+        found.append(Sign("slow", mine[0], mine[1], max(SLOW, theirs[1] / theirs[0] if theirs[0] else 0.0)))
+    if new.rows:
+        was = old.odd / old.rows if old is not None and old.rows else 0.0
+        found.append(Sign("odd", new.rows, new.odd, max(ODD, was)))
+        if new.same >= ALIKE and new.rows >= LEAST_ALIKE and (old is None or old.same < ALIKE):
+            found.append(Sign("same", new.rows, new.rows * new.same, 0.45))
+    return tuple(found)
+
+
+def sums_of(serve: Any, tenant: str, endpoint: Ref, since: float) -> dict[int, Sum]:
+    """What gateways counted of every revision from a moment on."""
+    sums: dict[int, Sum] = {}
+    for row in serve.counts.rows(tenant, endpoint, since):
+        sums.setdefault(row.revision, Sum(row.arm, row.revision)).add(row)
+    return sums
+
+
+def since_of(facts: Facts, now: float) -> float:
+    """From when on a new revision is looked at: the last minute, or since it has traffic."""
+    return max(facts.fresh_at, now - GLANCE_S)
+
+
+def answer_to(tx: Reader, watch: Record, doing: Doing | None, now: float) -> tuple[str, str]:
+    """How the question whether an action may begin stands, and why; empty while nobody asked it.
+
+    Whoever the action would be done for has no voice, whoever else wrote the watch.
+    """
+    if doing is None or doing.state != WAITING:
+        return "", ""
+    tenant, owner = watch.key.tenant, str(watch.body["who"]["id"])
+    found = find_approval(tx, ASKS, digest_of(doing), tenant=tenant)
+    if found is None:
+        return "", ""
+    stands = standing(stricter(found, (owner, f"{tenant}/{owner}"), NEEDS), now)
+    refusal = next((f"{one.actor}: {one.reason}" for one in found.voices if one.says == "refuse"), stands.why)
+    return stands.state, refusal[:500]
+
+
+def ask(here: Here, watch: Ref, machine: Machine, said: str) -> None:
+    """Put the question to whoever may approve; the same question again is found, not asked twice."""
+    if machine.doing is not None:
+        here.approvals.ask(ASKS, digest_of(machine.doing), said[:500] or "retraining", about=watch, needs=NEEDS)
+
+
+def go_back(here: Here, served: Record, facts: Facts, doing: Doing, said: str) -> bool:
+    """Leave a revision; False where that is so already, or under way."""
+    if doing.revision not in facts.live or served.body["wanted"] == facts.back != facts.revision:
+        return False
+    here.serve.rollback(served.ref.bare, to=facts.back, reason=said[:500])
+    return True
+
+
+def digest_of(doing: Doing) -> str:
+    """What people are asked about: this verdict and no other."""
+    return f"verdict:{doing.id}"
+
+
+def is_begun(doing: Doing | None) -> bool:
+    """True while a flow is to be heard of."""
+    return doing is not None and doing.action == RETRAIN and doing.state == BEGUN
+
+
+def _slow(found: Sum | None, latency_ms: float) -> tuple[int, int]:
+    return (sum(found.latency_us.values()), found.above(latency_ms * 1000)) if found is not None else (0, 0)
