@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, MutableMapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -204,8 +204,6 @@ class App:
     def _within(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> bytes:
         """In a lane: the guarded call and the JSON of its result."""
         enter(ctx.actor.id, ctx.request)
-        if self._span is None:
-            return to_json(self.house.call(call.desk, call.verb.name, ctx, given))
         with self._span(call.action, ask.headers):
             return to_json(self.house.call(call.desk, call.verb.name, ctx, given))
 
@@ -235,7 +233,7 @@ class App:
 
     def _piped(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any], outlet: Outlet) -> bytes | None:
         enter(ctx.actor.id, ctx.request)
-        with nullcontext() if self._span is None else self._span(call.action, ask.headers):
+        with self._span(call.action, ask.headers):
             result = self.house.call(call.desk, call.verb.name, ctx, given)
             if not isinstance(result, Stream):
                 return to_json(result)

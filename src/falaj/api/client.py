@@ -18,6 +18,7 @@ from falaj.api.stream import BLOCK
 from falaj.api.tls import client_context
 from falaj.api.wire import ARGS_HEADER, encode_header
 from falaj.bound import BoundDesk
+from falaj.core import trace
 from falaj.core.bind import options
 from falaj.core.errand import Progress, Silence
 from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable, from_wire
@@ -110,7 +111,8 @@ class RemotePlatform:
             return _result(verb, self._upload(path, to_json(said), body))
         if Stream in options(verb.result):
             return self._download(path, to_json(said))
-        headers = {"content-type": "application/json"}
+        link = trace.here()
+        headers = {"content-type": "application/json", **({"traceparent": link.header} if link else {})}
         safe = verb.group in SAFE_GROUPS and not verb.writes
         # Naming the request makes a repeat find the first outcome, so that it may be tried again.
         headers |= {} if safe or verb.outside else {"idempotency-key": uuid.uuid4().hex}

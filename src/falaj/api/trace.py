@@ -1,40 +1,29 @@
-"""Traces: OpenTelemetry spans around verbs, when OTEL_EXPORTER_OTLP_ENDPOINT is set and the `otel` extra is there."""
+"""Traces at the edge: a span around every verb where a collector is named, and the caller's trace handed on anyway."""
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from importlib import import_module
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-from falaj.core.errors import Invalid
+from falaj.core.trace import SERVER, Tracer, parse, tracer, within
 
-ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 Span = Callable[[str, Mapping[bytes, bytes]], AbstractContextManager[Any]]
+_NOTHING = nullcontext()
 
 
-def make_span(environ: Mapping[str, str] = os.environ) -> Span | None:
+def make_span(environ: Mapping[str, str] = os.environ) -> Span:
     """The span maker that the environment asks for. Spans carry the action's name; no argument, caller or thing."""
-    endpoint = environ.get(ENDPOINT, "")
-    if not endpoint:
-        return None
-    try:
-        sdk, export = import_module("opentelemetry.sdk.trace"), import_module("opentelemetry.sdk.trace.export")
-        otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-        resources = import_module("opentelemetry.sdk.resources")
-        carried = import_module("opentelemetry.trace.propagation.tracecontext").TraceContextTextMapPropagator()
-    except ImportError as error:
-        raise Invalid(
-            f"{ENDPOINT} is set and OpenTelemetry is not installed", 'install it: pip install "falaj[otel]"'
-        ) from error
-    provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": "falaj"}))
-    provider.add_span_processor(
-        export.BatchSpanProcessor(otlp.OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces"))
-    )
-    tracer = provider.get_tracer("falaj")
+    found = tracer("falaj", environ)
+    return _carried if found is None else partial(_spanned, found)
 
-    def span(action: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Any]:
-        parent = carried.extract({"traceparent": headers.get(b"traceparent", b"").decode("ascii", "replace")})
-        made: AbstractContextManager[Any] = tracer.start_as_current_span(action, context=parent)
-        return made
 
-    return span
+def _carried(action: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Any]:
+    """Nobody listens here; what the call begins elsewhere may still be traced."""
+    del action
+    link = parse(headers.get(b"traceparent"))
+    return _NOTHING if link is None else within(link)
+
+
+def _spanned(to: Tracer, action: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Any]:
+    return to.span(action, parse(headers.get(b"traceparent")), SERVER)

@@ -3,13 +3,14 @@
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from falaj.core.errors import Denied, FalajError, NotFound
 from falaj.core.release import VERSION
+from falaj.core.trace import SERVER, Tracer, parse
 from falaj.gateway import paths
 from falaj.gateway.callers import Caller, Callers, key_of, slow_down
 from falaj.gateway.holding import Holding
@@ -69,6 +70,7 @@ class Doors:
         self.holding: Holding
         self.plans: Plans
         self.tallies: Tallies
+        self.tracer: Tracer | None = None
         self.open = True
         """False while we drain: load balancers look elsewhere."""
         self._targets: dict[bytes, Target] = {}
@@ -105,6 +107,8 @@ class Doors:
         else:
             reply.metadata = (*reply.metadata, *headers) if reply.metadata else headers
         one.reply(reply)
+        if one.span is not None:
+            self.traced(one, status)
         if not one.counts:
             return
         route = one.routed.route
@@ -112,6 +116,18 @@ class Doors:
             self._keep(one, reply, status, one.arm, now - one.began)
         if route.shadow is not None and one.arm != DIRECT:
             self._shadow(one)
+
+    def traced(self, one: Passing, status: int) -> None:
+        """The span of a request that is over."""
+        span = one.span
+        if span is None or self.tracer is None:
+            return
+        span.about = {
+            "falaj.endpoint": one.name[1], "falaj.revision": one.revision, "falaj.arm": one.arm,
+            "falaj.tries": len(one.tried) + 1, "http.response.status_code": status,
+        }  # fmt: skip
+        span.failed = str(status) if status >= 500 else ""
+        self.tracer.end(span)
 
     def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Cancel | None:
         """Answer one HTTP request, now or later."""
@@ -191,6 +207,8 @@ class Doors:
             one.counts = False
         elif sequence := paths.sequence_of(headers, call.body):
             one.sequence, one.key = sequence, one.key or sequence
+        if self.tracer is not None and one.counts and (link := self._followed(one, headers)):
+            call.headers = {**call.headers, b"traceparent": link}
         return one.begin()
 
     def _grpc(self, version: int, call: GrpcCall, reply: Callable[[GrpcReply], Any], caller: Caller) -> Cancel | None:
@@ -223,7 +241,15 @@ class Doors:
             one.counts = False
         elif sequence := paths.grpc_sequence_of(metadata, call.message):
             one.sequence, one.key = sequence, one.key or sequence
+        if self.tracer is not None and one.counts and (link := self._followed(one, metadata)):
+            call.metadata = {b"traceparent": link}
         return one.begin()
+
+    def _followed(self, one: Passing, headers: Mapping[bytes, bytes]) -> bytes:
+        """Begin a span where this request is traced; what its replica is told then."""
+        assert self.tracer is not None  # noqa: S101 # nosec B101 - looked at by whoever calls
+        one.span = self.tracer.begin("infer", parse(headers.get(b"traceparent")), SERVER)
+        return one.span.link.header.encode() if one.span is not None else b""
 
     def _admitted(self, caller: Caller) -> Routed:
         if caller.refused is not None:

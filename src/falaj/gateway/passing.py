@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from falaj.core.errors import FalajError, NotFound, Unavailable
+from falaj.core.trace import Span
 from falaj.gateway.callers import Caller
 from falaj.gateway.link import TRIP, Link
 from falaj.gateway.pick import pick, pinned
@@ -30,6 +31,7 @@ class Hall(Protocol):
     def hold(self, one: "Passing") -> bool: ...
     def barred(self, routed: Routed, revision: int) -> FalajError | None: ...
     def answered(self, one: "Passing", reply: Any, status: int, now: float) -> None: ...
+    def traced(self, one: "Passing", status: int) -> None: ...
 
 
 class Passing:
@@ -50,6 +52,7 @@ class Passing:
     tally: Tally | None = None
     tried: tuple[Link, ...] = ()
     hedge: asyncio.TimerHandle | None = None
+    span: Span | None = None
 
     def __init__(self, hall: Hall, routed: Routed, caller: Caller, body: Any, reply: Callable[[Any], Any]) -> None:
         self.hall, self.routed, self.caller, self.body, self.reply = hall, routed, caller, body, reply
@@ -257,6 +260,8 @@ class Passing:
         self._close(None)
         if tally is not None and self.counts:
             tally.done(time.monotonic() - self.began, status)
+        if self.span is not None:
+            self.hall.traced(self, status)
 
     def _close(self, answered: Link | None) -> None:
         """It is over. `answered`: who needs no word about it."""

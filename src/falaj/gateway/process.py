@@ -17,6 +17,7 @@ from falaj.api.tls import load_chain, local_names, local_tls, server_context
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.ref import Ref
 from falaj.core.settings import Tls
+from falaj.core.trace import tracer
 from falaj.gateway import plans
 from falaj.gateway.callers import Callers
 from falaj.gateway.doors import Doors
@@ -39,6 +40,8 @@ GRACE_S = 30.0
 DOORS_S = 4.0
 """How often a gateway says that it is there, and looks whether the one whose address is shown still is."""
 THREADS = 4
+TRACED = 0.01
+"""The share of requests without a trace of their own that begin one, where a collector is named."""
 MOST_ROWS = 20_000
 """Counts that could not be written yet and are kept; older ones go."""
 _log = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ class Gateway:
         self.callers = Callers(house, self._pool, loop, self._find)
         self.doors = Doors(house, self.table, self.callers, self._pool, self.pages)
         self.doors.tallies, self.doors.plans = self.tallies, self.plans
+        self.doors.tracer = tracer("falaj-gateway", share=TRACED)
         self.holding = self.doors.holding = Holding(self._wake)
         self.follower = Follower(lambda: desk.routes(ctx), self.table)
         await loop.run_in_executor(self._pool, self.follower.look)

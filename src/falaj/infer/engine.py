@@ -11,6 +11,7 @@ from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
 from falaj.core.sheet import TensorSpec
+from falaj.infer.batcher import Ran
 from falaj.infer.journal import RequestLog
 from falaj.infer.models import Entry, Finished, Models
 from falaj.infer.queue import Done
@@ -74,6 +75,11 @@ class Engine:
     def names(self) -> tuple[tuple[str, str], ...]:
         """Names and versions of all models, in order."""
         return tuple(_called(entry) for entry in self._models.entries())
+
+    def ran(self, model: str, version: str) -> Ran | None:
+        """The run of a model whose answers are being handed on now."""
+        entry = self._routes.get(model, {}).get(version)
+        return entry.session.ran if entry is not None and entry.session is not None else None
 
     @property
     def busy(self) -> bool:

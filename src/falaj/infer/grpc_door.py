@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from falaj.core.errors import FalajError, Invalid
 from falaj.infer.keys import Keys
+from falaj.infer.queue import Done
 from falaj.infer.rest_door import EXTENSIONS
+from falaj.infer.tracing import tracing_of
 from falaj.oip import messages
 from falaj.oip.calls import CODES, DEADLINE_EXCEEDED, INTERNAL, UNIMPLEMENTED, GrpcCall, GrpcReply, retry_after
 from falaj.oip.proto import in_stream, read_ask, stream_error, write_answer
-from falaj.oip.tensors import Answer
+from falaj.oip.tensors import Answer, Ask
 from falaj.oip.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Grpc:
     """A GrpcDoor. Nothing of a message is read before the caller is known."""
 
     def __init__(self, engine: "Engine", keys: Keys, *, name: str = "falaj", version: str = "") -> None:
-        self._engine, self._keys = engine, keys
+        self._engine, self._keys, self._tracing = engine, keys, tracing_of(engine)
         self._about = {"name": name, "version": version, "extensions": EXTENSIONS}
         self._told: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "ServerLive": lambda _: {"live": True},
@@ -62,7 +64,12 @@ class Grpc:
         ask, wanted = read_ask(call.message)
         if call.deadline and not 0 < ask.deadline < call.deadline:
             ask.deadline = call.deadline
-        return self._engine.submit(ask, partial(_answer, wanted, reply))
+        return self._submit(ask, call, partial(_answer, wanted, reply))
+
+    def _submit(self, ask: Ask, call: GrpcCall, done: Done) -> _Cancel:
+        if self._tracing is not None:
+            done = self._tracing.noting(ask, call.metadata, call.trusted, done)
+        return self._engine.submit(ask, done)
 
     def _infer_in_stream(self, call: GrpcCall, reply: _Reply) -> _Cancel:
         """As Triton does: a request that fails is told so inside the stream, and the stream goes on."""
@@ -80,7 +87,7 @@ class Grpc:
         ask_id = ask.id
         if call.deadline and not 0 < ask.deadline < call.deadline:
             ask.deadline = call.deadline
-        return self._engine.submit(ask, partial(_answer, wanted, told))
+        return self._submit(ask, call, partial(_answer, wanted, told))
 
     def _tell(self, method: str, message: bytes) -> GrpcReply:
         tell = self._told.get(method)

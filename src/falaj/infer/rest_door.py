@@ -9,6 +9,8 @@ import msgspec
 
 from falaj.core.errors import FalajError, Invalid, NotFound
 from falaj.infer.keys import Keys
+from falaj.infer.queue import Done
+from falaj.infer.tracing import tracing_of
 from falaj.oip.calls import Call, Reply
 from falaj.oip.rest import Wanted, decode, decode_raw, encode, header_bytes, problem, refusal, said
 from falaj.oip.tensors import Answer, Ask
@@ -39,7 +41,7 @@ class Rest:
     """A RestDoor. Nothing of a body is read before the caller is known."""
 
     def __init__(self, engine: "Engine", keys: Keys, *, name: str = "falaj", version: str = "") -> None:
-        self._engine, self._keys = engine, keys
+        self._engine, self._keys, self._tracing = engine, keys, tracing_of(engine)
         about = {"name": name, "version": version, "extensions": list(EXTENSIONS)}
         self._fixed: Mapping[tuple[str, ...], tuple[str, _Route]] = {
             ("v2",): ("GET", _Route(_tell(lambda: about))),
@@ -110,7 +112,10 @@ class Rest:
             ask, wanted = decode(call.body, json_bytes, model, version)
         else:
             ask, wanted = self._raw(Ask(model, version, ()), call.body)
-        return self._engine.submit(ask, partial(_answer, wanted, reply))
+        done: Done = partial(_answer, wanted, reply)
+        if self._tracing is not None:
+            done = self._tracing.noting(ask, call.headers, call.trusted, done)
+        return self._engine.submit(ask, done)
 
     def _raw(self, ask: Ask, body: bytes) -> tuple[Ask, Wanted]:
         inputs = self._engine.metadata(ask.model, ask.version)["inputs"]

@@ -11,6 +11,7 @@ from falaj.core.ref import Ref
 from falaj.fleet.amounts import band
 from falaj.fleet.clusters import Clusters, open_to
 from falaj.fleet.records import Cluster
+from falaj.jobs import tracing
 from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import name_of
@@ -68,6 +69,7 @@ def new_body(ctx: Context, clusters: Clusters, staging: Staging, asked: Asked, q
         "refusals": 0, "evictions": 0, "served": 0, "ran_s": 0, "not_before": 0, "attempt": None, "attempts": [],
         "note": "", "step": 0, "steps": spec.steps, "step_us": 0, "step_at": 0.0, "saved": 0, "save_s": 0,
         "ended": 0.0, "use": {"queue": queue, "nodes": {}, "charge": {}, "size": 0},
+        "trace": tracing.kept(),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from falaj.fleet.records import Cluster
 from falaj.govern.accounts import person_key
 from falaj.govern.people_records import Workload
 from falaj.govern.tokens import WORK_ROLES, delegated
+from falaj.jobs import tracing
 from falaj.jobs.facts import spec_in
 from falaj.jobs.life import spots_of
 from falaj.jobs.records import Body
@@ -112,7 +113,7 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         command=tuple(spec.command),
         framework=spec.framework,
         folder=str(place.base) if place.shared else "",
-        env=dict(spec.env),
+        env={**tracing.environment(body), **spec.env},
         secret_env=secrets,
         image=spec.image,
         user=_user(record, cluster),

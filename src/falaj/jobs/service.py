@@ -15,7 +15,7 @@ from falaj.fleet.clusters import Clusters
 from falaj.fleet.queues import queue_for, read_rules
 from falaj.fleet.samples import Hearing
 from falaj.fleet.use import house_of
-from falaj.jobs import life, views
+from falaj.jobs import life, tracing, views
 from falaj.jobs.accounts import Accounts
 from falaj.jobs.admission import Asked, check_names, check_possible, new_body
 from falaj.jobs.facts import snapshot, spec_in
@@ -58,8 +58,10 @@ class Jobs(Accounts, Replays):
         self._clusters = clusters
         self._track = track
         self.staging = staging
-        self.hear: list[Callable[[Record, tuple[Mapping[str, Any], ...]], None]] = [Hearing(ledger, clusters)]
-        """Who else wants to know what attempts say (telemetry)."""
+        self.hear: list[Callable[[Record, tuple[Mapping[str, Any], ...]], None]] = [
+            Hearing(ledger, clusters), tracing.heard,
+        ]  # fmt: skip
+        """Who else wants to know what attempts say (telemetry, traces)."""
 
     @verb(writes=("job", "outputs"), reads=("inputs", "code", "after"))
     def add(

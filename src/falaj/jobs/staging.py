@@ -18,6 +18,7 @@ from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
 from falaj.jobs.attempts import actor_of, attempt_of, layout_of, sources_of, workload_of
 from falaj.jobs.facts import spec_in
+from falaj.jobs.tracing import phase
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 
@@ -47,6 +48,7 @@ class Staging:
         self._tokens = tokens
         self._address = address
 
+    @phase("stage in")
     def prepare(self, ctx: Context, record: Record, cluster: Cluster) -> Attempt:
         """Everything an attempt needs, in its place; the same again does no harm."""
         body = record.body
@@ -72,6 +74,7 @@ class Staging:
             secrets = {**secrets, "FALAJ_URL": self._address, "FALAJ_TOKEN": token}
         return attempt_of(record, cluster, self._address, secrets)
 
+    @phase("publish")
     def publish(self, ctx: Context, record: Record, cluster: Cluster) -> dict[str, str]:
         """The outputs of an attempt that ended well, as versions; by name, pinned."""
         body = record.body

@@ -12,6 +12,8 @@
             here.checkpointed(step, path)
             if here.asked() == "stop":
                 here.yield_place()
+    with here.span("evaluate"):         # in the trace of whoever asked for the job, where it has one
+        ...
 
 The same code runs outside any attempt: then nobody is told, and nothing is asked.
 """
@@ -20,6 +22,8 @@ import contextlib
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +59,10 @@ class Here:
         self.checkpoints = Path(known["FALAJ_CHECKPOINTS"]) if known.get("FALAJ_CHECKPOINTS") else None
         outbox = known.get("FALAJ_OUTBOX", "")
         self._outbox = Outbox(outbox, f"rank-{self.rank}") if self.id and outbox else None
+        trace = known.get("FALAJ_TRACEPARENT", "")
+        self._followed = len(trace) == 55 and trace[-1] in "13579bdf"
+        self._above = ""
+        """The span we are in; of one thread, which is what most programs trace."""
         self._asked = ""
         self._listening = False
 
@@ -75,6 +83,23 @@ class Here:
     def note(self, text: str) -> None:
         """Say something in words."""
         self._tell("note", text=text[:4000])
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time what is done inside, in the trace that the job was asked for in; nothing where there is none."""
+        if not self._followed:
+            yield
+            return
+        above, mine, began = self._above, os.urandom(8).hex(), time.time()
+        self._above, failed = mine, ""
+        try:
+            yield
+        except BaseException as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            self._above = above
+            self._tell("span", name=name[:80], span=mine, parent=above, began=began, ended=time.time(), failed=failed)
 
     def asked(self) -> str:
         """What somebody wants of us: "save" a checkpoint, or "stop" after saving one; else nothing.

@@ -76,6 +76,7 @@ class Launcher:
         self._code = 0
         self._reason = ""
         self._kill_at = 0.0
+        self._followed = _followed(context.env.get("FALAJ_TRACEPARENT", ""))
         self._save = False
         """A checkpoint is wanted, and nobody listens yet: a program that still starts is asked when it can hear."""
 
@@ -120,15 +121,27 @@ class Launcher:
         if (self._folder / "stop").exists():
             self._fail(_TERMINATED, "stopped before it began")
         self._make_room()
-        if not self._one_by_one(self._context.stage, _OURS[0]):
+        began = time.time()
+        staged = self._one_by_one(self._context.stage, _OURS[0])
+        self._tell_phase("stage in", began, bool(self._context.stage))
+        if not staged:
             return
         self._agree_on_port()
         words = rendezvous.command(self._context, self._slot, self._given)
         num = rendezvous.processes(self._context, self._slot, self._given) if not self._code else 0
+        began = time.time()
         ranks = [self._start(words, local, f"rank {self._rank(local)}") for local in range(num)]
         good = self._all_good(ranks) if words else self._wait_for_first_slot()
-        if good and self._slot == 0:
+        self._tell_phase("run", began)
+        if good and self._slot == 0 and self._context.after:
+            began = time.time()
             self._one_by_one(self._context.after, _OURS[1])
+            self._tell_phase("publish", began)
+
+    def _tell_phase(self, name: str, began: float, happened: bool = True) -> None:
+        """Something is over, where somebody follows the trace of this job."""
+        if self._followed and happened:
+            self._outbox.tell("span", name=name, slot=self._slot, began=began, ended=time.time(), failed=self._reason)
 
     def _one_by_one(self, commands: tuple[tuple[str, ...], ...], what: str) -> bool:
         folder = str(self._folder)
@@ -282,6 +295,11 @@ def _carrier(context: Context, slot: int, outbox: Outbox) -> "Carrier":
     from falaj.worker.carry import Carrier
 
     return Carrier(context, slot, outbox.folder)
+
+
+def _followed(traceparent: str) -> bool:
+    """Whether its last sign says so; core.trace reads more of it, and takes longer to load."""
+    return len(traceparent) == 55 and traceparent[-1] in "13579bdf"
 
 
 def _own_folder() -> str:

@@ -1,0 +1,157 @@
+"""Traces: what a traceparent says, and spans that reach a collector without ever holding anybody up."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from falaj.core import trace
+from falaj.core.errors import Invalid
+from falaj.core.trace import Link, Span, Target, Tracer
+from tests.collector import Collector
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", Link(TRACE, SPAN)),
+        (f"00-{TRACE}-{SPAN}-00".encode(), Link(TRACE, SPAN, False)),
+        (f"00-{TRACE}-{SPAN}-03", Link(TRACE, SPAN)),
+        (f"cc-{TRACE}-{SPAN}-01-more-to-come", Link(TRACE, SPAN)),
+        (f"00-{TRACE}-{SPAN}-01-more", None),
+        (f"ff-{TRACE}-{SPAN}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None),
+        (f"00-{'0' * 32}-{SPAN}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE}-{SPAN}-1", None),
+        ("00-" + "\u0661" * 32 + f"-{SPAN}-01", None),
+        (f"00-{TRACE}-{SPAN}-01\n", None),
+        ("x" * 10_000, None),
+        ("", None),
+        (None, None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_a_traceparent_is_read_as_w3c_says(text: str | bytes | None, found: Link | None) -> None:
+    assert trace.parse(text) == found
+
+
+HEX = [st.binary(min_size=size, max_size=size).map(bytes.hex) for size in (1, 16, 8, 1)]
+
+
+@given(st.binary(max_size=60) | st.tuples(*HEX).map("-".join))
+def test_whatever_comes_is_a_place_that_can_be_written_again_or_nothing(text: str | bytes) -> None:
+    link = trace.parse(text)
+    assert link is None or trace.parse(link.header) == link
+
+
+def test_a_place_is_found_in_the_context_and_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = Link(TRACE, SPAN), Link(TRACE, "1" * 16, False)
+    assert trace.here() is None
+    monkeypatch.setenv("FALAJ_TRACEPARENT", outer.header)
+    assert trace.here() == outer
+    with trace.within(inner):
+        assert trace.here() == inner
+    assert trace.here() == outer
+    assert outer.below("a", 1) == outer.below("a", 1) != outer.below("a", 2)
+    assert trace.parse(outer.below("a").header) is not None
+
+
+def made(url: str, **more: str) -> Tracer:
+    found = trace.tracer("test", {trace.ENDPOINT: url, **more})
+    assert found is not None
+    return found
+
+
+def test_spans_reach_the_collector_whole() -> None:
+    more = {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=a%20b,y=2", "OTEL_RESOURCE_ATTRIBUTES": "site=dxb"}
+
+    def work(to: Tracer) -> None:
+        with to.span("outer", Link(TRACE, SPAN)) as outer:
+            assert outer is not None
+            outer.about = {"text": "t" * 1000, "number": 1 << 40, "share": 0.5, "flag": True}
+            with to.span("inner", trace.here()):
+                pass
+            raise KeyError("a secret of somebody")
+
+    with Collector() as collector:
+        to = made(f"{collector.url}/", **more)
+        assert to is made(f"{collector.url}/", **more)
+        with pytest.raises(KeyError):
+            work(to)
+        with to.span("not followed", Link(TRACE, SPAN, False)) as none:
+            assert none is None
+            assert trace.here() == Link(TRACE, SPAN, False)
+        to.close(30.0)
+    (path, headers), *_ = collector.heads
+    assert (path, headers["x-key"], headers["content-type"]) == ("/v1/traces", "a b", "application/json")
+    inner, outer = collector.spans
+    assert [inner["name"], outer["name"], outer["parentSpanId"]] == ["inner", "outer", SPAN]
+    assert (inner["parentSpanId"], inner["traceId"]) == (outer["spanId"], TRACE)
+    assert outer["status"] == {"code": 2, "message": "KeyError"}
+    known = outer["attributes"]
+    assert (len(known["text"]), known["number"], known["share"], known["flag"]) == (256, str(1 << 40), 0.5, True)
+    assert (to.sent, to.dropped) == (2, 0)
+
+
+def test_what_may_work_later_is_sent_again_and_what_will_not_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(trace, "EVERY_S", 0.05)
+    with Collector(503, 429) as collector:
+        to = made(collector.url)
+        to.end(Span("late", Link(TRACE, SPAN)))
+        assert collector.until(lambda one: one.named("late"))
+        collector.answers += [400]
+        to.end(Span("refused", Link(TRACE, SPAN)))
+        collector.until(lambda _: to.dropped)
+        collector.answers += [503] * 3
+        to.end(Span("too often", Link(TRACE, SPAN)))
+        collector.until(lambda _: to.dropped == 2)
+        to.close(30.0)
+    assert [span["name"] for span in collector.spans] == ["late"]
+
+
+def test_nobody_waits_for_a_collector_that_is_away() -> None:
+    to = Tracer(Target("http://127.0.0.1:9/v1/traces", "test"))
+    for _ in range(trace.MOST_WAITING * 2):
+        to.end(Span("one", Link(TRACE, SPAN)))
+    assert to.dropped >= trace.MOST_WAITING - 2 * trace.MOST_AT_ONCE
+    to.close(5.0)
+    assert to.sent == 0
+    to.end(Span("after the end", Link(TRACE, SPAN)))
+
+
+def test_a_share_of_those_without_a_trace_begins_one() -> None:
+    to = Tracer(Target("http://127.0.0.1:9", "test"), share=0.25)
+    num = sum(to.begin("one") is not None for _ in range(2000))
+    assert 350 < num < 650
+    assert to.begin("one", Link(TRACE, SPAN)) is not None
+    assert to.begin("one", Link(TRACE, SPAN, False)) is None
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {trace.ENDPOINT: "ftp://x"}, {trace.ENDPOINT: "collector:4318"}, {trace.ENDPOINT: "http://"},
+        {trace.ENDPOINT: "http://[::1"}, {trace.ENDPOINT: "http://x:99999"},
+        {trace.ENDPOINT: "http://x", "OTEL_TRACES_SAMPLER_ARG": "often"},
+    ],
+)  # fmt: skip
+def test_an_environment_that_makes_no_sense_is_told_so(environ: dict[str, str]) -> None:
+    with pytest.raises(Invalid):
+        trace.tracer("test", environ)
+    assert trace.tracer("test", {}) is None
+    assert trace.tracer("test", {**environ, "OTEL_SDK_DISABLED": "true"}) is None
+
+
+def test_a_process_that_ends_tells_what_it_has() -> None:
+    code = "from falaj.core.trace import *; t = tracer('test')\nwith t.span('last words'): pass"
+    with Collector() as collector:
+        env = {**os.environ, trace.ENDPOINT: collector.url}
+        subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=60)
+        assert collector.named("last words")
