@@ -167,7 +167,9 @@ class Step:
         if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in signature.parameters.values()):
             raise Invalid(f"{self.name} takes any arguments", "name every parameter: they are what is recorded")
         hints = _hints(self.function)
-        takes = {name: self._taken(name, value, hints.get(name), name == over) for name, value in bound.arguments.items()}
+        takes = {
+            name: self._taken(name, value, hints.get(name), name == over) for name, value in bound.arguments.items()
+        }
         file = Path(inspect.getfile(self.function)).name
         plan = step_plan(self.name, FUNCTION, self._options)
         return {**plan, "entry": f"{file}:{self.function.__name__}", "takes": takes}
@@ -242,9 +244,13 @@ class Flow:
         known = inspect.signature(self.function).parameters
         unknown = sorted(set(self._options["params"]) - set(known))
         if unknown:
-            raise Invalid(f"the function {self.function.__name__} has no parameter {unknown[0]}", "params= names its own")
+            raise Invalid(
+                f"the function {self.function.__name__} has no parameter {unknown[0]}", "params= names its own"
+            )
         found = {name: None if one.default is one.empty else one.default for name, one in known.items()}
-        return found | {name: str(one) if isinstance(one, Ref) else one for name, one in self._options["params"].items()}
+        return found | {
+            name: str(one) if isinstance(one, Ref) else one for name, one in self._options["params"].items()
+        }
 
 
 class _Flow:
@@ -290,7 +296,7 @@ class _Flow:
     def job(self, command: str, *, inputs: Plain | None = None, params: Plain | None = None, **options: Any) -> Outcome:
         """A command as a job. Inputs are folders in FALAJ_INPUT_<ROLE>, params values in FALAJ_PARAM_<NAME>."""
         given = {**(inputs or {}), **(params or {})}
-        name = Path(next((word for word in command.split() if word.endswith(".py")), command.split()[0])).stem
+        name = Path(next((word for word in command.split() if word.endswith(".py")), command.split(maxsplit=1)[0])).stem
         plan = step_plan(str(options.get("name") or name.replace("-", "_")), JOB, options)
         takes = {role: source_of(value) for role, value in given.items()}
         return _sketch().add({**plan, "words": {**plan["words"], "command": command}, "takes": takes})
@@ -335,8 +341,7 @@ def writing_to(outputs: Mapping[str, str]) -> Iterator[None]:
 
 def _under(found: tuple[Handle, ...], more: Plain) -> Iterator[None]:
     sketch = _sketch()
-    bad = next((one for one in found if not isinstance(one, Handle) or "step" not in one.source), None)
-    if bad is not None or not found:
+    if not found or not all("step" in getattr(one, "source", {}) for one in found):
         raise Invalid("a condition is what a step gives", 'for example flow.when(checked["better"])')
     sketch.conditions += [{**one.source, **more} for one in found]
     yield

@@ -14,7 +14,7 @@ from falaj.flows.decide import in_order, leaves
 from falaj.flows.records import FUNCTION, GATE, JOB, VERB, FlowPlan, StepPlan
 from falaj.govern.secrets import contains_secret
 from falaj.jobs.spec import checked, spec_of
-from falaj.store.codec import from_plain, to_json
+from falaj.store.codec import from_plain, to_json, to_plain
 
 MOST_STEPS, MOST_ITEMS, MOST_AT_ONCE, MOST_BYTES, MOST_RETRIES = 500, 1_000, 1_000, 1 << 20, 100
 COMMAND = ("python", "-m", "falaj.worker.steps")
@@ -28,15 +28,13 @@ def plan_of(said: Mapping[str, Any]) -> FlowPlan:
     """What a flow's file said (core/flow.py) as a plan: the words of its steps become specs of jobs."""
     steps = []
     for one in said["steps"]:
-        words, timeout_s = dict(one.pop("words")), seconds(one.pop("timeout") or 0)
+        words, timeout_s = dict(one["words"]), seconds(one["timeout"] or 0)
+        made = {**{name: one[name] for name in one if name not in ("words", "timeout")}, "timeout_s": timeout_s}
         if one["kind"] in (FUNCTION, JOB):
             words.setdefault("queue", said["queue"])
             words.setdefault("command", list(COMMAND))
-            spec = spec_of({**words, "retries": one["retries"], "limit_s": timeout_s})
-            one = {**one, "spec": spec}
-        elif words:
-            raise Invalid(f"{one['name']} is no job, and needs no {next(iter(words))}", "leave it out")
-        steps.append({**one, "timeout_s": timeout_s})
+            made["spec"] = to_plain(spec_of({**words, "retries": one["retries"], "limit_s": timeout_s}))
+        steps.append(made)
     plan: FlowPlan = from_plain(FlowPlan, {**said, "steps": steps})
     return plan
 
@@ -72,6 +70,21 @@ def check_plan(plan: FlowPlan) -> None:
 def _check_step(step: StepPlan, plan: FlowPlan, known: Mapping[str, StepPlan]) -> None:
     if not _NAME.fullmatch(step.name):
         raise Invalid(f"{step.name[:60]!r} is no name of a step", "letters, digits and _")
+    _check_sources(step, plan, known)
+    if not 0 <= step.retries <= MOST_RETRIES or step.timeout_s < 0:
+        raise Invalid(f"{step.name}: {step.retries} retries, {step.timeout_s} s", f"at most {MOST_RETRIES}, from 0 s")
+    many = step.takes.get(step.over)
+    if step.over and (step.over not in step.takes or step.kind not in (FUNCTION, JOB)):
+        raise Invalid(f"{step.name} goes through {step.over}, which it is not given", "step.map(list, …)")
+    if isinstance(many, list) and len(many) > MOST_ITEMS:
+        raise Invalid(f"{step.name} goes through {len(many)} values", f"at most {MOST_ITEMS}")
+    check = {FUNCTION: _check_function, JOB: _check_job, VERB: _check_verb, GATE: _check_gate}.get(step.kind)
+    if check is None:
+        raise Invalid(f"{step.name} is a {step.kind[:40]!r}", f"a {FUNCTION}, {JOB}, {VERB} or {GATE}")
+    check(step)
+
+
+def _check_sources(step: StepPlan, plan: FlowPlan, known: Mapping[str, StepPlan]) -> None:
     for one in (leaf for source in (*step.takes.values(), step.when) for leaf in leaves(source)):
         if "param" in one and one["param"] not in plan.params:
             raise Invalid(f"{step.name} takes the parameter {one['param']}, which the flow has not", "params={…}")
@@ -82,17 +95,6 @@ def _check_step(step: StepPlan, plan: FlowPlan, known: Mapping[str, StepPlan]) -
     missing = next((name for name in step.after if name not in known), "")
     if missing:
         raise Invalid(f"{step.name} waits for {missing}, and there is no such step", "check the name")
-    if not 0 <= step.retries <= MOST_RETRIES or step.timeout_s < 0:
-        raise Invalid(f"{step.name}: {step.retries} retries, {step.timeout_s} s", f"at most {MOST_RETRIES}, from 0 s")
-    if step.over and (step.over not in step.takes or step.kind not in (FUNCTION, JOB)):
-        raise Invalid(f"{step.name} goes through {step.over}, which it is not given", "step.map(list, …)")
-    many = step.takes.get(step.over)
-    if isinstance(many, list) and len(many) > MOST_ITEMS:
-        raise Invalid(f"{step.name} goes through {len(many)} values", f"at most {MOST_ITEMS}")
-    check = {FUNCTION: _check_function, JOB: _check_job, VERB: _check_verb, GATE: _check_gate}.get(step.kind)
-    if check is None:
-        raise Invalid(f"{step.name} is a {step.kind[:40]!r}", f"a {FUNCTION}, {JOB}, {VERB} or {GATE}")
-    check(step)
 
 
 def _check_function(step: StepPlan) -> None:
@@ -133,11 +135,13 @@ def _check_verb(step: StepPlan) -> None:
 def _check_gate(step: StepPlan) -> None:
     wanted = {APPROVAL: {"reason"}, EVENT: {"verb", "subject"}}.get(step.entry)
     if wanted is None or not wanted <= set(step.takes):
-        raise Invalid(f"{step.name} waits for a {step.entry[:40]!r}", "flow.approval(reason) or flow.event(verb, subject)")
+        raise Invalid(
+            f"{step.name} waits for a {step.entry[:40]!r}", "flow.approval(reason) or flow.event(verb, subject)"
+        )
 
 
 def check_params(plan: FlowPlan, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a run: what is given over what the flow says; Invalid where one is missing or of another kind."""
+    """The parameters of a run: what is given over what the flow says; Invalid where one is missing, or no such."""
     unknown = sorted(set(given) - set(plan.params))
     if unknown:
         raise Invalid(f"the flow has no parameter {unknown[0][:60]}", f"it has: {', '.join(plan.params) or 'none'}")
@@ -148,7 +152,9 @@ def check_params(plan: FlowPlan, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         wanted, kind = kind_of(plan.params[name]), kind_of(value)
         if wanted and kind != wanted:
-            raise Invalid(f"the parameter {name} is a {wanted}, and {str(value)[:80]} is none", f"{wanted}:project/name")
+            raise Invalid(
+                f"the parameter {name} is a {wanted}, and {str(value)[:80]} is none", f"{wanted}:project/name"
+            )
     text = to_json(params).decode()
     if len(text) > MOST_BYTES // 16 or contains_secret(text):
         raise Invalid("the parameters hold a secret, or are too long", "secrets by reference, large things as datasets")

@@ -18,7 +18,7 @@ from falaj.flows import turns
 from falaj.flows.decide import leaves
 from falaj.flows.hearing import Hearing
 from falaj.flows.plans import check_name, check_params, check_plan
-from falaj.flows.records import FUNCTION, JOB, Body, FlowPlan, FlowView, RunPage, RunView
+from falaj.flows.records import CANCELLED, FAILED, FUNCTION, JOB, Body, FlowPlan, FlowView, RunPage, RunView
 from falaj.govern.keys import Keyring
 from falaj.jobs.service import Jobs
 from falaj.store.codec import to_plain, to_stable_json
@@ -189,7 +189,7 @@ class Runs:
         """
         with self._ledger.write(ctx) as tx:
             old = _turn(tx, turn)
-            if old.body["state"] not in (turns.FAILED, turns.CANCELLED):
+            if old.body["state"] not in (FAILED, CANCELLED):
                 raise Conflict(f"{turn.bare} is {old.body['state']}", "only what failed or was cancelled goes on", turn)
             return self._save(ctx, tx, old, turns.again(old.body), "flows.retry")
 
@@ -241,10 +241,10 @@ class Runs:
 
         tx.after(tell)
 
-    def _save(self, ctx: Context, tx: Writer, old: Record, body: Body, said: str, **fields: str) -> RunView:
+    def _save(self, ctx: Context, tx: Writer, old: Record, body: Body, said: str, reason: str = "") -> RunView:
         terms = turns.turn_terms(body, Ref.parse(body["flow"]))
         kept = tx.put(old.key, body, rev=old.rev, terms=terms)
-        tx.emit(said, kept.ref, state=body["state"], flow=body["flow"], **fields)
+        tx.emit(said, kept.ref, state=body["state"], flow=body["flow"], reason=reason)
         self._stir(tx, ctx.tenant, old.ref.bare)
         return turns.view(kept)
 

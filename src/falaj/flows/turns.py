@@ -225,5 +225,3 @@ def _part(step: StepPlan, item: Body, out: str, *, whole: bool) -> Any:
         known = ", ".join([*step.outputs, *(value if isinstance(value, dict) else ())])
         raise Invalid(f"{step.name} gave no {out!r:.60}", f"it gave: {known or type(value).__name__}")
     return value[out]
-
-

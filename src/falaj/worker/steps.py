@@ -1,6 +1,6 @@
 """`python -m falaj.worker.steps`: runs one function of a flow in an attempt, and tells what it gave.
 
-What to call stands in FALAJ_PARAM_STEP: {"entry": "file.py:function", "args": {…}, "files": {parameter: role or roles}}.
+What to call stands in FALAJ_PARAM_STEP: {"entry": "file.py:function", "args": {…}, "files": {parameter: role(s)}}.
 The function's value goes out as one fact `result`, and what went wrong as `error`, in the words people read first.
 """
 
