@@ -123,10 +123,12 @@ DESKS: dict[str, Desk] = {
         {
             "see": "list show windows "
             "verdicts incidents",
+            "read": "figures",
             "write": "add change remove "
             "pause resume acknowledge resolve note",
         },
         ("incident",),
+        ("falaj.monitor.errands",),
     ),
     "flows": Desk(
         "falaj.flows.service:Flows",

@@ -1,8 +1,8 @@
 """The desk of watches: one class, written in the parts it inherits."""
 
 from falaj.monitor.policies import Policies
-from falaj.monitor.watches import Watches
+from falaj.monitor.reports import Reports
 
 
-class Monitor(Policies, Watches):
+class Monitor(Policies, Reports):
     """Watches: how deployed models do, against how they did when they were made."""

@@ -1,0 +1,56 @@
+"""What is found in one window: drift, quality, what it means for the metric, latency, errors, fairness. Pure."""
+
+import math
+from dataclasses import replace
+
+from falaj.drift.compare import compare
+from falaj.drift.estimate import foreseen
+from falaj.drift.records import Finding, Profile
+from falaj.drift.tally import Tally
+from falaj.monitor.gathering import Stretch
+from falaj.monitor.records import WatchPlan
+
+LEAST_REQUESTS = 20
+MOST_FINDINGS = 400
+"""So many are kept of a window: alarms first, then by how much changed."""
+
+
+def found(profile: Profile | None, stretch: Stretch, plan: WatchPlan, before: Tally | None = None) -> list[Finding]:
+    """Everything but what labels say. `before` is the same time of the period before."""
+    made = [*served(stretch, plan)]
+    tally = stretch.tally
+    if profile is not None and tally is not None and tally.rows >= plan.rules.least_rows:
+        made += compare(profile, tally, plan.rules, reference=before)
+        made += foreseen(profile, tally, plan.rules)
+    return made
+
+
+def served(stretch: Stretch, plan: WatchPlan) -> list[Finding]:
+    """Errors and latency, against what the plan says is too much."""
+    made, rows = [], stretch.requests
+    if plan.errors and rows:
+        share = stretch.errors / rows
+        low = least_share(stretch.errors, rows)
+        alarm = rows >= LEAST_REQUESTS and low > plan.errors
+        said = f"{stretch.errors:,} of {rows:,} requests failed ({share:.2%}; {plan.errors:.2%} are too many)"
+        made.append(
+            Finding("errors", measure="share", value=share, bound=plan.errors, rows=rows, alarm=alarm, said=said)
+        )
+    if plan.latency_ms and rows:
+        alarm = rows >= LEAST_REQUESTS and stretch.p95_ms > plan.latency_ms
+        said = f"95 % of answers took up to {stretch.p95_ms:.3g} ms; {plan.latency_ms:g} ms are too many"
+        latency = Finding("latency", measure="p95_ms", value=stretch.p95_ms, bound=plan.latency_ms)
+        made.append(replace(latency, rows=rows, alarm=alarm, said=said))
+    return made
+
+
+def bounded(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Alarms first, and the rest as far as there is room."""
+    order = sorted(range(len(findings)), key=lambda at: (not findings[at].alarm, at))
+    return tuple(findings[at] for at in sorted(order[:MOST_FINDINGS], key=order.index))
+
+
+def least_share(hits: int, rows: int, z: float = 2.326) -> float:
+    """The share is at least this, with 99 of 100 (Wilson): a few failures of a few requests prove nothing."""
+    share, wide = hits / rows, z * z / rows
+    return (share + wide / 2 - z * math.sqrt(share * (1 - share) / rows + wide / rows / 4)) / (1 + wide)

@@ -1,0 +1,141 @@
+"""One window of one revision: gathered, compared, judged, and written with the cursor that passes it."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from falaj.core.context import Context
+from falaj.core.ref import Ref
+from falaj.drift.tally import Tally
+from falaj.monitor import findings, labelled
+from falaj.monitor.gathering import Stretch, parts_of
+from falaj.monitor.labelled import Truth
+from falaj.monitor.plans import plan_in
+from falaj.monitor.records import WatchPlan, Window
+from falaj.monitor.windows import LATE_S, Cut, Part, cut, last_end, marked
+from falaj.serve.blocks import Whose
+from falaj.store.ledger import Ledger
+from falaj.store.records import Record
+
+if TYPE_CHECKING:
+    from falaj.monitor.service import Monitor
+
+Body = dict[str, Any]
+
+
+def new_entry(since: float) -> Body:
+    """What a watch remembers of one revision: how far its windows are, and where its baseline is from."""
+    return {
+        "number": 0, "until": since, "labels": since, "waits": 0, "profile": "", "baseline": "", "job": "",
+        "tried": False, "bare": False, "bad": "", "note": "",
+    }  # fmt: skip
+
+
+class Judging:
+    """Makes windows and has them judged."""
+
+    def __init__(self, ledger: Ledger, desk: "Monitor") -> None:
+        self._ledger, self._desk = ledger, desk
+
+    def turn(self, ctx: Context, served: Record, record: Record) -> Record | None:
+        """The next window that is due, of whichever revision; the watch after it. None: there is none."""
+        plan, now = plan_in(record.body), ctx.now()
+        end = last_end(plan.every_s, now)
+        for name, entry in record.body["revisions"].items():
+            if entry["until"] < end:
+                made = self._next(ctx, served, record, int(name), (end, now))
+                if made is not None:
+                    return self._judged(ctx, served, record, *made)
+        return None
+
+    def _next(
+        self, ctx: Context, served: Record, record: Record, revision: int, times: tuple[float, float]
+    ) -> tuple[Window, Stretch, Body] | None:
+        """A window, what is in it, and how far the revision is then."""
+        (end, now), plan, ref = times, plan_in(record.body), served.ref.bare
+        entry, gathering = record.body["revisions"][str(revision)], self._desk.gathering
+        since = entry["until"]
+        came = gathering.came(record, ref, revision, since, now)
+        counts = gathering.counts(record, ref, revision, since)
+        parts = parts_of(came, counts, since, plan.every_s, now)
+        least, cutting = plan.rules.least_rows, bool(entry["profile"])
+
+        def enough(part: Part) -> bool:
+            return (part.rows if cutting and part.rows else part.requests) >= least
+
+        found = cut(since, plan.every_s, end, parts, enough)
+        if found is None and not (end > since and self._labels_wait(ctx, ref, entry, end)):
+            return None
+        found = found or Cut(since, end)
+        stretch = gathering.stretch(came, counts, found, now)
+        profile, span = self._desk.baselines.profile(ctx.tenant, ref, revision), (entry["labels"], found.until)
+        truth = labelled.joined(self._desk.serve, ctx.tenant, ref, revision, span, profile, plan.segment)
+        window = self._window(ctx, served, (revision, entry), found, (stretch, truth), plan)
+        return window, stretch, _after(entry, window, truth)
+
+    def _labels_wait(self, ctx: Context, ref: Ref, entry: Body, end: float) -> bool:
+        """Nobody asked, and yet there are labels enough to say something of those who asked before."""
+        rows = self._desk.serve.labels.read(ctx.tenant, ref, entry["labels"])
+        return len([row for row in rows if row.at < end]) >= labelled.LEAST
+
+    def _window(
+        self,
+        ctx: Context,
+        served: Record,
+        of: tuple[int, Body],
+        found: Cut,
+        what: tuple[Stretch, Truth],
+        plan: WatchPlan,
+    ) -> Window:
+        (revision, entry), (stretch, truth), ref = of, what, served.ref.bare
+        profile = self._desk.baselines.profile(ctx.tenant, ref, revision)
+        before = self._before(ctx.tenant, ref, revision, found, plan)
+        made = findings.found(profile, stretch, plan, before)
+        made += labelled.judged(truth, profile, plan.rules)
+        rows = stretch.tally.rows if stretch.tally else 0
+        notes = [*stretch.notes, *labelled.notes(truth, entry["waits"])]
+        if found.few:
+            notes.append(f"too few rows to compare: {rows:,} of {plan.rules.least_rows:,}")
+        return Window(
+            since=found.since, until=found.until, revision=revision, rows=rows, findings=findings.bounded(made),
+            requests=stretch.requests, number=entry["number"] + 1, errors=stretch.errors,
+            cost=self._desk.gathering.cost(ctx, ref, revision, found.since, found.until),
+            p95_ms=round(stretch.p95_ms, 3), labels=len(truth.label), note="; ".join(notes)[:500],
+        )  # fmt: skip
+
+    def _before(self, tenant: str, ref: Ref, revision: int, found: Cut, plan: WatchPlan) -> Tally | None:
+        """The same time of the period before, where the plan says that there is one."""
+        if not plan.season_s:
+            return None
+        since, until = found.since - plan.season_s, found.until - plan.season_s
+        tally = self._desk.gathering.between(tenant, ref, revision, since, until)
+        return tally if tally is not None and tally.rows >= plan.rules.least_rows else None
+
+    def _judged(
+        self, ctx: Context, served: Record, record: Record, window: Window, stretch: Stretch, entry: Body
+    ) -> Record:
+        """The verdict and the cursor in one transaction. The window is kept just before that ends: killed in between,
+        it is made and judged anew, and replaced."""
+        body = {
+            **record.body,
+            "revisions": {**record.body["revisions"], str(window.revision): entry},
+            "counted": marked(record.body["counted"], stretch.counted, window.since - LATE_S),
+            "windows": record.body["windows"] + 1,
+            "alarms": record.body["alarms"] + (window.alarms > 0),
+        }
+        with self._ledger.write(ctx) as tx:
+            kept = tx.put(record.key, body, rev=record.rev)
+            tx.emit(
+                "monitor.judge", kept.ref, (served.ref,), revision=window.revision, number=window.number,
+                rows=window.rows, alarms=window.alarms,
+            )  # fmt: skip
+            after = self._desk.judged(ctx, kept, window)
+            whose = Whose(served.key.tenant, served.ref.bare, served.body["zone"])
+            self._desk.kept.append(whose, replace(window, state=after.body["state"]))
+        return after
+
+
+def _after(entry: Body, window: Window, truth: Truth) -> Body:
+    """Few labels wait for more; those that were measured, or waited long enough, are passed."""
+    waits = 0 < len(truth.label) < labelled.LEAST and entry["waits"] < labelled.MOST_WAIT
+    labels = {"waits": entry["waits"] + 1} if waits else {"waits": 0, "labels": truth.until}
+    return {**entry, **labels, "number": window.number, "until": window.until}
