@@ -2,31 +2,26 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Invalid, UserCodeFailed, from_wire
+from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
-from falaj.jobs.records import JobView, LogPage
 from falaj.jobs.report import tabled
+from falaj.study.following import Broken, Lines, said_by_child, said_by_job
 
 MODULE = "falaj.optimize"
 _OURS = ('{"step"', '{"tried"', '{"ended"', '{"error"')
 _NOTHING_CHOSEN = 3
-_LOOK_S = 0.5
 _JOB = {"cpus": 1, "memory": "8GiB", "limit": "8h"}
 _NUMBERS = {"seed": int, "threads": int, "epochs": int, "rounds": int, "share": float, "width": float}
 HOW = ("code", "evaluate", "methods", "student", "out", "gpus", "cluster", "cpus", "memory", *_NUMBERS)
-Lines = Generator[dict[str, Any], None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +170,7 @@ def _in_job(here: Here, asked: _Asked) -> Optimized:
     spec = spec_of({**_JOB, **asked.job, "command": command})
     job = Ref("job", asked.model.project, f"optimize-{asked.model.name[:50]}-{new_id()[-8:]}")
     here.jobs.add(job, spec, code=code, inputs={"parent": asked.model, **asked.inputs}, outputs={"model": asked.out})
-    tried, ended = _heard(here, asked, _followed(here, job))
+    tried, ended = _heard(here, asked, said_by_job(here, job, _OURS))
     return _told(asked, tried, ended, here.jobs.show(job).outputs["model"] if ended["chosen"] else None)
 
 
@@ -195,67 +190,15 @@ def _heard(here: Here, asked: _Asked, said: Lines) -> tuple[list[dict[str, Any]]
 
 
 def _child(plan: Path) -> Lines:
-    """What the command says as a child of ours. Nothing of the platform is in its environment: the model's code runs
-    there."""
+    """Nothing of the platform is in its environment: the model's code runs there."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
-    with tempfile.TemporaryFile() as complaints:
-        child = subprocess.Popen(  # noqa: S603  # nosec B603 - our own module
-            [sys.executable, "-m", MODULE, str(plan)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=complaints, text=True, env=known,
-        )  # fmt: skip
-        with _ended(child):
-            yield from _understood(child.stdout or ())
-        if child.returncode not in (0, _NOTHING_CHOSEN):
-            complaints.seek(max(0, complaints.seek(0, os.SEEK_END) - 2000))
-            words = complaints.read().decode(errors="replace").strip().splitlines()
-            how = f"by signal {-child.returncode}" if child.returncode < 0 else f"with {child.returncode}"
-            raise UserCodeFailed(
-                f"the optimisation ended {how}: {words[-1] if words else 'it said nothing'}",
-                "pip install 'falaj[optimize]', or more memory",
-            )
-
-
-@contextmanager
-def _ended(child: subprocess.Popen[str]) -> Generator[None, None, None]:
-    """Wait for the end of one that is listened to; end one that is not."""
     try:
-        yield
-        child.wait()
-    finally:
-        if child.poll() is None:
-            child.terminate()
-        child.communicate()
-
-
-def _followed(here: Here, ref: Ref) -> Lines:
-    """What a job says, line by line, until it is over and what it made is published."""
-    attempt, cursor = 0, ""
-    with here.working():
-        while True:
-            job: JobView = here.jobs.show(ref)
-            page: LogPage = here.jobs.logs(ref, 0, attempt, cursor) if job.attempts else LogPage((), "", 0, True)
-            yield from _understood(page.lines)
-            attempt, cursor = attempt or page.attempt, page.next
-            if page.over and job.attempts and job.attempts[-1].number > attempt:
-                attempt, cursor = attempt + 1, ""
-            elif job.over and page.over:
-                break
-            elif not page.lines:
-                time.sleep(_LOOK_S)
-    if job.state != "succeeded":
-        raise UserCodeFailed(f"{ref} {job.state}: {job.note}", f"falaj jobs logs {ref}", ref)
-
-
-def _understood(lines: Iterable[str]) -> Lines:
-    """The lines that are ours; an error among them is raised here."""
-    for line in lines:
-        known: dict[str, Any] = {}
-        with suppress(ValueError):  # the model's code may say something that looks like ours
-            known = json.loads(line) if line.startswith(_OURS) else {}
-        if "error" in known:
-            raise from_wire(known["error"])
-        if known:
-            yield known
+        yield from said_by_child([MODULE, str(plan)], _OURS, known)
+    except Broken as error:
+        code, how = error.args
+        if code != _NOTHING_CHOSEN:
+            hint = "pip install 'falaj[optimize]', or more memory"
+            raise UserCodeFailed(f"the optimisation ended {how}", hint) from error
 
 
 def _looked_at(folder: Path) -> None:

@@ -1,36 +1,30 @@
 """What people who train do beside the platform: find how a script runs fastest, see where its time goes, its curve."""
 
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Invalid, UserCodeFailed, from_wire
+from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.jobs.errands import DEFAULT_PROJECT
-from falaj.jobs.records import JobSpec, JobView, LogPage
+from falaj.jobs.records import JobSpec, JobView
 from falaj.jobs.report import tabled
+from falaj.study.following import Broken, Lines, said_by_child, said_by_job
 from falaj.study.page_files import keep_file, shelf
 
 MODULE = "falaj.train.autotune"
 SUMMARY = "profile/summary.json"
-_LOOK_S = 0.5
 _MIB = 1 << 20
 _JOB_MEMORY, _JOB_LIMIT = "8GiB", "2h"
 _OURS = ('{"tried"', '{"tuned"', '{"error"', '{"piece"')
-Lines = Generator[dict[str, Any], None, None]
+_INSTALL = "pip install 'falaj[train]'"
 
 
 class Training:
@@ -230,7 +224,7 @@ def _of_run(here: Here, ref: Ref, steps: int, notes: list[str]) -> dict[str, Any
     spec = replace(job.spec, command=command, roles=(alone,), framework="plain", steps=0, every_s=0)
     spec = replace(spec, min_workers=0, max_workers=0)
     made = _added(here, job.ref.project, f"profile-{job.ref.name}", spec, job.code, job.inputs)
-    found = _joined(_followed(here, made))
+    found = _joined(said_by_job(here, made, _OURS))
     here.track.attach(run, SUMMARY, Stream([json.dumps(found).encode()]))
     return found
 
@@ -253,7 +247,8 @@ def _job(here: Here, words: Sequence[str], flags: Sequence[str], needs: Mapping[
     command = ["python3", "-m", MODULE, *flags, script.name, *words[1:]]
     spec = spec_of({"command": command, **{key: value for key, value in needs.items() if value is not None}})
     code = publish_code(here, Ref("code", project or DEFAULT_PROJECT, script.stem), script.parent).ref
-    return _followed(here, _added(here, project or DEFAULT_PROJECT, f"autotune-{script.stem}", spec, code, {}))
+    made = _added(here, project or DEFAULT_PROJECT, f"autotune-{script.stem}", spec, code, {})
+    return said_by_job(here, made, _OURS)
 
 
 def _added(here: Here, project: str, name: str, spec: JobSpec, code: Ref | None, inputs: Mapping[str, Ref]) -> Ref:
@@ -262,52 +257,12 @@ def _added(here: Here, project: str, name: str, spec: JobSpec, code: Ref | None,
     return ref
 
 
-def _followed(here: Here, ref: Ref) -> Lines:
-    """What a job says, line by line, until it is over."""
-    attempt, cursor = 0, ""
-    with here.working():
-        while True:
-            job: JobView = here.jobs.show(ref)
-            page: LogPage = here.jobs.logs(ref, 0, attempt, cursor) if job.attempts else LogPage((), "", 0, True)
-            yield from _understood(page.lines)
-            attempt, cursor = attempt or page.attempt, page.next
-            if page.over and job.attempts and job.attempts[-1].number > attempt:
-                attempt, cursor = attempt + 1, ""
-            elif job.over and page.over:
-                break
-            elif not page.lines:
-                time.sleep(_LOOK_S)
-    if job.state != "succeeded":
-        raise UserCodeFailed(f"{ref} {job.state}: {job.note}", f"falaj jobs logs {ref}", ref)
-
-
 def _child(arguments: Sequence[str]) -> Lines:
-    """What the same command says as a child of ours. Whoever stops listening ends it, and it takes along its own."""
-    with tempfile.TemporaryFile() as complaints:
-        child = subprocess.Popen(  # noqa: S603  # nosec B603 - our own module
-            [sys.executable, "-m", MODULE, *arguments], stdout=subprocess.PIPE, stderr=complaints, text=True
-        )
-        try:
-            yield from _understood(child.stdout or ())
-        finally:
-            child.terminate()
-            child.communicate()
-        if child.returncode not in (0, -signal.SIGTERM):
-            complaints.seek(max(0, complaints.seek(0, os.SEEK_END) - 2000))
-            said = complaints.read().decode(errors="replace").strip().splitlines()
-            raise UserCodeFailed(
-                f"nothing could be measured: {said[-1] if said else 'it said nothing'}", "pip install 'falaj[train]'"
-            )
-
-
-def _understood(lines: Iterable[str]) -> Lines:
-    """The lines that are ours; an error among them is raised here."""
-    for line in lines:
-        known = json.loads(line) if line.startswith(_OURS) else {}
-        if "error" in known:
-            raise from_wire(known["error"])
-        if known:
-            yield known
+    """The same command as a child of ours; it takes along its own."""
+    try:
+        yield from said_by_child([MODULE, *arguments], _OURS)
+    except Broken as error:
+        raise UserCodeFailed(f"nothing could be measured: it ended {error.args[1]}", _INSTALL) from error
 
 
 def _joined(said: Lines) -> dict[str, Any]:
