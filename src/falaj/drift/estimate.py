@@ -27,7 +27,19 @@ from falaj.drift.performance import (
     texts,
     worse_by_chance,
 )
-from falaj.drift.records import BINARY, CLASSES, NUMBER, PREDICTION, REGRESSION, Axis, Finding, Profile, Quality, Rules
+from falaj.drift.records import (
+    BINARY,
+    CLASSES,
+    MOST_SCORES,
+    NUMBER,
+    PREDICTION,
+    REGRESSION,
+    Axis,
+    Finding,
+    Profile,
+    Quality,
+    Rules,
+)
 from falaj.drift.tally import Tally
 
 Numbers = NDArray[np.float64]
@@ -91,7 +103,11 @@ def foreseen(profile: Profile, tally: Tally, rules: Rules) -> tuple[Finding, ...
 
 def score_axes(profile: Profile) -> list[int]:
     """Where the scores are: one axis, or one for each class."""
-    found = [at for at, axis in enumerate(profile.axes) if axis.role == PREDICTION and axis.kind == NUMBER]
+    names = profile.tensors.get(profile.quality.output) or [axis.name for axis in profile.axes]
+    found = [
+        at for at, axis in enumerate(profile.axes)
+        if axis.role == PREDICTION and axis.kind == NUMBER and axis.name in names
+    ]  # fmt: skip
     return found[-1:] if profile.quality.task == BINARY else found if profile.quality.task == CLASSES else found[:1]
 
 
@@ -184,8 +200,10 @@ def _classes(parts: Sequence[_Part], quality: Quality, chance: Any) -> tuple[dic
     true = np.array([(one.counts * one.beside).sum() for one in parts]).clip(1e-9)
     each = [_came(one, _drawn(one, quality, chance), chance) @ part for one, part in zip(parts, share, strict=True)]
     drawn = np.stack(each, 1)
-    expected = {"accuracy": hits.sum() / rows, "recall": (hits / true).clip(0, 1).mean()}
-    return _told(expected, {"accuracy": drawn.sum(1) / rows, "recall": (drawn / true).mean(1)})
+    expected, many = {"accuracy": hits.sum() / rows}, {"accuracy": drawn.sum(1) / rows}
+    if quality.beside:
+        expected["recall"], many["recall"] = (hits / true).clip(0, 1).mean(), (drawn / true).mean(1)
+    return _told(expected, many)
 
 
 def _shares_said(parts: Sequence[_Part]) -> list[Numbers]:
@@ -272,6 +290,10 @@ def _class_curve(truth: NDArray[Any], said: NDArray[Any], labels: Sequence[Any])
     if said.ndim != 2 or said.dtype.kind != "f":
         return {}
     names = texts(labels) if len(labels) else np.arange(said.shape[1]).astype(str)
+    if said.shape[1] > MOST_SCORES:
+        top = said.max(1).astype(np.float64)
+        kept = np.isfinite(top)
+        return _risen(top[kept], (names[said.argmax(1)] == texts(truth))[kept]) if kept.any() else {}
     true = texts(truth)[:, None] == names[None, :]
     hits = true & (said.argmax(1)[:, None] == np.arange(said.shape[1]))
     flat = said.reshape(-1).astype(np.float64)

@@ -207,8 +207,10 @@ def _classes(truth: Any, said: Any, labels: Sequence[Any], seed: int) -> tuple[d
 
 def _class_scores(true: Any, scores: Any) -> dict[str, float]:
     """From all class scores: log loss, and how well each class is told from the rest, in the mean."""
-    own = scores[np.arange(len(true)), true] / np.maximum(scores.sum(1), 1e-300)
-    found = {"log_loss": float(-np.log(np.clip(own, 1e-15, 1)).mean())}
+    found = {}
+    if (scores >= 0).all():  # Chances, and no logits.
+        own = scores[np.arange(len(true)), true] / np.maximum(scores.sum(1), 1e-300)
+        found["log_loss"] = float(-np.log(np.clip(own, 1e-15, 1)).mean())
     if scores.shape[1] <= 32 and len(np.unique(true)) == scores.shape[1]:
         each = [scoring.binary(*counted(scores[:, at], true == at))["auc"] for at in range(scores.shape[1])]
         found["auc"] = float(np.mean(each))

@@ -9,6 +9,8 @@ NUMBER, CATEGORY = "number", "category"
 INPUT, PREDICTION, LABEL = "input", "prediction", "label"
 BINARY, CLASSES, REGRESSION = "binary", "classes", "regression"
 MOST_COLUMNS, MOST_EDGES, MOST_VALUES, MOST_SEGMENTS = 1024, 127, 64, 16
+MOST_SCORES = 32
+"""Classes whose scores are each an axis."""
 ODD = ("missing", "infinite", "below", "above")
 """Counted beside the bins of every column: null or NaN; infinite; finite and outside all that the reference had."""
 
@@ -60,6 +62,8 @@ class Quality:
     squared errors (regression)."""
     weights: tuple[int, ...] = ()
     """On how many rows each was measured."""
+    output: str = ""
+    """The model's output that was judged: its columns are the scores."""
     threshold: float = 0.5
     """From which score on the second of two classes is said."""
     rows: int = 0
