@@ -88,6 +88,8 @@ class Batcher:
         self._last = 0.0
         self._closed = False
         self._logged = 0.0
+        self.note: Callable[[Arrays, Arrays], Any] | None = None
+        """Told what went into each run and what came out, in the thread that ran it."""
         self._emptied: Callable[[], Any] | None = None
 
     @property
@@ -406,9 +408,12 @@ class Batcher:
 
     def _try(self, members: list[Waiting]) -> "Arrays | FalajError":
         try:
-            outputs = self.runtime.run(assemble(members), members[0].key.parameters)
+            inputs = assemble(members)
+            outputs = self.runtime.run(inputs, members[0].key.parameters)
             if len(members) > 1:
                 check_rows(members, outputs)
+            if self.note is not None:
+                self.note(inputs, outputs)
         except FalajError as error:
             return error
         except BROKEN as error:

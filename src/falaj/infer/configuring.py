@@ -10,7 +10,7 @@ from typing import Any
 
 from falaj.core.errors import Invalid
 from falaj.core.sheet import sheet_of
-from falaj.infer.records import Config, Features, Journal, ModelConfig
+from falaj.infer.records import Config, Counting, Features, Journal, ModelConfig
 
 SERVE, HOP_KEY, HOP_CERT, HOP_PRIVATE = (
     f"FALAJ_PARAM_{one}" for one in ("SERVE", "HOP_KEY", "HOP_CERT", "HOP_PRIVATE")
@@ -53,6 +53,8 @@ def _model(found: Any) -> ModelConfig:
         plain["sheet"] = sheet_of(plain["sheet"])
     if plain.get("features") is not None:
         plain["features"] = Features(**_checked(plain["features"], Features))
+    if plain.get("watch") is not None:
+        plain["watch"] = Counting(**_checked(plain["watch"], Counting))
     if not plain["name"] or not plain["version"]:
         raise Invalid("a model of the config has no name or no version", 'for example {"name": "m", "version": "1"}')
     return ModelConfig(**plain)

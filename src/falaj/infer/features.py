@@ -73,10 +73,17 @@ class Joined:
         self.platform, self.size_bytes = runtime.platform, runtime.size_bytes
         self.parallel, self.isolated = runtime.parallel, runtime.isolated
         self.batches = getattr(runtime, "batches", True)
+        self.note: Callable[[Arrays, Arrays], Any] | None = None
+        """Told what the model itself was given: features, not keys."""
+        self.watched_inputs = runtime.inputs
 
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """The model's outputs for the things these keys name."""
-        return self._runtime.run(self._lookup.arrays(inputs), parameters)
+        arrays = self._lookup.arrays(inputs)
+        outputs = self._runtime.run(arrays, parameters)
+        if self.note is not None:
+            self.note(arrays, outputs)
+        return outputs
 
     def replan(self, plan: Mapping[str, Any]) -> None:
         """Read another version of the service from now on; one that gives the same columns."""

@@ -5,6 +5,7 @@ nothing. Where memory is bounded, those used least recently are put away, and co
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from falaj.infer.queue import Busy, Done, late_error
 from falaj.infer.records import Load, ModelConfig, Runtime
 from falaj.infer.session import Session
 from falaj.infer.statistics import Statistics
+from falaj.infer.watching import read_folder
 from falaj.oip.tensors import Ask
 
+_log = logging.getLogger(__name__)
 Finished = Callable[[FalajError | None], Any]
 LOADERS = 4
 
@@ -205,6 +208,7 @@ class Models:
                 undone.callback(runtime.close)
                 session = Session(config, sheet, runtime, self._loop, entry.statistics)
                 session.warm()
+                _watch(session)
             except FalajError as error:
                 return error
             except BROKEN as error:
@@ -329,6 +333,16 @@ class Models:
 
 def _rank(version: str) -> tuple[int, str]:
     return (int(version), "") if version.isdecimal() and len(version) < 19 else (-1, version)
+
+
+def _watch(session: Session) -> None:
+    """By the profile in its folder. One that is no good is said, and never keeps a model from serving."""
+    try:
+        profile = read_folder(session.config)
+        if profile is not None:
+            session.watch(profile)
+    except FalajError as error:
+        _log.warning("the profile of %s %s is not used: %s", session.name, session.version, error)
 
 
 def _close(session: Session) -> None:

@@ -23,6 +23,16 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
+class Counting:
+    """How what a model is given and answers is counted, where it has a profile."""
+
+    flush_s: float = 10.0
+    """How often what was counted is told."""
+    share: float = 0.02
+    """How much of a core it may take; 0: nothing is counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One version of one model, on disk."""
 
@@ -49,6 +59,7 @@ class ModelConfig:
     """Answers kept for requests that come again, by what they hold."""
     idle_s: float = 60.0
     """How long the state of a sequence is kept."""
+    watch: Counting = Counting()
 
 
 @dataclass(frozen=True, slots=True)

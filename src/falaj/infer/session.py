@@ -12,6 +12,7 @@ from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.sheet import Sheet, TensorSpec
+from falaj.drift.records import Profile
 from falaj.infer.batch import cut
 from falaj.infer.batcher import BROKEN, INLINE_S, Batcher, Options, Ran
 from falaj.infer.cache import Cache, Submit
@@ -21,6 +22,7 @@ from falaj.infer.records import ModelConfig, Runtime
 from falaj.infer.sequences import Sequences, states_of
 from falaj.infer.statistics import Statistics
 from falaj.infer.warm import TEXT_BYTES, warm_up
+from falaj.infer.watching import Watching
 from falaj.oip.tensors import NUMPY, SIZES, Answer, Ask, Given, Made
 
 _log = logging.getLogger(__name__)
@@ -53,6 +55,8 @@ class Session:
         self.shown_inputs = tuple(one for one in self.inputs if one.name not in hidden)
         self.shown_outputs = tuple(one for one in self.outputs if one.name not in kept)
         """What callers send and see: not the state of a sequence."""
+        self.watching: Watching | None = None
+        """Counts what it is given and answers, where there is a profile."""
         self._sequences: Sequences | None = None
         self.submit: Submit = self.enter
         """One request on its way; what is given back ends it."""
@@ -70,6 +74,16 @@ class Session:
         if took_s > INLINE_S * 0.75:
             self.batcher.inline = False
         self.batcher.took_s = took_s
+
+    def watch(self, profile: Profile) -> None:
+        """Count by this profile from now on; Invalid when it is about another model."""
+        told, joined = self.config.watch, hasattr(self.runtime, "note")
+        if not told.share:
+            return
+        whom: Any = self.runtime if joined else self.batcher
+        inputs = whom.watched_inputs if joined else self.inputs
+        self.watching = Watching(profile, inputs, self.outputs, told, batches=self.batches)
+        whom.note = self.watching.note
 
     def enter(self, ask: Ask, done: Done) -> Callable[[], None] | None:
         """Past the sequences and the cache."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from falaj.core.errors import Invalid
 from falaj.core.sheet import FILE, Sheet, TensorSpec, read_sheet
+from falaj.drift.records import FILE as PROFILE
 from falaj.optimize import modules
 from falaj.optimize.graphs import Session, load, made_up, save, vocabularies
 from falaj.optimize.parity import Ask, Worst, check
@@ -62,7 +63,11 @@ def _found(folder: Path, sheet: Sheet) -> tuple[str, Path]:
         raise Invalid(f"models of {sheet.runtime} stay as they are", "ONNX and torch models can be optimised")
     names = {one: _SUFFIXES.get(one.suffix, "") for one in sorted(folder.rglob("*")) if one.is_file()}
     if sheet.runtime in _TREES:
-        names = {one: sheet.runtime for one in names if one.suffix in _TREES[sheet.runtime] and one.name != FILE}
+        names = {
+            one: sheet.runtime
+            for one in names
+            if one.suffix in _TREES[sheet.runtime] and one.name not in (FILE, PROFILE)
+        }
     files = [one for one, kind in names.items() if kind and (not sheet.runtime or kind == sheet.runtime)]
     if sheet.file:
         files = [folder / sheet.file] if folder / sheet.file in names else []

@@ -9,6 +9,7 @@ import importlib
 
 from falaj.core.errors import FalajError, Invalid
 from falaj.core.sheet import FILE, Sheet, read_sheet
+from falaj.drift.records import FILE as PROFILE
 from falaj.infer.records import Features, ModelConfig, Runtime
 from falaj.infer.runtimes.verify import Files
 
@@ -47,7 +48,7 @@ def told(files: Files, sheet: Sheet) -> str:
     """Which runtime the files are for."""
     if sheet.steps:
         return "ensemble"
-    names = [sheet.file] if sheet.file else [name for name in files.names() if name != FILE]
+    names = [sheet.file] if sheet.file else [name for name in files.names() if name not in (FILE, PROFILE)]
     kinds = {SUFFIXES[suffix] for name in names for suffix in SUFFIXES if name.endswith(suffix)}
     if not kinds and sheet.code:
         return "python"

@@ -11,6 +11,7 @@ import numpy as np
 
 from falaj.core.errors import Invalid
 from falaj.core.sheet import Sheet, TensorSpec
+from falaj.drift.records import FILE as PROFILE
 from falaj.infer.records import Arrays, ModelConfig
 from falaj.infer.runtimes.specs import agreed, batches, given_back
 from falaj.infer.runtimes.verify import Files
@@ -92,7 +93,7 @@ def _lightgbm(config: ModelConfig, sheet: Sheet, files: Files) -> TreesRuntime:
 
 def _json_like(files: Files, sheet: Sheet) -> bool:
     names = (sheet.file,) if sheet.file else files.names()
-    return any(name.endswith((".json", ".ubj")) and name != "falaj.json" for name in names)
+    return any(name.endswith((".json", ".ubj")) and name not in ("falaj.json", PROFILE) for name in names)
 
 
 def _named(found: TensorSpec, said: tuple[TensorSpec, ...], which: str) -> tuple[TensorSpec, ...]:

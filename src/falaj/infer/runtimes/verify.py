@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from falaj.core.errors import Corrupt, Invalid
+from falaj.drift.records import FILE as PROFILE
 
 MOST_FILES = 10_000
 CODE = "code:"
@@ -46,7 +47,7 @@ class Files:
         """The file that is loaded: the one the sheet names, or the only one of its kind."""
         if name:
             return name
-        found = [one for one in self.names() if one.endswith(suffixes) and one != "falaj.json"]
+        found = [one for one in self.names() if one.endswith(suffixes) and one not in ("falaj.json", PROFILE)]
         if len(found) != 1:
             raise Invalid(
                 f"the model has {len(found)} files like *{suffixes[0]}", 'name one in falaj.json: {"file": "…"}'
