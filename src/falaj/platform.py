@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from falaj.catalog.service import Catalog
     from falaj.store.backup import BackupReport
     from falaj.store.backup import Progress as Restoring
-    from falaj.store.loop import Loop, Loops
+    from falaj.store.loop import Loop, Loops, Turned
     from falaj.store.service import Storage
     from falaj.track.service import Track
 
@@ -339,6 +339,10 @@ class House:
         if self._loops is not None:
             self._loops.stop()
             self._loops = None
+
+    def turned(self) -> "tuple[Turned, ...]":
+        """How the loops that run in this process do."""
+        return self._loops.turned() if self._loops is not None else ()
 
     @contextmanager
     def working(self) -> Iterator[None]:

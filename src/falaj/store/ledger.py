@@ -6,6 +6,7 @@ whoever its context speaks for. So never hold a lock of your own across one, nor
 
 import threading
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from falaj.core.label import Label
 from falaj.core.ports import CanBundle, CanGroup, CanWatch, Cipher, EventRow, Group, Key, Query, Store, Txn
 from falaj.core.ref import Ref
 from falaj.store import requests
+from falaj.store.counts import Counts
 from falaj.store.envelope import Voice, key_of, open_events, open_record, seal_events, seal_record
 from falaj.store.records import Fact, Page, Record
 
@@ -37,6 +39,7 @@ class Ledger:
         self.cipher = cipher
         self.bundled = isinstance(store, CanBundle)
         self.local = _Local()
+        self.counts = Counts()
         self._callbacks: tuple[Callable[[], None], ...] = ()
         self._noting = threading.Lock()
         self._noted = 0
@@ -165,6 +168,9 @@ class _Local(threading.local):
     root: Root | None = None
     waiting: list[Callable[[bool], None]] | None = None
     since: int | None = None
+    grouped: int = 0
+    """How many transactions of the group there are."""
+    verbs: list[str]
     spoke: Context | None = None
     voice: Voice | None = None
 
@@ -442,16 +448,20 @@ class Writer(Reader):
             except BaseException:
                 _undo(root)  # an engine may refuse it here; what is not ended holds a connection for ever
                 raise
+        began = perf_counter()
         try:
             root.txn.commit()
         except BaseException:
             _tell(root.after, durable=False)
             raise
-        ledger = self._ledger
-        waiting = ledger.local.waiting
-        if waiting is not None:
-            waiting.extend(root.after)
+        ledger, local = self._ledger, self._ledger.local
+        verbs = [event.verb for event in root.events]
+        if local.waiting is not None:
+            local.waiting.extend(root.after)
+            local.grouped += 1
+            local.verbs.extend(verbs)
             return
+        ledger.counts.durable(perf_counter() - began, 1, verbs)
         _tell(root.after, durable=True)
         ledger.wake()
 
@@ -470,7 +480,7 @@ class Together:
         if local.waiting is None and local.root is None and isinstance(store, CanGroup):
             self._group = store.group()
             self._group.__enter__()
-            local.waiting, local.since = [], self._ledger.since
+            local.waiting, local.since, local.grouped, local.verbs = [], self._ledger.since, 0, []
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -479,11 +489,14 @@ class Together:
             return
         local = self._ledger.local
         after, local.waiting, local.since = local.waiting or [], None, None
+        began = perf_counter()
         try:
             self._group.__exit__(None, None, None)
         except BaseException:
             _tell(after, durable=False)
             raise
+        if local.grouped:
+            self._ledger.counts.durable(perf_counter() - began, local.grouped, local.verbs)
         _tell(after, durable=True)
         self._ledger.wake()
 

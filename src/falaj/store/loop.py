@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Conflict, FalajError, Unavailable
@@ -31,6 +31,20 @@ class Turn:
     """The fencing token: whoever leads next has a greater one. Hand it to anything outside that can compare."""
     alive: Callable[[], bool]
     """False once the lease may belong to another; look before every effect outside the ledger."""
+
+
+class Turned(NamedTuple):
+    """How a loop does in this process, since the start."""
+
+    loop: str
+    every_s: float
+    leads: bool
+    steps: int
+    failures: int
+    seconds: float
+    """In all of its steps."""
+    at: float
+    """When it last looked, be it that another leads."""
 
 
 class Loop(Protocol):
@@ -83,6 +97,10 @@ class Loops:
                 break
         return steps
 
+    def turned(self) -> tuple[Turned, ...]:
+        """How each of them does."""
+        return tuple(turner.turned for turner in self._turners)
+
     def _wake(self) -> None:
         for turner in self._eager:
             turner.wake()
@@ -104,7 +122,8 @@ class Turner:
         self._lease = f"loop:{loop.name}"
         self._until = 0.0
         self._token = 0
-        self._failures = 0
+        self._failures = self._failed_ever = self._steps = 0
+        self._seconds, self._at = 0.0, time.time()
         self._awake = threading.Event()
         self._stopping = threading.Event()
 
@@ -121,11 +140,14 @@ class Turner:
 
     def turn(self) -> bool:
         """Lead if we may, and do one step; True when there is more to do now."""
+        began = time.perf_counter()
         try:
             if not self._claim():
+                self._at = time.time()
                 return False
             ctx = replace(self._ctx, request=new_id())
             more = self.loop.step(Turn(ctx, self._token, self._alive))
+            self._at = time.time()
         except Conflict as error:
             # Somebody wrote first: the result is discarded and the next step looks again.
             log.info("loop result discarded", extra={"loop": self.loop.name, "reason": str(error)})
@@ -133,8 +155,17 @@ class Turner:
         except Exception as error:  # noqa: BLE001 - the frame that must survive any room's bug
             self._failed(error)
             return False
+        finally:
+            if self._token:
+                self._steps, self._seconds = self._steps + 1, self._seconds + time.perf_counter() - began
         self._failures = 0
         return more and not self._stopping.is_set()
+
+    @property
+    def turned(self) -> Turned:
+        """How it does."""
+        name, every_s = self.loop.name, self.loop.every_s
+        return Turned(name, every_s, bool(self._token), self._steps, self._failed_ever, self._seconds, self._at)
 
     def stop(self) -> None:
         """Ask the thread to end."""
@@ -164,7 +195,7 @@ class Turner:
             return False
 
     def _failed(self, error: Exception) -> None:
-        self._failures += 1
+        self._failures, self._failed_ever = self._failures + 1, self._failed_ever + 1
         level = logging.WARNING if isinstance(error, FalajError) else logging.ERROR
         fields = {"loop": self.loop.name, "failures": self._failures, "reason": str(error)}
         log.log(level, "loop step failed", extra=fields, exc_info=not isinstance(error, FalajError))
