@@ -287,13 +287,9 @@ def _rising(values: Numbers, weights: Numbers) -> Numbers:
 
 def _class_curve(truth: NDArray[Any], said: NDArray[Any], labels: Sequence[Any]) -> dict[str, Any]:
     """From the scores of all classes: at such a score, how often that class was said and true, and how often true."""
-    if said.ndim != 2 or said.dtype.kind != "f":
+    if said.ndim != 2 or said.dtype.kind != "f" or said.shape[1] > MOST_SCORES:
         return {}
     names = texts(labels) if len(labels) else np.arange(said.shape[1]).astype(str)
-    if said.shape[1] > MOST_SCORES:
-        top = said.max(1).astype(np.float64)
-        kept = np.isfinite(top)
-        return _risen(top[kept], (names[said.argmax(1)] == texts(truth))[kept]) if kept.any() else {}
     true = texts(truth)[:, None] == names[None, :]
     hits = true & (said.argmax(1)[:, None] == np.arange(said.shape[1]))
     flat = said.reshape(-1).astype(np.float64)

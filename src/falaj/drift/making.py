@@ -17,33 +17,21 @@ from falaj.drift.profile import checked, counted, profile_of
 from falaj.drift.records import BINARY, CLASSES, MOST_COLUMNS, MOST_SCORES, Axis, Profile, Quality
 
 Columns = dict[str, NDArray[Any]]
-MEAN, STD, CHOICE, TOP = ".mean", ".std", ".choice", ".top"
-"""Columns that stand for a tensor too wide to be cut by column; and of class scores: which is highest, and how high."""
+CHOSEN = "prediction"
+"""The column of the class with the highest score; no tensor names it, it is told by the scores."""
 
 
-def columns_of(name: str, values: NDArray[Any], names: Sequence[str] = (), *, answers: bool = False) -> Columns:
-    """A tensor as columns: one by its own name; several by the names given, else NAME[0], NAME[1], …"""
+def columns_of(name: str, values: NDArray[Any], names: Sequence[str] = (), *, most: int = MOST_COLUMNS) -> Columns:
+    """A tensor as columns: one by its own name; several by the names given, else NAME[0], NAME[1], …; of one with more
+    than `most` values a row, mean and deviation of each row."""
     values = np.asarray(values)
     flat = values.reshape(len(values), -1) if len(values) else values.reshape(0, int(np.prod(values.shape[1:])))
     width = flat.shape[1]
-    if width == 1:
-        return {names[0] if len(names) == 1 else name: flat[:, 0]}
-    if answers:
-        return _answers(name, flat)
-    if width > MOST_COLUMNS:
-        wide = flat.astype(np.float32)
-        return {name + MEAN: wide.mean(1), name + STD: wide.std(1)}
-    told = names if len(names) == width else [f"{name}[{at}]" for at in range(width)]
-    return {one: flat[:, at] for at, one in enumerate(told)}
-
-
-def _answers(name: str, flat: NDArray[Any]) -> Columns:
-    choice = flat.argmax(1)
-    made: Columns = {f"{name}[{at}]": flat[:, at] for at in range(flat.shape[1])}
-    if flat.shape[1] > MOST_SCORES:
-        made = {name + TOP: flat.max(1)}
-    # Of two scores one says everything; so does a choice.
-    return made if flat.shape[1] == 2 else {**made, name + CHOICE: choice.astype(str)}
+    if width > most:
+        wide = flat.astype(np.float64)
+        return {f"{name}.mean": wide.mean(1), f"{name}.std": wide.std(1)}
+    own = [name] if width == 1 else [f"{name}[{at}]" for at in range(width)]
+    return {one: flat[:, at] for at, one in enumerate(names if len(names) == width else own)}
 
 
 def score_output(outputs: Mapping[str, NDArray[Any]]) -> str:
@@ -85,13 +73,14 @@ def made(
     segment, source, tensors, weights, seed."""
     target, segment = str(about.pop("target", "")) or "label", str(about.get("segment", ""))
     first = profile_of(columns, **about)
-    answers = {name: columns_of(name, one, answers=True) for name, one in outputs.items()}
+    answers = {name: _unlike(columns, columns_of(name, one, most=MOST_SCORES)) for name, one in outputs.items()}
     said = {column: values for found in answers.values() for column, values in found.items()}
-    said = {f"{name} said" if name in columns else name: values for name, values in said.items()}
     known = None if truth is None or _all_missing(truth) else np.asarray(truth)
     if not said and known is None:
         return first
     best = score_output(outputs)
+    if best and len(answers[best]) > 2 and CHOSEN not in {*said, *columns}:
+        said[CHOSEN] = np.stack(list(answers[best].values()), 1).argmax(1)
     quality = judged(known, outputs[best], labels) if known is not None and best else Quality()
     tensors = {**about.get("tensors", {}), **{name: tuple(found) for name, found in answers.items()}}
     beside = {segment: (columns if aside is None else aside)[segment]} if segment else {}
@@ -103,6 +92,11 @@ def made(
         # By the segments of the inputs, whatever the held-out rows have.
         second = counted(replace(second, segments=first.segments), {**beside, **said, **_named(label)})
     return checked(_joined(first, second, len(beside), replace(quality, output=best), tensors))
+
+
+def _unlike(columns: Mapping[str, Any], found: Columns) -> Columns:
+    """Under other names than those of inputs."""
+    return {f"{name} said" if name in columns else name: values for name, values in found.items()}
 
 
 def _named(label: Mapping[str, Any]) -> Columns:
