@@ -121,23 +121,19 @@ DESKS: dict[str, Desk] = {
         "falaj.monitor.service:Monitor",
         "Watches: drift, quality and what follows; alerts, incidents, verdicts",
         {
-            "see": "list show windows "
-            "verdicts incidents",
+            "see": "list show windows verdicts incidents challenge",
             "read": "figures",
-            "write": "add change remove "
-            "pause resume acknowledge resolve note",
+            "write": "add change remove pause resume acknowledge resolve note",
         },
         ("incident",),
-        ("falaj.monitor.errands",),
+        ("falaj.monitor.errands", "falaj.monitor.replay"),
     ),
     "flows": Desk(
         "falaj.flows.service:Flows",
         "Flows: pipelines on jobs, schedules, triggers, webhooks",
         {
-            "see": "list show runs look "
-            "triggers hear schedules",
-            "write": "add start retry cancel "
-            "on off schedule unschedule",
+            "see": "list show runs look triggers hear schedules hooks deliveries knocks",
+            "write": "add start retry cancel on off schedule unschedule hook unhook redeliver ping listen mute knock",
             "erase": "remove",
         },
         ("flow",),

@@ -22,7 +22,6 @@ NEW_S = 86400.0
 ASKS, NEEDS = "monitor.retrain", 1
 SLOW, ODD, ALIKE, LEAST_ALIKE = 0.05, 0.01, 0.999, 100
 TURN, STARTED, OVER = "turn", "flows.start", "flows.end"
-Body = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class Ears:
         self._heard.pop((tenant, id_), None)
 
 
-def standing_of(served: Body, now: float) -> Facts:
+def standing_of(served: books.Body, now: float) -> Facts:
     """How the revisions of an endpoint stand."""
     newest = max((int(one["number"]) for one in served["revisions"]), default=0)
     live = tuple(sorted({revision for revision, share in books.shares_in(served).values() if share}))

@@ -92,7 +92,7 @@ def ended(machine: Machine, plan: WatchPlan, now: float, state: str, outcome: st
         machine = replace(machine, frozen=max(machine.newest, doing.revision))
     machine = replace(machine, state=machine.stated(now))
     said = f"{doing.action} {state}: {outcome}"
-    verdict = Verdict(doing.id, now, doing.action, doing.cause, said, state, outcome=outcome)
+    verdict = Verdict(doing.id, now, doing.action, doing.cause, said, state, outcome=outcome, run=doing.run)
     if state == FAILED:
         alert = Verdict(f"{ALERT}-{doing.id}", now, ALERT, doing.cause, said, DONE)
         return machine, (verdict, alert)

@@ -14,6 +14,7 @@ from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Stale
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.monitor import acting, decide
+from falaj.monitor.challenge import Challenges
 from falaj.monitor.incidents import Incidents, closed, gone, open_of, opened
 from falaj.monitor.machine import (
     BEGUN,
@@ -38,7 +39,7 @@ MOST_PAGE, SHOWN = 1_000, 10
 Body = dict[str, Any]
 
 
-class Policies(Incidents):
+class Policies(Incidents, Challenges):
     """What follows from what was found."""
 
     @verb(writes=("endpoint",))
@@ -181,7 +182,7 @@ class Policies(Incidents):
             body = {**record.body, "machine": machine_body(new), "state": new.state}
             kept = saved(tx, record, body)
             for one in verdicts:
-                self._told(tx, kept, one, new, ctx.now())
+                self._told(tx, kept, one, ctx.now())
             for episode in gone(old, new):
                 incident = closed(tx, kept, episode, ctx.now())
                 if incident is not None:
@@ -190,14 +191,13 @@ class Policies(Incidents):
                 tx.emit("monitor.judge", kept.ref, state=new.state)
         return kept
 
-    def _told(self, tx: Writer, watch: Record, verdict: Verdict, machine: Machine, now: float) -> None:
+    def _told(self, tx: Writer, watch: Record, verdict: Verdict, now: float) -> None:
         """One verdict: its record, its incident, and the event that others hear."""
         endpoint, old = endpoint_of(watch.ref), tx.get(_verdict_ref(watch, verdict.id))
         if old is not None:
             was = verdict_in(old)
-            run = machine.doing.run if machine.doing is not None else was.run
             verdict = replace(
-                was, state=verdict.state, outcome=verdict.outcome, said=verdict.said or was.said, run=run or was.run,
+                was, state=verdict.state, outcome=verdict.outcome, run=verdict.run or was.run,
                 flow=verdict.flow or was.flow,
             )  # fmt: skip
         record = _put(tx, watch, old, verdict)

@@ -197,3 +197,28 @@ class Figures:
     windows: tuple[Window, ...] = ()
     segment: str = ""
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """A shadow beside the champion, on the same requests. Losses are between 0 and 1, and less is better."""
+
+    ref: Ref
+    champion: int
+    challenger: int
+    """Revisions."""
+    pairs: int
+    """Requests that both answered, among those that were kept."""
+    labelled: int
+    same: float
+    """How often both said the same."""
+    champion_loss: float
+    challenger_loss: float
+    low: float
+    high: float
+    """The challenger loses less by between these, however often one looks."""
+    p_better: float
+    p_worse: float
+    verdict: str
+    """better, fine (worse by the margin at most), worse or wait."""
+    said: str
