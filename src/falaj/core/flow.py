@@ -303,7 +303,12 @@ class _Flow:
 
     def approval(self, reason: str, *, needs: int = 1, days: int = 7, about: Any = None) -> Outcome:
         """Wait until people approve; refused, the flow fails here."""
-        takes = {"reason": reason, "needs": needs, "days": days, **({"about": source_of(about)} if about else {})}
+        takes = {
+            "reason": reason,
+            "needs": needs,
+            "days": days,
+            **({} if about is None else {"about": source_of(about)}),
+        }
         return _sketch().add({**step_plan("approval", GATE, {}), "entry": "approval", "takes": takes, "cache": False})
 
     def event(self, verb: str, subject: Any, *, timeout: str | int = "1d") -> Outcome:
