@@ -12,10 +12,11 @@ from falaj.api import carrier
 from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render, send_answer
 from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
+from falaj.api.figures import Figures
 from falaj.api.gate import Gate
 from falaj.api.lanes import Lanes, attempt
 from falaj.api.logs import enter
-from falaj.api.metrics import Metrics
+from falaj.api.metrics import Metrics, counter, exposition, gauge
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
 from falaj.api.stream import Inlet, Outlet, Receive
 from falaj.api.trace import make_span
@@ -48,7 +49,7 @@ class App:
 
     def __init__(self, house: "House", hosts: Iterable[str], lanes: int = 1) -> None:
         self.house = house
-        self.metrics = Metrics()
+        self.metrics, self.figures = Metrics(), Figures(house)
         self.lanes = Lanes(house.ledger.group, lanes, inline=house.settings.embedded)
         self.gate = Gate(house, self.lanes, hosts)
         self.router = Router()
@@ -149,6 +150,11 @@ class App:
                 if verb.name == "show":
                     self.router.add_show(kinds, Route("GET", SHOW, call.action, partial(self._show, call), call))
         add(Route("GET", "/v1/events", self.events.action, self.events.serve))
+        if "flows" in self.house.desks:
+            from falaj.api.knock import ROUTE, Doorbell
+
+            bell = Doorbell(self)
+            add(Route("POST", ROUTE, bell.action, bell.serve))
         add(Route("POST", carrier.PUT, "bytes.put", self._put_piece))
         add(Route("POST", carrier.BUNDLE, "bytes.bundle", self._bundle_pieces))
         add(Route("POST", carrier.GET, "bytes.get", self._get_piece))
@@ -262,9 +268,9 @@ class App:
         self.unhurried()
         return await self.carrier.get(ask, ctx, body)
 
-    async def body(self, ask: Ask) -> bytes:
+    async def body(self, ask: Ask, most: int = 0, kinds: tuple[bytes, ...] = (JSON,)) -> bytes:
         """The whole JSON body, within its limits of size and time."""
-        limit = self._limits.body_bytes
+        limit = min(most or self._limits.body_bytes, self._limits.body_bytes)
         if (length(ask) or 0) > limit:
             raise _too_large(limit)
         message = await ask.receive()
@@ -272,7 +278,7 @@ class App:
         if message.get("more_body", False):
             body = await self._rest(ask, [body], limit)
         ask.unread = False
-        if body and content_type(ask) != JSON:
+        if body and content_type(ask) not in kinds:
             raise Refusal(Invalid("the body is not declared as JSON", "send content-type: application/json"), 415)
         if b"content-encoding" in ask.headers:
             raise Refusal(Invalid("the body is compressed", "send it as it is"), 415)
@@ -322,12 +328,15 @@ class App:
         """Counts over all tenants, so only the house's own people and services see them."""
         if ask.caller.tenant != HOUSE:
             raise Denied("metrics count every tenant's calls", "ask with an account of the tenant `house`")
-        gauges = [
-            ("falaj_lane_waiting", "Calls that no lane has taken yet.", float(self.lanes.waiting)),
-            ("falaj_lane_calls", "Calls run in lanes since the start.", float(self.lanes.calls)),
-            ("falaj_lane_commits", "Groups those calls were committed in.", float(self.lanes.batches)),
+        lanes = self.lanes
+        found = [
+            *self.metrics.families(),
+            gauge("falaj_lane_waiting", "Calls that no lane has taken yet.", lanes.waiting),
+            counter("falaj_lane_calls_total", "Calls run in lanes since the start.", lanes.calls),
+            counter("falaj_lane_commits_total", "Groups those calls were committed in.", lanes.batches),
+            *(await lanes.outside(self.figures.families)).unwrap(),
         ]
-        return Answer(200, self.metrics.text(gauges), new_id(), TEXT)
+        return Answer(200, exposition(found), new_id(), TEXT)
 
 
 def _too_late(ask: Ask) -> Answer:

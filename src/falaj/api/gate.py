@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EXCHANGE = b"/v1/people/exchange"
 """The one verb that nobody can have a token for yet: it gives the first one."""
+KNOCK = b"/v1/knock/"
+"""Where a signature over the message stands in the place of a token."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KNOWN_S = 1.0
 """A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
@@ -84,6 +86,14 @@ class Gate:
         ask.request = ctx.request
         return ctx
 
+    def strangers_wait(self, ask: Ask) -> float:
+        """How long an address has to wait from which too much came that nobody knew."""
+        return self._failures.wait(ask.peer, self._clock())
+
+    def strangers_failed(self, ask: Ask) -> None:
+        """Something came from there that nobody knows."""
+        self._failures.take(ask.peer, self._clock())
+
     def forget(self) -> None:
         """Ask identity again for everyone: people or tokens changed."""
         self._known.clear()
@@ -105,6 +115,8 @@ class Gate:
             return known.actor
         if not header and ask.path == EXCHANGE and ask.method == "POST":
             return self._guest(ask)
+        if ask.path.startswith(KNOCK) and ask.method == "POST":
+            return GUEST
         ask.token = _bearer(header)
         wait = self._failures.wait(ask.peer, self._clock()) if known is None else 0.0
         if wait > 0.0:

@@ -131,6 +131,10 @@ def _operation(route: Route, components: dict[str, Schema]) -> Schema:
         "operationId": f"{route.method.lower()}_{route.path.strip('/').replace('/', '_').replace('.', '_')}",
         "responses": _responses(route, components),
     }
+    inside = [part.strip("{}") for part in route.path.split("/") if part.startswith("{")]
+    if inside:
+        text = {"type": "string", "minLength": 1, "maxLength": 250}
+        made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in inside]
     if route.action == OPEN:
         return made | {"security": []}
     if route.call is None:

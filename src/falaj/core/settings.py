@@ -60,6 +60,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Hooks:
+    """Where events may be sent to."""
+
+    private: tuple[str, ...] = ()
+    """Networks beside the open internet, for example 10.20.0.0/16; with 127.0.0.0/8 also by plain http."""
+    ca: str = ""
+    """A file of authorities whose certificates receivers may have, beside the usual ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """How mail leaves."""
+
+    server: str = ""
+    """smtps://host:465 or smtp://host:587 (which must offer STARTTLS); no mail when empty."""
+    sender: str = ""
+    user: str = ""
+    password: str = ""
+    """A reference, secret://house/ZONE/PROJECT/NAME, never the password itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the house needs to know before it stands. At scale it is a handful of URLs."""
 
@@ -109,6 +131,8 @@ class Settings:
     tls: Tls = field(default_factory=Tls)
     oidc: Oidc = field(default_factory=Oidc)
     limits: Limits = field(default_factory=Limits)
+    hooks: Hooks = field(default_factory=Hooks)
+    mail: Mail = field(default_factory=Mail)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each value that is not the default came from."""
 

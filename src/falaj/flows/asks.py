@@ -121,7 +121,7 @@ class KnockView:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Door:
     """A new way in, with its secret, shown this once."""
 
     ref: Ref

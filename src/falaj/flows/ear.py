@@ -48,6 +48,10 @@ class Ear:
         """All that was heard is done with: go on behind it."""
         self.pos, self._read = self._edge, self._read + count
 
+    def skip(self, end: str) -> None:
+        """Nobody listens: go on behind all there is."""
+        self.pos = self._edge = end
+
     def keep(self, ctx: Context, *, acted: bool) -> None:
         """Write down how far it is, where reading it again would cost something."""
         due = ctx.now() - self._kept_at >= KEEP_S and self._record is not None and self.pos > self._record.body["pos"]
@@ -59,5 +63,5 @@ class Ear:
         """The same inside a transaction: what was read and what it led to are kept together or not at all."""
         rev = self._record.rev if self._record is not None else None
         self._record = tx.put(self._key, {"pos": self.pos}, rev=rev)
-        tx.emit("flows.listen", self._record.ref, tenant=HOUSE, read=self._read)
+        tx.emit("flows.heard", self._record.ref, tenant=HOUSE, read=self._read)
         self._read, self._kept_at = 0, self._record.at

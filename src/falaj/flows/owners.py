@@ -28,6 +28,16 @@ class Shared:
     _settings: Settings
     act: Callable[[Actor, str], Here]
 
+    @property
+    def keyring(self) -> Keyring:
+        """Whose keys secrets lie under."""
+        return self._keyring
+
+    @property
+    def settings(self) -> Settings:
+        """What the installation says."""
+        return self._settings
+
 
 def worker_of(tx: Reader, record: Record) -> Actor:
     """The owner at work: only roles that do work, of today as of then."""
