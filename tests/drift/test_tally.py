@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, Invalid
+from falaj.drift.packing import joined as packed_join
 from falaj.drift.profile import profile_of
 from falaj.drift.records import Axis, Profile
 from falaj.drift.tally import Tally
@@ -65,6 +66,7 @@ def test_joining_is_the_same_in_any_order_and_travels(first, second, third):
     joined = a.merged(b).merged(c)
     assert (whole.counts == joined.counts).all()
     _same(Tally.from_bytes(joined.to_bytes(), PROFILE), joined)
+    _same(Tally.from_bytes(packed_join([one.to_bytes() for one in (a, b, c)]), PROFILE), joined)
     for at in range(4):  # Every row is in one bin of every axis.
         assert joined.of(at).sum() == len(first) + len(second) + len(third)
 
@@ -188,15 +190,16 @@ def _damaged():
     yield packed(head, np.full(1, -1, "<i8").tobytes() + rest[8:])
     yield packed(head, np.full(1, 9, "<i8").tobytes() + rest[8:])
     for change in (
-        {"layout": "other"}, {"rows": -1}, {"rows": 2.5}, {"rows": True}, {"seen": 0}, {"mixed": 7}, {"bound": 2},
+        {"layout": "other"}, {"numbers": [-1, 3, 0, 3]}, {"numbers": [2.5, 3, 0, 0]}, {"numbers": [3, True, 0, 0]},
+        {"numbers": [3, 0, 0, 0]}, {"numbers": [3, 3, 0, 7]}, {"numbers": [3]}, {"shape": [1, 2, 3, 4]}, {"bound": 2},
         {"distinct": ["kind", "kind"]}, {"distinct": ["none"]}, {"fresh": [["kind", "v", 9]]},
         {"fresh": [["no", "v", 1]]},
-        {"fresh": [["kind", "v" * 500, 1]]}, {"ids": ["x"] * 5000}, {"ids": [1, 2, 3]}, {"odd": 5},
+        {"fresh": [["kind", "v" * 500, 1]]}, {"ids": ["x"] * 5000}, {"ids": [1, 2, 3]}, {"numbers": [3, 3, 5, 3]},
     ):  # fmt: skip
         yield packed(head | change)
 
 
-@pytest.mark.parametrize("data", list(_damaged()), ids=range(25))
+@pytest.mark.parametrize("data", list(_damaged()), ids=range(27))
 def test_bytes_that_are_no_tally_are_refused(data):
     with pytest.raises(Corrupt):
         Tally.from_bytes(data, PROFILE)

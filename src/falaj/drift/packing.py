@@ -1,8 +1,13 @@
-"""A tally as bytes: a JSON header and its arrays, compressed. What is read is bounded and checked, whoever sent it."""
+"""A tally as bytes: a JSON header and its arrays, compressed. What is read is bounded and checked, whoever sent it.
+
+Bytes of tallies can be joined without the profile that cut them: they say how large their parts are.
+"""
 
 import json
 import zlib
-from typing import Any
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +15,8 @@ from numpy.typing import NDArray
 from falaj.core.errors import Corrupt
 from falaj.drift.cutting import MOST_TEXT
 from falaj.drift.profile import layout
-from falaj.drift.records import Profile
-from falaj.drift.samples import MOST_FRESH, MOST_ROWS, REGISTERS, Sample
+from falaj.drift.records import MOST_COLUMNS, MOST_EDGES, MOST_SEGMENTS, Profile
+from falaj.drift.samples import MOST_FRESH, MOST_ROWS, REGISTERS, Sample, fresher
 from falaj.drift.tally import Tally
 
 _MAGIC = b"FJT1"
@@ -20,49 +25,103 @@ _MOST_ID = 64
 _MOST_NAMED = 4096
 """Unknown values that travel by name, of all columns together."""
 _MOST_ROWS_EVER = 1 << 53
+_MOST_AXES = MOST_COLUMNS + 64
+_MOST_SHAPE = (MOST_SEGMENTS + 1, _MOST_AXES * (MOST_EDGES + 5), _MOST_AXES, 1 << 14)
+
+
+class _Parts(NamedTuple):
+    """What a tally is made of; every part adds up by itself."""
+
+    layout: str
+    shape: tuple[int, int, int, int]
+    """Segments, width, axes, mixture."""
+    numbers: tuple[int, int, int, int]
+    """Rows, seen, odd, mixed."""
+    counts: NDArray[np.int64]
+    sums: tuple[NDArray[np.float64], ...]
+    """Sums, squares, mixture."""
+    fresh: dict[str, dict[str, int]]
+    distinct: dict[str, NDArray[np.uint8]]
+    sample: Sample
 
 
 def packed(tally: Tally) -> bytes:
-    """Small: counts are mostly small numbers, which zlib likes."""
-    fresh = sorted(
-        ((count, name, value) for name, values in tally.fresh.items() for value, count in values.items()),
-        key=lambda one: -one[0],
-    )[:_MOST_NAMED]
-    header = json.dumps(
-        {
-            "layout": layout(tally.profile),
-            "rows": tally.rows,
-            "seen": tally.seen,
-            "odd": tally.odd,
-            "mixed": tally.mixed,
-            "fresh": [[name, value, count] for count, name, value in fresh],
-            "distinct": (names := sorted(tally.distinct)),
-            "ids": [one[:_MOST_ID] for one in tally.sample.ids],
-            "bound": tally.sample.bound,
-        },
-        separators=(",", ":"),
-    ).encode()
-    parts = [tally.counts.astype("<i8"), tally.sums.astype("<f8"), tally.squares.astype("<f8")]
-    parts += [tally.mixture.astype("<f8"), *(tally.distinct[name] for name in names)]
-    parts += [tally.sample.keys.astype("<f8"), tally.sample.values.astype("<f4")]
-    body = b"".join([len(header).to_bytes(4, "little"), header, *(part.tobytes() for part in parts)])
-    return _MAGIC + zlib.compress(body, 1)
+    """As it travels."""
+    return _written(_parts(tally))
 
 
 def unpacked(data: bytes, profile: Profile) -> Tally:
     """Corrupt, unless it is a tally that this profile cuts."""
     tally = Tally(profile)
-    try:
-        _fill(tally, _Reader(_opened(data, _most_bytes(tally))))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError) as error:
-        raise Corrupt("these bytes are no tally", "count anew") from error
+    found = _read(data, _shape(tally), layout(profile), {axis.name for axis in profile.axes})
+    tally.rows, tally.seen, tally.odd, tally.mixed = found.numbers
+    tally.counts, (tally.sums, tally.squares, tally.mixture) = found.counts, found.sums
+    tally.fresh, tally.distinct, tally.sample = found.fresh, found.distinct, found.sample
     return tally
 
 
-def _most_bytes(tally: Tally) -> int:
-    axes = len(tally.profile.axes)
+def joined(many: Sequence[bytes]) -> bytes:
+    """Tallies of one profile as one; Corrupt when they are of several. It need not be known which."""
+    return _written(reduce(_both, (_read(one) for one in many)))
+
+
+def _parts(tally: Tally) -> _Parts:
+    numbers = tally.rows, tally.seen, tally.odd, tally.mixed
+    sums = tally.sums, tally.squares, tally.mixture
+    kept = tally.fresh, tally.distinct, tally.sample
+    return _Parts(layout(tally.profile), _shape(tally), numbers, tally.counts, sums, *kept)
+
+
+def _shape(tally: Tally) -> tuple[int, int, int, int]:
+    return len(tally.counts), tally.width, len(tally.profile.axes), len(tally.mixture)
+
+
+def _both(one: _Parts, other: _Parts) -> _Parts:
+    if (one.layout, one.shape) != (other.layout, other.shape):
+        raise Corrupt("tallies of different profiles stand together", "join those of one profile")
+    names, none = {*one.fresh, *other.fresh}, np.zeros(REGISTERS, np.uint8)
+    return _Parts(
+        one.layout,
+        one.shape,
+        tuple(a + b for a, b in zip(one.numbers, other.numbers, strict=True)),  # type: ignore[arg-type]
+        one.counts + other.counts,
+        tuple(a + b for a, b in zip(one.sums, other.sums, strict=True)),
+        {name: fresher(one.fresh.get(name, {}), other.fresh.get(name, {})) for name in sorted(names)},
+        {name: np.maximum(one.distinct.get(name, none), other.distinct.get(name, none))
+         for name in sorted({*one.distinct, *other.distinct})},
+        one.sample.joined(other.sample),
+    )  # fmt: skip
+
+
+def _written(parts: _Parts) -> bytes:
+    """Small: counts are mostly small numbers, which zlib likes."""
+    fresh = [(count, name, value) for name, values in parts.fresh.items() for value, count in values.items()]
+    fresh = sorted(fresh, key=lambda one: -one[0])[:_MOST_NAMED]
+    names = sorted(parts.distinct)
+    said = {
+        "layout": parts.layout, "shape": parts.shape, "numbers": parts.numbers, "distinct": names,
+        "fresh": [[name, value, count] for count, name, value in fresh],
+        "ids": [one[:_MOST_ID] for one in parts.sample.ids], "bound": parts.sample.bound,
+    }  # fmt: skip
+    header = json.dumps(said, separators=(",", ":")).encode()
+    arrays = [parts.counts.astype("<i8"), *(one.astype("<f8") for one in parts.sums)]
+    arrays += [*(parts.distinct[name] for name in names)]
+    arrays += [parts.sample.keys.astype("<f8"), parts.sample.values.astype("<f4")]
+    body = b"".join([len(header).to_bytes(4, "little"), header, *(one.tobytes() for one in arrays)])
+    return _MAGIC + zlib.compress(body, 1)
+
+
+def _read(data: bytes, shape: tuple[int, ...] = _MOST_SHAPE, wanted: str = "", names: set[str] | None = None) -> _Parts:
+    """Corrupt, unless it is a tally; with a layout, one of that shape and layout."""
+    try:
+        return _checked(_Reader(_opened(data, _most_bytes(*shape))), shape, wanted, names)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError) as error:
+        raise Corrupt("these bytes are no tally", "count anew") from error
+
+
+def _most_bytes(segments: int, width: int, axes: int, mixture: int) -> int:
     sample = MOST_ROWS * (8 + 4 * axes)
-    return _MOST_HEADER + 4 + tally.counts.nbytes + 8 * (2 * axes + len(tally.mixture)) + axes * REGISTERS + sample
+    return _MOST_HEADER + 4 + 8 * (segments * width + 2 * axes + mixture) + axes * REGISTERS + sample
 
 
 def _opened(data: bytes, most: int) -> bytes:
@@ -108,32 +167,38 @@ def _whole(value: object, most: int = _MOST_ROWS_EVER) -> int:
     return int(str(value))
 
 
-def _fill(tally: Tally, reader: _Reader) -> None:
-    head, axes = reader.header, len(tally.profile.axes)
-    if head["layout"] != layout(tally.profile):
+def _checked(reader: _Reader, most: tuple[int, ...], wanted: str, names: set[str] | None) -> _Parts:
+    head = reader.header
+    if wanted and head["layout"] != wanted:
         raise Corrupt("the tally was cut by another profile", "read it with the profile that cut it")
-    tally.rows, tally.odd = _whole(head["rows"]), _whole(head["odd"])
-    tally.seen, tally.mixed = _whole(head["seen"]), _whole(head["mixed"], tally.rows)
-    _must(tally.rows + tally.odd <= tally.seen)
-    tally.counts = reader.take("<i8", *tally.counts.shape)
-    _must(bool((tally.counts >= 0).all() and (tally.counts <= tally.rows).all()))
-    tally.sums, tally.squares = reader.take("<f8", axes), reader.take("<f8", axes)
-    tally.mixture = reader.take("<f8", len(tally.mixture))
-    _must(all(bool(np.isfinite(part).all()) for part in (tally.sums, tally.squares, tally.mixture)))
-    names = {axis.name for axis in tally.profile.axes}
+    segments, width, axes, mixture = (_whole(one, bound) for one, bound in zip(head["shape"], most, strict=True))
+    _must(not wanted or (segments, width, axes, mixture) == most)
+    rows, seen, odd, mixed = (_whole(one) for one in head["numbers"])
+    _must(rows + odd <= seen and mixed <= rows)
+    counts = reader.take("<i8", segments, width)
+    _must(bool((counts >= 0).all() and (counts <= rows).all()))
+    sums = reader.take("<f8", axes), reader.take("<f8", axes), reader.take("<f8", mixture)
+    _must(all(bool(np.isfinite(part).all()) for part in sums))
+    distinct: dict[str, NDArray[np.uint8]] = {}
     for name in head["distinct"]:
-        _must(name in names and name not in tally.distinct)
-        tally.distinct[name] = np.minimum(reader.take("|u1", REGISTERS), 57)
-    tally.fresh = _fresh(head["fresh"], names, tally.rows)
-    tally.sample = _sample(head, reader, axes)
+        _must(isinstance(name, str) and name not in distinct and (names is None or name in names))
+        distinct[name] = np.minimum(reader.take("|u1", REGISTERS), 57)
+    fresh, sample = _fresh(head["fresh"], names, rows), _sample(head, reader, axes)
     _must(reader.at_end())
+    place = str(head["layout"]), (segments, width, axes, mixture), (rows, seen, odd, mixed)
+    return _Parts(*place, counts, sums, fresh, distinct, sample)
 
 
-def _fresh(found: list[Any], names: set[str], rows: int) -> dict[str, dict[str, int]]:
+def _fresh(found: list[Any], names: set[str] | None, rows: int) -> dict[str, dict[str, int]]:
     _must(len(found) <= _MOST_NAMED)
     fresh: dict[str, dict[str, int]] = {}
     for name, value, count in found:
-        _must(name in names and isinstance(value, str) and len(value) <= MOST_TEXT)
+        _must(
+            isinstance(name, str)
+            and (names is None or name in names)
+            and isinstance(value, str)
+            and len(value) <= MOST_TEXT
+        )
         fresh.setdefault(name, {})[value] = _whole(count, rows)
     _must(all(len(values) <= MOST_FRESH for values in fresh.values()))
     return fresh

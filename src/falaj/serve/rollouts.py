@@ -34,6 +34,7 @@ from falaj.serve.records import (
     Rollout,
     VerdictView,
 )
+from falaj.serve.sketches import Sketches
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 
@@ -174,6 +175,11 @@ class Rollouts(Edges):
         """What turned out to be true."""
         return Labels(self.series, self._ledger)
 
+    @cached_property
+    def sketches(self) -> Sketches:
+        """What replicas counted of inputs and answers."""
+        return Sketches(self.series, self._ledger)
+
     def tend(self, ctx: Context, record: Record, ready: Mapping[int, int]) -> bool:
         """One look at an endpoint's roll-out; True when something changed. `ready`: replicas by revision.
 
@@ -200,13 +206,14 @@ class Rollouts(Edges):
         """Sum up old counts, and remove what was kept long enough; for the loop, about once a minute."""
         whose, trial = _whose(record), books.rollout_in(record.body)
         self.counts.tidy(whose, now, (trial.begun_at, trial.step_at) if trial else ())
+        self.sketches.tidy(whose, now, now - 2 * trials.DAY_S)  # Whoever watches does so sooner.
         days = books.rules_in(record.body).keep_days
         self.journal.expire(whose.tenant, whose.ref, days, now)
         self.labels.expire(whose.tenant, whose.ref, now - days * trials.DAY_S)
 
     def drop(self, tenant: str, endpoint: Ref) -> None:
         """Remove all that gateways and people said of an endpoint; for the loop, when the endpoint is removed."""
-        for one in (self.counts, self.journal, self.labels):
+        for one in (self.counts, self.journal, self.labels, self.sketches):
             one.delete(tenant, endpoint)
 
     def _headed(

@@ -1,0 +1,88 @@
+"""What replicas counted of their models' inputs and answers (drift/tally.py), on the Series port.
+
+Each delta is a block of its own, named by its replica and number: told twice, by two gateways or after one was ended
+in the middle, it is kept once. Old ones are joined, hour by hour.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from falaj.core.errors import Corrupt
+from falaj.core.event import new_id
+from falaj.core.ports import Block, Series
+from falaj.core.ref import Ref
+from falaj.drift.packing import joined
+from falaj.serve.blocks import Blocks, Whose
+from falaj.store.ledger import Ledger
+
+PREFIX = "serve.sketches."
+KEEP_S, HOUR_S = 90 * 86400.0, 3600.0
+TIDY_BLOCKS = 64
+MOST_AT_ONCE = 512
+"""Blocks that are joined in one go: memory stays bounded, and the next minute does the rest."""
+
+
+class Sketched(NamedTuple):
+    """What one replica counted in some seconds; or, without a replica, what all of them did in an hour."""
+
+    at: float
+    until: float
+    revision: int
+    replica: str
+    number: int
+    profile: str
+    """Digest of the profile that cut it."""
+    data: bytes
+    """A tally (`Tally.from_bytes`)."""
+
+
+class Sketches:
+    """Sketches of all endpoints."""
+
+    def __init__(self, series: Callable[[], Series], ledger: Ledger) -> None:
+        self._blocks = Blocks(PREFIX, Sketched, series, ledger)
+
+    def append(self, whose: Whose, rows: Iterable[Sketched]) -> None:
+        """Keep deltas of one endpoint; durable on return."""
+        self.append_all([(whose, row) for row in rows])
+
+    def append_all(self, rows: Iterable[tuple[Whose, Sketched]]) -> None:
+        """The same of any endpoints, in one write."""
+        self._blocks.append([self._sealed(whose, row, f"{row.replica}-{row.number}") for whose, row in rows])
+
+    def read(self, tenant: str, ref: Ref, since: float = 0.0, until: float = float("inf")) -> list[Sketched]:
+        """All that ended between two moments, the oldest first."""
+        found = [row for block in self._blocks.blocks(tenant, ref.bare, since) for row in self._blocks.rows(block)]
+        return sorted((row for row in found if since <= row.until < until), key=lambda row: (row.until, row.at))
+
+    def tidy(self, whose: Whose, now: float, before: float) -> int:
+        """Join what ended before a moment by the hour, remove what is too old; gives how many blocks went."""
+        gone = self._blocks.expire(whose.tenant, whose.ref.bare, now - KEEP_S)
+        found = [one for one in self._blocks.blocks(whose.tenant, whose.ref.bare) if one.at < before // HOUR_S * HOUR_S]
+        fresh = [one for one in found if not one.id.startswith("h-")][:MOST_AT_ONCE]
+        if len(fresh) < TIDY_BLOCKS:
+            return gone
+        hours: dict[tuple[float, int, str], list[tuple[Block, Sketched]]] = {}
+        for block in fresh:
+            for row in self._blocks.rows(block):
+                hours.setdefault((row.until // HOUR_S, row.revision, row.profile), []).append((block, row))
+        return gone + sum(self._hour(whose, some) for some in hours.values())
+
+    def delete(self, tenant: str, ref: Ref) -> None:
+        """All of an endpoint."""
+        self._blocks.delete(tenant, ref.bare)
+
+    def _hour(self, whose: Whose, some: list[tuple[Block, Sketched]]) -> int:
+        rows = [row for _, row in some]
+        try:
+            data = joined([row.data for row in rows])
+        except Corrupt:  # They stay as they are until they are too old.
+            return 0
+        last = max(rows, key=lambda row: row.until)
+        whole = last._replace(at=min(row.at for row in rows), replica="", number=0, data=data)
+        ids = [block.id for block, _ in some]
+        made = self._sealed(whose, whole, f"h-{new_id()}")
+        return len(ids) - 1 if self._blocks.swap(whose.tenant, whose.ref.bare, ids, [made]) else 0
+
+    def _sealed(self, whose: Whose, row: Sketched, id_: str) -> Block:
+        return self._blocks.sealed(whose._replace(ref=whose.ref.bare), [row], (row.at, row.until), id_)

@@ -1,0 +1,86 @@
+"""Sketches: a delta is kept once, however often it is told, and hours hold what their deltas held."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from falaj.drift.profile import digest, profile_of
+from falaj.drift.tally import Tally
+from falaj.serve.sketches import HOUR_S, PREFIX, Sketched, Sketches
+from tests.serve.ground import NOON, REF, WHOSE
+from tests.town import Town
+
+PROFILE = profile_of({"x": np.arange(500.0), "kind": np.array(["a", "b"] * 250, object)})
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    made = Town(tmp_path_factory.mktemp("town") / "house")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sketches(town: Town) -> Iterator[Sketches]:
+    made = Sketches(town.house._series, town.house.ledger)
+    yield made
+    made.delete("bank", REF)
+
+
+def sketched(number: int, until: float, *, replica: str = "score-1-1.ab", revision: int = 1, rows: int = 3) -> Sketched:
+    tally = Tally(PROFILE, keep=8)
+    tally.add({"x": np.full(rows, float(number)), "kind": np.array(["a", f"new {number}", None][:rows], object)})
+    return Sketched(until - 10, until, revision, replica, number, digest(PROFILE), tally.to_bytes())
+
+
+def total(rows: list[Sketched]) -> int:
+    return sum(Tally.from_bytes(row.data, PROFILE).rows for row in rows)
+
+
+def test_the_same_delta_is_kept_once(sketches: Sketches) -> None:
+    rows = [sketched(number, NOON + 10 * number) for number in range(1, 4)]
+    sketches.append(WHOSE, rows)
+    sketches.append(WHOSE, [rows[1], sketched(2, NOON + 20, replica="score-1-2.cd")])
+    found = sketches.read("bank", REF)
+    assert [(row.replica, row.number) for row in found] == [
+        ("score-1-1.ab", 1), ("score-1-1.ab", 2), ("score-1-2.cd", 2), ("score-1-1.ab", 3),
+    ]  # fmt: skip
+    assert found[0] == rows[0]
+    assert sketches.read("clinic", REF) == []
+    assert [row.number for row in sketches.read("bank", REF, NOON + 15, NOON + 30)] == [2, 2]
+
+
+def test_hours_hold_what_their_deltas_held(sketches: Sketches) -> None:
+    start = NOON // HOUR_S * HOUR_S
+    made = [sketched(at, start + 1 + 60 * at, revision=1 + at % 2) for at in range(90)]
+    sketches.append(WHOSE, made)
+    whole, before = sketches.read("bank", REF), start + HOUR_S
+    assert sketches.tidy(WHOSE, start + 2 * HOUR_S, before) == 0  # Too few of them, yet.
+    sketches.append(WHOSE, [sketched(200 + at, start + 5 + at) for at in range(10)])
+    assert sketches.tidy(WHOSE, start + 2 * HOUR_S, before) == 70 - 2
+    found = sketches.read("bank", REF)
+    joined = [row for row in found if not row.replica]
+    assert sorted(row.revision for row in joined) == [1, 2]
+    assert len(found) == 30 + 2
+    assert total(found) == total(whole) + 30
+    one = next(Tally.from_bytes(row.data, PROFILE) for row in joined if row.revision == 2)
+    assert one.of(1)[:2].tolist() == [30, 0]
+    assert one.unknown_values(1) == pytest.approx(30, rel=0.2)
+
+
+def test_a_damaged_delta_hides_no_other(sketches: Sketches) -> None:
+    start = NOON // HOUR_S * HOUR_S
+    sketches.append(WHOSE, [sketched(at, start + at) for at in range(70)])
+    sketches.append(WHOSE, [sketched(99, start + 5)._replace(data=b"FJT1 damaged")])
+    assert sketches.tidy(WHOSE, start + 2 * HOUR_S, start + HOUR_S) == 0
+    assert len(sketches.read("bank", REF)) == 71
+
+
+def test_old_ones_go_and_all_go_with_the_endpoint(town: Town, sketches: Sketches) -> None:
+    sketches.append(WHOSE, [sketched(1, NOON), sketched(2, NOON + 89 * 86400)])
+    assert sketches.tidy(WHOSE, NOON + 91 * 86400, NOON) == 1
+    assert [row.number for row in sketches.read("bank", REF)] == [2]
+    sketches.delete("bank", REF)
+    assert sketches.read("bank", REF) == []
+    assert not [one for one in town.house._series().read("bank", [], "") if one.series.startswith(PREFIX)]
