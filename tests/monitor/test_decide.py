@@ -177,7 +177,7 @@ def test_a_broken_revision_is_left_at_once() -> None:
     _, more, _ = run([window(at, "input:a") for at in range(10, 40)], machine=done)
     assert actions(more) == ["alert"], "nothing is done by itself until there is a newer revision"
     assert tick(done, ACTS, 2 * DAY_S, Facts(3, 3, live=(3,)))[0].state == "ok"
-    assert released(done, 115.0).state == "ok"
+    assert released(done, 115.0).state == "confirmed", "what broke is still to be looked at"
 
 
 def test_a_rollback_overtakes_a_retraining_and_no_cool_down_holds_it() -> None:

@@ -196,7 +196,8 @@ def test_a_broken_revision_is_left_and_the_endpoint_frozen(ground: Ground) -> No
     ground.mona.serve.deploy(endpoint, ground.models[1])
     ground.requests(endpoint, 1, 1000, 1)
     ground.switch(endpoint, 2)
-    assert not ground.tend(endpoint)
+    ground.tend(endpoint)
+    assert not ground.tend(endpoint), "nobody asked the new one yet"
     ground.requests(endpoint, 2, 40, 40)
     assert ground.tend(endpoint)
     back = ground.events(endpoint, "serve.rollback")

@@ -233,13 +233,16 @@ def _acted(machine: Machine, cause: str, id_: str) -> Machine:
 
 
 def _left(machine: Machine, facts: Facts, now: float) -> tuple[Episode, ...]:
-    """Troubles of revisions that nobody is answered by any more are over."""
+    """Troubles of revisions that nobody is answered by any more are over; of a broken one, when there is a newer."""
     if not facts.live:
         return machine.episodes
+
+    def over(one: Episode) -> bool:
+        gone = one.open and one.revision not in facts.live
+        return gone and (one.group != BREAKAGE or facts.newest > one.revision)
+
     return tuple(
-        replace(one, ended_at=now, why=f"revision {one.revision} has no traffic any more")
-        if one.open and one.revision not in facts.live
-        else one
+        replace(one, ended_at=now, why=f"revision {one.revision} has no traffic any more") if over(one) else one
         for one in machine.episodes
     )
 
