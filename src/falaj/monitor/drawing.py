@@ -54,7 +54,7 @@ def since_when(windows: Sequence[Window], finding: Finding, revision: int) -> fl
 
 def _numbers(axis: Axis, both: "list[NDArray[Any]]") -> "tuple[list[str], list[NDArray[Any]]]":
     """Bars of one width over where nearly all of the reference lies; the rest is in the outer ones."""
-    cuts = np.array([min(axis.low, *axis.edges[:1]), *axis.edges, max(axis.high, *axis.edges[-1:])])
+    cuts = np.array([min([axis.low, *axis.edges[:1]]), *axis.edges, max([axis.high, *axis.edges[-1:]])])
     low, high = (cuts[1], cuts[-2]) if len(cuts) > 8 else (cuts[0], cuts[-1])
     if not high > low:
         return [f"{low:.6g}"], [np.array([counts[: axis.bins].sum()]) for counts in both]

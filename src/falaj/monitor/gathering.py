@@ -5,8 +5,7 @@ window it belongs to, or, when that is closed, in the next one.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid
@@ -18,11 +17,9 @@ from falaj.jobs import views
 from falaj.monitor.baselines import Baselines
 from falaj.monitor.windows import LATE_S, SKEW_S, Cut, Part, is_marked, slot_of
 from falaj.serve.counts import Counted, Sum
+from falaj.serve.sketches import Sketched
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
-
-if TYPE_CHECKING:
-    from falaj.serve.sketches import Sketched, Sketches
 
 GLANCE_S = 60.0
 MOST_JOBS = 1_000
@@ -49,7 +46,7 @@ class Came(NamedTuple):
     """One delta that was not counted yet, and when it counts."""
 
     at: float
-    row: "Sketched"
+    row: Sketched
     tally: Tally
 
 
@@ -71,13 +68,6 @@ class Gathering:
     def __init__(self, ledger: Ledger, serve: Any, baselines: Baselines) -> None:
         self._ledger, self._serve, self._baselines = ledger, serve, baselines
 
-    @cached_property
-    def sketches(self) -> "Sketches":
-        """What replicas counted."""
-        from falaj.serve.sketches import Sketches
-
-        return Sketches(self._serve.series, self._ledger)
-
     def came(self, watch: Record, ref: Ref, revision: int, since: float, now: float) -> list[Came]:
         """All deltas of a revision that were not counted yet, each with the moment it counts at."""
         tenant, done = watch.key.tenant, watch.body["counted"]
@@ -86,7 +76,7 @@ class Gathering:
             return []
         digest = self._baselines.digest(tenant, ref, revision)
         found = []
-        for row in self.sketches.read(tenant, ref, since - LATE_S, float("inf")):
+        for row in self._serve.sketches.read(tenant, ref, since - LATE_S, float("inf")):
             joined = not row.replica
             if row.revision != revision or row.profile != digest or (joined and row.until <= since):
                 continue
@@ -126,7 +116,7 @@ class Gathering:
         profile, digest = self._baselines.profile(tenant, ref, revision), self._baselines.digest(tenant, ref, revision)
         if profile is None:
             return None
-        rows = self.sketches.read(tenant, ref, since, until)
+        rows = self._serve.sketches.read(tenant, ref, since, until)
         read = (_opened(row.data, profile) for row in rows if row.revision == revision and row.profile == digest)
         return summed([one for one in read if one is not None])
 
@@ -148,7 +138,7 @@ class Gathering:
         tenant, ref = watch.key.tenant, served.ref.bare
         begun = {one["number"]: float(one["made_at"]) for one in served.body["revisions"]}
         rows: Sequence[Counted] = self._serve.counts.rows(tenant, ref, now - GLANCE_S)
-        recent = self.sketches.read(tenant, ref, now - GLANCE_S, float("inf")) if rows else []
+        recent = self._serve.sketches.read(tenant, ref, now - GLANCE_S, float("inf")) if rows else []
         made = []
         for revision in sorted({row.revision for row in rows} & begun.keys()):
             since, sums = max(now - GLANCE_S, begun[revision]), Sum("", revision)
@@ -160,7 +150,7 @@ class Gathering:
             made.append(Glance(revision, since, now, *figures))
         return tuple(made)
 
-    def _answers(self, tenant: str, ref: Ref, revision: int, rows: "Sequence[Sketched]") -> tuple[int, int, float]:
+    def _answers(self, tenant: str, ref: Ref, revision: int, rows: Sequence[Sketched]) -> tuple[int, int, float]:
         profile, digest = self._baselines.profile(tenant, ref, revision), self._baselines.digest(tenant, ref, revision)
         mine = [row for row in rows if row.revision == revision and row.profile == digest]
         if profile is None or not mine:

@@ -192,7 +192,7 @@ class MonitorLoop:
         self._tidied[key] = now
         live = live_in(served.body)
         ends = [one["until"] for name, one in record.body["revisions"].items() if int(name) in live]
-        self._desk.gathering.sketches.tidy(_whose(served), now, min([*ends, now]) - LATE_S)
+        self._desk.serve.sketches.tidy(_whose(served), now, min([*ends, now]) - LATE_S)
         days = books.rules_in(served.body).keep_days
         self._desk.kept.expire(key[0], key[1], now - days * DAY_S)
 
