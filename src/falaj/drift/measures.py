@@ -36,7 +36,7 @@ def total_variation(ours: Ints, theirs: Ints) -> Floats:
 def psi(ours: Ints, theirs: Ints) -> Floats:
     """Population stability index, with half a row more in each bin: an empty one would be infinitely far away."""
     used = (ours + theirs) > 0
-    bins = np.count_nonzero(used, axis=-1)[..., None]
+    bins = np.maximum(np.count_nonzero(used, axis=-1)[..., None], 1)
     a, b = ((one + 0.5) / (one.sum(-1, keepdims=True) + 0.5 * bins) for one in (ours, theirs))
     return np.asarray(np.where(used, (a - b) * np.log(a / b), 0.0).sum(-1), np.float64)
 
@@ -112,11 +112,11 @@ def ks_p(step: Floats, rows: NDArray[Any], others: NDArray[Any]) -> Floats:
 
 def chi2_p(statistic: Floats, free: NDArray[Any]) -> Floats:
     """How often chance reaches it (Wilson and Hilferty; by definition where there is one degree of freedom)."""
-    some = np.maximum(free, 1)
+    some = np.where(free > 0, free, 1)
     third = 2 / (9 * some)
     normal = (np.cbrt(statistic / some) - (1 - third)) / np.sqrt(third)
     two_sided = above(np.sqrt(np.maximum(statistic, 0.0))) * 2
-    return np.asarray(np.where(free < 1, 1.0, np.where(some == 1, two_sided, above(normal))), np.float64)
+    return np.asarray(np.where(free <= 0, 1.0, np.where(some == 1, two_sided, above(normal))), np.float64)
 
 
 def above(normal: NDArray[Any]) -> Floats:

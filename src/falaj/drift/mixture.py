@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from falaj.drift.measures import Floats, above, chi2_p
+from falaj.drift.measures import Floats, chi2_p
 
 SIZE = 128
 """Features of a row."""
-FREE, SCALE, ROWS = "mixture.free", "mixture.scale", "mixture.rows"
-"""In a profile's `tests`: degrees of freedom of chance, how much more halves of the reference showed, and its rows."""
+FREE, WIDE, SCALE, ROWS = "mixture.free", "mixture.wide", "mixture.scale", "mixture.rows"
+"""In a profile's `tests`: degrees of freedom and deviation of what chance does, how much more halves of the reference
+showed, and its rows."""
 _CLIP = 4.0
 _MOST_ROWS, _HALVES = 8_192, 256
 
@@ -54,10 +55,11 @@ def prepared(scaled: NDArray[np.floating], seed: int = 0) -> Prepared:
     mean, spread = every.mean(0), np.maximum(every.std(0), 1e-3)
     some = ((every - mean) / spread)[:_MOST_ROWS]
     together = some.T @ some / len(some)
-    # A sum of squares of things that go together varies as one of fewer things that do not (Satterthwaite).
-    free = SIZE**2 / max(float(np.square(together).sum()), 1e-9)
-    scale = max(1.0, _halves(some, seed) / _quantile(free))
-    tests = {FREE: free, SCALE: scale, ROWS: float(len(every))}
+    # A sum of squares of things that go together is like one of fewer things that do not: the same three moments.
+    parts = np.maximum(np.linalg.eigvalsh(together), 0.0)
+    second, third = (max(float((parts**power).sum()), 1e-9) for power in (2, 3))
+    tests = {FREE: second**3 / third**2, WIDE: math.sqrt(2 * second) / SIZE, ROWS: float(len(every))}
+    tests[SCALE] = max(1.0, _halves(some, seed) / _quantile(tests))
     return Prepared(tuple(mean.tolist()), tuple(spread.tolist()), tests)
 
 
@@ -70,10 +72,12 @@ def _halves(some: Floats, seed: int) -> float:
     return float(np.quantile(np.square(apart).mean(1), 0.95))
 
 
-def _quantile(free: float) -> float:
-    """The 95th percentile of chi-square over its degrees of freedom (Wilson and Hilferty)."""
+def _quantile(tests: Mapping[str, float]) -> float:
+    """What chance should reach once in twenty times."""
+    free = tests[FREE]
     third = 2 / (9 * free)
-    return float((1 - third + 1.645 * math.sqrt(third)) ** 3)
+    over = free * (1 - third + 1.645 * math.sqrt(third)) ** 3 - free
+    return 1 + tests[WIDE] * over / math.sqrt(2 * free)
 
 
 def apart(now: tuple[Floats, float], then: tuple[Floats, float], spread: Floats) -> float:
@@ -85,8 +89,7 @@ def apart(now: tuple[Floats, float], then: tuple[Floats, float], spread: Floats)
 
 def chance(value: float, tests: Mapping[str, float]) -> float:
     """How often chance alone is so far apart."""
-    free = tests.get(FREE, 1.0)
+    free, wide = max(tests.get(FREE, 1.0), 0.1), max(tests.get(WIDE, 1.0), 1e-9)
     fair = value / max(1.0, tests.get(SCALE, 1.0))
-    if free < 1.5:
-        return float(above(np.sqrt(np.array(max(0.0, fair))))) * 2
-    return float(chi2_p(np.array(fair * free), np.array(free)))
+    over = free + (fair - 1) / wide * math.sqrt(2 * free)
+    return float(chi2_p(np.array(max(0.0, over)), np.array(free)))

@@ -28,13 +28,15 @@ class _Test(NamedTuple):
     rows: Ints
     other_hits: Ints
     others: Ints
+    tries: Floats | float = 1.0
+    """Of how many rates this is the highest."""
 
 
 def quality(frame: Frame, tally: Tally, theirs: Ints, alpha: float, rules: Rules) -> tuple[list[Finding], Bools]:
     """What is broken; and which columns are stuck, so that nothing else can be said of them."""
     ours = frame.counts(tally)
     tests = [*_odd(frame, ours, theirs), _new(frame, tally, theirs), _stuck(frame, tally, theirs)]
-    p = np.stack([tail_p(one.hits, one.rows, one.other_hits, one.others) for one in tests])
+    p = np.stack([np.minimum(1.0, tail_p(one.hits, one.rows, one.other_hits, one.others) * one.tries) for one in tests])
     share = np.stack([one.hits / np.maximum(one.rows, 1) for one in tests])
     before = np.stack([one.other_hits / np.maximum(one.others, 1) for one in tests])
     least = np.array([LEAST[one.measure] for one in tests])[:, None]
@@ -72,13 +74,14 @@ def _new(frame: Frame, tally: Tally, theirs: Ints) -> _Test:
     ours, before = frame.matrix(frame.counts(tally))[0], frame.matrix(theirs)[0]
     rows, others = ours.sum(-1), before.sum(-1)
     hits, other_hits = np.zeros_like(rows), np.zeros_like(rows)
-    closed = frame.closed(before)
+    closed, tries = frame.closed(before), np.ones(len(rows))
     for at in np.nonzero(~frame.number)[0].tolist():
         if closed[at]:
             hits[at] = ours[at, frame.bins[at] - 1]
         elif fresh := tally.fresh.get(frame.profile.axes[at].name):
-            hits[at], other_hits[at] = max(fresh.values()), before[at, : frame.bins[at] - 1].min(initial=0)
-    return _Test("new values", hits, rows, other_hits, others)
+            hits[at], other_hits[at] = max(fresh.values()), before[at, : frame.bins[at] - 1].min()
+            tries[at] = max(1.0, tally.unknown_values(at))
+    return _Test("new values", hits, rows, other_hits, others, tries)
 
 
 def _stuck(frame: Frame, tally: Tally, theirs: Ints) -> _Test:
