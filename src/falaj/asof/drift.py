@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from falaj.asof.sketch import Floats, Ints, aligned, bounds
+from falaj.asof.sketch import Ints, aligned, bounds
 from falaj.asof.stats import ColumnStats
+from falaj.drift import measures
 
 WATCH, DRIFTED = 0.1, 0.25
 """Population stability index: below the first nothing moved; from the second on, look at the model."""
@@ -20,7 +21,7 @@ FAR = 0.1
 """A distance of so many standard deviations, or so large a step between distributions, is worth a look."""
 LEAST_ROWS = 100
 SAME, LOOK, MOVED, FEW, OTHER = "same", "watch", "drift", "too few rows", "other type"
-_BINS, _TEXTS = 10, 20
+_TEXTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +46,23 @@ def compare(now: ColumnStats, then: ColumnStats) -> Drift:
     if now.kind != then.kind:
         return Drift(OTHER, math.inf, 0.0)
     ours, theirs = _shares(now, then)
-    index, noise = _psi(ours, theirs), _noise(ours, theirs)
+    index, noise = float(measures.psi(ours, theirs)), _noise(ours, theirs)
     # Lengths of texts are no measure of them; the few buckets of a personal column are too coarse for these two.
     plain = now.kind == "number" and not (now.personal or then.personal)
     step, distance = (ks(now, then), wasserstein(now, then)) if plain else (None, None)
     fewest = int(min(ours.sum(), theirs.sum()))
     verdict = _verdict(index, noise, fewest, far=_is_far(now, then, step or 0.0, distance or 0.0))
-    return Drift(verdict, index, noise, step, distance, _js(ours, theirs))
+    return Drift(verdict, index, noise, step, distance, float(measures.js(ours, theirs)))
 
 
 def psi(now: ColumnStats, then: ColumnStats) -> float:
     """Population stability index over the bins of `then`."""
-    return _psi(*_shares(now, then))
+    return float(measures.psi(*_shares(now, then)))
 
 
 def js(now: ColumnStats, then: ColumnStats) -> float:
     """Jensen-Shannon distance over the bins of `then`: 0 is the same, 1 has nothing in common."""
-    return _js(*_shares(now, then))
+    return float(measures.js(*_shares(now, then)))
 
 
 def ks(now: ColumnStats, then: ColumnStats) -> float | None:
@@ -69,7 +70,7 @@ def ks(now: ColumnStats, then: ColumnStats) -> float | None:
     _, ours, theirs, _ = aligned(now.numbers, then.numbers)
     if not ours.sum() or not theirs.sum():
         return None
-    return float(np.abs(np.cumsum(ours) / ours.sum() - np.cumsum(theirs) / theirs.sum()).max())
+    return float(measures.ks(ours, theirs))
 
 
 def wasserstein(now: ColumnStats, then: ColumnStats) -> float | None:
@@ -80,8 +81,7 @@ def wasserstein(now: ColumnStats, then: ColumnStats) -> float | None:
     # In halves: the widest span there is fits no float64.
     low, high = bounds(keys, shift)
     middle = low / 4 + high / 4
-    apart = np.abs(np.cumsum(ours) / ours.sum() - np.cumsum(theirs) / theirs.sum())
-    area = float(np.sum(apart[:-1] * np.diff(middle)))
+    area = float(measures.distance(ours, theirs, middle))
     return area / ((then.std or 0.0) / 2 or float(middle[-1] - middle[0]) or 1.0)
 
 
@@ -103,11 +103,7 @@ def _number_bins(now: ColumnStats, then: ColumnStats) -> tuple[Ints, Ints]:
     _, ours, theirs, _ = aligned(now.numbers, then.numbers)
     if not len(ours):
         return ours, theirs
-    # The bin of a bucket is where its middle lies among the reference's rows; one that is heavy is a bin by itself.
-    upto = np.cumsum(theirs)
-    place = np.minimum(((upto - theirs / 2) * _BINS / max(1, int(upto[-1]))).astype(np.int64), _BINS - 1)
-    found = (np.bincount(place, weights=one, minlength=_BINS).astype(np.int64) for one in (ours, theirs))
-    return next(found), next(found)
+    return measures.tenths(ours, theirs)
 
 
 def _text_bins(now: ColumnStats, then: ColumnStats) -> tuple[Ints, Ints]:
@@ -118,27 +114,6 @@ def _text_bins(now: ColumnStats, then: ColumnStats) -> tuple[Ints, Ints]:
     ours, theirs = (np.array(counts, np.int64) for counts in found)
     ours[-1], theirs[-1] = sum(now.values.values()) - ours.sum(), sum(then.values.values()) - theirs.sum()
     return ours, theirs
-
-
-def _psi(ours: Ints, theirs: Ints) -> float:
-    if not len(ours):
-        return 0.0
-    a, b = _smoothed(ours), _smoothed(theirs)
-    return float(np.sum((a - b) * np.log(a / b)))
-
-
-def _js(ours: Ints, theirs: Ints) -> float:
-    if not ours.sum() or not theirs.sum():
-        return 0.0
-    a, b = ours / ours.sum(), theirs / theirs.sum()
-    middle = (a + b) / 2
-    parts = [float(np.sum(one[one > 0] * np.log2(one[one > 0] / middle[one > 0]))) for one in (a, b)]
-    return math.sqrt(min(1.0, max(0.0, sum(parts) / 2)))
-
-
-def _smoothed(counts: Ints) -> Floats:
-    """Shares, with half a row more in each bin: an empty one would be infinitely far from any other."""
-    return np.asarray((counts + 0.5) / (int(counts.sum()) + 0.5 * len(counts)), np.float64)
 
 
 def _noise(ours: Ints, theirs: Ints) -> float:

@@ -22,6 +22,7 @@ _DRIFT, _QUALITY, _TOGETHER = 0.6, 0.2, 0.2
 """Of alpha."""
 _A_SEGMENT = 5
 """A segment needs a fifth of the rows of a window."""
+_MUCH_MORE = 1.5
 _LEAST_TOGETHER = 1 / 8
 """Of `Rules.least_step`: a change of how columns go together is spread over all directions."""
 
@@ -79,6 +80,8 @@ def _moved(frame: Frame, counts: tuple[Ints, Ints], stuck: Bools, rules: Rules, 
     alarm &= step >= rules.least_step
     shown = alarm | (tested & (p <= rules.alpha) & (step >= rules.least_step))
     shown[0] = True
+    # Where all rows moved, a segment is worth a word only if it moved much more.
+    shown[1:] &= ~alarm[0] | (step[1:] >= _MUCH_MORE * step[0])
     places = np.argwhere(shown)
     return _findings(frame, places, (ours, theirs), (step, p, alarm), rates(frame, counts[0]), rules)
 
