@@ -25,8 +25,14 @@ _log = logging.getLogger(__name__)
 class Link:
     """A connection to one place, made anew when it is lost, until `leave`."""
 
-    def __init__(self, place: Place, key: str, changed: Callable[["Link"], Any]) -> None:
-        self.place, self._key, self._changed = place, key, changed
+    def __init__(
+        self,
+        place: Place,
+        key: str,
+        changed: Callable[["Link"], Any],
+        heard: Callable[["Link", dict[str, Any]], Any] | None = None,
+    ) -> None:
+        self.place, self._key, self._changed, self._heard = place, key, changed, heard
         self.client = HopClient(key)
         """Not connected at first, so never ready."""
         self.fails, self.shut_until = 0, 0.0
@@ -72,6 +78,8 @@ class Link:
         try:
             context = _context(place)
             client = _Pinned(self._key, place.fingerprint, self._ready, self._told, self._lost)
+            if (heard := self._heard) is not None:
+                client.on_control = lambda said: heard(self, said)
             made = self._loop.create_connection(lambda: client, place.host, place.port, ssl=context)
             await asyncio.wait_for(made, CONNECT_S)
         except Invalid as error:

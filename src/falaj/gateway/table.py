@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from falaj.core.errors import FalajError
@@ -40,9 +41,16 @@ class Routed:
 class Table:
     """All endpoints by (tenant, name)."""
 
-    def __init__(self, tallies: Tallies, changed: Callable[[], Any], fresh: Callable[[Route, Link], Any]) -> None:
-        """`changed`: somebody who waits may look again. `fresh`: a replica was connected."""
+    def __init__(
+        self,
+        tallies: Tallies,
+        changed: Callable[[], Any],
+        fresh: Callable[[Route, Link], Any],
+        heard: Callable[[Route, Link, dict[str, Any]], Any] | None = None,
+    ) -> None:
+        """`changed`: somebody who waits may look again. `fresh`: a replica was connected. `heard`: one spoke."""
         self.routes: dict[Name, Routed] = {}
+        self._heard = heard
         self._tallies, self._changed, self._fresh = tallies, changed, fresh
         self._links: dict[Name, dict[Place, Link]] = {}
         self._budgets: dict[Name, Budget] = {}
@@ -80,7 +88,8 @@ class Table:
             link.leave()
         for place in route.places:
             if place not in kept:
-                kept[place] = Link(place, route.key, lambda link: self._moved(name, link))
+                moved, heard = partial(self._moved, name), partial(self._said, name)
+                kept[place] = Link(place, route.key, moved, heard)
         self._links[name] = kept
         return Routed(route, kept, self._budgets.setdefault(name, Budget()), self._tallies)
 
@@ -89,6 +98,11 @@ class Table:
         if routed is not None and link.client.ready:
             self._fresh(routed.route, link)
         self._changed()
+
+    def _said(self, name: Name, link: Link, said: dict[str, Any]) -> None:
+        routed = self.routes.get(name)
+        if routed is not None and self._heard is not None:
+            self._heard(routed.route, link, said)
 
 
 class Follower(threading.Thread):

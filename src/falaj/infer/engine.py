@@ -81,11 +81,14 @@ class Engine:
         entry = self._routes.get(model, {}).get(version)
         return entry.session.ran if entry is not None and entry.session is not None else None
 
+    def sessions(self) -> list[Session]:
+        """Those in memory that can be asked."""
+        return [entry.session for entry in self._models.entries() if entry.session is not None]
+
     @property
     def busy(self) -> bool:
         """Whether anything waits or runs."""
-        sessions = [entry.session for entry in self._models.entries() if entry.session is not None]
-        return any(one.batcher.busy for one in (*sessions, *self._models.retiring))
+        return any(one.batcher.busy for one in (*self.sessions(), *self._models.retiring))
 
     # ---- what it says of itself
 

@@ -16,6 +16,7 @@ from typing import Any
 from falaj import worker
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.release import VERSION
+from falaj.infer.carrying import Carrier
 from falaj.infer.engine import Engine
 from falaj.infer.records import Config
 from falaj.infer.session import Session
@@ -36,6 +37,7 @@ class Server:
         """Door to host:port."""
         self.exit_code = 0
         self._doors: list[Any] = []
+        self._carrier: Carrier | None = None
         self._engine: Engine | None = None
 
     @property
@@ -70,6 +72,8 @@ class Server:
         """Take nothing new, answer what is here, and end."""
         within_s = self.config.drain_s if within_s is None else within_s
         self.engine.draining = True
+        if self._carrier is not None:
+            await self._carrier.drain(within_s)
         await asyncio.gather(*(door.drain(within_s) for door in self._doors))
         await self.engine.close(within_s)
 
@@ -140,13 +144,18 @@ class Server:
 
         host, port = place_of(self.config.hop)
         name, version = self.engine.names()[0] if self.engine.names() else ("", "")
-        about = {"name": name, "version": version, "pid": os.getpid()}
+        watched = [one.watching.digest for one in self.engine.sessions() if one.watching is not None]
+        about = {"name": name, "version": version, "pid": os.getpid(), "profile": watched[0] if watched else ""}
         door = HopServer(rest, grpc, self.config.hop_key, about=about, on_control=self._control)
         self.addresses["hop"] = _said(await door.start(host, port, self._tls()))
         self._doors.append(door)
+        self._carrier = Carrier(self.engine.sessions, door)
+        self._carrier.start()
 
     def _control(self, said: dict[str, Any]) -> None:
-        """What the gateway tells: which features a keys-only model reads now."""
+        """What the gateway tells: which features a keys-only model reads now, and what it counts by."""
+        if self._carrier is not None:
+            self._carrier.control(said)
         plan = said.get("features")
         if isinstance(plan, dict):
             self.engine.replan(plan)

@@ -62,6 +62,15 @@ class HopServer:
         """What answers one gateway."""
         return HopConnection(self)
 
+    def taker(self) -> "HopConnection | None":
+        """A gateway that takes words from replicas."""
+        return next((one for one in self.connections if one.takes), None)
+
+    def tell(self, said: Mapping[str, Any], to: "HopConnection | None") -> None:
+        """A word from the replica itself, not an answer."""
+        if to is not None:
+            to.put(f.CONTROL, 0, json.dumps(said).encode())
+
     async def drain(self, within_s: float = 30.0) -> None:
         """Tell every gateway to send no more, answer what is on its way, and close once they have gone."""
         self.draining = True
@@ -90,6 +99,8 @@ class HopConnection(f.Frames):
         self._server, self._nonces, self._known = server, (b"", b""), False
         self._open: dict[int, Callable[[], None] | None] = {}
         self._shy: asyncio.TimerHandle | None = None
+        self.takes = False
+        """It said that it takes words from replicas; older ones would hang up."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Whoever does not prove themselves soon is shown out."""
@@ -149,6 +160,9 @@ class HopConnection(f.Frames):
 
     def _told(self, said: dict[str, Any]) -> None:
         """A word to the replica. One that it cannot follow is no reason to lose everybody's requests."""
+        if said.get("takes") is True:
+            self.takes = True
+            return
         if self._server.on_control is not None:
             try:
                 self._server.on_control(said)

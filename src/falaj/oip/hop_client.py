@@ -29,6 +29,10 @@ LOST, LATE = Missed("lost"), Missed("late")
 """LOST: the connection ended before the answer came. LATE: the deadline passed, and the replica was told to stop."""
 
 
+def _unheard(said: dict[str, Any]) -> None:
+    """Nobody listens to what a replica says of itself."""
+
+
 class HopClient(f.Frames):
     """A gateway's side: one replica. `on_ready` when it may be asked, `on_drain` when no more, `on_lost` at the end."""
 
@@ -43,6 +47,8 @@ class HopClient(f.Frames):
     ) -> None:
         super().__init__(most_bytes)
         self._key, self._on_ready, self._on_drain, self._on_lost = key.encode(), on_ready, on_drain, on_lost
+        self.on_control: Callable[[dict[str, Any]], Any] = _unheard
+        """Told what the replica itself says, which is no answer."""
         self._mine = secrets.token_bytes(f.NONCE_BYTES)
         self._met = 0
         self.about: dict[str, Any] = {}
@@ -138,6 +144,8 @@ class HopClient(f.Frames):
             self.leave()
             if self._on_drain is not None:
                 self._on_drain()
+        elif kind == f.CONTROL:
+            self.on_control(f.plain(data))
         elif kind != f.PONG:
             raise Invalid(f"a frame of kind {kind}", "speak the same version")
 
