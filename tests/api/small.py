@@ -20,6 +20,7 @@ from falaj.core.ref import Ref
 from falaj.core.settings import Settings
 from falaj.core.stream import Stream
 from falaj.core.verb import verb, verbs_of
+from falaj.store.counts import Counts
 
 TOKENS = {
     "falaj_house-token-0000000000": Actor("root", HOUSE, roles=frozenset({"operator"})),
@@ -153,6 +154,7 @@ class SmallLedger:
     def __init__(self) -> None:
         self.facts: list[SimpleNamespace] = []
         self.groups = 0
+        self.counts = Counts()
         self._wake: list[Callable[[], None]] = []
         self.broken = False
 
@@ -162,6 +164,14 @@ class SmallLedger:
         yield
         if self.broken:
             raise OSError("no space left on device /var/lib/falaj")
+
+    @contextmanager
+    def read(self, ctx: Context) -> Iterator[None]:
+        del ctx
+        yield
+
+    def logs(self) -> list[tuple[str, str]]:
+        return []
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         self._wake.append(callback)
@@ -213,6 +223,12 @@ class SmallHouse:
 
     def ready(self) -> dict[str, bool]:
         return {"store": True}
+
+    def system(self) -> Context:
+        return self.context(Actor("falaj", HOUSE))
+
+    def turned(self) -> tuple[()]:
+        return ()
 
     def start_loops(self) -> None: ...
     def stop_loops(self) -> None: ...

@@ -29,7 +29,7 @@ def until(holds: Callable[[], Any], within_s: float = 20.0) -> Any:
 ANYBODY = {
     ("GET", "/v2"): 401, ("GET", "/v2/health/live"): 200, ("GET", "/v2/health/ready"): 200,
     ("GET", "/v2/models/fraud.score"): 401, ("POST", INFER): 401, ("POST", "/v2/repository/index"): 401,
-    ("POST", "/v2/repository/models/fraud.score/load"): 401, ("GET", "/metrics"): 404, ("GET", "/"): 404,
+    ("POST", "/v2/repository/models/fraud.score/load"): 401, ("GET", "/metrics"): 401, ("GET", "/"): 404,
     ("GET", "/v2/models/%2e%2e/ready"): 404, ("POST", "/v2/models/fraud.score/generate"): 501,
     ("GET", INFER): 405, ("DELETE", "/v2/models/fraud.score"): 405, ("OPTIONS", INFER): 405,
     ("GET", "/v2/models/fraud.score/versions/x/ready"): 404, ("GET", "/v2/models/%ff"): 400,
@@ -37,7 +37,8 @@ ANYBODY = {
 AMAL = ANYBODY | {
     ("GET", "/v2"): 200, ("GET", "/v2/models/fraud.score"): 200, ("POST", INFER): 200,
     ("POST", "/v2/repository/index"): 200, ("POST", "/v2/repository/models/fraud.score/load"): 403,
-    ("GET", "/v2/models/fraud.other"): 404, ("GET", "/v2/models/fraud.score/versions/1/ready"): 200,
+    ("GET", "/metrics"): 403, ("GET", "/v2/models/fraud.other"): 404,
+    ("GET", "/v2/models/fraud.score/versions/1/ready"): 200,
     ("GET", "/v2/models/fraud.score/versions/2"): 404, ("POST", "/v2/models/fraud.score/versions/1/infer"): 200,
 }  # fmt: skip
 

@@ -8,12 +8,14 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from falaj.core.context import HOUSE
 from falaj.core.errors import Denied, FalajError, NotFound
 from falaj.core.release import VERSION
 from falaj.core.trace import SERVER, Tracer, parse
 from falaj.gateway import paths
 from falaj.gateway.callers import Caller, Callers, key_of, slow_down
 from falaj.gateway.holding import Holding
+from falaj.gateway.metrics import Metrics
 from falaj.gateway.passing import DIRECT, Passing
 from falaj.gateway.paths import Target
 from falaj.gateway.pick import pick
@@ -41,6 +43,7 @@ _FREE = frozenset({paths.LIVE, paths.READY, paths.ABSENT})
 _OWN = frozenset({paths.SERVER, paths.INDEX, paths.CHANGE})
 MOST_PATHS, MOST_SHADOWS = 4096, 256
 _FIXED = Denied("endpoints are not changed by their callers", "revisions change by: falaj serve deploy")
+_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 _ABOUT = {"name": "falaj", "version": VERSION, "extensions": list(EXTENSIONS)}
 _OWN_METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex", "RepositoryModelLoad",
                 "RepositoryModelUnload")  # fmt: skip
@@ -70,6 +73,9 @@ class Doors:
         self.holding: Holding
         self.plans: Plans
         self.tallies: Tallies
+        self.metrics: Metrics
+        self.listening: list[Any] = []
+        """What takes callers' connections."""
         self.tracer: Tracer | None = None
         self.open = True
         """False while we drain: load balancers look elsewhere."""
@@ -134,7 +140,7 @@ class Doors:
         try:
             target = self._targets.get(call.path) or self._target(call.path)
         except FalajError as error:
-            reply(problem(error))
+            self._refuse(error, reply)
             return None
         if target.method and call.method != target.method and (call.method, target.method) != (b"HEAD", b"GET"):
             told = refusal(405, "this address takes another method", target.method.decode())
@@ -188,9 +194,12 @@ class Doors:
         try:
             if target.what in _OWN:
                 return self._own(target.what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
+            if target.what is paths.METRICS:
+                reply(self._told(caller))
+                return None
             routed = self._admitted(caller)
         except FalajError as error:
-            reply(problem(error))
+            self._refuse(error, reply)
             return None
         if target.what is paths.MODEL_READY and routed.route.asleep and not target.version:
             reply(said({"name": target.name, "ready": True}))  # whoever asks it is answered, if a little later
@@ -215,6 +224,7 @@ class Doors:
         method, metadata = call.method, call.metadata
 
         def no(error: FalajError) -> None:
+            self.metrics.refused[error.code] += 1
             reply(grpc_problem(method, CODES.get(error.code, 13), str(error)))
 
         try:
@@ -250,6 +260,19 @@ class Doors:
         assert self.tracer is not None  # noqa: S101 # nosec B101 - looked at by whoever calls
         one.span = self.tracer.begin("infer", parse(headers.get(b"traceparent")), SERVER)
         return one.span.link.header.encode() if one.span is not None else b""
+
+    def _refuse(self, error: FalajError, reply: Callable[[Reply], Any]) -> None:
+        self.metrics.refused[error.code] += 1
+        reply(problem(error))
+
+    def _told(self, caller: Caller) -> Reply:
+        """Counts over all tenants, so only the house's own people and services see them; as the platform's are."""
+        if caller.refused is not None or caller.actor is None:
+            raise caller.refused or _FIXED
+        if caller.actor.tenant != HOUSE:
+            raise Denied("metrics count every tenant's calls", "ask with an account of the tenant `house`")
+        connected = sum(len(one.connections) for one in self.listening)
+        return Reply(200, (self.metrics.text(connected),), kind=_TEXT)
 
     def _admitted(self, caller: Caller) -> Routed:
         if caller.refused is not None:

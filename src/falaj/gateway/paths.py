@@ -7,12 +7,12 @@ from urllib.parse import quote, unquote
 
 from falaj.core.errors import Invalid, NotFound
 
-LIVE, READY, SERVER, INDEX, CHANGE, MODEL, MODEL_READY, INFER, ABSENT = (
-    "live", "ready", "server", "index", "change", "model", "model ready", "infer", "absent",
+LIVE, READY, SERVER, INDEX, CHANGE, MODEL, MODEL_READY, INFER, ABSENT, METRICS = (
+    "live", "ready", "server", "index", "change", "model", "model ready", "infer", "absent", "metrics",
 )  # fmt: skip
 _FIXED = {
     ("v2",): (SERVER, b"GET"), ("v2", "health", "live"): (LIVE, b"GET"), ("v2", "health", "ready"): (READY, b"GET"),
-    ("v2", "repository", "index"): (INDEX, b"POST"),
+    ("v2", "repository", "index"): (INDEX, b"POST"), ("metrics",): (METRICS, b"GET"),
 }  # fmt: skip
 _OF_MODELS = {
     (): (MODEL, b"GET"), ("config",): (MODEL, b"GET"), ("stats",): (MODEL, b"GET"), ("ready",): (MODEL_READY, b"GET"),

@@ -44,10 +44,10 @@ def _better(one: Link, other: Link, now: float) -> Link | None:
 class Budget:
     """Retries are a share of requests: what fails for everybody is not asked twice by everybody."""
 
-    __slots__ = ("_saved",)
+    __slots__ = ("_saved", "taken")
 
     def __init__(self) -> None:
-        self._saved = MOST_SAVED
+        self._saved, self.taken = MOST_SAVED, 0
 
     def earn(self, share: float) -> None:
         """A request came."""
@@ -59,4 +59,5 @@ class Budget:
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
+        self.taken += 1
         return True

@@ -22,10 +22,9 @@ from falaj.gateway import plans
 from falaj.gateway.callers import Callers
 from falaj.gateway.doors import Doors
 from falaj.gateway.holding import Holding
-from falaj.gateway.link import Link
+from falaj.gateway.metrics import Metrics
 from falaj.gateway.table import Follower, Name, Table
 from falaj.gateway.tally import Pages, Tallies
-from falaj.gateway.watching import Came, Watching
 from falaj.oip.h2 import serve_h2
 from falaj.oip.http1 import serve_http
 from falaj.serve import books
@@ -74,13 +73,13 @@ class Gateway:
         desk, ctx = house.desks["serve"], house.system()
         self.tallies, self.pages = Tallies(house.replica), Pages()
         self.plans = plans.Plans(house, self._pool, loop)
-        self.watching = Watching(house.desks["monitor"].baselines.of, desk.sketches, self._pool, loop)
-        self.table = Table(self.tallies, self._changed, self._greet, self.watching.heard)
+        self.table = Table(self.tallies, self._changed, self.plans.greet)
         self.callers = Callers(house, self._pool, loop, self._find)
         self.doors = Doors(house, self.table, self.callers, self._pool, self.pages)
         self.doors.tallies, self.doors.plans = self.tallies, self.plans
         self.doors.tracer = tracer("falaj-gateway", share=TRACED)
         self.holding = self.doors.holding = Holding(self._wake)
+        self.doors.metrics, self.doors.listening = Metrics(self.tallies, self.table, self.holding), self._doors
         self.follower = Follower(lambda: desk.routes(ctx), self.table)
         await loop.run_in_executor(self._pool, self.follower.look)
         await asyncio.sleep(0)
@@ -94,7 +93,6 @@ class Gateway:
         self._every("count", SECOND_S, self._second)
         self._every("doors", DOORS_S, lambda: self._pool.submit(self._told))
         self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))
-        self._every("profiles", plans.EVERY_S, lambda: self.watching.renew(self.table.routes))
         if self._own_ca:
             self._every("certificate", RENEW_EVERY_S, self._renew)
         return self.addresses
@@ -176,11 +174,6 @@ class Gateway:
     def _changed(self) -> None:
         self.holding.release()
 
-    def _greet(self, route: serve.Route, link: Link) -> None:
-        """A replica was connected."""
-        self.plans.greet(route, link)
-        self.watching.greet(route, link)
-
     def _wake(self, name: Name) -> None:
         ref = self._find(name)
         if ref is not None:
@@ -198,12 +191,12 @@ class Gateway:
         rows, kept = self.tallies.rows(time.time()), list(self.pages.take())
         if self.pages.dropped:
             _log.warning("requests were not kept", extra={"count": self.pages.dropped})
+            self.doors.metrics.unkept += self.pages.dropped
             self.pages.dropped = 0
-        came = self.watching.take()
-        if rows or kept or self._rows or came:
-            self._book.submit(self._written, rows, kept, came)
+        if rows or kept or self._rows:
+            self._book.submit(self._written, rows, kept)
 
-    def _written(self, rows: list[Counted], kept: list[Page], came: list[Came]) -> None:
+    def _written(self, rows: list[Counted], kept: list[Page]) -> None:
         """In a thread: what cannot be written now is tried with the next second's."""
         desk = self._house.desks["serve"]
         self._rows = [*self._rows, *rows][-MOST_ROWS:]
@@ -213,7 +206,6 @@ class Gateway:
                 self._rows = []
             for route, some in kept:
                 desk.journal.append(route, some)
-            self.watching.written(came)
         except FalajError as error:
             _log.warning("counts were not written", extra={"why": error.message})
 

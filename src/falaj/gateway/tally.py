@@ -1,14 +1,17 @@
 """What the gateway counts and keeps of requests until it is written down, second by second."""
 
 import time
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 
 from falaj.core.ref import Ref
-from falaj.serve.counts import Counted, bucket
+from falaj.serve.counts import Counted, bucket, low_us
 from falaj.serve.journal import Logged
 from falaj.serve.records import Route
 
 MOST_ARMS = 4096
+BOUNDS_US = tuple(1 << bits for bits in (*range(9, 21), 22, 24))
+"""Of what is told to Prometheus: from half a millisecond to 17 s, each where one of our own buckets begins."""
 MOST_BYTES = 64 << 20
 """Of bodies that wait to be written; what comes then is not kept, and counted."""
 REFUSED = (400, 422)
@@ -17,24 +20,38 @@ get the same requests, so where one of them refuses more of them, it is that rev
 
 
 class Tally:
-    """One arm, since the last second."""
+    """One arm, since the last second; and since the start, for Prometheus."""
 
-    __slots__ = ("arm", "errors", "held", "inflight", "latency_us", "requests", "revision", "told")
+    __slots__ = (
+        "arm", "classes", "errors", "failed", "held", "inflight", "latency_us", "requests", "revision", "seconds",
+        "slots", "told",
+    )  # fmt: skip
 
     def __init__(self, arm: str, revision: int) -> None:
         self.arm, self.revision = arm, revision
         self.requests = self.errors = self.inflight = self.held = 0
         self.latency_us: dict[int, int] = {}
+        self.classes, self.slots, self.seconds, self.failed = [0] * 10, [0] * (len(BOUNDS_US) + 1), 0.0, 0
+        """Since the start: answers by their status' first digit, by latency, their time, and the errors among them."""
         self.told = False
         """The last row said that something is going on: another one says when it has ended."""
 
     def done(self, seconds: float, status: int) -> None:
         """One was answered, or was not."""
         self.requests += 1
+        self.seconds += seconds
+        self.classes[status // 100 % 10] += 1
         if status >= 500 or status in REFUSED:
             self.errors += 1
         name = bucket(int(seconds * 1e6))
         self.latency_us[name] = self.latency_us.get(name, 0) + 1
+
+    def turn(self) -> None:
+        """A second is over: what it had is added to what was before."""
+        for name, num in self.latency_us.items():
+            self.slots[bisect_right(BOUNDS_US, low_us(name))] += num
+        self.failed += self.errors
+        self.requests, self.errors, self.latency_us = 0, 0, {}
 
 
 class Tallies:
@@ -67,8 +84,16 @@ class Tallies:
             if busy or one.told:
                 counts = one.requests, one.errors, one.latency_us, one.inflight, one.held
                 made.append(Counted(tenant, ref, arm, revision, now, *counts, self._gateway, zone))
-            one.told, one.requests, one.errors, one.latency_us = busy, 0, 0, {}
+            one.told = busy
+            one.turn()
         return made
+
+    def busiest(self, most: int) -> list[tuple[Mapping[str, str], Tally]]:
+        """Arms that were ever asked, with their labels; those that had most first."""
+        known = sorted(self._by.items(), key=lambda item: -sum(item[1].classes))[:most]
+        return [
+            ({"tenant": key[0], "endpoint": key[1], "arm": key[3], "revision": str(key[4])}, one) for key, one in known
+        ]
 
 
 class Pages:
