@@ -22,9 +22,11 @@ from falaj.gateway import plans
 from falaj.gateway.callers import Callers
 from falaj.gateway.doors import Doors
 from falaj.gateway.holding import Holding
+from falaj.gateway.link import Link
 from falaj.gateway.metrics import Metrics
 from falaj.gateway.table import Follower, Name, Table
 from falaj.gateway.tally import Pages, Tallies
+from falaj.gateway.watching import Came, Watching
 from falaj.oip.h2 import serve_h2
 from falaj.oip.http1 import serve_http
 from falaj.serve import books
@@ -73,7 +75,8 @@ class Gateway:
         desk, ctx = house.desks["serve"], house.system()
         self.tallies, self.pages = Tallies(house.replica), Pages()
         self.plans = plans.Plans(house, self._pool, loop)
-        self.table = Table(self.tallies, self._changed, self.plans.greet)
+        self.watching = Watching(house.desks["monitor"].baselines.of, desk.sketches, self._pool, loop)
+        self.table = Table(self.tallies, self._changed, self._greet, self.watching.heard)
         self.callers = Callers(house, self._pool, loop, self._find)
         self.doors = Doors(house, self.table, self.callers, self._pool, self.pages)
         self.doors.tallies, self.doors.plans = self.tallies, self.plans
@@ -93,6 +96,7 @@ class Gateway:
         self._every("count", SECOND_S, self._second)
         self._every("doors", DOORS_S, lambda: self._pool.submit(self._told))
         self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))
+        self._every("profiles", plans.EVERY_S, lambda: self.watching.renew(self.table.routes))
         if self._own_ca:
             self._every("certificate", RENEW_EVERY_S, self._renew)
         return self.addresses
@@ -174,6 +178,11 @@ class Gateway:
     def _changed(self) -> None:
         self.holding.release()
 
+    def _greet(self, route: serve.Route, link: Link) -> None:
+        """A replica was connected."""
+        self.plans.greet(route, link)
+        self.watching.greet(route, link)
+
     def _wake(self, name: Name) -> None:
         ref = self._find(name)
         if ref is not None:
@@ -193,10 +202,11 @@ class Gateway:
             _log.warning("requests were not kept", extra={"count": self.pages.dropped})
             self.doors.metrics.unkept += self.pages.dropped
             self.pages.dropped = 0
-        if rows or kept or self._rows:
-            self._book.submit(self._written, rows, kept)
+        came = self.watching.take()
+        if rows or kept or self._rows or came:
+            self._book.submit(self._written, rows, kept, came)
 
-    def _written(self, rows: list[Counted], kept: list[Page]) -> None:
+    def _written(self, rows: list[Counted], kept: list[Page], came: list[Came]) -> None:
         """In a thread: what cannot be written now is tried with the next second's."""
         desk = self._house.desks["serve"]
         self._rows = [*self._rows, *rows][-MOST_ROWS:]
@@ -206,6 +216,7 @@ class Gateway:
                 self._rows = []
             for route, some in kept:
                 desk.journal.append(route, some)
+            self.watching.written(came)
         except FalajError as error:
             _log.warning("counts were not written", extra={"why": error.message})
 
