@@ -112,13 +112,10 @@ class Hooks(Shared):
         """
         with self._ledger.read(ctx) as tx:
             old = need(tx, hook, "hook")
-            terms = {"hook": old.key.name, **({"state": state} if state else {})}
-            found = tx.find(
-                "delivery", project=old.key.project, terms=terms, newest=True, limit=max(1, min(limit, 1000))
-            )
+            found = tx.find("delivery", terms=delivery_terms(old, state), newest=True, limit=max(1, min(limit, 1000)))
         kept = [delivery_view(one.body) for one in found.records]
         kept += [delivery_view(one) for one in old.body["recent"] if state in ("", SENT)]
-        return tuple(sorted(kept, key=lambda one: -one.at)[:limit])
+        return tuple(sorted(kept, key=lambda one: -one.at)[: max(1, limit)])
 
     @verb(writes=("hook",))
     def redeliver(

@@ -17,7 +17,7 @@ from falaj.serve.books import who_of
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
 
-OWN = ("flows.hear", "flows.heard", "flows.queue", "flows.deliver", "flows.refuse", "guard.deny")
+OWN = ("secrets.resolve", "flows.hear", "flows.heard", "flows.queue", "flows.deliver", "flows.refuse", "guard.deny")
 """What listening itself leaves in the log is heard by nobody: it would never end."""
 MOST_PARAMS, MOST_TEXT, MOST_COOL_S = 64, 4096, 30 * 86_400.0
 MOST_DEPTH = 8
