@@ -82,7 +82,7 @@ def replace_state(stand: Stand, state: str) -> Stand:
     return Stand(state, stand.items)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(plans(), st.integers(0, 1 << 30))
 def test_every_step_once_after_all_it_needs_and_nothing_left(plan: FlowPlan, seed: int) -> None:
     world = World(plan, seed)
@@ -103,7 +103,7 @@ def test_every_step_once_after_all_it_needs_and_nothing_left(plan: FlowPlan, see
         assert (states[step.name] == SKIPPED) == (not ((good or step.always) and met)), (step, states)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(), st.integers(0, 1 << 30), st.integers(0, 6))
 def test_cancelled_nothing_begins_any_more(plan: FlowPlan, seed: int, when: int) -> None:
     world = World(plan, seed)

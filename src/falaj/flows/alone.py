@@ -80,8 +80,10 @@ class Desk:
     def _command(self, step: StepPlan, given: dict[str, Any], made: dict[str, str]) -> None:
         env = {f"FALAJ_OUTPUT_{name.upper()}": path for name, path in made.items()}
         for name, value in given.items():
-            kind = "INPUT" if isinstance(value, Path) else "PARAM"
-            env[f"FALAJ_{kind}_{name.upper()}"] = str(value)
+            many = value if isinstance(value, list) and isinstance(next(iter(value), None), Path) else None
+            kind = "INPUT" if many or isinstance(value, Path) else "PARAM"
+            parts = {f"{name}_{at}": one for at, one in enumerate(many)} if many else {name: value}
+            env |= {f"FALAJ_{kind}_{part.upper()}": str(one) for part, one in parts.items()}
         for path in made.values():
             Path(path).mkdir(parents=True, exist_ok=True)
         words = step.spec.command if step.spec else ()
