@@ -98,12 +98,20 @@ def test_only_approved_bytes_and_the_device_asked_for(tmp_path: Path) -> None:
 
 
 def test_two_kinds_of_files_need_a_word(tmp_path: Path) -> None:
-    boosted(2).save_model(tmp_path / "model.json")
+    boosted(2).save_model(tmp_path / "model.ubj")
+    (tmp_path / "notes.txt").write_text("which is which")
     models.mlp(tmp_path)
     with pytest.raises(Invalid, match="onnx and xgboost"):
         load(config(tmp_path))
-    (tmp_path / "falaj.json").write_text('{"runtime": "xgboost", "file": "model.json"}')
+    (tmp_path / "falaj.json").write_text('{"runtime": "xgboost", "file": "model.ubj"}')
     assert load(config(tmp_path)).platform == "xgboost_json"
+
+
+def test_notes_beside_a_model_are_no_model(tmp_path: Path) -> None:
+    models.mlp(tmp_path)
+    (tmp_path / "notes.txt").write_text("trained on a Monday")
+    (tmp_path / "about.json").write_text("{}")
+    assert load(config(tmp_path)).platform == "onnxruntime_onnx"
 
 
 def test_tflite_says_when_it_is_not_there(tmp_path: Path) -> None:

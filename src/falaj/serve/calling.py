@@ -24,7 +24,7 @@ class Caller:
         parts = urlsplit(url)
         if parts.scheme != "https" and parts.hostname not in LOOPBACK:
             raise Invalid("a token may not travel in the clear", "let the gateway speak TLS: falaj gateway --tls")
-        found = token or os.environ.get("FALAJ_TOKEN", "") or _signed_in(here)
+        found = token or os.environ.get("FALAJ_TOKEN", "") or _signed_in(here) or _own(here)
         if not found:
             hint = "set FALAJ_TOKEN, or sign in at the platform that runs: falaj login"
             raise Unauthenticated("endpoints are called with a token", hint)
@@ -103,6 +103,12 @@ def _flat(value: Any, shape: Sequence[int], name: str) -> list[Any]:
 def _signed_in(here: Here) -> str:
     """The token with which we speak to the platform, where we speak to one that runs elsewhere."""
     return _said(here, "authorization").removeprefix("Bearer ")
+
+
+def _own(here: Here) -> str:
+    """One that is made here, where the platform is a folder of ours."""
+    made: str = getattr(here, "token", str)()
+    return made
 
 
 def _purpose(here: Here) -> dict[str, str]:

@@ -19,7 +19,7 @@ import numpy as np
 from falaj import worker
 from falaj.core.errors import Invalid
 from falaj.feed.order import mix
-from falaj.train.estimators import Fitted, Rows, cores, put_file
+from falaj.train.estimators import Fitted, Rows, cores, put_file, put_sheet
 
 _KEPT = 2
 _INEXACT = {"dart", "rf", "random_forest", "gblinear", "goss"}
@@ -90,6 +90,7 @@ def boost(plan: Boosting, rows: Rows, valid: Rows | None = None, *, folder: Path
     best = course.best_round + 1 if plan.early and valid else plan.rounds
     if plan.library == "lightgbm":
         put_file(folder / "model.txt", _text(booster, best))
+        booster.best_iteration = best  # what it answers here is what it will answer there
     else:
         booster = booster[:best] if best < booster.num_boosted_rounds() else booster
         put_file(folder / "model.ubj", bytes(booster.save_raw("ubj")))
@@ -97,7 +98,22 @@ def boost(plan: Boosting, rows: Rows, valid: Rows | None = None, *, folder: Path
     about |= {"params": dict(plan.params), "seed": plan.seed, "chunk": plan.chunk}
     about |= {"labels": labels.tolist()} if labels is not None else {}
     put_file(folder / "model.json", json.dumps(about, indent=1, default=str).encode())
+    file = "model.txt" if plan.library == "lightgbm" else "model.ubj"
+    put_sheet(folder, plan.library, file, rows.columns)
     return Fitted(booster, dict(course.scores), folder)
+
+
+def answers(booster: Any, plan: Boosting, x: Any) -> Any:
+    """What it says of rows, as whoever serves it will."""
+    if plan.library == "lightgbm":
+        return booster.predict(x, num_threads=cores())
+    return booster.inplace_predict(x, validate_features=False)
+
+
+def labels_of(plan: Boosting, y: Any) -> list[Any]:
+    """The classes it tells apart, in its order; none where it foretells numbers."""
+    classes = str(plan.params.get("objective")).startswith(("binary", "multi"))
+    return np.unique(y).tolist() if classes else []
 
 
 class _Course:

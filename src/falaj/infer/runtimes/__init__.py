@@ -23,6 +23,8 @@ SUFFIXES = {
     ".onnx": "onnx", ".safetensors": "torch", ".pt2": "export", ".ubj": "xgboost", ".json": "xgboost",
     ".txt": "lightgbm", ".tflite": "tflite",
 }  # fmt: skip
+_ANYTHING = (".json", ".txt")
+"""What may as well be notes that lie beside a model."""
 
 
 def load(config: ModelConfig) -> Runtime:
@@ -49,7 +51,8 @@ def told(files: Files, sheet: Sheet) -> str:
     if sheet.steps:
         return "ensemble"
     names = [sheet.file] if sheet.file else [name for name in files.names() if name not in (FILE, PROFILE)]
-    kinds = {SUFFIXES[suffix] for name in names for suffix in SUFFIXES if name.endswith(suffix)}
+    found = {suffix for name in names for suffix in SUFFIXES if name.endswith(suffix)}
+    kinds = {SUFFIXES[suffix] for suffix in found.difference(_ANYTHING) or found}
     if not kinds and sheet.code:
         return "python"
     if len(kinds) != 1:
