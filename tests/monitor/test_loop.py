@@ -241,10 +241,10 @@ def test_a_model_without_a_profile_is_compared_with_its_first_traffic(first: Any
     model = ground.here.catalog.publish("model:fraud/bare", str(models.mlp(tmp_path / "bare", seed=8))).ref
     ground.here.serve.add(ground.ref, model)
     ground.turn()
-    assert "needs 1000 rows in the journal: 0 so far" in ground.here.monitor.show(ground.ref).note
+    assert "waits for 1,000 requests in the journal" in ground.here.monitor.show(ground.ref).note
     scores = np.random.default_rng(5).random(LEAST_TRAFFIC).round(4).tolist()
     ground.log(ground.begun + 1, [new_id() for _ in scores], scores)
-    ground.turn(ground.begun + 10)
+    ground.turn(ground.begun + 40)
     shown = ground.here.monitor.show(ground.ref)
     assert (shown.baseline, shown.note) == ("traffic", "")
     made = ground.desk.baselines.profile("house", ground.ref, 1)
@@ -278,7 +278,7 @@ def test_a_broken_profile_is_said_and_the_training_data_is_asked_once(first: Any
     (tmp_path / "made" / "falaj.profile.json").write_bytes(to_json(PROFILE))
     inputs = {"model": model, "data": data}
     ground.here.catalog.publish("dataset:fraud/scorer.baseline", str(tmp_path / "made"), inputs=inputs)
-    ground.turn(ground.begun + 60)
+    ground.turn(ground.begun + 90)
     assert ground.here.monitor.show(ground.ref).baseline == "dataset:fraud/scorer.baseline@v1"
 
 

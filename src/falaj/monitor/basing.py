@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from falaj.catalog.reading import open_version
+from falaj.catalog.records import Version
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
-from falaj.drift.profile import profile_of, to_json
+from falaj.drift.making import columns_of, made
+from falaj.drift.profile import to_json
 from falaj.drift.records import FILE
 from falaj.jobs import records as jobs
 from falaj.jobs.records import JobSpec, JobView, RoleSpec
 from falaj.monitor.baselines import Based, based_on
 from falaj.monitor.records import WatchPlan
 from falaj.serve.bodies import Tensors, inputs_of, outputs_of
+from falaj.serve.fitness import OWN_CODE
 from falaj.serve.journal import Journal, Logged
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
@@ -77,24 +80,30 @@ def data_of(tx: Reader, model: Ref) -> Ref | None:
 
 def ask(here: Here, model: Ref, data: Ref, words: dict[str, str], name: str) -> JobView:
     """A job that runs the model over its data and leaves a baseline. The same name again is the same job."""
-    env = {f"FALAJ_PARAM_{key.upper()}": value for key, value in words.items() if value}
+    version: Version = here.catalog.show(model)
+    needed = version.card is not None and version.card.format in OWN_CODE and "code" in version.inputs
+    own = {"code": version.inputs["code"]} if needed else {}
+    env = {f"FALAJ_PARAM_{key.upper()}": value for key, value in {**words, "source": str(data)}.items() if value}
     spec = JobSpec(COMMAND, (RoleSpec("worker", 1, 1.0, "1GiB"),), retries=1, env=env, experiment="baseline")
     job = Ref("job", model.project, name)
     try:
-        made: JobView = here.jobs.add(
-            job, spec, inputs={"model": model, "data": data}, outputs={"profile": dataset_of(model)}
+        asked: JobView = here.jobs.add(
+            job, spec, inputs={"model": model, "data": data, **own}, outputs={"profile": dataset_of(model)}
         )
     except Stale:
         raise
     except Conflict:
-        made = here.jobs.show(job)
-    return made
+        asked = here.jobs.show(job)
+    return asked
 
 
-def read_from(here: Here, version: Ref) -> bytes:
-    """The profile in a version of a model or a baseline; NotFound when there is none."""
+def read_from(here: Here, version: Ref) -> bytes | None:
+    """The profile in a version of a model or a baseline; None when there is none."""
     _, files = open_version(here, version)
-    entry = files.entry(FILE.encode())
+    try:
+        entry = files.entry(FILE.encode())
+    except NotFound:
+        return None
     if entry.kind != "file" or entry.size > MOST_BYTES:
         raise Invalid(f"{FILE} of {version} is no file of at most {MOST_BYTES >> 20} MiB", "make another", version)
     return b"".join(files.read(entry))
@@ -102,9 +111,9 @@ def read_from(here: Here, version: Ref) -> bytes:
 
 def known(tx: Reader, model: Ref, entry: Body) -> Known:
     """All that decides what is tried next."""
-    made = made_for(tx, model)
+    newest = made_for(tx, model)
     return Known(
-        made.ref if made else None, data_of(tx, model), tx.get(Ref.parse(entry["job"])) if entry["job"] else None
+        newest.ref if newest else None, data_of(tx, model), tx.get(Ref.parse(entry["job"])) if entry["job"] else None
     )
 
 
@@ -119,30 +128,29 @@ class Basing:
         model, number = Ref.parse(revision["model"]), int(revision["number"])
         based, entry = self._versions(model, number, entry, seen)
         if based is not None:
-            return Found(based, {**entry, "note": ""})
-        state = seen.job.body["state"] if seen.job is not None else ""
+            return Found(based, {**entry, "trouble": "", "note": ""})
         if seen.job is None and seen.data is not None and not entry["tried"]:
             return Found(None, self._asked(model, seen.data, entry))
-        if state and state not in jobs.OVER:
+        state = seen.job.body["state"] if seen.job is not None else ""
+        if seen.job is not None and state not in jobs.OVER:
             return Found(None, entry)
         if seen.job is not None and state != jobs.SUCCEEDED:
-            entry |= {"note": f"{entry['job']} {state}: {seen.job.body['note']}; traffic will do"[:500]}
-        based, why = self._traffic(tenant, endpoint, number)
-        note = entry["note"] if seen.job is not None or entry["tried"] else ""
-        return Found(based, {**entry, "note": "" if based else "; ".join(one for one in (note, why) if one)[:600]})
+            entry = {**entry, "trouble": f"{entry['job']} {state}: {seen.job.body['note']}"[:500]}
+        return self._traffic(tenant, endpoint, revision, entry)
 
     def _versions(self, model: Ref, number: int, entry: Body, seen: Known) -> tuple[Based | None, Body]:
         for version in (seen.made, None if entry["bare"] else model):
             if version is None or str(version) == entry["bad"]:
                 continue
             try:
-                return based_on(read_from(self._here, version), number, str(version), self._now), entry
+                data = read_from(self._here, version)
+                if data is not None:
+                    return based_on(data, number, str(version), self._now), entry
             except (Stale, Unavailable):
                 raise
             except FalajError as error:
-                if not isinstance(error, NotFound):
-                    entry = {**entry, "note": f"the baseline in {version} cannot be used: {error}"[:500]}
-                entry = {**entry, "bare": True} if version is model else {**entry, "bad": str(version)}
+                entry = {**entry, "trouble": f"the baseline in {version} cannot be used: {error}"[:500]}
+            entry = {**entry, "bare": True} if version is model else {**entry, "bad": str(version)}
         return None, entry
 
     def _asked(self, model: Ref, data: Ref, entry: Body) -> Body:
@@ -152,82 +160,63 @@ class Basing:
         except (Stale, Unavailable):
             raise
         except FalajError as error:
-            return {**entry, "tried": True, "note": f"no baseline could be made from {data}: {error}"[:500]}
+            return {**entry, "tried": True, "trouble": f"no baseline could be made from {data}: {error}"[:500]}
         return {**entry, "job": str(job.ref.bare), "tried": True, "note": f"{job.ref.bare} makes it from {data}"}
 
-    def _traffic(self, tenant: str, endpoint: Ref, revision: int) -> tuple[Based | None, str]:
-        rows: list[Logged] = []
-        for row in self._journal.read(tenant, endpoint):
-            if row.revision == revision and row.status < 400:
+    def _traffic(self, tenant: str, endpoint: Ref, revision: Body, entry: Body) -> Found:
+        """Of the first requests of a revision that were kept. What cannot be read now will not be later."""
+        number, rows = int(revision["number"]), list[Logged]()
+        for row in self._journal.read(tenant, endpoint, float(revision["made_at"])) if not entry["unfit"] else ():
+            if row.revision == number and row.status < 400:
                 rows.append(row)
             if len(rows) >= MOST_TRAFFIC:
                 break
-        if len(rows) < LEAST_TRAFFIC:
-            return (
-                None,
-                f"a baseline of the first traffic needs {LEAST_TRAFFIC} rows in the journal: {len(rows)} so far",
-            )
-        try:
-            return based_on(profiled(rows, self._plan.segment), revision, TRAFFIC, self._now), ""
-        except Invalid as error:
-            return None, f"the first traffic makes no baseline: {error}"
+        told = [entry["trouble"]] if entry["trouble"] else []
+        if len(rows) >= LEAST_TRAFFIC:
+            try:
+                based = based_on(profiled(rows, self._plan.segment), number, TRAFFIC, self._now)
+                return Found(based, {**entry, "note": ""})
+            except Invalid as error:
+                entry = {**entry, "unfit": f"the first traffic makes no baseline: {error}"[:300]}
+        told.append(entry["unfit"] or f"waits for {LEAST_TRAFFIC:,} requests in the journal")
+        return Found(None, {**entry, "note": "; ".join(told)})
 
 
 def profiled(rows: Iterable[Logged], segment: str = "") -> bytes:
     """A profile of requests that were kept; Invalid when nothing can be made of them."""
     read = [(inputs_of(row), outputs_of(row)) for row in rows]
-    inputs, tensors = columns_of(
-        {**one, **{f"{OUT}{name}": tensor for name, tensor in out.items()}} for one, out in read
-    )
-    answers = {name: inputs.pop(name) for name in list(inputs) if name.startswith(OUT)}
-    taken = {name.removeprefix(OUT) for name in answers} & inputs.keys()
-    if not inputs or not answers or taken:
+    both = stacked({**one, **{f"{OUT}{name}": tensor for name, tensor in out.items()}} for one, out in read)
+    tensors = {name: columns_of(name, array) for name, array in both.items() if not name.startswith(OUT)}
+    answers = {name.removeprefix(OUT): array for name, array in both.items() if name.startswith(OUT)}
+    inputs = {column: values for found in tensors.values() for column, values in found.items()}
+    if not inputs or not answers:
         raise Invalid("requests and answers cannot be read as columns", "make one: falaj monitor baseline")
-    named = {
-        name.removeprefix(OUT): tuple(one.removeprefix(OUT) for one in columns) for name, columns in tensors.items()
-    }
-    made = profile_of(
-        inputs, predictions={name.removeprefix(OUT): column for name, column in answers.items()}, source=TRAFFIC,
-        segment=segment if segment in inputs else "", tensors=named,
-    )  # fmt: skip
-    return to_json(made)
+    names = {name: tuple(found) for name, found in tensors.items()}
+    return to_json(made(inputs, answers, segment=segment if segment in inputs else "", source=TRAFFIC, tensors=names))
 
 
-def columns_of(read: Iterable[Tensors]) -> tuple[dict[str, "np.ndarray[Any, Any]"], dict[str, list[str]]]:
-    """Tensors of many requests as columns: NAME, or NAME[0], NAME[1]… where a row has several values.
+def stacked(read: Iterable[Tensors]) -> dict[str, "np.ndarray[Any, Any]"]:
+    """Tensors of many requests, one upon the other, a line for each row.
 
     Requests that are shaped otherwise than most are left out: callers send what they like.
     """
-    shapes: dict[tuple[tuple[str, int], ...], int] = {}
-    kept: list[tuple[tuple[tuple[str, int], ...], dict[str, list[list[Any]]]]] = []
+    alike: dict[tuple[tuple[str, int], ...], list[dict[str, list[list[Any]]]]] = {}
     for tensors in read:
         lines = {name: _lines(shape, values) for name, (shape, values) in sorted(tensors.items())}
-        key = tuple((name, len(one[0]) if one else 0) for name, one in lines.items())
-        if lines and len({len(one) for one in lines.values()}) == 1:
-            shapes[key] = shapes.get(key, 0) + len(next(iter(lines.values())))
-        kept.append((key, lines))
-    if not shapes:
-        return {}, {}
-    usual = max(shapes, key=lambda key: shapes[key])
-    columns: dict[str, np.ndarray[Any, Any]] = {}
-    named: dict[str, list[str]] = {}
-    for name, width in usual:
-        rows = [line for key, lines in kept if key == usual for line in lines[name]]
-        named[name] = [name] if width == 1 else [f"{name}[{at}]" for at in range(width)]
-        for at, column in enumerate(named[name]):
-            columns[column] = _array([line[at] for line in rows])
-    return columns, named
+        if lines and all(lines.values()) and len({len(one) for one in lines.values()}) == 1:
+            alike.setdefault(tuple((name, len(one[0])) for name, one in lines.items()), []).append(lines)
+    usual = max(alike.values(), key=len, default=[])
+    names = usual[0] if usual else {}
+    return {name: _array([line for lines in usual for line in lines[name]]) for name in names}
 
 
 def _lines(shape: tuple[int, ...], values: list[Any]) -> list[list[Any]]:
-    rows = shape[0] if len(shape) > 1 else len(values) if len(shape) == 1 else 1
+    rows = shape[0] if shape else 1
     wide = len(values) // rows if rows else 0
     return [values[at * wide : (at + 1) * wide] for at in range(rows)] if wide else []
 
 
-def _array(values: list[Any]) -> "np.ndarray[Any, Any]":
-    if all(isinstance(one, (bool, int, float)) for one in values):
-        return np.asarray(values)
-    made = np.empty(len(values), object)
-    made[:] = [str(one) for one in values]
-    return made
+def _array(rows: list[list[Any]]) -> "np.ndarray[Any, Any]":
+    if all(isinstance(one, (bool, int, float)) for row in rows for one in row):
+        return np.asarray(rows)
+    return np.asarray([[str(one) for one in row] for row in rows], object)

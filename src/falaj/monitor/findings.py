@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from falaj.drift.compare import compare
 from falaj.drift.estimate import foreseen
 from falaj.drift.records import Finding, Profile
+from falaj.drift.season import compare_seasonal
 from falaj.drift.tally import Tally
 from falaj.monitor.gathering import Stretch
 from falaj.monitor.records import WatchPlan
@@ -16,11 +16,11 @@ MOST_FINDINGS = 400
 
 
 def found(profile: Profile | None, stretch: Stretch, plan: WatchPlan, before: Tally | None = None) -> list[Finding]:
-    """Everything but what labels say. `before` is the same time of the period before."""
+    """Everything but what labels say. `before` is what came at this time in seasons before."""
     made = [*served(stretch, plan)]
     tally = stretch.tally
     if profile is not None and tally is not None and tally.rows >= plan.rules.least_rows:
-        made += compare(profile, tally, plan.rules, reference=before)
+        made += compare_seasonal(profile, tally, plan.rules, before)
         made += foreseen(profile, tally, plan.rules)
     return made
 

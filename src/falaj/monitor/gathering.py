@@ -116,7 +116,8 @@ class Gathering:
         profile, digest = self._baselines.profile(tenant, ref, revision), self._baselines.digest(tenant, ref, revision)
         if profile is None:
             return None
-        rows = self._serve.sketches.read(tenant, ref, since, until)
+        # Old ones are joined by the hour: what reaches into this time belongs to it.
+        rows = [row for row in self._serve.sketches.read(tenant, ref, since) if row.at < until and row.until > since]
         read = (_opened(row.data, profile) for row in rows if row.revision == revision and row.profile == digest)
         return summed([one for one in read if one is not None])
 

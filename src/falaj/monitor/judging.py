@@ -1,10 +1,13 @@
 """One window of one revision: gathered, compared, judged, and written with the cursor that passes it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from falaj.core.context import Context
 from falaj.core.ref import Ref
+from falaj.drift.records import Finding
+from falaj.drift.season import Moment, seasonal, together
 from falaj.drift.tally import Tally
 from falaj.monitor import findings, labelled
 from falaj.monitor.gathering import Stretch, parts_of
@@ -20,13 +23,15 @@ if TYPE_CHECKING:
     from falaj.monitor.service import Monitor
 
 Body = dict[str, Any]
+SEASONS = 4.5
+"""So many are looked back to."""
 
 
 def new_entry(since: float) -> Body:
     """What a watch remembers of one revision: how far its windows are, and where its baseline is from."""
     return {
-        "number": 0, "until": since, "labels": since, "waits": 0, "profile": "", "baseline": "", "job": "",
-        "tried": False, "bare": False, "bad": "", "note": "",
+        "number": 0, "until": since, "labels": since, "waits": 0, "evidence": [], "profile": "", "baseline": "",
+        "job": "", "tried": False, "bare": False, "bad": "", "unfit": "", "trouble": "", "note": "",
     }  # fmt: skip
 
 
@@ -69,8 +74,9 @@ class Judging:
         stretch = gathering.stretch(came, counts, found, now)
         profile, span = self._desk.baselines.profile(ctx.tenant, ref, revision), (entry["labels"], found.until)
         truth = labelled.joined(self._desk.serve, ctx.tenant, ref, revision, span, profile, plan.segment)
-        window = self._window(ctx, served, (revision, entry), found, (stretch, truth), plan)
-        return window, stretch, _after(entry, window, truth)
+        said, evidence = labelled.judged(truth, profile, plan.rules, entry["evidence"])
+        window = self._window(ctx, served, (revision, entry), found, (stretch, truth, said), plan)
+        return window, stretch, {**_after(entry, window, truth), "evidence": list(evidence)}
 
     def _labels_wait(self, ctx: Context, ref: Ref, entry: Body, end: float) -> bool:
         """Nobody asked, and yet there are labels enough to say something of those who asked before."""
@@ -83,14 +89,13 @@ class Judging:
         served: Record,
         of: tuple[int, Body],
         found: Cut,
-        what: tuple[Stretch, Truth],
+        what: tuple[Stretch, Truth, Sequence[Finding]],
         plan: WatchPlan,
     ) -> Window:
-        (revision, entry), (stretch, truth), ref = of, what, served.ref.bare
+        (revision, entry), (stretch, truth, said), ref = of, what, served.ref.bare
         profile = self._desk.baselines.profile(ctx.tenant, ref, revision)
         before = self._before(ctx.tenant, ref, revision, found, plan)
-        made = findings.found(profile, stretch, plan, before)
-        made += labelled.judged(truth, profile, plan.rules)
+        made = [*findings.found(profile, stretch, plan, before), *said]
         rows = stretch.tally.rows if stretch.tally else 0
         notes = [*stretch.notes, *labelled.notes(truth, entry["waits"])]
         if found.few:
@@ -103,12 +108,17 @@ class Judging:
         )  # fmt: skip
 
     def _before(self, tenant: str, ref: Ref, revision: int, found: Cut, plan: WatchPlan) -> Tally | None:
-        """The same time of the period before, where the plan says that there is one."""
+        """What came at this time in seasons before, where the plan says that there are any."""
         if not plan.season_s:
             return None
-        since, until = found.since - plan.season_s, found.until - plan.season_s
-        tally = self._desk.gathering.between(tenant, ref, revision, since, until)
-        return tally if tally is not None and tally.rows >= plan.rules.least_rows else None
+        back = found.since - SEASONS * plan.season_s
+        past = [one for one in self._desk.windows_of(tenant, ref, back, found.until) if one.revision == revision]
+        moments = [Moment(one.since, one.until, one.rows, _spoiled(one)) for one in past]
+        span, least = (found.since, found.until), plan.rules.least_rows
+        chosen = seasonal(moments, span, season_s=plan.season_s, least_rows=least)
+        between = self._desk.gathering.between
+        read = [between(tenant, ref, revision, past[at].since, past[at].until) for at in chosen]
+        return together(one for one in read if one is not None)
 
     def _judged(
         self, ctx: Context, served: Record, record: Record, window: Window, stretch: Stretch, entry: Body
@@ -132,6 +142,11 @@ class Judging:
             whose = Whose(served.key.tenant, served.ref.bare, served.body["zone"])
             self._desk.kept.append(whose, replace(window, state=after.body["state"]))
         return after
+
+
+def _spoiled(window: Window) -> bool:
+    """Broken data, or a service that failed: no example for later."""
+    return any(one.alarm and one.what in ("quality", "errors") for one in window.findings)
 
 
 def _after(entry: Body, window: Window, truth: Truth) -> Body:

@@ -6,15 +6,17 @@ flood a bounded number is looked at; of a drought nothing is concluded.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
+from falaj.drift import concept
 from falaj.drift.fairness import fairness
 from falaj.drift.performance import by_segment, measure, performed, task_of
-from falaj.drift.records import BINARY, CLASSES, PREDICTION, Finding, Profile, Quality, Rules
+from falaj.drift.records import BINARY, CLASSES, Finding, Profile, Quality, Rules
 from falaj.serve.bodies import Tensors, inputs_of, outputs_of, rows_of
 from falaj.serve.journal import Logged
 from falaj.serve.labels import Labelled
@@ -67,30 +69,48 @@ def joined(
     )  # fmt: skip
 
 
-def judged(truth: Truth, profile: Profile | None, rules: Rules) -> tuple[Finding, ...]:
-    """Performance, as a whole and by segment, and fairness between segments; nothing for too few rows."""
-    rows = len(truth.label)
-    if rows < LEAST:
-        return ()
+def judged(
+    truth: Truth, profile: Profile | None, rules: Rules, evidence: Sequence[float] = ()
+) -> tuple[tuple[Finding, ...], Sequence[float]]:
+    """Performance as a whole and by segment, what scores are worth, fairness; and the evidence to go on from.
+
+    Nothing for too few rows. Evidence grows from window to window: it may be looked at as often as one likes.
+    """
+    if len(truth.label) < LEAST:
+        return (), evidence
     quality = profile.quality if profile is not None else Quality()
     task = quality.task or task_of(truth.label, truth.answer)
     try:
-        known = measure(task, truth.label, truth.answer)
-        made = list(performed(quality, known, rules))
+        made = list(performed(quality, measure(task, truth.label, truth.answer, threshold=quality.threshold), rules))
+        chosen = _chosen(truth, task, quality.threshold)
+        if task in (BINARY, CLASSES):
+            wrong = chosen != (truth.label > 0 if task == BINARY else truth.label)
+            found, evidence = concept.errors(quality, wrong, rules, evidence)
+            made += [found] if found else []
+        if task == BINARY and truth.answer.ndim == 1:
+            meant = concept.calibration(quality, truth.answer, truth.label > 0, rules)
+            made += [meant] if meant else []
         if any(truth.segment):
-            parts = by_segment(task, truth.label, truth.answer, truth.segment)
-            for name, one in parts.items():
-                made += [finding for finding in performed(quality, one, rules, name) if finding.alarm]
-            if task == BINARY:
-                chosen = (truth.answer if truth.answer.ndim == 1 else truth.answer[:, -1]) >= 0.5
-                made += fairness(truth.label > 0, chosen, truth.segment, rules)
+            made += _apart(truth, task, quality, rules)
+            made += fairness(truth.label > 0, chosen, truth.segment, rules) if task == BINARY else ()
     except Invalid as error:
-        return (
-            Finding(
-                "quality", "label", measure="labels", rows=rows, said=f"labels do not fit the answers: {error.message}"
-            ),
-        )
-    return tuple(made)
+        said = f"labels do not fit the answers: {error.message}"
+        return (Finding("quality", "label", measure="labels", rows=len(truth.label), said=said),), evidence
+    return tuple(made), evidence
+
+
+def _apart(truth: Truth, task: str, quality: Quality, rules: Rules) -> list[Finding]:
+    """Segments in which it is worse."""
+    parts = by_segment(task, truth.label, truth.answer, truth.segment, threshold=quality.threshold)
+    even = replace(rules, alpha=rules.alpha / max(1, len(parts)))
+    return [one for name, part in parts.items() for one in performed(quality, part, even, name) if one.alarm]
+
+
+def _chosen(truth: Truth, task: str, threshold: float) -> "np.ndarray[Any, Any]":
+    """What was said: of two classes whether it is the second, of more which."""
+    if truth.answer.ndim == 1:
+        return truth.answer >= threshold if task == BINARY else truth.answer
+    return truth.answer[:, -1] >= threshold if task == BINARY else truth.answer.argmax(1)
 
 
 def notes(truth: Truth, waits: int) -> list[str]:
@@ -135,16 +155,12 @@ def _answers(row: Logged, profile: Profile | None, segment: str) -> list[tuple[l
 
 
 def _scores(outputs: Tensors, profile: Profile | None) -> "np.ndarray[Any, Any] | None":
-    """The answer that is judged: scores where there are some, else the first numbers."""
-    known = {axis.name for axis in profile.axes if axis.role == PREDICTION} if profile is not None else set()
-    named = [name for name in outputs if known & set(profile.tensors.get(name, (name,)))] if profile is not None else []
-    found = [
-        rows for name in named or sorted(outputs) if (rows := rows_of(outputs, name)) is not None and rows.shape[1]
-    ]
-    task = profile.quality.task if profile is not None else ""
-    if not found:
-        return None
-    return max(found, key=lambda rows: rows.shape[1]) if task in (BINARY, CLASSES) else found[0]
+    """The answer that is judged: the one that was when the model was made, else the one with most scores."""
+    wanted = profile.quality.output if profile is not None else ""
+    read = {name: rows_of(outputs, name) for name in ([wanted] if wanted in outputs else sorted(outputs))}
+    found = {name: rows for name, rows in read.items() if rows is not None and rows.shape[1]}
+    best = wanted if wanted in found else max(found, key=lambda name: found[name].shape[1], default="")
+    return found.get(best)
 
 
 def _groups(inputs: Tensors, profile: Profile | None, segment: str, rows: int) -> list[str]:

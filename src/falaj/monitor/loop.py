@@ -28,7 +28,7 @@ from falaj.store.records import Record
 
 EVERY_S = 2.0
 BASE_S, NEWER_S, TIDY_S = 5.0, 30.0, 60.0
-"""How often a missing baseline is looked for, one is looked for that is newer, and old sketches are summed up."""
+"""How often we look after the job of a baseline, for another one, and for sketches that can be summed up."""
 DAY_S = 86400.0
 MOST_REVISIONS = 8
 Key = tuple[str, Ref]
@@ -155,8 +155,8 @@ class MonitorLoop:
     def _base(self, ctx: Context, served: Record, record: Record, number: int) -> Record:
         """Look for a revision's baseline, or for a newer one, now and then."""
         key, now, entry = _key(served), ctx.now(), record.body["revisions"][str(number)]
-        last = self._based.get((key, number), 0.0)
-        if abs(now - last) < (NEWER_S if entry["profile"] else BASE_S):
+        waiting = bool(entry["job"]) and not entry["profile"]
+        if abs(now - self._based.get((key, number), 0.0)) < (BASE_S if waiting else NEWER_S):
             return record
         self._based[key, number] = now
         revision = books.revision_at(served.body, number)
@@ -171,7 +171,7 @@ class MonitorLoop:
         based, entry = look.look(ctx.tenant, served.ref.bare, revision, entry, seen)
         if based is not None:
             self._desk.baselines.keep(_whose(served), based)
-            entry = {**entry, "profile": based.digest, "baseline": based.source}
+            entry = {**entry, "profile": based.digest, "baseline": based.source, "evidence": []}
         body = {**record.body, "revisions": {**record.body["revisions"], str(number): entry}}
         if body == record.body:
             return record

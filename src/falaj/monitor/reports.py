@@ -57,7 +57,7 @@ class Reports(Watches):
                 sums.add(row)
         stretch = Stretch(tally, (), sums.requests, sums.errors, sums.quantile_us(0.95) / 1000, ())
         truth = labelled.joined(self.serve, ctx.tenant, ref, number, span, profile, plan.segment)
-        found = [*findings.found(profile, stretch, plan), *labelled.judged(truth, profile, plan.rules)]
+        found = [*findings.found(profile, stretch, plan), *labelled.judged(truth, profile, plan.rules)[0]]
         windows = self.windows_of(ctx.tenant, ref, *span)[-MOST_WINDOWS:]
         return Figures(
             ref, number, entry["baseline"], *span, tally.rows if tally else 0, tally.seen if tally else 0,

@@ -249,6 +249,14 @@ class Watches:
             names = ", ".join(sorted(known - {""}))[:300]
             raise Invalid(f"the model has no column {plan.segment[:60]!r}", f"it has: {names}", served.ref.bare)
 
+    def _apart(self, record: Record, number: int) -> str:
+        """That a plan looks at segments which the baseline does not keep apart."""
+        wanted, tenant, endpoint = plan_in(record.body).segment, record.key.tenant, endpoint_of(record.ref)
+        profile = self.baselines.profile(tenant, endpoint, number) if wanted else None
+        if profile is None or profile.segment == wanted:
+            return ""
+        return f"the baseline knows no segments of {wanted}: falaj monitor baseline {endpoint} --segment {wanted}"
+
     def _view(self, tx: Reader, record: Record, *, brief: bool = False) -> WatchView:
         body, endpoint = record.body, endpoint_of(record.ref)
         number = max((int(one) for one in body["revisions"]), default=0)
@@ -267,7 +275,7 @@ class Watches:
             last=shown[-1] if shown else None,
             verdicts=verdicts,
             incidents=incidents,
-            note="; ".join(one for one in (body["note"], mine.get("note", "")) if one),
+            note="; ".join(one for one in (body["note"], mine.get("note", ""), self._apart(record, number)) if one),
             paused=body["paused"],
         )
 
