@@ -11,6 +11,7 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -21,7 +22,11 @@ from sklearn.preprocessing import StandardScaler
 from falaj import worker
 from falaj.content.formats import inspect
 from falaj.core.errors import Invalid, NotFound
+from falaj.drift.profile import read_profile
+from falaj.drift.records import FILE
+from falaj.train import estimators
 from falaj.train.estimators import cores, fit_estimator, read_rows, split_rows, use_cores
+from falaj.train.profiles import write_profile
 from tests.servers.peers import peer
 from tests.servers.process import Missing
 
@@ -124,6 +129,7 @@ def test_a_job_reads_measures_tells_and_writes(tmp_path: Path, monkeypatch: pyte
 
 def test_without_other_packages_arrays_and_words_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(estimators, "find_spec", lambda name: None)
     x, y = load_breast_cancer(return_X_y=True)
     made = fit_estimator(make_pipeline(StandardScaler(), RandomForestClassifier(4)), (x, y), valid=0.2)
     assert made.metrics["accuracy"] > 0.85
@@ -155,6 +161,10 @@ x = x.astype(np.float32)
 made = fit_estimator(make_pipeline(StandardScaler(), LogisticRegression()), (x, y), valid=0.2)
 import onnxruntime
 session = onnxruntime.InferenceSession("model/model.onnx")
+from falaj.drift.profile import read_profile
+profile = read_profile(pathlib.Path("model/falaj.profile.json").read_bytes())
+assert profile.quality.rows == 113
+assert set(profile.tensors) == {one.name for one in (*session.get_inputs(), *session.get_outputs())}
 said, chances = session.run(None, {session.get_inputs()[0].name: x})
 assert (said == made.model.predict(x)).all() and np.allclose(chances, made.model.predict_proba(x), atol=1e-4)
 sys.modules["skl2onnx"] = None
@@ -181,3 +191,48 @@ def test_onnx_and_skops_where_they_are_installed(tmp_path: Path) -> None:
     for folder, form in (("model", "onnx"), ("other", "skops")):
         seen = inspect(tmp_path / folder)
         assert (seen.format, seen.code_bearing) == (form, False), seen
+
+
+def test_a_model_comes_with_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = load_breast_cancer(return_X_y=True)
+    columns = {f"f{at}": x[:, at] for at in range(30)}
+    forest = RandomForestClassifier(20, random_state=0)
+    made = fit_estimator(forest, columns | {"sick": np.where(y, "no", "yes")}, target="sick", valid=0.4)
+    profile = read_profile((made.folder / FILE).read_bytes())
+    names = [axis.name for axis in profile.axes]
+    assert names == [*columns, "label", "probabilities[0]", "probabilities[1]", "sick"]
+    assert profile.tensors["X"] == tuple(columns)
+    assert (profile.rows, profile.quality.rows, profile.quality.task) == (342, 227, "binary")
+    wanted = {name: made.metrics[name] for name in ("accuracy", "auc", "log_loss")}
+    assert {name: profile.quality.metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+    assert max(axis.weight for axis in profile.axes[:30]) == 1.0
+    assert min(axis.weight for axis in profile.axes[:30]) < 0.2
+    assert json.loads((made.folder / "model.json").read_text())["target"] == "sick"
+
+
+def test_numbers_and_rows_without_others_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = load_diabetes(return_X_y=True)
+    apart = read_profile((fit_estimator(Ridge(), (x, y), valid=0.3).folder / FILE).read_bytes())
+    assert (apart.quality.task, apart.axes[-2].name, apart.axes[0].name) == ("regression", "variable", "X[0]")
+    # Of answers to the very rows that it learnt from nothing is said.
+    alone = read_profile((fit_estimator(Ridge(), (x, y), output="alone").folder / FILE).read_bytes())
+    assert {axis.role for axis in alone.axes} == {"input"}
+    assert (alone.quality.task, alone.source) == ("", "the rows it was trained on")
+
+
+def test_a_profile_never_makes_a_training_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for where, inputs in {
+        "odd": {"x": np.array([[1, None], [object(), 2]], object)},
+        "empty": {"x": np.zeros((0, 3))},
+        "none": {},
+        "complex": {"x": np.zeros(3, complex)},
+    }.items():
+        assert not write_profile(where, inputs)
+        assert not (tmp_path / where / FILE).exists()
+    wide = np.zeros((50, 3000), np.float32)
+    assert write_profile("wide", {"x": wide, "t": torch.zeros(50, 2)}, {"y": torch.rand(50, 1)}, np.arange(50) % 2)
+    profile = read_profile((tmp_path / "wide" / FILE).read_bytes())
+    assert [axis.name for axis in profile.axes] == ["x.mean", "x.std", "t[0]", "t[1]", "y", "label"]

@@ -49,6 +49,8 @@ def judged(truth: Any, answer: NDArray[Any], labels: Sequence[Any] = ()) -> Qual
     known = np.asarray(truth)
     known = texts(known) if known.dtype.kind == "O" else known
     task = task_of(known, answer)
+    if len(labels):  # Whoever names classes foretells classes.
+        task = BINARY if len(labels) == 2 and answer.dtype.kind == "f" else CLASSES
     if answer.ndim == 2 and not len(labels) and known.dtype.kind == "U":
         labels = np.unique(known).tolist()
     chances = answer.dtype.kind != "f" or bool(((answer >= 0) & (answer <= 1) | ~np.isfinite(answer)).all())
@@ -56,7 +58,9 @@ def judged(truth: Any, answer: NDArray[Any], labels: Sequence[Any] = ()) -> Qual
         # Their difference decides, and no axis has that: metrics, and no curve.
         found = calibrate(task, known, answer[:, 1] - answer[:, 0], labels=labels, threshold=0.0)
         return replace(found, scores=(), chances=(), weights=())
-    return calibrate(task, known, answer, labels=labels, threshold=0.5 if chances else 0.0)
+    # Of two equal scores the first is chosen, as by argmax.
+    half = float(np.nextafter(0.5, 1)) if answer.ndim == 2 else 0.5
+    return calibrate(task, known, answer, labels=labels, threshold=half if chances else 0.0)
 
 
 def made(
@@ -85,7 +89,9 @@ def made(
     tensors = {**about.get("tensors", {}), **{name: tuple(found) for name, found in answers.items()}}
     beside = {segment: (columns if aside is None else aside)[segment]} if segment else {}
     label = (
-        {} if known is None else {"label": known, "label_name": target if target not in columns else f"{target} true"}
+        {}
+        if known is None
+        else {"label": known, "label_name": f"{target} true" if target in {**columns, **said} else target}
     )
     second = profile_of(beside, predictions=said, segment=segment, **label)  # type: ignore[arg-type]
     if segment:

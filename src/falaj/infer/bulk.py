@@ -108,7 +108,7 @@ def _predicted(runtime: Runtime, order: Order, source: Any, rows: range) -> dict
     found: dict[str, list[Any]] = {}
     for start in range(rows.start, rows.stop, order.rows):
         batch = _columns(source.take(np.arange(start, min(start + order.rows, rows.stop))))
-        outputs = runtime.run([_input(one, batch, runtime.inputs, order) for one in runtime.inputs], {})
+        outputs = runtime.run([input_of(one, batch, runtime.inputs, order) for one in runtime.inputs], {})
         for name in order.keep:
             found.setdefault(name, []).append(_column(batch, name))
         for spec, values in zip(runtime.outputs, outputs, strict=True):
@@ -126,7 +126,7 @@ def _column(batch: Mapping[str, Any], name: str) -> Any:
     return batch[name]
 
 
-def _input(spec: TensorSpec, batch: Mapping[str, Any], specs: Sequence[TensorSpec], order: Order) -> Any:
+def input_of(spec: TensorSpec, batch: Mapping[str, Any], specs: Sequence[TensorSpec], order: Order) -> Any:
     """A tensor of the model from the columns: the one of its name, or several numbers side by side."""
     if spec.name in batch and not order.columns:
         values = batch[spec.name]

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from falaj.core.sheet import FILE, to_json
+from falaj.drift.records import FILE as PROFILE
 from falaj.optimize import cpu
+from falaj.optimize.carrying import carried
 from falaj.optimize.records import Plan, Tried
 from falaj.optimize.trial import Trial
 
@@ -27,6 +29,11 @@ def write(trial: Trial, rows: Sequence[Tried], chosen: Tried, notes: Sequence[st
     out.mkdir(parents=True, exist_ok=True)
     sheet = replace(trial.original.sheet, parameters={**trial.original.sheet.parameters, "optimized": chosen.name})
     (out / FILE).write_bytes(to_json(sheet))
+    real = trial.plan.data or trial.plan.evaluate
+    profile, why = carried(trial.plan.model, trial.files[chosen.name], trial.judge if real else None)
+    if profile:
+        (out / PROFILE).write_bytes(profile)
+    notes = [*notes, why] if why else notes
     (out / CARD).write_text(json.dumps(_card(trial, chosen), indent=1), encoding="utf-8")
     (out / EVIDENCE).write_text(json.dumps(told(trial, rows, chosen, notes), indent=1), encoding="utf-8")
     shutil.copyfile(trial.files[chosen.name], out / "model.part")

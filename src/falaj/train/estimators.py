@@ -8,8 +8,9 @@ written in a format that carries no code. Boosters go through `boosters`, which 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,10 @@ import numpy as np
 
 from falaj import worker
 from falaj.core.errors import Invalid, NotFound
+from falaj.core.sheet import FILE as SHEET
+from falaj.core.sheet import Sheet, to_json
 from falaj.feed.order import Order
+from falaj.train.profiles import MOST_ROWS, weights_of, write_profile
 
 _BLOCK = 8192
 _BOOSTERS = ("lightgbm", "xgboost")
@@ -64,6 +68,8 @@ def fit_estimator(
         boosters = import_module("falaj.train.boosters")
         plan = boosters.planned(estimator, rows.y, seed=seed, **more)
         made: Fitted = boosters.boost(plan, rows, apart, folder=folder)
+        asks, labels = {"y": partial(boosters.answers, made.model, plan)}, boosters.labels_of(plan, rows.y)
+        _profiled(folder, rows, apart, "x", asks, target, labels=labels)
         return made
     if more:
         raise Invalid(f"{', '.join(sorted(more))}: only boosters know this", "leave it out")
@@ -74,7 +80,7 @@ def fit_estimator(
     metrics = measure(estimator, apart) if apart else measure(estimator, rows, "train_")
     for name, value in metrics.items():
         here.metric(name, value, 1)
-    write_estimator(estimator, folder, rows, metrics)
+    write_estimator(estimator, folder, rows, metrics, apart, target)
     here.progress(1, 1)
     return Fitted(estimator, metrics, folder)
 
@@ -144,14 +150,19 @@ def measure(estimator: Any, rows: Rows, before: str = "") -> dict[str, float]:
     return {f"{before}{name}": float(value) for name, value in found.items()}
 
 
-def write_estimator(estimator: Any, folder: Path, rows: Rows, metrics: Mapping[str, float]) -> str:
+def write_estimator(
+    estimator: Any, folder: Path, rows: Rows, metrics: Mapping[str, float], apart: Rows | None = None, target: str = ""
+) -> str:
     """Write it as ONNX or skops, by what is installed; else its parameters and fitted arrays, which nothing loads back
-    by itself. Gives the name of the format. Never a pickle: the platform loads none."""
+    by itself. Gives the name of the format. Never a pickle: the platform loads none. Beside it lies its profile: of the
+    rows it was fitted on, and of its answers to those kept apart."""
     about: dict[str, Any] = {"class": f"{type(estimator).__module__}.{type(estimator).__qualname__}"}
-    about |= {"columns": list(rows.columns), "metrics": dict(metrics), "rows": len(rows.x)}
+    about |= {"columns": list(rows.columns), "metrics": dict(metrics), "rows": len(rows.x), "target": target}
+    ends: tuple[str, ...] = ()
     if made := _as_onnx(estimator, rows) if find_spec("skl2onnx") else b"":
         put_file(folder / "model.onnx", made)
-        form = "onnx"
+        form, ends = "onnx", _ends(made)
+        put_sheet(folder, form, "model.onnx", rows.columns)
     elif find_spec("skops"):
         put_file(folder / "model.skops", import_module("skops.io").dumps(estimator))
         form = "skops"
@@ -168,7 +179,42 @@ def write_estimator(estimator: Any, folder: Path, rows: Rows, metrics: Mapping[s
             worker.attempt().note("nothing fitted could be written: install skl2onnx or skops")
     about["format"] = form
     put_file(folder / "model.json", json.dumps(about, indent=1, default=str).encode())
+    given, *answers = ends or _usual_ends(estimator)
+    asks = [estimator.predict] if hasattr(estimator, "predict") else []
+    asks += [estimator.predict_proba] if hasattr(estimator, "classes_") and hasattr(estimator, "predict_proba") else []
+    more = {"weights": weights_of(estimator, rows.columns), "labels": np.asarray(getattr(estimator, "classes_", []))}
+    _profiled(folder, rows, apart, given, dict(zip(answers, asks, strict=False)), target, **more)
     return form
+
+
+def put_sheet(folder: Path, runtime: str, file: str, columns: Sequence[str]) -> None:
+    """What runs it, and which columns it takes, for whoever serves it."""
+    plain = {"features.order": ",".join(columns)} if columns and not any("," in one for one in columns) else {}
+    put_file(folder / SHEET, to_json(Sheet(runtime, file, parameters=plain)))
+
+
+def _profiled(
+    folder: Path, rows: Rows, apart: Rows | None, given: str, asks: Mapping[str, Any], target: str, **about: Any
+) -> None:
+    """Answers to rows that it was fitted on are better than any later ones: without others, there are none."""
+    answers: dict[str, Any] = {}
+    truth = None
+    if apart is not None and apart.y is not None:
+        some = slice(None, None, -(-len(apart.x) // MOST_ROWS) or 1)
+        answers, truth = {name: np.asarray(ask(apart.x[some])) for name, ask in asks.items()}, np.asarray(apart.y)[some]
+    about["source"] = "the rows it was trained on" + (", held-out ones for its answers" if answers else "")
+    write_profile(folder, {given: rows.x}, answers, truth, columns={given: rows.columns}, target=target, **about)
+
+
+def _ends(made: bytes) -> tuple[str, ...]:
+    """The names of the input and the outputs of an ONNX file."""
+    graph = import_module("onnx").load_from_string(made).graph
+    return (graph.input[0].name, *(one.name for one in graph.output))
+
+
+def _usual_ends(estimator: Any) -> tuple[str, ...]:
+    """What they are called when it is made an ONNX file later."""
+    return ("X", "label", "probabilities") if hasattr(estimator, "classes_") else ("X", "variable")
 
 
 def _as_onnx(estimator: Any, rows: Rows) -> bytes:
