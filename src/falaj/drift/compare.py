@@ -18,7 +18,7 @@ from falaj.drift.records import Finding, Profile, Rules
 from falaj.drift.saying import said
 from falaj.drift.tally import Tally
 
-_DRIFT, _QUALITY, _TOGETHER = 0.6, 0.2, 0.2
+_DRIFT, _QUALITY, _TOGETHER = 0.8, 0.1, 0.1
 """Of alpha."""
 _A_SEGMENT = 5
 """A segment needs a fifth of the rows of a window."""
@@ -77,13 +77,14 @@ def _moved(frame: Frame, counts: tuple[Ints, Ints], stuck: Bools, rules: Rules, 
     tested = (rows >= need[:, None]) & (others >= need[:, None]) & ~stuck
     alarm = np.zeros(p.shape, np.bool_)
     alarm[tested] = measures.discoveries(p[tested], rules.alpha * _DRIFT)
-    alarm &= step >= rules.least_step
-    shown = alarm | (tested & (p <= rules.alpha) & (step >= rules.least_step))
+    bound = _bound(rows, others, rules)
+    alarm &= step >= bound
+    shown = alarm | (tested & (p <= rules.alpha) & (step >= bound))
     shown[0] = True
     # Where all rows moved, a segment is worth a word only if it moved much more.
     shown[1:] &= ~alarm[0] | (step[1:] >= _MUCH_MORE * step[0])
     places = np.argwhere(shown)
-    return _findings(frame, places, (ours, theirs), (step, p, alarm), rates(frame, counts[0]), rules)
+    return _findings(frame, places, (ours, theirs), (step, p, alarm, bound), rates(frame, counts[0]))
 
 
 def _tested(frame: Frame, ours: Ints, theirs: Ints) -> tuple[Floats, Floats]:
@@ -92,22 +93,28 @@ def _tested(frame: Frame, ours: Ints, theirs: Ints) -> tuple[Floats, Floats]:
     rows, others = ours.sum(-1), theirs.sum(-1)
     one, other = frame.number, ~frame.number
     step[:, one] = measures.ks(ours[:, one], theirs[:, one])
-    p[:, one] = measures.ks_p(step[:, one], rows[:, one], others[:, one])
+    by_step = measures.ks_p(step[:, one], rows[:, one], others[:, one])
+    p[:, one] = np.minimum(1.0, 2 * np.minimum(by_step, measures.rank_p(ours[:, one], theirs[:, one])))
     step[:, other] = measures.total_variation(ours[:, other], theirs[:, other])
     p[:, other] = measures.chi2_p(*measures.chi2(ours[:, other], theirs[:, other]))
     empty = (rows == 0) | (others == 0)
     return np.where(empty, 0.0, step), np.where(empty, 1.0, p)
 
 
+def _bound(rows: Ints, others: Ints, rules: Rules) -> Floats:
+    """The least step that matters, less what a step varies by: one that just matters is not to be missed by luck."""
+    noise = 0.5 * np.sqrt(1 / np.maximum(rows, 1) + 1 / np.maximum(others, 1))
+    return np.asarray(np.maximum(rules.least_step / 2, rules.least_step - noise), np.float64)
+
+
 def _findings(
     frame: Frame,
     places: Ints,
     counts: tuple[Ints, Ints],
-    tested: tuple[Floats, Floats, Bools],
+    tested: tuple[Floats, Floats, Bools, Floats],
     odd: dict[str, Floats],
-    rules: Rules,
 ) -> list[Finding]:
-    step, p, alarm = tested
+    step, p, alarm, bound = tested
     group, axis = places[:, 0], places[:, 1]
     ours, theirs = counts[0][group, axis], counts[1][group, axis]
     told = _measured(frame, axis, ours, theirs)
@@ -126,7 +133,7 @@ def _findings(
                 frame.groups[which],
                 "ks" if number else "total variation",
                 value=round(float(step[which, where]), 6),
-                bound=rules.least_step,
+                bound=round(float(bound[which, where]), 6),
                 p=float(p[which, where]),
                 rows=int(ours[at].sum()),
                 alarm=bool(alarm[which, where]),
