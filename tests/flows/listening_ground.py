@@ -1,4 +1,4 @@
-"""A town where flows are begun: everything is real but the runs themselves, which are written down as asked for."""
+"""A town where flows are begun: everything is real; runs begin, and wait for a loop that nobody turns."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,8 @@ from falaj.core.context import Actor, Context
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.flows.listening import StartLoop
+from falaj.flows.records import JOB, FlowPlan, StepPlan
+from falaj.jobs.records import JobSpec
 from falaj.platform import Platform
 from falaj.serve.books import who_of
 from falaj.store.loop import Turn, house_context
@@ -17,25 +19,21 @@ from tests.town import Town
 FLOW = Ref.parse("flow:fraud/retrain")
 
 
-class Starting:
-    """The verbs of flows as an owner calls them; `start` remembers, once a cause."""
+class Troubled:
+    """The desk of flows as an owner calls it. Where a test says so there is trouble when a run is to begin."""
 
     def __init__(self, ground: "Ground", actor: Actor, purpose: str) -> None:
-        self._ground, self._actor = ground, actor
+        self._ground = ground
         self._real = Platform(ground.town.house, actor, purpose).flows
 
-    def hear(self, kind: str) -> tuple[str, ...]:
-        found: tuple[str, ...] = self._real.hear(kind)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
-    def show(self, flow: Ref) -> Any:
-        return SimpleNamespace(plan=SimpleNamespace(params={"endpoint": None, "cause": "", "depth": 1}))
-
-    def start(self, flow: Ref, params: dict[str, Any], *, cause: str, begun_by: str) -> None:
+    def start(self, *args: Any, **named: Any) -> Any:
         self._ground.asked += 1
         if self._ground.trouble is not None:
             raise self._ground.trouble
-        self._ground.runs.setdefault(cause, (str(flow), params, self._actor.behalf, begun_by))
+        return self._real.start(*args, **named)
 
 
 class Ground:
@@ -44,19 +42,41 @@ class Ground:
     def __init__(self, home: Path, **more: Any) -> None:
         self.town = Town(home, **more)
         self.ledger = self.town.house.ledger
-        self.runs: dict[str, tuple[str, dict[str, Any], str, str]] = {}
+        self.before: set[Ref] = set()
         self.asked = 0
         self.trouble: FalajError | None = None
         self.later_s = 0.0
         self.loop = self.new_loop()
         self.token = 1
         self.amal = self.town.as_("amal")
-        with self.ledger.write(self.ctx("amal")) as tx:
-            tx.emit("flows.save", tx.put(FLOW, {"plan": {}}).ref)
+        self.town.as_("admin").clusters.change("local", {"tenants": "bank"})
+        step = StepPlan("wait", JOB, spec=JobSpec(command=("python3", "-c", "pass")))
+        params = {"endpoint": "", "cause": "", "depth": "", "data": "", "rows": 0, "day": ""}
+        self.amal.flows.add(FLOW, FlowPlan((step,), params))
+
+    @property
+    def runs(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """By cause, the runs that this test began, oldest first: what they were given, and by what."""
+        found = [one for one in self.amal.flows.runs(FLOW, limit=1000).runs if one.ref not in self.before]
+        found.sort(key=lambda one: int(one.ref.name.rpartition("-")[2]))
+        return {one.cause: ({k: v for k, v in one.params.items() if v}, one.begun_by) for one in found}
+
+    def owner(self, cause: str) -> str:
+        """In whose name a run goes."""
+        ref = next(one.ref for one in self.amal.flows.runs(FLOW).runs if one.cause == cause)
+        with self.ledger.read(self.ctx("amal")) as tx:
+            return str(tx.need(ref.bare).body["who"]["id"])
+
+    def fresh(self) -> None:
+        """Nothing asked for yet; what was said before lies behind the cursor."""
+        self.turn()
+        self.before = {one.ref for one in self.amal.flows.runs(FLOW, limit=1000).runs}
+        self.asked, self.trouble, self.later_s = 0, None, 0.0
+        self.crash()
 
     def new_loop(self) -> StartLoop:
         """The loop as a process that has just begun has it."""
-        act = lambda actor, purpose: SimpleNamespace(flows=Starting(self, actor, purpose))  # noqa: E731
+        act = lambda actor, purpose: SimpleNamespace(flows=Troubled(self, actor, purpose))  # noqa: E731
         return StartLoop(self.ledger, SimpleNamespace(act=act))  # type: ignore[arg-type]
 
     def crash(self) -> None:
@@ -76,9 +96,10 @@ class Ground:
     def ctx(self, name: str) -> Context:
         return Context(self.town.actor(name), self.town.house.settings.zone, now=self.now, purpose="fraud")
 
-    def say(self, verb: str, ref: str, who: str = "amal", **body: Any) -> None:
-        """An event about a thing that is there, or made now."""
-        with self.ledger.write(self.ctx(who)) as tx:
+    def say(self, verb: str, ref: str, who: str = "amal", actor: str = "", **body: Any) -> None:
+        """An event about a thing that is there, or made now; by `actor` for somebody."""
+        ctx = self.ctx(who)
+        with self.ledger.write(replace(ctx, actor=replace(ctx.actor, id=actor, behalf=who)) if actor else ctx) as tx:
             thing = tx.get(Ref.parse(ref)) or tx.put(Ref.parse(ref), {})
             tx.emit(verb, thing.ref, (), **body)
 

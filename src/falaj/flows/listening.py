@@ -200,10 +200,13 @@ class StartLoop:
     def _start(self, ctx: Context, wish: Wish) -> int:
         """Ask for the run as the owner; what is not allowed today is Denied."""
         with self._ledger.read(ctx) as tx:
+            now = tx.key(wish.owner.key)
             why = barred(tx, wish.owner)
             actor = worker_of(tx, wish.owner)
         if why:
             raise Invalid(why, "somebody else may take it over: make it again in their name")
+        if now is None or now.body.get("removed") or now.body.get("paused"):
+            raise Invalid(f"{wish.owner.ref.bare} was paused or taken away", "nothing was begun")
         here = self._desk.act(actor, wish.owner.body["who"]["purpose"])
         params = wish.params
         if wish.owner.key.kind == "watch":
