@@ -118,7 +118,7 @@ class Numbers:
     def cut(self, block: NDArray[np.floating]) -> tuple[Ints, Floats]:
         """Of every value: its bin among those of all axes; and the value, moved and scaled."""
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = np.subtract(block, self.centre, dtype=np.float64)
+            scaled = np.subtract(block, self.centre, dtype=np.float64, order="C")
             scaled *= self._inverse
             small = scaled.astype(np.float32)
         wild = np.isinf(small)

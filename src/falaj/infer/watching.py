@@ -78,7 +78,7 @@ class Watching:
         self._batches = batches
         self._tally = Tally(profile, keep=SAMPLE_ROWS)
         self._governor = Governor(told.share)
-        tensors = fitting(profile, inputs, outputs)
+        tensors = fitting(profile, inputs, outputs, batches=batches)
         specs = [(False, at, spec) for at, spec in enumerate(inputs)] + [
             (True, at, spec) for at, spec in enumerate(outputs)
         ]
@@ -152,7 +152,11 @@ class Watching:
         beside = {name: self._words[:rows, at] for at, name in enumerate(self._text_names)}
         if self._argmax:
             beside[CHOSEN] = chosen(block[:, self._scores])
-        self._tally.add_matrix(block, self._names, beside, seen=0)
+        try:
+            self._tally.add_matrix(block, self._names, beside, seen=0)
+        except _ODD:  # Counting must not cost anybody an answer, whatever is wrong with it.
+            self._tally.odd += rows
+            _log.exception("rows were not counted")
         self._words[:rows] = None  # Nobody's texts are kept longer than they must.
         self._governor.spent(thread_time() - began)
 
@@ -164,7 +168,7 @@ def read_folder(config: ModelConfig) -> Profile | None:
     return read_profile(Files(config.folder, config.files).read(FILE))
 
 
-def fitting(profile: Profile, inputs: Specs, outputs: Specs) -> Tensors:
+def fitting(profile: Profile, inputs: Specs, outputs: Specs, *, batches: bool = True) -> Tensors:
     """The tensors that the profile names; Invalid when it is about another model."""
     tensors = dict(profile.tensors) or _guessed(profile, inputs, outputs)
     specs = {spec.name: spec for spec in (*inputs, *outputs)}
@@ -173,7 +177,7 @@ def fitting(profile: Profile, inputs: Specs, outputs: Specs) -> Tensors:
         odd = min(set(tensors) - set(specs), default="nothing")
         raise Invalid(f"the profile watches {odd[:80]!r}, which the model does not have", "make one of this model")
     for name, columns in tensors.items():
-        trailing = specs[name].shape[1:]
+        trailing = specs[name].shape[1:] if batches else specs[name].shape
         open_ = any(size < 0 for size in trailing)
         width = int(np.prod(trailing)) if not open_ else len(columns)
         if width != len(columns) and columns != figures(name):
@@ -215,6 +219,8 @@ def _laid(
 def _flat(inputs: Arrays, outputs: Arrays, part: _Part, rows: int) -> Any:
     array = plain((outputs if part.output else inputs)[part.at], part.datatype)
     flat = array.reshape(rows, -1)
+    if flat.dtype == object and part.datatype != "BYTES":
+        flat = flat.astype(np.float64)
     if part.figures and rows:
         flat = derived(flat)
     if flat.shape[1] != part.last - part.first:
