@@ -19,7 +19,6 @@ else a step is the plain function it was.
 
 import inspect
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -203,6 +202,8 @@ class _Step:
             known = [one[len(_OUTPUT) :].lower() for one in os.environ if one.startswith(_OUTPUT)]
             if known or "FALAJ_ATTEMPT" in os.environ:
                 raise Invalid(f"this step has no output {name!r:.60}", f"it has: {', '.join(known) or 'none'}")
+            import tempfile  # in an attempt nobody needs it, and every step would wait for it
+
             folder = tempfile.mkdtemp(prefix=f"falaj-{name}-")
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)

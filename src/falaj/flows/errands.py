@@ -240,8 +240,12 @@ def _opened(file: str, name: str) -> tuple[Flow, FlowPlan]:
 
 def _saved(here: Here, found: Flow, plan: FlowPlan, file: Path, message: str) -> FlowView:
     from falaj.catalog.errands import publish_code
+    from falaj.catalog.gitfacts import tracked
 
     home = file.resolve().parent
+    listed = tracked(home)
+    if listed is not None and file.name.encode() not in listed:
+        raise Invalid(f"git ignores {file.name}, and so it would not be kept", "take it out of .gitignore, or move it")
     if home in (Path("/"), Path.home()):
         raise Invalid(f"{file.name} lies in {home}, and a flow takes its folder along", "give it a folder of its own")
     code = publish_code(here, Ref("code", found.ref.project, found.ref.name), home).ref

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +30,8 @@ def main() -> int:
     try:
         value = run(json.loads(os.environ.get(TOLD, "{}")), Path.cwd())
     except FalajError as error:
+        import traceback
+
         traceback.print_exc()
         return _failed(outbox, f"{error.message} ({error.hint})" if error.hint else error.message)
     except BaseException as error:
