@@ -74,12 +74,12 @@ def _moved(frame: Frame, counts: tuple[Ints, Ints], stuck: Bools, rules: Rules, 
     rows, others = ours.sum(-1), theirs.sum(-1)
     need = np.full(len(rows), max(1, rules.least_rows // _A_SEGMENT))
     need[0] = max(1, rules.least_rows)
-    tested = (rows >= need[:, None]) & (others >= need[:, None]) & ~stuck
+    tested = (rows >= need[:, None]) & (others >= need[:, None]) & (rows[0] >= need[0]) & ~stuck
     alarm = np.zeros(p.shape, np.bool_)
     alarm[tested] = measures.discoveries(p[tested], rules.alpha * _DRIFT)
     bound = _bound(rows, others, rules)
     alarm &= step >= bound
-    shown = alarm | (tested & (p <= rules.alpha) & (step >= bound))
+    shown = alarm.copy()
     shown[0] = True
     # Where all rows moved, a segment is worth a word only if it moved much more.
     shown[1:] &= ~alarm[0] | (step[1:] >= _MUCH_MORE * step[0])

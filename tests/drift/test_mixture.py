@@ -1,0 +1,72 @@
+"""Columns that go together in another way, though each by itself is as before: by sums, and by a classifier."""
+
+import numpy as np
+import pytest
+
+from falaj.drift.classify import domain, told_apart
+from falaj.drift.compare import compare
+from falaj.drift.measures import Floats
+from falaj.drift.mixture import SIZE, apart, chance, features, prepared
+from falaj.drift.profile import profile_of
+from falaj.drift.records import Profile, Rules
+from falaj.drift.tally import Tally
+
+NAMES = tuple(f"x{at}" for at in range(8))
+
+
+def rows(many: int, seed: int, *, tied: float = 0.0) -> Floats:
+    found = np.random.default_rng(seed).normal(size=(many, len(NAMES)))
+    found[:, 1] = tied * found[:, 0] + np.sqrt(1 - tied**2) * found[:, 1]
+    return found
+
+
+def test_chance_is_what_it_says() -> None:
+    then = prepared(rows(4_000, 1))
+    found = []
+    for seed in range(200):
+        now = features(rows(500, 100 + seed)).astype(np.float64)
+        side = (np.array(then.mean) * 4_000, 4_000.0)
+        found.append(chance(apart((now.sum(0), 500.0), side, np.array(then.spread)), then.tests))
+    assert np.mean(np.array(found) <= 0.05) <= 0.1
+    assert np.mean(np.array(found) <= 0.5) == pytest.approx(0.5, abs=0.15)
+
+
+def test_what_is_missing_or_infinite_does_no_harm() -> None:
+    odd = features(np.array([[np.nan, np.inf, -np.inf, 1e300]]))
+    assert odd.shape == (1, SIZE)
+    assert np.isfinite(odd).all()
+    assert prepared(np.empty((0, 3))).mean == ()
+    assert prepared(np.zeros((50, 2))).tests
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    then = rows(8_000, 2)
+    return profile_of({name: then[:, at] for at, name in enumerate(NAMES)})
+
+
+def test_a_changed_correlation_is_seen_in_a_window(profile: Profile) -> None:
+    for tied, alarm in ((0.0, False), (0.8, True)):
+        now = rows(40_000, 3, tied=tied)
+        tally = Tally(profile, seed=0)
+        for part in np.split(now, 40):
+            tally.add({name: part[:, at] for at, name in enumerate(NAMES)})
+        found = [one for one in compare(profile, tally, Rules()) if one.alarm or one.what == "together"]
+        assert [(one.what, one.alarm) for one in found] == [("together", alarm)]
+
+
+def test_a_classifier_tells_samples_apart_only_where_they_differ() -> None:
+    then = rows(600, 4)
+    same = [told_apart(rows(300, 10 + seed), rows(300, 500 + seed)).p for seed in range(25)]
+    assert sum(p <= 0.05 for p in same) <= 4
+    tied = told_apart(rows(600, 50, tied=0.8), then)
+    assert tied.p < 1e-3
+    assert set(tied.columns[:2]) == {0, 1}
+    moved = rows(600, 51)
+    moved[:, 5] += 0.6
+    found = domain(moved, then, NAMES, Rules())
+    assert found.alarm
+    assert "most by x5" in found.said
+    moved[:, 5] = np.nan
+    assert told_apart(moved, then).p < 1e-6
+    assert told_apart(then[:5], then).p == 1.0
