@@ -79,7 +79,7 @@ ENDPOINTS = [
     Panel("Traffic by revision", "reqps", {"{{endpoint}} r{{revision}} {{arm}}": "sum by (endpoint, revision, arm) (" + rate("falaj_gateway_requests_total", ENDPOINT) + ")"}),
     Panel("p95 by revision", "s", {"{{endpoint}} r{{revision}}": Q.format(share=0.95, more=", endpoint, revision", name="falaj_gateway_request_seconds", where=ENDPOINT, rate=RATE)}),
     Panel("In flight and held", "short", {"{{endpoint}} in flight": "sum by (endpoint) (falaj_gateway_in_flight" + ENDPOINT + ")", "{{endpoint}} held": "sum by (endpoint) (falaj_gateway_held" + ENDPOINT + ")"}),
-    Panel("Replicas that answer", "short", {"{{project}}/{{name}}": "max by (project, name) (falaj_endpoint_ready_replicas)"}),
+    Panel("Replicas that answer", "short", {"{{endpoint}}": "max by (endpoint) (falaj_endpoint_ready_replicas" + ENDPOINT + ")"}),
     Panel("Connections to replicas", "short", {"{{instance}} {{state}}": "falaj_gateway_replicas"}),
     Panel("Asked of another replica, too", "reqps", {"{{instance}}": rate("falaj_gateway_retries_total")}),
     Panel("Refused at the gateway", "reqps", {"{{code}}": f"sum by (code) ({rate('falaj_gateway_refused_total')})"}),
@@ -94,6 +94,8 @@ JOBS = [
     Panel("Jobs by queue", "short", {"{{queue}}": "sum by (queue) (max by (state, queue) (falaj_jobs))"}),
     Panel("Oldest wait", "s", {"{{queue}}": "max by (queue) (falaj_jobs_oldest_wait_seconds)"}),
     Panel("Jobs asked for and ended", "ops", {"{{verb}}": 'sum by (verb) (rate(falaj_ledger_events_total{verb=~"jobs.(add|end|cancel|retry)"}[$__rate_interval]))'}),
+    Panel("Attempts that ended", "ops", {"{{outcome}}": f"sum by (outcome) ({rate('falaj_attempts_total')})"}),
+    Panel("How long they had waited", "s", {"": f"sum({rate('falaj_attempts_waited_seconds_total')}) / sum({rate('falaj_attempts_total')})"}),
     Panel("Nodes", "short", {"{{cluster}} {{state}}": "max by (cluster, state) (falaj_cluster_nodes)"}),
     Panel("Alerts of nodes and jobs", "short", {"{{kind}}": "max by (kind) (falaj_cluster_alerts)"}),
     Panel("GPUs held", "percentunit", {"{{cluster}}": "max by (cluster) (falaj_cluster_used_gpus) / max by (cluster) (falaj_cluster_gpus)"}),
@@ -111,7 +113,7 @@ FLOWS = [
     Panel("Runs of flows", "short", {"{{state}}": "max by (state) (falaj_flow_runs)"}),
     Panel("Begun and ended", "ops", {"{{verb}}": 'sum by (verb) (rate(falaj_ledger_events_total{verb=~"flows[.].*"}[$__rate_interval]))'}),
     Panel("Deliveries to hooks", "short", {"{{state}}": "max by (state) (falaj_hook_deliveries)"}),
-    Panel("Age of the newest features", "s", {"{{project}}/{{name}}": "time() - max by (project, name) (falaj_feature_newest_timestamp_seconds > 0)"}),
+    Panel("Age of the newest features", "s", {"{{stream}}": "time() - max by (stream) (falaj_feature_newest_timestamp_seconds > 0)"}),
 ]  # fmt: skip
 BOARDS = {
     "overview": ("Falaj: the platform", OVERVIEW),

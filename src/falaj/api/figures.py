@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from falaj.api.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Labels, Row, buckets, by, counter, gauge
+from falaj.api.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Row, buckets, by, counter, gauge
 from falaj.core import trace
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import FalajError
@@ -92,7 +92,8 @@ class Figures:
             with house.ledger.read(ctx) as tx:
                 kept = list(part(Look(house, tx, ctx, known, cut)))
             self._cut[room] = cut
-        except FalajError:
+        except (FalajError, LookupError, TypeError, ValueError):
+            # Also records that are not as they are thought to be: no room may hide the others from whoever watches.
             self._failed[room] += 1
         self._kept[room] = (now + every_s, kept)
         return kept
@@ -136,6 +137,9 @@ def _jobs(look: Look) -> Iterator[Family]:
     rows = [("", {"state": state, "queue": queue}, num) for (state, queue), num in sorted(states.items())]
     yield Family("falaj_jobs", "Jobs that are not over, by state and queue.", GAUGE, rows[:MOST_SERIES])
     yield by("queue", "falaj_jobs_oldest_wait_seconds", "How long the oldest waiting job waits.", waits)
+    desk = look.house.desks["jobs"]
+    yield by("outcome", "falaj_attempts_total", "Attempts that ended, by outcome.", dict(desk.ended), COUNTER)
+    yield counter("falaj_attempts_waited_seconds_total", "How long those that ended had waited.", desk.waited_s)
 
 
 def _clusters(look: Look) -> Iterator[Family]:
@@ -229,8 +233,10 @@ def _catalog(look: Look) -> Iterator[Family]:
 
 
 def _features(look: Look) -> Iterator[Family]:
-    streams = look.all("features", "stream", {"stream": "yes"})
-    rows = [("", _whose(record), record.body.get("newest_us", 0) / 1e6) for record in streams]
+    rows = [
+        ("", {"tenant": one.key.tenant, "stream": f"{one.key.project}/{one.key.name}"}, one.body["newest_us"] / 1e6)
+        for one in look.all("features", "stream", {"stream": "yes"})
+    ]
     yield gauge("falaj_feature_streams", "Streams of rows that feature views keep.", len(rows))
     said = "The moment of the newest row of a feature view's stream."
     yield Family("falaj_feature_newest_timestamp_seconds", said, GAUGE, _bounded(look, "features", rows))
@@ -245,7 +251,10 @@ def _serve(look: Look) -> Iterator[Family]:
     found = Counter("stopped" if record.body["stopped"] else "open" for record in kept)
     yield by("state", "falaj_endpoints", "Endpoints by state.", found)
     yield by("state", "falaj_replicas", "Replicas by state.", states)
-    rows = [("", _whose(record), float(ready[str(record.body["id"])])) for record in kept]
+    rows = [
+        ("", {"tenant": one.key.tenant, "endpoint": str(one.ref.bare)}, float(ready[str(one.body["id"])]))
+        for one in kept
+    ]
     said = "Replicas of an endpoint that answer."
     yield Family("falaj_endpoint_ready_replicas", said, GAUGE, _bounded(look, "serve", rows))
 
@@ -283,10 +292,6 @@ PARTS: Mapping[str, tuple[float, Part]] = {
     "features": (SOON_S, _features), "store": (LATER_S, _store), "catalog": (LATER_S, _catalog),
 }  # fmt: skip
 """By the desk they belong to."""
-
-
-def _whose(record: Record) -> Labels:
-    return {"tenant": record.key.tenant, "project": record.key.project, "name": record.key.name}
 
 
 def _bounded(look: Look, room: str, rows: Sequence[Row]) -> Sequence[Row]:

@@ -17,7 +17,7 @@ from falaj.dispatch.hands import Hands, patiently
 from falaj.dispatch.lead import Lead
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.records import Cluster
-from falaj.jobs import life, tracing
+from falaj.jobs import life
 from falaj.jobs.attempts import attempt_name
 from falaj.jobs.facts import node_of, spec_in, use_of
 from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
@@ -391,7 +391,7 @@ class JobsLoop:
         after = life.ended(life.absorbed(body, self._unsaved.pop(attempt["id"], ())), status, now)
         settle = self._lead.settle(record, after, seconds)
         self._lead.write(record, after, "jobs.end", settle, attempt=attempt["id"], state=after["state"])
-        tracing.ended(record.body, after, status.ended or now)
+        self._desk.end(record.body, after, status.ended or now)
         crew = self._crews.get(attempt["cluster"])
         if crew is not None:
             crew.unwatch(attempt["id"])

@@ -1,5 +1,6 @@
 """The desk of jobs: ask for one, look at it, read what it says, cancel it, ask why it waits."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -62,6 +63,9 @@ class Jobs(Accounts, Replays):
             Hearing(ledger, clusters), tracing.heard,
         ]  # fmt: skip
         """Who else wants to know what attempts say (telemetry, traces)."""
+        self.ended: Counter[str] = Counter()
+        self.waited_s = 0.0
+        """Attempts that ended here, by outcome, and how long they had waited."""
 
     @verb(writes=("job", "outputs"), reads=("inputs", "code", "after"))
     def add(
@@ -312,6 +316,12 @@ class Jobs(Accounts, Replays):
         """Tell whoever else listens what an attempt said."""
         for listener in self.hear:
             listener(record, facts)
+
+    def end(self, before: Body, after: Body, ended: float) -> None:
+        """An attempt is over: count it, and tell whoever traces its job."""
+        self.ended[after["attempts"][-1]["outcome"].partition(":")[0]] += 1
+        self.waited_s += max(0.0, before["attempt"]["admitted"] - tracing.asked(before))
+        tracing.ended(before, after, ended)
 
     def states(self, ctx: Context, record: Record) -> dict[str, str]:
         """How the jobs stand that this one waits for; empty for one that is gone."""

@@ -78,16 +78,20 @@ def ended(before: Body, after: Body, now: float) -> None:
         return
     to, link = found
     attempt, tried = before["attempt"], after["attempts"][-1]
-    since = before["attempts"][-1]["ended"] if before["attempts"] else before["submitted"]
     whole = Span("attempt", link.below(attempt["id"]), link.span)
     waited = Span("wait", link.below(attempt["id"], "wait"), link.span)
-    waited.began_ns, whole.began_ns = _ns(since), _ns(attempt["admitted"])
+    waited.began_ns, whole.began_ns = _ns(asked(before)), _ns(attempt["admitted"])
     whole.about = {"falaj.attempt": attempt["id"], "falaj.number": before["number"], "falaj.queue": before["queue"]}
     if after["state"] in OVER:
         whole.about["falaj.state"] = after["state"]
     whole.failed = "" if tried["outcome"].startswith("succeeded") else tried["outcome"] or "failed"
     to.end(waited, whole.began_ns)
     to.end(whole, _ns(now))
+
+
+def asked(body: Body) -> float:
+    """Since when a job waited for the attempt it has."""
+    return float(body["attempts"][-1]["ended"] if body["attempts"] else body["submitted"])
 
 
 def _followed(body: Body) -> tuple[Tracer, Link] | None:

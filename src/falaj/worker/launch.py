@@ -76,7 +76,7 @@ class Launcher:
         self._code = 0
         self._reason = ""
         self._kill_at = 0.0
-        self._followed = _followed(context.env.get("FALAJ_TRACEPARENT", ""))
+        self._followed = _followed((self._given | dict(context.env)).get("FALAJ_TRACEPARENT", ""))
         self._save = False
         """A checkpoint is wanted, and nobody listens yet: a program that still starts is asked when it can hear."""
 
