@@ -85,7 +85,7 @@ def test_blocks_show_something_for_little() -> None:
 def test_the_report_says_which_how_much_since_when_where_and_what_it_means() -> None:
     lines = errands.told(figures(), "endpoint:fraud/score")
     text = "\n".join(lines)
-    assert "1 alarms in amount, on 900 rows" in text
+    assert "1 alarm in amount, on 900 rows" in text
     assert "against dataset:fraud/tx@v1" in text
     assert "1,000 rows came" in text
     assert "since 1970-01-01 00:03Z" in text

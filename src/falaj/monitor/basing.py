@@ -135,7 +135,7 @@ class Basing:
         if seen.job is not None and state not in jobs.OVER:
             return Found(None, entry)
         if seen.job is not None and state != jobs.SUCCEEDED:
-            entry = {**entry, "trouble": f"{entry['job']} {state}: {seen.job.body['note']}"[:500]}
+            entry = {**entry, "trouble": f"{entry['job']} {state}: {seen.job.body['note']}"[:400]}
         return self._traffic(tenant, endpoint, revision, entry)
 
     def _versions(self, model: Ref, number: int, entry: Body, seen: Known) -> tuple[Based | None, Body]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from falaj.drift.records import NUMBER, ODD, Axis, Finding, Profile
+from falaj.drift.records import LABEL, NUMBER, ODD, Axis, Finding, Profile
 from falaj.drift.tally import Tally
 from falaj.monitor.records import AxisView, Window
 
@@ -20,7 +20,8 @@ def drawn(profile: Profile, tally: Tally, findings: Sequence[Finding]) -> tuple[
         range(len(profile.axes)),
         key=lambda at: (profile.axes[at].name not in alarms, profile.axes[at].role == "input", at),
     )
-    return tuple(view(profile.axes[at], profile.counts[at], tally.of(at)) for at in order[:MOST_AXES])
+    there = [at for at in order if profile.axes[at].role != LABEL or tally.of(at).any()]
+    return tuple(view(profile.axes[at], profile.counts[at], tally.of(at)) for at in there[:MOST_AXES])
 
 
 def view(axis: Axis, then: Sequence[int], now: "NDArray[Any]") -> AxisView:

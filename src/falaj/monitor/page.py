@@ -50,7 +50,7 @@ def summary(figures: Figures) -> str:
     columns = sorted({one.column for one in alarms if one.column})
     where = f" in {', '.join(columns[:5])}{' and others' if len(columns) > 5 else ''}" if columns else ""
     rows = f"{figures.rows:,} rows"
-    return f"{len(alarms)} alarms{where}, on {rows}" if alarms else f"no alarm, on {rows}"
+    return f"{len(alarms)} alarm{'s' * (len(alarms) > 1)}{where}, on {rows}" if alarms else f"no alarm, on {rows}"
 
 
 def facts(figures: Figures) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from falaj.catalog.reading import printable
-from falaj.drift.records import NUMBER
+from falaj.drift.records import NUMBER, ODD
 from falaj.monitor.records import AxisView, Window
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -23,8 +23,13 @@ def histogram(axis: AxisView) -> list[str]:
     name = printable(axis.name)[:_LONGEST]
     top = max([*axis.then, *axis.now, 1e-9])
     if axis.kind == NUMBER:
-        ends = f"{axis.bins[0]} … {axis.bins[-1]}" if axis.bins else ""
-        return [f"{name}  ({ends})", f"  then {spark(axis.then, top)}", f"  now  {spark(axis.now, top)}"]
+        plain = [at for at, one in enumerate(axis.bins) if one not in ODD]
+        ends = f"{axis.bins[0]} … {axis.bins[plain[-1]]}" if plain else ""
+        sides = [spark([side[at] for at in plain], top) for side in (axis.then, axis.now)]
+        odd = ", ".join(
+            f"{one} {axis.now[at]:.1%}" for at, one in enumerate(axis.bins) if one in ODD and axis.now[at] >= 0.0005
+        )
+        return [f"{name}  ({ends})", f"  then {sides[0]}", f"  now  {sides[1]}{f'  {odd}' if odd else ''}"]
     lines = [name]
     for value, then, now in zip(axis.bins, axis.then, axis.now, strict=True):
         if then or now:

@@ -51,6 +51,15 @@ class WatchPlan:
     """The 95th percentile and the share of failures that are too much; 0: not looked at."""
     acting: Acting = Acting()
 
+    @property
+    def brief(self) -> str:
+        """As people say it."""
+        acting = self.acting
+        does = [f"retrains by {acting.retrain}"] if acting.retrain else []
+        does += ["goes back from a broken revision"] if acting.rollback else []
+        apart = f", by {self.segment}" if self.segment else ""
+        return f"looks every {self.every_s:g} s{apart}; {' and '.join(does) or 'tells people, and does nothing else'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -81,6 +90,15 @@ class Window:
     def alarms(self) -> int:
         """How many findings are alarms."""
         return sum(one.alarm for one in self.findings)
+
+    @property
+    def brief(self) -> str:
+        """As people say it."""
+        said = [one.said for one in self.findings if one.alarm]
+        more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+        found = "; ".join(said[:3]) + more if said else "no alarm"
+        rest = f" ({self.note})" if self.note else ""
+        return f"revision {self.revision}, {self.until - self.since:g} s, {self.rows:,} rows: {found}{rest}"
 
 
 @dataclass(frozen=True, slots=True)
