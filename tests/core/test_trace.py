@@ -126,6 +126,14 @@ def test_nobody_waits_for_a_collector_that_is_away() -> None:
     to.end(Span("after the end", Link(TRACE, SPAN)))
 
 
+def test_what_cannot_even_be_asked_is_let_go() -> None:
+    with Collector() as collector:
+        to = made(collector.url, OTEL_EXPORTER_OTLP_HEADERS="x=a%0d%0ab")
+        to.end(Span("one", Link(TRACE, SPAN)))
+        to.close(30.0)
+        assert (to.sent, to.dropped, collector.heads) == (0, 1, [])
+
+
 def test_a_share_of_those_without_a_trace_begins_one() -> None:
     to = Tracer(Target("http://127.0.0.1:9", "test"), share=0.25)
     num = sum(to.begin("one") is not None for _ in range(2000))

@@ -225,6 +225,9 @@ class Tracer:
         except (OSError, http.client.HTTPException):
             self._hang_up()
             return 503
+        except ValueError:  # a header that cannot be sent will not be better the next time
+            self._hang_up()
+            return 400
 
     def _connected(self) -> Any:
         import http.client
