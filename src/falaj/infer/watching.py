@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from falaj.core.errors import FalajError, Invalid
+from falaj.core.errors import Invalid
 from falaj.core.sheet import TensorSpec
 from falaj.drift.profile import digest, read_profile
 from falaj.drift.records import FILE, INPUT, NUMBER, Profile
 from falaj.drift.tally import Tally
+from falaj.infer.batcher import BROKEN
 from falaj.infer.columns import CHOSEN, chosen, derived, figures, plain, scores_of
 from falaj.infer.records import Arrays, Counting, ModelConfig
 from falaj.infer.runtimes.verify import Files
@@ -35,7 +36,6 @@ SAMPLE_ROWS = 32
 _WIDE = ("INT32", "INT64", "UINT32", "UINT64", "FP64")
 """What a float32 cannot hold."""
 _NOTE_S, _PERIOD_S, _BURST_S, _LEAST = 3e-6, 0.25, 0.02, 0.002
-_ODD = (ValueError, TypeError, IndexError, AttributeError, ArithmeticError, FalajError)
 
 
 class Governor:
@@ -90,18 +90,19 @@ class Watching:
         self._size = max(LEAST_ROWS, min(BLOCK_ROWS, BLOCK_VALUES // max(1, len(self._names) + len(self._text_names))))
         self._matrix = np.zeros((self._size, len(self._names)), np.float64 if wide else np.float32)
         self._words = np.empty((self._size, len(self._text_names)), object)
-        self._filled, self._lock, self._logged = 0, allocate_lock(), False
+        self._simple = not self._texts and not any(one.figures or one.datatype == "BF16" for one in self._parts)
+        self._filled, self._notes, self._lock, self._logged = 0, 0, allocate_lock(), False
 
     def note(self, inputs: Arrays, outputs: Arrays) -> None:
         """One run. It never fails: rows that the profile does not know are counted as such."""
-        rows = len(inputs[0]) if self._batches else 1
+        rows = len(inputs[0]) if self._batches and inputs else 1
         with self._lock:
             self._tally.seen += rows
             if not self._governor.wants():
                 return
             try:
                 self._put(inputs, outputs, rows)
-            except _ODD as error:
+            except BROKEN as error:
                 self._tally.odd += rows
                 if not self._logged:
                     self._logged = True
@@ -126,6 +127,18 @@ class Watching:
 
     def _put(self, inputs: Arrays, outputs: Arrays, rows: int) -> None:
         """Into the buffer; all of a run, or nothing."""
+        self._notes += 1
+        at, end = self._filled, self._filled + rows
+        if self._simple and end < self._size:  # The way most of them go.
+            for output, index, first, last, _, _ in self._parts:
+                array = outputs[index] if output else inputs[index]
+                self._matrix[at:end, first:last] = array.reshape(rows, last - first)
+            self._filled = end
+        else:
+            self._put_parts(inputs, outputs, rows)
+
+    def _put_parts(self, inputs: Arrays, outputs: Arrays, rows: int) -> None:
+        """The same for tensors of any kind and runs of any size."""
         given = [_flat(inputs, outputs, part, rows) for part in self._parts]
         texts = [_flat(inputs, outputs, part, rows) for part in self._texts]
         step = -(-rows // MOST_ROWS)
@@ -141,7 +154,6 @@ class Watching:
             self._filled, first = end, first + (end - at) * step
             if end == self._size:
                 self._count()
-        self._governor.spent(_NOTE_S)
 
     def _count(self) -> None:
         rows, self._filled = self._filled, 0
@@ -154,11 +166,12 @@ class Watching:
             beside[CHOSEN] = chosen(block[:, self._scores])
         try:
             self._tally.add_matrix(block, self._names, beside, seen=0)
-        except _ODD:  # Counting must not cost anybody an answer, whatever is wrong with it.
+        except BROKEN:  # Counting must not cost anybody an answer, whatever is wrong with it.
             self._tally.odd += rows
             _log.exception("rows were not counted")
         self._words[:rows] = None  # Nobody's texts are kept longer than they must.
-        self._governor.spent(thread_time() - began)
+        self._governor.spent(thread_time() - began + _NOTE_S * self._notes)
+        self._notes = 0
 
 
 def read_folder(config: ModelConfig) -> Profile | None:
