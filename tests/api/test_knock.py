@@ -14,7 +14,7 @@ import pytest
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.flows.knock import MOST_BODY
-from falaj.flows.signatures import headers_for, key_of
+from falaj.flows.signatures import headers_for
 from tests.api.small import serving
 from tests.town import Town, refusal
 
@@ -65,7 +65,7 @@ def test_a_signed_message_is_heard_once_as_its_owner(outside: Outside) -> None:
     opened = outside.town.as_("mona").flows.listen(KNOCK, {"branch": "ref", "sha": "commits.0.id", "none": "a.b"})
     assert opened.secret.startswith("whsec_")
     body = json.dumps({"ref": "main", "commits": [{"id": "abc"}], "token": "not taken"}).encode()
-    signed = headers_for([key_of(opened.secret.encode())], "msg_1", int(time.time()), body)
+    signed = headers_for([opened.secret.encode()], "msg_1", int(time.time()), body)
     got = outside.send(opened.path, body, signed)
     assert (got.status_code, got.json()) == (200, {"heard": True})
     (event,) = outside.heard()
@@ -86,7 +86,7 @@ def test_a_signed_message_is_heard_once_as_its_owner(outside: Outside) -> None:
 def test_everybody_else_hears_the_same(outside: Outside) -> None:
     town, now = outside.town, int(time.time())
     opened = town.as_("mona").flows.listen("knock:fraud/other")
-    key, body = key_of(opened.secret.encode()), b"{}"
+    key, body = opened.secret.encode(), b"{}"
     good = headers_for([key], "msg_2", now, body)
     tries = [
         (opened.path, body, {}),
@@ -113,7 +113,7 @@ def test_guesses_are_slowed_down_and_one_door_is_not_flooded(outside: Outside) -
     assert set(codes) == {401, 429}
     outside.rest()
     opened = outside.town.as_("mona").flows.listen("knock:fraud/busy")
-    key, now = key_of(opened.secret.encode()), int(time.time())
+    key, now = opened.secret.encode(), int(time.time())
     sent = [outside.send(opened.path, b"{}", headers_for([key], f"m{n}", now, b"{}")) for n in range(45)]
     assert {one.status_code for one in sent} == {200, 429}
 
@@ -144,7 +144,7 @@ def test_an_owner_who_is_gone_opens_nothing_and_neither_does_what_was_muted(outs
     town = outside.town
     town.tokens["lina"] = town.as_("fatima").people.add("lina", ("ml-engineer",), jurisdiction="AE").token
     opened = town.as_("lina").flows.listen("knock:fraud/lina")
-    key = key_of(opened.secret.encode())
+    key = opened.secret.encode()
 
     def code(name: str) -> int:
         return outside.send(opened.path, b"{}", headers_for([key], name, int(time.time()), b"{}")).status_code

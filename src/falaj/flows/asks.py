@@ -79,6 +79,10 @@ class HookView:
     """What the last attempt gave."""
     last_at: float = 0.0
     note: str = ""
+    reference: str = ""
+    """The secret that messages are signed with, by name."""
+    secret: str = ""
+    """Its value, where it was made just now: shown this once."""
 
 
 @dataclass(frozen=True, slots=True)

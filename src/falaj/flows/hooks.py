@@ -1,6 +1,7 @@
 """Hooks: who is told of events, by webhook or mail. The loop that tells them is in delivering.py."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from ipaddress import ip_network
 from typing import Annotated, Any
 
@@ -32,8 +33,8 @@ MOST_WAITING = 10_000
 class Hooks(Shared):
     """Who is told of events."""
 
-    @verb(writes=("hook",))
-    def hook(
+    @verb(writes=("hook",), once=True)
+    def hook(  # nosec B107 - the name of a secret, not its value
         self,
         ctx: Context,
         hook: Annotated[Ref, "what to call it, for example hook:fraud/ci"],
@@ -45,8 +46,8 @@ class Hooks(Shared):
     ) -> HookView:
         """Tell somebody of events, or change how. It hears of what you may see, and of nothing else.
 
-        Messages are CloudEvents, signed as Standard Webhooks. Their id is the event's: who gets one twice can tell.
-        To change the secret, rotate it: for a day messages carry both signatures.
+        Messages are CloudEvents, signed as Standard Webhooks; their id is the event's, so who gets one twice can tell.
+        A secret that is made for it is shown this once. Rotate it, and for a day messages carry both signatures.
 
         Example:
             falaj flows hook hook:fraud/ci https://ci.bank.example/falaj --event catalog.promote
@@ -56,7 +57,8 @@ class Hooks(Shared):
         wanted = checked(Trigger(tuple(event), subject, where or {}))
         self._check_place(url)
         mail = url.startswith(MAILTO)
-        reference = "" if mail else reference_of(self.act(ctx.actor, ctx.purpose), secret, hook, f"hook-{hook.name}")[0]
+        here = self.act(ctx.actor, ctx.purpose)
+        reference, value = ("", "") if mail else reference_of(here, secret, hook, f"hook-{hook.name}")
         with self._ledger.write(ctx) as tx:
             old = tx.get(hook)
             body = {
@@ -69,7 +71,7 @@ class Hooks(Shared):
                 body |= {name: old.body[name] for name in ("sent", "dead", "waiting", "recent")}
             kept = tx.put(hook, body, rev=old.rev if old else None)
             tx.emit("flows.hook", kept.ref, events=",".join(wanted.events), about=subject, by="mail" if mail else "web")
-        return hook_view(kept)
+        return replace(hook_view(kept), secret=value)
 
     @verb(writes=("hook",))
     def unhook(self, ctx: Context, hook: Annotated[Ref, "which one"]) -> HookView:
@@ -212,6 +214,7 @@ def hook_view(record: Record) -> HookView:
     return HookView(
         record.ref.bare, body["url"], wanted.events, wanted.subject, wanted.where, body["who"]["id"], state_of(body),
         body["waiting"], body["sent"], body["dead"], body["last"], body["last_at"], body["note"],
+        body["secret"],
     )  # fmt: skip
 
 

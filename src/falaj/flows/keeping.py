@@ -8,7 +8,7 @@ from falaj.core.context import Actor, Context
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.flows.signatures import PREFIX, key_of
+from falaj.flows.signatures import PREFIX
 from falaj.govern.keys import Keyring
 from falaj.govern.secrets import SecretShelf
 from falaj.store.ledger import Ledger
@@ -19,18 +19,18 @@ MOST = 4096
 
 
 class Keys:
-    """The keys behind references, for whoever signs and checks."""
+    """The secrets behind references, for whoever signs and checks."""
 
     def __init__(self, ledger: Ledger, keyring: Keyring) -> None:
         self._shelf = SecretShelf(ledger, keyring)
         self._known: dict[tuple[str, str], tuple[float, list[bytes]]] = {}
 
     def of(self, ctx: Context, tenant: str, reference: str, behalf: str) -> list[bytes]:
-        """The newest key first; every look at the shelf is recorded, in the name of whose hook it is."""
+        """The newest first; every look at the shelf is recorded, in the name of whose hook it is."""
         until, known = self._known.get((tenant, reference), (0.0, []))
         if ctx.now() < until:
             return known
-        found = [key_of(one) for one in self.values(ctx, tenant, reference, behalf)]
+        found = self.values(ctx, tenant, reference, behalf)
         if len(self._known) >= MOST:
             self._known.clear()
         self._known[tenant, reference] = (ctx.now() + REMEMBER_S, found)
