@@ -295,3 +295,15 @@ def test_an_endpoint_that_is_gone_takes_its_watch_along(ground: Ground) -> None:
     with pytest.raises(NotFound):
         _ = ground.record
     ground.turn()
+
+
+def test_what_always_returns_is_no_alarm_and_what_is_new_is_one(ground: Ground) -> None:
+    """A season of four minutes, whose last one is always another: known from the second time on."""
+    ground.here.monitor.change(ground.ref, {"season_s": "240"})
+    at = ground.begun
+    for n in range(12):
+        shift = (2.0 if n < 11 else -3.0) if n % 4 == 3 else 0.0
+        ground.append(ground.count(1500, at + n * MINUTE + 30, shift=shift))
+    ground.turns(at + 13 * MINUTE)
+    moved = [any(f.alarm and f.column == NAMES[0] for f in one.findings) for one in ground.windows()]
+    assert moved == [False, False, False, True, *[False] * 7, True]

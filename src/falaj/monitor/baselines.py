@@ -20,8 +20,8 @@ from falaj.serve.blocks import Blocks, Whose
 from falaj.store.ledger import Ledger
 
 PREFIX = "monitor.profiles."
-LOOK_S = 5.0
-"""That there is a new one, made in another process, is noticed within so long."""
+LOOK_S, NEWER_S = 5.0, 30.0
+"""That there is one now, or a newer one, made in another process, is noticed within so long."""
 MOST_HELD = 256
 
 
@@ -65,7 +65,10 @@ class Baselines:
 
     def keep(self, whose: Whose, based: Based) -> None:
         """Keep a profile; of two of one revision the later counts. Durable on return."""
-        self._blocks.append([self._blocks.sealed(whose, [based], (based.at, based.at))])
+        name = f"r{based.revision}"
+        made = self._blocks.sealed(whose, [based], (based.at, based.at), name)
+        if not self._blocks.swap(whose.tenant, whose.ref.bare, [name], [made]):
+            self._blocks.append([made])
         with self._lock:
             self._held.pop((whose.tenant, whose.ref.bare, based.revision), None)
 
@@ -79,7 +82,7 @@ class Baselines:
         key, now = (tenant, ref.bare, revision), monotonic()
         with self._lock:
             held = self._held.get(key)
-        if held is not None and now - held.looked < LOOK_S:
+        if held is not None and now - held.looked < (LOOK_S if held.based is None else NEWER_S):
             return held
         rows = [row for block in self._blocks.blocks(tenant, ref.bare) for row in self._blocks.rows(block)]
         newest = max((row for row in rows if row.revision == revision), key=lambda row: row.at, default=None)

@@ -1,6 +1,7 @@
 """What is found in one window: drift, quality, what it means for the metric, latency, errors, fairness. Pure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from falaj.drift.estimate import foreseen
@@ -11,6 +12,7 @@ from falaj.monitor.gathering import Stretch
 from falaj.monitor.records import WatchPlan
 
 LEAST_REQUESTS = 20
+_MOVES = ("input", "prediction", "label", "together")
 MOST_FINDINGS = 400
 """So many are kept of a window: alarms first, then by how much changed."""
 
@@ -20,9 +22,17 @@ def found(profile: Profile | None, stretch: Stretch, plan: WatchPlan, before: Ta
     made = [*served(stretch, plan)]
     tally = stretch.tally
     if profile is not None and tally is not None and tally.rows >= plan.rules.least_rows:
-        made += compare_seasonal(profile, tally, plan.rules, before)
-        made += foreseen(profile, tally, plan.rules)
+        moved = compare_seasonal(profile, tally, plan.rules, before)
+        made += meant(moved, foreseen(profile, tally, plan.rules))
     return made
+
+
+def meant(moved: Sequence[Finding], foretold: Sequence[Finding]) -> list[Finding]:
+    """Both together; the first alarm of the one says what the other has to say of it."""
+    whole = next((one.said for one in foretold if not one.segment), "")
+    first = next((at for at, one in enumerate(moved) if one.alarm and one.what in _MOVES), -1)
+    told = [replace(one, said=f"{one.said}; {whole}") if at == first and whole else one for at, one in enumerate(moved)]
+    return [*told, *foretold]
 
 
 def served(stretch: Stretch, plan: WatchPlan) -> list[Finding]:

@@ -15,6 +15,7 @@ from falaj.monitor.labelled import Truth
 from falaj.monitor.plans import plan_in
 from falaj.monitor.records import WatchPlan, Window
 from falaj.monitor.windows import LATE_S, Cut, Part, cut, last_end, marked
+from falaj.serve import books
 from falaj.serve.blocks import Whose
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
@@ -35,6 +36,14 @@ def new_entry(since: float) -> Body:
     }  # fmt: skip
 
 
+def live_in(body: Body) -> set[int]:
+    """The revisions of an endpoint that answer somebody, or are asked beside."""
+    found = {revision for revision, share in books.shares_in(body).values() if share}
+    shadow = books.shadow_in(body)
+    known = {one["number"] for one in body["revisions"]}
+    return (found | ({shadow[0]} if shadow else set())) & known
+
+
 class Judging:
     """Makes windows and has them judged."""
 
@@ -44,9 +53,9 @@ class Judging:
     def turn(self, ctx: Context, served: Record, record: Record) -> Record | None:
         """The next window that is due, of whichever revision; the watch after it. None: there is none."""
         plan, now = plan_in(record.body), ctx.now()
-        end = last_end(plan.every_s, now)
+        end, live = last_end(plan.every_s, now), live_in(served.body)
         for name, entry in record.body["revisions"].items():
-            if entry["until"] < end:
+            if entry["until"] < end and (int(name) in live or end - served.body["switched"] <= LATE_S + plan.every_s):
                 made = self._next(ctx, served, record, int(name), (end, now))
                 if made is not None:
                     return self._judged(ctx, served, record, *made)
@@ -67,13 +76,15 @@ class Judging:
         def enough(part: Part) -> bool:
             return (part.rows if cutting and part.rows else part.requests) >= least
 
-        found = cut(since, plan.every_s, end, parts, enough)
-        if found is None and not (end > since and self._labels_wait(ctx, ref, entry, end)):
+        by_rows = cut(since, plan.every_s, end, parts, enough)
+        if by_rows is None and (parts or not self._labels_wait(ctx, ref, entry, end)):
             return None
-        found = found or Cut(since, end)
+        found = by_rows or Cut(since, end)
         stretch = gathering.stretch(came, counts, found, now)
         profile, span = self._desk.baselines.profile(ctx.tenant, ref, revision), (entry["labels"], found.until)
         truth = labelled.joined(self._desk.serve, ctx.tenant, ref, revision, span, profile, plan.segment)
+        if by_rows is None and len(truth.label) < labelled.LEAST:
+            return None  # they are of other revisions
         said, evidence = labelled.judged(truth, profile, plan.rules, entry["evidence"])
         window = self._window(ctx, served, (revision, entry), found, (stretch, truth, said), plan)
         return window, stretch, {**_after(entry, window, truth), "evidence": list(evidence)}

@@ -13,7 +13,7 @@ from falaj.core.ref import Ref
 from falaj.fleet.use import every, tenants
 from falaj.monitor import watches
 from falaj.monitor.basing import Basing, known
-from falaj.monitor.judging import Judging, new_entry
+from falaj.monitor.judging import Judging, live_in, new_entry
 from falaj.monitor.plans import plan_in
 from falaj.monitor.records import WatchPlan
 from falaj.monitor.service import Monitor
@@ -206,14 +206,6 @@ class MonitorLoop:
         self._desk.kept.delete(tenant, ref)
         self._desk.baselines.delete(tenant, ref)
         self._watches.pop(key, None)
-
-
-def live_in(body: Body) -> set[int]:
-    """The revisions of an endpoint that answer somebody, or are asked beside."""
-    found = {revision for revision, share in books.shares_in(body).values() if share}
-    shadow = books.shadow_in(body)
-    known = {one["number"] for one in body["revisions"]}
-    return (found | ({shadow[0]} if shadow else set())) & known
 
 
 def _key(record: Record) -> Key:

@@ -74,7 +74,6 @@ class Watches:
             body = new_watch(ctx, made, books.who_of(ctx), old.body if old else None)
             record = self._kept(tx, served, old, body)
             tx.emit("monitor.add", record.ref, (served.ref,))
-            tx.after(self._stir)
             return self._view(tx, record)
 
     @verb(writes=("endpoint",))
@@ -96,7 +95,6 @@ class Watches:
             body = {**old.body, "plan": to_plain(plan), "who": books.who_of(ctx), "by_itself": False}
             record = saved(tx, old, body)
             tx.emit("monitor.change", record.ref, what=",".join(sorted(more))[:500])
-            tx.after(self._stir)
             return self._view(tx, record)
 
     @verb(writes=("endpoint",))
@@ -117,7 +115,6 @@ class Watches:
             body = old.body if old else new_watch(ctx, WatchPlan(), books.who_of(ctx))
             record = self._kept(tx, served, old, {**body, "removed": True})
             tx.emit("monitor.remove", record.ref, reason=reason[:500])
-            tx.after(self._stir)
         return endpoint.bare
 
     @verb()

@@ -1,0 +1,99 @@
+"""What labels say of the answers they belong to: performance, segments, fairness; and what they do not say."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from falaj.drift.records import BINARY, CLASSES, REGRESSION, Profile, Quality, Rules
+from falaj.monitor.findings import bounded, found, least_share, meant, served
+from falaj.monitor.gathering import Stretch
+from falaj.monitor.labelled import LEAST, MOST, Truth, judged, notes
+from falaj.monitor.records import WatchPlan
+
+RULES = Rules()
+
+
+def truth(label: Any, answer: Any, segment: Any = None, came: int = 0) -> Truth:
+    label, answer = np.asarray(label, float), np.asarray(answer, float)
+    apart = np.full(len(label), "", object) if segment is None else np.asarray(segment, object)
+    return Truth(np.zeros(len(label)), label, answer, apart, came or len(label), 9.0)
+
+
+def made(task: str, **metrics: float) -> Profile:
+    return Profile((), (), 1000, quality=Quality(task, metrics, rows=5000))
+
+
+def answers(rows: int, right: float, seed: int = 0) -> tuple[Any, Any]:
+    """Scores and truths of which this share agree."""
+    rng = np.random.default_rng(seed)
+    score = rng.random(rows)
+    return np.where(rng.random(rows) < right, score >= 0.5, score < 0.5).astype(float), score
+
+
+@pytest.mark.parametrize(("right", "alarm"), [(0.9, False), (0.6, True)])
+def test_a_worse_metric_is_an_alarm_and_evidence_goes_on(right: float, alarm: bool) -> None:
+    state: Any = ()
+    for seed in range(3):
+        findings, state = judged(truth(*answers(600, right, seed)), made(BINARY, accuracy=0.9), RULES, state)
+    by_name = {one.measure: one for one in findings}
+    assert by_name["accuracy"].alarm == alarm
+    assert by_name["errors"].alarm == alarm
+    assert len(state) > 0
+
+
+def test_numbers_and_classes_are_judged_as_what_they_are() -> None:
+    rng = np.random.default_rng(1)
+    value = rng.normal(size=500)
+    findings, _ = judged(truth(value, value + rng.normal(0, 3, 500)), made(REGRESSION, mae=0.5, rmse=0.7), RULES)
+    assert {one.measure for one in findings if one.alarm} == {"mae", "rmse"}
+    label = rng.integers(0, 3, 500)
+    scores = np.eye(3)[np.where(rng.random(500) < 0.5, label, (label + 1) % 3)] * 0.8 + 0.1
+    findings, _ = judged(truth(label, scores), made(CLASSES, accuracy=0.95), RULES)
+    assert next(one for one in findings if one.measure == "accuracy").alarm
+
+
+def test_a_segment_that_is_worse_is_named_and_groups_that_are_treated_otherwise_too() -> None:
+    label, score = answers(2000, 0.9)
+    bad, score_bad = answers(600, 0.5, 5)
+    groups = ["dubai"] * 2000 + ["sharjah"] * 600
+    whole = truth([*label, *bad], [*score, *score_bad], groups)
+    findings, _ = judged(whole, made(BINARY, accuracy=0.9), RULES)
+    assert {one.segment for one in findings if one.alarm and one.what == "performance" and one.segment} == {"sharjah"}
+    skewed = truth([0.0, 1.0] * 1000, [0.9] * 1000 + [0.1] * 1000, ["a"] * 1000 + ["b"] * 1000)
+    findings, _ = judged(skewed, made(BINARY), RULES)
+    assert "demographic parity" in {one.measure for one in findings if one.alarm and one.what == "fairness"}
+
+
+def test_few_labels_and_labels_that_do_not_fit_conclude_nothing() -> None:
+    label, score = answers(LEAST - 1, 0.1)
+    assert judged(truth(label, score), made(BINARY, accuracy=0.9), RULES, (1.0,)) == ((), (1.0,))
+    (one,), _ = judged(truth(np.arange(300) % 7, np.zeros(300)), made(BINARY, accuracy=0.9), RULES)
+    assert (one.what, one.alarm) == ("quality", False)
+    assert "do not fit" in one.said
+
+
+def test_floods_droughts_and_labels_of_nobody_are_told() -> None:
+    assert notes(truth([], []), 0) == []
+    assert "no request that was kept" in notes(truth([], [], came=7), 0)[0]
+    assert "the first 100,000 were looked at" in notes(truth([1.0] * 200, [1.0] * 200, came=MOST + 1), 0)[0]
+    assert "wait until" in notes(truth([1.0], [1.0]), 0)[0]
+
+
+def test_a_few_failures_of_a_few_requests_prove_nothing() -> None:
+    assert least_share(2, 10) < 0.05 < least_share(20, 100)
+    plan = WatchPlan(errors=0.02, latency_ms=10)
+    few, many = (Stretch(None, (), rows, rows // 10, 50.0, ()) for rows in (10, 400))
+    assert [one.alarm for one in served(few, plan)] == [False, False]
+    assert [one.alarm for one in served(many, plan)] == [True, True]
+    assert served(Stretch(None, (), 0, 0, 0.0, ()), plan) == []
+    assert found(None, few, plan)[0].what == "errors"
+
+
+def test_an_alarm_says_what_it_means_for_the_metric() -> None:
+    from falaj.drift.records import Finding
+
+    moved = (Finding("quality", "a", alarm=True, said="a is missing"), Finding("input", "b", alarm=True, said="b rose"))
+    told = meant(moved, (Finding("estimate", said="accuracy is estimated at 0.8"),))
+    assert [one.said for one in told][1] == "b rose; accuracy is estimated at 0.8"
+    assert [one.said for one in bounded(told)][-1] == "accuracy is estimated at 0.8"
