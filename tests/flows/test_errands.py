@@ -61,7 +61,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
 
 def test_a_file_is_run_and_what_is_known_is_not_run_again(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
     here, file = lab
-    one = here.flows.run(file, {"times": "2"}, name="lab/day")
+    one = here.flows.run(f"{file}:day", {"times": "2"})
     gave = {step.name: step.outputs for step in one.steps}
     assert gave["count"] == {"n": [12, 12], "champion": "model:lab/none"}
     made = here.catalog.show(gave["clean"]["items"][0]["rows"])
@@ -80,7 +80,7 @@ def test_a_file_is_run_and_what_is_known_is_not_run_again(lab: Any, capsys: pyte
 def test_alone_nothing_is_kept(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
     here, file = lab
     before = len(here.jobs.list().jobs)
-    done = here.flows.run(file, name="day", local=True)
+    done = here.flows.run(f"{file}:lab/day", local=True)
     assert done.steps[-1].outputs["n"] == [6, 6]
     assert (len(here.jobs.list().jobs), str(done.ref)) == (before, "turn:lab/day-local")
     assert "count: day.py:count" in capsys.readouterr().out
@@ -89,7 +89,7 @@ def test_alone_nothing_is_kept(lab: Any, capsys: pytest.CaptureFixture[str]) -> 
 def test_what_a_step_does_wrong_is_said(lab: Any) -> None:
     here, file = lab
     with pytest.raises(UserCodeFailed, match="what strange returned is no JSON: a set"):
-        here.flows.run(file, name="bad")
+        here.flows.run(f"{file}:bad")
     (run,) = here.flows.runs(flow="flow:lab/bad").runs
     notes = {step.name: step.note for step in run.steps}
     assert "write anything else as files" in notes["strange"]
@@ -102,7 +102,7 @@ def test_files_that_are_no_flow(lab: Any, tmp_path: Path) -> None:
     for text, said in (("x = 1", "has 0 flows"), ("from day import *", "is a step of another file")):
         (tmp_path / "other.py").write_text(text)
         with pytest.raises(Invalid, match=said):
-            here.flows.save(str(tmp_path / "other.py"), name="day" if "day" in text else "")
+            here.flows.save(str(tmp_path / "other.py") + (":day" if "day" in text else ""))
     with pytest.raises(Invalid, match="has 2 flows"):
         here.flows.save(file)
     with pytest.raises(Invalid, match="no file"):

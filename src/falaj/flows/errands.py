@@ -40,8 +40,7 @@ class Filled:
 @errand
 def save(
     here: Here,
-    file: Annotated[str, "the Python file of the flow"],
-    name: Annotated[str, "which of its flows, where it has several"] = "",
+    file: Annotated[str, "the Python file of the flow; FILE:NAME where it has several"],
     message: Annotated[str, "what this version brings"] = "",
 ) -> FlowView:
     """Keep the flow of a file: its folder as a version of code, its plan as a version of the flow.
@@ -49,16 +48,15 @@ def save(
     Example:
         falaj flows save retrain.py
     """
-    found, plan = _opened(file, name)
-    return _saved(here, found, plan, Path(file), message)
+    found, plan, path = _opened(file)
+    return _saved(here, found, plan, path, message)
 
 
 @errand
 def run(
     here: Here,
-    what: Annotated[str, "the Python file of a flow, or a flow that was saved"],
+    what: Annotated[str, "the Python file of a flow (FILE:NAME where it has several), or a flow that was saved"],
     params: Annotated[dict[str, str] | None, "its parameters: data=dataset:fraud/tx,threshold=0.7"] = None,
-    name: Annotated[str, "which flow of the file, where it has several"] = "",
     cause: Annotated[str, "why: the same cause finds the same run"] = "",
     fresh: Annotated[bool, "do every step again, though its result is known"] = False,
     follow: Annotated[bool, "wait until it is over, and show how far it is"] = True,
@@ -73,15 +71,15 @@ def run(
         falaj flows run retrain.py --params threshold=0.7
         falaj flows run flow:fraud/retrain --fresh
     """
-    if not what.endswith(".py"):
+    if what.startswith("flow:"):
         saved: FlowView = here.flows.show(Ref.parse(what))
     else:
-        found, plan = _opened(what, name)
+        found, plan, path = _opened(what)
         if local:
             from falaj.flows.alone import run_alone
 
-            return run_alone(here, found, plan, Path(what), typed(plan, params or {}))
-        saved = _saved(here, found, plan, Path(what), "")
+            return run_alone(here, found, plan, path, typed(plan, params or {}))
+        saved = _saved(here, found, plan, path, "")
     if local:
         raise Invalid("only a file can be run here", "name the file of the flow: falaj flows run FILE --local")
     begun: RunView = here.flows.start(saved.ref, params=typed(saved.plan, params or {}), cause=cause, fresh=fresh)
@@ -173,7 +171,7 @@ def export(
     to: Annotated[str, "kubeflow (an Argo workflow, as Kubeflow Pipelines runs) or github (an Actions workflow)"],
     out: Annotated[str, "the file to write"] = "",
 ) -> str:
-    """Write a flow as YAML of another tool. Steps call `falaj jobs submit`; what has no counterpart is said in it.
+    """Write a flow as YAML of another tool. Its jobs still run here; what has no counterpart is said in it.
 
     Example:
         falaj flows export flow:fraud/retrain kubeflow --out retrain.yaml
@@ -218,8 +216,10 @@ def _typed(default: Any, value: Any) -> Any:
         return value
 
 
-def _opened(file: str, name: str) -> tuple[Flow, FlowPlan]:
+def _opened(what: str) -> tuple[Flow, FlowPlan, Path]:
     """A flow of a file, and its plan, checked as the platform will check it."""
+    file, _, name = what.partition(".py:")
+    file = f"{file}.py" if name else file
     path = Path(file)
     if not path.is_file():
         raise Invalid(f"there is no file {file!r:.200}", "name the Python file of the flow")
@@ -227,7 +227,7 @@ def _opened(file: str, name: str) -> tuple[Flow, FlowPlan]:
     found = [one for one in flows if name in ("", one.name, one.ref.name)]
     if len(found) != 1:
         known = ", ".join(one.name for one in flows) or 'none: mark a function with @flow("project/name")'
-        raise Invalid(f"{path.name} has {len(found)} flows of that name", f"--name says which: {known}")
+        raise Invalid(f"{path.name} has {len(found)} flows of that name", f"{path.name}:NAME says which: {known}")
     plan = plan_of(found[0].plan())
     strange = next(
         (one for one in plan.steps if one.kind == FUNCTION and one.entry.partition(":")[0] != path.name), None
@@ -235,7 +235,7 @@ def _opened(file: str, name: str) -> tuple[Flow, FlowPlan]:
     if strange is not None:
         raise Invalid(f"{strange.name} is a step of another file", f"write it in {path.name}, and call the other there")
     check_plan(plan)
-    return found[0], plan
+    return found[0], plan, path
 
 
 def _saved(here: Here, found: Flow, plan: FlowPlan, file: Path, message: str) -> FlowView:

@@ -15,7 +15,7 @@ from falaj.core.flow import kind_of
 from falaj.flows.decide import leaves, needs
 from falaj.flows.records import FUNCTION, JOB, FlowView, StepPlan
 from falaj.jobs.records import JobSpec
-from falaj.store.codec import to_json
+from falaj.store.codec import to_plain
 from falaj.worker.steps import TOLD
 
 IMAGE = "python:3.12-slim"
@@ -94,7 +94,9 @@ def _submit(flow: FlowView, step: StepPlan) -> Task:
     env = {f"FALAJ_PARAM_{name.upper()}": _plain(value) for name, value in given.items()}
     if step.kind == FUNCTION:
         env = {TOLD: json.dumps({"entry": step.entry, "args": given, "files": {name: name for name in inputs}})}
-    words = ["--spec", to_json(replace(spec, env={**spec.env, **env})).decode()]
+    usual = to_plain(JobSpec(()))
+    said = to_plain(replace(spec, env={**spec.env, **env}))
+    words = ["--spec", json.dumps({name: value for name, value in said.items() if value != usual[name]})]
     for flag, named in (("--inputs", inputs), ("--outputs", step.outputs)):
         words += [word for name, ref in named.items() for word in (flag, f"{name}={ref}")]
     words += ["--code", str(flow.code)] if flow.code else []
