@@ -113,6 +113,7 @@ FLOWS = [
     Panel("Runs of flows", "short", {"{{state}}": "max by (state) (falaj_flow_runs)"}),
     Panel("Begun and ended", "ops", {"{{verb}}": 'sum by (verb) (rate(falaj_ledger_events_total{verb=~"flows[.].*"}[$__rate_interval]))'}),
     Panel("Deliveries to hooks", "short", {"{{state}}": "max by (state) (falaj_hook_deliveries)"}),
+    Panel("Reads of online features", "reqps", {"reads": f"sum({rate('falaj_feature_reads_total')})", "rows": f"sum({rate('falaj_feature_rows_read_total')})"}),
     Panel("Age of the newest features", "s", {"{{stream}}": "time() - max by (stream) (falaj_feature_newest_timestamp_seconds > 0)"}),
 ]  # fmt: skip
 BOARDS = {

@@ -237,6 +237,9 @@ def _features(look: Look) -> Iterator[Family]:
         ("", {"tenant": one.key.tenant, "stream": f"{one.key.project}/{one.key.name}"}, one.body["newest_us"] / 1e6)
         for one in look.all("features", "stream", {"stream": "yes"})
     ]
+    desk = look.house.desks["features"]
+    yield counter("falaj_feature_reads_total", "Reads of online features through the platform.", desk.reads)
+    yield counter("falaj_feature_rows_read_total", "Rows that those reads asked for.", desk.rows_read)
     yield gauge("falaj_feature_streams", "Streams of rows that feature views keep.", len(rows))
     said = "The moment of the newest row of a feature view's stream."
     yield Family("falaj_feature_newest_timestamp_seconds", said, GAUGE, _bounded(look, "features", rows))

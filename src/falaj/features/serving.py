@@ -35,6 +35,8 @@ class Serving(Shelf):
     _readers: "OrderedDict[tuple[str, str, tuple[str, ...]], Reader]"
     _plans: dict[tuple[str, str], tuple[float, ServicePlan]]
     _lock: Lock
+    reads = rows_read = 0
+    """Since the start, through whichever door."""
 
     @verb(reads=("service", "model"), group="read")
     def open(
@@ -84,6 +86,7 @@ class Serving(Shelf):
                 words[id(codes)] = [STATUSES[code] for code in codes]
         statuses = {name: words[id(codes)] for name, codes in answer.statuses.items()}
         types = {one.name: one.type for one in plan.outputs}
+        self.reads, self.rows_read = self.reads + 1, self.rows_read + max(map(len, keys.values()))
         return Values(Ref.parse(plan.ref), columns, statuses, now, types)
 
     @verb(reads=("model",))
