@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -161,16 +162,20 @@ def test_a_profile_of_another_model_is_not_used(tensors: Any, said: str) -> None
         fitting(profile, *specs)
 
 
-def test_the_governor_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("busy", [1.0, 0.3, 0.0])
+def test_the_governor_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch, busy: float) -> None:
     now = [100.0]
     monkeypatch.setattr(watching, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watching, "process_time", lambda: now[0] * busy)
+    random.seed(7)
     governor, taken = Governor(0.02), 0.0
-    for turn in range(200_000):  # A hundred thousand runs a second, each of which takes 40 us to count.
-        now[0] += 1e-5
+    for turn in range(60_000):  # Ten thousand runs a second, each of which takes 400 us to count.
+        now[0] += 1e-4
         if governor.wants():
-            governor.spent(4e-5)
-            taken += 4e-5 if turn > 100_000 else 0.0
-    assert 0.2 * 0.02 < taken / 1.0 < 1.5 * 0.02
+            governor.spent(4e-4)
+            taken += 4e-4 if turn > 30_000 else 0.0
+    wanted = 0.02 * max(busy, 0.1) * 3.0
+    assert 0.3 * wanted < taken < 1.7 * wanted
     now[0] += 3600
     for _ in range(400):
         now[0] += 0.3

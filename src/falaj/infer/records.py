@@ -29,7 +29,7 @@ class Counting:
     flush_s: float = 10.0
     """How often what was counted is told."""
     share: float = 0.02
-    """How much of a core it may take; 0: nothing is counted."""
+    """How much of the server's CPU time it may take; 0: nothing is counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from _thread import allocate_lock
 from collections.abc import Sequence
 from pathlib import Path
 from random import random
-from time import monotonic, thread_time
+from time import monotonic, process_time, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,15 +35,18 @@ SAMPLE_ROWS = 32
 """Rows that a delta carries along."""
 _WIDE = ("INT32", "INT64", "UINT32", "UINT64", "FP64")
 """What a float32 cannot hold."""
-_NOTE_S, _PERIOD_S, _BURST_S, _LEAST = 3e-6, 0.25, 0.02, 0.002
+_NOTE_S, _PERIOD_S, _BURST_S, _LEAST, _IDLE = 3e-6, 0.25, 0.02, 2e-4, 0.1
 
 
 class Governor:
-    """Lets a share of runs be counted, so that counting takes no more of a core than it may."""
+    """Lets a share of runs be counted, so that counting takes no more than its share of what the process takes.
+
+    A process that does next to nothing has time to spare: it counts as one that is busy for a tenth of the time.
+    """
 
     def __init__(self, most: float) -> None:
         self.share, self._most = 1.0, most
-        self._spent, self._since = 0.0, monotonic()
+        self._spent, self._since, self._used = 0.0, monotonic(), process_time()
 
     def wants(self) -> bool:
         """Whether this run is counted."""
@@ -54,9 +57,10 @@ class Governor:
         self._spent += seconds
         now = monotonic()
         if now - self._since >= _PERIOD_S or self._spent > _BURST_S:
-            allowed = self._most * max(now - self._since, 1e-4)
-            self.share = min(1.0, max(_LEAST, self.share * min(2.0, allowed / max(self._spent, 1e-9))))
-            self._spent, self._since = 0.0, now
+            used = process_time()
+            allowed = self._most * max(used - self._used, _IDLE * (now - self._since), 1e-4)
+            self.share = min(1.0, max(_LEAST, self.share * min(4.0, allowed / max(self._spent, 1e-9))))
+            self._spent, self._since, self._used = 0.0, now, used
 
 
 class _Part(NamedTuple):
