@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -178,6 +179,21 @@ BAD = ["http://10.0.0.1/x", "https://u:p@a.example/", "https://a.example/?api_ke
 @pytest.mark.parametrize("url", BAD)
 def test_what_cannot_be_a_hook_is_said_at_once(telling: Telling, url: str) -> None:
     assert isinstance(refusal(lambda: telling.mona.flows.hook(HOOK, url, ("*",))), Invalid)
+
+
+def test_it_tells_over_postgresql(postgres_url: str, tmp_path: Path, receiver: Receiver) -> None:
+    telling = Telling(tmp_path / "town", store=postgres_url)
+    telling.turn()
+    telling.mona.flows.hook(HOOK, receiver.url(), ("catalog.*",))
+    receiver.answers = [500]
+    id_ = telling.say()
+    telling.until(lambda: telling.view().last == "500")
+    telling.crash()
+    telling.later_s += 6
+    telling.until(lambda: telling.view().sent == 1)
+    assert receiver.ids == [id_] * 2
+    telling.loop.close()
+    telling.town.close()
 
 
 def test_pauses_double_spread_and_end() -> None:

@@ -91,10 +91,15 @@ def test_what_never_can_is_given_up_after_a_while(ground: Ground) -> None:
 
 def test_an_event_begins_a_flow_with_what_it_says(ground: Ground) -> None:
     ground.amal.flows.on(
-        FLOW, ("catalog.*",), "dataset:fraud/*", {"rows": "1*"}, {"data": "{subject}", "rows": "{rows}"}
+        FLOW,
+        ("catalog.*",),
+        "dataset:fraud/*",
+        {"rows": "1*", "unchanged": "!1"},
+        {"data": "{subject}", "rows": "{rows}"},
     )
     ground.say("catalog.commit", "dataset:fraud/a", rows=12)
     ground.say("catalog.commit", "dataset:fraud/b", rows=7)
+    ground.say("catalog.commit", "dataset:fraud/a", rows=12, unchanged=1)
     ground.say("catalog.commit", "dataset:other/a", rows=12)
     ground.say("track.start", "dataset:fraud/c", rows=12)
     ground.turn(3)

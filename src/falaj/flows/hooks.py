@@ -39,7 +39,7 @@ class Hooks(Shared):
         ctx: Context,
         hook: Annotated[Ref, "what to call it, for example hook:fraud/ci"],
         url: Annotated[str, "where to: https://… or mailto:…"],
-        event: Annotated[tuple[str, ...], "verbs of events, with * and ?: catalog.promote, monitor.alert"],
+        event: Annotated[tuple[str, ...], "verbs of events, with * and ?: catalog.point, monitor.alert"],
         subject: Annotated[str, "what they must be about: 'model:fraud/*'"] = "*",
         where: Annotated[dict[str, str] | None, "what fields of the event must be like"] = None,
         secret: Annotated[str, "what messages are signed with, secret:project/name; made when left out"] = "",
@@ -50,7 +50,7 @@ class Hooks(Shared):
         A secret that is made for it is shown this once. Rotate it, and for a day messages carry both signatures.
 
         Example:
-            falaj flows hook hook:fraud/ci https://ci.bank.example/falaj --event catalog.promote
+            falaj flows hook hook:fraud/ci https://ci.bank.example/falaj --event catalog.point
         """
         if hook.kind != "hook" or hook.version or len(hook.name) > 80:
             raise Invalid(f"{hook} names no hook", "for example hook:fraud/ci, at most 80 letters", hook)

@@ -34,9 +34,11 @@ class Triggers(Shared):
         self,
         ctx: Context,
         flow: Annotated[Ref, "what is run, for example flow:fraud/retrain"],
-        event: Annotated[tuple[str, ...], "verbs of events, with * and ?: catalog.commit, flows.knock"],
+        event: Annotated[tuple[str, ...], "verbs of events, with * and ?: catalog.publish, flows.knock"],
         subject: Annotated[str, "what the event must be about: 'dataset:fraud/*'"] = "*",
-        where: Annotated[dict[str, str] | None, "what fields of the event must be like: state=succeeded"] = None,
+        where: Annotated[
+            dict[str, str] | None, "what fields of the event must be like, or not like: state=succeeded, unchanged=!1"
+        ] = None,
         params: Annotated[dict[str, Any] | None, "what the flow is given; {subject} and {field} are filled in"] = None,
         name: Annotated[str, "of the trigger; the flow's when left out"] = "",
         cool_s: Annotated[float, "after a start, events are passed over for so long"] = 0.0,
@@ -48,7 +50,7 @@ class Triggers(Shared):
         often it is read.
 
         Example:
-            falaj flows on flow:fraud/retrain --event catalog.commit --subject 'dataset:fraud/*' --params data={subject}
+            falaj flows on flow:fraud/retrain --event catalog.publish --subject 'dataset:*' --params data={subject}
         """
         trigger = checked(Trigger(tuple(event), subject, where or {}))
         if not 0.0 <= cool_s <= MOST_COOL_S:
@@ -102,10 +104,10 @@ class Triggers(Shared):
 def checked(trigger: Trigger) -> Trigger:
     """The same, or Invalid: what can be listened for."""
     if not 0 < len(trigger.events) <= 32:
-        raise Invalid(f"{len(trigger.events)} kinds of events", "1 to 32: --event catalog.commit")
+        raise Invalid(f"{len(trigger.events)} kinds of events", "1 to 32: --event catalog.publish")
     for one in trigger.events:
         if len(one) > 80 or not _PATTERN.fullmatch(one):
-            raise Invalid(f"{one[:80]!r} is no verb of events", "for example catalog.commit or catalog.*")
+            raise Invalid(f"{one[:80]!r} is no verb of events", "for example catalog.publish or catalog.*")
     texts = (trigger.subject, *trigger.where, *trigger.where.values())
     if len(trigger.where) > 16 or any(len(text) > 300 for text in texts):
         raise Invalid("what is listened for is too long", "at most 16 fields, of 300 letters each")
@@ -150,7 +152,7 @@ def matches(wanted: Trigger, event: Event) -> bool:
     about = (str(event.subject), str(event.subject.bare))
     if not any(fnmatchcase(text, wanted.subject) for text in about):
         return False
-    return all(name in event.body and fnmatchcase(_text(event.body[name]), like) for name, like in wanted.where.items())
+    return all(_like(event.body.get(name), like) for name, like in wanted.where.items())
 
 
 def filled(params: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,6 +198,12 @@ def trigger_view(record: Record) -> TriggerView:
         record.ref.bare, Ref.parse(body["flow"]), wanted.events, wanted.subject, wanted.where, body["params"],
         body["cool_s"], body["who"]["id"], body["started"], body["last_at"], body["note"],
     )  # fmt: skip
+
+
+def _like(value: object, like: str) -> bool:
+    if like.startswith("!"):
+        return not _like(value, like[1:])
+    return value is not None and fnmatchcase(_text(value), like)
 
 
 def _text(value: object) -> str:
