@@ -55,7 +55,8 @@ def test_windows_find_the_column_that_moved_and_count_every_delta_once(ground: G
     at = ground.begun
     first = [ground.count(300, at + 20 + n * 10, replica=f"r1-{n}") for n in range(3)]
     late, again = ground.count(150, at + 50), first[0]
-    ground.append(first[2], first[0], first[1], again)
+    broken = ground.count(9, at + 30, replica="r1-7")._replace(data=b"no tally")  # it hides none of the others
+    ground.append(first[2], broken, first[0], first[1], again)
     ground.turns(at + MINUTE + 5)
     (one,) = ground.windows()
     assert (one.rows, one.alarms, one.number, one.since, one.until) == (900, 0, 1, at, at + MINUTE)

@@ -4,14 +4,15 @@ Deltas of replicas come late, out of order, and from clocks that are wrong. Each
 window it belongs to, or, when that is closed, in the next one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.ref import Ref
-from falaj.drift.packing import unpacked
+from falaj.drift.packing import joined, unpacked
 from falaj.drift.records import ODD, PREDICTION, Profile
+from falaj.drift.season import together
 from falaj.drift.tally import Tally
 from falaj.jobs import views
 from falaj.monitor.baselines import Baselines
@@ -43,11 +44,15 @@ class Glance(NamedTuple):
 
 
 class Came(NamedTuple):
-    """One delta that was not counted yet, and when it counts."""
+    """What was not counted yet and counts in one slot of time."""
 
-    at: float
-    row: Sketched
-    tally: Tally
+    tally: Tally | None
+    counted: tuple[tuple[str, int, float], ...]
+    """Replica, number and end of every delta in it."""
+    late: int = 0
+    """Rows from before the window that they should have been in was closed."""
+    ahead: tuple[str, ...] = ()
+    """Replicas whose clock is ahead."""
 
 
 class Stretch(NamedTuple):
@@ -68,58 +73,51 @@ class Gathering:
     def __init__(self, ledger: Ledger, serve: Any, baselines: Baselines) -> None:
         self._ledger, self._serve, self._baselines = ledger, serve, baselines
 
-    def came(self, watch: Record, ref: Ref, revision: int, since: float, now: float) -> list[Came]:
-        """All deltas of a revision that were not counted yet, each with the moment it counts at."""
-        tenant, done = watch.key.tenant, watch.body["counted"]
-        profile = self._baselines.profile(tenant, ref, revision)
+    def came(
+        self, watch: Record, ref: Ref, revision: int, since: float, every_s: float, now: float
+    ) -> dict[float, Came]:
+        """All that was not counted yet of a revision, slot by slot: late things, and those of clocks that are ahead,
+        in the first one. A clock that is ahead says nothing of when; what it sent is here, so it came before now."""
+        profile, digest = self._based(watch.key.tenant, ref, revision)
         if profile is None:
-            return []
-        digest = self._baselines.digest(tenant, ref, revision)
-        found = []
-        for row in self._serve.sketches.read(tenant, ref, since - LATE_S, float("inf")):
-            joined = not row.replica
-            if row.revision != revision or row.profile != digest or (joined and row.until <= since):
-                continue
-            if joined or not is_marked(done, row.replica, row.number):
-                tally = _opened(row.data, profile)
-                if tally is not None:
-                    found.append(Came(min(max(row.until, since), now), row, tally))
-        return found
+            return {}
+        slots: dict[float, list[Sketched]] = {}
+        for row in self._serve.sketches.read(watch.key.tenant, ref, since - LATE_S):
+            known = row.until <= since if not row.replica else is_marked(watch.body["counted"], row.replica, row.number)
+            if row.revision == revision and row.profile == digest and not known:
+                at = since if row.until > now + SKEW_S else min(max(row.until, since), now)
+                slots.setdefault(slot_of(at, every_s), []).append(row)
+        return {slot: _came(rows, profile, since, now) for slot, rows in slots.items()}
 
     def counts(self, watch: Record, ref: Ref, revision: int, since: float) -> list[Counted]:
         """What gateways counted of a revision from a moment on."""
         rows: Sequence[Counted] = self._serve.counts.rows(watch.key.tenant, ref, since)
         return [row for row in rows if row.revision == revision]
 
-    def stretch(self, came: Iterable[Came], counts: Iterable[Counted], cut: Cut, now: float) -> Stretch:
+    def stretch(self, came: Mapping[float, Came], counts: Iterable[Counted], cut: Cut) -> Stretch:
         """What is in a window, summed up, with what is odd about it."""
-        since, until = cut.since, cut.until
-        # A clock that is ahead says nothing of when: what it sent is here, so it came before now.
-        mine = [one for one in came if one.at < until or one.row.until > now + SKEW_S]
-        whole, sums = summed([one.tally for one in mine]), Sum("", 0)
+        mine = [one for slot, one in sorted(came.items()) if slot < cut.until]
+        whole, sums = together(one.tally for one in mine if one.tally is not None), Sum("", 0)
         for row in counts:
-            if since <= row.at < until:
+            if cut.since <= row.at < cut.until:
                 sums.add(row)
-        late = sum(one.tally.rows for one in mine if one.row.until < since)
-        ahead = sorted({one.row.replica for one in mine if one.row.until > now + SKEW_S})
+        late, ahead = sum(one.late for one in mine), sorted({name for one in mine for name in one.ahead})
         notes = [f"{late:,} rows came late, from before"] if late else []
         notes += [f"the clock of {', '.join(ahead)[:200]} is ahead"] if ahead else []
         if whole is not None and whole.seen > whole.rows:
             notes.append(f"{whole.rows:,} of {whole.seen:,} rows were counted")
         return Stretch(
-            whole, tuple((one.row.replica, one.row.number, one.row.until) for one in mine if one.row.replica),
-            sums.requests, sums.errors, sums.quantile_us(0.95) / 1000, tuple(notes),
+            whole, tuple(row for one in mine for row in one.counted), sums.requests, sums.errors,
+            sums.quantile_us(0.95) / 1000, tuple(notes),
         )  # fmt: skip
 
     def between(self, tenant: str, ref: Ref, revision: int, since: float, until: float) -> Tally | None:
         """All that was counted of a revision in some time, whether a window saw it or not."""
-        profile, digest = self._baselines.profile(tenant, ref, revision), self._baselines.digest(tenant, ref, revision)
-        if profile is None:
-            return None
+        profile, digest = self._based(tenant, ref, revision)
         # Old ones are joined by the hour: what reaches into this time belongs to it.
         rows = [row for row in self._serve.sketches.read(tenant, ref, since) if row.at < until and row.until > since]
-        read = (_opened(row.data, profile) for row in rows if row.revision == revision and row.profile == digest)
-        return summed([one for one in read if one is not None])
+        mine = [row.data for row in rows if row.revision == revision and row.profile == digest]
+        return _opened(mine, profile) if profile is not None else None
 
     def cost(self, ctx: Context, ref: Ref, revision: int, since: float, until: float) -> float:
         """Slot seconds of a revision's replicas."""
@@ -151,14 +149,17 @@ class Gathering:
             made.append(Glance(revision, since, now, *figures))
         return tuple(made)
 
+    def _based(self, tenant: str, ref: Ref, revision: int) -> tuple[Profile | None, str]:
+        return self._baselines.profile(tenant, ref, revision), self._baselines.digest(tenant, ref, revision)
+
     def _answers(self, tenant: str, ref: Ref, revision: int, rows: Sequence[Sketched]) -> tuple[int, int, float]:
-        profile, digest = self._baselines.profile(tenant, ref, revision), self._baselines.digest(tenant, ref, revision)
-        mine = [row for row in rows if row.revision == revision and row.profile == digest]
-        if profile is None or not mine:
+        profile, digest = self._based(tenant, ref, revision)
+        mine = [row.data for row in rows if row.revision == revision and row.profile == digest]
+        whole = _opened(mine, profile) if profile is not None else None
+        if profile is None or whole is None:
             return 0, 0, 0.0
-        whole = summed([one for row in mine if (one := _opened(row.data, profile)) is not None])
         axes = [at for at, axis in enumerate(profile.axes) if axis.role == PREDICTION]
-        if whole is None or not axes:
+        if not axes:
             return 0, 0, 0.0
         counts = whole.of(axes[0])
         total, odds = int(counts.sum()), counts[-len(ODD) :]
@@ -166,35 +167,28 @@ class Gathering:
         return total, int(odds[0] + odds[1]), float(max(counts.max() / total, 0.0)) if total else 0.0
 
 
-def summed(tallies: Sequence[Tally]) -> Tally | None:
-    """All of them together."""
-    whole: Tally | None = None
-    for one in tallies:
-        whole = one if whole is None else whole.merged(one)
-    return whole
-
-
-def parts_of(
-    came: Iterable[Came], counts: Iterable[Counted], since: float, every_s: float, now: float
-) -> dict[float, Part]:
+def parts_of(came: Mapping[float, Came], counts: Iterable[Counted], since: float, every_s: float) -> dict[float, Part]:
     """How much came in every slot."""
-    parts: dict[float, Part] = {}
-
-    def add(at: float, rows: int, requests: int) -> None:
-        slot = slot_of(max(at, since), every_s)
-        old = parts.get(slot, Part())
-        parts[slot] = Part(old.rows + rows, old.requests + requests)
-
-    for one in came:
-        add(since if one.row.until > now + SKEW_S else one.at, one.tally.rows, 0)
+    parts = {slot: Part(one.tally.rows) for slot, one in came.items() if one.tally is not None}
     for row in counts:
-        add(row.at, 0, row.requests)
+        slot = slot_of(max(row.at, since), every_s)
+        old = parts.get(slot, Part())
+        parts[slot] = Part(old.rows, old.requests + row.requests)
     return parts
 
 
-def _opened(data: bytes, profile: Profile) -> Tally | None:
-    """A delta that was read; None for a damaged one, which must not hide the others."""
+def _came(rows: Sequence[Sketched], profile: Profile, since: float, now: float) -> Came:
+    late = _opened([row.data for row in rows if row.until < since], profile)
+    ahead = {row.replica for row in rows if row.until > now + SKEW_S}
+    marks = tuple((row.replica, row.number, row.until) for row in rows if row.replica)
+    return Came(_opened([row.data for row in rows], profile), marks, late.rows if late else 0, tuple(sorted(ahead)))
+
+
+def _opened(many: Sequence[bytes], profile: Profile) -> Tally | None:
+    """Deltas as one tally; without those that are damaged, which must not hide the others."""
     try:
-        return unpacked(data, profile)
+        return unpacked(joined(many) if len(many) > 1 else many[0], profile) if many else None
     except (Corrupt, Invalid):
-        return None
+        half = len(many) // 2
+        read = [_opened(some, profile) for some in (many[:half], many[half:]) if half]
+        return together(one for one in read if one is not None)

@@ -68,9 +68,9 @@ class Judging:
         (end, now), plan, ref = times, plan_in(record.body), served.ref.bare
         entry, gathering = record.body["revisions"][str(revision)], self._desk.gathering
         since = entry["until"]
-        came = gathering.came(record, ref, revision, since, now)
+        came = gathering.came(record, ref, revision, since, plan.every_s, now)
         counts = gathering.counts(record, ref, revision, since)
-        parts = parts_of(came, counts, since, plan.every_s, now)
+        parts = parts_of(came, counts, since, plan.every_s)
         least, cutting = plan.rules.least_rows, bool(entry["profile"])
 
         def enough(part: Part) -> bool:
@@ -80,7 +80,7 @@ class Judging:
         if by_rows is None and (parts or not self._labels_wait(ctx, ref, entry, end)):
             return None
         found = by_rows or Cut(since, end)
-        stretch = gathering.stretch(came, counts, found, now)
+        stretch = gathering.stretch(came, counts, found)
         profile, span = self._desk.baselines.profile(ctx.tenant, ref, revision), (entry["labels"], found.until)
         truth = labelled.joined(self._desk.serve, ctx.tenant, ref, revision, span, profile, plan.segment)
         if by_rows is None and len(truth.label) < labelled.LEAST:
