@@ -258,6 +258,9 @@ def test_a_revision_without_traffic_has_no_troubles() -> None:
     machine, _, _ = run([window(at, "quality:a") for at in range(3)])
     machine, _ = tick(machine, ACTS, 4 * HOUR, Facts(2, 2, live=(2,)))
     assert [(one.open, one.why) for one in machine.episodes] == [(False, "revision 1 has no traffic any more")]
+    machine, told, _ = run([window(4, "quality:a"), window(5, "quality:a")], machine=machine)
+    assert told == [], "what comes late of it opens nothing again"
+    assert not any(one.open for one in machine.episodes)
 
 
 # Any stream.

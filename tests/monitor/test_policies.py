@@ -54,6 +54,7 @@ class Ground:
         self.mona.serve.deploy(endpoint, self.models[0], **SMALL)
         self.switch(endpoint, 1)
         self.mona.monitor.add(endpoint, plan)
+        self.tend(endpoint)
         return endpoint
 
     def switch(self, endpoint: Ref, to: int) -> None:
@@ -196,8 +197,8 @@ def test_a_broken_revision_is_left_and_the_endpoint_frozen(ground: Ground) -> No
     ground.mona.serve.deploy(endpoint, ground.models[1])
     ground.requests(endpoint, 1, 1000, 1)
     ground.switch(endpoint, 2)
-    ground.tend(endpoint)
-    assert not ground.tend(endpoint), "nobody asked the new one yet"
+    ground.tend(endpoint)  # that there is a new one is taken note of
+    assert not ground.tend(endpoint), "nobody asked it yet"
     ground.requests(endpoint, 2, 40, 40)
     assert ground.tend(endpoint)
     back = ground.events(endpoint, "serve.rollback")

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from falaj.core.ref import Ref
-from falaj.drift import compare
 from falaj.drift.records import Finding, Rules
 from falaj.monitor import replay
 from falaj.monitor.records import Acting, WatchPlan, Window
@@ -39,11 +38,6 @@ def test_other_rules_judge_anew() -> None:
     assert alarms(replace(PLAN, rules=Rules(least_rows=5000), latency_ms=50)) == "quality:a errors latency"
     assert alarms(replace(PLAN, rules=Rules(alpha=1e-7), errors=0)) == "input:b quality:a"
     assert alarms(replace(PLAN, rules=Rules(alpha=0.5))) == "input:a input:b input:c quality:a together errors"
-
-
-def test_alpha_is_shared_as_it_is_when_windows_are_made() -> None:
-    known = compare._DRIFT, compare._TOGETHER, compare._LEAST_TOGETHER
-    assert known == (replay.A_DRIFT, replay.A_TOGETHER, replay.LEAST_TOGETHER)
 
 
 @pytest.mark.parametrize(

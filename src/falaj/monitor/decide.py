@@ -59,6 +59,8 @@ def after(machine: Machine, window: Window, plan: WatchPlan, now: float) -> Deci
     seen = {group_in(key_of(one)) for one in alarms}
     found = tuple(_missed(one, window, seen, now) for one in machine.episodes)
     machine = replace(machine, episodes=_bounded(found, now))
+    if machine.live and window.revision not in machine.live:
+        return replace(machine, state=machine.stated(now)), ()  # what it was given no longer matters to anybody
     verdicts: list[Verdict] = []
     for group in sorted({group_in(key) for key in lasting}):
         mine = tuple(one for one in alarms if group_in(key_of(one)) == group)
@@ -73,7 +75,9 @@ def tick(machine: Machine, plan: WatchPlan, now: float, facts: Facts) -> Decided
     verdicts: tuple[Verdict, ...] = ()
     if machine.frozen and facts.newest > machine.frozen:
         machine = replace(machine, frozen=0)
-    machine = replace(machine, newest=max(machine.newest, facts.newest), episodes=_left(machine, facts, now))
+    machine = replace(
+        machine, newest=max(machine.newest, facts.newest), live=facts.live, episodes=_left(machine, facts, now)
+    )
     if machine.doing is not None:
         machine, verdicts = _going(machine, plan, now, facts)
     machine, told = _broken(machine, plan, now, facts)

@@ -94,6 +94,8 @@ class Machine:
     """The highest revision when one was rolled back; nothing is done until there is a higher one, or a person says."""
     newest: int = 0
     """The highest revision that was seen."""
+    live: tuple[int, ...] = ()
+    """Those that had traffic when somebody last looked; empty: nobody did."""
 
     def stated(self, now: float) -> str:
         """How it stands, in one word."""

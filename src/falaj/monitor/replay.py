@@ -13,6 +13,7 @@ import numpy as np
 
 from falaj.core.errand import Here, errand
 from falaj.core.ref import Ref
+from falaj.drift.compare import _A_SEGMENT, _DRIFT, _LEAST_TOGETHER, _TOGETHER
 from falaj.drift.measures import discoveries
 from falaj.drift.records import Finding, Rules
 from falaj.jobs.report import tabled
@@ -24,8 +25,6 @@ from falaj.monitor.plans import checked, worded
 from falaj.monitor.records import ACTING, RETRAIN, ROLLBACK, Verdict, WatchPlan, Window, WindowPage
 
 NEW_S = 86400.0
-A_DRIFT, A_TOGETHER, LEAST_TOGETHER = 0.6, 0.2, 1 / 8
-"""As drift/compare.py shares alpha between families, and the least step of how columns go together."""
 MOST_WINDOWS, PAGE = 20_000, 1_000
 _MARKS = {"ok": ".", "suspect": "?", "confirmed": "!", "acting": "A", "cooling": "c", "frozen": "F", "paused": "p"}
 
@@ -98,8 +97,8 @@ def rejudged(window: Window, plan: WatchPlan) -> Window:
     alarms = dict(zip(moved, _moved([found[at] for at in moved], rules), strict=True))
     for at, one in enumerate(found):
         if one.what == "together":
-            least = rules.least_step * LEAST_TOGETHER
-            alarms[at] = one.p <= rules.alpha * A_TOGETHER and one.value >= least and one.rows >= rules.least_rows
+            least = rules.least_step * _LEAST_TOGETHER
+            alarms[at] = one.p <= rules.alpha * _TOGETHER and one.value >= least and one.rows >= rules.least_rows
         elif one.what == "errors" and one.rows:
             low = least_share(round(one.value * one.rows), one.rows)
             alarms[at] = bool(plan.errors) and one.rows >= LEAST_REQUESTS and low > plan.errors
@@ -129,10 +128,10 @@ def told(endpoint: Ref, windows: Sequence[Window], states: Sequence[str], verdic
 
 
 def _moved(found: Sequence[Finding], rules: Rules) -> list[bool]:
-    least = [rules.least_rows if not one.segment else rules.least_rows // 5 for one in found]
+    least = [rules.least_rows if not one.segment else rules.least_rows // _A_SEGMENT for one in found]
     tested = [one.rows >= max(1, need) for one, need in zip(found, least, strict=True)]
     chances = np.array([one.p for one, on in zip(found, tested, strict=True) if on])
-    hits = iter(discoveries(chances, rules.alpha * A_DRIFT))
+    hits = iter(discoveries(chances, rules.alpha * _DRIFT))
     return [on and bool(next(hits)) and one.value >= rules.least_step for one, on in zip(found, tested, strict=True)]
 
 
