@@ -47,14 +47,9 @@ def noise() -> None:
             found = list(windows(WORLDS[world], references, EACH, then=then, rows=rows, seed=rows))
             shares = [_share(one, found) for one in (ours, any_ks, lambda each: any_psi(each, 0.1), any_psi)]
             print(f"  {world:<10}{then:>8}{rows:>9} " + "".join(f"{share:8.1f}" for share in shares), flush=True)
-            allowed, note = 5 + 2 * (5 * 95 / len(found)) ** 0.5, f"per 100; 5 and what {len(found)} windows leave open"
-            bar(
-                f"false_{world}_{rows}",
-                shares[0],
-                "<=",
-                allowed,
-                f"per 100; 5 and what {len(found)} windows leave open",
-            )
+            allowed = 5 + 2 * (5 * 95 / len(found)) ** 0.5
+            note = f"per 100; 5 and what {len(found)} windows leave open"
+            bar(f"false_{world}_{rows}", shares[0], "<=", allowed, note)
 
 
 def power() -> None:

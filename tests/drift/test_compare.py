@@ -1,11 +1,13 @@
 """A window against its reference: what is broken, what moved, what is harmless, and how it is said."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from falaj.core.errors import Invalid
 from falaj.drift.compare import compare, lasting
 from falaj.drift.profile import profile_of
 from falaj.drift.records import Finding, Profile, Rules
@@ -165,6 +167,32 @@ def test_nothing_came(profile: Profile) -> None:
     every = compare(profile, Tally(profile), RULES)
     assert not [one for one in every if one.alarm]
     assert {one.said for one in every if one.column == "age"} == {"age: no values"}
+
+
+def test_a_tally_of_another_profile_is_refused(profile: Profile) -> None:
+    other = profile_of({"x": np.arange(100.0)})
+    with pytest.raises(Invalid, match="another profile"):
+        compare(profile, Tally(other), RULES)
+
+
+def test_a_profile_without_counts_of_segments_is_compared_as_a_whole(profile: Profile) -> None:
+    now = table(NOW, 4)
+    now["age"] = now["age"].astype(float) + 8
+    found = alarms(replace(profile, by_segment=()), now)
+    assert {(one.column, one.segment) for one in found if one.what == "input"} == {("age", "")}
+
+
+def test_a_column_that_never_had_a_value_may_get_some() -> None:
+    profile = profile_of({"text": np.array([None] * 2_000, object), "label": np.arange(2_000.0)})
+    found = alarms(profile, {"text": np.array(["a", None] * 500, object)})
+    assert names(found) == {("quality", "text", "new values")}
+
+
+def test_numbers_as_large_as_there_are() -> None:
+    draw = np.random.default_rng(3)
+    wide = draw.choice([-1e150, 0.0, 1e150], 2_000, p=[0.001, 0.998, 0.001])
+    profile = profile_of({"x": wide, "y": wide * 0.5 + draw.normal(size=2_000)})
+    assert not alarms(profile, {"x": wide[:1_000], "y": wide[1_000:] * 0.5 + draw.normal(size=1_000)})
 
 
 def test_what_lasts() -> None:

@@ -108,10 +108,11 @@ for values in json.load(sys.stdin):
     found.append(at)
 print(json.dumps(found))
 """
+    river = str(peer("river", "river==0.23.0", "typing_extensions") / "python")
     for rate in (0.15, 0.3):
         streams = [[*stream(0.1, QUIET, seed), *stream(rate, AFTER, 100 + seed)] for seed in range(12)]
         ran = subprocess.run(
-            [str(peer("river", "river==0.23.0") / "python"), "-c", program], input=json.dumps(streams), text=True,
+            [river, "-c", program], input=json.dumps(streams), text=True,
             capture_output=True, check=True,
         )  # fmt: skip
         theirs = [AFTER if at is None else at for at in json.loads(ran.stdout)]

@@ -14,7 +14,7 @@ from falaj.drift import measures, mixture
 from falaj.drift.frame import Frame
 from falaj.drift.measures import Bools, Floats, Ints
 from falaj.drift.quality import quality, rates
-from falaj.drift.records import Finding, Profile, Rules
+from falaj.drift.records import LABEL, Finding, Profile, Rules
 from falaj.drift.saying import said
 from falaj.drift.tally import Tally
 
@@ -95,7 +95,8 @@ def _moved(frame: Frame, counts: tuple[Ints, Ints], stuck: Bools, rules: Rules, 
     bound = _bound(rows, others, rules)
     alarm &= step >= bound
     shown = alarm.copy()
-    shown[0] = True
+    # Labels come late, if at all: without them there is nothing to say.
+    shown[0] = [axis.role != LABEL or came for axis, came in zip(frame.profile.axes, rows[0] > 0, strict=True)]
     # Where all rows moved, a segment is worth a word only if it moved much more.
     shown[1:] &= ~alarm[0] | (step[1:] >= _MUCH_MORE * step[0])
     places = np.argwhere(shown)

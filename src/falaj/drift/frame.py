@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from falaj.core.errors import Invalid
 from falaj.drift.measures import Bools, Floats, Ints, shares
 from falaj.drift.records import NUMBER, Profile
 from falaj.drift.tally import Tally
@@ -36,13 +37,17 @@ class Frame:
     def counts(self, source: Tally | None) -> Ints:
         """[group, column of all]: those of a tally, or of the profile itself; one empty column at the end."""
         parts = self._own() if source is None else source.counts
+        if parts.shape != (max(1, len(self.groups) - 1), self.start[-1]):
+            raise Invalid("the tally was cut by another profile", hint="count with the profile it is compared with")
         whole = parts.sum(0, keepdims=True) if source is not None or len(parts) == 1 else self._flat()
         groups = whole if len(self.groups) == 1 else np.concatenate([whole, parts])
         return np.concatenate([groups, np.zeros((len(groups), 1), np.int64)], axis=1)
 
     def _own(self) -> Ints:
-        if len(self.groups) == 1 or not self.profile.by_segment:
-            return np.concatenate([self._flat(), np.zeros((max(0, len(self.groups) - 2), self.start[-1]), np.int64)])
+        if len(self.groups) == 1:
+            return self._flat()
+        if not self.profile.by_segment:
+            return np.zeros((len(self.groups) - 1, self.start[-1]), np.int64)
         return np.array([_joined(segment) for segment in self.profile.by_segment], np.int64)
 
     def _flat(self) -> Ints:
@@ -66,7 +71,7 @@ class Frame:
                 if axis.std > 0:  # A wild value in the reference must not make the way to its bin long.
                     middles = np.clip(middles, axis.mean - _WILD * axis.std, axis.mean + _WILD * axis.std)
                 found[at, : len(middles)], found[at, len(middles) :] = middles, middles[-1]
-                found[at] /= axis.std or max(float(np.ptp(middles)), abs(axis.mean), 1e-300)
+                found[at] /= axis.std or max(axis.high / 2 - axis.low / 2, abs(axis.mean), 1e-300)
         return found
 
     def sure(self, theirs: Ints) -> Bools:

@@ -71,15 +71,16 @@ def _whole(frame: Frame, counts: Ints) -> Ints:
 
 def _new(frame: Frame, tally: Tally, theirs: Ints) -> _Test:
     """Of closed categories, all that is new. Of open ones, the commonest that no common one of the reference was."""
-    ours, before = frame.matrix(frame.counts(tally))[0], frame.matrix(theirs)[0]
-    rows, others = ours.sum(-1), before.sum(-1)
+    counts = frame.counts(tally)
+    ours, before = frame.matrix(counts)[0], frame.matrix(theirs)[0]
+    rows, others = _whole(frame, counts), _whole(frame, theirs)
     hits, other_hits = np.zeros_like(rows), np.zeros_like(rows)
     closed, tries = frame.closed(before), np.ones(len(rows))
     for at in np.nonzero(~frame.number)[0].tolist():
         if closed[at]:
             hits[at] = ours[at, frame.bins[at] - 1]
         elif fresh := tally.fresh.get(frame.profile.axes[at].name):
-            hits[at], other_hits[at] = max(fresh.values()), before[at, : frame.bins[at] - 1].min()
+            hits[at], other_hits[at] = max(fresh.values()), before[at, : frame.bins[at]].min()
             tries[at] = max(1.0, tally.unknown_values(at))
     return _Test("new values", hits, rows, other_hits, others, tries)
 
