@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from falaj.drift.records import BINARY, CLASSES, REGRESSION, Profile, Quality, Rules
+from falaj.drift.records import BINARY, CLASSES, REGRESSION, Finding, Profile, Quality, Rules
 from falaj.monitor.findings import bounded, found, least_share, meant, served
 from falaj.monitor.gathering import Stretch
 from falaj.monitor.labelled import LEAST, MOST, Truth, judged, notes
@@ -90,10 +90,11 @@ def test_a_few_failures_of_a_few_requests_prove_nothing() -> None:
     assert found(None, few, plan)[0].what == "errors"
 
 
-def test_an_alarm_says_what_it_means_for_the_metric() -> None:
-    from falaj.drift.records import Finding
-
+def test_an_alarm_says_what_it_means_for_the_metric_and_all_of_it_is_plain() -> None:
     moved = (Finding("quality", "a", alarm=True, said="a is missing"), Finding("input", "b", alarm=True, said="b rose"))
     told = meant(moved, (Finding("estimate", said="accuracy is estimated at 0.8"),))
     assert [one.said for one in told][1] == "b rose; accuracy is estimated at 0.8"
-    assert [one.said for one in bounded(told)][-1] == "accuracy is estimated at 0.8"
+    odd = Finding("input", value=float("nan"), bound=float("inf"), alarm=np.True_, measures={"ks": np.float32(0.5)})
+    kept = bounded([*told, odd])
+    assert [one.what for one in kept] == ["quality", "input", "input", "estimate"]  # alarms first
+    assert (kept[2].value, kept[2].bound, kept[2].alarm, kept[2].measures) == (0.0, 0.0, True, {"ks": 0.5})

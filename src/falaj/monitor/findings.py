@@ -54,10 +54,19 @@ def served(stretch: Stretch, plan: WatchPlan) -> list[Finding]:
     return made
 
 
-def bounded(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Alarms first, and the rest as far as there is room."""
-    order = sorted(range(len(findings)), key=lambda at: (not findings[at].alarm, at))
-    return tuple(findings[at] for at in sorted(order[:MOST_FINDINGS], key=order.index))
+def bounded(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Alarms first, and the rest as far as there is room; plain numbers, so that all of it can be told and kept."""
+    order = sorted(findings, key=lambda one: not one.alarm)[:MOST_FINDINGS]
+    return tuple(_plain(one) for one in order)
+
+
+def _plain(one: Finding) -> Finding:
+    value, then, bound, p = (float(x) if math.isfinite(x) else 0.0 for x in (one.value, one.then, one.bound, one.p))
+    measures = {name: float(x) for name, x in one.measures.items() if math.isfinite(x)}
+    return Finding(
+        one.what, one.column, one.segment, one.measure, value, then, bound, p, int(one.rows), bool(one.alarm), one.said,
+        measures,
+    )  # fmt: skip
 
 
 def least_share(hits: int, rows: int, z: float = 2.326) -> float:
