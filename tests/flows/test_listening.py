@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Denied, QuotaExceeded
+from falaj.core.ref import Ref
 from falaj.flows.listening import GIVE_UP_S
 from tests.flows.listening_ground import FLOW, Ground
 
@@ -33,6 +34,8 @@ def test_a_verdict_begins_its_flow_once(ground: Ground) -> None:
     ground.verdict()
     ground.verdict()
     ground.verdict("v-other", action="alert")
+    ground.verdict("v-odd", flow="no flow at all")
+    ground.verdict("v-nobody", endpoint="endpoint:fraud/unwatched")
     ground.turn(2)
     wanted = {"endpoint": "endpoint:fraud/score", "cause": "drift of amount", "depth": "3"}
     assert ground.runs == {"v-1": (wanted, "verdict:v-1")}
@@ -87,6 +90,32 @@ def test_what_never_can_is_given_up_after_a_while(ground: Ground) -> None:
     ground.turn()
     assert ground.runs == {}
     assert ground.town.events(verb="flows.end")[-1].body["cause"] == "v-5"
+
+
+def test_nothing_begins_for_a_watch_that_is_paused(ground: Ground) -> None:
+    ground.verdict("v-6")
+    with ground.ledger.write(ground.ctx("amal")) as tx:
+        watch = tx.need(Ref.parse("watch:fraud/score"))
+        kept = tx.put(watch.key, {**watch.body, "paused": "by amal"}, rev=watch.rev)
+        tx.emit("monitor.pause", kept.ref)
+    ground.turn()
+    assert ground.runs == {}
+    assert "paused" in str(ground.town.events(verb="flows.end")[-1].body["note"])
+    with ground.ledger.write(ground.ctx("amal")) as tx:
+        tx.emit("monitor.resume", tx.put(kept.key, {**kept.body, "paused": ""}, rev=kept.rev).ref)
+
+
+def test_what_no_clock_can_tell_stops_no_other(ground: Ground) -> None:
+    ground.amal.flows.schedule(FLOW, "@hourly", name="odd")
+    ground.amal.flows.schedule(FLOW, "@hourly", name="well")
+    with ground.ledger.write(ground.ctx("amal")) as tx:
+        odd = tx.need(Ref.parse("schedule:fraud/odd"))
+        tx.emit("test.break", tx.put(odd.key, {**odd.body, "zone": "Mars/Base"}, rev=odd.rev).ref)
+    ground.later_s += 3601
+    ground.turn()
+    assert [cause.partition("@")[0] for cause in ground.runs] == ["schedule:fraud/well"]
+    found = {one.ref.name: one for one in ground.amal.flows.schedules()}
+    assert "no time zone" in found["odd"].note
 
 
 def test_an_event_begins_a_flow_with_what_it_says(ground: Ground) -> None:

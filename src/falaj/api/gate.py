@@ -5,6 +5,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from falaj.api.answers import Refusal
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 EXCHANGE = b"/v1/people/exchange"
 """The one verb that nobody can have a token for yet: it gives the first one."""
-KNOCK = b"/v1/knock/"
-"""Where a signature over the message stands in the place of a token."""
+KNOCK, KNOCKER = b"/v1/knock/", replace(GUEST, id="knock")
+"""Where a signature over the message stands in the place of a token, and who asks until it is checked."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KNOWN_S = 1.0
 """A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
@@ -86,11 +87,7 @@ class Gate:
         ask.request = ctx.request
         return ctx
 
-    def strangers_wait(self, ask: Ask) -> float:
-        """How long an address has to wait from which too much came that nobody knew."""
-        return self._failures.wait(ask.peer, self._clock())
-
-    def strangers_failed(self, ask: Ask) -> None:
+    def unknown(self, ask: Ask) -> None:
         """Something came from there that nobody knows."""
         self._failures.take(ask.peer, self._clock())
 
@@ -116,7 +113,10 @@ class Gate:
         if not header and ask.path == EXCHANGE and ask.method == "POST":
             return self._guest(ask)
         if ask.path.startswith(KNOCK) and ask.method == "POST":
-            return GUEST
+            wait = self._failures.wait(ask.peer, self._clock())
+            if wait > 0.0:
+                raise too_fast(wait, "too much came from your address that nobody knows")
+            return KNOCKER
         ask.token = _bearer(header)
         wait = self._failures.wait(ask.peer, self._clock()) if known is None else 0.0
         if wait > 0.0:

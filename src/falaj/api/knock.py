@@ -32,7 +32,7 @@ class Doorbell:
     async def serve(self, ask: Ask) -> Answer:
         """One message; whatever is wrong with who sent it, the answer is the same."""
         app, gate, door = self._app, self._app.gate, ask.named["door"]
-        wait = gate.strangers_wait(ask) or self._rates.take(door, time.monotonic())
+        wait = self._rates.take(door, time.monotonic())
         if wait > 0.0:
             raise too_fast(wait, "too many messages came")
         body = await app.body(ask, MOST_BYTES, _JSON)
@@ -41,7 +41,7 @@ class Doorbell:
         entry, error = await app.lanes.outside(desk.admit, asked, door, headers, body)
         if error is not None:
             if isinstance(error, Unauthenticated):
-                gate.strangers_failed(ask)
+                gate.unknown(ask)
             raise error
         try:
             given = {"knock": entry.knock, "body": body.decode(), "message": entry.message}

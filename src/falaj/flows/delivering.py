@@ -235,8 +235,10 @@ class HookLoop:
                 if line is None or hook is None:
                     continue  # the hook is gone, and all that waited for it
                 line.flying -= 1
-                dead = self._settle(tx, line, flight.sent, future.result())
-                changed = concluded(hook.body, flight.sent, future.result(), dead, self._ctx.now())
+                error = future.exception()
+                outcome = future.result() if error is None else f"failed: {type(error).__name__}"
+                dead = self._settle(tx, line, flight.sent, outcome)
+                changed = concluded(hook.body, flight.sent, outcome, dead, self._ctx.now())
                 self._keep(tx, line, changed, "flows.deliver")
 
     def _settle(self, tx: Writer, line: Line, sent: tuple[Record, ...], outcome: str) -> int:

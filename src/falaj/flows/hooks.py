@@ -18,7 +18,7 @@ from falaj.flows.keeping import reference_of
 from falaj.flows.mail import MAILTO, read_mailto
 from falaj.flows.owners import Shared
 from falaj.flows.sending import read_url
-from falaj.flows.triggers import checked, need, trigger_in
+from falaj.flows.triggers import checked, need, room_for, trigger_in
 from falaj.govern.secrets import contains_secret
 from falaj.serve.books import who_of
 from falaj.store.ledger import Reader, Writer
@@ -61,6 +61,8 @@ class Hooks(Shared):
         reference, value = ("", "") if mail else reference_of(here, secret, hook, f"hook-{hook.name}")
         with self._ledger.write(ctx) as tx:
             old = tx.get(hook)
+            if old is None:
+                room_for(tx, "hook")
             body = {
                 "id": new_id(), "who": who_of(ctx), "url": url, "events": list(wanted.events), "subject": subject,
                 "where": dict(wanted.where), "secret": reference, "state": ON, "heard": self._ledger.store.end(),

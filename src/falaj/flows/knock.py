@@ -28,7 +28,6 @@ MOST_BODY, MOST_VALUE, MOST_TAKEN, MOST_SEEN = 262_144, 1024, 32, 1024
 """So many messages are remembered; no more can come in the time within which they would be taken."""
 _FIELD, _STEP = re.compile(r"[a-z_][a-z0-9_]{0,63}"), re.compile(r"[A-Za-z0-9_ -]{1,100}")
 _NOBODY = (b"x" * 32,)
-_REFUSED = Unauthenticated("the signature is not good", "sign with the secret of this address, now")
 
 
 class Entry(NamedTuple):
@@ -138,12 +137,12 @@ class Knocks(Shared):
             style = record.body["style"] if record is not None else STANDARD
             message = check(style, keys, headers, body, ctx.now())
         except FalajError as error:
-            raise _REFUSED from error
+            raise _refused() from error
         if record is None:
-            raise _REFUSED
+            raise _refused()
         with self._ledger.read(ctx) as tx:
             if barred(tx, record):
-                raise _REFUSED
+                raise _refused()
             actor = worker_of(tx, record)
         return Entry(actor, record.body["who"]["purpose"], record.ref.bare, message)
 
@@ -163,6 +162,10 @@ class Knocks(Shared):
         return self._keys.of(ctx, record.key.tenant, record.body["secret"], record.body["who"]["id"])
 
     _keys: Keys | None = None
+
+
+def _refused() -> Unauthenticated:
+    return Unauthenticated("the signature is not good", "sign with the secret of this address, now")
 
 
 def checked_take(take: Mapping[str, str]) -> dict[str, str]:

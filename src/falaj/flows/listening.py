@@ -31,6 +31,8 @@ __all__ = ["HookLoop", "StartLoop"]
 VERDICT, RETRAIN = "monitor.verdict", "retrain"
 GIVE_UP_S, AGAIN_S = 3600.0, 5.0
 """What cannot begin for now (a quota, a store that does not answer) is tried again for so long, so often."""
+NEVER = 253_402_214_400.0
+"""The last day that calendars know."""
 TOLD = ("endpoint", "model", "cause", "since")
 """What a flow that a verdict begins is given, where it has such parameters."""
 
@@ -45,7 +47,6 @@ class Wish:
     cause: str
     begun_by: str
     event: Event | None = None
-    pos: str = ""
     again_at: float = 0.0
     until: float = 0.0
 
@@ -72,9 +73,10 @@ class StartLoop:
         """Everything that is due now; what is in trouble holds up nothing else."""
         self._turn = turn
         if turn.token != self._token:
-            self._token, self._triggers, self._schedules, self._held = turn.token, {}, {}, {}
+            self._triggers, self._schedules, self._held = {}, {}, {}
             self._ear.open(turn.ctx)
             self._load(turn.ctx)
+            self._token = turn.token
         end = self._ledger.store.end()  # before the triggers are read: whoever comes later hears what is later
         self._refresh(turn.ctx)
         for schedule in list(self._schedules.values()):
@@ -113,7 +115,11 @@ class StartLoop:
     def _tick(self, ctx: Context, schedule: Record) -> None:
         """One schedule whose time has come: its runs, then when it comes next."""
         body, now = schedule.body, ctx.now()
-        moments, following = due(body, now)
+        try:
+            moments, following = due(body, now)
+        except Invalid as error:  # a zone that this machine does not know (any more)
+            self._note(ctx, schedule, {"next_at": NEVER, "note": str(error)[:500]}, "flows.refuse")
+            return
         said, begun, key = "", 0, f"{schedule.key.project}/{schedule.key.name}"
         for moment in moments:
             known = known_at(moment, body["zone"])
@@ -125,7 +131,12 @@ class StartLoop:
                 if error.retry and now - moment < GIVE_UP_S:
                     return  # the next turn finds it due, still
                 said = str(error)
-        changed = {"next_at": following or 1e18, "last_at": now, "started": body["started"] + begun, "note": said[:500]}
+        changed = {
+            "next_at": following or NEVER,
+            "last_at": now,
+            "started": body["started"] + begun,
+            "note": said[:500],
+        }
         self._note(ctx, schedule, changed, "flows.refuse" if said else "flows.tick")
 
     def _hear(self, ctx: Context, fact: Fact) -> bool:
@@ -142,7 +153,7 @@ class StartLoop:
         event, behind = fact.event, ""
         for key, trigger in list(self._triggers.items()):
             body = trigger.body
-            cooling = event.at < body["last_at"] + body["cool_s"] and body["started"] > 0
+            cooling = body["cool_s"] > 0.0 and event.at < body["last_at"] + body["cool_s"]
             early = fact.pos <= body["heard"]
             if key.tenant != event.tenant or early or cooling or not matches(trigger_in(body), event):
                 continue
@@ -159,20 +170,22 @@ class StartLoop:
             except Invalid as error:
                 self._refused(ctx, trigger, event, str(error))
                 continue
-            yield Wish(trigger, Ref.parse(body["flow"]), params, cause, f"{cause} {event.verb}", event, fact.pos)
+            yield Wish(trigger, Ref.parse(body["flow"]), params, cause, f"{cause} {event.verb}", event)
 
     def _retrain(self, ctx: Context, fact: Fact) -> list[Wish]:
         """The standing trigger: a verdict begins the flow that its watch names, as the owner of the watch."""
         event, body = fact.event, fact.event.body
-        endpoint = Ref.parse(str(body.get("endpoint") or event.subject.bare))
+        try:
+            endpoint, flow = Ref.parse(str(body.get("endpoint", ""))), Ref.parse(str(body["flow"]))
+        except Invalid:
+            return []
         with self._ledger.read(ctx) as tx:
             watch = tx.get(Ref("watch", endpoint.project, endpoint.name))
         if watch is None:
             return []
         id_ = str(body.get("id") or event.id)
         params = {name: body[name] for name in TOLD if name in body} | {"endpoint": str(endpoint)}
-        flow = Ref.parse(str(body["flow"]))
-        return [Wish(watch, flow, params, id_, f"verdict:{id_}", event, fact.pos)]
+        return [Wish(watch, flow, params, id_, f"verdict:{id_}", event)]
 
     def _begin(self, ctx: Context, wish: Wish) -> None:
         """Begin one run; what cannot be for now is held, and what can never be is said."""
@@ -194,7 +207,7 @@ class StartLoop:
                 trigger = tx.key(wish.owner.key)
             if trigger is not None:
                 begun = trigger.body["started"] + 1
-                changed = {"started": begun, "last_at": wish.event.at, "heard": wish.pos, "note": ""}
+                changed = {"started": begun, "last_at": wish.event.at, "note": ""}
                 self._note(ctx, trigger, changed, "flows.fire", event=wish.event.id, cause=wish.cause)
 
     def _start(self, ctx: Context, wish: Wish) -> int:

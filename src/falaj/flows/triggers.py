@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Invalid, NotFound
+from falaj.core.errors import Conflict, Invalid, NotFound, QuotaExceeded
 from falaj.core.event import Event, new_id
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
@@ -20,6 +20,8 @@ from falaj.store.records import Record
 OWN = ("secrets.resolve", "flows.hear", "flows.heard", "flows.queue", "flows.deliver", "flows.refuse", "guard.deny")
 """What listening itself leaves in the log is heard by nobody: it would never end."""
 MOST_PARAMS, MOST_TEXT, MOST_COOL_S = 64, 4096, 30 * 86_400.0
+MOST_EACH = 500
+"""Triggers, schedules, hooks of one tenant."""
 MOST_DEPTH = 8
 """A run that was begun by an event of a run that was begun by an event …: so often and no further."""
 _PATTERN = re.compile(r"[a-z*?][a-z0-9_*?-]*(\.[a-z0-9_*?-]+)?")
@@ -133,9 +135,17 @@ def begins(tx: Reader, flow: Ref, kind: str, name: str) -> Ref:
         raise NotFound(f"there is no {flow.bare}", "save it first: falaj flows save FILE", flow)
     key = Ref(kind, flow.project, name or flow.name)
     old = tx.get(key)
+    if old is None:
+        room_for(tx, kind)
     if old is not None and Ref.parse(old.body["flow"]).bare != flow.bare:
         raise Conflict(f"{key} begins {old.body['flow']}", "choose another --name", key)
     return key
+
+
+def room_for(tx: Reader, kind: str) -> None:
+    """QuotaExceeded when a tenant has as many as one may have: each looks at every event."""
+    if len(tx.find(kind, limit=MOST_EACH).records) >= MOST_EACH:
+        raise QuotaExceeded(f"there are {MOST_EACH} of the kind {kind} already", "take away what is not needed")
 
 
 def need(tx: Reader, ref: Ref, kind: str) -> Record:
