@@ -119,7 +119,7 @@ def _run(kind: str, seed: int) -> dict[str, list[bool]]:
         said["any_ks"].append(any_ks(found))
         said["any_psi"].append(any_psi(found))
         wrong, state = errors(quality, (one.scores > 0.5) != one.labels, Rules(), state)
-        meant = calibration(quality, one.scores, one.labels, Rules(alpha=0.005))
+        meant = calibration(quality, one.scores, one.labels, Rules())
         history.append((*found, *(extra for extra in (wrong, meant) if extra is not None)))
         said["ours"].append(ours(history[-1]))
         said["lasting"].append(bool(lasting(history, Rules())))

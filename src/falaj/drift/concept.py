@@ -18,6 +18,8 @@ _BINS = 10
 _LEAST_ROWS = 20
 _LEAST_APART = 0.03
 """Truth and what the scores promised, in the mean over all rows; less is harmless."""
+_PART = 0.1
+"""Of alpha: the other findings of a window have the rest."""
 ALPHA = 0.001
 """Of evidence that acts."""
 
@@ -70,7 +72,7 @@ def calibration(quality: Quality, scores: ArrayLike, truth: ArrayLike, rules: Ru
     statistic = float(((hits - hoped)[used] ** 2 / noise[used]).sum())
     p = float(chi2_p(np.array(statistic), np.array(int(used.sum()))))
     apart = float(np.abs(hits - hoped)[used].sum() / max(1.0, rows[used].sum()))
-    alarm = p <= rules.alpha and apart >= _LEAST_APART
+    alarm = p <= rules.alpha * _PART and apart >= _LEAST_APART
     far = int(np.where(used, np.abs(hits - hoped) / np.maximum(rows, 1), -1.0).argmax())
     words = "scores mean something else" if alarm else "scores mean what they did"
     said = (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from falaj.core.errors import Invalid
-from falaj.drift.measures import Bools, Floats, Ints, shares
-from falaj.drift.records import NUMBER, Profile
+from falaj.drift.measures import Bools, Floats, Ints
+from falaj.drift.records import NUMBER, Axis, Profile
 from falaj.drift.tally import Tally
 
 OTHERS = "others"
@@ -99,11 +99,12 @@ class Frame:
         return np.asarray(~self.number & (theirs[np.arange(len(theirs)), self.bins - 1] == 0), np.bool_)
 
 
-def quantile(axis_counts: Ints, edges: Sequence[float], low: float, high: float, share: float = 0.5) -> float:
-    """About where so large a share of the rows of a number (below, bins, above) is less."""
-    upto = np.concatenate([[0.0], np.cumsum(shares(axis_counts))])
-    ends = np.array([low, low, *edges, high, high])
-    return float(np.interp(share, upto[: len(ends)], ends))
+def quantiles(axis_counts: Ints, axis: Axis, at: Sequence[float] = (0.25, 0.5, 0.75)) -> list[float]:
+    """About where so large shares of the rows of a number (below, bins, above) are less."""
+    ends = np.array([axis.low, axis.low, *axis.edges, axis.high, axis.high])
+    upto = np.zeros(len(ends))
+    np.cumsum(axis_counts[: len(ends) - 1], out=upto[1:])
+    return [float(one) for one in np.interp(np.array(at) * upto[-1], upto, ends)]
 
 
 def _joined(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from falaj.drift.frame import quantile
+from falaj.drift.frame import quantiles
 from falaj.drift.measures import Ints, shares
 from falaj.drift.records import NUMBER, Axis
 
@@ -22,9 +22,7 @@ def said(axis: Axis, group: str, segment: str, counts: tuple[Ints, Ints], more: 
 
 
 def _number(axis: Axis, ours: Ints, theirs: Ints, more: Mapping[str, float]) -> str:
-    now, then = (
-        [quantile(one, axis.edges, axis.low, axis.high, share) for share in (0.25, 0.5, 0.75)] for one in (ours, theirs)
-    )
+    now, then = quantiles(ours, axis), quantiles(theirs, axis)
     far = more.get("distance", 0.0)
     text = f"median {now[1]:.4g}, before {then[1]:.4g}"
     unit = axis.std or 1.0
