@@ -44,6 +44,7 @@ def test_steps_follow_each_other_with_what_they_gave(yard: Yard) -> None:
         "flow:fraud/line@v1",
     )
     assert yard.jobs() == ["line-1.clean"]
+    assert run.steps[0].note == "it waits for a place: falaj jobs why job:fraud/line-1.clean"
     job = yard.me.jobs.show("job:fraud/line-1.clean")
     assert {role: str(ref) for role, ref in job.inputs.items()} == {"raw": "dataset:fraud/rows@v2"}
     assert str(job.code) == "code:fraud/flows@v1"

@@ -152,11 +152,12 @@ def backfill(
     if not 0 < len(values) <= MOST_BACKFILL:
         raise Invalid(f"{text[:60]} has {len(values)} values", f"1 to {MOST_BACKFILL}")
     done: dict[str, RunView] = {}
+    others = "".join(f" {key}={value}" for key, value in sorted((params or {}).items()))[:400]
     with here.working(), here.progress.task(str(flow), len(values), "runs") as task:
         while len(done) < len(values):
             for value in [one for one in values if one not in done][:at_once]:
                 given = typed(saved.plan, {**(params or {}), name: value})
-                begun = here.flows.start(saved.ref, given, cause=f"backfill {name}={value}", fresh=fresh)
+                begun = here.flows.start(saved.ref, given, cause=f"backfill {name}={value}{others}", fresh=fresh)
                 if begun.over:
                     done[value] = begun
                     task.advance(1)

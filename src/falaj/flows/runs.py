@@ -18,7 +18,19 @@ from falaj.flows import turns
 from falaj.flows.decide import leaves
 from falaj.flows.hearing import Hearing
 from falaj.flows.plans import check_name, check_params, check_plan
-from falaj.flows.records import CANCELLED, FAILED, FUNCTION, JOB, Body, FlowPlan, FlowView, RunPage, RunView
+from falaj.flows.records import (
+    CANCELLED,
+    FAILED,
+    FUNCTION,
+    JOB,
+    RUNNING,
+    WAITING,
+    Body,
+    FlowPlan,
+    FlowView,
+    RunPage,
+    RunView,
+)
 from falaj.govern.keys import Keyring
 from falaj.jobs.service import Jobs
 from falaj.store.codec import to_plain, to_stable_json
@@ -178,7 +190,8 @@ class Runs:
             falaj flows look turn:fraud/retrain-7
         """
         with self._ledger.read(ctx) as tx:
-            return turns.view(_turn(tx, turn))
+            record = _turn(tx, turn)
+            return turns.view(record, _waiting(tx, record))
 
     @verb(writes=("turn",))
     def retry(self, ctx: Context, turn: Annotated[Ref, "a run that failed or was cancelled"]) -> RunView:
@@ -271,6 +284,17 @@ def _version(tx: Reader, flow: Ref) -> Record:
     if head is None or not head.body["newest"]:
         raise NotFound(f"there is no {flow.bare}", "falaj flows list shows them", flow)
     return tx.need(flow if flow.version else flow.at(head.body["newest"]))
+
+
+def _waiting(tx: Reader, turn: Record) -> dict[str, str]:
+    """Steps whose first job under way waits, and how to hear why."""
+    found = {}
+    for name, one in turn.body["steps"].items():
+        job = next((item["job"] for item in one["items"] if item["state"] == RUNNING and item["job"]), "")
+        record = tx.get(Ref.parse(job)) if job else None
+        if record is not None and record.body["state"] == WAITING:
+            found[name] = f"it waits for a place: falaj jobs why {job}"
+    return found
 
 
 def _turn(tx: Reader, turn: Ref) -> Record:

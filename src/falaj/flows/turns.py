@@ -149,15 +149,15 @@ def again(body: Body) -> Body:
     return {**body, "steps": steps, "state": RUNNING, "note": "", "cancel": "", "ended": 0.0}
 
 
-def view(record: Record) -> RunView:
-    """A run as its people see it."""
+def view(record: Record, waiting: Mapping[str, str] | None = None) -> RunView:
+    """A run as its people see it; `waiting` says of steps what they wait for."""
     body = record.body
     return RunView(
         ref=record.ref.bare,
         flow=Ref.parse(body["flow"]),
         state=body["state"],
         params=body["params"],
-        steps=tuple(_step_view(name, body["steps"][name]) for name in body["order"]),
+        steps=tuple(_step_view(name, body["steps"][name], (waiting or {}).get(name, "")) for name in body["order"]),
         begun_by=body["begun_by"],
         cause=body["cause"],
         started_at=body["started"],
@@ -188,7 +188,7 @@ def _given(item: Body) -> dict[str, Any]:
     return {**named, **item["outputs"]}
 
 
-def _step_view(name: str, one: Body) -> StepView:
+def _step_view(name: str, one: Body, waits: str) -> StepView:
     items = one["items"]
     gave = [_given(item) for item in items if item["state"] == SUCCEEDED]
     bad = next((item["note"] for item in items if item["state"] == FAILED and item["note"]), "")
@@ -201,7 +201,7 @@ def _step_view(name: str, one: Body) -> StepView:
         cached=next((item["cached"] for item in items if item["cached"]), ""),
         started_at=min((item["at"] for item in items if item["at"]), default=0.0),
         ended_at=max((item["end"] for item in items), default=0.0) if one["state"] in OVER else 0.0,
-        note=one["note"] or bad or next((item["note"] for item in items if item["note"]), ""),
+        note=one["note"] or bad or next((item["note"] for item in items if item["note"]), waits),
     )
 
 
