@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SOON_S, LATER_S = 10.0, 300.0
 """How long figures of rooms are kept: those of things that live, and those of all that is kept."""
+SHARE = 0.02
+"""Where there is so much to count that it would take more of the time than this, it is counted less often."""
 MOST, MOST_SERIES = 20_000, 200
 """Records of one kind that are counted, and series of one metric."""
 HEARD_S = 120.0
@@ -95,7 +97,8 @@ class Figures:
         except (FalajError, LookupError, TypeError, ValueError):
             # Also records that are not as they are thought to be: no room may hide the others from whoever watches.
             self._failed[room] += 1
-        self._kept[room] = (now + every_s, kept)
+        ended = time.monotonic()
+        self._kept[room] = (ended + max(every_s, (ended - now) / SHARE), kept)
         return kept
 
 
