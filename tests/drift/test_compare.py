@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from falaj.core.errors import Invalid
@@ -14,6 +16,7 @@ from falaj.drift.records import Finding, Profile, Rules
 from falaj.drift.tally import Tally
 
 Columns = dict[str, NDArray[np.generic]]
+Row = tuple[float, str | None, int]
 THEN, NOW = 10_000, 4_000
 RULES = Rules()
 
@@ -193,6 +196,25 @@ def test_numbers_as_large_as_there_are() -> None:
     wide = draw.choice([-1e150, 0.0, 1e150], 2_000, p=[0.001, 0.998, 0.001])
     profile = profile_of({"x": wide, "y": wide * 0.5 + draw.normal(size=2_000)})
     assert not alarms(profile, {"x": wide[:1_000], "y": wide[1_000:] * 0.5 + draw.normal(size=1_000)})
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.sampled_from([0.0, 1.0])
+rows = st.lists(st.tuples(numbers, st.sampled_from(["a", "b", "c", None]), st.integers(-3, 3)), max_size=30)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows.filter(bool), rows)
+def test_any_two_tables_compare(then: list[Row], now: list[Row]) -> None:
+    profile = profile_of(_columns(then), segment="text")
+    for one in compare(profile, counted(profile, _columns(now)), Rules(least_rows=2)):
+        assert 0.0 <= one.p <= 1.0
+        assert one.said
+        assert all(np.isfinite([one.value, one.then, one.bound, *one.measures.values()]))
+
+
+def _columns(rows: list[Row]) -> Columns:
+    number, text, whole = zip(*rows, strict=True) if rows else ((), (), ())
+    return {"number": np.array(number, float), "text": np.array(text, object), "whole": np.array(whole, np.int64)}
 
 
 def test_what_lasts() -> None:
