@@ -228,6 +228,8 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(ground: Ground) -> 
         (Invalid, "has no 'colour'", lambda: monitor.change(ground.ref, {"colour": "red"})),
         (Invalid, "no column 'city'", lambda: monitor.change(ground.ref, {"segment": "city"})),
         (Invalid, "every_s", lambda: monitor.change(ground.ref, {"every_s": "-4"})),
+        (Invalid, "errors", lambda: monitor.change(ground.ref, plan={"errors": 7})),
+        (Invalid, "nothing is to be otherwise", lambda: monitor.change(ground.ref)),
         (Invalid, "no cursor", lambda: monitor.windows(ground.ref, after="x")),
         (Invalid, "a page of 0", lambda: monitor.windows(ground.ref, limit=0)),
         (Conflict, "revision 9", lambda: monitor.figures(ground.ref, revision=9)),
@@ -308,3 +310,15 @@ def test_what_always_returns_is_no_alarm_and_what_is_new_is_one(ground: Ground) 
     ground.turns(at + 13 * MINUTE)
     moved = [any(f.alarm and f.column == NAMES[0] for f in one.findings) for one in ground.windows()]
     assert moved == [False, False, False, True, *[False] * 7, True]
+
+
+def test_two_versions_of_a_dataset_are_compared_without_an_endpoint(first: Any, tmp_path: Path) -> None:
+    here, rng, refs = first[0].here, np.random.default_rng(2), []
+    for number, mean in enumerate((0.0, 1.0)):
+        (tmp_path / str(number)).mkdir()
+        lines = "\n".join(f"{a:.4f},{b:.4f}" for a, b in zip(rng.normal(mean, 1, 900), rng.random(900), strict=True))
+        (tmp_path / str(number) / "rows.csv").write_text(f"amount,age\n{lines}\n")
+        refs.append(here.catalog.publish("dataset:fraud/months", str(tmp_path / str(number))).ref)
+    made = here.monitor.report(str(refs[0]), against=str(refs[1]))
+    assert [one.column for one in made.figures.findings if one.alarm and one.what == "input"] == ["amount"]
+    assert made.lines[0] == "dataset:fraud/months@v2 against dataset:fraud/months@v1"

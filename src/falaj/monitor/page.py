@@ -3,11 +3,10 @@ screen is. Names and values come from whoever sent them: all of them are escaped
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from html import escape
 
 from falaj.drift.records import Finding
 from falaj.monitor.drawing import since_when
-from falaj.monitor.plots import svg_histogram, svg_timeline
+from falaj.monitor.plots import shown, svg_histogram, svg_timeline
 from falaj.monitor.records import Figures, Window
 
 _STYLE = """:root{color-scheme:light dark;--ink:#1d2a33;--paper:#fff;--line:#d9dee2;--then:#b9c4cc;--now:#2f6f8f;
@@ -29,18 +28,18 @@ def render(figures: Figures, title: str) -> str:
     meant = [one for one in figures.findings if one.what in _MEANT]
     others = [one for one in figures.findings if one.what not in _MEANT and not one.alarm]
     parts = [
-        f"<h1>{escape(title)}</h1><p>{escape(summary(figures))}</p><p><small>{escape(facts(figures))}</small></p>",
+        f"<h1>{shown(title)}</h1><p>{shown(summary(figures))}</p><p><small>{shown(facts(figures))}</small></p>",
         "<h2>Alarms</h2>" + _table(alarms, figures) if alarms else "<h2>Alarms</h2><p>None.</p>",
         "<h2>What it means</h2>" + _table(meant, figures) if meant else "",
         "<h2>Windows</h2>" + svg_timeline(figures.windows) if figures.windows else "",
         '<h2>Columns</h2><p><small>pale: then; strong: now</small></p><div class="grid">'
-        + "".join(f'<div class="cell"><h3>{escape(one.name)}</h3>{svg_histogram(one)}</div>' for one in figures.axes)
+        + "".join(f'<div class="cell"><h3>{shown(one.name)}</h3>{svg_histogram(one)}</div>' for one in figures.axes)
         + "</div>",
         "<h2>Everything else that was compared</h2>" + _table(others, figures) if others else "",
     ]
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     view = '<meta name="viewport" content="width=device-width">'
-    head = f'<meta charset="utf-8">{policy}{view}<title>{escape(title)}</title><style>{_STYLE}</style>'
+    head = f'<meta charset="utf-8">{policy}{view}<title>{shown(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
 
 
@@ -78,10 +77,10 @@ def _table(findings: Sequence[Finding], figures: Figures) -> str:
         '<th class="n">bound</th><th>since</th><th>said</th></tr>'
     )
     rows = "".join(
-        f"<tr{' class=alarm' if one.alarm else ''}><td>{escape(one.what)}</td><td>{escape(one.column)}</td>"
-        f'<td>{escape(one.segment)}</td><td>{escape(one.measure)}</td><td class="n">{one.value:.4g}</td>'
+        f"<tr{' class=alarm' if one.alarm else ''}><td>{shown(one.what)}</td><td>{shown(one.column)}</td>"
+        f'<td>{shown(one.segment)}</td><td>{shown(one.measure)}</td><td class="n">{one.value:.4g}</td>'
         f'<td class="n">{one.then:.4g}</td><td class="n">{one.bound:.4g}</td>'
-        f"<td>{began(figures.windows, one, figures.revision) if one.alarm else ''}</td><td>{escape(one.said)}</td></tr>"
+        f"<td>{began(figures.windows, one, figures.revision) if one.alarm else ''}</td><td>{shown(one.said)}</td></tr>"
         for one in findings
     )
     return f"<table>{head}{rows}</table>"

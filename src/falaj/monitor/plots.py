@@ -12,6 +12,11 @@ _LONGEST = 28
 WIDE, HIGH = 640, 150
 
 
+def shown(text: str) -> str:
+    """A stranger's text as a page may have it."""
+    return escape(printable(text))
+
+
 def spark(values: Sequence[float], most: float = 0.0) -> str:
     """Values as blocks; something is never drawn as nothing."""
     top = most or max(values, default=0.0) or 1.0
@@ -55,7 +60,7 @@ def svg_histogram(axis: AxisView) -> str:
     wide, floor = WIDE / count, HIGH - 18
     drawn = []
     for at, (name, then, now) in enumerate(zip(axis.bins, axis.then, axis.now, strict=True)):
-        title = f"<title>{escape(name)}: then {then:.2%}, now {now:.2%}</title>"
+        title = f"<title>{shown(name)}: then {then:.2%}, now {now:.2%}</title>"
         for side, (value, kind) in enumerate(((then, "then"), (now, "now"))):
             high = (floor - 6) * value / top
             x = at * wide + 1 + side * (wide - 2) / 2
@@ -64,7 +69,7 @@ def svg_histogram(axis: AxisView) -> str:
                 f'height="{high:.1f}">{title}</rect>'
             )
     drawn += [
-        f'<text x="{at * wide + 1:.1f}" y="{HIGH - 4}">{escape(axis.bins[at][:12])}</text>'
+        f'<text x="{at * wide + 1:.1f}" y="{HIGH - 4}">{shown(axis.bins[at][:12])}</text>'
         for at in range(0, len(axis.bins), max(1, count // 8))
     ]
     return _svg(drawn, f"{axis.name} then and now")
@@ -77,7 +82,7 @@ def svg_timeline(windows: Sequence[Window]) -> str:
     for at, one in enumerate(windows):
         high = (HIGH - 24) * (one.rows or one.requests) / top
         kind = "alarm" if one.alarms else "now"
-        said = escape(f"{one.rows:,} rows, {one.alarms} alarms, {one.state}")
+        said = shown(f"{one.rows:,} rows, {one.alarms} alarms, {one.state}")
         drawn.append(
             f'<rect class="{kind}" x="{at * wide:.1f}" y="{HIGH - high:.1f}" width="{max(0.5, wide - 1):.1f}" '
             f'height="{high:.1f}"><title>{said}</title></rect>'
@@ -90,4 +95,4 @@ def _bar(share: float, top: float, wide: int = 16) -> str:
 
 
 def _svg(drawn: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{escape(label)}">{"".join(drawn)}</svg>'
+    return f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{shown(label)}">{"".join(drawn)}</svg>'

@@ -81,20 +81,23 @@ class Watches:
         self,
         ctx: Context,
         endpoint: Annotated[Ref, "which endpoint"],
-        more: Annotated[dict[str, str], "what is to be otherwise: rollback=true; see docs/monitor.md"],
+        more: Annotated[dict[str, str] | None, "what is to be otherwise: rollback=true; see docs/monitor.md"] = None,
+        plan: Annotated[WatchPlan | None, "a whole new plan, as JSON"] = None,
     ) -> WatchView:
         """Change how an endpoint is watched, or what follows. From now on that is done in your name.
 
         Example:
             falaj monitor change endpoint:fraud/score --more rollback=true --more latency_ms=50
         """
+        if not more and plan is None:
+            raise Invalid("nothing is to be otherwise", "--more rollback=true, or --plan @watch.json", endpoint)
         with self._ledger.write(ctx) as tx:
             old, served = need(tx, endpoint), served_in(tx, endpoint)
-            plan = worded(plan_in(old.body), more)
-            self._check_columns(served, old, plan)
-            body = {**old.body, "plan": to_plain(plan), "who": books.who_of(ctx), "by_itself": False}
+            made = worded(plan_in(old.body) if plan is None else checked(plan), more or {})
+            self._check_columns(served, old, made)
+            body = {**old.body, "plan": to_plain(made), "who": books.who_of(ctx), "by_itself": False}
             record = saved(tx, old, body)
-            tx.emit("monitor.change", record.ref, what=",".join(sorted(more))[:500])
+            tx.emit("monitor.change", record.ref, what=",".join(sorted(more or ["plan"]))[:500])
             return self._view(tx, record)
 
     @verb(writes=("endpoint",))
