@@ -81,8 +81,8 @@ class Stage:
 
     def close(self) -> None:
         """Stop the server and throw the folder away."""
-        if "endpoint" in self.made:
-            self._let_go(self.made["endpoint"])
+        for endpoint in {"endpoint", "watched"} & self.made.keys():
+            self._let_go(self.made[endpoint])
         for platform in self._open:
             platform.close()
         if self._server is not None:

@@ -9,12 +9,12 @@ from rich.padding import Padding
 from rich.table import Table
 
 from falaj.core.errors import FalajError
-from falaj.demo import features, ground, learning, serving, turns, versions
+from falaj.demo import features, ground, learning, serving, turns, versions, watching
 from falaj.demo.stage import Stage
 
 CHAPTERS = [
     *ground.CHAPTERS[:-2], *versions.CHAPTERS, *turns.CHAPTERS, *features.CHAPTERS, *learning.CHAPTERS,
-    *serving.CHAPTERS, *ground.CHAPTERS[-2:],
+    *serving.CHAPTERS, *watching.CHAPTERS, *ground.CHAPTERS[-2:],
 ]  # fmt: skip
 """Every room adds its chapters here; they are told in this order."""
 
