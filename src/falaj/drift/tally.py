@@ -144,7 +144,7 @@ class Tally:
             bins = bins + (whose[:, None] if bins.ndim == 2 else whose)
         elif len(self.counts) > 1:
             bins = bins + (len(self.counts) - 1) * self.width
-        self.counts += np.bincount(bins.ravel(), minlength=self.counts.size).reshape(self.counts.shape)
+        np.add.at(self.counts.reshape(-1), bins.ravel(), 1)
 
     def _add_numbers(
         self, plan: _Plan, block: NDArray[np.floating], whose: Ints | None, kept: tuple[Ints, NDArray[np.float32]]
