@@ -153,7 +153,7 @@ class HookLoop:
         live = [line for line in self._lines.values() if line.hook.body["state"] != OFF]
         facts, more = self._ear.hear({verb for line in live for verb in line.hook.body["events"]}, end)
         wanted = [(line, fact) for fact in facts for line in live if self._wants(line, fact)]
-        self._ear.done(len(facts))
+        self._ear.done()
         if not wanted:
             self._ear.keep(self._ctx, acted=False)
             return more

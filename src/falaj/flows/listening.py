@@ -89,7 +89,7 @@ class StartLoop:
         begun = [self._hear(turn.ctx, fact) for fact in facts if turn.alive()]
         if not turn.alive():
             return False
-        self._ear.done(len(facts))
+        self._ear.done()
         if not self._held:
             self._ear.keep(turn.ctx, acted=any(begun))
         return more
