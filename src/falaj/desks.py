@@ -121,11 +121,11 @@ DESKS: dict[str, Desk] = {
         "falaj.monitor.service:Monitor",
         "Watches: drift, quality and what follows; alerts, incidents, verdicts",
         {
-            "see": "list show windows verdicts incidents challenge",
+            "see": "list show windows verdicts incidents incident challenge",
             "read": "figures",
             "write": "add change remove pause resume acknowledge resolve note",
         },
-        ("incident",),
+        (),
         ("falaj.monitor.errands", "falaj.monitor.replay"),
     ),
     "flows": Desk(

@@ -271,6 +271,7 @@ def test_incidents_are_worked_on(ground: Ground) -> None:
     found = next(one for one in amal.incidents(project="fraud", state="open") if one.ref == ref)
     assert (found.endpoint, found.what, found.since, found.findings[0].column) == (endpoint, "quality", HOUR, "age")
     assert ground.events(endpoint, "monitor.verdict") == [], "broken data is no reason to train"
+    assert amal.incident(ref) == found
     one = mona.acknowledge(ref, "the feed was late")
     assert (one.state, one.acknowledged_by, one.notes) == ("acknowledged", "mona", ("mona: the feed was late",))
     assert isinstance(refusal(lambda: mona.acknowledge(ref)), Conflict)
@@ -291,7 +292,7 @@ def test_incidents_are_worked_on(ground: Ground) -> None:
     found = next(each for each in mona.incidents() if each.ref == ref)
     assert (found.state, found.resolved_by, found.cause) == ("resolved", "falaj", "gone by itself")
     told = [each.verb for each in ground.town.events() if each.subject.bare == ref]
-    assert [each for each in told if each != "monitor.incidents"] == [
+    assert [each for each in told if each != "monitor.incident"] == [
         "monitor.alert", "monitor.acknowledge", "monitor.note", "monitor.resolve", "monitor.alert", "monitor.resolve",
     ]  # fmt: skip
 

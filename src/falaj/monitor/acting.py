@@ -6,9 +6,11 @@ from typing import Any
 
 from falaj.core.errand import Here
 from falaj.core.ref import Ref
+from falaj.drift.records import INPUT, PREDICTION, Profile
+from falaj.drift.tally import Tally
 from falaj.govern.approvals import find_approval, standing, stricter
 from falaj.monitor.gathering import GLANCE_S, Glance
-from falaj.monitor.machine import BEGUN, WAITING, Doing, Facts, Machine, Sign
+from falaj.monitor.machine import BEGUN, Doing, Facts, Machine, Sign
 from falaj.monitor.records import RETRAIN, WatchPlan
 from falaj.serve import books
 from falaj.serve.arms import BASE
@@ -20,7 +22,9 @@ from falaj.store.records import Record
 NEW_S = 86400.0
 """So long a revision is new: should it fail, the one before is better."""
 ASKS, NEEDS = "monitor.retrain", 1
-SLOW, ODD, ALIKE, LEAST_ALIKE = 0.05, 0.01, 0.999, 100
+SLOW, ODD = 0.05, 0.01
+"""What is always allowed: a twentieth of slow answers, a hundredth of those that are no number."""
+ALIKE, LEAST_ALIKE, USUAL = 0.999, 100, 0.9
 TURN, STARTED, OVER = "turn", "flows.start", "flows.end"
 
 
@@ -91,9 +95,28 @@ def signs_of(glances: Mapping[int, Glance], facts: Facts, plan: WatchPlan, sums:
     if new.rows:
         was = old.odd / old.rows if old is not None and old.rows else 0.0
         found.append(Sign("odd", new.rows, new.odd, max(ODD, was)))
-        if new.same >= ALIKE and new.rows >= LEAST_ALIKE and (old is None or old.same < ALIKE):
-            found.append(Sign("same", new.rows, new.rows * new.same, 0.45))
     return tuple(found)
+
+
+def is_alike(glance: Glance) -> bool:
+    """True when all answers may be one and the same: then their inputs are worth a look."""
+    return glance.same >= ALIKE and glance.rows - glance.odd >= LEAST_ALIKE
+
+
+def alike(profile: Profile | None, tally: Tally | None) -> tuple[Sign, ...]:
+    """That all answers are the same, where the inputs differ and where the answers of the reference did."""
+    if profile is None or tally is None:
+        return ()
+    shares: dict[str, list[float]] = {INPUT: [], PREDICTION: []}
+    for at, axis in enumerate(profile.axes):
+        counts, then = tally.of(at), profile.counts[at]
+        if axis.role == PREDICTION and max(then, default=0) > USUAL * max(1, sum(then)):
+            return ()
+        if axis.role in shares and counts.sum():
+            shares[axis.role].append(float(counts.max() / counts.sum()))
+    stuck = shares[PREDICTION] and min(shares[PREDICTION]) >= ALIKE
+    varied = shares[INPUT] and min(shares[INPUT]) < USUAL
+    return (Sign("same", tally.rows, tally.rows * min(shares[PREDICTION]), 0.45),) if stuck and varied else ()
 
 
 def sums_of(serve: Any, tenant: str, endpoint: Ref, since: float) -> dict[int, Sum]:
@@ -109,13 +132,11 @@ def since_of(facts: Facts, now: float) -> float:
     return max(facts.fresh_at, now - GLANCE_S)
 
 
-def answer_to(tx: Reader, watch: Record, doing: Doing | None, now: float) -> tuple[str, str]:
+def answer_to(tx: Reader, watch: Record, doing: Doing, now: float) -> tuple[str, str]:
     """How the question whether an action may begin stands, and why; empty while nobody asked it.
 
     Whoever the action would be done for has no voice, whoever else wrote the watch.
     """
-    if doing is None or doing.state != WAITING:
-        return "", ""
     tenant, owner = watch.key.tenant, str(watch.body["who"]["id"])
     found = find_approval(tx, ASKS, digest_of(doing), tenant=tenant)
     if found is None:

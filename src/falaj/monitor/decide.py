@@ -41,8 +41,9 @@ DAY_S = 86400.0
 GONE_AFTER = 3
 """A trouble that this many windows do not show is over."""
 LEAST_REQUESTS = 20
-SURE = 1e-4
-"""A new revision that is as good as allowed is rolled back with a chance of at most this, however often one looks."""
+SURE = 1e-5
+"""In a minute that is as good as allowed a revision is called broken with at most this chance, however often one
+looks."""
 STALL_S, LONGEST_S = 2 * 3600.0, 7 * DAY_S
 """So long a verdict waits for its flow to begin, and for it to end."""
 MOST_EVIDENCE = 20

@@ -49,6 +49,16 @@ class Incidents(Watches):
             page = tx.find(INCIDENT, project=project, terms=terms, cells=cells, newest=True, limit=limit)
         return tuple(map(incident_in, page.records))
 
+    @verb(reads=("incident",))
+    def incident(self, ctx: Context, incident: Annotated[Ref, "which incident"]) -> Incident:
+        """Show one incident: what was found, since when, who looks after it, and what was said.
+
+        Example:
+            falaj monitor incident incident:fraud/score-3
+        """
+        with self._ledger.read(ctx) as tx:
+            return incident_in(_need(tx, incident))
+
     @verb(writes=("incident",))
     def acknowledge(
         self,

@@ -23,6 +23,7 @@ from falaj.monitor.machine import (
     WAITING,
     Facts,
     Machine,
+    Sign,
     machine_body,
     machine_in,
 )
@@ -133,19 +134,30 @@ class Policies(Incidents, Challenges):
 
     def _facts(self, ctx: Context, record: Record, served: Record, machine: Machine, now: float) -> Facts:
         facts, doing = acting.standing_of(served.body, now), machine.doing
-        plan, tenant = plan_in(record.body), record.key.tenant
+        tenant = record.key.tenant
         left = doing is not None and doing.action == ROLLBACK
         if facts.fresh and not machine.frozen and not left:
-            glances = {one.revision: one for one in self.glance(ctx, record, now)}
-            since = acting.since_of(facts, now)
-            sums = acting.sums_of(self.serve, tenant, served.ref.bare, since) if plan.latency_ms and glances else {}
-            facts = replace(facts, signs=acting.signs_of(glances, facts, plan, sums))
+            facts = replace(facts, signs=self._signs(ctx, record, facts, now))
         if doing is not None and acting.is_begun(doing):
             heard = self._ears.of(tenant, doing)
             return replace(facts, run=heard.run, ended=heard.ended, note=heard.note)
+        if doing is None or doing.state != WAITING:
+            return facts
         with self._ledger.read(ctx) as tx:
             answer, note = acting.answer_to(tx, record, doing, now)
         return replace(facts, approval=answer, note=note)
+
+    def _signs(self, ctx: Context, record: Record, facts: Facts, now: float) -> tuple[Sign, ...]:
+        """How a new revision treats its callers in this minute."""
+        glances = {one.revision: one for one in self.glance(ctx, record, now)}
+        plan, tenant, ref = plan_in(record.body), record.key.tenant, endpoint_of(record.ref)
+        since, new = acting.since_of(facts, now), glances.get(facts.fresh)
+        sums = acting.sums_of(self.serve, tenant, ref, since) if plan.latency_ms and new is not None else {}
+        signs = acting.signs_of(glances, facts, plan, sums)
+        if new is not None and acting.is_alike(new):
+            profile = self.baselines.profile(tenant, ref, facts.fresh)
+            signs += acting.alike(profile, self.gathering.between(tenant, ref, facts.fresh, since, now))
+        return signs
 
     def _act(self, ctx: Context, record: Record, served: Record, machine: Machine, facts: Facts) -> bool:
         """Do what is due of the action under way."""
