@@ -53,7 +53,8 @@ def prepared(scaled: NDArray[np.floating], seed: int = 0) -> Prepared:
         return Prepared((), (), {})
     every = features(scaled, seed).astype(np.float64)
     mean, spread = every.mean(0), np.maximum(every.std(0), 1e-3)
-    some = ((every - mean) / spread)[:_MOST_ROWS]
+    picks = np.random.default_rng([seed, 2]).permutation(len(every))[:_MOST_ROWS]  # Tables are often sorted.
+    some = (every[picks] - mean) / spread
     together = some.T @ some / len(some)
     # A sum of squares of things that go together is like one of fewer things that do not: the same three moments.
     parts = np.maximum(np.linalg.eigvalsh(together), 0.0)
