@@ -56,9 +56,13 @@ class Cron:
         first, earliest = here.date() - timedelta(days=1), here - _MARGIN
         for number in range(FAR_DAYS):
             day = first + timedelta(days=number)
-            later = [at for at in self._moments(day, zone, earliest) if at > moment] if self.on(day) else ()
-            if later:
-                return min(later)
+            best = None
+            for at in self._moments(day, zone, earliest) if self.on(day) else ():
+                best = min(at, best or at) if at > moment else best
+                if best and at > best + _MARGIN.total_seconds():
+                    break  # no clock jumps so far that an earlier one could follow
+            if best:
+                return best
         return None
 
     def before(self, moment: float, zone: ZoneInfo) -> float | None:
