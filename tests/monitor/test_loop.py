@@ -322,3 +322,18 @@ def test_two_versions_of_a_dataset_are_compared_without_an_endpoint(first: Any, 
     made = here.monitor.report(str(refs[0]), against=str(refs[1]))
     assert [one.column for one in made.figures.findings if one.alarm and one.what == "input"] == ["amount"]
     assert made.lines[0] == "dataset:fraud/months@v2 against dataset:fraud/months@v1"
+
+
+def test_another_endpoint_of_the_same_name_is_watched_anew(ground: Ground) -> None:
+    at = ground.begun
+    ground.append(ground.count(300, at + 10))
+    ground.turns(at + MINUTE + 5)
+    with ground.house.ledger.write(ground.house.system()) as tx:
+        old = tx.need(ground.ref)
+        tx.put(old.key, {**old.body, "id": new_id()}, rev=old.rev)
+        tx.emit("serve.add", old.ref)
+    ground.turn()
+    assert (ground.windows(), ground.record.body["counted"]) == ([], {})
+    assert ground.here.monitor.show(ground.ref).baseline == "none yet"
+    ground.turn(at + 2 * MINUTE)
+    assert ground.here.monitor.show(ground.ref).baseline == "model:fraud/scorer@v1"

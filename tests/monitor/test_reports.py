@@ -144,6 +144,7 @@ def test_two_files_are_compared_without_an_endpoint(tmp_path: Path) -> None:
     first, second = str(tmp_path / "january.parquet"), str(tmp_path / "february.parquet")
     made = errands.report(None, first, against=second, html=str(tmp_path / "page.html"))  # type: ignore[arg-type]
     assert [one.column for one in made.figures.findings if one.alarm and one.what == "input"] == ["amount"]
+    assert [one.alarm for one in made.figures.findings if one.measure == "auc"] == [True]
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     for what, against, said in (
         (first, "", "alone"),

@@ -4,14 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from falaj.drift.classify import domain
 from falaj.drift.estimate import foreseen
-from falaj.drift.records import Finding, Profile
+from falaj.drift.records import INPUT, Finding, Profile, Rules
 from falaj.drift.season import compare_seasonal
 from falaj.drift.tally import Tally
 from falaj.monitor.gathering import Stretch
 from falaj.monitor.records import WatchPlan
 
-LEAST_REQUESTS = 20
+LEAST_REQUESTS, LEAST_SAMPLE = 20, 200
 _MOVES = ("input", "prediction", "label", "together")
 MOST_FINDINGS = 400
 """So many are kept of a window: alarms first, then by how much changed."""
@@ -33,6 +34,15 @@ def meant(moved: Sequence[Finding], foretold: Sequence[Finding]) -> list[Finding
     first = next((at for at, one in enumerate(moved) if one.alarm and one.what in _MOVES), -1)
     told = [replace(one, said=f"{one.said}; {whole}") if at == first and whole else one for at, one in enumerate(moved)]
     return [*told, *foretold]
+
+
+def apart(now: Tally | None, then: Tally | None, rules: Rules) -> list[Finding]:
+    """Whether a small model tells a sample of now from one of then; for reports, which have the time."""
+    if now is None or then is None or min(len(now.sample.keys), len(then.sample.keys)) < LEAST_SAMPLE:
+        return []
+    columns = [at for at, axis in enumerate(now.profile.axes) if axis.role == INPUT]
+    ours, theirs = now.sample.values[:, columns], then.sample.values[:, columns]
+    return [domain(ours, theirs, [now.profile.axes[at].name for at in columns], rules)]
 
 
 def served(stretch: Stretch, plan: WatchPlan) -> list[Finding]:

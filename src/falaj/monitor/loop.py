@@ -15,7 +15,7 @@ from falaj.monitor import watches
 from falaj.monitor.basing import Basing, known
 from falaj.monitor.judging import Judging, live_in, new_entry
 from falaj.monitor.plans import plan_in
-from falaj.monitor.records import WatchPlan
+from falaj.monitor.records import OK, WatchPlan
 from falaj.monitor.service import Monitor
 from falaj.monitor.watches import WATCH, Body
 from falaj.monitor.windows import LATE_S, grace_s, slot_of
@@ -138,9 +138,11 @@ class MonitorLoop:
 
     def _revised(self, ctx: Context, served: Record, record: Record) -> Record:
         """With every revision that answers now; under all that the endpoint carries."""
-        live, old = live_in(served.body), record.body["revisions"]
-        label = record.label.join(served.label)
-        if live <= {int(one) for one in old} and label == record.label:
+        live, of, label = live_in(served.body), served.body["id"], record.label.join(served.label)
+        # Another endpoint of the same name has other models behind the same numbers.
+        same = record.body.get("of", of) == of
+        old = record.body["revisions"] if same else {}
+        if live <= {int(one) for one in old} and label == record.label and same:
             return record
         made = {one["number"]: float(one["made_at"]) for one in served.body["revisions"]}
         plan, now = plan_in(record.body), ctx.now()
@@ -149,8 +151,13 @@ class MonitorLoop:
         }
         kept = sorted(({**old, **fresh}).items(), key=lambda one: int(one[0]))
         gone = [name for name, _ in kept if int(name) not in live][: max(0, len(kept) - MOST_REVISIONS)]
-        body = {**record.body, "revisions": {name: entry for name, entry in kept if name not in gone}}
-        return self._save(ctx, replace(record, label=label), body, "monitor.revision", revision=max(live))
+        body = {**record.body, "of": of, "revisions": {name: entry for name, entry in kept if name not in gone}}
+        if not same:
+            body |= {"counted": {}, "machine": {}, "state": OK}
+            self._desk.kept.delete(ctx.tenant, served.ref.bare)
+            self._desk.baselines.delete(ctx.tenant, served.ref.bare)
+        number = max(live, default=0)
+        return self._save(ctx, replace(record, label=label), body, "monitor.revision", revision=number)
 
     def _base(self, ctx: Context, served: Record, record: Record, number: int) -> Record:
         """Look for a revision's baseline, or for a newer one, now and then."""

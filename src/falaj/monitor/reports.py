@@ -58,6 +58,8 @@ class Reports(Watches):
         stretch = Stretch(tally, (), sums.requests, sums.errors, sums.quantile_us(0.95) / 1000, ())
         truth = labelled.joined(self.serve, ctx.tenant, ref, number, span, profile, plan.segment)
         found = [*findings.found(profile, stretch, plan), *labelled.judged(truth, profile, plan.rules)[0]]
+        before = self.gathering.between(ctx.tenant, ref, number, 2 * span[0] - span[1], span[0])
+        found += findings.apart(tally, before, plan.rules)
         windows = self.windows_of(ctx.tenant, ref, *span)[-MOST_WINDOWS:]
         return Figures(
             ref, number, entry["baseline"], *span, tally.rows if tally else 0, tally.seen if tally else 0,
