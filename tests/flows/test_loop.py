@@ -98,6 +98,8 @@ def test_a_failure_skips_what_needs_it_and_retry_goes_on_from_there(yard: Yard) 
     run = yard.turn(run)
     assert yard.states(run) == {"a": "succeeded", "b": "failed", "c": "skipped", "d": "succeeded"}
     assert (run.state, run.note.split(" [")[0]) == ("failed", "b: ValueError: no luck")
+    log = [event.body["note"] for event in yard.town.events(verb="flows.end") if event.subject.name == "fails-1"]
+    assert log == ["b: its code failed; the run has what it said"], "what code says of data goes into no event"
     assert run.steps[2].note == "it needs b, which failed"
     yard.me.flows.retry(run.ref)
     run = yard.turn(run)

@@ -78,7 +78,7 @@ def ask(ledger: Ledger, case: Case, step: StepPlan, at: int, item: Body) -> Body
     given = given_to(case, step, at)
     pinned = {role: _pin(case, ref) for role, ref in given.inputs.items()}
     item = {**item, "at": case.now}
-    if step.cache:
+    if step.cache and pinned:  # what reads nothing that has a digest may give something else tomorrow
         roots = {role: str(case.tx.need(ref).body["root"]) for role, ref in pinned.items()}
         named = {**given.values, "": given.files}
         item["key"] = cache.key_of(step, case.flow.body["root"], named, roots)

@@ -13,6 +13,9 @@ from falaj.store.codec import to_json
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 
+SAID = "said"
+"""The mark of an item whose note has words of its own code in it: they stay in the run, and go into no event."""
+
 
 def taken_in(ledger: Ledger, case: Case) -> Label:
     """Take what is over into the body of the run; the label that the run carries with what its steps returned."""
@@ -80,7 +83,7 @@ def _concluded(case: Case, step: StepPlan, item: Body, job: Record | None) -> Bo
         return {**item, "state": CANCELLED, "note": note or "its job was cancelled"}
     if state != jobs.SUCCEEDED:
         why = f"{heard['error']} [{note}]" if heard["error"] and note else heard["error"] or note
-        return _failed(item, f"{why}; falaj jobs logs {job.ref.bare}")
+        return _failed(item, f"{why}; falaj jobs logs {job.ref.bare}", SAID if heard["error"] else "")
     if step.kind == FUNCTION and said is None:
         return _failed(item, f"it ended without saying what it gave; falaj jobs logs {job.ref.bare}")
     if heard["error"]:
@@ -94,8 +97,8 @@ def _concluded(case: Case, step: StepPlan, item: Body, job: Record | None) -> Bo
     return item
 
 
-def _failed(item: Body, note: str) -> Body:
-    return {**item, "state": FAILED, "note": note[: turns.MOST_NOTE]}
+def _failed(item: Body, note: str, mark: str = "") -> Body:
+    return {**item, "state": FAILED, "note": note[: turns.MOST_NOTE], "mark": mark}
 
 
 def _drop(one: Body) -> None:

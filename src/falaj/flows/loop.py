@@ -20,7 +20,7 @@ from falaj.fleet.use import every, tenants
 from falaj.flows import turns
 from falaj.flows.asking import Case, ask
 from falaj.flows.decide import next_moves
-from falaj.flows.ending import taken_in
+from falaj.flows.ending import SAID, taken_in
 from falaj.flows.plans import MOST_ITEMS
 from falaj.flows.records import CANCELLED, FAILED, GATE, RUNNING, WAITING, Body, FlowPlan, StepPlan
 from falaj.flows.service import Flows
@@ -68,6 +68,7 @@ class FlowLoop:
         self._due: set[Name] = set()
         self._later: dict[Name, float] = {}
         """Runs that are looked at again though nothing tells us to: they wait at a gate, or to try again."""
+        self._failures: dict[Name, int] = {}
         self._jobs: dict[Name, Ref] = {}
         """The run of each job that is not over."""
         self._turn: Turn
@@ -90,10 +91,14 @@ class FlowLoop:
             self._later.pop((tenant, ref), None)
             try:
                 self._tend(replace(turn.ctx, tenant=tenant), ref)
+            except Conflict:
+                self._later[tenant, ref] = now  # somebody wrote first: there is nothing wrong, look again
             except FalajError as error:
-                # Half of what was due may be done. Where somebody wrote first there is nothing wrong: look again.
-                self._later[tenant, ref] = now if isinstance(error, Conflict) else now + self.every_s
-                failure = failure if isinstance(error, Conflict) else failure or error
+                times = self._failures[tenant, ref] = self._failures.get((tenant, ref), 0) + 1
+                self._later[tenant, ref] = now + min(LONGEST_BACKOFF_S, 2.0 ** min(times, 10))
+                failure = failure or error
+            else:
+                self._failures.pop((tenant, ref), None)
         self._rested = time.monotonic() + GAP_S
         if failure is not None:
             raise failure
@@ -272,14 +277,19 @@ def _failed(item: Body, why: str, now: float) -> Body:
     return {**item, "state": FAILED, "note": why[: turns.MOST_NOTE], "at": item["at"] or now, "end": now}
 
 
-def _why(body: Body) -> str:
+def _why(body: Body, *, public: bool = False) -> str:
     """Why a run failed: the first step that did."""
     for name in body["order"]:
         one = body["steps"][name]
         if one["state"] == FAILED:
-            notes = [item["note"] for item in one["items"] if item["state"] == FAILED]
+            notes = [_public(item) if public else item["note"] for item in one["items"] if item["state"] == FAILED]
             return f"{name}: {one['note'] or next(iter(notes), '')}"[: turns.MOST_NOTE]
     return ""
+
+
+def _public(item: Body) -> str:
+    """Why an item failed, for the log: what its own code said may be about the data, and stays in the run."""
+    return item["note"] if item["mark"] != SAID else "its code failed; the run has what it said"
 
 
 def _tell(tx: Writer, kept: Record, old: Body) -> None:
@@ -289,15 +299,13 @@ def _tell(tx: Writer, kept: Record, old: Body) -> None:
         one, before = body["steps"][name], old["steps"][name]
         if one["state"] != before["state"]:
             done = sum(item["cached"] != "" for item in one["items"])
-            note = one["note"] or next((item["note"] for item in one["items"] if item["state"] == FAILED), "")
+            note = one["note"] or next((_public(item) for item in one["items"] if item["state"] == FAILED), "")
             tx.emit(
                 "flows.step", kept.ref, step=name, state=one["state"], items=len(one["items"]), cached=done, note=note
             )
     if turns.over(body):
-        flow = Ref.parse(body["flow"])
-        tx.emit(
-            "flows.end", kept.ref, (flow,), state=body["state"], cause=body["cause"], flow=str(flow), note=body["note"]
-        )
+        flow, note = Ref.parse(body["flow"]), body["cancel"] or _why(body, public=True)
+        tx.emit("flows.end", kept.ref, (flow,), state=body["state"], cause=body["cause"], flow=str(flow), note=note)
     elif not tx.emitted:
         tx.emit("flows.go", kept.ref, state=body["state"])
 
