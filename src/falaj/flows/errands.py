@@ -41,6 +41,7 @@ class Filled:
 def save(
     here: Here,
     file: Annotated[str, "the Python file of the flow; FILE:NAME where it has several"],
+    name: Annotated[str, "which of its flows, said apart"] = "",
     message: Annotated[str, "what this version brings"] = "",
 ) -> FlowView:
     """Keep the flow of a file: its folder as a version of code, its plan as a version of the flow.
@@ -48,7 +49,7 @@ def save(
     Example:
         falaj flows save retrain.py
     """
-    found, plan, path = _opened(file)
+    found, plan, path = _opened(f"{file}:{name}" if name else file)
     return _saved(here, found, plan, path, message)
 
 
