@@ -10,9 +10,10 @@ import pytest
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Stale
 from falaj.core.ref import Ref
-from falaj.drift.records import Finding
+from falaj.drift.records import Finding, Rules
 from falaj.monitor.records import Acting, WatchPlan, Window
 from falaj.monitor.watches import watch_of
+from falaj.platform import House
 from falaj.serve import life
 from falaj.serve.blocks import Whose
 from falaj.serve.counts import Counted, bucket
@@ -311,3 +312,43 @@ def test_a_shadow_is_compared_by_labels(ground: Ground) -> None:
     view = ground.mona.monitor.challenge(endpoint, output="y")
     assert (view.pairs, view.labelled, view.same, view.verdict) == (150, 150, 0.0, "better")
     assert isinstance(refusal(lambda: ground.mona.monitor.challenge(endpoint, how="value")), Invalid)
+
+
+def test_a_policy_is_replayed_on_windows_that_are_kept(ground: Ground) -> None:
+    endpoint = ground.watched(WatchPlan())
+    now = ground.ctx.now()
+    for number in range(1, 6):
+        found = Finding("input", "age", measure="ks", value=0.3, p=1e-9, rows=1000, alarm=True, said="age rose")
+        span = now - (6 - number) * HOUR, now - (5 - number) * HOUR
+        window = Window(*span, 1, 1000, (found,) if number > 1 else (), number=number)
+        ground.desk.kept.append(Whose("bank", endpoint, "ae-dubai"), window)
+    before = len(ground.town.events())
+    told = ground.mona.monitor.replay(endpoint)
+    assert (told.windows, [one.action for one in told.verdicts]) == (5, ["alert"])
+    told = ground.mona.monitor.replay(endpoint, more={"retrain": "flow:fraud/retrain"}, since="4h")
+    assert [one.action for one in told.verdicts] == ["alert", "retrain"]
+    assert "age rose" in "\n".join(told.lines)
+    told = ground.mona.monitor.replay(endpoint, plan=replace(ACTS, rules=Rules(least_step=0.5)))
+    assert (told.verdicts, set(told.states)) == ((), {"ok"})
+    assert isinstance(refusal(lambda: ground.mona.monitor.replay(endpoint, since="soon")), Invalid)
+    changed = [one.verb for one in ground.town.events()[before:]]
+    assert set(changed) == {"monitor.show", "monitor.windows"}, "it only looks"
+    assert ground.mona.monitor.verdicts(endpoint) == ()
+
+
+def test_two_platforms_do_one_thing(ground: Ground) -> None:
+    endpoint = ground.watched()
+    ground.mona.serve.deploy(endpoint, ground.models[1])
+    ground.switch(endpoint, 2)
+    ground.requests(endpoint, 2, 40, 40)
+    other = House(ground.house.settings)
+    try:
+        seen, ctx = ground.record(endpoint), ground.ctx
+        assert ground.desk.tend(ctx, seen, ctx.now())
+        late = refusal(lambda: other.desks["monitor"].tend(ctx, seen, ctx.now()))
+        assert isinstance(late, Stale), "it decided the same, on what was no longer so"
+        assert not other.desks["monitor"].tend(ctx, ground.record(endpoint), ctx.now())
+    finally:
+        other.close()
+    assert len(ground.events(endpoint, "serve.rollback")) == 1
+    assert len(ground.events(endpoint, "monitor.verdict")) == 1
