@@ -1,6 +1,5 @@
 """The one way out: where it goes, where it never goes, and how long it waits."""
 
-import ssl
 from pathlib import Path
 
 import pytest
@@ -40,6 +39,8 @@ def test_open_addresses_are_open_and_own_ones_are_those_that_are_said() -> None:
     assert own("::ffff:127.0.0.1", NEAR)
     assert not own("10.0.0.1", NEAR)
     assert not own("127.0.0.1", ())
+    with pytest.raises(Invalid, match="no network"):
+        own("127.0.0.1", ("here",))
 
 
 BAD = [
@@ -70,8 +71,7 @@ def test_plain_http_goes_to_this_machine_only_and_only_where_it_is_allowed() -> 
 def test_a_name_that_means_something_else_a_moment_later_changes_nothing(tmp_path: Path) -> None:
     with receiving(tmp_path) as receiver:
         answers = iter([["127.0.0.1"], ["169.254.169.254"]])
-        trusting = ssl.create_default_context(cafile=str(tmp_path / "tls" / "ca.pem"))
-        post = Post(NEAR, resolve=lambda host, port: next(answers), tls=trusting)
+        post = Post(NEAR, resolve=lambda host, port: next(answers), ca=str(tmp_path / "tls" / "ca.pem"))
         assert post.send(receiver.url(HOST), {"webhook-id": "a"}, b"{}") == 200
         headers, body, path = receiver.got[0]
         assert (headers["host"], body, path) == (f"{HOST}:{receiver.port}", b"{}", "/hear")

@@ -6,7 +6,6 @@ message at a time and ever more rarely, so that many waiting messages cost nothi
 """
 
 import random
-import ssl
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -77,7 +76,7 @@ class HookLoop:
         settings, keyring = desk.settings, desk.keyring
         self._source = source_of(settings.installation)
         self._ear, self._sight, self._keys = Ear(ledger, "hooks"), Sight(ledger, desk.act), Keys(ledger, keyring)
-        self._post = post or Post(settings.hooks.private, tls=_tls(settings))
+        self._post = post or Post(settings.hooks.private, ca=settings.hooks.ca)
         self._mailer = mailer or Mailer(settings.mail, lambda: self._password(settings))
         self._watch = Watch(ledger, "hook")
         self._lines: dict[Key, Line] = {}
@@ -323,11 +322,3 @@ def _mailed(mailer: Mailer, url: str, events: list[dict[str, Any]], id_: str) ->
 
 def _failed(why: str) -> str:
     return why
-
-
-def _tls(settings: Settings) -> ssl.SSLContext:
-    made = ssl.create_default_context()
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    if settings.hooks.ca:
-        made.load_verify_locations(settings.hooks.ca)
-    return made

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from ipaddress import ip_network
 from typing import Annotated, Any
 
 from falaj.core.context import Context
@@ -17,7 +16,7 @@ from falaj.flows.cloudevents import source_of, told
 from falaj.flows.keeping import reference_of
 from falaj.flows.mail import MAILTO, read_mailto
 from falaj.flows.owners import Shared
-from falaj.flows.sending import read_url
+from falaj.flows.sending import networks, read_url
 from falaj.flows.triggers import checked, need, room_for, trigger_in
 from falaj.govern.secrets import contains_secret
 from falaj.serve.books import who_of
@@ -174,9 +173,8 @@ class Hooks(Shared):
             if not self._settings.mail.server:
                 raise Invalid("this installation sends no mail", "whoever runs it can set mail.server")
         else:
-            private = self._settings.hooks.private
-            _ = [ip_network(one, strict=False) for one in private]
-            read_url(url, private)
+            networks(self._settings.hooks.private)
+            read_url(url, self._settings.hooks.private)
 
     def _again(self, tx: Writer, ctx: Context, hook: Record, id_: str) -> None:
         if not any(one["id"] == id_ for one in hook.body["recent"]):

@@ -9,8 +9,9 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from http.client import HTTPException, HTTPResponse
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -83,7 +84,26 @@ def open_to_all(address: str) -> bool:
 def own(address: str, private: tuple[str, ...]) -> bool:
     """True when an address lies in a network that the installation says hooks may reach."""
     found = _read(address)
-    return found is not None and any(found in ip_network(one, strict=False) for one in private)
+    return found is not None and any(found in one for one in networks(private))
+
+
+@cache
+def networks(private: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
+    """The networks that a setting names, or Invalid."""
+    try:
+        return tuple(ip_network(one, strict=False) for one in private)
+    except ValueError as error:
+        raise Invalid("the setting hooks.private names what is no network", "10.20.0.0/16, fd00:1::/32 …") from error
+
+
+@cache
+def trusted(ca: str) -> ssl.SSLContext:
+    """Whose certificates receivers may have: the usual authorities, and those in a file; read when first needed."""
+    made = ssl.create_default_context()
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca:
+        made.load_verify_locations(ca)
+    return made
 
 
 def _read(address: str) -> Address | None:
@@ -109,7 +129,7 @@ class Post(NamedTuple):
 
     private: tuple[str, ...] = ()
     resolve: Resolve = resolve
-    tls: ssl.SSLContext | None = None
+    ca: str = ""
     timeout_s: float = TIMEOUT_S
 
     def send(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
@@ -138,7 +158,7 @@ class Post(NamedTuple):
             return plain
         try:
             plain.settimeout(_left(deadline))
-            return (self.tls or ssl.create_default_context()).wrap_socket(plain, server_hostname=target.host)
+            return trusted(self.ca).wrap_socket(plain, server_hostname=target.host)
         except OSError:
             plain.close()
             raise
