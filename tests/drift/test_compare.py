@@ -1,6 +1,7 @@
 """A window against its reference: what is broken, what moved, what is harmless, and how it is said."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -124,6 +125,23 @@ def test_broken_columns_are_quality_and_only_that(profile: Profile, column: str,
     now[column] = change(now[column], np.random.default_rng(1).random(NOW) < 0.035)
     found = [one for one in alarms(profile, now) if one.column == column or one.what == "together"]
     assert names(found) == {("quality", column, measure)}
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        (lambda values: values + 20, False), (lambda values: values + 30, False), (lambda values: values * 1.8, False),
+        (lambda values: values * 100, True), (lambda values: np.where(values % 1 < 0.1, -999.0, values), True),
+    ],
+)  # fmt: skip
+def test_values_that_moved_out_of_range_are_drift_and_wrong_ones_quality(
+    profile: Profile, change: Callable[[NDArray[np.float64]], NDArray[np.float64]], *, broken: bool
+) -> None:
+    now = table(NOW, 15)
+    now["age"] = change(now["age"].astype(float))
+    found = [one for one in alarms(profile, now) if one.column == "age"]
+    assert any(one.what == "input" for one in found)
+    assert any(one.measure == "out of range" for one in found) == broken
 
 
 def test_rows_that_do_not_fit_are_said(profile: Profile) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from falaj.drift.frame import Frame
-from falaj.drift.measures import Bools, Floats, Ints, discoveries, tail_p
+from falaj.drift.measures import Bools, Floats, Ints, discoveries, ks, ks_p, tail_p
 from falaj.drift.records import Axis, Finding, Rules
 from falaj.drift.tally import Tally
 
@@ -18,6 +18,8 @@ LEAST = {"missing": 0.01, "infinite": 0.001, "out of range": 0.02, "new values":
 """Shares of rows."""
 _NAMED = 3
 _NUMBERS = 0.5
+_INSIDE, _CERTAIN = 0.2, 0.001
+"""Values that moved out of range have so many of them inside still, and those have moved as well, no doubt."""
 
 
 class _Test(NamedTuple):
@@ -35,7 +37,7 @@ class _Test(NamedTuple):
 def quality(frame: Frame, tally: Tally, theirs: Ints, alpha: float, rules: Rules) -> tuple[list[Finding], Bools]:
     """What is broken; and which columns are stuck, so that nothing else can be said of them."""
     ours = frame.counts(tally)
-    tests = [*_odd(frame, ours, theirs), _new(frame, tally, theirs), _stuck(frame, tally, theirs)]
+    tests = [*_odd(frame, ours, theirs, rules), _new(frame, tally, theirs), _stuck(frame, tally, theirs)]
     p = np.stack([np.minimum(1.0, tail_p(one.hits, one.rows, one.other_hits, one.others) * one.tries) for one in tests])
     share = np.stack([one.hits / np.maximum(one.rows, 1) for one in tests])
     before = np.stack([one.other_hits / np.maximum(one.others, 1) for one in tests])
@@ -56,12 +58,25 @@ def _places(shown: Bools) -> Iterator[tuple[int, int]]:
     return ((int(test), int(axis)) for test, axis in np.argwhere(shown))
 
 
-def _odd(frame: Frame, ours: Ints, theirs: Ints) -> Iterator[_Test]:
+def _odd(frame: Frame, ours: Ints, theirs: Ints, rules: Rules) -> Iterator[_Test]:
     rows, others = _whole(frame, ours), _whole(frame, theirs)
     now, then = ([frame.odd(one, which) for which in range(4)] for one in (ours, theirs))
     yield _Test("missing", now[0], rows, then[0], others)
     yield _Test("infinite", now[1], rows, then[1], others)
-    yield _Test("out of range", now[2] + now[3], rows - now[0], then[2] + then[3], others - then[0])
+    outside = np.where(_moved_out(frame, ours, theirs, rules), 0, now[2] + now[3])
+    yield _Test("out of range", outside, rows - now[0], then[2] + then[3], others - then[0])
+
+
+def _moved_out(frame: Frame, ours: Ints, theirs: Ints, rules: Rules) -> Bools:
+    """[axis]: whether values left the range because all of them moved: that is drift. Wrong units and stand-ins for
+    missing values leave the others where they were, or none of them inside."""
+    now, then = frame.matrix(ours)[0], frame.matrix(theirs)[0]
+    came = now.sum(-1)
+    for one in (now, then):
+        one[:, 0], one[np.arange(len(one)), np.where(frame.number, frame.bins + 1, 0)] = 0, 0
+    rows, others, step = now.sum(-1), then.sum(-1), ks(now, then)
+    moved = (step >= rules.least_step) & (ks_p(step, rows, others) <= _CERTAIN)
+    return np.asarray(frame.number & moved & (rows >= _INSIDE * came), np.bool_)
 
 
 def _whole(frame: Frame, counts: Ints) -> Ints:
