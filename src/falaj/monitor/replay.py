@@ -23,6 +23,7 @@ from falaj.monitor.findings import LEAST_REQUESTS, least_share
 from falaj.monitor.machine import DONE, Facts, Machine, Sign
 from falaj.monitor.plans import checked, worded
 from falaj.monitor.records import ACTING, RETRAIN, ROLLBACK, Verdict, WatchPlan, Window, WindowPage
+from falaj.store.codec import from_plain, to_plain
 
 NEW_S = 86400.0
 MOST_WINDOWS, PAGE = 20_000, 1_000
@@ -59,7 +60,9 @@ def replay(
         falaj monitor replay endpoint:fraud/score --plan @new.json --since 30d
         falaj monitor replay endpoint:fraud/score --more persist=1,1 --more cool_s=3600
     """
-    tried = worded(checked(plan or here.monitor.show(endpoint).plan), more or {})
+    # What a file said has the right fields, and plain values in them.
+    chosen: WatchPlan = from_plain(WatchPlan, to_plain(plan or here.monitor.show(endpoint).plan))
+    tried = worded(checked(chosen), more or {})
     windows: list[Window] = []
     after = ""
     while len(windows) < MOST_WINDOWS:
