@@ -65,7 +65,7 @@ def measure(
     if task == REGRESSION:
         metrics, errors = scoring.regression(truth.astype(np.float64), said.reshape(len(said)).astype(np.float64))
     elif task == BINARY:
-        metrics, errors = _binary(is_positive(truth, labels), one_score(said), threshold, seed)
+        metrics, errors = measure_counts(*counted(one_score(said), is_positive(truth, labels)), threshold, seed)
     elif task == CLASSES:
         metrics, errors = _classes(truth, said, labels, seed)
     else:
@@ -152,6 +152,18 @@ def counted(scores: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[Any, Any
     return scores[first], up, np.diff(np.append(first, len(scores))) - up
 
 
+def measure_counts(
+    points: Any, up: Any, down: Any, threshold: float = 0.5, seed: int = 0
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics of two classes, and their errors, from how many of each had which score."""
+    metrics = scoring.plain(scoring.binary(points, up, down, threshold))
+    # What chance does is drawn on few points, however many rows there are.
+    points, up, down = joined(points, up, down)
+    chance = np.random.default_rng(seed)
+    many = [np.maximum(one + np.sqrt(one) * chance.standard_normal((_DRAWS, len(one))), 0) for one in (up, down)]
+    return metrics, errors_of(scoring.binary(points, many[0], many[1], threshold), metrics)
+
+
 def joined(points: Any, up: Any, down: Any, most: int = _POINTS) -> tuple[Any, Any, Any]:
     """The same with neighbours joined where there are more than `most`, each with as many rows as the others."""
     if len(points) <= most:
@@ -171,17 +183,6 @@ def texts(values: Any) -> NDArray[Any]:
     if column.dtype.kind == "O":
         return np.array(["" if one is None else one.decode() if isinstance(one, bytes) else str(one) for one in column])
     return column.astype(str)
-
-
-def _binary(positive: Any, scores: Any, threshold: float, seed: int) -> tuple[dict[str, float], dict[str, float]]:
-    table = counted(scores, positive)
-    metrics = scoring.plain(scoring.binary(*table, threshold=threshold))
-    # What chance does is drawn on few points, however many rows there are.
-    points, up, down = joined(*table)
-    chance = np.random.default_rng(seed)
-    drawn = scoring.binary(points, chance.poisson(up, (_DRAWS, len(up))), chance.poisson(down, (_DRAWS, len(down))),
-                           threshold=threshold)  # fmt: skip
-    return metrics, errors_of(drawn, metrics)
 
 
 def _classes(truth: Any, said: Any, labels: Sequence[Any], seed: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -227,7 +228,8 @@ def _placed(values: Any, names: Any) -> tuple[Any, Any]:
 def errors_of(drawn: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
     """Standard deviations of what was drawn, for those metrics that say something in every draw."""
     told = [name for name in names if name in drawn]
-    spread = np.stack([drawn[name] for name in told]).std(1) if told else ()
+    many = np.stack([drawn[name] for name in told]) if told else np.zeros((0, 0))
+    spread = many.std(1) if many.size else [np.nan] * len(told)
     return {name: float(one) for name, one in zip(told, spread, strict=True) if np.isfinite(one)}
 
 

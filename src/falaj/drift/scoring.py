@@ -15,9 +15,12 @@ _TENTHS = 10
 _TINY = float(np.finfo(np.float64).eps)
 
 
-def binary(points: Any, positives: Any, negatives: Any, threshold: float = 0.5) -> dict[str, Numbers]:
+def binary(
+    points: Any, positives: Any, negatives: Any, threshold: float = 0.5, *, chances: bool = True
+) -> dict[str, Numbers]:
     """Everything that a score for one of two classes is measured by. Points ascend; counts are [..., points]; each
-    metric has the leading dimensions. NaN where one says nothing, as without any positive."""
+    metric has the leading dimensions. NaN where one says nothing, as without any positive. Without `chances`, only what
+    is told by order and threshold."""
     score, up, down = np.asarray(points, np.float64), _counts(positives), _counts(negatives)
     whole, ups, downs = (up + down).sum(-1), up.sum(-1), down.sum(-1)
     chosen = score >= threshold
@@ -32,7 +35,7 @@ def binary(points: Any, positives: Any, negatives: Any, threshold: float = 0.5) 
             "f1": 2 * hits / (hits + alarms + ups),
             **_ranked(up, down, ups, downs),
         }
-        if len(score) and score[0] >= 0 and score[-1] <= 1:
+        if chances and len(score) and score[0] >= 0 and score[-1] <= 1:
             found |= _chances(score, up, down, whole)
     return found
 
