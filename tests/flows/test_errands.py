@@ -97,8 +97,9 @@ def test_what_a_step_does_wrong_is_said(lab: Any) -> None:
     assert "it wrote no output rows" in notes["nothing"]
 
 
-def test_files_that_are_no_flow(lab: Any, tmp_path: Path) -> None:
+def test_files_that_are_no_flow(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, file = lab
+    monkeypatch.syspath_prepend(Path(file).parent)
     for text, said in (("x = 1", "has 0 flows"), ("from day import *", "is a step of another file")):
         (tmp_path / "other.py").write_text(text)
         with pytest.raises(Invalid, match=said):

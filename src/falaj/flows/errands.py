@@ -73,6 +73,8 @@ def run(
         falaj flows run flow:fraud/retrain --fresh
     """
     if what.startswith("flow:"):
+        if local:
+            raise Invalid("only a file can be run here", "name the file of the flow: falaj flows run FILE --local")
         saved: FlowView = here.flows.show(Ref.parse(what))
     else:
         found, plan, path = _opened(what)
@@ -81,8 +83,6 @@ def run(
 
             return run_alone(here, found, plan, path, typed(plan, params or {}))
         saved = _saved(here, found, plan, path, "")
-    if local:
-        raise Invalid("only a file can be run here", "name the file of the flow: falaj flows run FILE --local")
     begun: RunView = here.flows.start(saved.ref, params=typed(saved.plan, params or {}), cause=cause, fresh=fresh)
     return _waited(here, begun.ref) if follow else begun
 

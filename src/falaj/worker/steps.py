@@ -62,11 +62,13 @@ def load_file(path: Path) -> ModuleType:
     """A Python file as a module; its folder comes first where it looks for others."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A file that is called as something that is loaded already must not stand in for it.
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}_flow"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise Invalid(f"there is no Python file {path.name}", "a flow is a .py file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
