@@ -25,8 +25,6 @@ _A_SEGMENT = 5
 _MUCH_MORE = 1.5
 _LEAST_TOGETHER = 1 / 8
 """Of `Rules.least_step`: a change of how columns go together is spread over all directions."""
-_TAIL = 0.2
-"""Out of range in a column that moved: more is rather another unit."""
 
 
 def compare(profile: Profile, tally: Tally, rules: Rules, *, reference: Tally | None = None) -> tuple[Finding, ...]:
@@ -40,23 +38,10 @@ def compare(profile: Profile, tally: Tally, rules: Rules, *, reference: Tally | 
     ours, theirs = frame.counts(tally), frame.counts(reference)
     broken, stuck = quality(frame, tally, theirs, rules.alpha * _QUALITY, rules)
     moved = _moved(frame, (ours, theirs), stuck, rules, chosen=reference is None)
-    broken = _without_tails(broken, moved)
     joint = _together(profile, tally, rules, reference, broken=any(one.alarm for one in broken))
     weight = {axis.name: axis.weight for axis in profile.axes}
     found = [*broken, *moved, *joint]
     return tuple(sorted(found, key=lambda one: (not one.alarm, -_heed(one, weight), one.column, one.segment)))
-
-
-def _without_tails(broken: Sequence[Finding], moved: Sequence[Finding]) -> list[Finding]:
-    """A column that moved has values that the reference had not: its tail is drift, and no fault of the data. Where
-    most values lie outside, it is rather another unit."""
-    drifted = {one.column for one in moved if one.alarm}
-    return [
-        replace(one, alarm=False)
-        if one.measure == "out of range" and one.value <= _TAIL and one.column in drifted
-        else one
-        for one in broken
-    ]
 
 
 def lasting(history: Sequence[Sequence[Finding]], rules: Rules) -> tuple[Finding, ...]:
