@@ -170,8 +170,13 @@ def test_gates_wait_for_people_and_for_events(yard: Yard) -> None:
         (StepPlan("a", VERB, entry="people.suspend", takes={"name": "mona"}), "lets you govern here"),
         (StepPlan("a", VERB, entry="catalog.tag", takes={"name": "dataset:fraud/none", "alias": "x"}), "there is no"),
         (StepPlan("a", GATE, entry="event", takes={"verb": "x.y", "subject": "dataset:clinic/none"}), "there is no"),
+        (
+            StepPlan("a", VERB, entry="jobs.add", takes={"job": "job:fraud/x", "spec": {"value": {"command": 1}}}),
+            "does not fit",
+        ),
+        (StepPlan("a", VERB, entry="approvals.list", takes={"limit": "x"}), "limit cannot be 'x'"),
     ],
-    ids=["input gone", "too long", "no list", "not allowed", "nothing there", "not seen"],
+    ids=["input gone", "too long", "no list", "not allowed", "nothing there", "not seen", "misfit", "no number"],
 )
 def test_what_cannot_be_fails_with_why(yard: Yard, step: StepPlan, said: str) -> None:
     run = yard.start("odd", step, params={"n": 3})

@@ -126,7 +126,12 @@ def _call(case: Case, step: StepPlan, item: Body) -> Body:
     """A verb, through the guard, in the same transaction as the run that asked for it: once, whatever dies."""
     desk, _, name = step.entry.partition(".")
     arguments = {name: turns.resolved(source, case.body, case.plan) for name, source in step.takes.items()}
-    value = to_plain(getattr(getattr(case.here, desk), name)(**arguments))
+    try:
+        value = to_plain(getattr(getattr(case.here, desk), name)(**arguments))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # Records that are written as plain values may be anything; who wrote them shall hear it, and no other run.
+        hint = f"falaj {desk} {name.replace('_', '-')} --help"
+        raise Invalid(f"{step.entry} cannot take what it is given: {str(error)[:200]}", hint) from error
     if len(to_json(value)) > MOST_VALUE:
         value = None  # a long list; what a flow goes on with is short
     return {**item, "state": SUCCEEDED, "value": value, "at": case.now, "end": case.now}

@@ -6,6 +6,7 @@ it was decided on. Killed anywhere, the next turn finds all or nothing of it. Jo
 guard, in the name of whoever began the run and with what they may do today.
 """
 
+import logging
 import time
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from falaj.core.context import HOUSE, Context
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
+from falaj.dispatch.crew import BROKEN
 from falaj.fleet.use import every, tenants
 from falaj.flows import turns
 from falaj.flows.asking import Case, ask
@@ -31,6 +33,7 @@ from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
 
+log = logging.getLogger(__name__)
 GAP_S = 0.01
 """So long after a look what comes in is gathered."""
 SEARCH_S = 5.0
@@ -83,7 +86,6 @@ class FlowLoop:
         self._follow()
         now = turn.ctx.now()
         due = self._due | {name for name, at in self._later.items() if at <= now}
-        failure: FalajError | None = None
         for tenant, ref in sorted(due):
             if not turn.alive():
                 return False
@@ -93,15 +95,13 @@ class FlowLoop:
                 self._tend(replace(turn.ctx, tenant=tenant), ref)
             except Conflict:
                 self._later[tenant, ref] = now  # somebody wrote first: there is nothing wrong, look again
-            except FalajError as error:
+            except (FalajError, *BROKEN) as error:
                 times = self._failures[tenant, ref] = self._failures.get((tenant, ref), 0) + 1
                 self._later[tenant, ref] = now + min(LONGEST_BACKOFF_S, 2.0 ** min(times, 10))
-                failure = failure or error
+                log.warning("run in trouble", extra={"turn": str(ref), "reason": str(error)}, exc_info=True)
             else:
                 self._failures.pop((tenant, ref), None)
         self._rested = time.monotonic() + GAP_S
-        if failure is not None:
-            raise failure
         return bool(self._due)
 
     def _search(self, turn: Turn) -> None:
