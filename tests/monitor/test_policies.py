@@ -137,7 +137,10 @@ def test_drift_is_told_of_and_retrained_for_once(ground: Ground) -> None:
     assert "no rows in the data" in retrain.outcome
     assert retrain.evidence[0].column == "age"
     assert ground.state(endpoint) == "cooling"
-    assert len(ground.events(endpoint, "monitor.alert")) == 2, "a retraining that failed is told of"
+    alerts = ground.events(endpoint, "monitor.alert")
+    assert [one.body["what"] for one in alerts] == ["drift", "drift"], "a retraining that failed is told of"
+    assert "no rows in the data" in alerts[1].body["said"]
+    assert "no rows in the data" in ground.mona.monitor.incident(view.incidents[0]).notes[-1]
     ground.windows(endpoint, *["input"] * 5)
     assert len(ground.events(endpoint, "monitor.verdict")) == 1
 

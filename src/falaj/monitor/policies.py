@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Stale
+from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.monitor import acting, decide
@@ -172,9 +172,9 @@ class Policies(Incidents, Challenges):
                 acting.ask(here, record.ref.bare, machine, said)
                 return True
             return acting.go_back(here, served, facts, doing, said)
-        except Stale:
+        except (Stale, Unavailable):
             raise
-        except (Denied, NotFound, Conflict) as error:
+        except FalajError as error:
             # It will not be otherwise the next time: people must look.
             made, verdicts = decide.ended(machine, plan, ctx.now(), FAILED, str(error)[:500])
             self._decided(ctx, record, machine, made, verdicts)
@@ -206,7 +206,7 @@ class Policies(Incidents, Challenges):
     def _told(self, tx: Writer, watch: Record, verdict: Verdict, now: float) -> None:
         """One verdict: its record, its incident, and the event that others hear."""
         endpoint, old = endpoint_of(watch.ref), tx.get(_verdict_ref(watch, verdict.id))
-        if old is not None:
+        if old is not None and verdict.action != ALERT:
             was = verdict_in(old)
             verdict = replace(
                 was, state=verdict.state, outcome=verdict.outcome, run=verdict.run or was.run,
@@ -216,8 +216,8 @@ class Policies(Incidents, Challenges):
         if verdict.action == ALERT:
             incident = opened(tx, watch, verdict, now)
             tx.emit(
-                "monitor.alert", incident.ref, endpoint=str(endpoint), what=verdict.what, said=verdict.said[:2000],
-                since=verdict.since, incident=str(incident.ref.bare), revision=verdict.revision,
+                "monitor.alert", incident.ref, endpoint=str(endpoint), what=str(incident.body["what"]),
+                said=verdict.said[:2000], since=float(incident.body["since"]), incident=str(incident.ref.bare),
             )  # fmt: skip
         elif verdict.state in (PROPOSED, BEGUN):
             inputs, model = _model(tx, endpoint, verdict.revision)
