@@ -203,7 +203,7 @@ async def test_a_session_counts_what_it_runs_and_not_its_warming() -> None:
     engine = _engine()
     await engine.placed(ModelConfig("m", "1", "", watch=ALL))
     session = engine.sessions()[0]
-    session.watch(DOUBLED)
+    session.watch(session.watcher(DOUBLED))
     await asyncio.gather(*(asked(engine, ask_of(row)) for row in X[:40, None, :]))
     found = session.watching
     assert found is not None
@@ -220,7 +220,7 @@ async def test_a_session_counts_what_it_runs_and_not_its_warming() -> None:
 async def test_without_a_share_nothing_is_counted() -> None:
     engine = _engine()
     await engine.placed(ModelConfig("m", "1", "", watch=Counting(share=0.0)))
-    engine.sessions()[0].watch(DOUBLED)
+    engine.sessions()[0].watch(engine.sessions()[0].watcher(DOUBLED))
     assert engine.sessions()[0].watching is None
     await engine.close()
 
@@ -279,9 +279,11 @@ async def test_deltas_are_carried_until_somebody_has_them(monkeypatch: pytest.Mo
     old = await Gateway().come(address)  # It says nothing of taking words, so it gets none.
     first = await Gateway().come(address)
     first.client.tell({"takes": True})
-    first.client.tell({"profile": "{"})  # Nobody could follow that.
-    first.client.tell({"profile": to_json(DOUBLED).decode(), "version": "7"})
-    first.client.tell({"profile": to_json(DOUBLED).decode(), "version": "1"})
+    text, name = to_json(DOUBLED).decode(), digest(DOUBLED)
+    # Nobody could follow these.
+    for said in ({"profile": "{"}, {"profile": text, "version": "7", "digest": name}, {"profile": 3}, {"kept": "all"}):
+        first.client.tell(said)
+    first.client.tell({"profile": text, "version": "1", "digest": name})
     await until(lambda: engine.sessions()[0].watching)
     await asked(engine, ask_of(X[:30]))
     await until(lambda: len(first.heard) == 1)
@@ -316,7 +318,7 @@ async def test_while_nobody_takes_anything_nothing_is_lost_and_nothing_grows(mon
     engine = _engine()
     await engine.placed(ModelConfig("m", "1", "", watch=ALL))
     session = engine.sessions()[0]
-    session.watch(DOUBLED)
+    session.watch(session.watcher(DOUBLED))
     door = HopServer(None, None, KEY)
     carrier = Carrier(engine.sessions, door)
     door.on_control = carrier.control

@@ -146,7 +146,7 @@ class Watching:
 
     def _hand(self, link: Link, name: str, text: str) -> None:
         if link.client.ready:
-            link.tell({"profile": text})
+            link.tell({"profile": text, "digest": name})
             self._has[link] = name
 
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from falaj.core.errors import FalajError
 from falaj.drift.profile import read_profile
-from falaj.drift.records import Profile
 from falaj.drift.tally import Tally
 from falaj.infer.session import Session
+from falaj.infer.watching import Watching
 from falaj.oip.hop import HopConnection, HopServer
 
 MOST_BYTES = 4 << 20
@@ -33,7 +33,17 @@ class _Kept(NamedTuple):
 
     said: dict[str, Any]
     to: HopConnection | None = None
-    at: float = 0.0
+    again: float = 0.0
+    tries: int = 0
+
+
+class _Told(NamedTuple):
+    """A profile, as a gateway told it."""
+
+    text: str
+    version: str
+    """Of the model; empty: it does not say."""
+    digest: str
 
 
 class Carrier:
@@ -46,16 +56,16 @@ class Carrier:
         self._kept: dict[int, _Kept] = {}
         self._number = self._packing = 0
         self._since: dict[int, float] = {}
-        self._told: tuple[str, Profile] | None = None
-        self._refused = False
+        self._told: _Told | None = None
+        self._making = False
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """From now on, until `drain`."""
+        self._settle()
         every_s = min([one.config.watch.flush_s for one in self._sessions()], default=10.0)
         self._timer = asyncio.get_running_loop().call_later(max(0.05, min(1.0, every_s / 4)), self.start)
         for session in self._sessions():
-            self._settle(session)
             watching, now = session.watching, time.time()
             since = self._since.setdefault(id(watching), now)
             if watching is not None and not 0 <= now - since < session.config.watch.flush_s:
@@ -67,9 +77,8 @@ class Carrier:
         for number in (*_numbers(said.get("kept")), *_numbers(said.get("refused"))):
             self._kept.pop(number, None)
         if isinstance(text := said.get("profile"), str):
-            self._told, self._refused = (str(said.get("version", "")), read_profile(text.encode())), False
-            for session in self._sessions():
-                self._settle(session)
+            self._told = _Told(text, str(said.get("version", "")), str(said.get("digest", "")))
+            self._settle()
 
     def flush(self, session: Session) -> None:
         """What a session has counted becomes a delta, unless too many wait already."""
@@ -105,31 +114,49 @@ class Carrier:
             self._send()
 
     def _send(self) -> None:
-        """Whatever nobody was told of, or was told of in vain, to one gateway."""
-        now, to = time.monotonic(), self._door.taker()
-        for number, one in self._kept.items() if to is not None else ():
-            if one.to is None or one.to not in self._door.connections or now - one.at > AGAIN_S:
+        """Whatever nobody was told of, or was told of in vain, to one gateway; to another one, where there is one."""
+        now = time.monotonic()
+        for number, one in self._kept.items():
+            lost = one.to is None or one.to not in self._door.connections
+            if (lost or now > one.again) and (to := self._door.taker(one.to)) is not None:
                 self._door.tell({"tally": one.said}, to)
-                self._kept[number] = one._replace(to=to, at=now)
+                tries = 0 if lost else one.tries + 1
+                self._kept[number] = _Kept(one.said, to, now + AGAIN_S * min(16, 2**tries), tries)
 
-    def _settle(self, session: Session) -> None:
-        """Have a session count by the profile that was told last, if it is about this model."""
-        if self._told is None or self._refused:
+    def _settle(self) -> None:
+        """Have sessions count by the profile that was told last: what that takes is made in a thread."""
+        if self._told is None or self._making:
             return
-        version, profile = self._told
-        watching = session.watching
-        if watching is not None and watching.profile == profile:
-            return
-        try:
-            if version and version != session.version:
-                _log.warning("a profile of version %s is not used: this is %s", version[:40], session.version)
-                self._refused = True
+        for session in (one for one in self._sessions() if one.config.watch.share):
+            if session.watching is None or session.watching.digest != self._told.digest:
+                self._making = True
+                work = asyncio.get_running_loop().run_in_executor(None, _watcher, session, self._told)
+                work.add_done_callback(partial(self._settled, session, self._told))
                 return
-            self.flush(session)
-            session.watch(profile)
-        except FalajError as error:
-            _log.warning("a profile is not used: %s", error)
-            self._refused = True
+
+    def _settled(self, session: Session, told: _Told, work: "asyncio.Future[Watching | str]") -> None:
+        self._making = False
+        with suppress(asyncio.CancelledError):
+            made = work.result()
+            if self._told is not told:  # A newer one came meanwhile.
+                self._settle()
+            elif isinstance(made, str):
+                _log.warning("a profile is not used: %s", made)
+                self._told = None
+            else:
+                self._told = told._replace(digest=made.digest)
+                self.flush(session)
+                session.watch(made)
+
+
+def _watcher(session: Session, told: _Told) -> "Watching | str":
+    """In a thread: what counts by the profile, or why nothing can."""
+    if told.version and told.version != session.version:
+        return f"it is of version {told.version[:40]}, this is {session.version[:40]}"
+    try:
+        return session.watcher(read_profile(told.text.encode()))
+    except FalajError as error:
+        return str(error)
 
 
 def _packed(tally: Tally) -> str:

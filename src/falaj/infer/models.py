@@ -340,7 +340,7 @@ def _watch(session: Session) -> None:
     try:
         profile = read_folder(session.config)
         if profile is not None:
-            session.watch(profile)
+            session.watch(session.watcher(profile))
     except FalajError as error:
         _log.warning("the profile of %s %s is not used: %s", session.name, session.version, error)
 

@@ -75,15 +75,17 @@ class Session:
             self.batcher.inline = False
         self.batcher.took_s = took_s
 
-    def watch(self, profile: Profile) -> None:
-        """Count by this profile from now on; Invalid when it is about another model."""
-        told, joined = self.config.watch, hasattr(self.runtime, "note")
-        if not told.share:
-            return
-        whom: Any = self.runtime if joined else self.batcher
-        inputs = whom.watched_inputs if joined else self.inputs
-        self.watching = Watching(profile, inputs, self.outputs, told, batches=self.batches)
-        whom.note = self.watching.note
+    def watcher(self, profile: Profile) -> Watching:
+        """What would count by this profile; Invalid when it is about another model. May be called in a thread."""
+        inputs = getattr(self.runtime, "watched_inputs", self.inputs)
+        return Watching(profile, inputs, self.outputs, self.config.watch, batches=self.batches)
+
+    def watch(self, watching: Watching) -> None:
+        """Count by it from now on."""
+        if self.config.watch.share:
+            self.watching = watching
+            whom: Any = self.runtime if hasattr(self.runtime, "note") else self.batcher
+            whom.note = watching.note
 
     def enter(self, ask: Ask, done: Done) -> Callable[[], None] | None:
         """Past the sequences and the cache."""

@@ -62,9 +62,10 @@ class HopServer:
         """What answers one gateway."""
         return HopConnection(self)
 
-    def taker(self) -> "HopConnection | None":
-        """A gateway that takes words from replicas."""
-        return next((one for one in self.connections if one.takes), None)
+    def taker(self, other_than: "HopConnection | None" = None) -> "HopConnection | None":
+        """A gateway that takes words from replicas; another one, where there are several."""
+        found = [one for one in self.connections if one.takes]
+        return next((one for one in found if one is not other_than), found[0] if found else None)
 
     def tell(self, said: Mapping[str, Any], to: "HopConnection | None") -> None:
         """A word from the replica itself, not an answer."""
