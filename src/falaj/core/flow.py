@@ -17,7 +17,6 @@ Inside a flow, calling a step runs nothing: it is written down, and what it give
 else a step is the plain function it was.
 """
 
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +36,13 @@ Code = Annotated[Path, "code"]
 FUNCTION, JOB, VERB, GATE = "function", "job", "verb", "gate"
 _OWN = ("name", "outputs", "retries", "timeout", "cache", "always")
 _OUTPUT = "FALAJ_OUTPUT_"
+
+
+def _inspect() -> Any:
+    """Loaded by whoever writes a flow, and not by every step that runs."""
+    import inspect
+
+    return inspect
 
 
 def kind_of(text: object) -> str:
@@ -147,7 +153,7 @@ class Step:
         sketch = _writing.get()
         if sketch is None:
             return [self.function(value, *args, **kwargs) for value in values]
-        first = next(iter(inspect.signature(self.function).parameters), "")
+        first = next(iter(_inspect().signature(self.function).parameters), "")
         if not first:
             raise Invalid(f"{self.name} takes nothing to go through", "give the function a parameter")
         plan = self._plan((values, *args), kwargs, over=first)
@@ -158,7 +164,7 @@ class Step:
         return Step(self.function, {**self._options, **_checked(options)})
 
     def _plan(self, args: tuple[Any, ...], kwargs: Plain, over: str = "") -> Plain:
-        signature = inspect.signature(self.function)
+        signature = _inspect().signature(self.function)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -169,7 +175,7 @@ class Step:
         takes = {
             name: self._taken(name, value, hints.get(name), name == over) for name, value in bound.arguments.items()
         }
-        file = Path(inspect.getfile(self.function)).name
+        file = Path(_inspect().getfile(self.function)).name
         plan = step_plan(self.name, FUNCTION, self._options)
         return {**plan, "entry": f"{file}:{self.function.__name__}", "takes": takes}
 
@@ -237,12 +243,12 @@ class Flow:
             _writing.reset(token)
         if not sketch.steps:
             raise Invalid(f"the flow {self.name} has no step", "call a function that is marked with @step in it")
-        message = inspect.getdoc(self.function) or ""
+        message = _inspect().getdoc(self.function) or ""
         more = {"queue": options["queue"], "at_once": options["at_once"], "secrets": options["secrets"]}
         return {"steps": sketch.steps, "params": params, **more, "message": message.partition("\n")[0][:300]}
 
     def _params(self) -> Plain:
-        known = inspect.signature(self.function).parameters
+        known = _inspect().signature(self.function).parameters
         unknown = sorted(set(self._options["params"]) - set(known))
         if unknown:
             raise Invalid(
