@@ -121,6 +121,7 @@ def test_a_float32_finds_the_bin_of_the_float64_it_was():
         ("shape", {"a": np.zeros(3), "b": np.zeros(4)}),
         ("shape", {"a": np.zeros((3, 2))}),
         ("type", {"a": np.zeros(3, complex)}),
+        ("lists", {"a": np.array([[1], [2, 3], None], object)}),
     ],
 )
 def test_what_cannot_be_profiled_is_said(said, columns):

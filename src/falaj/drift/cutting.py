@@ -8,6 +8,7 @@ Each step keeps order, so what a bin holds lies between two edges; `true_edges` 
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -161,7 +162,7 @@ class Words:
         if column.dtype.kind in "fiub":
             return self._found(column.astype(np.float64))
         other = self.count
-        found = np.fromiter((self._known.get(value, other) for value in column.tolist()), np.int64, len(column))
+        found = np.fromiter(map(self._known.get, column.tolist(), repeat(other)), np.int64, len(column))
         for at in np.flatnonzero(found == other).tolist():  # Few, where the reference is any good.
             found[at] = self._odd(column[at])
         return found

@@ -169,8 +169,14 @@ def category_axis(name: str, column: Array) -> Axis:
 
 
 def _common(column: Array, most: int) -> tuple[str, ...]:
-    known = (text(value) for value in column.tolist() if value is not None and value == value)
-    found = Counter(known)
+    try:
+        every = Counter(column.tolist())
+    except TypeError as error:
+        raise Invalid("a column holds lists or the like", "give numbers, text, booleans or dates") from error
+    found: Counter[str] = Counter()
+    for value, count in every.items():
+        if value is not None and value == value:
+            found[text(value)] += count
     return tuple(sorted(found, key=lambda value: (-found[value], value))[:most])
 
 
