@@ -224,7 +224,9 @@ def test_who_may_not_hears_so(yard: Yard) -> None:
     assert isinstance(refusal(lambda: sara.flows.start(flow)), NotFound)
     assert isinstance(refusal(lambda: omar.flows.start(flow)), Denied)
     assert sara.flows.list() == ()
-    assert "flow:fraud/mine@v1" in [str(one.ref) for one in yard.me.flows.list(project="fraud")]
+    yard.me.flows.schedule(flow.bare, "0 6 * * *", zone="Asia/Dubai")
+    listed = {str(one.ref): one.schedule for one in yard.me.flows.list(project="fraud")}
+    assert listed["flow:fraud/mine@v1"] == yard.me.flows.show(flow).schedule == "0 6 * * * Asia/Dubai"
 
 
 def test_flows_have_versions_and_go(yard: Yard) -> None:

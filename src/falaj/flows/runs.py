@@ -102,7 +102,12 @@ class Runs:
             cells = ctx.cells("flow")
             heads = tx.find("flow", project=project, terms=HEAD, cells=cells, limit=MOST_PAGE).records
             found = [(head, tx.get(head.ref.bare.at(head.body["newest"]))) for head in heads if head.body["newest"]]
-        return tuple(turns.flow_view(head, version) for head, version in found if version is not None)
+            clocks = _clocks(ctx, tx, project)
+        return tuple(
+            turns.flow_view(head, version, clocks.get(head.ref.bare, ""))
+            for head, version in found
+            if version is not None
+        )
 
     @verb(reads=("flow",))
     def show(self, ctx: Context, flow: Annotated[Ref, "which flow; its newest version when none is named"]) -> FlowView:
@@ -113,7 +118,7 @@ class Runs:
         """
         with self._ledger.read(ctx) as tx:
             version = _version(tx, flow)
-            return turns.flow_view(tx.need(flow.bare), version)
+            return turns.flow_view(tx.need(flow.bare), version, _clocks(ctx, tx, flow.project).get(flow.bare, ""))
 
     @verb(reads=("flow",), group="write")
     def start(
@@ -274,6 +279,13 @@ class Runs:
         here = self.act(ctx.actor, ctx.purpose)
         floating = [name for name in read if kind_of(params[name]) and not Ref.parse(params[name]).pinned]
         return {**params, **{name: str(here.catalog.show(Ref.parse(params[name])).ref) for name in floating}}
+
+
+def _clocks(ctx: Context, tx: Reader, project: str) -> dict[Ref, str]:
+    """Flows that begin by the clock, and when: of the schedules that the caller may see."""
+    cells = ctx.cells("schedule")
+    found = tx.find("schedule", project=project, terms={"live": "1"}, cells=cells, limit=MOST_PAGE).records
+    return {Ref.parse(one.body["flow"]).bare: f"{one.body['cron']} {one.body['zone']}" for one in found}
 
 
 def _version(tx: Reader, flow: Ref) -> Record:
