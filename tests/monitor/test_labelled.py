@@ -5,9 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from falaj.drift.profile import profile_of
 from falaj.drift.records import BINARY, CLASSES, REGRESSION, Finding, Profile, Quality, Rules
+from falaj.drift.tally import Tally
 from falaj.monitor.findings import bounded, found, least_share, meant, served
 from falaj.monitor.gathering import Stretch
+from falaj.monitor.judging import compared
 from falaj.monitor.labelled import LEAST, MOST, Truth, judged, notes
 from falaj.monitor.records import WatchPlan
 
@@ -88,6 +91,16 @@ def test_a_few_failures_of_a_few_requests_prove_nothing() -> None:
     assert [one.alarm for one in served(many, plan)] == [True, True]
     assert served(Stretch(None, (), 0, 0, 0.0, ()), plan) == []
     assert found(None, few, plan)[0].what == "errors"
+
+
+def test_arithmetic_that_breaks_is_said_of_one_window_and_stops_nothing() -> None:
+    narrow, wide = (profile_of({name: np.arange(900.0) for name in names}) for names in ("a", "abc"))
+    tally = Tally(wide)
+    tally.add({name: np.arange(900.0) for name in "abc"})
+    stretch = Stretch(tally, (), 100, 50, 1.0, ())
+    said, evidence = compared(narrow, (stretch, truth([], [])), WatchPlan(), None, (1.0,))
+    assert [(one.what, one.alarm) for one in said] == [("quality", False), ("errors", True)]
+    assert ("cannot be compared" in said[0].said, evidence) == (True, (1.0,))
 
 
 def test_an_alarm_says_what_it_means_for_the_metric_and_all_of_it_is_plain() -> None:

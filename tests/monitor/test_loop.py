@@ -111,9 +111,13 @@ def test_errors_and_latency_need_no_baseline_and_a_few_of_a_few_prove_nothing(gr
     assert (one.requests, one.errors, round(one.p95_ms)) == (300, 30, 82)
     (seen,) = ground.desk.glance(ground.house.system(), ground.record, at + 30)
     assert (seen.revision, seen.requests, seen.errors, seen.rows) == (1, 300, 30, 0)
-    ground.ask(at + 90, 210, errors=12, took_us=900)
-    ground.turns(at + 3 * MINUTE)
-    assert not ground.windows()[-1].alarms
+    ground.append(ground.count(10, at + 70))
+    ground.ask(at + 75, 60, errors=40, took_us=900)  # what fails is told of, however few rows there are
+    ground.turns(at + 2 * MINUTE + 5)
+    assert (len(ground.windows()), ground.windows()[-1].rows, ground.windows()[-1].alarms) == (2, 10, 1)
+    ground.ask(at + 130, 210, errors=12, took_us=900)
+    ground.turns(at + 3 * MINUTE + 5)
+    assert (len(ground.windows()), ground.windows()[-1].alarms) == (3, 0)
 
 
 def test_labels_that_come_late_tell_how_good_it_was(ground: Ground) -> None:

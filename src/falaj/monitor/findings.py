@@ -50,8 +50,7 @@ def served(stretch: Stretch, plan: WatchPlan) -> list[Finding]:
     made, rows = [], stretch.requests
     if plan.errors and rows:
         share = stretch.errors / rows
-        low = least_share(stretch.errors, rows)
-        alarm = rows >= LEAST_REQUESTS and low > plan.errors
+        alarm = fails(stretch.errors, rows, plan.errors)
         said = f"{stretch.errors:,} of {rows:,} requests failed ({share:.2%}; {plan.errors:.2%} are too many)"
         made.append(
             Finding("errors", measure="share", value=share, bound=plan.errors, rows=rows, alarm=alarm, said=said)
@@ -77,6 +76,11 @@ def _plain(one: Finding) -> Finding:
         one.what, one.column, one.segment, one.measure, value, then, bound, p, int(one.rows), bool(one.alarm), one.said,
         measures,
     )  # fmt: skip
+
+
+def fails(errors: int, requests: int, most: float) -> bool:
+    """Whether more than this share failed, beyond what chance does to a few requests."""
+    return requests >= LEAST_REQUESTS and least_share(errors, requests) > most
 
 
 def least_share(hits: int, rows: int, z: float = 2.326) -> float:

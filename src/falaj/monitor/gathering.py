@@ -173,7 +173,7 @@ def parts_of(came: Mapping[float, Came], counts: Iterable[Counted], since: float
     for row in counts:
         slot = slot_of(max(row.at, since), every_s)
         old = parts.get(slot, Part())
-        parts[slot] = Part(old.rows, old.requests + row.requests)
+        parts[slot] = Part(old.rows, old.requests + row.requests, old.errors + row.errors)
     return parts
 
 

@@ -1,12 +1,14 @@
 """One window of one revision: gathered, compared, judged, and written with the cursor that passes it."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from falaj.core.context import Context
+from falaj.core.errors import Corrupt, Invalid
 from falaj.core.ref import Ref
-from falaj.drift.records import Finding
+from falaj.drift.records import Finding, Profile
 from falaj.drift.season import Moment, seasonal, together
 from falaj.drift.tally import Tally
 from falaj.monitor import findings, labelled
@@ -23,6 +25,7 @@ from falaj.store.records import Record
 if TYPE_CHECKING:
     from falaj.monitor.service import Monitor
 
+log = logging.getLogger(__name__)
 Body = dict[str, Any]
 SEASONS = 4.5
 """So many are looked back to."""
@@ -74,7 +77,9 @@ class Judging:
         least, cutting = plan.rules.least_rows, bool(entry["profile"])
 
         def enough(part: Part) -> bool:
-            return (part.rows if cutting and part.rows else part.requests) >= least
+            # A service that fails is told of at once, however few rows there are to compare.
+            failing = bool(plan.errors) and findings.fails(part.errors, part.requests, plan.errors)
+            return failing or (part.rows if cutting and part.rows else part.requests) >= least
 
         by_rows = cut(since, plan.every_s, end, parts, enough)
         if by_rows is None and (parts or not self._labels_wait(ctx, ref, entry, end)):
@@ -85,7 +90,8 @@ class Judging:
         truth = labelled.joined(self._desk.serve, ctx.tenant, ref, revision, span, profile, plan.segment)
         if by_rows is None and len(truth.label) < labelled.LEAST:
             return None  # they are of other revisions
-        said, evidence = labelled.judged(truth, profile, plan.rules, entry["evidence"])
+        before = self._before(ctx.tenant, ref, revision, found, plan)
+        said, evidence = compared(profile, (stretch, truth), plan, before, entry["evidence"])
         window = self._window(ctx, served, (revision, entry), found, (stretch, truth, said), plan)
         return window, stretch, {**_after(entry, window, truth), "evidence": list(evidence)}
 
@@ -104,15 +110,12 @@ class Judging:
         plan: WatchPlan,
     ) -> Window:
         (revision, entry), (stretch, truth, said), ref = of, what, served.ref.bare
-        profile = self._desk.baselines.profile(ctx.tenant, ref, revision)
-        before = self._before(ctx.tenant, ref, revision, found, plan)
-        made = [*findings.found(profile, stretch, plan, before), *said]
         rows = stretch.tally.rows if stretch.tally else 0
         notes = [*stretch.notes, *labelled.notes(truth, entry["waits"])]
         if found.few:
             notes.append(f"too few rows to compare: {rows:,} of {plan.rules.least_rows:,}")
         return Window(
-            since=found.since, until=found.until, revision=revision, rows=rows, findings=findings.bounded(made),
+            since=found.since, until=found.until, revision=revision, rows=rows, findings=findings.bounded(said),
             requests=stretch.requests, number=entry["number"] + 1, errors=stretch.errors,
             cost=self._desk.gathering.cost(ctx, ref, revision, found.since, found.until),
             p95_ms=round(stretch.p95_ms, 3), labels=len(truth.label), note="; ".join(notes)[:500],
@@ -153,6 +156,25 @@ class Judging:
             whose = Whose(served.key.tenant, served.ref.bare, served.body["zone"])
             self._desk.kept.append(whose, replace(window, state=after.body["state"]))
         return after
+
+
+def compared(
+    profile: Profile | None,
+    what: tuple[Stretch, Truth],
+    plan: WatchPlan,
+    before: Tally | None,
+    evidence: Sequence[float],
+) -> tuple[list[Finding], Sequence[float]]:
+    """Everything that is found. Profiles and rows come from strangers: should one of them break the arithmetic, that is
+    said of this window, and the watches of others go on."""
+    stretch, truth = what
+    try:
+        told, state = labelled.judged(truth, profile, plan.rules, evidence)
+        return [*findings.found(profile, stretch, plan, before), *told], state
+    except (ArithmeticError, LookupError, TypeError, ValueError, Corrupt, Invalid) as error:
+        log.warning("a window cannot be compared", exc_info=True)
+        said = f"the window cannot be compared: {error!s:.200}"
+        return [Finding("quality", measure="broken", said=said), *findings.served(stretch, plan)], evidence
 
 
 def _spoiled(window: Window) -> bool:

@@ -31,6 +31,7 @@ class Part(NamedTuple):
 
     rows: int = 0
     requests: int = 0
+    errors: int = 0
 
 
 class Cut(NamedTuple):
@@ -101,7 +102,7 @@ def cut(
         if at + every_s > end + 1e-6:
             return None  # it may still grow
         more = parts.get(at, Part())
-        whole = Part(whole.rows + more.rows, whole.requests + more.requests)
+        whole = Part(whole.rows + more.rows, whole.requests + more.requests, whole.errors + more.errors)
         if enough(whole):
             return Cut(begin, at + every_s)
     return Cut(begin, first + MOST_GROWN * every_s, few=True)
