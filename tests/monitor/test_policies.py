@@ -124,7 +124,8 @@ def test_drift_is_told_of_and_retrained_for_once(ground: Ground) -> None:
     assert (view.state, len(view.incidents)) == ("acting", 1)
     alert = ground.events(endpoint, "monitor.alert")[0]
     assert (alert.body["incident"], alert.body["what"]) == (str(view.incidents[0]), "drift")
-    assert "age rose" in alert.body["said"]
+    assert alert.body["said"] == said.body["said"] == "input age: ks 0.3", "the log holds no value that came"
+    assert "age rose" in ground.mona.monitor.incident(view.incidents[0]).said
     assert not ground.tend(endpoint), "nothing is known of the flow yet"
 
     ground.flow_says("flows.start", said.body["id"])
@@ -177,7 +178,7 @@ def test_somebody_must_agree_first(ground: Ground, says: str) -> None:
     ground.tend(endpoint)
     mine = ground.mona.approvals.list(action="monitor.retrain", state="waiting")
     assert len(mine) == 1, "asked once"
-    assert "age rose" in mine[0].approval.reason
+    assert mine[0].approval.reason == f"retrain for {endpoint}: input age: ks 0.3"
     badr = ground.town.as_("badr").approvals
     if says == "give":
         badr.give(mine[0].ref)

@@ -149,7 +149,8 @@ def answer_to(tx: Reader, watch: Record, doing: Doing, now: float) -> tuple[str,
 def ask(here: Here, watch: Ref, machine: Machine, said: str) -> None:
     """Put the question to whoever may approve; the same question again is found, not asked twice."""
     if machine.doing is not None:
-        here.approvals.ask(ASKS, digest_of(machine.doing), said[:500] or "retraining", about=watch, needs=NEEDS)
+        reason = f"retrain for {machine.whose}: {said}"[:500]
+        here.approvals.ask(ASKS, digest_of(machine.doing), reason, about=watch, needs=NEEDS)
 
 
 def go_back(here: Here, served: Record, facts: Facts, doing: Doing, said: str) -> bool:

@@ -12,7 +12,7 @@ from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.monitor import decide
-from falaj.monitor.machine import Episode, Machine, machine_body, machine_in
+from falaj.monitor.machine import BREAKAGE, Episode, Machine, machine_body, machine_in
 from falaj.monitor.records import ACKNOWLEDGED, OPEN, RESOLVED, Incident, Verdict
 from falaj.monitor.watches import Watches, endpoint_of, incident_ref, saved, watch_of
 from falaj.store.codec import from_plain, to_plain
@@ -20,7 +20,7 @@ from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 
 INCIDENT = "incident"
-MOST_PAGE, MOST_NOTES, LONGEST = 1_000, 100, 2_000
+MOST_PAGE, MOST_NOTES, MOST_NAMED, LONGEST = 1_000, 100, 10, 2_000
 
 
 class Incidents(Watches):
@@ -173,6 +173,17 @@ def closed(tx: Writer, watch: Record, episode: Episode, now: float) -> Record | 
         return None
     made = replace(incident_in(old), state=RESOLVED, resolved_by="falaj", resolved_at=now, cause=episode.why)
     return _put(tx, old, made, episode.cause)
+
+
+def openly(verdict: Verdict) -> str:
+    """What the log, and whoever hears it, is told: columns and figures, and no value that somebody sent.
+
+    The words of findings may name values (a new category, say). They stand in the incident, under its label, where
+    they can be erased; an event stays for ever.
+    """
+    found = [] if verdict.what == BREAKAGE else verdict.evidence[:MOST_NAMED]
+    told = [f"{one.what} {one.column}".strip() + f": {one.measure} {one.value:.3g}" for one in found]
+    return "; ".join(told) or verdict.said[:LONGEST]
 
 
 def gone(old: Machine, new: Machine) -> list[Episode]:

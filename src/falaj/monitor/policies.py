@@ -15,7 +15,7 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.monitor import acting, decide
 from falaj.monitor.challenge import Challenges
-from falaj.monitor.incidents import Incidents, closed, gone, open_of, opened
+from falaj.monitor.incidents import Incidents, closed, gone, open_of, opened, openly
 from falaj.monitor.machine import (
     BEGUN,
     FAILED,
@@ -167,7 +167,7 @@ class Policies(Incidents, Challenges):
         try:
             _, here = self.behalf(ctx, record)
             with self._ledger.read(ctx) as tx:
-                said = str((tx.get(_verdict_ref(record, doing.id)) or record).body.get("said", ""))
+                said = openly(verdict_in(tx.need(_verdict_ref(record, doing.id))))
             if doing.action != ROLLBACK:
                 acting.ask(here, record.ref.bare, machine, said)
                 return True
@@ -217,13 +217,13 @@ class Policies(Incidents, Challenges):
             incident = opened(tx, watch, verdict, now)
             tx.emit(
                 "monitor.alert", incident.ref, endpoint=str(endpoint), what=str(incident.body["what"]),
-                said=verdict.said[:2000], since=float(incident.body["since"]), incident=str(incident.ref.bare),
+                said=openly(verdict), since=float(incident.body["since"]), incident=str(incident.ref.bare),
             )  # fmt: skip
         elif verdict.state in (PROPOSED, BEGUN):
             inputs, model = _model(tx, endpoint, verdict.revision)
             tx.emit(
                 "monitor.verdict", watch.ref, inputs, action=verdict.action, cause=verdict.cause, flow=verdict.flow,
-                endpoint=str(endpoint), model=model, id=verdict.id, since=verdict.since, said=verdict.said[:2000],
+                endpoint=str(endpoint), model=model, id=verdict.id, since=verdict.since, said=openly(verdict),
             )  # fmt: skip
         else:
             said = "monitor.ask" if verdict.state == WAITING else "monitor.act"
