@@ -43,7 +43,7 @@ def noise() -> None:
     print(f"  {'':28}{'ours':>8}{'any KS':>8}{'PSI .1':>8}{'PSI .2':>8}")
     for world in WORLDS:
         for then, rows in ((10_000, 200), (2_000, 1_000), (10_000, 10_000), (20_000, 100_000)):
-            references = max(2, REFERENCES // 6) if rows == 100_000 else REFERENCES
+            references = max(2, REFERENCES // 10) if rows == 100_000 else REFERENCES
             found = list(windows(WORLDS[world], references, EACH, then=then, rows=rows, seed=rows))
             shares = [_share(one, found) for one in (ours, any_ks, lambda each: any_psi(each, 0.1), any_psi)]
             print(f"  {world:<10}{then:>8}{rows:>9} " + "".join(f"{share:8.1f}" for share in shares), flush=True)

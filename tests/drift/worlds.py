@@ -14,6 +14,7 @@ from falaj.drift.tally import Tally
 Columns = dict[str, NDArray[np.generic]]
 World = Callable[[np.random.Generator, int, float], Columns]
 RULES = Rules(least_rows=100)
+NAMES = np.array([f"v{at}" for at in range(50_000)])
 
 
 def plain(draw: np.random.Generator, rows: int, shift: float = 0.0) -> Columns:
@@ -43,9 +44,9 @@ def mixed(draw: np.random.Generator, rows: int, shift: float = 0.0) -> Columns:
     found |= {f"few{at}": draw.choice(["a", "b", "c", "d"], rows, p=[0.6, 0.3, 0.09, 0.01]) for at in range(3)}
     found |= {f"flag{at}": (draw.random(rows) < 0.003).astype(np.int64) for at in range(2)}
     for many in (50, 300, 1_000, 5_000):
-        found[f"of{many}"] = np.char.add("v", draw.integers(0, many, rows).astype(str))
-    found["common"] = np.char.add("v", np.minimum(draw.zipf(1.5, rows), 10**6).astype(str))
-    found["id"] = np.char.add("u", draw.integers(0, 10**9, rows).astype(str))
+        found[f"of{many}"] = NAMES[draw.integers(0, many, rows)]
+    found["common"] = NAMES[np.minimum(draw.zipf(1.5, rows), len(NAMES) - 1)]
+    found["id"] = draw.integers(0, 10**9, rows).astype(str)
     return found
 
 
