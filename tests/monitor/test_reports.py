@@ -21,7 +21,8 @@ EVIL = '<script>alert("x")</script>\x1b[2J'
 
 
 def window(number: int, *findings: Finding, rows: int = 1000) -> Window:
-    return Window(number * 60.0, number * 60.0 + 60, 1, rows, findings, number=number)
+    more = {"number": number, "requests": 500, "errors": 5, "cost": 60.0, "p95_ms": 12.0}
+    return Window(number * 60.0, number * 60.0 + 60, 1, rows, findings, **more)  # type: ignore[arg-type]
 
 
 def figures(**more: Any) -> Figures:
@@ -93,6 +94,7 @@ def test_the_report_says_which_how_much_since_when_where_and_what_it_means() -> 
     assert "since 1970-01-01 00:03Z" in text
     assert "accuracy is estimated at 0.8" in text
     assert "  alarms ··!!" in text
+    assert "2,000 requests, 1.00% failed, 95 % within 12 ms at worst, 240 slot seconds (120 for a thousand)" in text
     assert "\x1b" not in text  # nobody's data moves a cursor
 
 

@@ -176,7 +176,7 @@ class Basing:
             try:
                 based = based_on(profiled(rows, self._plan.segment), number, TRAFFIC, self._now)
                 return Found(based, {**entry, "note": ""})
-            except Invalid as error:
+            except (Invalid, ArithmeticError, LookupError, TypeError, ValueError) as error:  # callers wrote all of it
                 entry = {**entry, "unfit": f"the first traffic makes no baseline: {error}"[:300]}
         told.append(entry["unfit"] or f"waits for {LEAST_TRAFFIC:,} requests in the journal")
         return Found(None, {**entry, "note": "; ".join(told)})

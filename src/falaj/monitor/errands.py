@@ -104,7 +104,8 @@ def told(figures: Figures, title: str) -> list[str]:
     """The report as lines for a terminal."""
     alarms = [one for one in figures.findings if one.alarm]
     meant = [one for one in figures.findings if one.what in _MEANT and not one.alarm]
-    lines = [printable(title), f"{page.summary(figures)}; {page.facts(figures)}", ""]
+    lines = [printable(title), f"{page.summary(figures)}; {page.facts(figures)}"]
+    lines += [page.service(figures), ""] if figures.windows else [""]
     lines += ["alarms:", *(_said(one, figures) for one in alarms[:MOST_SAID]), ""] if alarms else []
     lines += ["what it means:", *(_said(one, figures) for one in meant[:MOST_SAID]), ""] if meant else []
     lines += ["windows, oldest first:", *plots.timeline(figures.windows[-100:]), ""] if figures.windows else []

@@ -29,6 +29,7 @@ def render(figures: Figures, title: str) -> str:
     others = [one for one in figures.findings if one.what not in _MEANT and not one.alarm]
     parts = [
         f"<h1>{shown(title)}</h1><p>{shown(summary(figures))}</p><p><small>{shown(facts(figures))}</small></p>",
+        f"<p>{shown(service(figures))}</p>",
         "<h2>Alarms</h2>" + _table(alarms, figures) if alarms else "<h2>Alarms</h2><p>None.</p>",
         "<h2>What it means</h2>" + _table(meant, figures) if meant else "",
         "<h2>Windows</h2>" + svg_timeline(figures.windows) if figures.windows else "",
@@ -59,6 +60,19 @@ def facts(figures: Figures) -> str:
     said += [f"against {figures.baseline}"] if figures.baseline else []
     said += [f"{figures.seen:,} rows came"] if figures.seen > figures.rows else []
     return " · ".join([*said, *([figures.note] if figures.note else [])])
+
+
+def service(figures: Figures) -> str:
+    """What answering took, by the windows: requests, failures, time, and slots."""
+    mine = [one for one in figures.windows if one.revision == figures.revision]
+    requests, cost = sum(one.requests for one in mine), sum(one.cost for one in mine)
+    if not requests:
+        return ""
+    failed, slow = sum(one.errors for one in mine) / requests, max(one.p95_ms for one in mine)
+    return (
+        f"{requests:,} requests, {failed:.2%} failed, 95 % within {slow:.3g} ms at worst, "
+        f"{cost:,.0f} slot seconds ({1000 * cost / requests:.3g} for a thousand)"
+    )
 
 
 def moment(at: float) -> str:
