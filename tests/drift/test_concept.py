@@ -58,6 +58,9 @@ def test_errors_are_evidence_over_windows() -> None:
     assert found.p <= 0.001
     assert found.what == "performance"
     assert "for certain" in found.said
+    found, state = errors(quality, wrong(batch(NONE, 2_000, seed=99)), RULES, state)
+    assert found is not None
+    assert not found.alarm  # It is over.
 
 
 def test_without_knowledge_nothing_is_said() -> None:

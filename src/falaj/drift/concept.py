@@ -49,10 +49,10 @@ def errors(
     evidence.add(came)
     now, then = float(came.mean()), 1 - quality.metrics["accuracy"]
     said = f"{now:.1%} of {len(came)} answers were wrong, before {then:.1%}"
-    if evidence.found:
+    if evidence.found and now > most:  # Found once is found for ever; but it may be over.
         said += f"; more than {most:.1%} for certain"
     found = Finding(
-        "performance", "", "", "errors", now, then, most, evidence.p, len(came), evidence.found and now > then, said
+        "performance", "", "", "errors", now, then, most, evidence.p, len(came), evidence.found and now > most, said
     )
     return found, evidence.state
 
