@@ -13,23 +13,36 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
+from falaj.drift.profile import digest, profile_of, to_json
+from falaj.drift.records import FILE
+from falaj.drift.tally import Tally
 from falaj.infer import edge
 from falaj.serve import edge_files
+from tests.infer import models
 from tests.serve.ground import logged
 from tests.serve.laptop import SMALL, Laptop
 from tests.town import LABEL, Town, refusal
 
 SCORE = "endpoint:fraud/score"
+X = np.random.default_rng(0).random((200, 32)).astype(np.float32)
+PROFILE = profile_of(
+    {f"x[{at}]": X[:, at] for at in range(32)},
+    predictions={"y": models.mlp_of(X)[:, 0]},
+    tensors={"x": tuple(f"x[{at}]" for at in range(32)), "y": ("y",)},
+)
 ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 32], "data": [0.5] * 32}]}
 
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     made = Laptop(tmp_path_factory.mktemp("laptop"))
-    made.here.serve.deploy(SCORE, made.model(), sample=1.0, **SMALL)
+    folder = models.mlp(made.home / "watched")
+    (folder / FILE).write_bytes(to_json(PROFILE))
+    made.here.serve.deploy(SCORE, made.here.catalog.publish("model:fraud/scorer", str(folder)).ref, sample=1.0, **SMALL)
     yield made
     made.here.close()
 
@@ -175,6 +188,9 @@ def test_a_bundle_serves_alone_and_tells_later(laptop: Laptop, made: Any, tmp_pa
     assert lines[0].response["y"] == [[pytest.approx(answers[0]["outputs"][0]["data"][0])]]
     counted = laptop.here.house.desks["serve"].counts.since("house", laptop.show().ref, 0)["edge"]
     assert (counted.requests, counted.errors, counted.revision) == (5, 0, 1)
+    sketched = laptop.here.house.desks["serve"].sketches.read("house", laptop.show().ref)
+    assert [Tally.from_bytes(one.data, PROFILE).rows for one in sketched] == [5]  # Once, though it was synced twice.
+    assert (sketched[0].revision, sketched[0].profile) == (1, digest(PROFILE))
     done = laptop.here.serve.collect(SCORE, "dataset:fraud/score-log")
     assert laptop.here.catalog.show(done.ref).table.rows == 5
 
@@ -184,7 +200,10 @@ def test_lines_that_are_none_are_refused(laptop: Laptop) -> None:
     times = [
         count.replace('"at": 1', f'"at": {at}').replace('"errors": 2', '"errors": 0') for at in ("1e400", "NaN", "-1")
     ]
-    for lines in ("[]", "{", '{"inputs": []}', '{"requests": 1, "at": 1}', count, *times):
+    tally = {"at": 5, "until": 6, "version": 1, "life": "ab", "n": 1, "profile": "f" * 64, "tally": ""}
+    odd = [{"tally": "RkpUMQ=="}, {"n": 0}, {"life": "../x"}, {"profile": "f"}, {"until": 4}, {"at": None}]
+    tallies = [json.dumps({**tally, **change}) for change in ({}, *odd)]
+    for lines in ("[]", "{", '{"inputs": []}', '{"requests": 1, "at": 1}', count, *times, *tallies):
         assert isinstance(refusal(lambda lines=lines: laptop.here.serve.absorb(SCORE, "b", lines)), Invalid), lines
     strange = '{"requests":1,"errors":0,"at":1,"version":77,"mean_us":1}'
     assert isinstance(refusal(lambda: laptop.here.serve.absorb(SCORE, "b", strange)), Invalid)
@@ -192,8 +211,6 @@ def test_lines_that_are_none_are_refused(laptop: Laptop) -> None:
 
 
 def test_whoever_may_not_carry_it_out_hears_it_before_a_byte_is_written(tmp_path: Path) -> None:
-    from tests.infer import models
-
     town = Town(tmp_path / "house")
     for name, place in (("ines", "IE"), ("adil", "AE")):
         town.tokens[name] = town.as_("fatima").people.add(name, ("ml-engineer",), jurisdiction=place).token

@@ -6,10 +6,12 @@ and the bytes that are loaded are hashed once more as they are loaded.
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import sys
 import tarfile
@@ -183,12 +185,14 @@ async def _serve(bundle: Bundle, config: Config, logs: Path) -> int:
     server, ended = await begun(config)
     print(json.dumps({**server.ready(), **_about(bundle)}), flush=True)  # noqa: T201
     before = (0, 0, 0)
+    tallies = _Tallies(server, config.models[0].version, logs)
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), COUNT_S)
         if ended.is_set():
             await server.drain()
         before = _count(server, config, logs, before)
+        tallies.write()
     return server.exit_code
 
 
@@ -208,6 +212,28 @@ def _count(server: Server, config: Config, logs: Path, before: tuple[int, int, i
     with (logs / "counts.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     return now
+
+
+class _Tallies:
+    """What a watched model counted, line by line beside the counts; `falaj serve sync` carries it."""
+
+    def __init__(self, server: Server, version: str, logs: Path) -> None:
+        self._watching = [one.watching for one in server.engine.sessions() if one.watching is not None]
+        self._version, self._file = version, logs / "counts.jsonl"
+        self._life, self._number, self._since = secrets.token_hex(8), 0, time.time()
+
+    def write(self) -> None:
+        """A line for what was counted since the last one."""
+        for one in self._watching:
+            taken, since, self._since = one.take(), self._since, time.time()
+            if taken.seen:
+                self._number += 1
+                line = {
+                    "at": min(since, self._since), "until": self._since, "version": self._version, "life": self._life,
+                    "n": self._number, "profile": one.digest, "tally": base64.b64encode(taken.to_bytes()).decode(),
+                }  # fmt: skip
+                with self._file.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
 
 
 def _about(bundle: Bundle) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 SERVER = "falaj-edge.pyz"
 FORMAT = "falaj-edge/1"
 _MAIN = "import sys\nfrom falaj.infer.edge import main\nsys.exit(main(sys.argv[1:]))\n"
-_ROOMS = ("core", "worker", "asof", "oip", "infer")
+_ROOMS = ("core", "drift", "worker", "asof", "oip", "infer")
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _PACKAGES = ("cryptography", "hpack", "httptools", "msgspec", "numpy", "uvloop")
 _RUNTIMES = {

@@ -8,15 +8,17 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Invalid
+from falaj.core.errors import Conflict, Corrupt, Invalid
 from falaj.core.ports import Series
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.drift.packing import joined
 from falaj.govern.keys import Keyring
 from falaj.serve import books, edge_files, fitness
 from falaj.serve.blocks import Whose
 from falaj.serve.counts import EDGE, Counted, Counts, bucket
 from falaj.serve.journal import JSON, Journal, Logged
+from falaj.serve.sketches import Sketched, Sketches
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
@@ -65,6 +67,11 @@ class Edges:
     def journal(self) -> Journal:
         """What they kept of requests."""
         return Journal(self.series, self._ledger)
+
+    @cached_property
+    def sketches(self) -> Sketches:
+        """What replicas and edge servers counted of inputs and answers."""
+        return Sketches(self.series, self._ledger)
 
     @verb(reads=("endpoint",), group="move")
     def pack(
@@ -118,12 +125,14 @@ class Edges:
             known = {one["number"] for one in record.body["revisions"]}
             rows = [_logged(one) for one in found if "inputs" in one]
             told = [_counted(one, whose, bundle) for one in found if "requests" in one]
-            said = {row.revision for row in rows} | {row.revision for row in told}
+            tallies = [_sketched(one, bundle) for one in found if "tally" in one]
+            said = {row.revision for row in rows} | {row.revision for row in told} | {row.revision for row in tallies}
             if unknown := sorted(said - known):
                 raise Invalid(f"{endpoint.bare} has no revision {unknown[0]}", "sync it to the endpoint it is of")
             past = [row.at for row in self.counts.rows(whose.tenant, whose.ref, 0.0) if row.gateway == f"edge-{bundle}"]
             fresh = [row for row in told if row.at > max(past, default=0.0)]
             self.counts.append(fresh)
+            self.sketches.append(whose, tallies)
             kept = self.journal.append(whose, rows, once=True)
             tx.emit("serve.absorb", record.ref, requests=kept, counts=len(fresh), bundle=bundle)
         return Synced(record.ref.bare, kept, len(fresh))
@@ -205,6 +214,23 @@ def _logged(line: Mapping[str, Any]) -> Logged:
         raise Invalid("a line of a journal is not whole", "sync the folder as the server left it") from error
     bodies = (json.dumps(sent).encode(), json.dumps(given).encode())
     return Logged(at, str(line.get("id") or digest), "", EDGE, version, status, latency_us, EDGE, *bodies, JSON)
+
+
+def _sketched(line: Mapping[str, Any], bundle: str) -> Sketched:
+    """What an edge server counted of its model. That it fits the profile is seen when it is compared."""
+    import base64
+
+    try:
+        at, until, revision, number = _moment(line["at"]), _moment(line["until"]), int(line["version"]), int(line["n"])
+        life, profile = str(line["life"]), str(line["profile"])
+        data = base64.b64decode(line["tally"], validate=True)
+        if not (_is_hash(profile) and at <= until and 0 < number < 1 << 48 and life.isalnum() and len(life) <= 32):
+            raise ValueError(life)
+        joined([data])
+    except (KeyError, TypeError, ValueError, OverflowError, Corrupt) as error:
+        raise Invalid("a line of a tally is not whole", "sync the folder as the server left it") from error
+    whose = hashlib.sha256(bundle.encode()).hexdigest()[:16]
+    return Sketched(at, until, revision, f"edge-{whose}.{life}", number, profile, data)
 
 
 def _moment(said: Any) -> float:

@@ -34,7 +34,6 @@ from falaj.serve.records import (
     Rollout,
     VerdictView,
 )
-from falaj.serve.sketches import Sketches
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 
@@ -174,11 +173,6 @@ class Rollouts(Edges):
     def labels(self) -> Labels:
         """What turned out to be true."""
         return Labels(self.series, self._ledger)
-
-    @cached_property
-    def sketches(self) -> Sketches:
-        """What replicas counted of inputs and answers."""
-        return Sketches(self.series, self._ledger)
 
     def tend(self, ctx: Context, record: Record, ready: Mapping[int, int]) -> bool:
         """One look at an endpoint's roll-out; True when something changed. `ready`: replicas by revision.
