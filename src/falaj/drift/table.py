@@ -20,7 +20,7 @@ Columns = dict[str, NDArray[Any]]
 Table = str | Path | Mapping[str, Any]
 SAMPLE = 100_000
 """Rows by which axes are cut."""
-_PIECE = 16_384
+_PIECE, _WHOLE = 8_192, 6_000_000
 _KINDS = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc", ".csv": "csv"}
 
 
@@ -98,13 +98,12 @@ def pieces(table: Table, *, only: Sequence[str] = (), without: Sequence[str] = (
     import pyarrow as pa
 
     try:
-        for batch in _batches(table, only, without):
-            yield {name: _array(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        yield from _read(table, only, without)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OSError) as error:
         raise Corrupt(f"the table cannot be read: {str(error)[:200]}", "write it anew") from error
 
 
-def _batches(table: str | Path, only: Sequence[str], without: Sequence[str]) -> Iterator[Any]:
+def _read(table: str | Path, only: Sequence[str], without: Sequence[str]) -> Iterator[Columns]:
     kind, files = _files(table)
     schema = _dataset(kind, files).schema
     names = [
@@ -112,15 +111,32 @@ def _batches(table: str | Path, only: Sequence[str], without: Sequence[str]) -> 
         if (not only or one.name in only) and one.name not in without and _is_value(one.type)
     ]  # fmt: skip
     if kind == "parquet":
-        # Not through the dataset: it reads whole row groups ahead, which may be the whole file.
-        from pyarrow.parquet import ParquetFile
-
         for file in files:
-            with ParquetFile(file, buffer_size=1 << 16, pre_buffer=False) as opened:
-                yield from opened.iter_batches(_PIECE, columns=names, use_threads=False)
+            yield from _parquet(file, names)
         return
     read = {"batch_size": _PIECE, "batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
-    yield from _dataset(kind, files).to_batches(columns=names, **read)
+    yield from (_arrays(batch) for batch in _dataset(kind, files).to_batches(columns=names, **read))
+
+
+def _parquet(file: str, names: Sequence[str]) -> Iterator[Columns]:
+    """Not through the dataset: it reads whole row groups ahead, which may be the whole file. A group that is small is
+    read one column after the other, because a reader of many columns at once holds the dictionaries of all."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file, buffer_size=1 << 16, pre_buffer=False) as opened:
+        for group in range(opened.metadata.num_row_groups):
+            if opened.metadata.row_group(group).num_rows * len(names) > _WHOLE:
+                for batch in opened.iter_batches(_PIECE, [group], names, use_threads=False):
+                    yield _arrays(batch)
+                continue
+            made: Columns = {}
+            for name in names:
+                made[name] = _array(opened.read_row_group(group, [name], use_threads=False).column(0).combine_chunks())
+            yield made
+
+
+def _arrays(batch: Any) -> Columns:
+    return {name: _array(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
 
 
 def _files(table: str | Path) -> tuple[str, list[str]]:
