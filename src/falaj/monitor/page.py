@@ -10,7 +10,8 @@ from falaj.monitor.plots import shown, svg_histogram, svg_timeline
 from falaj.monitor.records import Figures, Window
 
 _STYLE = """:root{color-scheme:light dark;--ink:#1d2a33;--paper:#fff;--line:#d9dee2;--then:#b9c4cc;--now:#2f6f8f;
---bad:#b3362b;--soft:#66727a}@media(prefers-color-scheme:dark){:root{--ink:#e4e9ec;--paper:#12181c;--line:#334048;--then:#4d5b64;
+--bad:#b3362b;--soft:#66727a}@media(prefers-color-scheme:dark){:root{--ink:#e4e9ec;--paper:#12181c;--line:#334048;
+--then:#4d5b64;
 --now:#6db3d3;--bad:#f07b6e;--soft:#98a5ad}}body{font:15px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;
 padding:0 1em;color:var(--ink);background:var(--paper)}table{border-collapse:collapse;width:100%}th,td{text-align:left;
 padding:.3em .6em;border-bottom:1px solid var(--line);vertical-align:top}td.n,th.n{text-align:right;
