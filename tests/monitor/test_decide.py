@@ -87,6 +87,14 @@ def test_without_a_flow_people_are_told() -> None:
     assert states == ["suspect", *["confirmed"] * 4]
 
 
+def test_while_a_revision_is_tried_none_is_trained() -> None:
+    tried, _ = tick(START, ACTS, 0.0, Facts(1, 2, live=(1, 2)))
+    machine, told, _ = run([window(at, "input:a") for at in range(4)], machine=tried)
+    assert actions(told) == ["alert"]
+    machine, _ = tick(machine, ACTS, 4 * HOUR, Facts(1, 2, live=(1,)))
+    assert actions(run([window(5, "input:a")], machine=machine)[1]) == ["retrain"]
+
+
 def test_small_windows_say_nothing() -> None:
     few = [window(at, rows=10) for at in range(2, 12)]
     machine, told, states = run([window(0, "input:a"), *few, window(12, "input:a")], WatchPlan())

@@ -213,11 +213,11 @@ def _retrained(
     machine: Machine, window: Window, alarms: tuple[Finding, ...], plan: WatchPlan, now: float
 ) -> tuple[Machine, tuple[Verdict, ...]]:
     """Drift that lasts and that this window shows, too, asks for a new model: once, and not while anything speaks
-    against it. Broken data is nothing to learn from."""
+    against it. Broken data is nothing to learn from, and a revision that is being tried may be the answer already."""
     acting, mine = plan.acting, [one for one in machine.episodes if one.open and one.revision == window.revision]
     due = [one for one in mine if one.group == DRIFT and not one.acted and not one.missed]
     trained = tuple(at for at in machine.trained if now - at < DAY_S)
-    held = machine.paused or machine.doing or machine.frozen or now < machine.cool_until
+    held = machine.paused or machine.doing or machine.frozen or now < machine.cool_until or len(machine.live) > 1
     poor = any(one.group in (QUALITY, BREAKAGE) for one in mine) or any(one.what == QUALITY for one in alarms)
     if acting.retrain is None or not due or held or poor or len(trained) >= acting.most_a_day:
         return machine, ()
