@@ -40,6 +40,6 @@ def test_power_by_rows() -> None:
     assert rate("mixed", 10, 4, then=10_000, rows=10_000, shift=0.1)[0] >= 0.97
     assert rate("plain", 10, 4, then=10_000, rows=10_000, shift=0.1)[0] >= 0.97
     assert rate("plain", 10, 10, then=10_000, rows=1_000, shift=0.1)[0] >= 0.5
-    assert rate("plain", 2, 5, then=100_000, rows=100_000, shift=0.02)[0] == 0.0  # Harmless.
+    assert rate("plain", 2, 5, then=100_000, rows=100_000, shift=0.02)[0] <= 0.1  # Harmless.
     few = list(windows(WORLDS["plain"], 5, 5, then=10_000, rows=10_000, shift=0.3, seed=1))
     assert sum(any_psi(found) for found in few) <= 3  # The usual threshold misses a third of a deviation.
