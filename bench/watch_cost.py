@@ -1,7 +1,7 @@
 """What counting costs in the serving path.
 
-    python bench/watch_cost.py             both parts; about a minute on two cores
-    python bench/watch_cost.py rows        one part: rows (in process), server (a real one under load)
+    python bench/watch_cost.py             all parts; about a minute on two cores
+    python bench/watch_cost.py rows        one part: rows, engine (both in process), server (a real one under load)
     --small                                a round of each; its figures mean little
 
 rows: CPU time of the whole path (hook, buffer, cut, count, sample, mixture) of a row of 50 features in runs of 32,
@@ -10,6 +10,7 @@ beside it and once without; the two take turns, and the CPU time of a request is
 A table for people, then one last line of JSON with every bar, missed ones too.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -31,20 +32,22 @@ from falaj.core.sheet import TensorSpec  # noqa: E402
 from falaj.drift.profile import profile_of, to_json  # noqa: E402
 from falaj.drift.records import FILE  # noqa: E402
 from falaj.infer.columns import named  # noqa: E402
-from falaj.infer.records import Counting  # noqa: E402
+from falaj.infer.engine import Engine  # noqa: E402
+from falaj.infer.records import Config, Counting, ModelConfig  # noqa: E402
 from falaj.infer.watching import Watching  # noqa: E402
+from falaj.oip.tensors import Ask, Given  # noqa: E402
 from tests.infer import models  # noqa: E402
 
 SMALL = "--small" in sys.argv
 ROUNDS, BURSTS, SECONDS = (1, 2, 0.5) if SMALL else (7, 40, 0.5)
-COLUMNS, BATCH, ROWS = 50, 32, 32_000
+COLUMNS, BATCH, ROWS, TURNS = 50, 32, 32_000, 100 if SMALL else 400
 TOKEN = "bench-token"  # noqa: S105 - of a server that lives for this bench
 EVERYTHING = Counting(share=1e9)
 
 
 def main() -> None:
-    """The parts that were named, or both."""
-    told("watch_cost", [rows, server], small=SMALL)
+    """The parts that were named, or all."""
+    told("watch_cost", [rows, engine, server], small=SMALL)
 
 
 def rows() -> None:
@@ -102,6 +105,46 @@ def server() -> None:
     # The CPU time of a request is what a core's throughput hangs on; others on the machine move the clock, not this.
     bar("path_throughput_loss", middle_, "<=", 0.03, f"by the clock {slower:+.3f}")
     bar("wrong_answers", sum(shot.bad for pair in pairs for shot in pair), "==", 0)
+
+
+def engine() -> None:
+    """The same in one process, without a network: steadier than `server` on a machine that others use."""
+    with folder() as at:
+        plain, watched = asyncio.run(_in_turns(at))
+    extra = statistics.median(b - a for a, b in zip(plain, watched, strict=True))
+    middle = statistics.median(plain)
+    print(f"  {middle:.2f} us CPU a request, {extra:+.2f} us when it is watched ({extra / middle:+.2%})")
+    bar("path_engine_us", extra, "<=", 0.8, "3 % of a request of 27 us")
+
+
+async def _in_turns(at: Path) -> tuple[list[float], list[float]]:
+    """CPU microseconds a request, round by round: not watched, and watched."""
+    asked_of = Engine(Config())
+    found: dict[str, list[float]] = {"plain": [], "watched": []}
+    for name in found:
+        model = models.mlp(at / name)
+        if name == "watched":
+            (model / FILE).write_bytes(to_json(small_profile()))
+        await asked_of.placed(ModelConfig(name, "1", str(model)))
+    data = (np.arange(32, dtype=np.float32) / 32).tobytes()
+    for number in range(2 * ROUNDS + 1):
+        for name in sorted(found, reverse=bool(number % 2)):
+            began = time.process_time()
+            for _ in range(TURNS):
+                left = asyncio.get_running_loop().create_future()
+                answers: list[Any] = []
+
+                def done(got: Any, answers: list[Any] = answers, left: Any = left) -> None:
+                    answers.append(got)
+                    if len(answers) == 64:
+                        left.set_result(None)
+
+                for _ in range(64):
+                    asked_of.submit(Ask(name, "1", [Given("x", "FP32", (1, 32), data)]), done)
+                await left
+            found[name].append((time.process_time() - began) / TURNS / 64 * 1e6)
+    await asked_of.close()
+    return found["plain"][1:], found["watched"][1:]
 
 
 def served(open_: contextlib.ExitStack, at: Path) -> tuple[Target, Target]:
