@@ -9,6 +9,7 @@ from falaj import flow, step
 from falaj.core.errors import Invalid
 from falaj.core.flow import Dataset, Model, writing_to
 from falaj.core.ref import Ref
+from falaj.core.sketch import kind_of
 
 
 @step(cpus=2, retries=1, outputs={"rows": "dataset:fraud/rows"})
@@ -60,6 +61,11 @@ def test_calls_are_written_down() -> None:
     assert steps["serve_add"]["takes"]["plan"] == {"map": {"needs": {"value": {"cpus": 1}}}}
     assert (steps["tell"]["after"], steps["tell"]["kind"], steps["tell"]["when"]) == (["score"], "job", {})
     assert steps["tell"]["words"] == {"command": "python tell.py", "gpus": 1}
+
+
+def test_what_stands_for_files() -> None:
+    texts = ("dataset:a/b", "model:a/b@v3", "job:a/b", "model: see docs/x", "dataset:", "code", 3, None)
+    assert [kind_of(one) for one in texts] == ["dataset", "model", "", "", "", "", "", ""]
 
 
 def test_outside_a_flow_a_step_is_its_function(tmp_path: Path) -> None:

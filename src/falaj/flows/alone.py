@@ -16,8 +16,9 @@ from typing import Any
 from falaj.core.context import Actor, Context
 from falaj.core.errand import Here
 from falaj.core.errors import UserCodeFailed
-from falaj.core.flow import Flow, kind_of, writing_to
+from falaj.core.flow import Flow, writing_to
 from falaj.core.ref import Ref
+from falaj.core.sketch import kind_of
 from falaj.flows import turns
 from falaj.flows.decide import in_order, needs
 from falaj.flows.plans import MOST_ITEMS, check_params

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
-from falaj.core.flow import kind_of
 from falaj.core.ref import Ref
+from falaj.core.sketch import kind_of
 from falaj.flows import cache, turns
 from falaj.flows.plans import APPROVAL
 from falaj.flows.records import FUNCTION, RUNNING, SUCCEEDED, Body, FlowPlan, StepPlan

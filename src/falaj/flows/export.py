@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from falaj.core.errors import Invalid
-from falaj.core.flow import kind_of
+from falaj.core.sketch import kind_of
 from falaj.flows.decide import leaves, needs
 from falaj.flows.records import FUNCTION, JOB, FlowView, StepPlan
 from falaj.jobs.records import JobSpec

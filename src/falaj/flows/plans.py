@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from falaj.core.errors import Invalid
-from falaj.core.flow import KINDS, kind_of
 from falaj.core.ref import Ref
+from falaj.core.sketch import KINDS, kind_of
 from falaj.core.verb import verb_of
 from falaj.desks import actions, desk_class
 from falaj.fleet.amounts import seconds

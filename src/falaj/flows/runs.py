@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from falaj.core.context import Actor, Context
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Invalid, NotFound
-from falaj.core.flow import kind_of
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
+from falaj.core.sketch import kind_of
 from falaj.core.verb import verb
 from falaj.flows import turns
 from falaj.flows.decide import leaves
