@@ -4,25 +4,24 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from falaj.core.errors import Invalid
+from falaj.drift.bounds import faults
 from falaj.drift.cutting import Array, Floats, frame, spread, text, true_edges
 from falaj.drift.mixture import prepared
 from falaj.drift.records import (
     CATEGORY,
     INPUT,
     LABEL,
-    MOST_COLUMNS,
     MOST_EDGES,
     MOST_SEGMENTS,
     MOST_VALUES,
     NUMBER,
-    ODD,
     PREDICTION,
     Axis,
     Profile,
@@ -31,12 +30,12 @@ from falaj.drift.records import (
 from falaj.drift.tally import Tally, as_numbers
 
 MOST_BYTES = 24 << 20
-MOST_PREDICTIONS = 40
 FEW_WHOLE = 20
 """Whole numbers with no more different values than this are names, not amounts."""
 _SAMPLE, _MIXED = 100_000, 20_000
-_MOST_NAME = 256
-_KINDS, _ROLES = (NUMBER, CATEGORY), (INPUT, PREDICTION, LABEL)
+_MOST_LAYOUTS = 64
+_LAYOUTS: dict[int, tuple[Profile, str]] = {}
+"""Of the profiles that were last used: every tally that is read or written asks for it."""
 
 
 class About(TypedDict, total=False):
@@ -227,8 +226,15 @@ def digest(profile: Profile) -> str:
 
 def layout(profile: Profile) -> str:
     """How it cuts, and nothing else: tallies of one layout can be joined and compared."""
+    held = _LAYOUTS.get(id(profile))
+    if held is not None and held[0] is profile:
+        return held[1]
     cuts = [[asdict(axis) | {"weight": 0} for axis in profile.axes], profile.segment, profile.segments]
-    return hashlib.sha256(json.dumps(cuts, sort_keys=True).encode()).hexdigest()[:32]
+    made = hashlib.sha256(json.dumps(cuts, sort_keys=True).encode()).hexdigest()[:32]
+    if len(_LAYOUTS) >= _MOST_LAYOUTS:
+        _LAYOUTS.clear()
+    _LAYOUTS[id(profile)] = profile, made
+    return made
 
 
 def read_profile(data: bytes) -> Profile:
@@ -267,81 +273,6 @@ def _read(kind: type[Any], found: Mapping[str, Any]) -> Any:
 
 def checked(profile: Profile) -> Profile:
     """The profile, if every bound holds."""
-    for said in _faults(profile):
+    for said in faults(profile):
         raise Invalid(f"the profile is no good: {said}", "make it anew")
     return profile
-
-
-def _faults(profile: Profile) -> Iterator[str]:
-    yield from _size_faults(profile)
-    for axis in profile.axes:
-        yield from _axis_faults(axis)
-    yield from _count_faults(profile)
-    yield from _other_faults(profile)
-
-
-def _size_faults(profile: Profile) -> Iterator[str]:
-    inputs = sum(axis.role == INPUT for axis in profile.axes)
-    if not profile.axes or inputs > MOST_COLUMNS or len(profile.axes) - inputs > MOST_PREDICTIONS:
-        yield f"it has {inputs} inputs and {len(profile.axes) - inputs} other columns"
-    if not all(_is_text(axis.name) and axis.name for axis in profile.axes):
-        yield "a column has no name, or a very long one"
-    elif len({axis.name for axis in profile.axes}) != len(profile.axes):
-        yield "two columns have one name"
-    if not (_is_count(profile.rows) and len(profile.segments) <= MOST_SEGMENTS and _is_text(profile.segment)):
-        yield "its rows or segments are out of bounds"
-    if not all(_is_text(one) for one in profile.segments) or len(set(profile.segments)) != len(profile.segments):
-        yield "its segments are not different texts"
-
-
-def _axis_faults(axis: Axis) -> Iterator[str]:
-    numbers = (axis.low, axis.high, axis.mean, axis.std, axis.weight, axis.centre, axis.scale, *axis.edges)
-    if axis.kind not in _KINDS or axis.role not in _ROLES:
-        yield f"{axis.name!r} is of an unknown kind or role"
-    elif not all(type(one) in {int, float} and np.isfinite(one) for one in numbers):
-        yield f"{axis.name!r} has a figure that is no finite number"
-    elif len(axis.edges) > MOST_EDGES or any(a >= b for a, b in zip(axis.edges, axis.edges[1:], strict=False)):
-        yield f"{axis.name!r} has too many edges, or they do not ascend"
-    elif axis.low > axis.high or axis.std < 0 or axis.scale < 0 or axis.weight < 0:
-        yield f"{axis.name!r} has a range or spread below nothing"
-    elif len(axis.values) > MOST_VALUES or not all(_is_text(one) for one in axis.values):
-        yield f"{axis.name!r} has too many values, or one that is no text"
-    elif len(set(axis.values)) != len(axis.values):
-        yield f"{axis.name!r} has a value twice"
-
-
-def _count_faults(profile: Profile) -> Iterator[str]:
-    parts = (profile.counts, *profile.by_segment)
-    if len(profile.by_segment) not in {0, len(profile.segments) + 1}:
-        yield "it does not count every segment"
-    for part in parts:
-        if len(part) != len(profile.axes):
-            yield "it does not count every column"
-        for axis, counts in zip(profile.axes, part, strict=False):
-            if len(counts) != axis.bins + len(ODD) or not all(_is_count(one) for one in counts):
-                yield f"the counts of {axis.name!r} do not fit its bins"
-            elif sum(counts) > profile.rows:
-                yield f"{axis.name!r} counts more rows than there are"
-
-
-def _other_faults(profile: Profile) -> Iterator[str]:
-    quality = profile.quality
-    figures = [*quality.metrics.values(), *quality.spread.values(), *profile.tests.values(), profile.made_at]
-    figures += [*quality.scores, *quality.chances, *(one for part in profile.mixture for one in part)]
-    if len(figures) > 1 << 16 or len(quality.scores) != len(quality.chances):
-        yield "its quality or mixture has parts that do not fit"
-    elif not all(type(one) in {int, float} and np.isfinite(one) for one in figures):
-        yield "its quality has a figure that is no finite number"
-    if not (_is_text(profile.source) and _is_text(quality.task) and _is_count(quality.rows)):
-        yield "what it says of its source is too long"
-    names = [name for columns in profile.tensors.values() for name in columns]
-    if len(names) > 2 * MOST_COLUMNS or not all(_is_text(name) for name in (*names, *profile.tensors)):
-        yield "its tensors have too many columns, or a column without a name"
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _MOST_NAME
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 53

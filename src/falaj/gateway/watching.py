@@ -51,7 +51,7 @@ class Watching:
         self._bytes = 0
         self._has: WeakKeyDictionary[Link, str] = WeakKeyDictionary()
         """Which profile each replica counts by."""
-        self._read: dict[str, tuple[bytes, Profile]] = {}
+        self._read: dict[str, tuple[bytes, str, Profile]] = {}
 
     def greet(self, route: Route, link: Link) -> None:
         """A replica was connected."""
@@ -129,8 +129,9 @@ class Watching:
         if held is None or held[0] != data:
             if len(self._read) >= MOST_PROFILES:
                 self._read.clear()
-            held = self._read[key] = (data, read_profile(data))
-        return digest(held[1]), held[1]
+            found = read_profile(data)
+            held = self._read[key] = (data, digest(found), found)
+        return held[1:]
 
     def _offer(self, route: Route, link: Link, has: str) -> None:
         """In a thread: the profile of a replica's revision, unless it has that one."""
