@@ -28,7 +28,7 @@ def people(rows: int, seed: int, shift: float = 0.0) -> tuple[Any, Any, Any]:
 def made(rows: int = ROWS, city: Any = None) -> Profile:
     x, score, true = people(rows, 1)
     quality = calibrate(BINARY, true, score)
-    columns = {"x": x} | ({} if city is None else {"city": city})
+    columns: dict[str, Any] = {} if city is None else {"x": x, "city": city}
     segment = "" if city is None else "city"
     return profile_of(columns, predictions={"score": score}, quality=quality, segment=segment)
 
@@ -43,9 +43,13 @@ def counts(profile: Profile, tally: Tally) -> dict[int, Any]:
     return {at: tally.of(at) for at in score_axes(profile)}
 
 
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return made()
+
+
 @pytest.mark.parametrize("shift", [0.0, -0.8, 0.5, 1.5])
-def test_a_change_of_inputs_is_foretold(shift: float) -> None:
-    profile = made()
+def test_a_change_of_inputs_is_foretold(profile: Profile, shift: float) -> None:
     x, score, true = people(ROWS, 2, shift)
     found = estimate(profile, counts(profile, window(profile, {"x": x, "score": score})))
     real = measure(BINARY, true, score)
@@ -61,8 +65,8 @@ def test_intervals_hold_what_they_say() -> None:
     """Over many references and windows, chance of both included."""
     inside = dict.fromkeys(JUDGED, 0)
     for seed in range(60):
-        x, score, true = people(1500, seed)
-        profile = profile_of({"x": x}, predictions={"score": score}, quality=calibrate(BINARY, true, score))
+        _, score, true = people(1500, seed)
+        profile = profile_of({}, predictions={"score": score}, quality=calibrate(BINARY, true, score))
         _, now, truth = people(1000, 1000 + seed)
         found = estimate(profile, counts(profile, window(profile, {"score": now})))
         real = measure(BINARY, truth, now).metrics

@@ -10,13 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from falaj.core.errors import Invalid
+from falaj.drift.estimate import foreseen
 from falaj.drift.profile import read_profile
-from falaj.drift.records import BINARY, CATEGORY, FILE
+from falaj.drift.records import BINARY, CATEGORY, FILE, Rules
 from falaj.infer import profiling
 from falaj.infer.profiling import Wish, main, profile_model
 from falaj.infer.records import Counting, ModelConfig
 from falaj.infer.runtimes import load
-from falaj.infer.watching import Watching
+from falaj.infer.watching import Watching, read_folder
+from falaj.train.estimators import fit_estimator
 from tests.infer import models
 
 ROWS = 3000
@@ -111,3 +113,28 @@ def test_what_does_not_fit_is_said(
     monkeypatch.delenv("FALAJ_INPUT_MODEL", raising=False)
     assert main() == 2
     assert "FALAJ_INPUT_MODEL" in capsys.readouterr().err
+
+
+def test_what_was_trained_is_served_and_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the rows of a training to an alarm without labels: one profile goes all the way."""
+    lightgbm = pytest.importorskip("lightgbm")
+    monkeypatch.chdir(tmp_path)
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(8000, 3))
+    truth = (2 * x[:, 0] + x[:, 1] + chance.normal(0, 0.7, 8000) > 0).astype(int)
+    table = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "paid": truth}
+    model = lightgbm.LGBMClassifier(n_estimators=10, verbose=-1)
+    made = fit_estimator(model, table, target="paid", valid=0.4)
+    told = config(made.folder.resolve())
+    profile, runtime = read_folder(told), load(told)
+    assert profile is not None
+    for spread, alarm in ((1.0, False), (0.1, True)):
+        watching = Watching(profile, runtime.inputs, runtime.outputs, Counting(), batches=True)
+        now = chance.normal(size=(3000, 3)) * [spread, 1, 1]
+        for start in range(0, 3000, 100):
+            given = [now[start : start + 100]]
+            watching.note(given, runtime.run(given, {}))
+        found = foreseen(profile, watching.take(), Rules())
+        assert [one.measure for one in found] == ["accuracy", "auc", "f1"]
+        assert {one.alarm for one in found} == {alarm}
+    runtime.close()
