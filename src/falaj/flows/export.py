@@ -144,7 +144,7 @@ def _dashed(name: str) -> str:
 
 def _github(flow: FlowView, steps: Steps) -> dict[str, Any]:
     inputs = {name: {"default": _plain(value), "required": value is None} for name, value in flow.plan.params.items()}
-    env = {"FALAJ_URL": "${{ secrets.FALAJ_URL }}", "FALAJ_TOKEN": "${{ secrets.FALAJ_TOKEN }}"}
+    env = {name: f"${{{{ secrets.{name} }}}}" for name in ("FALAJ_URL", "FALAJ_TOKEN")}
     jobs = {}
     for name, (line, words, after) in steps.items():
         # What is given is handed on as a variable: a shell must not read it as words of its own.
