@@ -2,7 +2,7 @@
 
     falaj flows save examples/retrain_flow.py
     falaj flows run flow:fraud/retrain --params model=model:fraud/scorer@v1
-    falaj monitor watch endpoint:fraud/score --retrain flow:fraud/retrain      # a verdict on drift starts it
+    falaj monitor change endpoint:fraud/score --more retrain=flow:fraud/retrain      # a verdict on drift starts it
 
 The dataset is a table of numbers (Parquet, CSV or npz) with the column `target`, 0 or 1; the newest rows come last.
 """

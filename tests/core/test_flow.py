@@ -90,7 +90,7 @@ def test_outside_a_flow_a_step_is_its_function(tmp_path: Path) -> None:
         (lambda data: flow.when(data).__enter__(), "what a step gives"),
         (lambda data: None, "has no step"),
     ],
-    ids=str,
+    ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_mistakes_are_said(function: Any, said: str) -> None:
     with pytest.raises(Invalid, match=said):
