@@ -18,8 +18,8 @@ from falaj.drift.samples import MOST_ROWS, REGISTERS, Sample, different, empty, 
 
 _BLOCK = 1 << 16
 """Values that are cut at once: they fit a cache."""
-_MIXED = 64
-"""Rows of a block whose mixture is taken, about."""
+_MIXED, _MIXED_VALUES = 64, 4000
+"""Rows of a block whose mixture is taken, at most, and their values: a larger product would wake other threads."""
 _WILD = 8.0
 """Standard deviations; a value further out counts as this in sums."""
 
@@ -166,7 +166,7 @@ class Tally:
 
     def _mix(self, scaled: Floats, plan: _Plan) -> None:
         """How columns go together, of some rows: cosines cost more than counting."""
-        step = max(1, len(scaled) // _MIXED)
+        step = -(-len(scaled) // min(_MIXED, max(1, _MIXED_VALUES // scaled.shape[1])))
         some = scaled[int(self._random.integers(step)) :: step]
         self.mixture += features((some * plan.slope + plan.shift)[:, plan.mixed]).sum(axis=0, dtype=np.float64)
         self.mixed += len(some)
