@@ -508,7 +508,7 @@ class Platform:
         return self.house.online()
 
     def token(self) -> str:
-        """What an endpoint is called with where nobody signed in: this caller, for some minutes, as work and no more."""
+        """What an endpoint is called with where nobody signed in: this caller, for minutes, as work and no more."""
         from falaj.govern.people_records import Workload
         from falaj.govern.tokens import WORK_ROLES
 

@@ -3,7 +3,7 @@
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from falaj.core.errors import Invalid
@@ -70,8 +70,19 @@ def _as(kind: Any, value: Any) -> Any:
     if kind is int and type(value) is bool:
         return _MISFIT
     if is_dataclass(kind) and isinstance(value, Mapping) and isinstance(kind, type):
-        return kind(**value)
+        return _record(kind, value)
     return value if isinstance(origin, type) and isinstance(value, origin) else _MISFIT
+
+
+def _record(kind: Any, value: Mapping[str, Any]) -> Any:
+    """A record from its plain form, records in it too."""
+    hints, made = typing.get_type_hints(kind), dict[str, Any]()
+    known = {one.name for one in fields(kind)}
+    for name, one in value.items():
+        fitted = [_as(option, one) for option in options(hints[name])] if name in known else []
+        made[name] = next((found for found in fitted if found is not _MISFIT), _MISFIT)
+    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+    return kind(**made) if needed <= set(made) and not any(one is _MISFIT for one in made.values()) else _MISFIT
 
 
 def _tuple(inner: tuple[Any, ...], value: Any) -> Any:

@@ -118,10 +118,11 @@ class Doors:
         if not one.counts:
             return
         route = one.routed.route
-        if route.rules.sample > 0.0 and random.random() < route.rules.sample:  # noqa: S311 # nosec B311 - a sample
+        kept = route.rules.sample > 0.0 and random.random() < route.rules.sample  # noqa: S311 # nosec B311 - a sample
+        if kept:
             self._keep(one, reply, status, one.arm, now - one.began)
         if route.shadow is not None and one.arm != DIRECT:
-            self._shadow(one)
+            self._shadow(one, kept)
 
     def traced(self, one: Passing, status: int) -> None:
         """The span of a request that is over."""
@@ -354,7 +355,7 @@ class Doors:
         row = Logged(at(), *who, status, latency_us, one.caller.id, request, response, encoding)
         self._pages.add(one.routed.route, row)
 
-    def _shadow(self, one: Passing) -> None:
+    def _shadow(self, one: Passing, kept: bool) -> None:
         """Ask another revision the same, now that the caller has the answer; nobody sees what it says."""
         revision = shadowed(one.routed.route)
         began = time.monotonic()
@@ -374,8 +375,7 @@ class Doors:
             status = 503 if missed else one.status(reply)[0]
             seconds = time.monotonic() - began
             tally.done(seconds, status)
-            rules = one.routed.route.rules
-            if not missed and random.random() < rules.sample:  # noqa: S311 # nosec B311 - a sample
+            if kept and not missed:  # both answers or none: who compares them needs pairs
                 self._keep(one, reply, status, SHADOW, seconds, revision)
 
         deadline = began + one.routed.route.rules.timeout_s

@@ -17,7 +17,7 @@ import numpy as np
 from falaj.core.errors import Invalid
 from falaj.core.sheet import TensorSpec
 from falaj.drift.profile import digest, read_profile
-from falaj.drift.records import FILE, INPUT, NUMBER, Profile
+from falaj.drift.records import FILE, INPUT, NUMBER, PREDICTION, Profile
 from falaj.drift.tally import Tally
 from falaj.infer.batcher import BROKEN
 from falaj.infer.columns import CHOSEN, chosen, derived, figures, plain, scores_of
@@ -208,8 +208,8 @@ def fitting(profile: Profile, inputs: Specs, outputs: Specs, *, batches: bool = 
 def _guessed(profile: Profile, inputs: Specs, outputs: Specs) -> Tensors:
     """A profile that names no tensors: its columns are tensors, or those of the only one, in order."""
     found: Tensors = {}
-    for specs, given in ((inputs, True), (outputs, False)):
-        names = tuple(axis.name for axis in profile.axes if (axis.role == INPUT) == given and axis.name != CHOSEN)
+    for specs, role in ((inputs, INPUT), (outputs, PREDICTION)):
+        names = tuple(axis.name for axis in profile.axes if axis.role == role and axis.name != CHOSEN)
         known = {spec.name: (spec.name,) for spec in specs if spec.name in names}
         if len(known) == len(names):
             found |= known

@@ -51,6 +51,8 @@ def _plain(value: Any) -> Any:
 
 def _typed(kind: type, value: Any) -> Any:
     if kind is Ref:
+        if not isinstance(value, str):
+            raise Invalid(f"{value!r:.60} is no reference", "write kind:project/name or kind:project/name@version")
         return Ref.parse(value)
     raise NotImplementedError(f"{kind.__name__} has no JSON form")
 
