@@ -23,3 +23,14 @@ def test_out_of_range(factor: float, drifted: bool, broken: bool) -> None:
     assert (any(one.what == "input" for one in alarms), any(one.what == "quality" for one in alarms)) == (
         drifted, broken,
     )  # fmt: skip
+
+
+def test_a_sorted_reference_is_no_drift() -> None:
+    """What lies last in a table is no sample of it."""
+    draw = np.random.default_rng(5)
+    day, x = np.sort(draw.normal(0, 1, 60_000)), draw.normal(0, 1, 60_000)
+    profile = profile_of({"day": day, "x": x + day})
+    tally = Tally(profile, seed=1)
+    day = draw.normal(0, 1, 20_000)
+    tally.add({"day": day, "x": draw.normal(0, 1, 20_000) + day})
+    assert [one for one in compare(profile, tally, Rules()) if one.alarm] == []

@@ -1,0 +1,54 @@
+"""What a person writes in a call becomes what the verb asks for, records within records too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from falaj.core.bind import bind
+from falaj.core.context import Context
+from falaj.core.errors import Invalid
+from falaj.core.ref import Ref
+from falaj.core.verb import Verb, verb, verbs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    share: float = 0.5
+    flow: Ref | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    name: str
+    inner: Inner = Inner()
+    many: tuple[Inner, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+class Desk:
+    @verb()
+    def add(self, ctx: Context, plan: Plan | None = None) -> str:
+        """Add.
+
+        Example:
+            falaj desk add
+        """
+        return ""
+
+
+ADD = cast(Verb, verbs_of(Desk)["add"])
+
+
+def test_records_within_records() -> None:
+    given = {"name": "a", "inner": {"share": 1, "flow": "flow:a/b"}, "many": [{"share": 0.25}], "words": {"x": "y"}}
+    made = bind(ADD, (), {"plan": given})["plan"]
+    assert made == Plan("a", Inner(1.0, Ref.parse("flow:a/b")), (Inner(0.25),), {"x": "y"})
+    assert bind(ADD, (made,), {})["plan"] is made
+
+
+@pytest.mark.parametrize("given", [{}, {"name": 3}, {"name": "a", "inner": {"flow": 5}}, {"name": "a", "other": 1}])
+def test_what_does_not_fit_is_said(given: dict[str, Any]) -> None:
+    with pytest.raises(Invalid, match="plan cannot be"):
+        bind(ADD, (), {"plan": given})
