@@ -1,6 +1,7 @@
 """Estimates without labels: right where only inputs changed, with intervals that hold; silent about what they cannot
 know."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,22 @@ def test_a_profile_carries_it_through_its_file() -> None:
     assert profile.axes[-1].role == PREDICTION
     _, score, _ = people(2000, 9)
     assert estimate(profile, counts(profile, window(profile, {"score": score}))) is not None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"task": "evil"},
+        {"scores": (0.5, 0.1), "chances": (0.1, 0.2), "weights": ()},
+        {"scores": (0.1, 0.5), "chances": (0.1, 7.0), "weights": ()},
+        {"scores": (0.1, 0.5), "chances": (0.1, 0.2), "beside": (0.1,), "weights": ()},
+        {"scores": (0.1, "x"), "chances": (0.1, 0.2), "weights": ()},
+        {"scores": (0.1, 0.5), "chances": (0.1, 0.2), "weights": (-1, 2)},
+        {"threshold": "half"},
+        {"output": {"a": 1}},
+    ],
+)
+def test_a_curve_that_is_none_tells_nothing(profile: Profile, wrong: dict[str, Any]) -> None:
+    bad = replace(profile, quality=replace(profile.quality, **wrong))
+    assert estimate(bad, {at: np.asarray(counts) for at, counts in enumerate(bad.counts)}) is None
+    assert foreseen(bad, window(bad, {"score": np.array([0.5])}), Rules()) == ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from falaj.drift.records import BINARY, REGRESSION, Axis, Quality
+from falaj.drift.records import BINARY, CLASSES, REGRESSION, Axis, Quality
 
 Numbers = NDArray[np.float64]
 SURE = 0.5
@@ -48,6 +48,21 @@ class Curve:
         """How many of them come true, in many draws. Normal deviates: binomial ones cost ten times as much."""
         drawn: Numbers = rows * self.drawn + np.sqrt(rows) * self._noise
         return np.clip(drawn, 0, rows, out=drawn)
+
+
+def is_usable(quality: Quality) -> bool:
+    """Whether the curve is one: profiles come from others, and estimates act on what they say."""
+    size, chances = len(quality.scores), quality.task in (BINARY, CLASSES)
+    rows = (quality.scores, quality.chances, *filter(None, (quality.beside, quality.weights)))
+    if not size or not (chances or quality.task == REGRESSION) or any(len(one) != size for one in rows):
+        return False
+    try:
+        scores, *others = np.array([*rows, [quality.threshold] * size], np.float64)
+    except (TypeError, ValueError):
+        return False
+    known = bool(np.isfinite([scores, *others]).all() and (np.diff(scores) >= 0).all())
+    within = all(bool((one >= 0).all()) for one in others[:-1]) and bool(others[0].max() <= 1 or not chances)
+    return known and within and isinstance(quality.output, str)
 
 
 def weights_of(quality: Quality) -> Numbers:

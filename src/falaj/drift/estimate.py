@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from falaj.drift import scoring
-from falaj.drift.curves import SURE, Curve, Numbers
+from falaj.drift.curves import SURE, Curve, Numbers, is_usable
 from falaj.drift.performance import (
     FEWEST,
     JUDGED,
@@ -74,7 +74,7 @@ class Foresight:
 
     def __init__(self, profile: Profile) -> None:
         self._profile, self._quality = profile, profile.quality
-        self._axes = score_axes(profile) if profile.quality.scores else []
+        self._axes = score_axes(profile) if is_usable(profile.quality) else []
         self._curves = [Curve(profile.axes[at], profile.quality) for at in self._axes]
         self._then: dict[str, Measured | None] = {}
 
