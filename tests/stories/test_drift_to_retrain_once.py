@@ -168,7 +168,7 @@ def test_drift_to_retrain_once(tmp_path: Path) -> None:
         here.catalog.publish("dataset:fraud/transactions", str(table(tmp_path / "old", drifted=False)))
         model = here.catalog.publish("model:fraud/scorer", str(champion(tmp_path / "champion"))).ref
         here.flows.save(str(RETRAIN))
-        here.serve.deploy(SCORE, model, **SMALL)
+        here.serve.deploy(SCORE, model, tell_s=1.0, **SMALL)
         there.until(lambda view: view.state == "ready")
         here.monitor.add(SCORE, more=PLAN)
         traffic = Traffic(until(there.door, answers), there.token)

@@ -1,11 +1,14 @@
 """The launcher, as a real process with real children: what it starts, hears, ends and leaves behind."""
 
+import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -276,3 +279,11 @@ def test_a_launcher_goes_on_when_whoever_asked_for_it_is_gone(tmp_path: Path) ->
         nursery.stdin.close()
     wait_until((tmp_path / "slot-0.exit").exists, 20)
     assert (tmp_path / "slot-0.log").read_text() == "work\n"
+
+
+def test_the_bundle_has_every_room_that_its_rooms_need() -> None:
+    with zipfile.ZipFile(io.BytesIO(launcher())) as archive:
+        sources = {name: archive.read(name).decode() for name in archive.namelist() if name.startswith("falaj/")}
+    rooms = {name.split("/")[1] for name in sources}
+    needed = {room for text in sources.values() for room in re.findall(r"^\s*from falaj\.([a-z]+)", text, re.MULTILINE)}
+    assert needed - {"platform"} <= rooms, "falaj/__init__.py names the platform, and loads it when asked"

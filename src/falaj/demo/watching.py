@@ -66,7 +66,7 @@ def first(data):
     made = train(data)
     passed = flow.verb("catalog.promote", name=made["model"], stage="staging", reason="the first one")
     with flow.after(passed):
-        flow.verb("serve.add", endpoint="{ENDPOINT}", model=made["model"], plan={{"needs": {SMALL!r}}})
+        flow.verb("serve.add", endpoint="{ENDPOINT}", model=made["model"], plan={{"needs": {SMALL!r}, "rules": {{"tell_s": 2.0}}}})
 
 
 @flow("fraud/retrain", params={{"data": "{DATA}", "model": "model:fraud/cards"}})

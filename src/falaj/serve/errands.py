@@ -66,7 +66,8 @@ _HELP = {
     "burst": "requests of one caller at once", "timeout_s": "how long a request may take",
     "hold_s": "how long a request waits for the first replica", "retries": "retries, as a share of requests",
     "hedge_ms": "ask a second replica after so long", "sample": "the share of requests whose bodies are kept",
-    "keep_days": "how long they are kept", "sticky": "the header that keeps a caller with one arm",
+    "keep_days": "how long they are kept", "tell_s": "how often replicas tell what they counted",
+    "sticky": "the header that keeps a caller with one arm",
 }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ def check_rules(rules: Rules) -> Rules:
     numbers = (rules.per_s, rules.burst, rules.hold_s, rules.retries, rules.hedge_ms, rules.keep_days)
     if min(numbers) < 0 or not 0 < rules.timeout_s <= 3600 or rules.hold_s > 3600:
         raise Invalid("a rate or a time is out of range", "from 0; a request takes an hour at most")
+    if not 0.5 <= rules.tell_s <= 3600:
+        raise Invalid(f"replicas that tell every {rules.tell_s:g} s", "half a second to an hour")
     if not (0 <= rules.sample <= 1 and rules.retries <= 1):
         raise Invalid(f"a sample of {rules.sample:g}, retries of {rules.retries:g}", "shares from 0 to 1")
     return rules

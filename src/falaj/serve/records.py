@@ -65,6 +65,8 @@ class Rules:
     sample: float = 0.01
     """The share of requests whose bodies are kept."""
     keep_days: int = 30
+    tell_s: float = 10.0
+    """How often replicas tell what they counted of what their model is given and answers."""
     sticky: str = ""
     """The header (metadata in gRPC) whose value keeps a caller with one arm; `falaj-key` when empty."""
 

@@ -17,7 +17,7 @@ from falaj.fleet.records import Cluster
 from falaj.fleet.use import every
 from falaj.jobs.records import JobSpec, JobView, RoleSpec
 from falaj.serve import books
-from falaj.serve.records import DRAINING, READY
+from falaj.serve.records import DRAINING, READY, Rules
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.loop import house_context
@@ -43,7 +43,7 @@ def ask(here: Here, desk: "Deploying", endpoint: Ref, body: books.Body, of: Aske
     if kept.get("code"):
         inputs["code"] = Ref.parse(kept["code"])
     near = desk.is_near(str(model.key.tenant), books.needs_in(kept).cluster)
-    told = _told(here, desk.settings, endpoint, kept, (model, near))
+    told = _told(here, desk.settings, endpoint, kept, (model, books.rules_in(body), near))
     made: JobView = here.jobs.add(name, spec_of(body, kept, told, near=near), inputs=inputs, dry=dry)
     return made
 
@@ -88,9 +88,9 @@ class Hearing:
         tx.emit(f"serve.{fact['kind']}", kept.ref, attempt=attempt, host=body["host"], port=body["port"])
 
 
-def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: tuple[Record, bool]) -> str:
+def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: tuple[Record, Rules, bool]) -> str:
     """What the server is told, as falaj.infer reads it."""
-    model, near = of
+    model, rules, near = of
     needs = books.needs_in(kept)
     one: dict[str, Any] = {
         "name": books.public(endpoint),
@@ -99,6 +99,7 @@ def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: t
         "files": dict(model.body.get("files", {})),
         "device": "cuda" if needs.gpus else "cpu",
         "threads": needs.threads or max(1, int(needs.cpus)),
+        "watch": {"flush_s": rules.tell_s},
     }
     if kept.get("features"):
         opening = here.features.open(Ref.parse(kept["features"]), model=Ref.parse(kept["model"]))

@@ -21,7 +21,7 @@ def _give_way() -> None:
 
 _give_way()
 """
-_ROOMS = ("core", "worker", "feed", "gauge", "state", "train", "asof")
+_ROOMS = ("core", "worker", "feed", "gauge", "state", "train", "asof", "drift")
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
