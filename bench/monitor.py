@@ -129,7 +129,7 @@ def other(script: str) -> None:
     """A bench of its own: its lines as they are, its bars among ours."""
     command = [US, str(HERE / script), *(["--small"] if SMALL else [])]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=HERE.parent)
-    lines = done.stdout.strip().splitlines()
+    lines = done.stdout.rstrip().splitlines()
     if done.returncode or not lines:
         raise SystemExit(f"{script} failed: {done.stderr.strip()[-500:]}")
     print("\n".join(lines[:-1]), flush=True)
