@@ -51,14 +51,17 @@ def test_the_same_delta_is_kept_once(sketches: Sketches) -> None:
     assert [row.number for row in sketches.read("bank", REF, NOON + 15, NOON + 30)] == [2, 2]
 
 
-def test_hours_hold_what_their_deltas_held(sketches: Sketches) -> None:
+def test_hours_hold_what_their_deltas_held(town: Town, sketches: Sketches) -> None:
     start = NOON // HOUR_S * HOUR_S
     made = [sketched(at, start + 1 + 60 * at, revision=1 + at % 2) for at in range(90)]
     sketches.append(WHOSE, made)
     whole, before = sketches.read("bank", REF), start + HOUR_S
     assert sketches.tidy(WHOSE, start + 2 * HOUR_S, before) == 0  # Too few of them, yet.
     sketches.append(WHOSE, [sketched(200 + at, start + 5 + at) for at in range(10)])
-    assert sketches.tidy(WHOSE, start + 2 * HOUR_S, before) == 70 - 2
+    assert sketches.tidy(WHOSE, start + 2 * HOUR_S, before) == 0  # It looks once an hour.
+    again = Sketches(town.house._series, town.house.ledger)
+    assert again.tidy(WHOSE, start + 2 * HOUR_S, before) == 70 - 2
+    assert again._joined == {again._blocks.name("bank", REF): (before, before)}
     found = sketches.read("bank", REF)
     joined = [row for row in found if not row.replica]
     assert sorted(row.revision for row in joined) == [1, 2]

@@ -200,7 +200,7 @@ class Rollouts(Edges):
         """Sum up old counts, and remove what was kept long enough; for the loop, about once a minute."""
         whose, trial = _whose(record), books.rollout_in(record.body)
         self.counts.tidy(whose, now, (trial.begun_at, trial.step_at) if trial else ())
-        self.sketches.tidy(whose, now, now - 2 * trials.DAY_S)  # Whoever watches does so sooner.
+        self.sketches.tidy(whose, now, now - trials.DAY_S / 4)  # whoever watches does so sooner
         days = books.rules_in(record.body).keep_days
         self.journal.expire(whose.tenant, whose.ref, days, now)
         self.labels.expire(whose.tenant, whose.ref, now - days * trials.DAY_S)

@@ -41,6 +41,8 @@ class Sketches:
 
     def __init__(self, series: Callable[[], Series], ledger: Ledger) -> None:
         self._blocks = Blocks(PREFIX, Sketched, series, ledger)
+        self._joined: dict[str, tuple[float, float]] = {}
+        """Up to when all is joined, and up to when it was looked at."""
 
     def append(self, whose: Whose, rows: Iterable[Sketched]) -> None:
         """Keep deltas of one endpoint; durable on return."""
@@ -56,11 +58,22 @@ class Sketches:
         return sorted((row for row in found if since <= row.until < until), key=lambda row: (row.until, row.at))
 
     def tidy(self, whose: Whose, now: float, before: float) -> int:
-        """Join what ended before a moment by the hour, remove what is too old; gives how many blocks went."""
+        """Join what ended before a moment by the hour, remove what is too old; gives how many blocks went.
+
+        Looks once an hour, and only at what came since it last joined: an endpoint tells thousands of times a day.
+        """
         gone = self._blocks.expire(whose.tenant, whose.ref.bare, now - KEEP_S)
-        found = [one for one in self._blocks.blocks(whose.tenant, whose.ref.bare) if one.at < before // HOUR_S * HOUR_S]
-        fresh = [one for one in found if not one.id.startswith("h-")][:MOST_AT_ONCE]
-        if len(fresh) < TIDY_BLOCKS:
+        name, upto = self._blocks.name(whose.tenant, whose.ref.bare), before // HOUR_S * HOUR_S
+        since, looked = self._joined.get(name, (0.0, 0.0))
+        if looked >= upto:
+            return gone
+        recent = self._blocks.blocks(whose.tenant, whose.ref.bare, since)
+        every = [one for one in recent if one.at < upto and not one.id.startswith("h-")]
+        fresh = every[:MOST_AT_ONCE]
+        done = len(fresh) == len(every)
+        few = len(fresh) < TIDY_BLOCKS
+        self._joined[name] = (since if few or not done else upto, upto if done else looked)
+        if few:
             return gone
         hours: dict[tuple[float, int, str], list[tuple[Block, Sketched]]] = {}
         for block in fresh:
