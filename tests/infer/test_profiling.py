@@ -1,6 +1,7 @@
 """A model over a dataset gives a profile that the server can count by, and that says what its answers were worth."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from falaj import worker
 from falaj.core.errors import Invalid
 from falaj.drift.estimate import foreseen
 from falaj.drift.profile import read_profile
@@ -22,6 +24,14 @@ from falaj.train.estimators import fit_estimator
 from tests.infer import models
 
 ROWS = 3000
+
+
+@pytest.fixture(autouse=True)
+def _own_attempt() -> Iterator[None]:
+    """What one test says of its attempt, no other hears."""
+    worker.attempt.cache_clear()
+    yield
+    worker.attempt.cache_clear()
 
 
 @pytest.fixture(scope="module")
