@@ -14,13 +14,6 @@ from tests.serve.ground import NOON, REF, WHOSE, counted
 from tests.town import Town
 
 
-@pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    made = Town(tmp_path_factory.mktemp("town") / "house")
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def counts(town: Town) -> Iterator[Counts]:
     made = Counts(town.house._series, town.house.ledger)

@@ -10,13 +10,6 @@ from tests.serve.ground import NOON, REF, WHOSE, logged
 from tests.town import Town
 
 
-@pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    made = Town(tmp_path_factory.mktemp("town") / "house")
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def journal(town: Town) -> Iterator[Journal]:
     made = Journal(town.house._series, town.house.ledger)

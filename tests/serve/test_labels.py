@@ -20,13 +20,6 @@ from tests.town import Town
 Y = Quality("y")
 
 
-@pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    made = Town(tmp_path_factory.mktemp("town") / "house")
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def labels(town: Town) -> Iterator[Labels]:
     made = Labels(town.house._series, town.house.ledger)

@@ -14,13 +14,6 @@ from tests.town import Town
 PROFILE = profile_of({"x": np.arange(500.0), "kind": np.array(["a", "b"] * 250, object)})
 
 
-@pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    made = Town(tmp_path_factory.mktemp("town") / "house")
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def sketches(town: Town) -> Iterator[Sketches]:
     made = Sketches(town.house._series, town.house.ledger)

@@ -17,9 +17,10 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.flows.asks import Door, KnockView
 from falaj.flows.keeping import Keys, reference_of
-from falaj.flows.owners import Shared, barred, worker_of
+from falaj.flows.owners import Shared, worker_of
 from falaj.flows.signatures import GITHUB, STANDARD, check
 from falaj.flows.triggers import need
+from falaj.jobs.attempts import barred
 from falaj.serve.books import who_of
 from falaj.store.records import Record
 

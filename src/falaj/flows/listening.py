@@ -17,10 +17,11 @@ from falaj.fleet.use import every, tenants
 from falaj.flows.chains import cause_behind
 from falaj.flows.delivering import HookLoop
 from falaj.flows.ear import Ear
-from falaj.flows.owners import Sight, barred, worker_of
+from falaj.flows.owners import Sight, worker_of
 from falaj.flows.schedules import due, known_at
 from falaj.flows.service import Flows
 from falaj.flows.triggers import MOST_DEPTH, depth_of, filled, known_of, matches, trigger_in
+from falaj.jobs.attempts import barred
 from falaj.serve.watch import Watch
 from falaj.store.ledger import Ledger
 from falaj.store.loop import Turn

@@ -13,7 +13,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from falaj.core.context import HOUSE, Context
+from falaj.core.context import Context
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
@@ -26,10 +26,9 @@ from falaj.flows.ending import SAID, taken_in
 from falaj.flows.plans import MOST_ITEMS
 from falaj.flows.records import CANCELLED, FAILED, GATE, RUNNING, WAITING, Body, FlowPlan, StepPlan
 from falaj.flows.service import Flows
-from falaj.govern.accounts import person_key, tenant_key
 from falaj.jobs import records as jobs
-from falaj.jobs.attempts import actor_of
-from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.jobs.attempts import actor_of, barred
+from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
 
@@ -146,7 +145,7 @@ class FlowLoop:
             if turn is None or turns.over(turn.body):
                 return None
             flow = tx.need(Ref.parse(turn.body["flow"]))
-            return Found(turn, flow, turns.plan_in(flow), _barred(tx, turn))
+            return Found(turn, flow, turns.plan_in(flow), barred(tx, turn))
 
     def _advance(self, ctx: Context, found: Found) -> bool:
         """One look; True when there may be more to do at once."""
@@ -308,14 +307,3 @@ def _tell(tx: Writer, kept: Record, old: Body) -> None:
         tx.emit("flows.end", kept.ref, (flow,), state=body["state"], cause=body["cause"], flow=str(flow), note=note)
     elif not tx.emitted:
         tx.emit("flows.go", kept.ref, state=body["state"])
-
-
-def _barred(tx: Reader, turn: Record) -> str:
-    """Why nothing may be done for whoever began the run; empty when it may."""
-    tenant, who = turn.key.tenant, turn.body["who"]["id"]
-    person = tx.key(person_key(tenant, who))
-    house = tx.key(tenant_key(tenant)) if tenant != HOUSE else None
-    if house is not None and house.body.get("suspended"):
-        return f"the tenant {tenant} is suspended"
-    gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
-    return f"the account {who} is suspended or gone" if gone else ""

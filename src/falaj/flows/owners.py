@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from falaj.core.cell import Cell
-from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.context import Actor, Context
 from falaj.core.errand import Here
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
-from falaj.govern.accounts import person_key, tenant_key
+from falaj.govern.accounts import person_key
 from falaj.govern.keys import Keyring
-from falaj.jobs.attempts import actor_of
+from falaj.jobs.attempts import actor_of, barred
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
@@ -44,17 +44,6 @@ def worker_of(tx: Reader, record: Record) -> Actor:
     who, id_ = record.body["who"], record.body.get("id") or f"{record.key.kind}.{record.key.name}"
     named = replace(record, body={**record.body, "id": id_})
     return replace(actor_of(tx, named, "", who["jurisdiction"]), kind="service")
-
-
-def barred(tx: Reader, record: Record) -> str:
-    """Why nothing may be done for the owner; empty when it may."""
-    tenant, who = record.key.tenant, record.body["who"]["id"]
-    house = tx.key(tenant_key(tenant)) if tenant != HOUSE else None
-    if house is not None and house.body.get("suspended"):
-        return f"the tenant {tenant} is suspended"
-    person = tx.key(person_key(tenant, who))
-    gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
-    return f"the account {who} is suspended or gone" if gone else ""
 
 
 class Sight:

@@ -8,7 +8,7 @@ from falaj.core.context import HOUSE, Actor
 from falaj.core.execute import Attempt, Slot
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
-from falaj.govern.accounts import person_key
+from falaj.govern.accounts import person_key, tenant_key
 from falaj.govern.people_records import Workload
 from falaj.govern.tokens import WORK_ROLES, delegated
 from falaj.jobs import tracing
@@ -81,6 +81,17 @@ def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
         run=work.run,
         zone=zone,
     )
+
+
+def barred(tx: Reader, record: Record) -> str:
+    """Why nothing may be done for whoever asked for something; empty when it may."""
+    tenant, who = record.key.tenant, record.body["who"]["id"]
+    house = tx.key(tenant_key(tenant)) if tenant != HOUSE else None
+    if house is not None and house.body.get("suspended"):
+        return f"the tenant {tenant} is suspended"
+    person = tx.key(person_key(tenant, who))
+    gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
+    return f"the account {who} is suspended or gone" if gone else ""
 
 
 def workload_of(actor: Actor) -> Workload:

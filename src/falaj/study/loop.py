@@ -8,15 +8,14 @@ may do today; only cancelling needs nobody's rights.
 
 from dataclasses import replace
 
-from falaj.core.context import HOUSE, Context
+from falaj.core.context import Context
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
 from falaj.fleet.use import every, tenants
-from falaj.govern.accounts import person_key, tenant_key
 from falaj.jobs import records as jobs
-from falaj.jobs.attempts import actor_of
-from falaj.store.ledger import Ledger, Reader, Writer
+from falaj.jobs.attempts import actor_of, barred
+from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
 from falaj.study import trials as life
@@ -87,15 +86,15 @@ class SweepLoop:
             sweep = tx.need(ref)
             live = life.trials_of(tx, sweep, live=True)
             ran = [tx.get(Ref.parse(one.body["job"])) for one in live]
-            barred = _barred(tx, sweep)
+            reason = barred(tx, sweep)
         if sweep.body["state"] in OVER:
             self._live.discard(key)
             return
         # What the house does by itself says for whom.
         ctx = replace(ctx, actor=replace(ctx.actor, behalf=sweep.body["who"]["id"]))
         changed = [self._look(ctx, sweep, one, job) for one, job in zip(live, ran, strict=True)]
-        if barred and not sweep.body["cancel"]:
-            self._stop(ctx, sweep, barred, STOPPED)
+        if reason and not sweep.body["cancel"]:
+            self._stop(ctx, sweep, reason, STOPPED)
         elif any(changed) or self._rested.get(key) != sweep.rev:
             with self._ledger.read(ctx) as tx:
                 trials = life.trials_of(tx, sweep)
@@ -243,14 +242,3 @@ class SweepLoop:
             made = ",".join(body["kept"].values())
             tx.emit(said, kept.ref, state=body["state"], reason=body["note"], best=body["best"], made=made)
         return True
-
-
-def _barred(tx: Reader, sweep: Record) -> str:
-    """Why nothing may be done for whoever asked for the sweep; empty when it may."""
-    tenant, who = sweep.key.tenant, sweep.body["who"]["id"]
-    person = tx.key(person_key(tenant, who))
-    house = tx.key(tenant_key(tenant)) if tenant != HOUSE else None
-    if house is not None and house.body.get("suspended"):
-        return f"the tenant {tenant} is suspended"
-    gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
-    return f"the account {who} is suspended or gone" if gone else ""
