@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -205,20 +204,6 @@ def test_no_code_bearing_format_is_opened_in_a_platform_process(tmp_path: Path) 
         amal.store.list()
     assert not canary.exists()
     assert not log.exists(), log.read_text()
-
-
-def test_the_readme_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "transactions").mkdir()
-    (tmp_path / "transactions" / "day.csv").write_text("id,amount\n1,20\n")
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - the README is ours
-    said = capsys.readouterr().out
-    assert "blob:fraud/customers@v1" in said
-    assert "False" in said
 
 
 def test_errors_are_the_same_in_process_and_over_http(tmp_path: Path) -> None:

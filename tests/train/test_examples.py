@@ -30,7 +30,7 @@ class Example(NamedTuple):
 
 
 EXAMPLES = [
-    Example("tabular_sklearn", makes="numpy", slow=False),
+    Example("tabular_sklearn", makes="onnx", slow=False),
     Example("tabular_lightgbm", makes="lightgbm", slow=False),
     Example("tabular_xgboost", makes="xgboost", slow=False),
     Example("images_mobilenet", job={"framework": "torch"}, makes="safetensors"),
@@ -59,7 +59,7 @@ def python(example: Example) -> Path:
 
 
 def test_none_is_forgotten_and_each_is_short() -> None:
-    files = {path.stem: path.read_text().count("\n") for path in HOME.glob("*.py")}
+    files = {path.stem: path.read_text().count("\n") for path in HOME.glob("*.py") if path.stem != "retrain_flow"}
     assert set(files) == {example.file for example in EXAMPLES}
     assert {name: lines for name, lines in files.items() if lines > 80} == {}
 

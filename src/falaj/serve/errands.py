@@ -169,8 +169,11 @@ def call(
     """
     from falaj.serve.calling import Caller
 
-    reach: Reach = here.serve.url(endpoint)
-    with Caller(here, reach.url, token=token, timeout_s=timeout_s) as caller:
+    # The first endpoint of a platform has its gateway a moment after it has its replica.
+    until = time.monotonic() + min(GATEWAY_S, timeout_s)
+    while not (url := here.serve.show(endpoint).url) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    with Caller(here, url or here.serve.url(endpoint).url, token=token, timeout_s=timeout_s) as caller:
         return caller.infer({**(inputs or {}), **(keys or {})}, revision)
 
 
