@@ -9,14 +9,14 @@ from falaj.govern.records import Zone
 from falaj.platform import desk_class
 
 
-def test_every_column_that_a_record_names_is_a_field_of_it() -> None:
+def test_every_column_that_a_record_names_is_there() -> None:
     seen = 0
     for desk in DESKS:
         for verb in verbs_of(desk_class(desk)).values():
             for record in (verb.result, *getattr(verb.result, "__args__", ())):
                 columns = getattr(record, "COLUMNS", ())
                 seen += bool(columns)
-                assert set(columns) <= set(getattr(record, "__dataclass_fields__", ())), record
+                assert all(hasattr(record, name) for name in columns), record  # a field, or what is made of some
     assert seen >= 5
 
 

@@ -135,7 +135,7 @@ def logs(
 def backfill(
     here: Here,
     flow: Annotated[Ref, "which flow"],
-    param: Annotated[dict[str, str], "what is gone through: day=2026-01-01..2026-01-31, or n=1..10, or x=a,b,c"],
+    over: Annotated[dict[str, str], "what is gone through: day=2026-01-01..2026-01-31, or n=1..10, or x=a,b,c"],
     params: Annotated[dict[str, str] | None, "the other parameters, the same for all"] = None,
     at_once: Annotated[int, "so many runs at a time"] = 4,
     fresh: Annotated[bool, "do every step again, though its result is known"] = False,
@@ -143,12 +143,12 @@ def backfill(
     """Run a flow once for every value of a parameter. Broken off and called again, it goes on: a value has one run.
 
     Example:
-        falaj flows backfill flow:fraud/daily --param day=2026-01-01..2026-01-31 --at-once 4
+        falaj flows backfill flow:fraud/daily --over day=2026-01-01..2026-01-31 --at-once 4
     """
-    if len(param) != 1 or not 0 < at_once <= 100:
-        raise Invalid(f"{len(param)} parameters to go through, {at_once} at once", "one parameter; 1 to 100 at once")
+    if len(over) != 1 or not 0 < at_once <= 100:
+        raise Invalid(f"{len(over)} parameters to go through, {at_once} at once", "one parameter; 1 to 100 at once")
     saved: FlowView = here.flows.show(flow)
-    ((name, text),) = param.items()
+    ((name, text),) = over.items()
     values = list(spread(text))
     if not 0 < len(values) <= MOST_BACKFILL:
         raise Invalid(f"{text[:60]} has {len(values)} values", f"1 to {MOST_BACKFILL}")
