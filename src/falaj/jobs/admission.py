@@ -75,11 +75,11 @@ def new_body(ctx: Context, clusters: Clusters, staging: Staging, asked: Asked, q
 
 def check_possible(clusters: Clusters, tx: Reader, record: Record, now: float) -> None:
     """Invalid when no state of the fleet would ever let it start, with the nearest that can."""
-    known = clusters.known(tx)
-    nodes = [node_of(cluster, facts) for cluster, facts, _ in clusters.node_records(tx)]
-    nodes += [node_of(cluster, facts) for cluster, facts in clusters.imagined(tx)]
-    if not nodes:
-        return  # nobody looked yet; it will wait, and `why` will tell
+    known, wanted = clusters.known(tx), record.body["spec"]["cluster"]
+    found = [(cluster, facts) for cluster, facts, _ in clusters.node_records(tx)] + list(clusters.imagined(tx))
+    nodes = [node_of(cluster, facts) for cluster, facts in found]
+    if not nodes or (wanted and all(cluster.name != wanted for cluster, _ in found)):
+        return  # nobody looked there yet; it will wait, and `why` will tell
     from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list
 
     reason = possible(nodes, queues_of(tx, (), now), job_of(record, known))
