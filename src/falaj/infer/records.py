@@ -28,7 +28,7 @@ class Counting:
 
     flush_s: float = 10.0
     """How often what was counted is told."""
-    share: float = 0.015
+    share: float = 0.005
     """How much of the server's CPU time it may take; 0: nothing is counted."""
 
 
