@@ -184,6 +184,8 @@ class Tally:
 
     def _picked(self, rows: int) -> Ints:
         """Rows that the sample wants; their keys are drawn here so that nothing about a row decides."""
+        if not self._keep:
+            return np.empty(0, np.int64)
         self._keys = self._random.random(rows)
         picked = np.flatnonzero(self._keys < self.sample.bound)
         if len(picked) > self._keep:
