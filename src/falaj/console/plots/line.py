@@ -1,0 +1,185 @@
+"""Curves: one or more series over steps or time, with bands where points were folded; `spark` is a small one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from falaj.console.markup import EMPTY, Html, h
+from falaj.console.plots.scale import TIME, Scale, Seer, real, scale, short
+from falaj.console.plots.shell import figure, fix, legend, look, nothing, pct
+from falaj.console.writing import NOTHING
+
+WIDE = 1000
+MOST = 2000
+_Point = tuple[float, float | None, float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve; `low` and `high` are the smallest and largest value where each point stands for many."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+
+def line(
+    view: Seer,
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: str = "",
+    y: str = "",
+    log_y: bool = False,
+    height: int = 260,
+) -> Html:
+    """Curves over a common axis. `x=TIME` says that xs are seconds since 1970. Gaps are values that are no numbers.
+    Inside an element with `data-refetch` a zoom asks the server for the range (`from`, `to` in the address)."""
+    drawn = [_points(one, log_y) for one in series]
+    if not any(point[1] is not None for points in drawn for point in points):
+        return nothing(view, "line", title)
+    across = scale((p[0] for points in drawn for p in points), time=x == TIME)
+    up = scale((v for points in drawn for p in points for v in p[1:]), log=log_y, rounded=True)
+    tall = height - (42 if x and x != TIME else 26)
+    planes = [_drawn(i, one, drawn[i], across, up, tall) for i, one in enumerate(series)]
+    grid, labels = _rows(view, up, tall)
+    plane = h.svg(
+        planes, class_="plane", y=6, width="100%", height=tall, viewBox=f"0 0 {WIDE} {tall}", preserveAspectRatio="none"
+    )
+    area = h.svg(
+        h.g(grid, class_="grid"), h.g(_columns(view, across, tall), class_="ticks"), plane,
+        x not in ("", TIME) and h.text(x, x="50%", y=height - 4, text_anchor="middle", class_="axis-name"),
+        class_="area", width="100%", height=height, role="img", tabindex=0,
+        aria_label=_said(view, title, series, drawn),
+    )  # fmt: skip
+    side = h.svg(labels, class_="side", width=14 + 7 * _widest(view, up), height=height, aria_hidden="true")
+    # Time and numbers run from left to right in Arabic, too: curves are read as in every other tool.
+    box = h.div(side, area, class_="plot-box", dir="ltr", **_scales(across, up, tall))
+    known = legend([one.name for one in series]) if len(series) > 1 or series[0].name not in ("", title) else EMPTY
+    unit = h.span(y, class_="plot-unit") if y else EMPTY
+    return figure("line", title, box, h.output(class_="plot-out", aria_live="polite"), legend=Html(unit + known))
+
+
+def spark(view: Seer, ys: Sequence[float | None], *, title: str) -> Html:
+    """A curve as small as a word."""
+    points = _fold([(float(i), real(v), None, None) for i, v in enumerate(ys)], 200)
+    if not any(p[1] is not None for p in points):
+        return h.span(NOTHING, class_="spark none", title=title)
+    across, up = scale(p[0] for p in points), scale(p[1] for p in points)
+    last = next(p[1] for p in reversed(points) if p[1] is not None)
+    place = [(2 + 96 * across.at(p[0]), None if p[1] is None else 22 - 20 * up.at(p[1])) for p in points]
+    return h.svg(
+        h.path(d=_path(place), class_="stroke"),
+        class_="spark s0", viewBox="0 0 100 24", preserveAspectRatio="none", role="img",
+        aria_label=f"{title}: {short(view, last)}",
+    )  # fmt: skip
+
+
+def _points(one: Series, log: bool) -> list[_Point]:
+    bands = len(one.low) == len(one.high) == len(one.ys)
+    rows = zip(one.xs, one.ys, one.low if bands else one.ys, one.high if bands else one.ys, strict=False)
+    kept: list[_Point] = []
+    for x, y, low, high in rows:
+        if (at := real(x)) is not None:
+            some = (y, low, high) if bands else (y, None, None)
+            level, under, over = (v if v is None or v > 1e-300 or not log else None for v in map(real, some))
+            kept.append((at, level, under, over))
+    kept.sort(key=lambda point: point[0])
+    return _fold(kept, MOST)
+
+
+def _fold(points: list[_Point], most: int) -> list[_Point]:
+    """Several points as one with a band, so that no more than `most` are sent."""
+    each = -(-len(points) // most)
+    if each <= 1:
+        return points
+    folded: list[_Point] = []
+    for start in range(0, len(points), each):
+        group = points[start : start + each]
+        found = [v for p in group for v in p[1:] if v is not None]
+        ys = [p[1] for p in group if p[1] is not None]
+        middle = sum(v / len(ys) for v in ys) if ys else None
+        folded.append((group[0][0], middle, min(found, default=None), max(found, default=None)))
+    return folded
+
+
+def _drawn(index: int, one: Series, points: list[_Point], across: Scale, up: Scale, tall: int) -> Html:
+    xs = [WIDE * across.at(p[0]) for p in points]
+    rows = [[None if p[k] is None else tall - tall * up.at(p[k]) for p in points] for k in (1, 2, 3)]  # type: ignore[arg-type]
+    place = list(zip(xs, rows[0], strict=True))
+    band = _band(xs, rows[1], rows[2])
+    said = h.path(
+        d=_path(place), class_="stroke", data_x=",".join(f"{p[0] - across.low:.7g}" for p in points),
+        data_y=",".join("" if p[1] is None else f"{p[1]:.5g}" for p in points),
+    )  # fmt: skip
+    return h.g(
+        band and h.path(d=band, class_="band"), said, class_=look(index), data_series=index, data_name=one.name or None
+    )
+
+
+def _path(place: Sequence[tuple[float, float | None]]) -> str:
+    """A line through the places that are there; one that stands alone is a dot."""
+    parts: list[str] = []
+    pen = alone = False
+    for x, y in place:
+        if y is None:
+            parts += ["h0"] if alone else []
+            pen = alone = False
+            continue
+        parts.append(f"{'' if pen else 'M'}{fix(x)},{fix(y)}")
+        alone, pen = not pen, True
+    return " ".join([*parts, "h0"] if alone else parts)
+
+
+def _band(xs: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]) -> str:
+    both = [(x, a, b) for x, a, b in zip(xs, low, high, strict=True) if a is not None and b is not None]
+    if len(both) < 2:
+        return ""
+    there = " ".join(f"{fix(x)},{fix(b)}" for x, _, b in both)
+    back = " ".join(f"{fix(x)},{fix(a)}" for x, a, _ in reversed(both))
+    return f"M{there} {back}Z"
+
+
+def _rows(view: Seer, up: Scale, tall: int) -> tuple[list[Html], list[Html]]:
+    marks = up.ticks()
+    ys = [6 + tall - tall * up.at(m) for m in marks]
+    grid = [h.line(x1=0, x2="100%", y1=fix(at), y2=fix(at)) for at in ys]
+    labels = [
+        h.text(up.label(view, m, marks), x="100%", dx=-8, y=fix(at), dy=".32em", text_anchor="end")
+        for m, at in zip(marks, ys, strict=True)
+    ]
+    return grid, labels
+
+
+def _columns(view: Seer, across: Scale, tall: int) -> list[Html]:
+    marks = across.ticks(6)
+    return [
+        h.text(
+            across.label(view, m, marks), x=pct(across.at(m)), y=tall + 22, text_anchor="middle",
+            class_="odd" if n % 2 else None,
+        )
+        for n, m in enumerate(marks)
+    ]  # fmt: skip
+
+
+def _widest(view: Seer, up: Scale) -> int:
+    marks = up.ticks()
+    return max(len(up.label(view, m, marks)) for m in marks)
+
+
+def _scales(across: Scale, up: Scale, tall: int) -> dict[str, object]:
+    """What the browser needs to put new marks where a zoom wants them."""
+    ends = (across.low, across.high, up.low, up.high)
+    return {
+        "data_scale": " ".join(f"{v!r}" for v in ends),
+        "data_time": across.time,
+        "data_log": up.log,
+        "data_tall": tall,
+    }
+
+
+def _said(view: Seer, title: str, series: Sequence[Series], drawn: Sequence[list[_Point]]) -> str:
+    lasts = [next((p[1] for p in reversed(points) if p[1] is not None), None) for points in drawn]
+    ends = [f"{one.name} {short(view, v)}" for one, v in zip(series, lasts, strict=True) if v is not None]
+    return f"{title}: {', '.join(ends[:8])}"
