@@ -56,11 +56,12 @@ class Refusal(Exception):
 
 def head(answer: Answer, size: int) -> Headers:
     """The headers of an answer of so many bytes."""
+    own = {name for name, _ in answer.headers}
     return [
         (b"content-type", answer.kind),
         (b"content-length", b"%d" % size),
         (REQUEST_HEADER, answer.request.encode()),
-        *SECURITY,
+        *(pair for pair in SECURITY if pair[0] not in own),
         *answer.headers,
     ]
 

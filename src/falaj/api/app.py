@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from falaj.api import carrier
 from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render, send_answer
@@ -44,6 +44,19 @@ _NO_TASK: asyncio.Task[object] = None  # type: ignore[assignment]
 _log = logging.getLogger(__name__)
 
 
+class Door(Protocol):
+    """Another face of the same house, behind the same gate: pages for people beside calls of programs."""
+
+    def owns(self, path: bytes) -> bool:
+        """True when what is asked there is for this door."""
+
+    async def answer(self, ask: Ask) -> Answer | None:
+        """What it says; None when it has said it already."""
+
+    def said(self, ask: Ask, error: BaseException) -> Answer:
+        """An error, as this door's callers read it."""
+
+
 class App:
     """The ASGI application over one house."""
 
@@ -61,6 +74,8 @@ class App:
         # What is read often is answered at once where nothing of it is far away; a slow store must not stop the door.
         self._at_hand = house.settings.embedded and house.settings.online.startswith("lmdb:")
         self._openapi = b""
+        self.door: Door | None = None
+        self.stopping = asyncio.Event()
         self._add_routes()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -112,6 +127,8 @@ class App:
     async def _answer(self, ask: Ask) -> Answer | None:
         """Place, then caller, then path, then what was asked."""
         self.gate.check_place(ask)
+        if self.door is not None and self.door.owns(ask.path):
+            return await self.door.answer(ask)
         route = self.router.open(ask)
         if route is None:
             await self.gate.admit(ask)
@@ -128,6 +145,8 @@ class App:
         return answer
 
     def _render(self, ask: Ask | None, error: BaseException) -> Answer:
+        if ask is not None and self.door is not None and self.door.owns(ask.path):
+            return self.door.said(ask, error)
         if ask is not None and ask.path.startswith(b"/api/"):
             from falaj.api.mlflow.coding import said
 

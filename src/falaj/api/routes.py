@@ -40,6 +40,7 @@ class Ask:
         "query",
         "receive",
         "request",
+        "scheme",
         "send",
         "token",
         "unread",
@@ -50,6 +51,7 @@ class Ask:
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.query: bytes = scope.get("query_string", b"")
         self.headers: Mapping[bytes, bytes] = one_each(scope["headers"])
+        self.scheme: str = scope.get("scheme", "http")
         self.peer: str = scope["client"][0] if scope.get("client") else ""
         self.receive = receive
         self.send = send
@@ -233,6 +235,7 @@ def _wrong_method(methods: Mapping[str, Route]) -> Route:
 _ONCE = frozenset(
     {
         b"host",
+        b"cookie",
         b"origin",
         b"authorization",
         b"content-length",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from falaj.api.app import App
+from falaj.api.app import App, Door
 from falaj.api.connection import Connection
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
 from falaj.core.errors import FalajError, Invalid, Unavailable
@@ -28,6 +28,7 @@ GRACE_S = 30
 _log = logging.getLogger(__name__)
 RENEW_EVERY_S = 3600.0
 Ready = Callable[[str], None]
+Face = Callable[[App], Door]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.events.stop()
+        self.app.stopping.set()
         await super().shutdown(sockets)
 
     @contextmanager
@@ -116,9 +118,11 @@ class Server(uvicorn.Server):
             _log.error("the certificate was not renewed", extra={"why": error.message})
 
 
-def serve(house: "House", *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None) -> None:
+def serve(
+    house: "House", *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None, face: Face | None = None
+) -> None:
     """Open the house on its address until SIGTERM or Ctrl-C; loops run meanwhile."""
-    server, renew = make_server(house, listen=listen, own_ca=own_ca)
+    server, renew = make_server(house, listen=listen, own_ca=own_ca, face=face)
     house.start_loops()
     try:
         server.go(on_ready, renew)
@@ -126,7 +130,9 @@ def serve(house: "House", *, listen: str = "", own_ca: bool = False, on_ready: R
         house.stop_loops()
 
 
-def make_server(house: "House", *, listen: str = "", own_ca: bool = False) -> tuple[Server, Callable[[], None] | None]:
+def make_server(
+    house: "House", *, listen: str = "", own_ca: bool = False, face: Face | None = None
+) -> tuple[Server, Callable[[], None] | None]:
     """A server bound to its address and not yet running; and, with a local authority, what renews its certificate."""
     settings = house.settings
     address = Address.parse(listen or settings.listen)
@@ -143,6 +149,7 @@ def make_server(house: "House", *, listen: str = "", own_ca: bool = False) -> tu
     bound = _bind(address)
     address = Address(address.host, bound.getsockname()[1])
     app = App(house, _hosts(address, (*names, *settings.hosts)))
+    app.door = face(app) if face is not None else None
     config = uvicorn.Config(app, **_options())
     config.load()
     config.ssl = context

@@ -97,10 +97,12 @@ class Inlet:
 class Outlet:
     """An answer of unknown length. A thread pushes blocks; each waits until the caller has taken the one before."""
 
-    def __init__(self, send: Send, receive: Receive, request: str, idle_s: float = IDLE_S) -> None:
+    def __init__(self, send: Send, receive: Receive, request: str, idle_s: float = IDLE_S, name: bytes = b"") -> None:
+        """`name`: what a browser is to save it as."""
         self._send = send
         self._receive = receive
         self._request = request
+        self._name = name
         self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Task[Any] | None = None
@@ -139,6 +141,8 @@ class Outlet:
         headers = [(b"content-type", BYTES), (REQUEST_HEADER, self._request.encode()), *SECURITY]
         if size is not None:
             headers.append((b"content-length", b"%d" % size))
+        if self._name:
+            headers.append((b"content-disposition", b'attachment; filename="%s"' % self._name))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         # Servers drop what is sent to a caller that left without a word; only receiving tells.
         self._gone = self._loop.create_task(left(self._receive))

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -26,6 +27,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
     parser.add_argument(
         "--tls", action="store_true", help="make a local authority and a certificate, and speak TLS 1.3"
     )
+    parser.add_argument("--open", action="store_true", help="open the console in a browser once it is ready")
     parser.add_argument(
         "--log", default=os.environ.get("FALAJ_LOG", "INFO"), metavar="LEVEL", help="how much to log on standard error"
     )
@@ -34,8 +36,10 @@ def up(frame: Frame, arguments: list[str]) -> int:
         raise Invalid("a URL cannot be started from here", "falaj up --at FOLDER")
     # Nothing that is made on the way up is garbage; the server turns the collector on once it stands.
     gc.disable()
+    from falaj.api.app import App
     from falaj.api.logs import set_up
     from falaj.api.server import serve
+    from falaj.console.doors import Console
     from falaj.platform import House, load_settings
 
     set_up(found.log)
@@ -44,11 +48,21 @@ def up(frame: Frame, arguments: list[str]) -> int:
     try:
         token = house.bootstrap()
 
+        opened: list[Console] = []
+
+        def face(app: App) -> Console:
+            opened.append(Console(app))
+            return opened[0]
+
         def ready(url: str) -> None:
-            _say_ready(url, token, settings.home if found.tls and not settings.tls.cert else "")
+            # Whoever runs an embedded platform owns its folder; where there are replicas, people have accounts.
+            link = opened[0].invitation(url) if settings.embedded else f"{url}/console"
+            _say_ready(url, link, token, settings.home if found.tls and not settings.tls.cert else "")
+            if found.open:
+                webbrowser.open(link)
 
         with _grpc(house, found.grpc or settings.grpc, found.tls), _gateway(house, found.tls):
-            serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready)
+            serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready, face=face)
     finally:
         house.close()
     return 0
@@ -95,8 +109,8 @@ def demo(frame: Frame, arguments: list[str]) -> int:
     return told
 
 
-def _say_ready(url: str, token: str | None, home: str) -> None:
-    lines = [f"Falaj is ready at {url}"]
+def _say_ready(url: str, link: str, token: str | None, home: str) -> None:
+    lines = [f"Falaj is ready at {url}", f"Console: {link}"]
     if token:
         lines += ["", "Your admin token, shown this once:", f"  {token}", "", f"Sign in with: falaj login {url}"]
     if home:

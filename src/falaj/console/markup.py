@@ -1,7 +1,7 @@
 """Markup: HTML as values. Text is escaped when it enters, so what a stranger named cannot become part of a page."""
 
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from html import escape
 from typing import Any, Protocol
 
@@ -79,9 +79,9 @@ def _flat(children: Iterable[Any]) -> Iterable[str]:
 class Tags:
     """`h.div(…)`: an element by its name."""
 
-    @cache  # noqa: B019 - there is one of these, and it lives as long as the process
     def __getattr__(self, name: str) -> Tag:
         made: Callable[..., Html] = partial(el, name)
+        setattr(self, name, made)
         return made
 
 

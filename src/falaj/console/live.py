@@ -1,0 +1,119 @@
+"""Live: tells open pages at which desks something changed, and no more than that; they look again, as themselves.
+
+One reader of the log serves every open page of this process. Looking at a page is recorded, too: what only looked is no
+change, else every page would wake every other for ever.
+"""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from falaj.api.answers import EVENTS, SECURITY
+from falaj.api.app import App
+from falaj.api.gate import too_fast
+from falaj.api.routes import Ask
+from falaj.api.stream import left
+from falaj.core.errors import FalajError
+from falaj.desks import actions
+
+PAGE, GATHER_S, HEARTBEAT_S = 1000, 0.4, 15.0
+STREAMS_EACH = 32
+MANY = 20_000
+"""So many events at once are not read one by one: everything changed."""
+EVERYTHING = "*"
+
+
+class Live:
+    """The open pages of this process."""
+
+    def __init__(self, app: App) -> None:
+        self._app, self._ledger = app, app.house.ledger
+        self._quiet = frozenset(verb for verb, group in actions().items() if group in ("see", "read", "audit"))
+        self._pages: dict[asyncio.Queue[set[str]], str] = {}
+        self._open: Counter[str] = Counter()
+        self._moved = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._pos = ""
+
+    async def serve(self, ask: Ask) -> None:
+        """One page's stream: `data: jobs queues` after each change."""
+        actor = ask.caller
+        if self._open[actor.id] >= STREAMS_EACH:
+            raise too_fast(HEARTBEAT_S, f"you have {STREAMS_EACH} pages open")
+        self._start()
+        heard: asyncio.Queue[set[str]] = asyncio.Queue()
+        self._pages[heard] = actor.tenant
+        self._open[actor.id] += 1
+        self._app.unhurried()
+        gone = asyncio.ensure_future(left(ask.receive))
+        stopping = asyncio.ensure_future(self._app.stopping.wait())
+        try:
+            await self._stream(ask, heard, {gone, stopping})
+        finally:
+            del self._pages[heard]
+            self._open[actor.id] -= 1
+            self._open += Counter()
+            gone.cancel()
+            stopping.cancel()
+
+    async def _stream(self, ask: Ask, heard: "asyncio.Queue[set[str]]", ends: set[asyncio.Future[Any]]) -> None:
+        headers = [(b"content-type", EVENTS), (b"x-accel-buffering", b"no"), *SECURITY]
+        await ask.send({"type": "http.response.start", "status": 200, "headers": headers})
+        said = b": ok\n\n"
+        while not any(end.done() for end in ends):
+            await ask.send({"type": "http.response.body", "body": said, "more_body": True})
+            news = asyncio.ensure_future(heard.get())
+            done, _ = await asyncio.wait({news, *ends}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if news in done:
+                said = b"data: " + " ".join(sorted(news.result())).encode() + b"\n\n"
+                continue
+            news.cancel()
+            said = b": here\n\n"
+            if not await self._welcome(ask):
+                break
+        await ask.send({"type": "http.response.body", "body": b""})
+
+    async def _welcome(self, ask: Ask) -> bool:
+        """A revoked or expired session stops hearing within a heartbeat."""
+        found = await self._app.lanes.outside(self._app.gate.whois, ask.token)
+        return not isinstance(found.error, FalajError)
+
+    def _start(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._ledger.on_commit(self._committed)
+        if self._reading is None or self._reading.done():
+            self._pos = self._ledger.store.end()
+            self._reading = self._loop.create_task(self._read_on())
+
+    def _committed(self) -> None:
+        """From whatever thread committed."""
+        if self._pages and self._loop is not None and not self._moved.is_set():
+            self._loop.call_soon_threadsafe(self._moved.set)
+
+    async def _read_on(self) -> None:
+        while self._pages:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), HEARTBEAT_S)
+            await asyncio.sleep(GATHER_S)
+            self._moved.clear()
+            changed = (await self._app.lanes.outside(self._changes)).unwrap()
+            for heard, tenant in self._pages.items():
+                desks = {desk for whose, desk in changed if whose in (tenant, EVERYTHING)}
+                if desks:
+                    heard.put_nowait(desks)
+
+    def _changes(self) -> set[tuple[str, str]]:
+        """(tenant, desk) of what changed since the last look. Only names of verbs are read; nothing is opened."""
+        found, num_read = set[tuple[str, str]](), 0
+        while rows := self._ledger.store.events(self._pos, limit=PAGE):
+            self._pos, num_read = rows[-1].pos, num_read + len(rows)
+            found |= {(row.tenant, row.verb.partition(".")[0]) for row in rows if row.verb not in self._quiet}
+            if num_read >= MANY:
+                self._pos = self._ledger.store.end()
+                return {(EVERYTHING, EVERYTHING)}
+            if len(rows) < PAGE:
+                break
+        return found

@@ -1,0 +1,52 @@
+"""The pages, room by room; a room's module is loaded with the first look at one of its pages."""
+
+from functools import cache
+from importlib import import_module
+
+from falaj.console.page import Route
+from falaj.core.errors import NotFound
+
+ROOMS = (
+    "home",
+    "find",
+    "catalog",
+    "features",
+    "track",
+    "sweeps",
+    "jobs",
+    "flows",
+    "serve",
+    "monitor",
+    "queues",
+    "clusters",
+    "approvals",
+    "zones",
+    "policy",
+    "people",
+    "keys",
+    "audit",
+)
+"""The first piece of an address, and the module of its pages."""
+
+
+@cache
+def routes(room: str) -> tuple[Route, ...]:
+    """The pages of one room."""
+    found: tuple[Route, ...] = import_module(f"falaj.console.pages.{room}").ROUTES
+    return found
+
+
+def every_route() -> tuple[Route, ...]:
+    """All pages there are."""
+    return tuple(route for room in ROOMS for route in routes(room))
+
+
+def find(pieces: list[str]) -> tuple[Route, dict[str, str]]:
+    """The page at an address, and what its pieces mean."""
+    room = pieces[0] if pieces else "home"
+    if room in ROOMS:
+        for route in routes(room):
+            args = route.match(pieces)
+            if args is not None:
+                return route, args
+    raise NotFound("there is no page at this address", "follow a link of the navigation")

@@ -1,0 +1,5 @@
+"""Pages of approvals."""
+
+from falaj.console.page import Route
+
+ROUTES: tuple[Route, ...] = ()

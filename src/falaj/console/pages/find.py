@@ -1,0 +1,5 @@
+"""Pages of find."""
+
+from falaj.console.page import Route
+
+ROUTES: tuple[Route, ...] = ()

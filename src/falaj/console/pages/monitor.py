@@ -1,0 +1,5 @@
+"""Pages of monitor."""
+
+from falaj.console.page import Route
+
+ROUTES: tuple[Route, ...] = ()

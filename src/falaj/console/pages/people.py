@@ -1,0 +1,5 @@
+"""Pages of people."""
+
+from falaj.console.page import Route
+
+ROUTES: tuple[Route, ...] = ()

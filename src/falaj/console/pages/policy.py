@@ -1,0 +1,5 @@
+"""Pages of policy."""
+
+from falaj.console.page import Route
+
+ROUTES: tuple[Route, ...] = ()

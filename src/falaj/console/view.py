@@ -1,0 +1,136 @@
+"""View: what a page function is given: the platform as its reader sees it, the words of their language, the address."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from falaj.console import writing
+from falaj.console.lines import Line
+from falaj.console.markup import Html, h
+from falaj.console.page import address
+from falaj.console.words import Words
+from falaj.core.context import Actor
+from falaj.core.errors import Denied, FalajError
+from falaj.core.verb import Verb
+from falaj.platform import House, Platform
+
+
+class Here(Platform):
+    """The platform, which remembers what was asked of it: the page shows how to ask the same elsewhere."""
+
+    def __init__(self, house: House, actor: Actor, purpose: str = "") -> None:
+        super().__init__(house, actor, purpose)
+        self.asked: list[Line] = []
+
+    def _call(self, desk: str, verb: Verb, arguments: dict[str, Any]) -> Any:
+        self.asked.append(Line(desk, verb.name, arguments))
+        return super()._call(desk, verb, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a person wants the console to be."""
+
+    lang: str = "en"
+    theme: str = ""
+    """light, dark, or as the system is."""
+    indic: bool = False
+    purpose: str = ""
+
+
+@dataclass(slots=True)
+class View:
+    """One look at one page."""
+
+    here: Here
+    look: Look
+    t: Words
+    path: str
+    """Below /console."""
+    args: Mapping[str, str]
+    asked: Mapping[str, str]
+    """The query; use `query`."""
+    csrf: str = ""
+    now: float = field(default_factory=time.time)
+    _may: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @property
+    def actor(self) -> Actor:
+        """Who looks."""
+        return self.here.actor
+
+    @property
+    def lang(self) -> str:
+        """The language, as `lang` has it."""
+        return self.look.lang
+
+    @property
+    def rtl(self) -> bool:
+        """True when the page runs from right to left."""
+        return self.t.rtl
+
+    def query(self, name: str, default: str = "") -> str:
+        """One value of the address."""
+        return self.asked.get(name, default)
+
+    def count(self, name: str, default: int, most: int = 1_000_000) -> int:
+        """One number of the address, within bounds; what is no number is the default."""
+        given = self.asked.get(name, "")
+        return min(most, int(given)) if given.isdecimal() and len(given) < 12 else default
+
+    def link(self, **changes: object) -> str:
+        """This page with another query; an empty value takes a name away."""
+        return address(self.path, {**self.asked, **changes})
+
+    def number(self, value: float | None) -> Html:
+        """A count or a measurement."""
+        return writing.number(self.t, value)
+
+    def percent(self, share: float, places: int = 1) -> Html:
+        """A share of one."""
+        return writing.percent(self.t, share, places)
+
+    def bytes(self, amount: float) -> Html:
+        """A size."""
+        return writing.size(self.t, amount)
+
+    def duration(self, seconds: float) -> Html:
+        """A length of time."""
+        return writing.duration(self.t, seconds)
+
+    def when(self, at: float) -> Html:
+        """A moment, in Gulf time."""
+        return writing.stamp(self.t, at, self.now)
+
+    def ago(self, at: float) -> Html:
+        """A moment, by how far away it is."""
+        return writing.stamp(self.t, at, self.now, ago=True)
+
+    def part(self, make: Callable[[], Html]) -> Html:
+        """A part of a page; where it cannot be shown, what is true and what it would need."""
+        try:
+            return make()
+        except FalajError as error:
+            return said(self, error)
+
+    def lacks(self, action: str, ref: object = "") -> str:
+        """Empty when the reader may do this; else what they would need. Asked once a page."""
+        key = (action, str(ref))
+        if key not in self._may:
+            # Beside what the page asks for: it is no part of what somebody would type.
+            house = self.here.house
+            try:
+                told = Platform(house, self.actor, self.here.purpose).policy.explain(what=action, ref=str(ref))
+                self._may[key] = "" if told.allowed else f"{told.reason}. {told.hint}".strip(". ") + "."
+            except FalajError as error:
+                self._may[key] = f"{error.message}. {error.hint}".strip(". ") + "."
+        return self._may[key]
+
+
+def said(view: View, error: FalajError) -> Html:
+    """An error as a part of a page: what is true, and what to do."""
+    kind = "denied" if isinstance(error, Denied) else "bad"
+    hint = h.p(error.hint, class_="soft", dir="auto") if error.hint else None
+    return h.div(h.p(h.strong(view.t.of("console.error", error.code)), " ", h.span(error.message, dir="auto")), hint,
+                 class_=f"notice {kind}", role="note")  # fmt: skip
