@@ -112,7 +112,7 @@ def tag(value: str) -> Html:
 
 def notice(kind: str, message: str | Html, hint: str | Html = "") -> Html:
     """Something to know. Kinds: good, warn, bad, denied, plain."""
-    return h.div(h.p(message, dir="auto"), h.p(hint, class_="soft", dir="auto") if hint else None,
+    return h.div(h.p(h.bdi(message)), h.p(h.bdi(hint), class_="soft") if hint else None,
                  class_=f"notice {kind}", role="note")  # fmt: skip
 
 

@@ -15,9 +15,7 @@ def refused(t: Words, look: Look, view: View | None, error: FalajError) -> Html:
     home = h.p(h.a(t("console.back_home"), href=ROOT))
     if view is not None:
         return whole(view, Page(title, Html(notice(view, error) + home)))
-    body = h.main(
-        h.h1(title), h.p(error.message, dir="auto"), h.p(error.hint, dir="auto"), home, class_="sign-in", id="main"
-    )
+    body = h.main(h.h1(title), h.p(h.bdi(error.message)), h.p(h.bdi(error.hint)), home, class_="sign-in", id="main")
     return document(t, look, f"{title} · Falaj", body, ("console.js",))
 
 

@@ -24,7 +24,7 @@ def sign_in(
     )
     told = None
     if error is not None:
-        told = h.div(h.p(error.message, dir="auto"), h.p(error.hint, dir="auto"), class_="notice bad", role="alert")
+        told = h.div(h.p(h.bdi(error.message)), h.p(h.bdi(error.hint)), class_="notice bad", role="alert")
     body = h.main(
         h.p(h.span("falaj", class_="mark"), class_="brand"),
         h.h1(t("console.sign_in")),

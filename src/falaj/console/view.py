@@ -131,6 +131,6 @@ class View:
 def said(view: View, error: FalajError) -> Html:
     """An error as a part of a page: what is true, and what to do."""
     kind = "denied" if isinstance(error, Denied) else "bad"
-    hint = h.p(error.hint, class_="soft", dir="auto") if error.hint else None
-    return h.div(h.p(h.strong(view.t.of("console.error", error.code)), " ", h.span(error.message, dir="auto")), hint,
+    hint = h.p(h.bdi(error.hint), class_="soft") if error.hint else None
+    return h.div(h.p(h.strong(view.t.of("console.error", error.code)), " ", h.bdi(error.message)), hint,
                  class_=f"notice {kind}", role="note")  # fmt: skip
