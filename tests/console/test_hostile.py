@@ -1,0 +1,271 @@
+"""Hostile words on every page, hostile forms at every door: nothing of them becomes part of a page or an act."""
+
+import re
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from falaj.console.doors import Console
+from falaj.console.page import ROOT
+from falaj.console.pages import every_route
+from falaj.platform import House, load_settings
+from tests.api.small import serving
+from tests.console.dom import Node
+from tests.console.ground import Ground, Seen, Visitor
+from tests.console.hostile import ALL, IMAGE, MARK, SCRIPT
+from tests.console.walk import WHO, examples, rooms
+from tests.servers.browser import Chromium
+
+# The hostile thing of each kind that has one; routes of the kind are walked with it, too.
+THINGS = {
+    "dataset": "dataset:hostile/rows@v2",
+    "model": "model:hostile/card@v1",
+    "experiment": "experiment:hostile/words",
+    "run": f"run:hostile/{0xBAD:032x}",
+    "job": "job:hostile/noisy",
+}
+_REF = re.compile(r"\b(dataset|model|experiment|run|job):[a-z]+/[^/?&]+")
+_LINKS = ("href", "src", "action", "formaction", "xlink:href", "poster", "data")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types falaj"
+)
+
+
+def addresses() -> list[tuple[str, str]]:
+    """Every page by room and address; where a page shows a thing, also the hostile thing of that kind."""
+    found: dict[tuple[str, str], None] = {}
+    for room in rooms():
+        for _, path in examples(room):
+            found[room, path] = None
+            found[room, _REF.sub(lambda match: THINGS[match[1]], path)] = None
+            if "?" not in path and ":" not in path:
+                found[room, f"{path}?project=hostile"] = None
+    return list(found)
+
+
+@pytest.fixture(scope="module")
+def stranger(platform: Ground) -> Iterator[Visitor]:
+    made = Visitor(platform)
+    yield made
+    made.close()
+
+
+def foreign(tree: Node) -> list[str]:
+    """What no page of ours has: elements or attributes that only a stranger's words could have made."""
+    found = []
+    for node in tree.walk():
+        if node["id"] == MARK or node.tag in ("iframe", "object", "embed", "base", "img", "style"):
+            found.append(f"<{node.tag} {node.attributes}>")
+        if node.tag == "script" and (not node["src"].startswith(f"{ROOT}/static/") or node.text):
+            found.append(f"a script: {node.attributes} {node.text[:80]}")
+        for name, value in node.attributes.items():
+            if name.startswith("on") or name in ("style", "srcdoc"):
+                found.append(f"{name}={value[:80]}")
+            if name in _LINKS and not value.startswith(("/console", "?", "#", "/r/", "/v1/")):
+                found.append(f"{name}={value[:80]} leads away")
+    return found
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_words_of_strangers_stay_words(platform: Ground, room: str) -> None:
+    visitor = platform.visitor(WHO.get(room, "amal"), "ar")
+    for _, path in (one for one in addresses() if one[0] == room):
+        seen = visitor.get(f"{ROOT}/{path}")
+        assert seen.status in (200, 404), (path, seen.status)
+        if not seen.headers["content-type"].startswith("text/html"):
+            safe(seen, path)
+            continue
+        assert foreign(seen.tree) == [], path
+        assert not re.search("[\u202a-\u202e\u2028\u2029]", seen.html), f"{path}: a mark that turns what follows"
+        assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", seen.html), f"{path}: a control character"
+
+
+def safe(seen: Seen, path: str) -> None:
+    """Data for a script of ours, or a file to keep: never something that a browser would show by itself."""
+    kind, how = seen.headers["content-type"], seen.headers.get("content-disposition", "")
+    assert seen.headers["x-content-type-options"] == "nosniff", path
+    assert kind == "application/json" or (kind == "application/octet-stream" and how.startswith("attachment")), path
+
+
+def test_nothing_of_theirs_runs(platform: Ground, chromium: Chromium) -> None:
+    tab = platform.tab(chromium, "amal")
+    pages = [path for room, path in addresses() if "hostile" in path and WHO.get(room, "amal") == "amal"]
+    for path in ["", *pages]:
+        tab.forget()
+        tab.open(f"{ROOT}/{path}")
+        wrong = [one for one in tab.wrong() if "404" not in one]
+        assert wrong == [], path
+        assert tab.dialogs == [], path
+        assert tab.tell(f"document.querySelectorAll('#{MARK}, iframe, main img').length") == 0, path
+
+
+def test_what_is_asked_is_not_said_back_as_markup(amal: Visitor) -> None:
+    for text in ALL:
+        for path in (f"{ROOT}/find", f"{ROOT}/jobs", f"{ROOT}/nowhere"):
+            seen = amal.send("GET", path, params={"q": text, "project": text, "after": text, "tab": text, text: "x"})
+            assert seen.status in (200, 400, 404), (path, text, seen.status)
+            assert foreign(seen.tree) == []
+        for path in (f"{ROOT}/jobs/{text}", f"{ROOT}/{text}", f"{ROOT}/jobs/job:fraud/{text}"):
+            seen = amal.get(
+                path.replace("?", "%3F").replace("#", "%23"), user_agent=IMAGE, referer=f"http://x/{SCRIPT}"
+            )
+            assert seen.status in (400, 404), (path, seen.status)
+            if seen.html.startswith("<"):
+                assert foreign(seen.tree) == []
+
+
+def test_headers_of_every_page(amal: Visitor, stranger: Visitor) -> None:
+    for seen in (amal.get(ROOT), amal.get(f"{ROOT}/nowhere"), stranger.get(f"{ROOT}/sign-in"), stranger.get(ROOT)):
+        assert seen.headers["content-security-policy"] == POLICY
+        assert seen.headers["x-content-type-options"] == "nosniff"
+        assert seen.headers["cross-origin-opener-policy"] == "same-origin"
+        assert seen.headers["cross-origin-resource-policy"] == "same-origin"
+        assert seen.headers["referrer-policy"] in ("no-referrer", "same-origin")
+        assert seen.headers["cache-control"] == "no-store"
+        assert "server" not in seen.headers
+
+
+def flags_of(seen: Seen) -> tuple[str, dict[str, str]]:
+    """The name of the cookie that is set, and how it may be used."""
+    name, _, rest = seen.headers["set-cookie"].partition("=")
+    return name, {one.strip().partition("=")[0]: one.strip().partition("=")[2] for one in rest.split(";")[1:]}
+
+
+def test_the_cookie_is_for_our_own_pages_alone(platform: Ground) -> None:
+    guest, token = Visitor(platform), platform.tokens["amal"]
+    name, flags = flags_of(guest.post(f"{ROOT}/sign-in", {"token": token}))
+    assert name == f"falaj-{platform.url.rpartition(':')[2]}"
+    assert (flags["Path"], flags["SameSite"], "HttpOnly" in flags, "Domain" in flags) == (ROOT, "Strict", True, False)
+    assert 0 < int(flags["Max-Age"]) <= 24 * 3600
+    cookie = {"cookie": f"{name}={token}"}
+    assert guest.send("POST", "/v1/jobs/list", headers=cookie, json={}).status == 401, "a cookie opens the API"
+    assert guest.get(ROOT).status == 200
+    assert flags_of(guest.post(f"{ROOT}/sign-out", {}))[1]["Max-Age"] == "0"
+    assert guest.get(ROOT).status == 303
+    guest.close()
+
+
+def test_over_tls_the_cookie_is_never_sent_in_the_clear(tmp_path: Path) -> None:
+    house = House(load_settings(str(tmp_path / "house")))
+    token = house.bootstrap()
+    with serving(house, listen="127.0.0.1:0", own_ca=True, face=Console) as server:
+        trust = ssl.create_default_context(cafile=tmp_path / "house" / "tls" / "ca.pem")
+        form = {"data": {"token": token}, "headers": {"origin": server.url}}
+        found = httpx.post(f"{server.url}{ROOT}/sign-in", verify=trust, trust_env=False, **form)
+    house.close()
+    assert "Secure" in flags_of(Seen(found.status_code, "", found.headers))[1]
+
+
+def test_a_stranger_is_asked_to_sign_in_everywhere(stranger: Visitor) -> None:
+    for _, path in addresses():
+        seen = stranger.get(f"{ROOT}/{path}")
+        assert (seen.status, seen.to.partition("?")[0]) == (303, f"{ROOT}/sign-in"), path
+        assert stranger.part(f"{ROOT}/{path}").status == 401, path
+    assert stranger.get(f"{ROOT}/live").status in (303, 401)
+    assert stranger.post(f"{ROOT}/do/catalog/describe", {"_given": "{}"}).status == 401
+    bad = stranger.post(f"{ROOT}/sign-in", {"token": f"fj_aaaaaaaaaaaaaaaa_{'x' * 43}"})
+    assert (bad.status, "set-cookie" in bad.headers) == (401, False)
+
+
+def test_another_tenant_finds_nothing(platform: Ground) -> None:
+    """A thing of the bank is, for the clinic, as one that never was; and no list has it."""
+    sara = platform.visitor("sara")
+    for _, path in addresses():
+        seen = sara.get(f"{ROOT}/{path}")
+        ref = re.search(r"[a-z]+:(fraud|hostile)/[^/?&]+", path)
+        if ref is not None and not path.startswith(("audit", "find")):
+            assert seen.status == 404, (path, seen.status)
+            other = sara.get(f"{ROOT}/{path.replace(ref[0], ref[0].replace('/', '/un', 1))}")
+            assert seen.html.count(MARK) == 0, path
+            assert other.status == 404, path
+        elif seen.headers["content-type"].startswith("text/html"):
+            told = seen.main.text
+            assert not [one for one in ("transactions", "scorer", "train-1", "retrain", MARK) if one in told], path
+
+
+@pytest.mark.parametrize("path", ["", "do/catalog/describe", "sign-in", "look", "live", "static/x/console.js"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_other_methods_do_nothing(amal: Visitor, method: str, path: str) -> None:
+    assert amal.send(method, f"{ROOT}/{path}".rstrip("/")).status in (400, 404, 405, 501)
+
+
+def test_an_act_is_a_form_and_never_a_link(amal: Visitor) -> None:
+    assert amal.get(f"{ROOT}/do/catalog/describe?_given=%7B%7D").status == 404
+    assert amal.get(f"{ROOT}/sign-out").status == 404
+    assert amal.get(ROOT).status == 200, "a link signed somebody out"
+
+
+class TestForms:
+    """The same form, sent as it should not be; whoever is told by it finds nothing changed."""
+
+    NAME = "dataset:fraud/customers"
+
+    def fields(self, visitor: Visitor, about: str) -> dict[str, str]:
+        from falaj.console.session import form_key
+
+        key = form_key(visitor.ground.tokens[visitor.person])
+        return {"_given": f'{{"name": "{self.NAME}", "about": "{about}"}}', "_key": key, "_back": ROOT}
+
+    def about(self, platform: Ground) -> str:
+        return str(platform.as_("amal").catalog.about(self.NAME).about)
+
+    def test_our_own_form_is_taken(self, platform: Ground, amal: Visitor) -> None:
+        done = amal.post(f"{ROOT}/do/catalog/describe", self.fields(amal, "changed by its form"))
+        assert (done.status, done.to) == (303, ROOT)
+        assert self.about(platform) == "changed by its form"
+
+    @pytest.mark.parametrize("key", ["", "0" * 64, "x", "another's"])
+    def test_without_the_key_it_is_refused(self, platform: Ground, amal: Visitor, key: str) -> None:
+        fields = self.fields(amal, "forged")
+        fields["_key"] = self.fields(platform.visitor("mona"), "")["_key"] if key == "another's" else key
+        assert amal.post(f"{ROOT}/do/catalog/describe", fields).status == 403
+        assert self.about(platform) != "forged"
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+        ],
+    )
+    def test_from_elsewhere_it_is_refused(self, platform: Ground, amal: Visitor, headers: dict[str, str]) -> None:
+        for path in ("do/catalog/describe", "sign-out", "sign-in", "look"):
+            fields = self.fields(amal, "forged") | {"token": platform.tokens["sara"], "lang": "ar"}
+            assert amal.send("POST", f"{ROOT}/{path}", data=fields, headers=headers).status == 403, path
+        assert self.about(platform) != "forged"
+        assert amal.get(ROOT).status == 200
+
+    def test_only_verbs_can_be_called(self, amal: Visitor) -> None:
+        for path in ("catalog/publish", "catalog/_call", "catalog/__init__", "nowhere/list", "jobs/submit", "catalog"):
+            seen = amal.post(f"{ROOT}/do/{path}", self.fields(amal, "x"))
+            assert seen.status == 404, path
+
+    @pytest.mark.parametrize(
+        "back",
+        ["//evil.example", "https://evil.example", "/\\evil.example", "/consoles", "javascript:alert(1)", "/v1/x"],
+    )
+    def test_the_way_back_leads_nowhere_else(self, amal: Visitor, back: str) -> None:
+        fields = self.fields(amal, "and back") | {"_back": back, "back": back}
+        for path in ("do/catalog/describe", "look"):
+            assert amal.post(f"{ROOT}/{path}", fields).to == ROOT
+
+    def test_what_cannot_be_read_is_said(self, amal: Visitor) -> None:
+        for given in ("[]", "{", '{"name": 7}', '{"nothing": "x"}', '{"name": "dataset:fraud/customers", "ctx": "x"}'):
+            seen = amal.post(f"{ROOT}/do/catalog/describe", self.fields(amal, "") | {"_given": given})
+            assert seen.status in (303, 400), given
+            assert seen.status == 400 or "bad" in seen.headers["set-cookie"], given
+        huge = amal.post(f"{ROOT}/do/catalog/describe", self.fields(amal, "") | {"f.about": "x" * 300_000})
+        assert huge.status in (400, 413)
+
+
+def test_every_route_is_under_the_same_door() -> None:
+    """No pattern hides what the door answers itself."""
+    taken = {"sign-in", "sign-out", "static", "do", "live", "look", "with-provider", "callback"}
+    assert [route.pattern for route in every_route() if route.room in taken] == []
