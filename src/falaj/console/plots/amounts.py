@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
-from falaj.console.markup import Html, h
+from falaj.console.markup import EMPTY, Html, h
 from falaj.console.plots.scale import Seer, real, scale, short
-from falaj.console.plots.shell import SIGNS, figure, fix, look, nothing, pct, tone
+from falaj.console.plots.shell import SIGNS, figure, fix, look, nothing, pct, plain
+from falaj.console.states import tone
 from falaj.console.writing import NOTHING
 
 _TALL = 160
@@ -45,28 +47,35 @@ def shares(view: Seer, parts: Sequence[tuple[str, float, str]], *, title: str) -
         return nothing(view, "shares", title)
     cells, entries, begun = [], [], 0.0
     for index, (name, amount, note) in enumerate(known):
-        share, dress = amount / total, _dress(index, note)
-        said = f"{name}: {short(view, amount)} ({short(view, 100 * share, 1.0)}%)"
+        share = amount / total
         at = 1 - begun - share if view.rtl else begun
-        cells.append(h.rect(h.title(said), x=pct(at), width=pct(share), height="100%", class_=f"fill {dress}"))
-        entries.append(_part(view, name, amount, share, note, dress))
+        cells.append(_cell(f"{plain(name)}: {short(view, 100 * share, 1.0)}%", at, share, _dress(index, note)))
+        written = (short(view, 100 * share, 1.0) + "%", short(view, amount))
+        entries.append(_part(name, written, note, _dress(index, note)))
         begun += share
-    bar = h.svg(cells, class_="share-bar", width="100%", height=18, role="img", aria_label=title)
+    bar = h.svg(cells, class_="share-bar", width="100%", height=20, role="img", aria_label=title)
     return figure("shares", title, bar, h.ul(entries, class_="share-list"))
 
 
 def _dress(index: int, note: str) -> str:
-    return f"t-{tone(note)}" if tone(note) else look(index)
+    """The colour of a state, else of the series; the dash tells parts apart without it."""
+    return f"t-{tone(note)} {look(index).split()[1]}" if tone(note) else look(index)
 
 
-def _part(view: Seer, name: str, amount: float, share: float, note: str, dress: str) -> Html:
-    swatch = h.svg(
-        h.rect(width=10, height=10, rx=2, class_="fill"), width=10, height=10, aria_hidden="true", class_=dress
+def _cell(spoken: str, at: float, share: float, dress: str) -> Html:
+    return h.g(
+        h.title(spoken),
+        h.rect(x=pct(at), width=pct(share), height="100%", class_="fill"),
+        h.line(x1=pct(at), x2=pct(at + share), y1="50%", y2="50%", class_="weave"),
+        class_=dress,
     )
-    sign = SIGNS.get(tone(note), "")
+
+
+def _part(name: str, written: tuple[str, str], note: str, dress: str) -> Html:
+    swatch = h.svg(_cell("", 0.0, 1.0, dress), width=20, height=12, aria_hidden="true", class_="swatch")
     return h.li(
-        swatch, h.bdi(name, class_="name"), h.span(f"{short(view, 100 * share, 1.0)}%", class_="n"),
-        h.span(short(view, amount), class_="n quiet"), note and h.span(f"{sign} {note}".strip(), class_="quiet"),
+        swatch, h.bdi(name, class_="name"), h.span(written[0], class_="n"), h.span(written[1], class_="n quiet"),
+        note and h.span(f"{SIGNS[tone(note)]} {plain(note)}" if tone(note) else note, class_="quiet"),
     )  # fmt: skip
 
 
@@ -75,47 +84,59 @@ def histogram(
 ) -> Html:
     """How often each range came. With `then` (another time's counts, drawn paler) both are shares of their own total.
     Every range is as wide as the others, and its ends are written: quantiles and powers read as well as even steps."""
-    now, before = ([max(0.0, real(v) or 0.0) for v in some[: len(edges) - 1]] for some in (counts, then))
-    if not now or sum(now) + sum(before) <= 0:
+    now, before = ([max(0.0, real(v) or 0.0) for v in some[: max(0, len(edges) - 1)]] for some in (counts, then))
+    if not now or max(now + before) <= 0:
         return nothing(view, "histogram", title)
-    if before:
-        now, before = ([v / (sum(some) or 1.0) for v in some] for some in (now, before))
+    if any(before):
+        now, before = (_shares(some) for some in (now, before))
     up = scale((0.0, *now, *before), rounded=True)
-    each = 1 / len(now)
-    bins = []
-    for kind, some in enumerate((now, before)):
-        thick, shift = (0.42, 0.06 + 0.44 * kind) if before else (0.92, 0.04)
-        for n, value in enumerate(some[: len(now)]):
-            tall = _TALL * up.at(value)
-            said = _range(view, edges, n) + (f"{short(view, 100 * value)}%" if before else short(view, value))
-            bins.append(
-                h.rect(
-                    h.title(said), x=pct((n + shift) * each), width=pct(thick * each), y=fix(6 + _TALL - tall),
-                    height=fix(tall), class_="fill then" if kind else "fill now",
-                )
-            )  # fmt: skip
+    marks = up.ticks(4)
+    write = partial(_written, view, "%" if any(before) else "")
+    levels = [fix(6 + _TALL - _TALL * up.at(m)) for m in marks]
+    grid = [h.line(x1=0, x2="100%", y1=at, y2=at) for at in levels]
+    bins = [_bin(view, edges, n, (value, up.at(value)), (kind, len(now), any(before)))
+            for kind, some in enumerate((now, before)) for n, value in enumerate(some[: len(now)])]  # fmt: skip
     area = h.svg(
-        h.g(_levels(up.ticks(4), up.high), class_="grid"), bins, _ends(view, edges, len(now)),
+        h.g(grid, class_="grid"), bins, _ends(view, edges, len(now)),
         class_="area s0", width="100%", height=_TALL + 30, role="img", aria_label=title,
     )  # fmt: skip
-    marks = up.ticks(4)
+    words = [write(m, marks[1] - marks[0] if len(marks) > 1 else 0.0) for m in marks]
     side = [
-        h.text(f"{short(view, 100 * m)}%" if before else up.label(view, m, marks), x="100%", dx=-8, dy=".32em",
-               y=fix(6 + _TALL - _TALL * up.at(m)), text_anchor="end")
-        for m in marks
-    ]  # fmt: skip
-    gutter = h.svg(side, class_="side", width=50, height=_TALL + 30, aria_hidden="true")
-    return figure("histogram", title, h.div(gutter, area, class_="plot-box", dir="ltr"))
-
-
-def _levels(marks: Sequence[float], high: float) -> list[Html]:
-    return [
-        h.line(x1=0, x2="100%", y1=fix(6 + _TALL * (1 - m / high)), y2=fix(6 + _TALL * (1 - m / high))) for m in marks
+        h.text(said, x="100%", dx=-8, dy=".32em", y=at, text_anchor="end")
+        for said, at in zip(words, levels, strict=True)
     ]
+    gutter = h.svg(side, class_="side", width=14 + 7 * max(map(len, words)), height=_TALL + 30, aria_hidden="true")
+    known = any(before) and h.ul(
+        [_kind("now", view.t("plots.now")), _kind("then", view.t("plots.then"))], class_="plot-legend"
+    )
+    return figure("histogram", title, h.div(gutter, area, class_="plot-box", dir="ltr"), legend=known or EMPTY)
 
 
-def _range(view: Seer, edges: Sequence[float], n: int) -> str:
-    return f"{_edge(view, edges[n])} \u2013 {_edge(view, edges[n + 1])}: "
+def _shares(some: Sequence[float]) -> list[float]:
+    most = max(some) or 1.0  # first by the largest: a sum of huge values would not be finite
+    total = sum(v / most for v in some) or 1.0
+    return [v / most / total for v in some]
+
+
+def _written(view: Seer, unit: str, value: float, step: float) -> str:
+    return f"{short(view, 100 * value, 100 * step)}%" if unit else short(view, value, step)
+
+
+def _kind(kind: str, name: str) -> Html:
+    mark = h.svg(h.rect(x=1, y=1, width=10, height=10, class_=f"fill {kind}"), width=12, height=12, aria_hidden="true")
+    return h.li(h.span(mark, name, class_="s0 entry"))
+
+
+def _bin(
+    view: Seer, edges: Sequence[float], n: int, measured: tuple[float, float], among: tuple[int, int, bool]
+) -> Html:
+    (value, share), (kind, bins, paired) = measured, among
+    thick, shift = (0.42, 0.06 + 0.46 * kind) if paired else (0.94, 0.03)
+    spoken = f"{_edge(view, edges[n])} \u2013 {_edge(view, edges[n + 1])}: {_written(view, '%' * paired, value, 0.0)}"
+    return h.rect(
+        h.title(spoken), x=pct((n + shift) / bins), width=pct(thick / bins), y=fix(6 + _TALL * (1 - share)),
+        height=fix(_TALL * share), class_="fill then" if kind else "fill now",
+    )  # fmt: skip
 
 
 def _edge(view: Seer, value: float) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from falaj.console.markup import Html, h
 from falaj.console.plots.layers import Laid, indexed, lay
 from falaj.console.plots.scale import Seer
-from falaj.console.plots.shell import SIGNS, cut, figure, fix, nothing, tone
+from falaj.console.plots.shell import SIGNS, cut, figure, fix, nothing, said
+from falaj.console.states import tone
 
 MOST = 300
 _WIDE, _TALL, _GAP, _ROW, _EDGE = 176, 44, 64, 60, 14
@@ -52,7 +53,7 @@ def zoomer(view: Seer) -> Html:
         ("all", "⤢", view.t("plots.whole")),
     )
     return h.span(
-        [h.button(sign, type="button", data_zoom=kind, aria_label=said, title=said) for kind, sign, said in kinds],
+        [h.button(sign, type="button", data_zoom=kind, aria_label=tip, title=tip) for kind, sign, tip in kinds],
         class_="plot-zoom",
     )
 
@@ -67,9 +68,9 @@ def _box(view: Seer, node: Node, index: int, corner: tuple[float, float]) -> Htm
     shown = tone(node.state)
     start, side = (_WIDE - 12, -1) if view.rtl else (12, 1)
     sign = shown and h.text(SIGNS[shown], x=start, y=19, class_="sign", text_anchor="start")
-    said = " · ".join(part for part in (node.name, node.note, node.state) if part)
+    spoken = said(view, node.name, node.note, state=node.state)
     body = (
-        h.title(said),
+        h.title(spoken),
         h.rect(width=_WIDE, height=_TALL, rx=6),
         sign,
         h.text(cut(node.name, 21), x=start + (16 * side if shown else 0), y=19 if node.note else 27, class_="name"),
@@ -81,8 +82,8 @@ def _box(view: Seer, node: Node, index: int, corner: tuple[float, float]) -> Htm
         "data_node": index,
     }
     if node.link:
-        return h.a(body, href=node.link, aria_label=said, **place)
-    return h.g(body, tabindex=0, role="img", aria_label=said, **place)
+        return h.a(body, href=node.link, **place)
+    return h.g(body, tabindex=0, role="img", aria_label=spoken, **place)
 
 
 def _edge(view: Seer, laid: Laid, edge: tuple[int, int], wide: int) -> Html:

@@ -5,7 +5,7 @@ from typing import TypedDict, Unpack
 
 from falaj.console.markup import Html, h
 from falaj.console.plots.scale import Seer, real, short
-from falaj.console.plots.shell import figure, nothing
+from falaj.console.plots.shell import figure, nothing, plain
 from falaj.console.writing import NOTHING
 
 _SHADES = 8
@@ -42,7 +42,7 @@ def heat(
             n = r * len(columns) + c
             value = real(values[n]) if n < len(values) else None
             link = links[n] if n < len(links) else ""
-            cells.append(_cell(view, value, _shade(value, low, high), f"{row} · {column}", link, wordy))
+            cells.append(_cell(view, value, _shade(value, low, high), f"{plain(row)} · {plain(column)}", link, wordy))
         body.append(h.tr(h.th(h.bdi(row), scope="row", title=row), cells))
     table = h.table(h.thead(head), h.tbody(body), class_="heat wordy" if wordy else "heat dense", aria_label=title)
     scale = h.span(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from falaj.console.markup import EMPTY, Html, h
 from falaj.console.plots.scale import TIME, Scale, Seer, real, scale, short
-from falaj.console.plots.shell import figure, fix, legend, look, nothing, pct
+from falaj.console.plots.shell import figure, fix, legend, look, nothing, pct, plain
 from falaj.console.writing import NOTHING
 
 WIDE = 1000
@@ -58,7 +58,7 @@ def line(
     box = h.div(side, area, class_="plot-box", dir="ltr", **_scales(across, up, tall))
     known = legend([one.name for one in series]) if len(series) > 1 or series[0].name not in ("", title) else EMPTY
     unit = h.span(y, class_="plot-unit") if y else EMPTY
-    return figure("line", title, box, h.output(class_="plot-out", aria_live="polite"), legend=Html(unit + known))
+    return figure("line", title, box, h.output(class_="plot-out"), legend=Html(unit + known))
 
 
 def spark(view: Seer, ys: Sequence[float | None], *, title: str) -> Html:
@@ -72,7 +72,7 @@ def spark(view: Seer, ys: Sequence[float | None], *, title: str) -> Html:
     return h.svg(
         h.path(d=_path(place), class_="stroke"),
         class_="spark s0", viewBox="0 0 100 24", preserveAspectRatio="none", role="img",
-        aria_label=f"{title}: {short(view, last)}",
+        aria_label=f"{plain(title)}: {short(view, last)}",
     )  # fmt: skip
 
 
@@ -181,5 +181,5 @@ def _scales(across: Scale, up: Scale, tall: int) -> dict[str, object]:
 
 def _said(view: Seer, title: str, series: Sequence[Series], drawn: Sequence[list[_Point]]) -> str:
     lasts = [next((p[1] for p in reversed(points) if p[1] is not None), None) for points in drawn]
-    ends = [f"{one.name} {short(view, v)}" for one, v in zip(series, lasts, strict=True) if v is not None]
-    return f"{title}: {', '.join(ends[:8])}"
+    ends = [f"{plain(one.name)} {short(view, v)}" for one, v in zip(series, lasts, strict=True) if v is not None]
+    return f"{plain(title)}: {', '.join(ends[:8])}"

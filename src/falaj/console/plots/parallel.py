@@ -49,7 +49,7 @@ def parallel(view: Seer, axes: Sequence[Axis], lines: Sequence[Line], *, title: 
                 role="region", aria_label=title)  # fmt: skip
     more = len(lines) > MOST and h.p(view.t("plots.more", shown=MOST, all=len(lines)), class_="plot-unit")
     hidden = h.input(type="hidden", name="brushed", value="")
-    return figure("parallel", title, box, more, hidden, h.output(class_="plot-out", aria_live="polite"))
+    return figure("parallel", title, box, more, hidden, h.output(class_="plot-out", data_chosen=view.t("plots.chosen")))
 
 
 def _scale(axis: Axis, values: Sequence[float | str | None]) -> Scale:
@@ -88,4 +88,15 @@ def _upright(view: Seer, index: int, axis: Axis, on: Scale, place: float) -> Htm
     ]
     name = h.text(h.title(axis.name), cut(axis.name, 16), x=at, y=16, text_anchor="middle", class_="axis-name")
     pole = h.line(x1=at, x2=at, y1=_TOP, y2=_TOP + _TALL)
-    return h.g(pole, labels, name, class_="upright", data_axis=index, data_x=f"{place:.4f}", data_name=axis.name)
+    return h.g(
+        pole,
+        labels,
+        name,
+        class_="upright",
+        tabindex=0,
+        role="group",
+        aria_label=axis.name,
+        data_axis=index,
+        data_x=f"{place:.4f}",
+        data_name=axis.name,
+    )

@@ -1,33 +1,31 @@
 """What every plot has around it: a figure with its title and legend, words for nothing to show, tones of states."""
 
 from collections.abc import Sequence
+from html import unescape
 from unicodedata import east_asian_width
 
 from falaj.console.markup import EMPTY, Html, h
 from falaj.console.plots.scale import Seer
 
 # A state has a colour by its tone and a sign by its shape, so that it is never told by colour alone.
-SIGNS = {"ok": "✓", "run": "▸", "wait": "◦", "warn": "!", "bad": "✕", "off": "\u2013"}
-_TONES = {
-    "ok": "ok done succeeded ready healthy live serving approved passed active up kept allowed complete stable",
-    "run": "run running started starting applying rolling canary promoting materialising busy",
-    "wait": "wait waiting queued pending paused scheduled asked new planned held draft",
-    "warn": "warn warning retrying stale late degraded suspect preempted draining shadow skewed",
-    "bad": "bad failed error lost denied rejected critical drifted breached down broken crashed unhealthy incident",
-    "off": "off cancelled stopped retired gone skipped revoked expired deleted archived idle none free",
-}
-_TONE_OF = {state: tone for tone, states in _TONES.items() for state in states.split()}
+SIGNS = {"good": "✓", "busy": "▸", "wait": "◦", "warn": "!", "bad": "✕", "": "·"}
 
 
-def tone(state: str) -> str:
-    """The tone of a state's word; none for words that are not states."""
-    return _TONE_OF.get(state.strip().lower(), "")
+def plain(words: str) -> str:
+    """Words that may already be markup, as text again: what is put together here is escaped where it is used."""
+    return unescape(words) if isinstance(words, Html) else words
 
 
-def figure(kind: str, title: str, *body: object, legend: Html = EMPTY, key: str = "") -> Html:
+def said(view: Seer, *parts: str, state: str = "") -> str:
+    """What a mark is, for those who point at it and those who hear it."""
+    every = (*map(plain, parts), plain(view.t.of("console.state", state)) if state else "")
+    return " · ".join(part for part in every if part)
+
+
+def figure(kind: str, title: str, *body: object, legend: Html = EMPTY) -> Html:
     """A plot with its caption. Its `data-key` lets the browser keep a zoom when the page around it is renewed."""
     head = h.figcaption(h.span(title, class_="plot-title"), legend, class_="plot-head")
-    return h.figure(head, *body, class_=f"plot plot-{kind}", data_plot=kind, data_key=f"{kind} {key or title}"[:200])
+    return h.figure(head, *body, class_=f"plot plot-{kind}", data_plot=kind, data_key=f"{kind} {plain(title)}"[:200])
 
 
 def nothing(view: Seer, kind: str, title: str) -> Html:
@@ -52,6 +50,7 @@ def look(index: int) -> str:
 
 def cut(name: str, room: float) -> str:
     """A name that fits `room` characters of middle width, cut in its middle where its ends tell it apart."""
+    name = plain(name)
     if width(name) <= room:
         return name
     tail = 0 if room < 12 else int(room * 0.3)

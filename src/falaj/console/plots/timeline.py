@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from falaj.console.markup import Html, h
 from falaj.console.plots.scale import Scale, Seer, moment, real, scale
-from falaj.console.plots.shell import SIGNS, figure, nothing, pct, tone
+from falaj.console.plots.shell import SIGNS, figure, nothing, pct, plain, said
+from falaj.console.states import tone
 
 _LANE = 24
 MOST = 1000
@@ -68,18 +69,20 @@ def _bar(view: Seer, span: Span, lane: int, across: Scale) -> Html:
     begin = across.at(span.start)
     end = across.high if (known := real(span.end)) is None else known
     wide = max(0.0, across.at(max(span.start, end)) - begin)
-    top, shown = lane * _LANE + 3, tone(span.state) or "wait"
+    top, shown = lane * _LANE + 3, tone(span.state)
     length = across.high - across.low
-    said = f"{span.name} · {span.state} · {moment(view, span.start, length)} \u2013 {moment(view, end, length)}"
+    spoken = said(
+        view, span.name, f"{moment(view, span.start, length)} \u2013 {moment(view, end, length)}", state=span.state
+    )
     label = h.svg(
-        h.text(f"{SIGNS[shown]} {span.name}", x=6, y=13),
+        h.text(f"{SIGNS[shown]} {plain(span.name)}", x=6, y=13),
         x=pct(begin),
         y=top,
         width=pct(wide),
         height=_LANE - 6,
         aria_hidden="true",
     )
-    body = (h.title(said), h.rect(x=pct(begin), y=top, width=pct(wide), height=_LANE - 6, rx=3, class_="fill"), label)
+    body = (h.title(spoken), h.rect(x=pct(begin), y=top, width=pct(wide), height=_LANE - 6, rx=3, class_="fill"), label)
     if span.link:
-        return h.a(body, href=span.link, class_=f"span t-{shown}", aria_label=said)
-    return h.g(body, class_=f"span t-{shown}")
+        return h.a(body, href=span.link, class_=f"span t-{shown or 'none'}")
+    return h.g(body, class_=f"span t-{shown or 'none'}")

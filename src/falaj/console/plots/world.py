@@ -9,7 +9,8 @@ from falaj.console.markup import Html, h
 from falaj.console.plots.graph import zoomer
 from falaj.console.plots.land import LAND, SEA
 from falaj.console.plots.scale import Seer, real
-from falaj.console.plots.shell import SIGNS, cut, figure, fix, nothing, pct, tone, width
+from falaj.console.plots.shell import SIGNS, cut, figure, fix, nothing, pct, plain, said, width
+from falaj.console.states import tone
 
 # The whole map: longitudes from the left, latitudes from above; twice as wide as tall.
 _WHOLE = (-170.0, -84.0, 350.0, 145.0)
@@ -46,7 +47,7 @@ def world(view: Seer, places: Sequence[Place], flows: Sequence[tuple[str, str, s
         _ground(), arcs, class_="earth", width="100%", height="100%", viewBox=" ".join(map(fix, box)),
         preserveAspectRatio="none",
     )  # fmt: skip
-    marks = [_mark(p, spots[p.id], box, side) for p, side in zip(known, _sides(known, spots, box), strict=True)]
+    marks = [_mark(view, p, spots[p.id], box, side) for p, side in zip(known, _sides(known, spots, box), strict=True)]
     drawing = h.svg(
         earth, marks, class_="drawing area", width="100%", role="group", aria_label=title,
         data_whole=" ".join(map(fix, _WHOLE)), data_home=" ".join(map(fix, box)),
@@ -90,15 +91,17 @@ def _ground() -> Html:
 
 
 def _name(places: Sequence[Place], wanted: str) -> str:
-    return next(p.name for p in places if p.id == wanted)
+    return plain(next(p.name for p in places if p.id == wanted))
 
 
-def _arc(a: Spot, b: Spot, said: str, word: str) -> Html:
+def _arc(a: Spot, b: Spot, ends: str, word: str) -> Html:
     """A bow whose side tells there from back."""
     middle = ((a[0] + b[0]) / 2 + (b[1] - a[1]) * 0.18, (a[1] + b[1]) / 2 - (b[0] - a[0]) * 0.18)
     way = f"M{a[0]:.2f},{a[1]:.2f}Q{middle[0]:.2f},{middle[1]:.2f} {b[0]:.2f},{b[1]:.2f}"
     shown = tone(word)
-    return h.path(h.title(f"{said}: {word}" if word else said), d=way, class_=f"flow t-{shown}" if shown else "flow")
+    return h.path(
+        h.title(f"{ends}: {plain(word)}" if word else ends), d=way, class_=f"flow t-{shown}" if shown else "flow"
+    )
 
 
 def _sides(places: Sequence[Place], spots: dict[str, Spot], box: Box) -> list[str]:
@@ -121,21 +124,21 @@ def _hit(taken: Sequence[tuple[float, float, float]], at: float, level: float, l
     return any(abs(level - y) < 14 and at < x + wide and x < at + long for x, y, wide in taken)
 
 
-def _mark(place: Place, spot: Spot, box: Box, side: str) -> Html:
+def _mark(view: Seer, place: Place, spot: Spot, box: Box, side: str) -> Html:
     shown = tone(place.state)
-    said = " · ".join(part for part in (place.name, place.note, place.state) if part)
+    spoken = said(view, place.name, place.note, state=place.state)
     dx, dy, anchor = {"e": (10, 4, "start"), "w": (-10, 4, "end"), "n": (0, -11, "middle")}.get(side, (0, 20, "middle"))
     body = (
-        h.title(said),
+        h.title(spoken),
         h.circle(r=12, class_="reach"),
         h.circle(r=6, class_="dot"),
         shown and h.text(SIGNS[shown], y=3, text_anchor="middle", class_="sign"),
         h.text(cut(place.name, 22), x=dx, y=dy, text_anchor=anchor, class_="name" if side else "name crowded"),
     )
     inner = (
-        h.a(body, href=place.link, aria_label=said)
+        h.a(body, href=place.link)
         if place.link
-        else h.g(body, tabindex=0, role="img", aria_label=said)
+        else h.g(body, tabindex=0, role="img", aria_label=spoken)
     )
     at = {"x": pct((spot[0] - box[0]) / box[2]), "y": pct((spot[1] - box[1]) / box[3])}
     return h.svg(inner, class_=f"place t-{shown}" if shown else "place", data_at=f"{spot[0]:g} {spot[1]:g}",
