@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from falaj.console.frame import document
 from falaj.console.markup import Html, h, join
-from falaj.console.page import ROOT
+from falaj.console.page import ROOT, address
 from falaj.console.view import Look
 from falaj.console.words import LANGUAGES, Words
 from falaj.core.errors import FalajError
@@ -14,10 +14,10 @@ def sign_in(
     t: Words, look: Look, given: Mapping[str, str], *, with_provider: bool, error: FalajError | None = None
 ) -> Html:
     """A token, the identity provider, or the link that `falaj up` printed."""
-    back = h.input(type="hidden", name="back", value=given.get("back", ROOT))
+    back = given.get("back", ROOT)
     other = next(lang for lang in LANGUAGES if lang != look.lang)
     language = h.form(
-        h.input(type="hidden", name="back", value=f"{ROOT}/sign-in"),
+        _hidden(f"{ROOT}/sign-in"),
         h.button(LANGUAGES[other], name="lang", value=other, class_="quiet", lang=other),
         method="post",
         action=f"{ROOT}/look",
@@ -45,24 +45,29 @@ def moved(t: Words, look: Look, to: str) -> Html:
     return document(t, look, "Falaj", body, ("console.js",))
 
 
-def _by_link(t: Words, code: str, back: Html) -> Html:
+def _by_link(t: Words, code: str, back: str) -> Html:
     """Pressed by our script at once: a link that is only looked at (by a mail scanner) signs nobody in."""
-    hidden = join(h.input(type="hidden", name="code", value=code), back)
+    hidden = join(h.input(type="hidden", name="code", value=code), _hidden(back))
     button = h.button(t("console.enter_here"), class_="primary")
     return h.form(h.p(t("console.by_link")), hidden, button, method="post", action=f"{ROOT}/sign-in", data_go=True)
 
 
-def _by_token(t: Words, back: Html, with_provider: bool) -> Html:
+def _by_token(t: Words, back: str, with_provider: bool) -> Html:
     token = h.input(type="password", name="token", required=True, autocomplete="current-password", dir="ltr")
     form = h.form(
         h.label(h.span(t("console.token")), token, h.small(t("console.token_hint"), class_="soft")),
-        back,
+        _hidden(back),
         h.button(t("console.sign_in"), class_="primary"),
         method="post",
         action=f"{ROOT}/sign-in",
     )
     if not with_provider:
         return form
-    provider = h.form(back, h.button(t("console.with_provider"), class_="primary"), method="get",
-                      action=f"{ROOT}/with-provider")  # fmt: skip
+    # A link and no form: where a form leads in the end is bound to this site by the page's policy.
+    onward = address("with-provider", {"back": back})
+    provider = h.p(h.a(t("console.with_provider"), href=onward, class_="button primary"))
     return join(provider, h.p(t("console.or"), class_="soft"), form)
+
+
+def _hidden(back: str) -> Html:
+    return h.input(type="hidden", name="back", value=back)

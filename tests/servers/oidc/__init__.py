@@ -123,7 +123,7 @@ class OidcServer(Server):
             "publicClient": self.public_client,
             "serviceClient": self.service_client,
             "serviceSecret": self.service_secret,
-            "redirectUris": [self.redirect_uri],
+            "redirectUris": [self.redirect_uri, "http://127.0.0.1/console/callback"],
             "mailDomain": self.mail_domain,
             "groups": {name: list(groups) for name, groups in self.groups.items()},
             "tokenTtl": self.token_ttl_s,
