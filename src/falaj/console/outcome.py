@@ -6,12 +6,16 @@ from typing import Any
 
 from falaj.console.markup import Html, h
 from falaj.console.page import Page
+from falaj.console.pages import teller
 from falaj.console.parts import facts
 from falaj.console.view import View
 
 
 def outcome(view: View, title: str, value: Any, back: str) -> Page:
-    """The result as a page."""
+    """The result as a page: as the desk's own pages tell it, or field by field."""
+    tell = teller(*title.split(" ", 1))
+    if tell is not None:
+        return tell(view, value, back)
     go = h.p(h.a(view.t("console.go_back"), href=back, class_="button"))
     return Page(title, h.div(shown(value), go))
 

@@ -30,7 +30,7 @@ _ROOMS = {
     "grant": "zones",
     "approval": "approvals",
     "key": "keys",
-    "secret": "secrets",
+    "secret": "keys",
     "event": "audit",
     "incident": "monitor",
 }

@@ -40,7 +40,7 @@ class Field:
     name: str
     label: str | Html
     kind: str = "text"
-    """text, number, textarea, checkbox, select."""
+    """text, number, textarea, checkbox, select, choices (any of the options; `value` has those chosen, by commas)."""
     value: str = ""
     options: Sequence[tuple[str, str | Html]] = ()
     required: bool = False
@@ -204,6 +204,15 @@ def action(
 
 def _label(view: View, field: Field, value: str, name: str) -> Html:
     del view
+    if field.kind == "choices":
+        chosen = value.split(",")
+        boxes = [
+            h.label(
+                h.input(type="checkbox", name=name, value=key, checked=key in chosen), h.span(word), class_="choice"
+            )
+            for key, word in field.options
+        ]
+        return h.fieldset(h.legend(field.label), boxes, class_="choices-of")
     common = {"name": name, "required": field.required or None}
     if field.kind == "select":
         made = h.select([h.option(word, value=key, selected=key == value) for key, word in field.options], **common)

@@ -1,10 +1,15 @@
 """The pages, room by room; a room's module is loaded with the first look at one of its pages."""
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from falaj.console.page import Route
+from falaj.console.page import Page, Route
 from falaj.core.errors import NotFound
+
+if TYPE_CHECKING:
+    from falaj.console.view import View
 
 ROOMS = (
     "home",
@@ -33,6 +38,13 @@ ROOMS = (
 def routes(room: str) -> tuple[Route, ...]:
     """The pages of one room."""
     found: tuple[Route, ...] = import_module(f"falaj.console.pages.{room}").ROUTES
+    return found
+
+
+def teller(desk: str, verb: str) -> "Callable[[View, Any, str], Page] | None":
+    """How the pages of a desk tell what a verb gave (their OUTCOMES), with the address to go back to."""
+    module = import_module(f"falaj.console.pages.{desk}") if desk in ROOMS else None
+    found: Callable[[View, Any, str], Page] | None = getattr(module, "OUTCOMES", {}).get(verb)
     return found
 
 
