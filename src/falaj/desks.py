@@ -33,7 +33,7 @@ DESKS: dict[str, Desk] = {
         "falaj.catalog.service:Catalog",
         "Versions of datasets, models and code: publish, compare, promote, roll back",
         {
-            "see": "show list about names history rules evidence provenance",
+            "see": "show list about names history rules evidence judge provenance",
             "read": "open",
             "write": "begin commit describe annotate tag untag inspect promote rollback attest pin unpin",
             "move": "copy carry",
@@ -108,7 +108,7 @@ DESKS: dict[str, Desk] = {
         "falaj.serve.service:Serve",
         "Endpoints: deploy models, scale, watch roll-outs, go back",
         {
-            "see": "list show verdict",
+            "see": "list show verdict loads traffic",
             "read": "enter logs",
             "write": "add scale change rollback stop start promote label absorb batch",
             "move": "pack",

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from falaj.core.context import HOUSE, Context
+from falaj.core.errors import Invalid
 from falaj.core.event import new_id
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
@@ -88,6 +89,13 @@ def who_of(ctx: Context) -> Body:
 def revision_body(revision: Revision, who: Body, stage: str, defaults: Mapping[str, Any]) -> Body:
     """A revision as it is kept: with whose rights it runs, and the stage it was approved for, if any."""
     return {**to_plain(revision), "who": who, "stage": stage, "defaults": dict(defaults)}
+
+
+def need_endpoint(tx: Reader, endpoint: Ref) -> Record:
+    """The endpoint of this name."""
+    if endpoint.kind != ENDPOINT:
+        raise Invalid(f"{endpoint} names no endpoint", "for example endpoint:fraud/score", endpoint)
+    return tx.need(endpoint.bare)
 
 
 def revision_at(body: Body, number: int) -> Body | None:

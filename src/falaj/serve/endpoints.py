@@ -55,7 +55,7 @@ class Endpoints(Deploying):
             falaj serve show endpoint:fraud/score
         """
         with self._ledger.read(ctx) as tx:
-            record = _need(tx, endpoint)
+            record = books.need_endpoint(tx, endpoint)
             known = [_explained(tx, one) for one in books.replicas_of(tx, record)]
             return books.view(record, known, books.doors_in(tx))
 
@@ -127,7 +127,7 @@ class Endpoints(Deploying):
             falaj serve rollback endpoint:fraud/score --reason "false alarms since noon"
         """
         with self._ledger.write(ctx) as tx:
-            old = _need(tx, endpoint)
+            old = books.need_endpoint(tx, endpoint)
             body = self._trial_ended(ctx, tx, old, to, reason)
             if body is None:
                 body = self._back(ctx, tx, old, to)
@@ -189,7 +189,7 @@ class Endpoints(Deploying):
             falaj serve enter endpoint:fraud/score
         """
         with self._ledger.read(ctx) as tx:
-            record = _need(tx, endpoint)
+            record = books.need_endpoint(tx, endpoint)
         rules = books.rules_in(record.body)
         return Entry(record.ref.bare, books.public(record.ref), rules.per_s, rules.burst)
 
@@ -232,7 +232,7 @@ class Endpoints(Deploying):
         reason: str = "",
     ) -> EndpointView:
         with self._ledger.write(ctx) as tx:
-            old = _need(tx, endpoint)
+            old = books.need_endpoint(tx, endpoint)
             body = change(old.body)
             record = tx.put(old.key, body, rev=old.rev, terms=books.endpoint_terms(old.ref.bare, body))
             tx.emit(said, record.ref, reason=reason[:500])
@@ -247,12 +247,6 @@ def _explained(tx: Reader, replica: Record) -> Record:
         return replica
     note = f"its job is {job.body['state']}: falaj jobs why {job.ref.bare}"
     return replace(replica, body={**replica.body, "note": note})
-
-
-def _need(tx: Reader, endpoint: Ref) -> Record:
-    if endpoint.kind != books.ENDPOINT:
-        raise Invalid(f"{endpoint} names no endpoint", "for example endpoint:fraud/score", endpoint)
-    return tx.need(endpoint.bare)
 
 
 def _word(name: str, value: str, known: Mapping[str, type]) -> Any:

@@ -34,7 +34,7 @@ from falaj.serve.records import (
     Rollout,
     VerdictView,
 )
-from falaj.store.ledger import Reader, Writer
+from falaj.store.ledger import Writer
 from falaj.store.records import Record
 
 EVERY_S = 1.0
@@ -60,7 +60,7 @@ class Rollouts(Edges):
             falaj serve promote endpoint:fraud/score --reason "three days without a complaint"
         """
         with self._ledger.write(ctx) as tx:
-            old = _need(tx, endpoint)
+            old = books.need_endpoint(tx, endpoint)
             _, revision = trials.arm_in(_trial(old))
             kept = books.revision_at(old.body, revision) or {}
             fitness.check(tx, ctx, Ref.parse(kept["model"]), kept["stage"], kept["root"])
@@ -80,7 +80,7 @@ class Rollouts(Edges):
             falaj serve verdict endpoint:fraud/score
         """
         with self._ledger.read(ctx) as tx:
-            record = _need(tx, endpoint)
+            record = books.need_endpoint(tx, endpoint)
         trial = books.rollout_in(record.body)
         if trial is None:
             raise Conflict(f"{endpoint.bare} has no roll-out", "falaj serve deploy --canary 10% begins one", endpoint)
@@ -108,7 +108,7 @@ class Rollouts(Edges):
             Labelled(now, *((name, "") if by == "request" else ("", name)), value) for name, value in values.items()
         ]
         with self._ledger.write(ctx) as tx:
-            record = _need(tx, endpoint)
+            record = books.need_endpoint(tx, endpoint)
             tx.emit("serve.label", record.ref, count=len(rows), by=by)
             self.labels.append(_whose(record), rows)
         return len(rows)
@@ -132,7 +132,7 @@ class Rollouts(Edges):
         if not 0 < limit <= MOST_LINES:
             raise Invalid(f"a page of {limit} lines", f"ask for 1 to {MOST_LINES} and follow `next`")
         with self._ledger.read(ctx) as tx:
-            record = _need(tx, endpoint)
+            record = books.need_endpoint(tx, endpoint)
         ctx.permit("read", str(record.ref.bare), record.body["zone"])
         until, done = _cursor(after)
         wanted = (
@@ -160,7 +160,7 @@ class Rollouts(Edges):
         if not 0 < len(keys) <= MOST_KEYS or not all(keys):
             raise Invalid(f"{len(keys)} keys", f"1 to {MOST_KEYS}, none of them empty")
         with self._ledger.write(ctx) as tx:
-            record = _need(tx, endpoint)
+            record = books.need_endpoint(tx, endpoint)
             whose = _whose(record)
             ids = [row.id for row in self.journal.read(whose.tenant, whose.ref) if row.key in keys]
             gone = self.journal.forget(whose, keys) + self.labels.forget(whose, keys, ids)
@@ -336,9 +336,3 @@ def _trial(record: Record) -> Rollout:
     if found is None:
         raise Conflict(f"no roll-out of {record.ref.bare} is under way", "falaj serve show says what is", record.ref)
     return found
-
-
-def _need(tx: Reader, endpoint: Ref) -> Record:
-    if endpoint.kind != books.ENDPOINT:
-        raise Invalid(f"{endpoint} names no endpoint", "for example endpoint:fraud/score", endpoint)
-    return tx.need(endpoint.bare)
