@@ -180,7 +180,7 @@ def test_a_process_may_write_what_it_likes(telemetry: Telemetry, odd: dict[str, 
 
 
 def test_who_may_look(town: Town) -> None:
-    assert town.as_("amal").clusters.figures() == ()
+    assert town.as_("amal").clusters.figures() == town.as_("amal").clusters.figures("15m") == ()
     assert town.as_("amal").clusters.pools() == ()
     assert "no node" in str(refusal(lambda: town.as_("amal").clusters.history("hall/n1")))
     assert "kept" in str(refusal(lambda: town.as_("amal").clusters.pools("9000d")))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from falaj.core.errors import NotFound
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import Budget, Job, Queue, Reason, Snapshot
-from falaj.schedule.why import changed, explain, possible, starts
+from falaj.schedule.why import changed, explain, possible, reasons, starts
 from tests.schedule.made import job, node, shape, snapshot
 
 
@@ -24,6 +24,17 @@ def why(facts: Snapshot, job_id: str) -> Reason:
     if reason.change and reason.code != "impossible":
         assert starts(changed(facts, job_id, reason.change), job_id)
     return reason
+
+
+def test_many_are_told_at_once_what_each_is_told_alone() -> None:
+    queues = (Queue("root/a", limit={"gpu": 4000}),)
+    jobs = [job("a", gpus=3), job("b", gpus=2, submitted=1), job("c", gpus=5, submitted=2)]
+    facts = settled(snapshot(1, jobs, queues))
+    told = reasons(facts, {"a", "b", "c"})
+    assert sorted(told) == ["b", "c"]
+    for name, reason in told.items():
+        alone = explain(facts, name)
+        assert (reason.code, reason.text, reason.starts) == (alone.code, alone.text, alone.starts)
 
 
 # C14: nobody says why a job is pending.

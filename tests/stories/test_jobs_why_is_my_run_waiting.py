@@ -19,6 +19,9 @@ def test_why_is_my_run_waiting(tmp_path: Path) -> None:
         why = lab.here.jobs.why(second.ref)
         assert (why.state, why.reason) == ("waiting", "limit")
         assert why.commands, why
+        listed = lab.here.jobs.list(state="waiting", more={"why": "yes", "name": "sec", "by": second.author}).jobs
+        assert [(one.ref, one.note) for one in listed] == [(second.ref, why.text)]
+        assert lab.here.jobs.list(more={"by": "somebody"}).jobs == lab.here.jobs.list(more={"name": "ird"}).jobs == ()
         for command in why.commands:
             _, desk, verb, target, *flags = shlex.split(command)
             words = dict(zip(flags[::2], flags[1::2], strict=True))

@@ -88,14 +88,16 @@ class Signs:
         raise NotImplementedError
 
     @verb()
-    def figures(self, ctx: Context) -> tuple[NodeFigures, ...]:
+    def figures(
+        self, ctx: Context, since: Annotated[str, "seen at most so long ago: 60s, 15m"] = f"{NOW_S}s"
+    ) -> tuple[NodeFigures, ...]:
         """Show what nodes do now: load, memory, disk, network, and every GPU.
 
         Example:
             falaj clusters figures
         """
         subjects = self._subjects(ctx)
-        frames = self.telemetry.read(subjects, ctx.now() - NOW_S)
+        frames = self.telemetry.read(subjects, ctx.now() - min(window(since), DAY_S))
         known = ((subject.name, frames[subject]) for subject in subjects if len(frames[subject]))
         return tuple(NodeFigures(name, float(frame.times[-1]), frame.newest()) for name, frame in known)
 

@@ -138,6 +138,10 @@ class JobView:
     gpu_s: int = 0
     evictions: int = 0
     ended_at: float = 0.0
+    starts_at: float = 0.0
+    """When one that waits is expected to start, where a list was asked why; 0 when nobody can say."""
+    saved_at: float = 0.0
+    """When its attempt last saved a checkpoint; 0 for never."""
 
     @property
     def over(self) -> bool:

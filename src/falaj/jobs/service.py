@@ -1,7 +1,7 @@
 """The desk of jobs: ask for one, look at it, read what it says, cancel it, ask why it waits."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ from falaj.jobs.records import (
 from falaj.jobs.replay import Replays
 from falaj.jobs.spec import checked, params_of
 from falaj.jobs.staging import Staging
-from falaj.schedule.model import NEVER
+from falaj.schedule.model import NEVER, Reason
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
@@ -47,6 +47,8 @@ from falaj.track.records import Metric
 from falaj.track.service import Track
 
 MOST_PAGE, MOST_LINES, MOST_FACTS = 1_000, 10_000, 5_000
+NO_NODES = "no cluster has told of its nodes yet"
+_NOTHING: dict[str, str] = {}
 TOLD_S = 10.0
 """A job's progress is written down at most so often."""
 
@@ -117,20 +119,27 @@ class Jobs(Accounts, Replays):
         mine: Annotated[bool, "only those I asked for"] = False,
         after: Annotated[str, "where the page before ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
+        more: Annotated[
+            dict[str, str], "by=PERSON, name=BEGINNING, why=yes (of those that wait, the reason and the expected start)"
+        ] = _NOTHING,
     ) -> JobPage:
         """List the jobs you may see, newest first.
 
         Example:
             falaj jobs list --state running --project fraud
+            falaj jobs list --state waiting --more why=yes --more by=amal
         """
-        if not 0 < limit <= MOST_PAGE:
-            raise Invalid(f"a page of {limit} jobs", f"ask for 1 to {MOST_PAGE} and follow `next`")
-        wanted = {"state": state, "queue": queue, "by": ctx.actor.id if mine else ""}
-        terms = {name: value for name, value in wanted.items() if value}
+        if not 0 < limit <= MOST_PAGE or set(more) - {"by", "name", "why"}:
+            raise Invalid(f"a page of {limit} jobs", f"ask for 1 to {MOST_PAGE} and follow `next`; more: by, name, why")
+        wanted = {"state": state, "queue": queue, "by": ctx.actor.id if mine else more.get("by", "")}
+        asked: dict[str, Any] = {
+            "project": project, "prefix": more.get("name", ""), "cells": ctx.cells("job"), "newest": True,
+            "terms": {name: value for name, value in wanted.items() if value}, "after": after, "limit": limit,
+        }  # fmt: skip
         with self._ledger.read(ctx) as tx:
-            cells = ctx.cells("job")
-            page = tx.find("job", project=project, terms=terms, cells=cells, newest=True, after=after, limit=limit)
-        return JobPage(tuple(views.job(record) for record in page.records), page.next)
+            page = tx.find("job", **asked)
+        why = self._reasons(ctx, page.records) if more.get("why") else {}
+        return JobPage(tuple(_reasoned(record, why) for record in page.records), page.next)
 
     @verb(reads=("job",))
     def show(self, ctx: Context, job: Annotated[Ref, "which job"]) -> JobView:
@@ -256,7 +265,7 @@ class Jobs(Accounts, Replays):
             facts = snapshot(self._ledger, self._clusters, tx, ctx.now())
             bought = self._clusters.bought_for(tx, body["id"])
         if not facts.nodes:
-            text = bought or "no cluster has told of its nodes yet"
+            text = bought or NO_NODES
             return Why(record.ref.bare, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
         from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
 
@@ -329,6 +338,19 @@ class Jobs(Accounts, Replays):
             found = {name: tx.get(Ref.parse(name), record.key.tenant) for name in record.body["after"]}
         return {name: one.body["state"] if one else "" for name, one in found.items()}
 
+    def _reasons(self, ctx: Context, records: Iterable[Record]) -> dict[str, Reason]:
+        """Why those of these jobs wait that do."""
+        ids = [record.body["id"] for record in records if record.body["state"] == WAITING]
+        if not ids:
+            return {}
+        with self._ledger.read(house_of(ctx)) as tx:
+            facts = snapshot(self._ledger, self._clusters, tx, ctx.now())
+        if not facts.nodes:
+            return dict.fromkeys(ids, Reason("capacity", NO_NODES))
+        from falaj.schedule.why import reasons  # arrays: as in `why`
+
+        return reasons(facts, ids)
+
     def _start_run(self, ctx: Context, tx: Writer, record: Record, asked: Asked) -> None:
         name = asked.spec.experiment or "jobs"
         place = Ref("experiment", asked.job.project, name)
@@ -349,6 +371,14 @@ def _draft(ctx: Context, job: Ref, body: Body) -> Record:
     """The record before it is written, so that what it asks for can be judged."""
     key = Key(ctx.tenant, "job", job.project, job.name)
     return Record(key, 1, body, ctx.label or Label(), ctx.zone, ctx.actor.id, False, ctx.now())
+
+
+def _reasoned(record: Record, why: Mapping[str, Reason]) -> JobView:
+    reason = why.get(record.body["id"])
+    if reason is None:
+        return views.job(record)
+    starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
+    return replace(views.job(record), note=reason.text, starts_at=starts)
 
 
 def _need(tx: Reader, job: Ref) -> Record:

@@ -40,6 +40,7 @@ def job(record: Record) -> JobView:
         gpu_s=body["served"] // 1000 if any(role.gpus for role in spec.roles) else 0,
         evictions=body["evictions"],
         ended_at=body["ended"],
+        saved_at=float(body["saved"]),
     )
 
 

@@ -3,7 +3,7 @@
 A change is only told after it was made, on a copy, and the scheduler decided again: then it did start.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from falaj.schedule.world import World
 
 Change = tuple[tuple[str, str], ...]
 Fix = tuple[str, Change]
+SOON = "its turn is now: it starts with the next decision"
 MOST_TRIES = 24
 """So many changes are tried before none is told."""
 
@@ -37,12 +38,32 @@ def explain(source: Snapshot | Scheduler, job_id: str) -> Reason:
     board = Scheduler(facts)
     board.cycle(facts.now)
     if job_id in board.running:
-        return Reason("capacity", "its turn is now: it starts with the next decision", starts=facts.now)
+        return Reason("capacity", SOON, starts=facts.now)
     reason = _reason(board, job)
     for text, change in _fixes(board, job, reason.code)[:MOST_TRIES]:
         if starts(changed(facts, job_id, change), job_id):
             return replace(reason, fix=text, change=change)
     return reason
+
+
+def reasons(facts: Snapshot, job_ids: Collection[str]) -> dict[str, Reason]:
+    """Why these jobs wait, without what would help: one decision for all of them, however many are asked about."""
+    waiting = [job for job in facts.jobs if job.id in job_ids and not job.spots]
+    if not waiting:
+        return {}
+    alone = _alone(facts.nodes, facts.queues)
+    board = Scheduler(facts)
+    board.cycle(facts.now)
+    found: dict[str, Reason] = {}
+    for job in waiting:
+        never = _wrong(job.shape) or _never(*alone, job)
+        if never:
+            found[job.id] = Reason("impossible", never)
+        elif job.id in board.running:
+            found[job.id] = Reason("capacity", SOON, starts=facts.now)
+        else:
+            found[job.id] = _reason(board, job)
+    return found
 
 
 def starts(facts: Snapshot, job_id: str) -> bool:
@@ -79,8 +100,7 @@ def possible(nodes: Sequence[Node], queues: Sequence[Queue], job: Job) -> Reason
     wrong = _wrong(job.shape)
     if wrong:
         return Reason("impossible", wrong)
-    world = World([replace(node, open=True, leaving=NEVER) for node in nodes])
-    tree = Tree(queues, world.pools())
+    world, tree = _alone(nodes, queues)
     text = _never(world, tree, job)
     if not text:
         return None
@@ -248,6 +268,12 @@ def _richer(queue: Queue, which: str, more: int) -> Queue:
 
 
 # what can never be
+
+
+def _alone(nodes: Sequence[Node], queues: Sequence[Queue]) -> tuple[World, Tree]:
+    """The fleet as it is when nothing runs and nothing is closed."""
+    world = World([replace(node, open=True, leaving=NEVER) for node in nodes])
+    return world, Tree(queues, world.pools())
 
 
 def _never(world: World, tree: Tree, job: Job) -> str:
