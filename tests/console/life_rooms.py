@@ -20,7 +20,7 @@ from falaj.drift.packing import packed
 from falaj.drift.profile import profile_of, to_json
 from falaj.drift.records import FILE, Profile, Quality
 from falaj.drift.tally import Tally
-from falaj.fleet.subjects import node_subject, run_subject
+from falaj.fleet.subjects import node_subject, pool_subject, run_subject
 from falaj.flows.records import VERB, StepPlan
 from falaj.jobs.records import FAILED
 from falaj.monitor.loop import MonitorLoop
@@ -261,16 +261,22 @@ def telemetry(story: Story) -> None:
     """Two hours of the hall's GPUs, and of the job that runs there."""
     desk, dice = story.house.desks["clusters"], random.Random(4)
     kept, job = desk.telemetry, story.as_("amal").jobs.show("job:fraud/train-4")
-    for node in ("hall/n1", "hall/n2"):
+    for node in ("hall/node-1", "hall/node-2"):
         for minute in range(120):
             at = story.now - 7200 + minute * 60
             row = {"load": dice.uniform(1, 4), "available": 2000 + dice.uniform(0, 500), "disk": 7e5, "disk_total": 1e6}
             for gpu in range(4):
-                busy = max(0.0, dice.gauss(85, 8)) if node == "hall/n1" and gpu < 2 else dice.uniform(0, 3)
+                busy = max(0.0, dice.gauss(85, 8)) if node == "hall/node-1" and gpu < 2 else dice.uniform(0, 3)
                 row |= {f"{gpu}.busy": busy, f"{gpu}.memory": 60_000, f"{gpu}.memory_total": 81_559,
                         f"{gpu}.temperature": 40 + busy / 4, f"{gpu}.power": 90 + busy * 5}  # fmt: skip
             kept.put(node_subject(node, "ae-dubai"), at, row, story.now)
-            if node == "hall/n1":
+            if node == "hall/node-1":
                 told = {name: value for name, value in row.items() if name[0] in "01"}
                 kept.put(run_subject("bank", job.run.name, "ae-dubai"), at, told, story.now)
+    for hour in range(23):
+        held = 1000 * max(0.0, 4 + 3 * math.sin(hour / 4) + dice.uniform(-1, 1))
+        load = {"capacity": 8000, "held": held, "waiting": 6000, "empty": 4000, "largest": 4000}
+        for pool, share in (("gpu:H100", 1.0), ("cpu", 0.5)):
+            told = {name: value * share for name, value in load.items()}
+            kept.put(pool_subject(pool, "ae-dubai"), story.now - hour * HOUR - 30, told, story.now)
     kept.flush()
