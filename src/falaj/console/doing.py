@@ -14,7 +14,7 @@ from falaj.core.verb import Param, Verb, verb_of
 from falaj.desks import DESKS, desk_class
 
 FORM_BYTES = 262_144
-GIVEN, KEY, BACK, SHOW, ASKED = "_given", "_key", "_back", "_show", "f."
+GIVEN, KEY, BACK, SHOW, NAME, ASKED = "_given", "_key", "_back", "_show", "_name", "f."
 """Fields of ours; what a person filled in begins with `f.`, and can never be taken for one."""
 
 

@@ -14,7 +14,7 @@ from falaj.api.logs import enter
 from falaj.api.routes import Ask, plain_name
 from falaj.api.stream import Outlet
 from falaj.console import assets, session
-from falaj.console.doing import BACK, FORM_BYTES, KEY, SHOW, arguments, read_form, verb_for
+from falaj.console.doing import BACK, FORM_BYTES, KEY, NAME, SHOW, arguments, read_form, verb_for
 from falaj.console.frame import main, whole
 from falaj.console.live import Live
 from falaj.console.outcome import outcome
@@ -165,7 +165,8 @@ class Console:
         ctx = replace(self._app.gate.context(ask, ask.caller, repeatable=False), purpose=look_of(ask).purpose)
         back = _inside(form.get(BACK, ROOT))
         self._app.unhurried(60)
-        outlet = Outlet(ask.send, ask.receive, ctx.request, name=f"falaj-{desk}-{verb.name}".encode())
+        name = _file_name(form.get(NAME) or f"falaj-{desk}-{verb.name}")
+        outlet = Outlet(ask.send, ask.receive, ctx.request, name=name)
         try:
             found = await self._app.lanes.outside(self._called, desk, verb, ctx, form, outlet)
         finally:
@@ -280,8 +281,10 @@ def _asset(ask: Ask, path: str) -> Answer:
 
 
 def _download(made: File, request: str) -> Answer:
-    safe = "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in made.name
-    )
-    headers = ((b"content-disposition", f'attachment; filename="{safe[-120:]}"'.encode()),)
+    headers = ((b"content-disposition", b'attachment; filename="%s"' % _file_name(made.name)),)
     return Answer(200, made.body, request, b"application/octet-stream", headers)
+
+
+def _file_name(name: str) -> bytes:
+    safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in name)
+    return safe[-120:].encode()

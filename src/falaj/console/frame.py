@@ -1,6 +1,8 @@
 """Frame: what stands around every page: the way to the rooms, the reader's choices, the same as a command."""
 
+import re
 from collections.abc import Sequence
+from html import unescape
 
 from falaj.console.assets import at
 from falaj.console.lines import Line
@@ -29,7 +31,7 @@ def whole(view: View, page: Page, said: tuple[str, str] = ("", "")) -> Html:
         _header(view),
         h.div(_rooms(view), main(view, page, said), class_="shell"),
     )
-    return document(t, view.look, f"{page.title} · Falaj", body, ("console.js", "live.js", *page.scripts))
+    return document(t, view.look, f"{_plain(page.title)} · Falaj", body, ("console.js", "live.js", *page.scripts))
 
 
 def main(view: View, page: Page, said: tuple[str, str] = ("", "")) -> Html:
@@ -55,6 +57,11 @@ def document(t: Words, look: Look, title: str, body: Html, scripts: Sequence[str
     )
     page = h.html(h.head(head), h.body(body), lang=t.lang, dir="rtl" if t.rtl else "ltr", data_theme=look.theme or None)
     return Html(f"<!doctype html>{page}")
+
+
+def _plain(title: str | Html) -> str:
+    """A title as text: a window's name has no elements in it."""
+    return unescape(re.sub("<[^>]*>", "", title)) if isinstance(title, Html) else title
 
 
 def _header(view: View) -> Html:

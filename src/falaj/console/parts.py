@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from falaj.console.doing import ASKED, BACK, GIVEN, KEY, SHOW
+from falaj.console.doing import ASKED, BACK, GIVEN, KEY, NAME, SHOW
 from falaj.console.lines import Line
 from falaj.console.markup import EMPTY, Html, h, join, text
 from falaj.console.page import ROOT, address, href
@@ -176,7 +176,8 @@ def action(
     """A button that calls a verb; disabled, with what it would need, for whoever may not.
 
     `how`: danger, primary (bool); confirm (a text: asked before); back (address to go to then); show (bool: show what
-    came back); about (the thing whose policy decides; else the first reference among the arguments); id.
+    came back); file (what bytes that come back are saved as); about (the thing whose policy decides; else the first
+    reference among the arguments); id.
     """
     plain = {key: _plain(value) for key, value in arguments.items()}
     about = how.get("about") or next((value for value in arguments.values() if isinstance(value, Ref)), "")
@@ -191,6 +192,7 @@ def action(
         h.input(type="hidden", name=GIVEN, value=json.dumps(plain, ensure_ascii=False)),
         h.input(type="hidden", name=BACK, value=how.get("back") or view.link()),
         h.input(type="hidden", name=SHOW, value="1") if how.get("show") else None,
+        h.input(type="hidden", name=NAME, value=how["file"]) if how.get("file") else None,
     ]
     where = {"method": "post", "action": f"{ROOT}/do/{desk}/{verb}", "id": how.get("id") or None}
     if not fields and not how.get("confirm"):
