@@ -85,6 +85,38 @@ def test_a_stage_has_one_holder_and_a_version_one_stage(town: Town, name: str) -
     assert isinstance(refusal(lambda: catalog.promote(v2, "production", before="destroyed")), Invalid)
 
 
+def test_a_judgement_asks_nobody_and_says_where_a_wish_stands(town: Town, name: str, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    version = model(amal, "1", name)
+    ready = catalog.judge(version)
+    assert (ready.state, ready.approval, all(row.passed for row in ready.evidence)) == ("ready", None, True)
+    assert catalog.about(name).aliases == {}, "looking moved it"
+    asked = catalog.promote(version, "production")
+    waits = town.as_("badr").catalog.judge(version)
+    assert (waits.state, waits.approval, waits.digest) == ("waiting", asked.approval, asked.digest)
+    approve(town, asked, "badr")
+    catalog.promote(version, "production")
+    assert catalog.judge(version).state == "done"
+    town.as_("salem").catalog.require(f"gate:{project}/staging", ("bias",))
+    lacking = catalog.judge(version, "staging")
+    assert (lacking.state, lacking.ok, lacking.why) == ("refused", False, "attestation bias: nobody attested bias")
+    assert isinstance(refusal(lambda: catalog.judge(version, "experiment")), Invalid)
+
+
+def test_lists_find_names_by_text_and_by_alias(town: Town, name: str, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    v1, v2 = model(amal, "1", name), model(amal, "2", name)
+    other = model(amal, "3", f"model:{project}/other")
+    catalog.promote(v1, "staging")
+    assert [one.ref for one in catalog.list(project=project, alias="staging").versions] == [v1]
+    assert [one.ref for one in catalog.list(project=project, search="COR").versions] == [v2]
+    first = catalog.list(project=project, search="o", limit=1)
+    second = catalog.list(project=project, search="o", limit=1, after=first.next)
+    assert ([*first.versions, *second.versions], second.next) == ([catalog.show(other), catalog.show(v2)], "")
+    assert catalog.list(project=project, search="nothing").versions == ()
+    assert isinstance(refusal(lambda: catalog.list(search="o", after="x")), Invalid)
+
+
 def test_a_change_voids_what_people_said(town: Town, name: str, project: str) -> None:
     amal, catalog, mona = town.as_("amal"), town.as_("amal").catalog, town.as_("mona").catalog
     town.as_("salem").catalog.require(f"gate:{project}/production", ("bias", "auc >= current", "1 approval"))

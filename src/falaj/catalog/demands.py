@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Annotated
 
 from falaj.catalog.gates import (
@@ -13,18 +14,21 @@ from falaj.catalog.gates import (
     Case,
     Rule,
     digest_of_rules,
+    judge,
     read_rules,
     voices,
 )
-from falaj.catalog.life_records import Attestation, GateRules
+from falaj.catalog.life_records import Attestation, GateRules, Promotion
 from falaj.catalog.limits import LONG, MOST_ENTRIES, check_tags, check_text
 from falaj.catalog.shelf import Shelf, as_version, open_label
 from falaj.catalog.signing import verify
+from falaj.catalog.wishes import ACTION, EMERGENCY, WAITING, heard, kept_wish
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Denied, Invalid
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.approvals import approval_ref
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
@@ -123,6 +127,40 @@ class Demands(Shelf):
         """
         with self._ledger.read(ctx) as tx:
             return tuple(_attestations(tx, self._pinned(tx, name)))
+
+    @verb(reads=("name",))
+    def judge(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        stage: Annotated[str, "staging, production or retired"] = "production",
+    ) -> Promotion:
+        """Say what the gate of a stage finds of a version now, and whether people are asked. Nobody is, by this.
+
+        The state is done (it is there), waiting or emergency (people are asked), ready (promote brings it there, or
+        asks them), or refused, with what is missing.
+
+        Example:
+            falaj catalog judge model:fraud/scorer@v7 production
+        """
+        if stage not in GATED:
+            raise Invalid(f"{stage[:40]!r} has no gate", f"one of: {', '.join(GATED)}", name)
+        with self._ledger.read(ctx) as tx:
+            record = self._live(tx, name)
+            rules = self._rules(tx, record.key.project, stage)
+            holder = self._aliases(tx, record.ref).get(stage, "")
+            rows = judge(rules, self._case(tx, ctx, record, rules, holder))
+            before = record.ref.at(holder) if holder else None
+            told = Promotion(record.ref, stage, "ready", evidence=rows, before=before)
+            wish = kept_wish(tx, record.ref, stage)
+            if wish is not None and wish.state in (WAITING, EMERGENCY):
+                stands, approval = heard(tx, ctx, wish), approval_ref(ACTION, wish.digest)
+                told = replace(told, approval=approval, digest=wish.digest, until=wish.until or stands.until)
+                return replace(told, state=wish.state, why=stands.why)
+            failed = "; ".join(f"{row.rule}: {row.found}" for row in rows if not row.passed)
+            if record.body["stage"] == stage:
+                return replace(told, state="done", why=f"it is in {stage} already")
+            return replace(told, state="refused", why=failed, ok=False) if failed else told
 
     def _rules(self, tx: Reader, project: str, stage: str) -> tuple[Rule, ...]:
         return _rules_of(stage, tx.get(Ref(GATE, project, stage)))

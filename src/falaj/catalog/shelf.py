@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from falaj.audit.graphs import sight
 from falaj.catalog.life_records import Named
 from falaj.catalog.records import KINDS, Card, Version
 from falaj.content.records import Table
@@ -28,6 +29,7 @@ HEAD = {"head": "yes"}
 """The term by which the names themselves are found."""
 MOST_TRAIL = 100
 _MOST_ALIASES = 1000
+_MOST_HEADS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,24 @@ class Shelf:
             if page.next or len(found) == limit:
                 return found, f"{each} {page.next}" if page.next else f"{following} ".lstrip()
         return found, ""
+
+    def _chosen(
+        self, tx: Reader, ctx: Context, of: tuple[str, str, str], wanted: tuple[str, str], page: tuple[str, int]
+    ) -> tuple[list[Record], str]:
+        """The versions that fit, by way of the heads, which know names and aliases; the cursor counts what fits."""
+        (search, alias), (after, limit), sees = wanted, page, sight(self._ledger, ctx, Ref("list", "catalog", "names"))
+        if not (after or "0").isdigit() or not 0 < limit <= _MOST_HEADS:
+            raise Invalid(f"a page of {limit} after {after[:80]!r}", f"1 to {_MOST_HEADS}, and the `next` before")
+        heads, _ = self._page(tx, ctx, of, HEAD, "", _MOST_HEADS)
+        fits = [
+            head.ref.at(version)
+            for head in heads
+            if search.casefold() in head.key.name.casefold()
+            and (version := head.body["aliases"].get(alias, "") if alias else head.body["newest"])
+        ]
+        start = int(after or 0)
+        some = [tx.need(ref) for ref in fits[start : start + limit] if sees(str(ref))]
+        return some, str(start + limit) if start + limit < len(fits) else ""
 
     def _trail(self, tx: Reader, name: Ref, alias: str) -> list[str]:
         """The versions an alias meant before, oldest first; what was rolled back is not among them."""

@@ -126,6 +126,8 @@ class Versions(Shelf):
         kind: Annotated[str, "dataset, model or code; all of them when left out"] = "",
         project: Annotated[str, "of one project only"] = "",
         name: Annotated[str, "every version of this one name"] = "",
+        search: Annotated[str, "only names with this text in them"] = "",
+        alias: Annotated[str, "only what has this alias or holds this stage, each at that version"] = "",
         after: Annotated[str, "where the page before ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
     ) -> VersionPage:
@@ -136,7 +138,10 @@ class Versions(Shelf):
         """
         wanted = {"live": "yes"} if name else {"newest": "yes"}
         with self._ledger.read(ctx) as tx:
-            found, following = self._page(tx, ctx, (kind, project, name), wanted, after, limit)
+            if search or alias:
+                found, following = self._chosen(tx, ctx, (kind, project, name), (search, alias), (after, limit))
+            else:
+                found, following = self._page(tx, ctx, (kind, project, name), wanted, after, limit)
             shown = [as_version(record, self._aliases(tx, record.ref)) for record in found]
             sees = sight(self._ledger, ctx, _LIST)
             return VersionPage(tuple(covered(version, sees) for version in shown), following)
