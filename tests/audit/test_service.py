@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from falaj.audit import Audit, verify_pack
+from falaj.audit import Audit, note, verify_pack
+from falaj.audit.seal import checkpoint_key
 from falaj.audit.witness import Witness
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
@@ -216,15 +218,33 @@ def test_an_erased_subject_leaves_every_proof_standing(desk: Desk, tmp_path: Pat
 def test_check_reads_the_living_log(desk: Desk) -> None:
     for n in range(5):
         desk.make(f"dataset:fraud/d{n}@v1")
-    desk.audit.seal(desk.ctx())
+    newest = desk.audit.seal(desk.ctx())
     desk.make("dataset:fraud/later@v1")
     good = desk.audit.check(desk.ctx())
     assert good.ok
     assert good.size == good.sealed + 1
+    assert (good.checkpoint, good.root, good.signed) == (newest.number, newest.root, True)
     desk.ledger.store = Tampered(desk.ledger.store, lambda row: row._replace(data=row.data[:-1] + b"x"))
     bad = desk.audit.check(desk.ctx())
     assert not bad.ok
     assert "after" in bad.finding
+
+
+def test_check_finds_a_checkpoint_that_its_key_did_not_sign(desk: Desk) -> None:
+    desk.make("dataset:fraud/a@v1")
+    newest = desk.audit.seal(desk.ctx())
+    key = checkpoint_key(desk.ctx().tenant, desk.ctx().zone, newest.number)
+    text, (line,) = note.split(newest.note)
+    other = note.sign(text, newest.origin, Ed25519PrivateKey.generate())
+    with desk.ledger.write(desk.ctx()) as tx:
+        held = tx.key(key)
+        assert held is not None
+        tx.put(key, {"note": note.join(text, other)}, rev=held.rev)
+        tx.emit("forge", held.ref)
+    bad = desk.audit.check(desk.ctx())
+    assert (bad.ok, bad.signed) == (False, False)
+    assert "not signed" in bad.finding
+    assert line != other
 
 
 def test_check_finds_an_event_taken_out_of_the_ledger(desk: Desk) -> None:

@@ -184,6 +184,12 @@ def test_a_grant_counts_once_two_people_approved_it_and_until_it_ends(here: Town
     assert [s.state for s in here.zones.grants(here.who("amal"))] == ["expired"]
 
 
+def test_one_grant_is_found_by_its_name(here: Town) -> None:
+    wanted, _ = propose(here), propose(here, scope="dataset:fraud/other")
+    assert here.zones.grants(here.who("amal"), name=wanted.grant.id) == (wanted,)
+    assert here.zones.grants(here.who("amal"), name="g-0") == ()
+
+
 def test_a_grant_is_revoked_at_once(here: Town) -> None:
     state = propose(here)
     approve(here, state)

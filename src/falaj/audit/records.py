@@ -103,6 +103,10 @@ class Check:
     sealed: int
     ok: bool
     finding: str = ""
+    checkpoint: int = 0
+    """The newest checkpoint: its number, its root in base64, and whether its signature is that of the key it names."""
+    root: str = ""
+    signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,8 @@ class Audit:
     def check(self, ctx: Context, zone: Zone = "") -> Check:
         """Read the living log from its first event to its last and compare every hash with the signed root.
 
+        The signature of that root is checked as well.
+
         Example:
             falaj audit check
         """
@@ -224,13 +226,10 @@ class Audit:
             while facts := self._ledger.tail(pos, tenant=ctx.tenant, zone=zone, limit=_PAGE):
                 tree.extend(leaf_hash(fact.raw) for fact in facts[: max(0, log.head.size - size)])
                 size, pos = size + len(facts), facts[-1].pos
-            if log.head.number and tree.root() != note.unb64(log.newest().root):
-                finding = (
-                    f"the {tree.size} events of the ledger do not lead to the root of checkpoint {log.head.number}"
-                )
         except Corrupt as error:
             finding = f"after {size} events: {error.message}"
-        return Check(self.sealer.origin(ctx.tenant, zone), size, log.head.size, not finding, finding)
+        found = Check(self.sealer.origin(ctx.tenant, zone), size, log.head.size, not finding, finding)
+        return _against(log.newest(), tree, found) if log.head.number else found
 
     @verb(group="govern")
     def enrol(
@@ -374,6 +373,18 @@ class Audit:
         with self._ledger.read(ctx) as tx:
             record = tx.get(ref) or tx.get(ref.bare)
         return record.zone if record else ""
+
+
+def _against(newest: Checkpoint, tree: Frontier, found: Check) -> Check:
+    """What was read, held against the newest checkpoint and that against its own signature."""
+    text, lines = note.split(newest.note)
+    signed = any(note.check(text, line, newest.origin, note.unb64(newest.key)) for line in lines)
+    finding = found.finding
+    if not finding and tree.root() != note.unb64(newest.root):
+        finding = f"the {tree.size} events of the ledger do not lead to the root of checkpoint {newest.number}"
+    if not finding and not signed:
+        finding = f"checkpoint {newest.number} is not signed by the key it names"
+    return replace(found, ok=not finding, finding=finding, checkpoint=newest.number, root=newest.root, signed=signed)
 
 
 def verify_pack(path: str | Path, key: str = "") -> Verdict:

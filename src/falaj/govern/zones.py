@@ -213,6 +213,7 @@ class Zones:
         ctx: Context,
         state: Annotated[str, "only those: waiting, active, early, expired, revoked, refused"] = "",
         limit: Annotated[int, "at most so many, newest first"] = 100,
+        name: Annotated[str, "only this one, for example g-0199…"] = "",
     ) -> tuple[GrantState, ...]:
         """List transfer grants and where each stands.
 
@@ -220,7 +221,7 @@ class Zones:
             falaj zones grants --state waiting
         """
         with self._ledger.read(ctx) as tx:
-            page = tx.find("grant", cells=ctx.cells("grant"), newest=True, limit=limit)
+            page = tx.find("grant", name=name, cells=ctx.cells("grant"), newest=True, limit=limit)
             states = tuple(_grant_state(tx, _grant(record), ctx.now()) for record in page.records)
         return tuple(s for s in states if not state or s.state == state)
 
