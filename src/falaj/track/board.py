@@ -8,8 +8,9 @@ experiments leave when there are too many rows.
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from falaj.core.context import Context
 from falaj.core.errors import Invalid
@@ -21,14 +22,16 @@ from falaj.store.records import Record
 from falaj.track.measures import Measures, as_metrics
 from falaj.track.points import Head, newer
 from falaj.track.reading import as_run, find_all, house
-from falaj.track.records import Run, RunPage
-from falaj.track.where import RUNS, arrange, read_order, read_where, select
+from falaj.track.records import Run, RunPage, RunTable, Window
+from falaj.track.where import RUNS, Column, arrange, read_columns, read_order, read_where, select
+from falaj.track.window import keys_of, window_of
 
 MOST_ROWS = 200_000
 _STATES = ("active", "deleted", "all")
 _PAGE = 1000
 _WAITING = 20_000
 _RESULTS = 16
+T = TypeVar("T")
 Asked = tuple[str, str, tuple[str, ...], str]
 """project, where, order, state."""
 
@@ -95,6 +98,7 @@ class _Table:
         self.doubted: deque[Key] = deque()
         self.lists: OrderedDict[tuple[Any, ...], list[Row]] = OrderedDict()
         self.results: OrderedDict[tuple[Any, ...], list[Row]] = OrderedDict()
+        self.keys: OrderedDict[tuple[Any, ...], tuple[Column, ...]] = OrderedDict()
 
     def put(self, record: Record, heads: dict[str, Head]) -> None:
         name = record.key.name
@@ -104,7 +108,7 @@ class _Table:
                 self.elsewhere.clear()
             self.elsewhere.add(name)
             return
-        self.results.clear()
+        self.said()
         row = self.rows.get(name)
         if row is None:
             members[name] = self.rows[name] = Row(record, heads)
@@ -120,9 +124,7 @@ class _Table:
             del self.rows[name]
         self.changed()
 
-    def keep(
-        self, kept: OrderedDict[tuple[Any, ...], list[Row]], question: tuple[Any, ...], answer: Callable[[], list[Row]]
-    ) -> list[Row]:
+    def keep(self, kept: OrderedDict[tuple[Any, ...], T], question: tuple[Any, ...], answer: Callable[[], T]) -> T:
         """The answer to a question, made anew when something changed since."""
         found = kept.get(question)
         if found is None:
@@ -134,7 +136,12 @@ class _Table:
     def changed(self) -> None:
         """Runs came or went."""
         self.lists.clear()
+        self.said()
+
+    def said(self) -> None:
+        """Runs were told or measured something."""
         self.results.clear()
+        self.keys.clear()
 
 
 class Board:
@@ -162,6 +169,24 @@ class Board:
 
     def search(self, ctx: Context, experiments: Sequence[Ref], asked: Asked, after: str, limit: int) -> RunPage:
         """A page of the runs that the caller may see and that fit, in order."""
+        with self._asked(ctx, experiments, asked) as (found, _):
+            start = _start(found, after)
+            page = found[start : start + limit]
+            runs = tuple([row.run for row in page])
+            more = start + limit < len(found)
+        return RunPage(runs, f"{start + limit}.{runs[-1].id}" if more else "")
+
+    def table(self, ctx: Context, experiments: Sequence[Ref], asked: Asked, columns: str, window: Window) -> RunTable:
+        """Some rows and columns of the same list, read from what is held here: nothing is made for the others."""
+        chosen = read_columns(columns)
+        with self._asked(ctx, experiments, asked) as (found, keys):
+            return window_of(found, chosen or keys(), window)
+
+    @contextmanager
+    def _asked(
+        self, ctx: Context, experiments: Sequence[Ref], asked: Asked
+    ) -> Iterator[tuple[list[Row], Callable[[], tuple[Column, ...]]]]:
+        """The runs that fit, in order, and how to learn what all of them were told and measured; held still."""
         project, where, order, state = asked
         picks, ways = read_where(where, RUNS), read_order(order, RUNS)
         if state not in _STATES:
@@ -178,11 +203,8 @@ class Board:
             found = rows
             if picks or ways:
                 found = table.keep(table.results, (*question, where, order), lambda: arrange(select(rows, picks), ways))
-            start = _start(found, after)
-            page = found[start : start + limit]
-            runs = tuple([row.run for row in page])
-        more = start + limit < len(found)
-        return RunPage(runs, f"{start + limit}.{runs[-1].id}" if more else "")
+            # Of all runs, also of those that do not fit: a filter leaves columns where they stand.
+            yield found, lambda: table.keep(table.keys, question, lambda: keys_of(rows))
 
     def _wanted(self, ctx: Context, experiments: Sequence[Ref], project: str) -> tuple[str, ...]:
         """The numbers of the experiments that are searched, in order."""
@@ -237,7 +259,7 @@ class Board:
         for block in told:
             row = table.rows.get(block.series)
             if row is not None and row.measure(self._measures.heads_in(block)):
-                table.results.clear()
+                table.said()
 
     def _read_again(self, tenant: str, table: _Table, changed: Mapping[str, int]) -> None:
         late = [name for name, rev in changed.items() if self._is_late(table, name, rev)]

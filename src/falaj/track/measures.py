@@ -22,6 +22,7 @@ from falaj.track.points import (
     Columns,
     Head,
     Point,
+    Span,
     Spot,
     by_metric,
     distinct,
@@ -118,11 +119,14 @@ class Measures:
             _LOG.warning("a block of points is damaged", extra={"run": block.series, "why": error.message})
             return {}
 
-    def curve(self, run: tuple[str, str], metric: str, after: str, limit: int, bins: int) -> Curve:
-        """The points of a metric by step and time: a page of them, or down-sampled."""
+    def curve(
+        self, run: tuple[str, str], metric: str, after: str, limit: int, bins: int, span: Span | None = None
+    ) -> Curve:
+        """The points of a metric by step and time: a page of them; or all of them, or of a span, down-sampled."""
         spot = read_cursor(after)
         if bins:
             whole = self._columns(run, metric, None, _ALL)
+            whole = whole.within(span) if span else whole
             return Curve(metric, tuple(_metric(metric, one) for one in whole.binned(bins)), total=len(whole))
         columns = self._columns(run, metric, spot, limit + 1)
         page = columns[:limit]

@@ -7,7 +7,7 @@ A curve is kept in the order (step, time, value). A point is a (key, step, time,
 import math
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from struct import pack, unpack
@@ -19,6 +19,8 @@ from falaj.core.errors import Corrupt, Invalid
 
 Point = tuple[str, int, float, float]
 Spot = tuple[int, float, float]
+Span = tuple[bool, float, float]
+"""True when it counts time and not steps, and both ends of it."""
 Head = tuple[int, int, float, float]
 """The number of a metric in its run, and its newest step, time and value."""
 BLOCK = 4096
@@ -82,6 +84,16 @@ class Columns:
             return self
         start = bisect_right(range(len(self)), rank(spot), key=lambda index: rank(self.spot(index)))
         return self[start:]
+
+    def within(self, span: Span) -> "Columns":
+        """What lies in a span, its ends too."""
+        by_time, low, high = span
+        if not by_time:
+            return self[bisect_left(self.steps, low) : bisect_right(self.steps, high)]
+        kept = [index for index, at in enumerate(self.ats) if low <= at <= high]
+        if kept and kept[-1] - kept[0] == len(kept) - 1:  # time goes on with the steps, nearly always
+            return self[kept[0] : kept[-1] + 1]
+        return Columns.of(self.spot(index) for index in kept)
 
     def cut(self, size: int = BLOCK) -> Iterator["Columns"]:
         """In pieces of at most `size` spots, none of them much smaller than the others."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from falaj.core.label import Label
 from falaj.core.ref import Ref
@@ -117,6 +117,41 @@ class RunPage:
 
     runs: tuple[Run, ...]
     next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which part of a table is wanted."""
+
+    first: Annotated[int, "the first row, from 0"] = 0
+    rows: Annotated[int, "how many rows at most"] = 50
+    left: Annotated[int, "the first column, from 0"] = 0
+    width: Annotated[int, "how many columns at most"] = 20
+    find: Annotated[str, "only columns whose name has this in it"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCells:
+    """One row of a table of runs; a number that is none (NaN, infinity) is a word."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "title", "cells")
+
+    ref: Ref
+    title: str
+    cells: tuple[float | str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """A window of a table of runs, and how large the whole is."""
+
+    columns: tuple[str, ...]
+    """As filters write them: status, params.lr, metrics.loss."""
+    rows: tuple[RunCells, ...]
+    first: int
+    left: int
+    num_rows: int
+    num_columns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Runs: start, log, end; show, list, compare them and read their curves."""
 
+import math
 import re
 import uuid
 from collections.abc import Mapping
@@ -14,12 +15,12 @@ from falaj.store.ledger import Writer
 from falaj.store.records import Record
 from falaj.track.comparison import compared
 from falaj.track.notebook import MOST_PARAMS, MOST_TAGS, Notebook, check_key, check_texts, check_title
-from falaj.track.points import MOST_STEP, Point
+from falaj.track.points import MOST_STEP, Point, Span
 from falaj.track.reading import as_run, terms_of
-from falaj.track.records import OVER, STATUSES, Comparison, Curve, Metric, Run, RunPage, UsedData
+from falaj.track.records import OVER, STATUSES, Comparison, Curve, Metric, Run, RunPage, RunTable, UsedData, Window
 
 MOST_POINTS, MOST_INPUTS, MOST_COMPARED = 10_000, 1_000, 100
-MOST_PAGE, MOST_CURVE, MOST_BINS = 50_000, 25_000, 10_000
+MOST_PAGE, MOST_CURVE, MOST_BINS, MOST_CELLS = 50_000, 25_000, 10_000, 100_000
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -187,6 +188,31 @@ class Runs(Notebook):
             raise Invalid(f"a page of {limit} runs", f"ask for 1 to {MOST_PAGE} and follow `next`")
         return self.board.search(ctx, experiments, (project, where, order, state), after, limit)
 
+    @verb(reads=("experiments",))
+    def table(
+        self,
+        ctx: Context,
+        experiments: Annotated[tuple[Ref, ...], "of these experiments; of all when left out"] = (),
+        project: Annotated[str, "of one project only"] = "",
+        where: Annotated[str, "which runs, as in: metrics.acc > 0.9"] = "",
+        order: Annotated[tuple[str, ...], "by what, as in: metrics.acc DESC; newest first when left out"] = (),
+        state: Annotated[str, "active, deleted or all"] = "active",
+        columns: Annotated[str, "which columns, as in: status, params.lr, metrics.acc; all when left out"] = "",
+        window: Annotated[Window, "which rows and which of the columns"] = Window(),  # noqa: B008 - frozen
+    ) -> RunTable:
+        """Read a part of the table of runs: some rows, some columns, and how many of both there are.
+
+        Thousands of runs with thousands of metrics are read a screenful at a time.
+
+        Example:
+            falaj track table --order "metrics.auc DESC" --columns "params.lr, metrics.auc" --window '{"rows": 20}'
+        """
+        if min(window.first, window.left, window.rows, window.width) < 0 or window.rows * window.width > MOST_CELLS:
+            raise Invalid(
+                f"a window of {window.rows} rows and {window.width} columns", f"at most {MOST_CELLS} cells at once"
+            )
+        return self.board.table(ctx, experiments, (project, where, order, state), columns, window)
+
     @verb(reads=("run",))
     def history(
         self,
@@ -196,6 +222,8 @@ class Runs(Notebook):
         after: Annotated[str, "where the page before ended"] = "",
         limit: Annotated[int, "how many points at most"] = 10_000,
         bins: Annotated[int, "draw the curve in so many bins: lowest, highest and last point of each"] = 0,
+        span: Annotated[tuple[float, ...], "only from here to there; both ends, with bins"] = (),
+        by: Annotated[str, "step or time: what the span counts"] = "step",
     ) -> Curve:
         """Read the curve of one metric, by step and time; whole in pages, or down-sampled.
 
@@ -207,7 +235,10 @@ class Runs(Notebook):
         with self._ledger.read(ctx) as tx:
             record = self._run(tx, run)
         check_key("metric", metric)
-        return self.measures.curve((record.key.tenant, record.key.name), metric, after, limit, bins)
+        if span and not bins:
+            raise Invalid("a span of a curve in pages", "ask for it with bins, or follow `after`")
+        where = (record.key.tenant, record.key.name)
+        return self.measures.curve(where, metric, after, limit, bins, _span(span, by))
 
     @verb(reads=("runs",))
     def compare(self, ctx: Context, runs: Annotated[tuple[Ref, ...], "which runs"]) -> Comparison:
@@ -251,6 +282,12 @@ def _points(metrics: tuple[Metric, ...], now: float) -> list[Point]:
     if any(not -MOST_STEP <= step <= MOST_STEP for _, step, _, _ in points):
         raise Invalid("a step is out of range", "steps are 64-bit integers")
     return points
+
+
+def _span(span: tuple[float, ...], by: str) -> Span | None:
+    if by not in ("step", "time") or len(span) not in (0, 2) or not all(map(math.isfinite, span)):
+        raise Invalid(f"a span of {len(span)} numbers by {by[:40]!r}", "two numbers, by step or by time")
+    return (by == "time", span[0], span[1]) if span else None
 
 
 def _bounded(what: str, texts: Mapping[str, str] | None, most: int, *, checked: bool = False) -> dict[str, str]:

@@ -21,6 +21,7 @@ _TOKEN = re.compile(
     |(?P<word>[^\s'"`<>=!(),]+)|(?P<end>$))""",
     re.VERBOSE | re.DOTALL,
 )
+_PLAIN = re.compile(r"[^\s'\"`<>=!(),]+")
 _SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<>": operator.ne,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -50,6 +51,8 @@ class Seen(Protocol):
 
 
 S = TypeVar("S", bound=Seen)
+Column = tuple[str, str]
+"""A family (metrics, params, tags, attributes) and a key of it."""
 Look = Callable[[Any], Any]
 Pick = Callable[[list[Any]], list[Any]]
 """One clause: those of some things for which it holds. A list at a time: there are many things and few clauses."""
@@ -117,6 +120,31 @@ def read_order(order: tuple[str, ...], words: Words = RUNS) -> tuple[tuple[Look,
     return tuple(found)
 
 
+@lru_cache(maxsize=512)
+def read_columns(text: str, words: Words = RUNS) -> tuple[Column, ...]:
+    """The columns of a table, as in: status, params.lr, metrics."valid loss"."""
+    if len(text) > LONGEST:
+        raise Invalid(f"columns of {len(text)} characters", f"at most {LONGEST}")
+    reader = _Reader(text, words)
+    found: dict[Column, None] = {}
+    while not reader.at_end():
+        column = reader.subject()
+        if column[0] == "datasets":
+            raise Invalid("the datasets of a run are no column", "choose metrics, params, tags or attributes")
+        found[column] = None
+        if not reader.at_end():
+            reader.comma()
+    return tuple(found)
+
+
+def write_column(column: Column) -> str:
+    """A column as it is written in filters and orders."""
+    family, key = column
+    if family == "attributes":
+        return key
+    return f"{family}.{key}" if _PLAIN.fullmatch(key) else f"{family}.{_quoted(key)}"
+
+
 def select(things: list[S], picks: tuple[Pick, ...]) -> list[S]:
     """Those for which every clause holds."""
     for pick in picks:
@@ -159,6 +187,10 @@ class _Reader:
         if token.kind != "word" or token.text.upper() not in wanted:
             self.wrong(" or ".join(wanted), token)
         return token.text.upper()
+
+    def comma(self) -> None:
+        """Between two things of a list."""
+        self._sign(",")
 
     def clause(self) -> Pick:
         """One comparison."""
@@ -288,6 +320,11 @@ def _unquoted(text: str) -> str:
     if text[0] == "'":
         inside = inside.replace("''", "'")
     return re.sub(r"\\(['\"\\])", r"\1", inside)
+
+
+def _quoted(key: str) -> str:
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _look(family: str, key: str) -> Look:
