@@ -12,7 +12,7 @@ track       experiment:fraud/scoring with run:fraud/000…0 to 000…7 (32 digit
             accuracy; artefacts of the first: report.md, plots/loss.json
 jobs        job:fraud/train-1 (done), train-2 (failed), train-3 (waits: a GPU model that is not there), train-4 (runs in
             `hall`), train-5 (waits: more GPUs than a node has; `why` knows a command)
-clusters    local, hall (nodes node-1, node-2: 4 imitated H100 each, 2 hours of telemetry); queues root/bank, root/clinic
+clusters    local, hall (nodes node-1, node-2: 4 imitated H100 each, 2 h of telemetry); queues root/bank, root/clinic
 features    entity:fraud/card, view:fraud/card-stats (10 rows broke a rule), view:fraud/card-spent (pushed),
             service:fraud/scoring
 serve       endpoint:fraud/scorer (ready, canary of revision 2 at 20 %), endpoint:fraud/old (stopped)
@@ -63,7 +63,7 @@ def seed(folder: Path) -> Path:
             story = life.Story(folder / "house")
             for step in STEPS:
                 step(story)
-            story.house.close()
+            story.close()
             _end_processes(str(folder))
             (folder / "tokens.json").write_text(json.dumps(story.town.tokens))
     return folder
