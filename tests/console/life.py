@@ -7,6 +7,8 @@ Nothing runs afterwards: jobs that ran have run, the running one stays running, 
 import csv
 import json
 import random
+import shutil
+import tempfile
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -75,8 +77,8 @@ class Story:
 
     def __init__(self, home: Path, now: float | None = None) -> None:
         self.home, self.now = home, now or time.time()
-        self.made = home.parent / f"{home.name}-made"
-        self.made.mkdir(parents=True, exist_ok=True)
+        # Not below `home`: a folder that a repository ignores is published without its files.
+        self.made = Path(tempfile.mkdtemp(prefix="falaj-story-"))
         self.town = Town(home)
         self.house = self.town.house
 
@@ -84,6 +86,11 @@ class Story:
         """A person at a moment."""
         then: Any = _Then(self.house, self.now - ago)
         return Platform(then, self.town.actor(name), purpose)
+
+    def close(self) -> None:
+        """The house is closed, and what it was made from goes."""
+        self.house.close()
+        shutil.rmtree(self.made)
 
     def folder(self, name: str, **files: str) -> str:
         """A folder with these files; `card_json` is card.json."""

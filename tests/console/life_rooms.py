@@ -175,7 +175,7 @@ def settle(story: Story) -> None:
     """The loops run until jobs have come to what the story wants of them. Replicas are stand-ins that serve nothing."""
     amal, real = story.as_("amal"), replicas.COMMAND
     setattr(replicas, "COMMAND", STAND_IN)  # noqa: B010 - as tests of endpoints do
-    over = ("fraud/train-1", "fraud/train-2", "hostile/noisy")
+    over = {"fraud/train-1": "succeeded", "fraud/train-2": "failed", "hostile/noisy": "succeeded"}
 
     def ready() -> int:
         return sum(one.state == "ready" for one in amal.serve.show(ENDPOINT).replicas)
@@ -186,6 +186,7 @@ def settle(story: Story) -> None:
             mona = story.as_("mona", HOUR / 2)
             _until(partial(_canary, mona))
             _until(lambda: all(amal.jobs.show(f"job:{name}").over for name in over))
+            assert {name: amal.jobs.show(f"job:{name}").state for name in over} == over
             _until(lambda: ready() == 2 and len(amal.serve.show(ENDPOINT).traffic) == 2)
             lasting(story)
             _until(lambda: "loss" in amal.track.show(amal.jobs.show("job:fraud/train-4").run).metrics)
