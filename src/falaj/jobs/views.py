@@ -1,6 +1,6 @@
 """Jobs as people see them: a record as a view, a state in words, a fix as commands."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from falaj.core.ref import Ref
@@ -84,16 +84,40 @@ def standing(body: Body) -> str:
     return words.get(body["state"], "")
 
 
-def commands(ref: Ref, change: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """A fix as it is typed."""
-    flags = {"width": "workers", "gpus": "gpus", "band": "band", "queue": "queue", "cpu": "cpus", "memory": "memory"}
-    found, mine = [], []
+def fixes(ref: Ref, change: Iterable[tuple[str, str]]) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """A fix as calls: desk, verb and arguments of each. What only time or another request can change is none."""
+    found, mine, again = list[tuple[str, dict[str, Any]]](), dict[str, Any](), False
     for name, value in change:
         kind, _, rest = name.partition(":")
         if kind in ("limit", "guarantee", "lend"):
             queue, _, quota = rest.partition(":")
-            found.append(f"falaj queues change {queue} --more {kind}.{quota}={shown(quota, int(value))}")
-        elif name in flags:
-            text = BANDS[int(value)] if name == "band" and value.isdigit() else value
-            mine.append(f"--{flags[name]} {text}")
-    return (*([f"falaj jobs change {ref} {' '.join(mine)}"] if mine else []), *found)
+            more = {f"{kind}.{quota}": shown(quota, int(value))}
+            found.append(("queues.change", {"name": queue, "more": more}))
+        elif name in _WORDS:
+            word, worth = _WORDS[name]
+            mine[word] = worth(value)
+        again = again or name == "not_before"
+    return (*([("jobs.change", {"job": ref, **mine})] if mine or again else []), *found)
+
+
+def commands(ref: Ref, change: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """A fix as it is typed."""
+    return tuple(_typed(call, dict(given)) for call, given in fixes(ref, change))
+
+
+def _typed(call: str, given: dict[str, Any]) -> str:
+    first = given.pop("job" if call == "jobs.change" else "name")
+    words = given.items() if call == "jobs.change" else [("more", f"{k}={v}") for k, v in given["more"].items()]
+    flags = [f"--{name} {value:g}" if isinstance(value, float) else f"--{name} {value}" for name, value in words]
+    return " ".join(["falaj", *call.split("."), str(first), *flags])
+
+
+_WORDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "width": ("workers", int),
+    "gpus": ("gpus", float),
+    "band": ("band", lambda value: BANDS[int(value)]),
+    "queue": ("queue", str),
+    "cpu": ("cpus", lambda value: int(value) / 1000),
+    "memory": ("memory", lambda value: shown("memory", int(value))),
+}
+"""What the scheduler calls a part of a request, and what `jobs.change` takes for it."""
