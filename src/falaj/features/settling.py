@@ -37,7 +37,7 @@ from falaj.features.stream import (
     settled,
 )
 from falaj.features.tail import Rows, Tail
-from falaj.jobs.attempts import actor_of
+from falaj.jobs.attempts import at_work
 from falaj.store.ledger import Ledger, Reader
 
 
@@ -137,12 +137,11 @@ def settle(
     """
     with ledger.read(ctx) as tx:
         view = look(tx)
-        who = view.record.body["who"]
-        actor = replace(actor_of(tx, view.record, "", who["jurisdiction"]), kind="service")
+        actor = at_work(tx, view.record)
     blocks = first_blocks(view.stream)
     if not blocks:
         return None
-    here, read = act(actor, who["purpose"]), tail.read(ctx, view.stream, blocks)
+    here, read = act(actor, view.record.body["who"]["purpose"]), tail.read(ctx, view.stream, blocks)
     schema = schema_of(view.definition, view.entity)
     batch = batch_of(here, view.arrival, "push")
     good = [table_of(rows.good, schema, one.seq) for one, rows in read if one.num_rows]

@@ -27,7 +27,7 @@ from falaj.flows.plans import MOST_ITEMS
 from falaj.flows.records import CANCELLED, FAILED, GATE, RUNNING, WAITING, Body, FlowPlan, StepPlan
 from falaj.flows.service import Flows
 from falaj.jobs import records as jobs
-from falaj.jobs.attempts import actor_of, barred
+from falaj.jobs.attempts import barred, in_name_of
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
@@ -242,10 +242,8 @@ class FlowLoop:
 
     def _behalf(self, ctx: Context, turn: Record) -> tuple[Context, Here]:
         """Whoever began the run, with the rights of that day that they still have today."""
-        who = turn.body["who"]
-        with self._ledger.read(ctx) as tx:
-            actor = replace(actor_of(tx, turn, "", who["jurisdiction"]), kind="service")
-        return replace(ctx, actor=actor, purpose=who["purpose"]), self._desk.act(actor, who["purpose"])
+        asked = in_name_of(self._ledger, ctx, turn)
+        return asked, self._desk.act(asked.actor, asked.purpose)
 
 
 def _copied(body: Body) -> Body:

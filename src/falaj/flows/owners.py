@@ -11,7 +11,7 @@ from falaj.core.ref import Ref
 from falaj.core.settings import Settings
 from falaj.govern.accounts import person_key
 from falaj.govern.keys import Keyring
-from falaj.jobs.attempts import actor_of, barred
+from falaj.jobs.attempts import at_work, barred
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
@@ -41,9 +41,8 @@ class Shared:
 
 def worker_of(tx: Reader, record: Record) -> Actor:
     """The owner at work: only roles that do work, of today as of then."""
-    who, id_ = record.body["who"], record.body.get("id") or f"{record.key.kind}.{record.key.name}"
-    named = replace(record, body={**record.body, "id": id_})
-    return replace(actor_of(tx, named, "", who["jurisdiction"]), kind="service")
+    id_ = record.body.get("id") or f"{record.key.kind}.{record.key.name}"
+    return at_work(tx, replace(record, body={**record.body, "id": id_}))
 
 
 class Sight:

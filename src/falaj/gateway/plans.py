@@ -12,7 +12,7 @@ from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.gateway.link import Link
 from falaj.gateway.table import Routed
-from falaj.jobs.attempts import actor_of
+from falaj.jobs.attempts import at_work
 from falaj.platform import Platform
 from falaj.serve import books
 from falaj.serve.records import Route
@@ -88,9 +88,8 @@ class Plans:
             found = [one for one in record.body["revisions"] if one["number"] == revision] if record else []
             if record is None or not found:
                 return {}
-            kept, who = found[0], found[0]["who"]
-            owned = replace(record, body={**record.body, "who": who})
-            actor = replace(actor_of(tx, owned, "", who["jurisdiction"]), kind="service")
-        here = Platform(self._house, actor, who["purpose"])
+            kept = found[0]
+            actor = at_work(tx, replace(record, body={**record.body, "who": kept["who"]}))
+        here = Platform(self._house, actor, kept["who"]["purpose"])
         opening = here.features.open(Ref.parse(kept["features"]), model=Ref.parse(kept["model"]))
         return dict(to_plain(opening.plan))

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from falaj.core.context import HOUSE, Actor
+from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.execute import Attempt, Slot
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
@@ -16,7 +16,7 @@ from falaj.jobs.facts import spec_in
 from falaj.jobs.life import spots_of
 from falaj.jobs.records import Body
 from falaj.jobs.spec import ask_of, processes_of
-from falaj.store.ledger import Reader
+from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 from falaj.worker.bundle import launcher
 from falaj.worker.context import document
@@ -81,6 +81,17 @@ def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
         run=work.run,
         zone=zone,
     )
+
+
+def at_work(tx: Reader, record: Record) -> Actor:
+    """The owner of something that goes on by itself: only roles that do work, of that day and still of today."""
+    return replace(actor_of(tx, record, "", record.body["who"]["jurisdiction"]), kind="service")
+
+
+def in_name_of(ledger: Ledger, ctx: Context, record: Record) -> Context:
+    """What a loop does for such an owner runs under this, for the purpose they named."""
+    with ledger.read(ctx) as tx:
+        return replace(ctx, actor=at_work(tx, record), purpose=record.body["who"]["purpose"])
 
 
 def barred(tx: Reader, record: Record) -> str:

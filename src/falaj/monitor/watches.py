@@ -4,7 +4,6 @@ A watch is a record of its own beside its endpoint, under the same label and in 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from falaj.core.ports import Series
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.govern.keys import Keyring
-from falaj.jobs.attempts import actor_of
+from falaj.jobs.attempts import in_name_of
 from falaj.monitor.baselines import Baselines
 from falaj.monitor.gathering import Gathering, Glance
 from falaj.monitor.plans import checked, plan_in, worded
@@ -220,10 +219,8 @@ class Watches:
 
     def behalf(self, ctx: Context, record: Record) -> tuple[Context, Here]:
         """Whoever owns the watch, with the rights of that day that they still have today."""
-        who = record.body["who"]
-        with self._ledger.read(ctx) as tx:
-            actor = replace(actor_of(tx, record, "", who["jurisdiction"]), kind="service")
-        return replace(ctx, actor=actor, purpose=who["purpose"]), self.act(actor, who["purpose"])
+        asked = in_name_of(self._ledger, ctx, record)
+        return asked, self.act(asked.actor, asked.purpose)
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when there is something for the loop to do, in this process."""

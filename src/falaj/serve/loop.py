@@ -15,7 +15,7 @@ from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Una
 from falaj.core.ref import Ref
 from falaj.fleet.use import every, tenants
 from falaj.jobs import records as jobs
-from falaj.jobs.attempts import actor_of
+from falaj.jobs.attempts import in_name_of
 from falaj.serve import books, fitness, life, replicas
 from falaj.serve.decide import Decision, Past, Seen, World, decide
 from falaj.serve.records import DRAINING, READY, STARTING
@@ -286,11 +286,8 @@ class ServeLoop:
 
     def _behalf(self, ctx: Context, record: Record, kept: books.Body) -> tuple[Context, Here]:
         """Whoever deployed the revision, with the rights of that day that they still have today."""
-        who = kept["who"]
-        with self._ledger.read(ctx) as tx:
-            owned = replace(record, body={**record.body, "who": who})
-            actor = replace(actor_of(tx, owned, "", who["jurisdiction"]), kind="service")
-        return replace(ctx, actor=actor, purpose=who["purpose"]), self._desk.act(actor, who["purpose"])
+        asked = in_name_of(self._ledger, ctx, replace(record, body={**record.body, "who": kept["who"]}))
+        return asked, self._desk.act(asked.actor, asked.purpose)
 
     def _forget(self, ctx: Context, record: Record) -> None:
         """A removed endpoint whose replicas have ended."""

@@ -14,7 +14,7 @@ from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Una
 from falaj.core.ref import Ref
 from falaj.fleet.use import every, tenants
 from falaj.jobs import records as jobs
-from falaj.jobs.attempts import actor_of, barred
+from falaj.jobs.attempts import barred, in_name_of
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
@@ -228,10 +228,8 @@ class SweepLoop:
 
     def _behalf(self, ctx: Context, sweep: Record) -> tuple[Context, Here]:
         """Whoever asked for the sweep, with the rights of that day that they still have today."""
-        who = sweep.body["who"]
-        with self._ledger.read(ctx) as tx:
-            actor = replace(actor_of(tx, sweep, "", who["jurisdiction"]), kind="service")
-        return replace(ctx, actor=actor, purpose=who["purpose"]), self._desk.jobs.staging.act(actor, who["purpose"])
+        asked = in_name_of(self._ledger, ctx, sweep)
+        return asked, self._desk.jobs.staging.act(asked.actor, asked.purpose)
 
     def _stop(self, ctx: Context, sweep: Record, why: str, end: str) -> bool:
         return self._save(ctx, sweep, life.stopping(sweep.body, why, end=end), "sweeps.stop")
