@@ -18,7 +18,7 @@ from falaj.console.doing import BACK, FORM_BYTES, KEY, NAME, SHOW, arguments, re
 from falaj.console.frame import main, whole
 from falaj.console.live import Live
 from falaj.console.outcome import outcome
-from falaj.console.page import ROOT, Data, File, Made, Page
+from falaj.console.page import ROOT, Data, File, Made, Page, Route
 from falaj.console.pages import find
 from falaj.console.provider import CALLBACK, Provider
 from falaj.console.refused import opaque_page, refused
@@ -121,9 +121,9 @@ class Console:
 
     async def _page(self, ask: Ask) -> Answer | None:
         ctx = self._app.gate.context(ask, ask.caller)
-        view, make = self._view(ask)
+        view, route = self._view(ask)
         begun = time.perf_counter()
-        made: Made = (await self._app.lanes.outside(_made, make, view, ctx.request)).unwrap()
+        made: Made = (await self._app.lanes.outside(_made, route.make, view, ctx.request)).unwrap()
         took = (b"server-timing", b"page;dur=%.1f" % (1000 * (time.perf_counter() - begun)))
         if isinstance(made, Data):
             return Answer(200, json.dumps(made.value).encode(), ctx.request, JSON, (took,))
@@ -135,7 +135,7 @@ class Console:
         clear = (session.unflash(self._secure(ask)),) if flashed[0] else ()
         return self._html(made.status, whole(view, made, flashed), ctx.request, took, (b"vary", PART), *clear)
 
-    def _view(self, ask: Ask) -> tuple[View, Any]:
+    def _view(self, ask: Ask, form: Mapping[str, str] | None = None) -> tuple[View, Route]:
         pieces = (
             [plain_name(piece) for piece in ask.path[len(ROOT) + 1 :].split(b"/")]
             if len(ask.path) > len(ROOT) + 1
@@ -145,7 +145,8 @@ class Console:
         look = look_of(ask)
         here = Here(self._house, ask.caller, look.purpose)
         t = words(look.lang, look.indic)
-        return View(here, look, t, "/".join(pieces), args, _query(ask), session.form_key(ask.token)), route.make
+        csrf = session.form_key(ask.token)
+        return View(here, look, t, "/".join(pieces), args, _query(ask), csrf, form=form or {}), route
 
     async def _post(self, ask: Ask, path: str) -> Answer | None:
         form = await self._form(ask)
@@ -155,10 +156,23 @@ class Console:
             self._app.gate.forget()
             return self._redirect(f"{ROOT}/sign-in", session.end(ask, self._secure(ask)))
         pieces = path[len(ROOT) + 1 :].split("/")
+        if pieces[0] not in ("do", "make"):
+            return await self._answered(ask, form)
         if len(pieces) != 3 or pieces[0] != "do":
             raise NotFound("there is nothing to do at this address", "load the page again")
         session.check_form(ask, ask.token, form.get(KEY, ""))
         return await self._do(ask, pieces[1], verb_for(pieces[1], pieces[2]), form)
+
+    async def _answered(self, ask: Ask, form: Mapping[str, str]) -> Answer:
+        """A page that takes a form: the same page again, with what came of it."""
+        view, route = self._view(ask, form)
+        if not route.takes:
+            raise NotFound("there is nothing to do at this address", "load the page again")
+        session.check_form(ask, ask.token, form.get(KEY, ""))
+        ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
+        self._app.unhurried(60)
+        made: Page = (await self._app.lanes.outside(_made, route.make, view, ctx.request)).unwrap()
+        return self._html(made.status, whole(view, made), ctx.request)
 
     async def _do(self, ask: Ask, desk: str, verb: Verb, form: Mapping[str, str]) -> Answer | None:
         """One call, then back to where the button was, with what came of it."""

@@ -81,6 +81,8 @@ class Route:
     make: "Callable[[View], Made]"
     walk: tuple[str, ...] = ()
     """Addresses of it, below /console, that exist on the test ground."""
+    takes: bool = False
+    """A form may be sent to it: `view.form`, which has passed the check that a page of ours made it."""
 
     @property
     def room(self) -> str:

@@ -52,6 +52,8 @@ class View:
     asked: Mapping[str, str]
     """The query; use `query`."""
     csrf: str = ""
+    form: Mapping[str, str] = field(default_factory=dict)
+    """What was filled in and sent to this very page, where its route takes a form."""
     now: float = field(default_factory=time.time)
     _may: dict[tuple[str, str], str] = field(default_factory=dict)
 

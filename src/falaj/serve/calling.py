@@ -40,12 +40,12 @@ class Caller:
     def __exit__(self, *exc: object) -> None:
         self._http.close()
 
-    def infer(self, values: Mapping[str, Any], revision: int = 0) -> dict[str, Any]:
-        """The outputs by name, as lists in their shape."""
+    def infer(self, values: Mapping[str, Any], revision: int = 0, told: Any = None) -> dict[str, Any]:
+        """The outputs by name, as lists in their shape. `told` is the metadata, where it was asked for already."""
         if not values:
             raise Invalid("there is nothing to ask", "give inputs by name: --inputs '{\"x\": [[0.1, 0.2]]}'")
         base = f"{self.url}/versions/{revision}" if revision else self.url
-        known = {one["name"]: one for one in self.metadata(revision)["inputs"]}
+        known = {one["name"]: one for one in (told or self.metadata(revision))["inputs"]}
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise Invalid(f"the model has no input {unknown[0][:80]!r}", f"it has: {', '.join(known)[:500]}")
