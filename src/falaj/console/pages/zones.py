@@ -1,5 +1,0 @@
-"""Pages of zones."""
-
-from falaj.console.page import Route
-
-ROUTES: tuple[Route, ...] = ()

@@ -1,0 +1,144 @@
+"""Regimes: laws as data, and how far each was checked; and whether a thing may go somewhere under them."""
+
+from itertools import zip_longest
+
+from falaj.console.markup import Html, h, join
+from falaj.console.page import Page, address, href
+from falaj.console.parts import Column, Field, Row, card, empty, facts, filters, notice, table, tag
+from falaj.console.view import View
+from falaj.core.errors import NotFound
+from falaj.core.ref import Ref
+from falaj.govern.place import OPS
+from falaj.govern.records import Regime, Verdict
+
+
+def regimes(view: View) -> Page:
+    """Every law the house knows."""
+    t = view.t
+    columns = (t("zones.regime"), t("console.title"), t("zones.abroad"), t("zones.home"),
+               t("zones.checked"), t("zones.review_by"), t("console.state"))  # fmt: skip
+    rows = [
+        Row((h.a(h.bdi(one.id), href=address(f"zones/regimes/{one.id}")), h.bdi(one.title),
+             t.of("zones.localisation", one.localisation), h.bdi(", ".join(one.home)), _checked(view, one.checked),
+             h.bdi(one.review_by), t.of("zones.law_state", one.status)), id=one.id)
+        for one in view.here.zones.regimes()
+    ]  # fmt: skip
+    body = join(notice("warn", t("zones.not_advice")), table(view, columns, rows, t("zones.regimes")))
+    return Page(t("zones.regimes"), body)
+
+
+def regime(view: View) -> Page:
+    """One law: its ways out, its deadlines, where this was read and how sure that is."""
+    t, name = view.t, view.args["name"]
+    found = next((one for one in view.here.zones.regimes() if name in (one.id, *one.aliases)), None)
+    if found is None:
+        raise NotFound(f"there is no regime {name[:40]}", "see the list of regimes")
+    doubt = notice("warn", t("zones.unverified"), t.of("zones.checked_long", found.checked))
+    body = join(
+        h.p(h.bdi(found.title)),
+        None if found.checked == "primary" else doubt,
+        card(t("console.details"), facts([
+            (t("console.state"), t.of("zones.law_state", found.status)), (t("console.version"), found.version),
+            (t("zones.effective"), h.bdi(found.effective_from)), (t("zones.review_by"), h.bdi(found.review_by)),
+            (t("zones.checked"), _checked(view, found.checked)),
+            (t("zones.abroad"), t.of("zones.localisation", found.localisation)),
+            (t("zones.home"), h.bdi(", ".join(found.home))),
+            (t("zones.clearable"), h.bdi(", ".join(found.clearable)) if found.clearable else ""),
+            (t("zones.adequate"), h.bdi(", ".join(found.adequate)) if found.adequate else ""),
+            (t("zones.least_kept"), view.duration(found.min_retain_s) if found.min_retain_s else ""),
+        ])),
+        card(t("zones.bases"), _bases(view, found)),
+        card(t("zones.timers"), _timers(view, found)) if found.timers else None,
+        card(t("zones.sources"), h.ul([h.li(h.bdi(one)) for one in found.sources])),
+        card(t("zones.notes"), h.ul([h.li(h.bdi(one)) for one in found.notes])) if found.notes else None,
+    )  # fmt: skip
+    return Page(h.bdi(found.id), body, ((t("zones.regimes"), address("zones/regimes")),))
+
+
+def check(view: View) -> Page:
+    """May this go there? Every rule that forbids it, and what would allow it."""
+    t = view.t
+    zones = [(one.id, one.id) for one in view.here.zones.list()]
+    ops = [(one, t.of("zones.op", one)) for one in sorted(OPS)]
+    to = view.query("abroad") or view.query("to")
+    form = filters(view, (
+        Field("thing", t("zones.thing"), required=True, hint=t("zones.thing_hint")),
+        Field("to", t("zones.to"), "select", options=zones),
+        Field("abroad", t("zones.or_abroad"), hint=t("zones.abroad_hint")),
+        Field("op", t("zones.to_do"), "select", "copy", ops),
+        Field("purpose", t("zones.what_for"), value=view.look.purpose),
+    ))  # fmt: skip
+    asked = view.query("thing")
+    answer = view.part(lambda: _answer(view, asked, to)) if asked else empty(
+        view, t("zones.ask"), t("zones.ask_hint"), "falaj zones check dataset:fraud/transactions@v3 eu-west"
+    )  # fmt: skip
+    return Page(t("zones.may_it_go"), join(form, answer), live=("zones", "approvals") if asked else ())
+
+
+def _answer(view: View, asked: str, to: str) -> Html:
+    t, purpose = view.t, view.query("purpose", view.look.purpose)
+    verdict: Verdict = view.here.zones.check(asked, to, view.query("op", "copy"), purpose)
+    told = notice("good" if verdict.allowed else "bad", t("zones.it_may") if verdict.allowed else t("zones.it_may_not"))
+    rows = [
+        (h.code(rule or "", dir="ltr"), t.of("zones.rule", (rule or "").partition(":")[0]), h.bdi(reason or ""))
+        for rule, reason in zip_longest(verdict.rules, verdict.reasons)
+    ]
+    heads = (t("zones.rule"), t("zones.means"), t("console.reason"))
+    return join(
+        told,
+        table(view, heads, rows, t("zones.rules_spoke")) if rows else None,
+        card(t("zones.would_allow"), _hint(verdict), _propose(view, asked, to)) if verdict.hint else None,
+        facts(
+            [
+                (t("zones.owed"), _tags(verdict.obligations)),
+                (t("zones.grants_used"), join([_grant(one) for one in verdict.grants])),
+            ]
+        ),
+    )
+
+
+def _hint(verdict: Verdict) -> Html:
+    return h.p(verdict.hint, dir="auto")
+
+
+def _propose(view: View, asked: str, to: str) -> Html:
+    bare = str(Ref.parse(asked).bare)
+    wanted = {"dst": to, "scope": bare, "purpose": view.query("purpose", view.look.purpose)}
+    return h.p(h.a(view.t("zones.propose"), href=address("zones/grants", wanted), class_="button"))
+
+
+def _grant(name: str) -> Html:
+    return h.a(h.bdi(name), href=href(Ref("grant", "zones", name)))
+
+
+def _checked(view: View, how: str) -> Html:
+    kind = "good" if how == "primary" else "warn"
+    return h.span(view.t.of("zones.checked", how), class_=f"badge {kind}")
+
+
+def _bases(view: View, found: Regime) -> Html:
+    t = view.t
+    if not found.bases:
+        return h.p(t("zones.no_bases"), class_="soft")
+    columns = (t("zones.basis"), t("console.title"), t("zones.documents"),
+               t("zones.owed"), t("zones.checked"))  # fmt: skip
+    rows = [
+        (h.bdi(one.id), h.bdi(one.title), _tags(one.documents), _tags(one.obligations), _checked(view, one.checked))
+        for one in found.bases.values()
+    ]  # fmt: skip
+    return table(view, columns, rows, t("zones.bases"))
+
+
+def _timers(view: View, found: Regime) -> Html:
+    t = view.t
+    columns = (t("zones.timer"), Column(t("zones.within"), "n"), t("zones.checked"), t("console.note"))
+    rows = [
+        (t.of("zones.timer", name), view.duration(3600.0 * one.hours), t.of("zones.timer_state", one.status),
+         h.bdi(one.note))
+        for name, one in found.timers.items()
+    ]  # fmt: skip
+    return table(view, columns, rows, t("zones.timers"))
+
+
+def _tags(words: tuple[str, ...]) -> Html:
+    return join([tag(one) for one in words])
