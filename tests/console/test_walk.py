@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from falaj.console.pages import every_route
+from falaj.console.pages import ROOMS, every_route, routes
 from tests.console.ground import Ground
-from tests.console.walk import PICTURES, WHO, Walked, examples, look_at, rooms
+from tests.console.walk import PICTURES, WHO, Walked, examples, look_at
 from tests.servers.browser import PHONE, Chromium, Tab
 
 LOOKS = (("en", "light"), ("ar", "dark"))
@@ -27,11 +27,12 @@ def tabs(platform: Ground, chromium: Chromium) -> Callable[..., Tab]:
 
 
 def test_every_page_can_be_walked_to() -> None:
+    assert [room for room in ROOMS if not routes(room)] == []
     assert [route.pattern for route in every_route() if not route.walk] == []
 
 
 @pytest.mark.parametrize(("lang", "theme"), LOOKS)
-@pytest.mark.parametrize("room", rooms())
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_room(tabs: Callable[..., Tab], room: str, lang: str, theme: str) -> None:
     walked = Walked()
     for number, (route, path) in enumerate(examples(room)):
@@ -43,7 +44,7 @@ def test_a_room(tabs: Callable[..., Tab], room: str, lang: str, theme: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lang", "theme"), OTHERS)
-@pytest.mark.parametrize("room", rooms())
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_room_in_other_looks_and_on_a_phone(tabs: Callable[..., Tab], room: str, lang: str, theme: str) -> None:
     walked = Walked()
     for number, (_, path) in enumerate(examples(room)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Error
 
 from falaj.console.page import ROOT, Route
-from falaj.console.pages import ROOMS, routes
+from falaj.console.pages import routes
 from falaj.console.words import messages
 from tests.servers.browser import DESK, PHONE, Tab
 
@@ -82,11 +82,6 @@ class Walked:
 def examples(room: str) -> list[tuple[Route, str]]:
     """Every address of a room that can be walked to."""
     return [(route, path) for route in routes(room) for path in route.walk]
-
-
-def rooms() -> tuple[str, ...]:
-    """Those that have pages."""
-    return tuple(room for room in ROOMS if routes(room))
 
 
 def look_at(tab: Tab, path: str, lang: str, picture: Path | None) -> list[str]:
