@@ -295,6 +295,8 @@ def _asset(ask: Ask, path: str) -> Answer:
 
 
 def _download(made: File, request: str) -> Answer:
+    if made.picture:
+        return Answer(200, made.body, request, made.picture.encode())
     headers = ((b"content-disposition", b'attachment; filename="%s"' % _file_name(made.name)),)
     return Answer(200, made.body, request, b"application/octet-stream", headers)
 

@@ -64,10 +64,21 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """Bytes that a browser saves: nothing that came from elsewhere is ever shown by itself."""
+    """Bytes that a browser saves: nothing that came from elsewhere is ever shown by itself, but for pictures."""
 
     name: str
     body: bytes
+    shown: bool = False
+    """Show it where it stands, if it is a picture by its first bytes."""
+
+    @property
+    def picture(self) -> str:
+        """The kind of picture that may be shown, or nothing. SVG is none: it is a program as well."""
+        if self.shown and self.body.startswith(b"\x89PNG\r\n\x1a\n"):
+            return "image/png"
+        if self.shown and self.body.startswith(b"\xff\xd8\xff"):
+            return "image/jpeg"
+        return "image/webp" if self.shown and self.body[:4] + self.body[8:12] == b"RIFFWEBP" else ""
 
 
 Made = Page | Data | File

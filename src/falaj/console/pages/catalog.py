@@ -1,5 +1,0 @@
-"""Pages of catalog."""
-
-from falaj.console.page import Route
-
-ROUTES: tuple[Route, ...] = ()

@@ -1,5 +1,0 @@
-"""Pages of track."""
-
-from falaj.console.page import Route
-
-ROUTES: tuple[Route, ...] = ()
