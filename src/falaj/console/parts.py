@@ -155,12 +155,12 @@ def pager(view: View, token: str) -> Html:
     return h.nav(first, after, class_="pager", aria_label=view.t("console.pages")) if first or after else EMPTY
 
 
-def filters(view: View, fields: Sequence[Field]) -> Html:
-    """A form over a list; what is chosen goes into the address."""
+def filters(view: View, fields: Sequence[Field], label: str | Html = "") -> Html:
+    """A form over a list, or a draft; what is chosen goes into the address."""
     inner = [_label(view, one, view.query(one.name, one.value), one.name) for one in fields]
     kept = [h.input(type="hidden", name=key, value=value) for key, value in view.asked.items()
             if key not in {one.name for one in fields} | {"page"}]  # fmt: skip
-    button = h.button(view.t("console.show"), class_="quiet")
+    button = h.button(label or view.t("console.show"), class_="primary" if label else "quiet")
     return h.form(inner, kept, button, method="get", action=address(view.path), class_="filters", role="search")
 
 
