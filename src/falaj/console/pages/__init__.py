@@ -11,6 +11,9 @@ from falaj.core.errors import NotFound
 if TYPE_CHECKING:
     from falaj.console.view import View
 
+if TYPE_CHECKING:
+    from falaj.console.view import View
+
 ROOMS = (
     "home",
     "find",
@@ -32,6 +35,8 @@ ROOMS = (
     "audit",
 )
 """The first piece of an address, and the module of its pages."""
+MAKERS = {"demo": "falaj.console.pages.home.demo"}
+"""What takes several verbs in a row, at /console/make/<name>: modules whose `make(view)` gives the address to go to."""
 
 
 @cache
@@ -62,3 +67,11 @@ def find(pieces: list[str]) -> tuple[Route, dict[str, str]]:
             if args is not None:
                 return route, args
     raise NotFound("there is no page at this address", "follow a link of the navigation")
+
+
+def maker(name: str) -> "Callable[[View], str]":
+    """What makes something of several verbs."""
+    if name not in MAKERS:
+        raise NotFound("there is nothing to make at this address", "load the page again")
+    found: Callable[[View], str] = import_module(MAKERS[name]).make
+    return found

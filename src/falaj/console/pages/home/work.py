@@ -1,0 +1,128 @@
+"""Work: what runs and what waits and why, flows under way, and the reader's own runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from falaj.console import parts
+from falaj.console.markup import EMPTY, Html, h, join
+from falaj.console.page import address
+from falaj.console.pages.home.answers import Answers
+from falaj.console.view import View
+from falaj.jobs.records import JobView
+from falaj.track.records import Run
+
+SHOWN, ASKED_WHY = 5, 3
+"""Of what waits, so many are asked why; the others say what was noted of them."""
+OF_WORK = "run."
+"""How whoever asked for a job is called where that was a flow or an endpoint: its people's own jobs come first."""
+
+
+def listed(told: Answers, state: str) -> Any:
+    """The newest jobs in a state."""
+    return told.ask("jobs", "list", state=state, limit=50)
+
+
+def runs(view: View, told: Answers) -> Html:
+    """Jobs at work, with how far they are."""
+    return parts.card(view.t("home.runs"), view.part(lambda: _running(view, told)), id="runs",
+                      more=address("jobs", {"state": "running"}))  # fmt: skip
+
+
+def _running(view: View, told: Answers) -> Html:
+    found: Sequence[JobView] = listed(told, "running").jobs
+    if not found:
+        return calm(view.t("home.none_run"))
+    found = sorted(found, key=lambda one: one.author.startswith(OF_WORK))
+    return h.ul([_job(view, one, progress(view, one)) for one in found[:SHOWN]], class_="plain-list")
+
+
+def progress(view: View, job: JobView) -> Html:
+    """A bar where the job says how many steps it has, else its own words."""
+    if not job.steps:
+        return h.span(job.progress or job.queue, class_="soft", dir="auto")
+    name = view.t("home.step", done=job.step, all=job.steps)
+    return join(h.progress(value=job.step, max=job.steps, aria_label=name), h.small(name, class_="soft"))
+
+
+def waits(view: View, told: Answers) -> Html:
+    """Jobs that wait, each with its reason."""
+    return parts.card(view.t("home.waits"), view.part(lambda: _waiting(view, told)), id="waits",
+                      more=address("jobs", {"state": "waiting"}))  # fmt: skip
+
+
+def _waiting(view: View, told: Answers) -> Html:
+    found: tuple[JobView, ...] = listed(told, "waiting").jobs
+    if not found:
+        return calm(view.t("home.none_wait"))
+    items = [_job(view, one, _reason(view, told, one, n < ASKED_WHY)) for n, one in enumerate(found[:SHOWN])]
+    return h.ul(items, class_="plain-list")
+
+
+def _reason(view: View, told: Answers, job: JobView, ask: bool) -> Html:
+    if job.note or not ask:
+        return h.span(job.note or view.t("home.ask_why"), class_="soft", dir="auto")
+    why = told.seen("jobs", "why", job.ref)
+    return h.span(why.text if why else view.t("home.ask_why"), class_="soft", dir="auto")
+
+
+def _job(view: View, job: JobView, more: Html) -> Html:
+    head = h.div(parts.ref(view, job.ref), h.small(view.ago(job.submitted_at), class_="soft"), class_="between")
+    return h.li(head, more, id=parts.slug(f"home-{job.state}-{job.ref}"))
+
+
+def flows(view: View, told: Answers) -> Html:
+    """The newest runs of flows."""
+    return parts.card(view.t("home.flows"), view.part(lambda: _turns(view, told)), id="flows", more=address("flows"))
+
+
+def _turns(view: View, told: Answers) -> Html:
+    found = told.ask("flows", "runs", limit=SHOWN).runs
+    if not found:
+        return calm(view.t("home.none_flow"))
+    items = [
+        h.li(
+            h.div(parts.ref(view, one.ref), parts.badge(view, one.state), class_="between"),
+            h.small(one.note or view.t("home.step", done=sum(step.ended_at > 0 for step in one.steps),
+                                       all=len(one.steps)), class_="soft", dir="auto"),
+            id=parts.slug(f"home-{one.ref}"),
+        )
+        for one in found
+    ]  # fmt: skip
+    return h.ul(items, class_="plain-list")
+
+
+def my_runs(view: View, told: Answers) -> Html:
+    """What the reader tried last, and what it measured."""
+    return parts.card(view.t("home.my_runs"), view.part(lambda: _mine(view, told)), id="mine", more=address("track"))
+
+
+def _mine(view: View, told: Answers) -> Html:
+    found: tuple[Run, ...] = told.ask("track", "list", **of_me(view)).runs
+    if not found:
+        return calm(view.t("home.none_mine"))
+    items = [
+        h.li(
+            h.div(h.a(h.bdi(one.title or one.ref.name[:8]), href=address(f"track/{one.ref}"), class_="ref"),
+                  parts.badge(view, one.status), class_="between"),
+            h.div(h.span(_measured(view, one)), h.small(view.ago(one.started), class_="soft"), class_="between"),
+            id=parts.slug(f"home-{one.ref}"),
+        )
+        for one in found
+    ]  # fmt: skip
+    return h.ul(items, class_="plain-list")
+
+
+def of_me(view: View) -> dict[str, Any]:
+    """How the reader's own runs are asked for; an id that cannot be quoted finds none."""
+    name = view.actor.id.replace("'", "")
+    return {"where": f"attributes.user_id = '{name}'", "limit": SHOWN}
+
+
+def _measured(view: View, run: Run) -> Html:
+    shown = sorted(run.metrics.items())[:2]
+    return join([h.span(h.bdi(name), " ", view.number(one.value), class_="tag") for name, one in shown]) or EMPTY
+
+
+def calm(words: Html) -> Html:
+    """That there is nothing of a kind, which is no news."""
+    return h.p(words, class_="soft")
