@@ -8,7 +8,7 @@ from falaj.console.markup import EMPTY, Html, h
 from falaj.console.plots.scale import Seer, real, scale, short
 from falaj.console.plots.shell import SIGNS, figure, fix, look, nothing, pct, plain
 from falaj.console.states import tone
-from falaj.console.writing import NOTHING
+from falaj.console.writing import number
 
 _TALL = 160
 
@@ -36,7 +36,7 @@ def _bar(view: Seer, share: float, below: bool) -> Html:
 
 
 def _much(view: Seer, value: float | None, unit: str = "") -> Html:
-    return h.span(NOTHING if value is None else short(view, value), unit and f" {unit}", class_="n")
+    return h.bdi(number(view.t, value), unit and f" {unit}", class_="n", dir="ltr")
 
 
 def shares(view: Seer, parts: Sequence[tuple[str, float, str]], *, title: str) -> Html:
@@ -49,12 +49,16 @@ def shares(view: Seer, parts: Sequence[tuple[str, float, str]], *, title: str) -
     for index, (name, amount, note) in enumerate(known):
         share = amount / total
         at = 1 - begun - share if view.rtl else begun
-        cells.append(_cell(f"{plain(name)}: {short(view, 100 * share, 1.0)}%", at, share, _dress(index, note)))
-        written = (short(view, 100 * share, 1.0) + "%", short(view, amount))
-        entries.append(_part(name, written, note, _dress(index, note)))
+        part = _percent(view, share, 0.01)
+        cells.append(_cell(f"{plain(name)}: {part}", at, share, _dress(index, note)))
+        entries.append(_part(name, (part, number(view.t, amount)), note, _dress(index, note)))
         begun += share
     bar = h.svg(cells, class_="share-bar", width="100%", height=20, role="img", aria_label=title)
     return figure("shares", title, bar, h.ul(entries, class_="share-list"))
+
+
+def _percent(view: Seer, share: float, step: float = 0.0) -> str:
+    return short(view, 100 * share, 100 * step) + view.t.digits("%")
 
 
 def _dress(index: int, note: str) -> str:
@@ -74,7 +78,8 @@ def _cell(spoken: str, at: float, share: float, dress: str) -> Html:
 def _part(name: str, written: tuple[str, str], note: str, dress: str) -> Html:
     swatch = h.svg(_cell("", 0.0, 1.0, dress), width=20, height=12, aria_hidden="true", class_="swatch")
     return h.li(
-        swatch, h.bdi(name, class_="name"), h.span(written[0], class_="n"), h.span(written[1], class_="n quiet"),
+        swatch, h.bdi(name, class_="name"), h.bdi(written[0], class_="n", dir="ltr"),
+        h.span(written[1], class_="n quiet"),
         note and h.span(f"{SIGNS[tone(note)]} {plain(note)}" if tone(note) else note, class_="quiet"),
     )  # fmt: skip
 
@@ -90,7 +95,7 @@ def histogram(
     if any(before):
         now, before = (_shares(some) for some in (now, before))
     up = scale((0.0, *now, *before), rounded=True)
-    marks = up.ticks(4)
+    marks = up.ticks()
     write = partial(_written, view, "%" if any(before) else "")
     levels = [fix(6 + _TALL - _TALL * up.at(m)) for m in marks]
     grid = [h.line(x1=0, x2="100%", y1=at, y2=at) for at in levels]
@@ -119,7 +124,7 @@ def _shares(some: Sequence[float]) -> list[float]:
 
 
 def _written(view: Seer, unit: str, value: float, step: float) -> str:
-    return f"{short(view, 100 * value, 100 * step)}%" if unit else short(view, value, step)
+    return _percent(view, value, step) if unit else short(view, value, step)
 
 
 def _kind(kind: str, name: str) -> Html:

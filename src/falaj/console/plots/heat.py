@@ -34,15 +34,18 @@ def heat(
     if not rows or not columns:
         return nothing(view, "heat", title)
     wordy = len(columns) <= _WORDED
+    step = (high - low) / 10 if high > low else 0.0
     head = h.tr(h.td(), [h.th(h.bdi(c), scope="col", title=c) for c in columns])
     body = []
     for r, row in enumerate(rows):
         cells = []
-        for c, column in enumerate(columns):
-            n = r * len(columns) + c
+        for n, column in enumerate(columns, start=r * len(columns)):
             value = real(values[n]) if n < len(values) else None
+            written = NOTHING if value is None else short(view, value, step)
+            spoken = f"{plain(row)} · {plain(column)}: {written}"
+            inner = written if wordy else h.span(written, class_="unseen")
             link = links[n] if n < len(links) else ""
-            cells.append(_cell(view, value, _shade(value, low, high), f"{plain(row)} · {plain(column)}", link, wordy))
+            cells.append(h.td(h.a(inner, href=link) if link else inner, class_=_shade(value, low, high), title=spoken))
         body.append(h.tr(h.th(h.bdi(row), scope="row", title=row), cells))
     table = h.table(h.thead(head), h.tbody(body), class_="heat wordy" if wordy else "heat dense", aria_label=title)
     scale = h.span(
@@ -57,10 +60,4 @@ def _shade(value: float | None, low: float, high: float) -> str:
     if value is None:
         return "qn"
     share = (value - low) / (high - low) if high > low else 0.5
-    return f"q{max(0, min(_SHADES - 1, int(share * _SHADES)))}"
-
-
-def _cell(view: Seer, value: float | None, shade: str, said: str, link: str, wordy: bool) -> Html:
-    written = NOTHING if value is None else short(view, value)
-    inner = written if wordy else h.span(written, class_="unseen")
-    return h.td(h.a(inner, href=link) if link else inner, class_=shade, title=f"{said}: {written}")
+    return f"q{int(max(0.0, min(0.999, share)) * _SHADES)}"

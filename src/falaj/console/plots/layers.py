@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 _SWEEPS = 6
 # An edge over more layers than this is drawn straight: bends for all of them would cost more than they clear.
@@ -28,7 +29,7 @@ def lay(count: int, edges: Iterable[_Edge]) -> Laid:
     layer = _longest(count, forward)
     hops, chains = _chains(count, forward, layer)
     order = _ordered(layer, hops)
-    height = _heights(order, hops)
+    height = _heights(order, hops, count)
     at = [(layer[n], height[n]) for n in range(count)]
     bends = {edge: [(layer[n], height[n]) for n in chain] for edge, chain in chains.items()}
     return Laid(at, bends, frozenset(back))
@@ -116,32 +117,43 @@ def _mean(place: Mapping[int, float], of: Sequence[int], otherwise: float) -> fl
     return sum(place[n] for n in of) / len(of) if of else otherwise
 
 
-def _heights(rows: Sequence[Sequence[int]], hops: Sequence[_Edge]) -> dict[int, float]:
-    """Heights that keep each layer's order and a row's distance, near to the neighbours' middle."""
+def _heights(rows: Sequence[Sequence[int]], hops: Sequence[_Edge], count: int) -> dict[int, float]:
+    """Heights that keep each layer's order and distance, near to the neighbours' middle."""
     beside: defaultdict[int, list[int]] = _by(hops, 0)
     for b, some in _by(hops, 1).items():
         beside[b] = beside[b] + some
-    tallest = max(map(len, rows), default=0)
-    height = {n: i + (tallest - len(row)) / 2 for row in rows for i, n in enumerate(row)}
-    for sweep in range(_SWEEPS):
-        for row in rows if sweep % 2 == 0 else reversed(rows):
+    steps = [_offsets(row, count) for row in rows]
+    tallest = max((step[-1] for step in steps), default=0.0)
+    height = {n: (tallest - step[-1]) / 2 + at for row, step in zip(rows, steps, strict=True)
+              for n, at in zip(row, step, strict=True)}  # fmt: skip
+    layers = list(zip(rows, steps, strict=True))
+    for sweep in range(2 * _SWEEPS):
+        for row, step in layers if sweep % 2 == 0 else reversed(layers):
             wish = [_mean(height, beside[n], height[n]) for n in row]
-            height.update(zip(row, _apart(wish), strict=True))
+            height.update(zip(row, _apart(wish, step), strict=True))
     least = min(height.values(), default=0.0)
     return {n: at - least for n, at in height.items()}
 
 
-def _apart(wish: Sequence[float]) -> list[float]:
-    """The nearest heights to those wished, in order and at least one apart: runs that touch share their mean."""
-    blocks: list[tuple[float, int]] = []  # mean of (wish - index), how many
-    for n, at in enumerate(wish):
-        mean, size = at - n, 1
+def _offsets(row: Sequence[int], count: int) -> list[float]:
+    """How far below the first each may come at least: a node needs a whole row, an edge that passes less."""
+    found = [0.0]
+    for a, b in pairwise(row):
+        found.append(found[-1] + (0.3, 0.7, 1.0)[(a < count) + (b < count)])
+    return found
+
+
+def _apart(wish: Sequence[float], steps: Sequence[float]) -> list[float]:
+    """The nearest heights to those wished, in order and apart as they must be: runs that touch share their mean."""
+    blocks: list[tuple[float, int]] = []  # mean of (wish - step), how many
+    for at, step in zip(wish, steps, strict=True):
+        mean, size = at - step, 1
         while blocks and blocks[-1][0] > mean:
             other, more = blocks.pop()
             mean, size = (mean * size + other * more) / (size + more), size + more
         blocks.append((mean, size))
     flat = [mean for mean, size in blocks for _ in range(size)]
-    return [mean + n for n, mean in enumerate(flat)]
+    return [mean + step for mean, step in zip(flat, steps, strict=True)]
 
 
 def indexed(names: Sequence[Hashable], pairs: Iterable[tuple[Hashable, Hashable]]) -> list[_Edge]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from falaj.console.markup import EMPTY, Html, h
-from falaj.console.plots.scale import TIME, Scale, Seer, real, scale, short
+from falaj.console.markup import EMPTY, Html, h, join
+from falaj.console.plots.scale import TIME, Scale, Seer, period, real, scale, short
 from falaj.console.plots.shell import figure, fix, legend, look, nothing, pct, plain
 from falaj.console.writing import NOTHING
 
@@ -57,8 +57,8 @@ def line(
     # Time and numbers run from left to right in Arabic, too: curves are read as in every other tool.
     box = h.div(side, area, class_="plot-box", dir="ltr", **_scales(across, up, tall))
     known = legend([one.name for one in series]) if len(series) > 1 or series[0].name not in ("", title) else EMPTY
-    unit = h.span(y, class_="plot-unit") if y else EMPTY
-    return figure("line", title, box, h.output(class_="plot-out"), legend=Html(unit + known))
+    notes = [h.span(note, class_="plot-unit") for note in (y, period(view, across) if x == TIME else "") if note]
+    return figure("line", title, box, h.output(class_="plot-out"), legend=join(notes, known))
 
 
 def spark(view: Seer, ys: Sequence[float | None], *, title: str) -> Html:

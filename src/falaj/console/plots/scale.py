@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Protocol
 
+from falaj.console import writing
 from falaj.console.words import Words
 from falaj.console.writing import GULF
 
@@ -60,7 +61,9 @@ class Scale:
         if self.time:
             return moment(view, value, self.high - self.low)
         gaps = [b - a for a, b in pairwise(among)]
-        return short(view, value, abs(value) if self.log or not gaps else min(gaps))
+        if self.log or not gaps:
+            return short(view, value)
+        return short(view, value, min(gaps), max(map(abs, among)))
 
 
 def scale(values: Iterable[float | None], *, log: bool = False, time: bool = False, rounded: bool = False) -> Scale:
@@ -113,25 +116,37 @@ def moment(view: Seer, seconds: float, span_s: float) -> str:
     try:
         at = datetime.fromtimestamp(seconds, GULF)
     except (ValueError, OverflowError, OSError):
-        return short(view, seconds, abs(seconds))
+        return short(view, seconds)
     form = "%H:%M:%S" if span_s < 600 else "%H:%M" if span_s < 86400 else "%d/%m %H:%M" if span_s < 3 * 86400 else ""
     form = form or ("%d/%m" if span_s < 300 * 86400 else "%m/%Y" if span_s < 3000 * 86400 else "%Y")
     return view.t.digits(at.strftime(form))
 
 
-def short(view: Seer, value: float, step: float = 0.0) -> str:
-    """A number in few characters, exact to a tenth of `step`; four figures without a step."""
-    size = max(abs(value), step)
+def short(view: Seer, value: float, step: float = 0.0, top: float = 0.0) -> str:
+    """A number in few characters, exact to a tenth of `step`; four figures without one. On an axis all have the unit of
+    its largest mark, `top`."""
+    if not math.isfinite(value + step + top):
+        return writing.number(view.t, value)
+    size = max(abs(value), step, top)
     if value == 0 or size == 0:
         return view.t.digits("0")
     if size >= 1e15 or size < 1e-4:
-        return view.t.digits(f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e"))
+        # Digits of one kind only: such a number is read as a sign.
+        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
     power, unit = next((p, u) for p, u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"), (0, "")) if size >= p)
     power = 1e3 if unit == "k" else power or 1.0
-    figures = 3 - math.floor(math.log10(size / power)) if not step or step == size else _places(step / power)
-    written = f"{value / power:,.{max(0, min(figures, 9))}f}"
+    places = _places(step / power) if step else 3 - math.floor(math.log10(abs(value) / power))
+    written = f"{value / power:,.{max(0, min(places, 9))}f}"
     return view.t.digits((written.rstrip("0").rstrip(".") if "." in written else written) + unit)
 
 
 def _places(step: float) -> int:
     return max(0, 1 - math.floor(math.log10(step) + 1e-9))
+
+
+def period(view: Seer, on: Scale) -> str:
+    """From when to when a scale of time goes, with the dates that its marks leave out."""
+    try:
+        return f"{writing.moment(view.t, on.low)} \u2013 {writing.moment(view.t, on.high)}"
+    except (ValueError, OverflowError, OSError):
+        return ""

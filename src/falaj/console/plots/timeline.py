@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from falaj.console.markup import Html, h
-from falaj.console.plots.scale import Scale, Seer, moment, real, scale
+from falaj.console.plots.scale import Scale, Seer, moment, period, real, scale
 from falaj.console.plots.shell import SIGNS, figure, nothing, pct, plain, said
 from falaj.console.states import tone
 
@@ -43,8 +43,9 @@ def timeline(view: Seer, spans: Sequence[Span], *, title: str) -> Html:
         for n, m in enumerate(marks)
     ]  # fmt: skip
     foot = h.div(h.span(), h.svg(axis, class_="area", width="100%", height=20, aria_hidden="true"))
-    # Time runs from left to right in Arabic, too.
-    return figure("timeline", title, h.div(lines, foot, class_="rows", dir="ltr"))
+    # Rows begin where the language does; the time within them runs from left to right in Arabic, too (plots.css).
+    when = h.span(period(view, across), class_="plot-unit")
+    return figure("timeline", title, h.div(lines, foot, class_="rows"), legend=when)
 
 
 def _track(view: Seer, spans: Sequence[Span], across: Scale, marks: Sequence[float]) -> Html:

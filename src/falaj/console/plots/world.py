@@ -9,13 +9,13 @@ from falaj.console.markup import Html, h
 from falaj.console.plots.graph import zoomer
 from falaj.console.plots.land import LAND, SEA
 from falaj.console.plots.scale import Seer, real
-from falaj.console.plots.shell import SIGNS, cut, figure, fix, nothing, pct, plain, said, width
+from falaj.console.plots.shell import SIGNS, cut, figure, nothing, pct, plain, said, width
 from falaj.console.states import tone
 
 # The whole map: longitudes from the left, latitudes from above; twice as wide as tall.
 _WHOLE = (-170.0, -84.0, 350.0, 145.0)
 _LEAST = 9.0
-_SHAPE = 350 / 145
+_SHAPE = _WHOLE[2] / _WHOLE[3]
 Box = tuple[float, float, float, float]
 Spot = tuple[float, float]
 
@@ -44,13 +44,13 @@ def world(view: Seer, places: Sequence[Place], flows: Sequence[tuple[str, str, s
     arcs = [_arc(spots[a], spots[b], f"{_name(known, a)} → {_name(known, b)}", word)
             for a, b, word in flows if a in spots and b in spots and a != b]  # fmt: skip
     earth = h.svg(
-        _ground(), arcs, class_="earth", width="100%", height="100%", viewBox=" ".join(map(fix, box)),
+        _ground(), arcs, class_="earth", width="100%", height="100%", viewBox=_written(box),
         preserveAspectRatio="none",
     )  # fmt: skip
     marks = [_mark(view, p, spots[p.id], box, side) for p, side in zip(known, _sides(known, spots, box), strict=True)]
     drawing = h.svg(
         earth, marks, class_="drawing area", width="100%", role="group", aria_label=title,
-        data_whole=" ".join(map(fix, _WHOLE)), data_home=" ".join(map(fix, box)),
+        data_whole=_written(_WHOLE), data_home=_written(box),
     )  # fmt: skip
     # East is right in every language.
     return figure("world", title, h.div(drawing, class_="map-box", dir="ltr"), legend=zoomer(view))
@@ -83,6 +83,10 @@ def _around(spots: Sequence[Spot]) -> Box:
     return left, top, wide, tall
 
 
+def _written(box: Box) -> str:
+    return " ".join(f"{side:.3f}".rstrip("0").rstrip(".") for side in box)
+
+
 @cache
 def _ground() -> Html:
     shape = "".join("M" + " ".join(f"{x:g},{-y:g}" for x, y in outline) + "Z" for outline in LAND)
@@ -107,13 +111,16 @@ def _arc(a: Spot, b: Spot, ends: str, word: str) -> Html:
 def _sides(places: Sequence[Place], spots: dict[str, Spot], box: Box) -> list[str]:
     """On which side of its dot each name is written, so that names do not lie on each other."""
     unit = 720 / box[2]  # as on a page of middle width
-    taken: list[tuple[float, float, float]] = []
+    at = {key: ((x - box[0]) * unit, (y - box[1]) * unit) for key, (x, y) in spots.items()}
+    taken = [(x - 7, y, 14.0) for x, y in at.values()]
     sides = []
     for place in places:
-        x, y = (spots[place.id][0] - box[0]) * unit, (spots[place.id][1] - box[1]) * unit
+        x, y = at[place.id]
         long = 7.2 * width(cut(place.name, 22)) + 12
-        options = {"e": (x + 10, y), "w": (x - 10 - long, y), "n": (x - long / 2, y - 16), "s": (x - long / 2, y + 16)}
-        free = [s for s, (at, level) in options.items() if 0 < at < 720 - long and not _hit(taken, at, level, long)]
+        options = {"e": (x + 10, y), "w": (x - 10 - long, y), "n": (x - long / 2, y - 18), "s": (x - long / 2, y + 18)}
+        free = [
+            s for s, (left, level) in options.items() if 0 < left < 720 - long and not _hit(taken, left, level, long)
+        ]
         sides.append(free[0] if free else "")
         if free:
             taken.append((*options[free[0]], long))
@@ -135,11 +142,7 @@ def _mark(view: Seer, place: Place, spot: Spot, box: Box, side: str) -> Html:
         shown and h.text(SIGNS[shown], y=3, text_anchor="middle", class_="sign"),
         h.text(cut(place.name, 22), x=dx, y=dy, text_anchor=anchor, class_="name" if side else "name crowded"),
     )
-    inner = (
-        h.a(body, href=place.link)
-        if place.link
-        else h.g(body, tabindex=0, role="img", aria_label=spoken)
-    )
+    inner = h.a(body, href=place.link) if place.link else h.g(body, tabindex=0, role="img", aria_label=spoken)
     at = {"x": pct((spot[0] - box[0]) / box[2]), "y": pct((spot[1] - box[1]) / box[3])}
     return h.svg(inner, class_=f"place t-{shown}" if shown else "place", data_at=f"{spot[0]:g} {spot[1]:g}",
                  overflow="visible", **at)  # fmt: skip

@@ -51,13 +51,13 @@ function digits(figure, written) {
   return written.replace(/[0-9.,]/g, (letter) => "٠١٢٣٤٥٦٧٨٩٫٬"["0123456789.,".indexOf(letter)]);
 }
 
-function number(value, step = 0) {
-  const size = Math.max(Math.abs(value), step);
+function number(value, step = 0, top = 0) {
+  const size = Math.max(Math.abs(value), step, top);
   if (value === 0 || size === 0) return "0";
   if (size >= 1e15 || size < 1e-4) return value.toExponential(2).replace(/\.?0*e\+?/, "e");
   const [power, unit] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"], [0, ""]].find(([least]) => size >= least);
   const by = unit === "k" ? 1e3 : power || 1;
-  const places = step && step !== size ? Math.max(0, 1 - Math.floor(Math.log10(step / by) + 1e-9)) : 3 - Math.floor(Math.log10(size / by));
+  const places = step ? 1 - Math.floor(Math.log10(step / by) + 1e-9) : 3 - Math.floor(Math.log10(Math.abs(value) / by));
   return (value / by).toLocaleString("en", { maximumFractionDigits: clamp(places, 0, 9) }) + unit;
 }
 
@@ -126,7 +126,7 @@ function draw(figure) {
   const [top, foot] = [level(plot, high), level(plot, low)];
   plot.plane.setAttribute("viewBox", `${x} ${top} ${wide} ${foot - top}`);
   const marks = plot.time ? clocked(...range, 6) : nice(...range, 6);
-  const write = (m) => digits(figure, plot.time ? moment(m, range[1] - range[0]) : number(m, marks[1] - marks[0] || 0));
+  const write = (m) => digits(figure, plot.time ? moment(m, range[1] - range[0]) : number(m, marks[1] - marks[0] || 0, Math.max(...marks.map(Math.abs))));
   plot.area.querySelector(".ticks").replaceChildren(...marks.map((m, n) => make("text", {
     x: `${100 * (m - range[0]) / (range[1] - range[0])}%`, y: tall + 22, "text-anchor": "middle", class: n % 2 ? "odd" : "",
   }, write(m))));
@@ -137,7 +137,8 @@ function draw(figure) {
 function rows(figure, plot, low, high) {
   const marks = nice(low, high, 5);
   const at = (m) => 6 + plot.tall * (high - m) / (high - low);
-  const labels = marks.map((m) => digits(figure, number(m, marks[1] - marks[0])));
+  const top = Math.max(...marks.map(Math.abs));
+  const labels = marks.map((m) => digits(figure, number(m, marks[1] - marks[0], top)));
   const texts = marks.map((m, n) => make("text", { x: "100%", dx: -8, y: at(m), dy: ".32em", "text-anchor": "end" }, labels[n]));
   const side = plot.box.querySelector(".side");
   side.replaceChildren(...texts);
@@ -188,7 +189,7 @@ function point(figure, wanted, aloud) {
   });
   const x = `${100 * (where - plot.range[0]) / (plot.range[1] - plot.range[0])}%`;
   cursor.replaceChildren(make("line", { x1: x, x2: x, y1: 6, y2: 6 + plot.tall }), ...dots);
-  const said = plot.time ? moment(where, 1) : number(where, Math.abs(where));
+  const said = plot.time ? moment(where, 1) : number(where, 0.01 * (plot.range[1] - plot.range[0]));
   tell(figure, [[digits(figure, plot.time ? `${moment(where, 86400 * 4)} ${said}` : said), "where"], ...pieces], aloud);
   plot.now.where = where;
 }
