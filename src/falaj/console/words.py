@@ -37,7 +37,7 @@ class Words:
         if not isinstance(found, str):
             count = fields.get("n", 0)
             form = plural(self.lang, count if isinstance(count, (int, float)) else 0)
-            found = found.get(form) or found["other"]
+            found = found.get(form) or found.get("other") or ""
         return Html(_NAME.sub(lambda match: self._filled(fields.get(match[1], match[0])), text(found)))
 
     def of(self, group: str, value: str) -> Html:
