@@ -1,14 +1,15 @@
 """States: what the words that records use for their states mean to a reader: well, at work, a warning, or ill."""
 
 _TONES = {
-    "good": "ok done succeeded ready serving healthy approved granted valid current active up open live fresh kept "
-    "finished resolved champion production complete passed allowed stable true yes",
-    "busy": "running started starting launching rolling canary warming ingesting promoting applying placed",
-    "wait": "pending queued waiting asked scheduled new planned draft shadow early",
-    "warn": "paused suspended cancelled preempted stale retired degraded draining drained stopped late held killed "
-    "warning closed skipped known emergency",
-    "bad": "failed error broken refused denied dead lost breached alarm drifted critical down expired "
-    "lapsed revoked false no",
+    "good": "promoted ok done succeeded ready serving healthy approved granted valid current active up open live "
+    "fresh kept finished resolved champion production complete passed allowed stable true yes",
+    "busy": "acting begun running started starting launching rolling canary warming ingesting promoting applying "
+    "placed",
+    "wait": "proposed asleep acknowledged pending queued waiting asked scheduled new planned draft shadow early",
+    "warn": "suspect cooling frozen inconclusive paused suspended cancelled preempted stale retired degraded "
+    "draining drained stopped late held killed warning closed skipped known emergency",
+    "bad": "confirmed failing failed error broken refused denied dead lost breached alarm drifted critical down "
+    "expired lapsed revoked false no",
 }
 _TONE = {word: tone for tone, words in _TONES.items() for word in words.split()}
 
