@@ -1,5 +1,0 @@
-"""Pages of serve."""
-
-from falaj.console.page import Route
-
-ROUTES: tuple[Route, ...] = ()
