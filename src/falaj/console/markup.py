@@ -1,7 +1,8 @@
 """Markup: HTML as values. Text is escaped when it enters, so what a stranger named cannot become part of a page."""
 
+import re
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from html import escape
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ _VOID = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "wbr"})
 _ODD = {code: f"\\x{code:02x}" for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160))} | {
     code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)
 }
+
+_NOTED = re.compile(f"[&<>\"'{re.escape(''.join(map(chr, _ODD)))}]")
 
 
 class Html(str):
@@ -33,7 +36,11 @@ class Tag(Protocol):
 
 def text(value: object) -> Html:
     """A value as text of a page."""
-    return value if isinstance(value, Html) else Html(escape(str(value).translate(_ODD)))
+    if isinstance(value, Html):
+        return value
+    plain = str(value)
+    # Most of a page has nothing to escape, and looking costs a quarter of doing.
+    return Html(escape(plain.translate(_ODD)) if _NOTED.search(plain) else plain)
 
 
 def join(*children: Any) -> Html:
@@ -53,13 +60,20 @@ def el(name: str, /, *children: Any, **attributes: Any) -> Html:
 
 
 def _attribute(key: str, value: Any) -> str:
+    name = _name(key)
+    if name in ("href", "src", "action", "formaction") and not _goes_home(str(value)):
+        raise ValueError(f"{name} leads away from the console: {value!r:.80}")
+    # Markup as a value keeps its escapes; its own quotes must not end the attribute.
+    return f" {name}" if value is True else f' {name}="{text(value).replace(chr(34), "&quot;")}"'
+
+
+@cache
+def _name(key: str) -> str:
     name = key.rstrip("_").replace("_", "-")
     # A page has no inline style or script (Content-Security-Policy): writing one here would be silently dropped there.
     if name == "style" or name.startswith("on"):
         raise ValueError(f"{name} is not allowed in a page: use a class, or a data- attribute and a script of ours")
-    if name in ("href", "src", "action", "formaction") and not _goes_home(str(value)):
-        raise ValueError(f"{name} leads away from the console: {value!r:.80}")
-    return f" {name}" if value is True else f' {name}="{text(value)}"'
+    return name
 
 
 def _goes_home(address: str) -> bool:
