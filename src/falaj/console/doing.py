@@ -42,7 +42,27 @@ def arguments(verb: Verb, form: Mapping[str, str]) -> dict[str, Any]:
     fixed = _object(form.get(GIVEN, "{}"))
     filled = {p.name: form[ASKED + p.name] for p in verb.params if form.get(ASKED + p.name, "") != ""}
     given = {p.name: _typed(p, filled[p.name]) for p in verb.params if p.name in filled}
+    given |= {p.name: found for p in verb.params if (found := _keyed(p.name, form))}
     return bind(verb, (), {**fixed, **given})
+
+
+def _keyed(name: str, form: Mapping[str, str]) -> dict[str, Any]:
+    """A mapping with a field for each key: `params.city` is a text, `params:rate` any value, as JSON writes it."""
+    texts, values = (f"{ASKED}{name}{mark}" for mark in ".:")
+    found: dict[str, Any] = {}
+    for field, said in form.items():
+        if field.startswith(texts) and said != "":
+            found[field[len(texts) :]] = said
+        elif field.startswith(values) and said != "":
+            found[field[len(values) :]] = _value(field[len(values) :], said)
+    return found
+
+
+def _value(name: str, said: str) -> Any:
+    try:
+        return json.loads(said)
+    except ValueError:
+        raise Invalid(f"{name} cannot be read", 'write it as JSON does: 0.5, true, "text", [1, 2]') from None
 
 
 def _typed(param: Param, said: str) -> Any:
