@@ -1,5 +1,0 @@
-"""Pages of jobs."""
-
-from falaj.console.page import Route
-
-ROUTES: tuple[Route, ...] = ()
