@@ -1,6 +1,6 @@
 """Curves: one or more series over steps or time, with bands where points were folded; `spark` is a small one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from falaj.console.markup import EMPTY, Html, h, join
@@ -9,7 +9,7 @@ from falaj.console.plots.shell import figure, fix, legend, look, nothing, pct, p
 from falaj.console.writing import NOTHING
 
 WIDE = 1000
-MOST = 2000
+MOST, ALL = 2000, 16_000
 _Point = tuple[float, float | None, float | None, float | None]
 
 
@@ -36,13 +36,14 @@ def line(
 ) -> Html:
     """Curves over a common axis. `x=TIME` says that xs are seconds since 1970. Gaps are values that are no numbers.
     Inside an element with `data-refetch` a zoom asks the server for the range (`from`, `to` in the address)."""
-    drawn = [_points(one, log_y) for one in series]
+    most = min(MOST, ALL // max(1, len(series)))
+    drawn = [_points(one, log_y, most) for one in series]
     if not any(point[1] is not None for points in drawn for point in points):
         return nothing(view, "line", title)
     across = scale((p[0] for points in drawn for p in points), time=x == TIME)
     up = scale((v for points in drawn for p in points for v in p[1:]), log=log_y, rounded=True)
     tall = height - (42 if x and x != TIME else 26)
-    planes = [_drawn(i, one, drawn[i], across, up, tall) for i, one in enumerate(series)]
+    planes = [_drawn(i, one, drawn, across, up, tall) for i, one in enumerate(series)]
     grid, labels = _rows(view, up, tall)
     plane = h.svg(
         planes, class_="plane", y=6, width="100%", height=tall, viewBox=f"0 0 {WIDE} {tall}", preserveAspectRatio="none"
@@ -76,17 +77,19 @@ def spark(view: Seer, ys: Sequence[float | None], *, title: str) -> Html:
     )  # fmt: skip
 
 
-def _points(one: Series, log: bool) -> list[_Point]:
-    bands = len(one.low) == len(one.high) == len(one.ys)
-    rows = zip(one.xs, one.ys, one.low if bands else one.ys, one.high if bands else one.ys, strict=False)
-    kept: list[_Point] = []
-    for x, y, low, high in rows:
-        if (at := real(x)) is not None:
-            some = (y, low, high) if bands else (y, None, None)
-            level, under, over = (v if v is None or v > 1e-300 or not log else None for v in map(real, some))
-            kept.append((at, level, under, over))
+def _points(one: Series, log: bool, most: int) -> list[_Point]:
+    ys = _levels(one.ys, log)
+    bands = len(one.low) == len(one.high) == len(ys)
+    low, high = (_levels(some, log) if bands else [None] * len(ys) for some in (one.low, one.high))
+    rows = zip(map(real, one.xs), ys, low, high, strict=False)
+    kept = [(x, y, under, over) for x, y, under, over in rows if x is not None]
     kept.sort(key=lambda point: point[0])
-    return _fold(kept, MOST)
+    return _fold(kept, most)
+
+
+def _levels(some: Sequence[float | None], log: bool) -> list[float | None]:
+    levels = [real(v) for v in some]
+    return [v if v is not None and v > 1e-300 else None for v in levels] if log else levels
 
 
 def _fold(points: list[_Point], most: int) -> list[_Point]:
@@ -104,41 +107,45 @@ def _fold(points: list[_Point], most: int) -> list[_Point]:
     return folded
 
 
-def _drawn(index: int, one: Series, points: list[_Point], across: Scale, up: Scale, tall: int) -> Html:
+def _drawn(index: int, one: Series, drawn: Sequence[list[_Point]], across: Scale, up: Scale, tall: int) -> Html:
+    points = drawn[index]
     xs = [WIDE * across.at(p[0]) for p in points]
-    rows = [[None if p[k] is None else tall - tall * up.at(p[k]) for p in points] for k in (1, 2, 3)]  # type: ignore[arg-type]
-    place = list(zip(xs, rows[0], strict=True))
-    band = _band(xs, rows[1], rows[2])
-    said = h.path(
-        d=_path(place), class_="stroke", data_x=",".join(f"{p[0] - across.low:.7g}" for p in points),
-        data_y=",".join("" if p[1] is None else f"{p[1]:.5g}" for p in points),
+    levels = [[v if v is None else tall - tall * up.at(v) for v in (p[k] for p in points)] for k in (1, 2, 3)]
+    band = _band(xs, levels[1], levels[2])
+    # Curves of one run have the same steps: they are sent once.
+    same = index > 0 and [p[0] for p in points] == [p[0] for p in drawn[0]]
+    curve = h.path(
+        d=_path(zip(xs, levels[0], strict=True)), class_="stroke",
+        data_x=None if same else ",".join([f"{p[0] - across.low:.7g}" for p in points]),
+        data_y=",".join(["" if p[1] is None else f"{p[1]:.5g}" for p in points]),
     )  # fmt: skip
-    return h.g(
-        band and h.path(d=band, class_="band"), said, class_=look(index), data_series=index, data_name=one.name or None
-    )
+    shade = h.path(d=band, class_="band") if band else None
+    return h.g(shade, curve, class_=look(index), data_series=index, data_name=one.name or None)
 
 
-def _path(place: Sequence[tuple[float, float | None]]) -> str:
+def _path(place: Iterable[tuple[float, float | None]]) -> str:
     """A line through the places that are there; one that stands alone is a dot."""
-    parts: list[str] = []
-    pen = alone = False
+    runs: list[list[str]] = [[]]
     for x, y in place:
         if y is None:
-            parts += ["h0"] if alone else []
-            pen = alone = False
-            continue
-        parts.append(f"{'' if pen else 'M'}{fix(x)},{fix(y)}")
-        alone, pen = not pen, True
-    return " ".join([*parts, "h0"] if alone else parts)
+            runs += [[]] if runs[-1] else []
+        else:
+            runs[-1].append(f"{x:.1f},{y:.1f}")
+    return _tidy(" ".join(f"M{run[0]}h0" if len(run) == 1 else "M" + " ".join(run) for run in runs if run))
+
+
+def _tidy(path: str) -> str:
+    """Coordinates without a zero behind the point."""
+    return f"{path} ".replace(".0,", ",").replace(".0 ", " ").replace(".0h", "h").rstrip()
 
 
 def _band(xs: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]) -> str:
     both = [(x, a, b) for x, a, b in zip(xs, low, high, strict=True) if a is not None and b is not None]
     if len(both) < 2:
         return ""
-    there = " ".join(f"{fix(x)},{fix(b)}" for x, _, b in both)
-    back = " ".join(f"{fix(x)},{fix(a)}" for x, a, _ in reversed(both))
-    return f"M{there} {back}Z"
+    there = " ".join(f"{x:.1f},{b:.1f}" for x, _, b in both)
+    back = " ".join(f"{x:.1f},{a:.1f}" for x, a, _ in reversed(both))
+    return _tidy(f"M{there} {back}") + "Z"
 
 
 def _rows(view: Seer, up: Scale, tall: int) -> tuple[list[Html], list[Html]]:

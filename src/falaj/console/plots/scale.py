@@ -31,9 +31,11 @@ class Seer(Protocol):
 
 def real(value: float | None) -> float | None:
     """A value that can be drawn, or None: what is no number has no place."""
-    if value is None or not math.isfinite(value):
+    if value is None:
         return None
-    return max(-_HUGE, min(_HUGE, float(value)))
+    if -_HUGE <= value <= _HUGE:
+        return float(value)
+    return math.copysign(_HUGE, value) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)

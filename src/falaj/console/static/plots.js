@@ -93,7 +93,8 @@ function clocked(low, high, wanted) {
 const parsed = new WeakMap();
 
 function points(path) {
-  const [x, y] = [path.dataset.x, path.dataset.y];
+  // Steps that are the first curve's are sent once.
+  const [x, y] = [path.dataset.x ?? path.closest(".plane").querySelector("[data-x]").dataset.x, path.dataset.y];
   const known = parsed.get(path);
   if (known?.x === x && known.y === y) return known;
   const numbers = (text) => text.split(",").map((one) => (one === "" ? NaN : Number(one)));
@@ -355,7 +356,8 @@ function light(figure, node) {
         if (edge.dataset[near] !== here) continue;
         edge.classList.add("lit");
         if (!seen.has(edge.dataset[far])) walk.push(edge.dataset[far]);
-        seen.add(edge.dataset[far]).forEach((one) => found.add(one));
+        seen.add(edge.dataset[far]);
+        found.add(edge.dataset[far]);
       }
     }
   }
