@@ -4,15 +4,19 @@ from collections.abc import Sequence
 
 from falaj.console import parts
 from falaj.console.markup import Html, h, join
+from falaj.console.page import href
 from falaj.console.parts import Column, Field, Row
 from falaj.console.plots import heat, histogram
 from falaj.console.view import View
 from falaj.console.writing import moment
+from falaj.core.ref import Ref
 from falaj.drift.records import NUMBER, ODD, Finding
 from falaj.monitor.records import AxisView, Figures, WatchView, Window, WindowPage
 
 MOVES = ("input", "prediction", "label", "together")
 WINDOWS, COLUMNS, ROWS = 24, 40, 100
+SPANS = (6, 24, 168, 720)
+"""Hours that a column can be drawn over."""
 
 
 def drift(view: View, one: WatchView) -> Html:
@@ -26,7 +30,9 @@ def drift(view: View, one: WatchView) -> Html:
     wanted = view.query("segment") if view.query("segment") in segments else ""
     findings = by_effect([f for f in chosen.findings if f.what in MOVES and wanted in ("", f.segment)])
     found = (
-        finding_table(view, findings[:ROWS], t("monitor.by_effect")) if findings else h.p(t("monitor.nothing_compared"))
+        finding_table(view, one.ref, findings[:ROWS], t("monitor.by_effect"))
+        if findings
+        else h.p(t("monitor.nothing_compared"))
     )
     choice = [("", t("console.all")), *((name, name) for name in segments)]
     picked = (
@@ -35,7 +41,7 @@ def drift(view: View, one: WatchView) -> Html:
     title = t("monitor.window_until", when=moment(t, chosen.until))
     return join(
         h.div(_map(view, told.windows), class_="card", id="map"), parts.card(title, picked, found, id="effects"),
-        view.part(lambda: _column(view, one)),
+        view.part(lambda: _column(view, one, findings[0].column if findings else "")),
     )  # fmt: skip
 
 
@@ -64,47 +70,52 @@ def _map(view: View, windows: Sequence[Window]) -> Html:
     return heat(view, names, heads, values, title=view.t("monitor.map"), low=0.0, high=max(0.1, top), links=links)
 
 
-def finding_table(view: View, findings: Sequence[Finding], caption: str | Html) -> Html:
-    """Findings as a table."""
+def finding_table(view: View, endpoint: Ref, findings: Sequence[Finding], caption: str | Html) -> Html:
+    """Findings as a table; columns lead to how they are drawn."""
     t = view.t
     heads = (
         t("console.kind"), t("console.column"), t("monitor.segment"), t("monitor.measure"),
         Column(t("monitor.now"), "n"), Column(t("monitor.then"), "n"),
         Column(t("monitor.bound"), "n"), Column(t("monitor.chance"), "n"), t("monitor.said"),
     )  # fmt: skip
-    return parts.table(view, heads, [_row(view, one) for one in findings], caption)
+    return parts.table(view, heads, [_row(view, endpoint, one) for one in findings], caption)
 
 
-def _row(view: View, one: Finding) -> Row:
-    t = view.t
+def _row(view: View, endpoint: Ref, one: Finding) -> Row:
+    t, watch = view.t, Ref("watch", endpoint.project, endpoint.name)
     kind = join(t.of("monitor.kind", one.what), " ", parts.badge(view, "alarm") if one.alarm else None)
     spread = 1.96 * one.measures.get("error", 0.0)
     value = h.bdi(f"{one.value:.4g} ± {spread:.2g}", dir="ltr") if spread else view.number(one.value)
-    column = h.a(h.bdi(one.column), href=view.link(tab="drift", column=one.column)) if one.column else ""
+    column = h.a(h.bdi(one.column), href=href(watch, tab="drift", column=one.column)) if one.column else ""
     return Row(
         (
             kind, column, h.bdi(one.segment), h.bdi(one.measure), value, view.number(one.then), view.number(one.bound),
-            view.number(one.p), h.span(one.said, dir="auto"),
+            view.number(one.p), h.span(one.said, dir="auto", class_="words"),
         ),
         state="bad" if one.alarm else "",
     )  # fmt: skip
 
 
-def _column(view: View, one: WatchView) -> Html:
+def _column(view: View, one: WatchView, moved: str) -> Html:
     """A column of the reader's choice, then and now."""
     t = view.t
-    days = min(30, max(1, view.count("days", 1)))
-    told: Figures = view.here.monitor.figures(one.ref, since_s=days * 86400.0)
+    hours = min(720, max(1, view.count("hours", 6)))
+    told: Figures = view.here.monitor.figures(one.ref, since_s=hours * 3600.0)
     if not told.axes:
-        return parts.card(t("monitor.then_and_now"), h.p(t("monitor.no_baseline"), class_="soft"))
-    shown = next((axis for axis in told.axes if axis.name == view.query("column")), told.axes[0])
-    names = [(axis.name, axis.name) for axis in told.axes]
-    spans = [(str(n), t("monitor.days", n=n)) for n in (1, 7, 30)]
-    fields = (
-        Field("column", t("console.column"), "select", value=shown.name, options=names),
-        Field("days", t("monitor.over"), "select", value=str(days), options=spans),
-    )
-    return parts.card(t("monitor.then_and_now"), parts.filters(view, fields), drawn(view, shown), id="column")
+        return parts.card(
+            t("monitor.then_and_now"), _over(view, hours, ()), h.p(t("monitor.no_baseline"), class_="soft")
+        )
+    shown = next((axis for axis in told.axes if axis.name == view.query("column", moved)), told.axes[0])
+    names = [axis.name for axis in told.axes]
+    field = Field("column", t("console.column"), "select", value=shown.name, options=[(name, name) for name in names])
+    return parts.card(t("monitor.then_and_now"), _over(view, hours, (field,)), drawn(view, shown), id="column")
+
+
+def _over(view: View, hours: int, fields: tuple[Field, ...]) -> Html:
+    t = view.t
+    spans = [(str(n), t.of("monitor.hours", str(n))) for n in SPANS]
+    over = Field("hours", t("monitor.over"), "select", value=str(hours), options=spans)
+    return parts.filters(view, (*fields, over))
 
 
 def drawn(view: View, axis: AxisView) -> Html:

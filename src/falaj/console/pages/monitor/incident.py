@@ -34,7 +34,8 @@ def incidents(view: View) -> Page:
              t("monitor.looks_after"))  # fmt: skip
     rows = [
         Row((parts.ref(view, one.ref, short=True), incident_state(view, one), t.of("monitor.what", one.what),
-             view.when(one.since), h.span(one.said, dir="auto"), h.bdi(one.resolved_by or one.acknowledged_by)),
+             view.when(one.since), h.span(one.said, dir="auto", class_="words"),
+             h.bdi(one.resolved_by or one.acknowledged_by)),
             id=str(one.ref))
         for one in found
     ]  # fmt: skip
@@ -56,10 +57,11 @@ def incident(view: View) -> Page:
         (t("monitor.cause"), h.span(one.cause, dir="auto") if one.cause else ""),
     ])  # fmt: skip
     watch = h.a(t("monitor.watch"), href=address(f"monitor/{watch_ref(one.endpoint)}"))
+    evidence = finding_table(view, one.endpoint, one.findings, t("monitor.evidence")) if one.findings else EMPTY
     body = join(
         state, parts.notice("bad" if one.state == OPEN else "plain", one.said), _actions(view, one), lists,
         view.part(lambda: _story(view, one)), _notes(view, one),
-        parts.card(t("monitor.evidence"), finding_table(view, one.findings, t("monitor.evidence")), h.p(watch)),
+        parts.card(t("monitor.evidence"), evidence, h.p(watch)),
     )  # fmt: skip
     crumbs = ((t("monitor.incidents"), address("monitor/incidents")),)
     return Page(h.bdi(one.ref.name), body, crumbs=crumbs, live=("monitor",))
@@ -101,7 +103,8 @@ def _story(view: View, one: Incident) -> Html:
         moments.append(Moment(one.resolved_at, t("monitor.story_resolved"), h.bdi(one.resolved_by)))
     told = [h.li(view.when(m.at), " ", h.strong(m.what), " ", m.said) for m in sorted(moments, key=lambda m: m.at)]
     model = view.part(lambda: _model(view, one, decided))
-    return parts.card(t("monitor.story"), h.ol(told, class_="story"), model, id="story")
+    log = h.p(h.a(t("monitor.in_log"), href=address("audit", {"about": str(one.ref)})))
+    return parts.card(t("monitor.story"), h.ol(told, class_="story"), model, log, id="story")
 
 
 def _decided(view: View, verdict: Verdict) -> Html:
@@ -122,4 +125,4 @@ def _notes(view: View, one: Incident) -> Html:
         return EMPTY
     said = [line.partition(": ") for line in one.notes]
     rows = [h.li(h.strong(h.bdi(who)), " ", h.span(words, dir="auto")) for who, _, words in said]
-    return parts.card(view.t("monitor.notes"), h.ul(rows, class_="plain"), id="notes")
+    return parts.card(view.t("monitor.notes"), h.ul(rows, class_="plain-list"), id="notes")

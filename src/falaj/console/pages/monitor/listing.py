@@ -72,4 +72,4 @@ def _open(view: View, project: str) -> Html:
              h.div(h.span(one.said, dir="auto"), class_="soft small"), id=parts.slug(str(one.ref)))
         for one in found
     ]  # fmt: skip
-    return parts.card(t("monitor.open_incidents"), h.ul(rows, class_="plain"), id="open", more=every)
+    return parts.card(t("monitor.open_incidents"), h.ul(rows, class_="plain-list"), id="open", more=every)

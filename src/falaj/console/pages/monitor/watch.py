@@ -58,13 +58,15 @@ def overview(view: View, one: WatchView) -> Html:
     )  # fmt: skip
     alarms = [found for found in last.findings if found.alarm] if last else []
     newest = (
-        parts.card(t("monitor.last_window"), finding_table(view, alarms, t("monitor.last_window")), id="last",
+        parts.card(t("monitor.last_window"), finding_table(view, one.ref, alarms, t("monitor.last_window")), id="last",
                    more=view.link(tab="drift"))
         if alarms
         else EMPTY
     )  # fmt: skip
     opened = [h.li(parts.ref(view, found)) for found in one.incidents[:MOST]]
-    incidents = parts.card(t("monitor.open_incidents"), h.ul(opened, class_="plain"), id="open") if opened else EMPTY
+    incidents = (
+        parts.card(t("monitor.open_incidents"), h.ul(opened, class_="plain-list"), id="open") if opened else EMPTY
+    )
     windows = h.div(view.part(lambda: _timeline(view, one)), class_="card", id="windows")
     return join(h.div(stats, class_="stats"), incidents, windows, newest)
 
@@ -101,7 +103,9 @@ def service(view: View, one: WatchView) -> Html:
     ]
     found = [finding for finding in order[-1].findings if finding.what in _MEANT]
     table = (
-        finding_table(view, found, t("monitor.meaning")) if found else h.p(t("monitor.nothing_compared"), class_="soft")
+        finding_table(view, one.ref, found, t("monitor.meaning"))
+        if found
+        else h.p(t("monitor.nothing_compared"), class_="soft")
     )
     return join(parts.cards(*(h.div(each, class_="card") for each in drawn)), parts.card(t("monitor.meaning"), table))
 
@@ -130,10 +134,10 @@ def verdicts(view: View, one: WatchView) -> Html:
     told: tuple[Verdict, ...] = view.here.monitor.verdicts(one.ref, limit=MOST)
     if not told:
         return parts.empty(view, t("monitor.no_verdicts"), t("monitor.no_verdicts_hint"))
-    return join([_verdict(view, each) for each in told])
+    return join([_verdict(view, one.ref, each) for each in told])
 
 
-def _verdict(view: View, one: Verdict) -> Html:
+def _verdict(view: View, endpoint: Ref, one: Verdict) -> Html:
     t = view.t
     title = h.span(t.of("monitor.action", one.action), " ", parts.badge(view, one.state))
     known = parts.facts([
@@ -143,7 +147,7 @@ def _verdict(view: View, one: Verdict) -> Html:
         (t("monitor.run"), h.a(h.bdi(one.run), href=href(one.run)) if one.run else ""),
         (t("monitor.outcome"), h.span(one.outcome, dir="auto") if one.outcome else ""),
     ])  # fmt: skip
-    evidence = finding_table(view, one.evidence, t("monitor.evidence")) if one.evidence else None
+    evidence = finding_table(view, endpoint, one.evidence, t("monitor.evidence")) if one.evidence else None
     return parts.card(title, h.p(one.said, dir="auto"), known, evidence, id=f"verdict-{one.id}")
 
 

@@ -28,7 +28,7 @@ def figures(view: View, one: EndpointView) -> Html:
         parts.stat(t("serve.failed"), view.percent(failed / asked) if asked else NOTHING, t("serve.last_hour"), link,
                    "bad" if asked and failed / asked > 0.02 else "good" if asked else ""),
         parts.stat(t("serve.p95_worst"), view.duration(slow / 1000) if slow else NOTHING, t("serve.last_hour"), link),
-        parts.stat(t("serve.replicas"), view.number(ready), t("serve.of_most", n=one.scale.most), "",
+        parts.stat(t("serve.replicas"), view.number(ready), t("serve.of_n", n=len(one.replicas)), "",
                    "good" if ready else "warn"),
     )  # fmt: skip
     return h.div(stats, class_="stats", id="figures")
@@ -47,7 +47,6 @@ def traffic(view: View, one: EndpointView) -> Html:
         (t("serve.per_s"), lambda beat: beat.requests / told.step_s),
         (t("serve.failed_percent"), lambda beat: 100 * beat.errors / beat.requests if beat.requests else 0.0),
         (t("serve.p95_ms"), lambda beat: beat.p95_ms),
-        (t("serve.p50_ms"), lambda beat: beat.p50_ms),
     )
     drawn = [
         h.div(line(view, series(told, of), title=title, x=TIME, height=200), class_="card") for title, of in curves
