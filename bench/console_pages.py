@@ -1,0 +1,94 @@
+"""Where the pages of the console's bench are, what must be seen on them, and how the table of runs is scrolled."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from console_seed import BULK, CURVE, RUNS
+from playwright.sync_api import Page, Response
+
+COMPARED = [f"{n + 4096:032x}" for n in range(5)]
+FILTER = "metrics.loss < 0.01"
+NEWEST = f"bulk-{RUNS - 1:05}"
+MATCHES = next(f"bulk-{n:05}" for n in range(RUNS - 1, -1, -1) if n * 7919 % 10_007 / 10_007 < 0.01)
+HOME_SHOWS = "main h2"
+LIST, CURVES = f"track/{BULK}", f"track/run:fraud/{CURVE}?tab=curves&metric=curve"
+COMPARISON = f"track/compare?runs={'~'.join(['fraud', *COMPARED])}"
+LARGE: dict[str, tuple[str, ...]] = {
+    "track": (
+        LIST, f"{LIST}?where={quote(FILTER)}", f"{LIST}?order={quote('metrics.m100 DESC')}", f"{LIST}?tab=shape",
+        f"track/grid?experiment={BULK}&first=5000&rows=40&left=100&width=20", COMPARISON, CURVES,
+        f"track/run:fraud/{CURVE}",
+    ),
+    "catalog": ("catalog/dataset:fraud/d0500@v1",),
+    "serve": ("serve/endpoint:fraud/e050",),
+}  # fmt: skip
+"""Pages of what there is much of, by room, beside those that are walked to in tests."""
+OURS = {
+    "list": (LIST, f"main >> text={NEWEST}"),
+    "filter": (f"{LIST}?where={quote(FILTER)}", f"main >> text={MATCHES}"),
+    "compare": (COMPARISON, "main >> text=bulk-00000", "main svg"),
+    "curve": (CURVES, "main svg path"),
+}
+THEIRS = {
+    "list": (f"text={NEWEST}",),
+    "filter": (f"text={MATCHES}",),
+    "compare": ("text=bulk-00000", ".parcoords"),
+    "curve": (".js-plotly-plot .scatterlayer path.js-line, .js-plotly-plot .gl-canvas",),
+}
+SCROLLS = 40
+_SHOWN = """(() => {
+  const grid = document.getElementById("grid");
+  const cells = [...grid.querySelectorAll("[role=gridcell], td")];
+  return cells.filter((one) => {
+    const box = one.getBoundingClientRect();
+    return box.bottom > 0 && box.right > 0 && box.top < innerHeight && box.left < innerWidth && box.width > 0;
+  }).length;
+})()"""
+# How long the thread that answers a person was held up at worst, between two frames.
+_FRAMES = """(() => {
+  globalThis.falajFrames = [];
+  let last = performance.now();
+  const tick = (now) => { globalThis.falajFrames.push(now - last); last = now; requestAnimationFrame(tick); };
+  requestAnimationFrame(tick);
+})()"""
+
+
+def scrolled(page: Page, url: str, bar: Callable[..., None]) -> None:
+    """Down and across the whole table, as fast as a wheel turns."""
+    fetched: list[int] = []
+    page.on("response", lambda answer: _count(answer, fetched))
+    page.goto(f"{url}/console/{LIST}")
+    page.wait_for_selector("#grid [role=gridcell]")
+    shown = page.evaluate(_SHOWN)
+    page.evaluate(_FRAMES)
+    page.mouse.move(640, 500)
+    waits = []
+    for number in range(SCROLLS):
+        began = time.perf_counter()
+        page.mouse.wheel(600 if number % 4 == 3 else 0, 3000)
+        page.wait_for_function(_FILLED)
+        waits.append(time.perf_counter() - began)
+    frames: list[float] = page.evaluate("globalThis.falajFrames")
+    print(f"  {shown} cells are seen at once; {len(fetched)} requests of {statistics.median(fetched or [0]):.0f} cells")
+    print(f"  after a turn of the wheel, rows are there in {statistics.median(waits) * 1000:.0f} ms (median)")
+    bar("table_screenfuls_a_request", max(fetched, default=0) / max(1, shown), "<=", 1.0)
+    bar("table_filled_p95_ms", statistics.quantiles(waits, n=20)[18] * 1000, "<=", 300)
+    bar("table_longest_frame_ms", max(frames, default=0.0), "<=", 100)
+
+
+_FILLED = """() => {
+  const box = document.getElementById("grid").getBoundingClientRect();
+  const at = document.elementFromPoint(Math.max(box.left, 0) + 300, Math.min(box.bottom, innerHeight) - 60);
+  const row = at && at.closest("[role=row], tr");
+  return !!row && row.textContent.trim().length > 0;
+}"""
+
+
+def _count(answer: Response, fetched: list[int]) -> None:
+    if "/console/track/grid" in answer.url and answer.status == 200:
+        found: dict[str, Any] = json.loads(answer.body())
+        fetched.append(len(found["cells"]) * len(found["heads"]))
