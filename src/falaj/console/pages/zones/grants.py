@@ -63,7 +63,7 @@ def grant_table(view: View, found: Sequence[GrantState]) -> Html:
                t("zones.purposes"), t("console.until"), t("console.state"))  # fmt: skip
     rows = [
         Row((
-            h.a(h.bdi(one.grant.id), href=href(Ref("grant", "zones", one.grant.id))),
+            h.a(h.bdi(one.grant.id), href=href(Ref("grant", "zones", one.grant.id)), class_="nowrap"),
             h.code(one.grant.scope, dir="ltr"), _way(one), _basis(one), h.bdi(", ".join(one.grant.purposes)),
             view.when(one.grant.expires), badge(view, one.state),
         ), id=one.grant.id)

@@ -62,9 +62,9 @@ def check(view: View) -> Page:
     ops = [(one, t.of("zones.op", one)) for one in sorted(OPS)]
     to = view.query("abroad") or view.query("to")
     form = filters(view, (
-        Field("thing", t("zones.thing"), required=True, hint=t("zones.thing_hint")),
+        Field("thing", t("zones.thing"), required=True),
         Field("to", t("zones.to"), "select", options=zones),
-        Field("abroad", t("zones.or_abroad"), hint=t("zones.abroad_hint")),
+        Field("abroad", t("zones.or_abroad")),
         Field("op", t("zones.to_do"), "select", "copy", ops),
         Field("purpose", t("zones.what_for"), value=view.look.purpose),
     ))  # fmt: skip

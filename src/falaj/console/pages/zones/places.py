@@ -94,7 +94,7 @@ def _table(view: View, found: Sequence[Zone]) -> Html:
                t("console.state"))  # fmt: skip
     rows = [
         Row((
-            h.a(h.bdi(one.id), href=address(f"zones/zone:{HOUSE}/{one.id}")), h.bdi(one.jurisdiction),
+            h.a(h.bdi(one.id), href=address(f"zones/zone:{HOUSE}/{one.id}"), class_="nowrap"), h.bdi(one.jurisdiction),
             h.bdi(one.region), _class(view, one.max_class), _regimes(one), _custody(view, one),
             badge(view, _state(one)),
         ), id=f"zone-{one.id}")
