@@ -85,6 +85,8 @@ def checkpoint(view: View) -> Page:
     if not found:
         return Page(t("audit.checkpoint"), empty(view, t("audit.no_checkpoint"), t("audit.sealing"), _SEAL), crumbs)
     one = found[0]
+    if before and one.number != before - 1:
+        raise NotFound(f"the log has no checkpoint {before - 1} yet", "see the list of checkpoints")
     body = join(
         facts([
             (t("audit.events"), view.number(one.size)), (t("console.when"), view.when(one.at)),
