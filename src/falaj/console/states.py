@@ -3,12 +3,13 @@
 _TONES = {
     "good": "promoted ok done succeeded ready serving healthy approved granted valid current active up open live "
     "fresh kept finished resolved champion production complete passed allowed stable true yes on sent well",
-    "busy": "acting begun running started starting launching rolling canary warming ingesting promoting applying "
-    "placed",
+    "busy": "stopping acting begun running started starting launching rolling canary warming ingesting promoting "
+    "applying placed",
     "wait": "proposed asleep acknowledged pending queued waiting asked scheduled new planned draft shadow early",
-    "warn": "suspect cooling frozen inconclusive paused suspended cancelled preempted stale retired degraded "
+    "warn": "evicted leaving resized yielded suspect cooling frozen inconclusive "
+    "paused suspended cancelled preempted stale retired degraded "
     "draining drained stopped late held killed warning closed skipped known emergency watch off",
-    "bad": "confirmed failing failed error broken refused denied dead lost breached alarm drifted critical down "
+    "bad": "away confirmed failing failed error broken refused denied dead lost breached alarm drifted critical down "
     "expired lapsed revoked false no full ill",
 }
 _TONE = {word: tone for tone, words in _TONES.items() for word in words.split()}

@@ -100,10 +100,11 @@ def _pool(view: View, pool: PoolLoad) -> Html:
     xs = [pool.since + 3600 * n for n in range(len(pool.hours))]
     series = [Series(str(t("clusters.in_use")), xs, pool.hours),
               Series(str(t("clusters.capacity")), [xs[0], xs[-1]], [pool.capacity] * 2)] if xs else []  # fmt: skip
-    facts = parts.facts({
-        t("clusters.capacity"): view.number(pool.capacity), t("clusters.in_use"): view.number(pool.held),
-        t("clusters.waited_for"): view.number(pool.waiting), t("clusters.largest"): view.number(pool.largest),
-    })  # fmt: skip
+    said = ((t("clusters.capacity"), pool.capacity), (t("clusters.in_use"), pool.held),
+            (t("clusters.waited_for"), pool.waiting), (t("clusters.largest"), pool.largest))  # fmt: skip
+    facts = h.p(
+        [h.span(name, " ", h.strong(view.number(value)), class_="nowrap") for name, value in said], class_="row soft"
+    )
     title = pool.pool.removeprefix("gpu:") if pool.pool != "cpu" else str(t("queues.resource.cpu"))
     return h.section(h.h2(h.bdi(title)), line(view, series, title=t("clusters.in_use"), x=TIME, height=200), facts,
                      class_="card", id=parts.slug(f"pool-{pool.pool}"))  # fmt: skip

@@ -6,7 +6,7 @@ from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join
 from falaj.console.page import Page, address, href
 from falaj.console.pages.jobs.figures import cost, figures, profile
-from falaj.console.pages.jobs.listing import needs, progress, queue_link
+from falaj.console.pages.jobs.listing import needs, progress, queue_link, who
 from falaj.console.pages.jobs.logs import logs
 from falaj.console.pages.jobs.waiting import waiting
 from falaj.console.parts import Column, Field, Row
@@ -14,7 +14,6 @@ from falaj.console.plots import Span, timeline
 from falaj.console.view import View
 from falaj.core.ref import Ref
 from falaj.jobs.records import CANCELLED, FAILED, HELD, SUCCEEDED, WAITING, JobView, Tried
-from falaj.jobs.spec import params_of
 
 SOON_S = 10.0
 _TABS = ("overview", "logs", "figures", "profile", "cost")
@@ -98,7 +97,6 @@ def _attempt(view: View, tried: Tried) -> Row:
 
 def _facts(view: View, one: JobView) -> Html:
     t, spec = view.t, one.spec
-    gone = " ".join(f"{key}={value}" for key, value in params_of(spec).items() if key != "command")
     return parts.facts({
         t("jobs.command"): h.code(" ".join(spec.command), dir="ltr"),
         t("jobs.needs"): needs(view, spec.roles),
@@ -106,7 +104,7 @@ def _facts(view: View, one: JobView) -> Html:
         t("jobs.band"): t.of("jobs.band", one.band),
         t("jobs.limit"): view.duration(spec.limit_s) if spec.limit_s else "",
         t("jobs.retries"): view.number(spec.retries) if spec.retries else "",
-        t("console.who"): h.bdi(one.author),
+        t("console.who"): who(one.author),
         t("jobs.asked_at"): view.when(one.submitted_at),
         t("console.ended"): view.when(one.ended_at) if one.ended_at else "",
         t("jobs.ran"): view.duration(one.ran_s) if one.ran_s else "",
@@ -114,7 +112,8 @@ def _facts(view: View, one: JobView) -> Html:
         t("jobs.evictions"): view.number(one.evictions) if one.evictions else "",
         t("jobs.saved"): view.when(one.saved_at) if one.saved_at else "",
         t("console.zone"): join(*(parts.tag(zone) for zone in one.zones)),
-        t("jobs.params"): h.code(gone[:300], dir="ltr") if gone else "",
+        t("jobs.framework"): h.bdi(spec.framework) if spec.framework != "plain" else "",
+        t("jobs.env"): join(*(parts.tag(f"{key}={value}") for key, value in spec.env.items())),
     })  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The list of jobs: what runs, what waits and why, how the others ended."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join, text
@@ -46,7 +47,7 @@ def _row(view: View, one: JobView) -> Row:
     name = join(parts.ref(view, one.ref, short=True), h.br(), h.small(h.bdi(one.ref.project), class_="soft"))
     cells = (
         name, parts.badge(view, one.state), standing(view, one), needs(view, one.spec.roles),
-        queue_link(one.queue), h.bdi(one.author), view.ago(one.submitted_at),
+        queue_link(one.queue), who(one.author), view.ago(one.submitted_at),
         view.duration(one.ran_s) if one.ran_s else "",
     )  # fmt: skip
     return Row(cells, id=f"row-{one.ref}")
@@ -78,10 +79,19 @@ def needs(view: View, roles: Sequence[RoleSpec]) -> Html:
     for role in roles:
         each = [view.t("jobs.cpus", n=_plain(role.cpus)), h.bdi(role.memory, dir="ltr")]
         if role.gpus:
-            each.insert(0, join(view.t("jobs.gpus", n=_plain(role.gpus)), " ", h.bdi("|".join(role.gpu_models))))
+            each.insert(0, join(view.t("jobs.gpus", n=_plain(role.gpus)), *_models(role)))
         many = h.span(view.number(role.count), " \u00d7 ") if role.count > 1 else None
-        said.append(h.div(many, join(*(join(", " if n else None, one) for n, one in enumerate(each)))))
+        said.append(h.div(many, [join(" \u00b7 " if n else None, one) for n, one in enumerate(each)], class_="nowrap"))
     return join(*said)
+
+
+def _models(role: RoleSpec) -> tuple[Any, ...]:
+    return (" ", h.bdi("|".join(role.gpu_models))) if role.gpu_models else ()
+
+
+def who(author: str) -> Html:
+    """A person; a run that asks for jobs has a long name, of which the beginning is enough."""
+    return h.bdi(f"{author[:12]}…" if len(author) > 24 else author, title=author if len(author) > 24 else None)
 
 
 def queue_link(name: str) -> Html:

@@ -1,6 +1,6 @@
 """Fair shares: what each of some queues has of a resource, and what it would have if all of them wanted all of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from falaj.core.errors import FalajError
@@ -19,9 +19,16 @@ class Held:
     used: dict[str, float]
     promised: dict[str, float]
     weights: dict[str, int]
+    others: float = 0.0
+    """In use by queues that the reader does not see."""
+
+    @property
+    def free(self) -> float:
+        """What nobody uses."""
+        return max(0.0, self.capacity - sum(self.used.values()) - self.others)
 
 
-def held(below: Sequence[QueueView], nodes: Sequence[NodeView]) -> list[Held]:
+def held(below: Sequence[QueueView], nodes: Sequence[NodeView], whole: QueueView | None = None) -> list[Held]:
     """For each resource that there is, or that somebody has."""
     open_nodes = [node for node in nodes if node.state == "open"]
     capacity = {
@@ -32,6 +39,7 @@ def held(below: Sequence[QueueView], nodes: Sequence[NodeView]) -> list[Held]:
         Held(
             name, capacity[name], {one.name: _whole(name, one.used) for one in below},
             {one.name: _whole(name, one.guarantee) for one in below}, {one.name: one.weight for one in below},
+            _others(name, below, whole),
         )
         for name in RESOURCES
     ]  # fmt: skip
@@ -49,9 +57,12 @@ def fair(have: Held) -> dict[str, float]:
     }
 
 
-def _whole(name: str, given: object) -> float:
-    said = given.get(name, "0") if isinstance(given, dict) else "0"
+def _others(name: str, below: Sequence[QueueView], whole: QueueView | None) -> float:
+    return max(0.0, round(_whole(name, whole.used) - sum(_whole(name, one.used) for one in below), 3)) if whole else 0.0
+
+
+def _whole(name: str, given: Mapping[str, str]) -> float:
     try:
-        return amount(name, said) / 1000
+        return amount(name, given.get(name, "0")) / 1000
     except FalajError:
         return 0.0

@@ -39,20 +39,22 @@ def _shares(view: View, found: Sequence[QueueView], parent: str) -> Html:
     """What the queues below one have now, beside what is fair."""
     below = [one for one in found if one.name.rpartition("/")[0] == parent]
     nodes: tuple[NodeView, ...] = view.here.clusters.nodes()
-    cards = [_share(view, have) for have in held(below, nodes)]
+    whole = next((one for one in found if one.name == parent), None)
+    cards = [_share(view, have) for have in held(below, nodes, whole)]
     return parts.cards(*cards) if cards else EMPTY
 
 
 def _share(view: View, have: Held) -> Html:
     t = view.t
-    free = max(0.0, have.capacity - sum(have.used.values()))
     now = [(name.rpartition("/")[2], amount, "") for name, amount in have.used.items()]
-    rest = [(str(t("queues.free")), free, "")] if have.capacity else []
-    due = [(name.rpartition("/")[2], amount, "") for name, amount in fair(have).items()]
-    title = t.of("queues.resource", have.resource)
-    note = h.p(t("queues.fair_hint"), class_="soft small")
-    return parts.card(title, shares(view, [*now, *rest], title=t("queues.now")),
-                      shares(view, due, title=t("queues.fair")) if due else None, note)  # fmt: skip
+    now += [(str(t("queues.others")), have.others, "")] if have.others else []
+    now += [(str(t("queues.free")), have.free, "")] if have.free else []
+    drawn = [shares(view, now, title=t("queues.now"))]
+    if view.actor.tenant == HOUSE:
+        # Who does not see every queue cannot be told what is fair among them.
+        due = [(name.rpartition("/")[2], amount, "") for name, amount in fair(have).items()]
+        drawn += [shares(view, due, title=t("queues.fair")), h.p(t("queues.fair_hint"), class_="soft small")]
+    return parts.card(t.of("queues.resource", have.resource), *drawn, id=f"share-{have.resource}")
 
 
 def _table(view: View, found: Sequence[QueueView]) -> Html:
