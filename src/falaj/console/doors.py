@@ -215,7 +215,7 @@ class Console:
             view = View(Here(self._house, ask.caller, look.purpose), look, t, "", {}, {}, session.form_key(ask.token))
             return self._html(200, whole(view, outcome(view, f"{desk} {verb.name}", found.value, back)), ctx.request)
         done = t("console.did", what=f"{desk} {verb.name.replace('_', ' ')}")
-        return self._redirect(back, session.flash("good", str(done), self._secure(ask)))
+        return self._redirect(back, session.flash(*_came(found.value, str(done)), self._secure(ask)))
 
     def _called(self, desk: str, verb: Verb, ctx: Any, form: Mapping[str, str], outlet: Outlet) -> Any:
         enter(ctx.actor.id, ctx.request)
@@ -285,6 +285,13 @@ class Console:
 def _made(make: Any, view: View, request: str) -> Any:
     enter(view.actor.id, request)
     return make(view)
+
+
+def _came(value: Any, done: str) -> tuple[str, str]:
+    """What a verb says of its own outcome where that is a no, or a wait; else that it is done."""
+    why, no = str(getattr(value, "why", "")), getattr(value, "ok", True) is False
+    waits = getattr(value, "state", "") == "waiting"
+    return ("bad" if no else "warn", why) if why and (no or waits) else ("good", done)
 
 
 def _told(error: FalajError) -> str:

@@ -135,7 +135,7 @@ def flash(kind: str, message: str, secure: bool) -> Header:
 def flashed(ask: Ask) -> tuple[str, str]:
     """What was to be said on this page: its kind, and the words."""
     kind, _, message = unquote(cookie(ask, "falaj-said")).partition("|")
-    return (kind, message) if kind in ("good", "bad") else ("", "")
+    return (kind, message) if kind in ("good", "warn", "bad") else ("", "")
 
 
 def unflash(secure: bool) -> Header:
