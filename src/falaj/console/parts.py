@@ -127,7 +127,7 @@ def ref(view: View, named: Ref | str, *, short: bool = False) -> Html:
     del view
     known = named if isinstance(named, Ref) else Ref.parse(named)
     shown = f"{known.name}@{known.version}" if known.version else known.name
-    return h.a(h.bdi(shown if short else str(known)), href=href(known), class_="ref")
+    return h.a(h.bdi(shown if short else str(known)), href=href(known), class_="ref short" if short else "ref")
 
 
 def copyable(view: View, line: str) -> Html:
