@@ -147,4 +147,4 @@ def split_of(view: View, row: UsageRow) -> Html:
     good = max(0.0, row.gpu_hours - row.lost_gpu_hours - row.idle_gpu_hours)
     cut = [(str(t("jobs.of_use")), good, "ok"), (str(t("jobs.idle")), row.idle_gpu_hours, "held"),
            (str(t("jobs.lost")), row.lost_gpu_hours, "lost")]  # fmt: skip
-    return parts.card(t("jobs.gpu_hours"), shares(view, cut, title=t("jobs.gpu_hours")))
+    return h.section(shares(view, cut, title=t("jobs.gpu_hours")), class_="card")

@@ -52,10 +52,10 @@ def _head(view: View, one: JobView) -> Html:
 def _overview(view: View, one: JobView) -> Html:
     t = view.t
     why = view.part(lambda: waiting(view, one.ref)) if one.state in (WAITING, HELD) else EMPTY
-    drawn = parts.card(t("jobs.timeline"), timeline(view, spans(view, one), title=t("jobs.timeline")), id="timeline")
+    drawn = h.section(timeline(view, spans(view, one), title=t("jobs.timeline")), class_="card", id="timeline")
     tried = parts.card(t("jobs.attempts"), _attempts(view, one), id="attempts") if one.attempts else EMPTY
     about = parts.card(t("console.details"), _facts(view, one), id="facts")
-    return join(why, drawn, tried, parts.cards(about, parts.card(t("jobs.links"), _links(view, one), id="links")))
+    return join(why, drawn, tried, about, parts.card(t("jobs.links"), _links(view, one), id="links"))
 
 
 def spans(view: View, one: JobView) -> list[Span]:

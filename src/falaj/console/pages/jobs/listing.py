@@ -58,8 +58,8 @@ def standing(view: View, one: JobView) -> Html:
     said = h.span(one.note, dir="auto") if one.note else EMPTY
     if one.state == WAITING:
         when = view.t("jobs.starts", when=view.ago(one.starts_at)) if one.starts_at else view.t("jobs.starts_unknown")
-        return join(said, h.br() if said else None, h.small(when, class_="soft"))
-    return join(progress(view, one) if one.state == RUNNING else None, said)
+        return h.div(said, h.br() if said else None, h.small(when, class_="soft"), class_="reason")
+    return h.div(progress(view, one) if one.state == RUNNING else None, said, class_="reason")
 
 
 def progress(view: View, one: JobView) -> Html:
@@ -81,7 +81,9 @@ def needs(view: View, roles: Sequence[RoleSpec]) -> Html:
         if role.gpus:
             each.insert(0, join(view.t("jobs.gpus", n=_plain(role.gpus)), *_models(role)))
         many = h.span(view.number(role.count), " \u00d7 ") if role.count > 1 else None
-        said.append(h.div(many, [join(" \u00b7 " if n else None, one) for n, one in enumerate(each)], class_="nowrap"))
+        said.append(
+            h.div(many, [join(" \u00b7 " if n else None, h.bdi(one)) for n, one in enumerate(each)], class_="nowrap")
+        )
     return join(*said)
 
 

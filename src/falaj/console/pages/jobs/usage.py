@@ -34,7 +34,7 @@ def _report(view: View, rows: Sequence[UsageRow], by: str) -> Html:
     measure, title, unit = measured(rows)
     amounts = [(row.name, float(getattr(row, measure))) for row in rows[:MOST_BARS]]
     words = t.of("jobs.measure", title)
-    drawn = parts.card(words, bars(view, amounts, title=str(words), unit=unit))
+    drawn = h.section(bars(view, amounts, title=str(words), unit=unit), class_="card")
     names = ("gpu_hours", "lost_gpu_hours", "idle_gpu_hours", "cpu_hours", "money")
     columns: tuple[Column | str, ...] = (
                t.of("jobs.by", by), *(Column(t.of("jobs.measure", name), "n") for name in names),
