@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.console import plots
+from falaj.console import parts, plots
 from falaj.console.markup import Html
 from falaj.console.plots.places import PLACES, place_of
 from falaj.console.plots.shell import cut, width
@@ -202,6 +202,13 @@ def test_states_have_words_and_signs_beside_their_colour() -> None:
     assert node.one(".sign").text == "✕"
     spans = read(plots.timeline(AR, [plots.Span("r", "a", 0, 9, "failed", "/console/x")], title="t"))
     assert AR.t("console.state.failed") in spans.one("a.t-bad title").text
+
+
+def test_a_card_says_the_title_of_its_plot_once() -> None:
+    card = read(
+        parts.card("R&D <x>", plots.bars(EN, [("a", 1)], title="R&D <x>"), plots.bars(EN, [("a", 1)], title="b"))
+    )
+    assert [title["class"] for title in card.all(".plot-title")] == ["plot-title unseen", "plot-title"]
 
 
 def test_heat_has_links_and_shades() -> None:

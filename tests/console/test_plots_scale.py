@@ -57,7 +57,8 @@ def test_days_begin_at_midnight_in_the_gulf() -> None:
     day = Scale(NOON, NOON + 4 * 86400, time=True)
     assert [(mark + 4 * 3600) % 86400 for mark in day.ticks(4)] == [0] * len(day.ticks(4))
     assert day.label(EN, day.ticks(4)[0]) == "22/09"
-    assert period(EN, day).startswith("21 Sep 2026, 18:13")
+    assert period(EN, day) == "21 Sep 2026, 18:13 \u2013 25 Sep 2026, 18:13"
+    assert period(EN, Scale(NOON, NOON + 3600, time=True)) == "21 Sep 2026, 18:13 \u2013 19:13"
 
 
 @pytest.mark.parametrize(

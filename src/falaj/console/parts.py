@@ -85,7 +85,10 @@ def facts(given: Mapping[str | Html, Any] | Sequence[tuple[str | Html, Any]]) ->
 def card(title: str | Html, *body: Any, id: str = "", more: str = "", wide: bool = False) -> Html:  # noqa: A002
     """A part of a page with a heading; `more` is where its heading leads."""
     name = h.a(title, href=more) if more else text(title)
-    return h.section(h.h2(name), *body, class_="card wide" if wide else "card", id=slug(id) if id else None)
+    # A plot whose title is the heading's does not show it again.
+    again, once = (f'<span class="plot-title{kind}">{text(title)}</span>' for kind in ("", " unseen"))
+    shown = [Html(one.replace(again, once)) if isinstance(one, Html) else one for one in body]
+    return h.section(h.h2(name), *shown, class_="card wide" if wide else "card", id=slug(id) if id else None)
 
 
 def cards(*made: Html) -> Html:

@@ -8,7 +8,7 @@ from falaj.console.plots.scale import Scale, Seer, real, scale
 from falaj.console.plots.shell import cut, figure, fix, nothing, pct
 
 MOST = 1000
-_WIDE, _TALL, _TOP, _SHADES = 1000, 240, 34, 8
+_WIDE, _TALL, _TOP, _SHADES, _FEW = 1000, 240, 34, 8, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ def parallel(view: Seer, axes: Sequence[Axis], lines: Sequence[Line], *, title: 
     # An axis in the middle of its column leaves room for its words on both sides.
     places = [(n + 0.5) / len(axes) for n in range(len(axes))]
     plane = h.svg(
-        [_drawn(line, axes, scales, places) for line in shown], class_="plane", y=_TOP, width="100%", height=_TALL,
+        [_drawn(line, axes, scales, places) for line in shown], class_="plane few" if len(shown) <= _FEW else "plane",
+        y=_TOP, width="100%", height=_TALL,
         viewBox=f"0 0 {_WIDE} {_TALL}", preserveAspectRatio="none",
     )  # fmt: skip
     uprights = [_upright(view, *each) for each in zip(range(len(axes)), axes, scales, places, strict=True)]

@@ -149,6 +149,8 @@ def _places(step: float) -> int:
 def period(view: Seer, on: Scale) -> str:
     """From when to when a scale of time goes, with the dates that its marks leave out."""
     try:
-        return f"{writing.moment(view.t, on.low)} \u2013 {writing.moment(view.t, on.high)}"
+        first, last = (writing.moment(view.t, at) for at in (on.low, on.high))
     except (ValueError, OverflowError, OSError):
         return ""
+    # The clock has five characters: on one day the date is said once.
+    return f"{first} \u2013 {last[-5:] if first[:-5] == last[:-5] else last}"

@@ -427,20 +427,17 @@ const scaled = (figure, times, event) => (figure.dataset.plot === "world" ? scal
 
 function hold(event, move, done) {
   held = { move, done, x: event.clientX, y: event.clientY, moved: false };
-  event.preventDefault();
 }
 
 function down(event) {
   const figure = plotOf(event.target);
   if (!figure || event.button || !event.target.closest("svg")) return;
   const kind = figure.dataset.plot;
-  if (kind === "line" && event.target.closest(".area")) {
-    figure.querySelector(".area").focus({ preventScroll: true });
-    brushLine(figure, event);
-  } else if (kind === "parallel") {
+  if (kind === "line" && event.target.closest(".area")) brushLine(figure, event);
+  else if (kind === "parallel") {
     const upright = uprightAt(figure, event);
     if (upright) brushAxis(figure, upright, event);
-  } else if (["graph", "world"].includes(kind) && event.pointerType === "mouse" && !event.target.closest("a, [tabindex='0'] .name")) drag(figure, event);
+  } else if (["graph", "world"].includes(kind) && event.pointerType === "mouse" && !event.target.closest("a")) drag(figure, event);
 }
 
 function moves(event) {
