@@ -10,6 +10,7 @@ catalog     dataset:fraud/transactions@v1..v3 (v2 changes rows, v3 adds `city`),
             code:fraud/flows; tag `challenger` on model:fraud/scorer@v3; gate:fraud/production
 track       experiment:fraud/scoring with run:fraud/000…0 to 000…7 (32 digits; 7 goes on, 5 failed), metrics loss and
             accuracy; artefacts of the first: report.md, plots/loss.json
+sweeps      sweep:fraud/rates (stopped; six trials with values, their jobs cancelled), experiment:fraud/rates
 jobs        job:fraud/train-1 (done), train-2 (failed), train-3 (waits: a GPU model that is not there), train-4 (runs in
             `hall`), train-5 (waits: more GPUs than a node has; `why` knows a command)
 clusters    local, hall (nodes node-1, node-2: 4 imitated H100 each, 2 h of telemetry); queues root/bank, root/clinic
@@ -43,7 +44,7 @@ from falaj.api.server import make_server
 from falaj.console.doing import GIVEN, KEY
 from falaj.console.doors import Console
 from falaj.platform import House, Platform, load_settings
-from tests.console import hostile, life, life_rooms
+from tests.console import hostile, life, life_rooms, life_sweeps
 from tests.console.dom import Node, read
 from tests.servers.browser import DESK, Chromium, Tab
 
@@ -51,6 +52,7 @@ PURPOSE = "fraud"
 STEPS = (
     life.transactions, life.models, life.runs, life.jobs, life_rooms.features, life_rooms.serve, hostile.hostile,
     life_rooms.settle, life_rooms.traffic, life_rooms.flows, life_rooms.govern, life_rooms.telemetry,
+    life_sweeps.sweep,
 )  # fmt: skip
 
 

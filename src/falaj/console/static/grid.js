@@ -162,6 +162,7 @@ class Grid {
     if (!head) return node.replaceChildren();
     node.title = head.name;
     node.setAttribute("aria-sort", head.sort || "none");
+    node.classList.toggle("n", head.kind === "metrics" || head.kind === "params");
     node.replaceChildren(make("small", "", {}, head.family), make("bdi", "", {}, head.name), make("span", "grid-way", { "aria-hidden": "true" }, { ascending: "▴", descending: "▾" }[head.sort] ?? ""));
   }
 
@@ -182,8 +183,9 @@ class Grid {
     const value = this.rows.get(row)?.values.get(column);
     const kind = this.heads.get(column)?.kind;
     node.classList.toggle("n", kind === "metrics" || kind === "params");
-    if (Array.isArray(value)) node.replaceChildren(make("span", `badge ${value[1]}`, {}, value[0]));
-    else if (node.textContent !== (value ?? "") || node.firstElementChild) { node.textContent = value ?? ""; node.title = value ?? ""; }
+    const [text, tone, title] = Array.isArray(value) ? value : [value ?? "", null, value ?? ""];
+    if (tone !== null) node.replaceChildren(make("span", `badge ${tone}`, {}, text));
+    else if (node.textContent !== text || node.firstElementChild) { node.textContent = text; node.title = title; }
   }
 
   listen() {

@@ -36,7 +36,7 @@ def _filters(view: View) -> Html:
     t = view.t
     states = (("", t("track.state_active")), ("deleted", t("track.state_deleted")))
     fields = (Field("q", t("track.title_has")), Field("project", t("console.project")),
-              Field("state", t("track.show"), "select", options=states))  # fmt: skip
+              Field("state", t("console.state"), "select", options=states))  # fmt: skip
     every = h.a(t("track.all_runs"), href=address("track/runs"), class_="button quiet")
     return h.div(parts.filters(view, fields), every, class_="grid-bar")
 

@@ -73,7 +73,7 @@ def _overview(view: View, found: Run) -> Html:
     system = {key: value for key, value in found.tags.items() if key.startswith(_SYSTEM)}
     own = {key: value for key, value in found.tags.items() if key not in system and key != NOTE}
     return join(
-        parts.cards(parts.card(t("console.overview"), told), *_card(t("console.tags"), own),
+        parts.cards(parts.card(t("console.overview"), told, wide=True), *_card(t("console.tags"), own),
                     *_card(t("track.system"), system), *([parts.card(t("console.note"), note(said))] if said else [])),
         _metrics(view, found), _params(view, found), _used(view, found.inputs, found),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from falaj.console.pages.track.texts import NOTE, note
 from falaj.console.parts import Field
 from falaj.console.states import tone
 from falaj.console.view import View
-from falaj.console.writing import moment
+from falaj.console.writing import moment, relative
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.track.records import Experiment, RunCells, RunTable, Window
@@ -21,7 +21,10 @@ from falaj.track.where import read_columns, read_order, read_where
 MOST_ROWS, MOST_COLUMNS = 200, 100
 _PLAIN_ROWS, _PLAIN_COLUMNS = 50, 8
 _KNOWN = {"status": "track.status", "start_time": "console.started", "end_time": "console.ended",
-          "user_id": "console.who", "run_name": "console.run", "run_id": "track.id"}  # fmt: skip
+          "user_id": "console.who", "run_name": "track.run", "run_id": "track.id"}  # fmt: skip
+
+
+_MOMENTS = ("start_time", "end_time")
 
 
 def of_all(view: View) -> Page:
@@ -108,7 +111,7 @@ def _bar(view: View, wrong: dict[str, FalajError | None]) -> Html:
     fields = (
         _field(view, Field("where", t("track.where")), "metrics.loss < 0.3 and params.rate = '0.02'", wrong["where"]),
         _field(view, Field("columns", t("track.which_columns")), "params.rate, metrics.loss", wrong["columns"]),
-        h.label(h.span(t("track.show")), h.select([
+        h.label(h.span(t("console.state")), h.select([
             h.option(word, value=key, selected=key == view.query("state")) for key, word in states], name="state")),
     )  # fmt: skip
     kept = [h.input(type="hidden", name=key, value=view.query(key)) for key in ("order", "project", "tab")
@@ -141,10 +144,10 @@ def _none(view: View, experiment: Ref | None) -> Html:
 def _grid(view: View, found: RunTable, experiment: Ref | None) -> Html:
     """A plain table, in pages; where there is a script it puts the grid in its place."""
     t = view.t
-    said = {"run": str(t("console.run")), "select": str(t("track.select")), "grid": str(t("track.runs"))}
+    said = {"run": str(t("track.run")), "select": str(t("track.select")), "grid": str(t("track.runs"))}
     columns = [parts.Column(join(h.span(t("track.select"), class_="unseen")))]
     columns += [parts.Column(_name(view, one), "" if "." not in one or one[0] == "t" else "n") for one in found.columns]
-    heads = [columns[0], parts.Column(t("console.run")), *columns[1:]]
+    heads = [columns[0], parts.Column(t("track.run")), *columns[1:]]
     rows = [
         (h.input(type="checkbox", name=f"r.{n}", value=str(row.ref), aria_label=t("track.select_run", run=row.title)),
          h.a(h.bdi(row.title), href=href(row.ref)),
@@ -180,20 +183,24 @@ def _cells(view: View, columns: tuple[str, ...], row: RunCells) -> dict[str, Any
     return {"run": f"{row.ref.project}~{row.ref.name}", "title": row.title, "link": href(row.ref), "values": values}
 
 
-def _said(view: View, column: str, cell: float | str | None) -> str | list[str]:
-    """A cell as text; a state with the colour that agrees with it."""
+def _said(view: View, column: str, cell: float | str | None) -> str | list[str | None]:
+    """A cell as text; a state with the colour that agrees with it, a moment with what else to call it."""
     if cell is None:
         return ""
     if column == "status":
-        return [str(view.t.of("console.state", str(cell))), tone(str(cell))]
+        return [str(view.t.of("console.state", str(cell))), tone(str(cell)), ""]
     if isinstance(cell, str):
         return cell
-    return moment(view.t, cell / 1000) if column.endswith("_time") else str(view.number(cell))
+    if column in _MOMENTS:
+        return [str(relative(view.t, cell / 1000, view.now)), None, moment(view.t, cell / 1000)]
+    return str(view.number(cell))
 
 
 def _plain(view: View, column: str, cell: float | str | None) -> Html | str:
     if column == "status" and cell is not None:
         return parts.badge(view, str(cell))
+    if column in _MOMENTS and isinstance(cell, (int, float)):
+        return view.ago(cell / 1000)
     said = _said(view, column, cell)
     return h.bdi(said) if isinstance(said, str) else EMPTY
 

@@ -39,7 +39,9 @@ def coordinates(view: View, names: Sequence[str], told: Sequence[Told]) -> Html:
     axes = [(axis(name, column), column) for name, column in zip(names, columns, strict=True)]
     kept = [(one, column) for one, column in axes if one is not None]
     lines = [Line(id_, title, [column[n] for _, column in kept], link) for n, (id_, title, link, _) in enumerate(told)]
-    return parallel(view, [one for one, _ in kept], lines, title=view.t("track.shape"))
+    return parallel(
+        view, [one for one, _ in kept], lines, title=view.t("track.coloured", name=kept[-1][0].name if kept else "")
+    )
 
 
 def numbers(values: Sequence[Value]) -> list[Value]:

@@ -36,7 +36,7 @@ def _blocks(lines: list[str]) -> Iterator[Html]:
         begun = at
         if lines[at].startswith("```"):
             at = next((n for n in range(at + 1, len(lines)) if lines[n].startswith("```")), len(lines))
-            yield h.pre(h.code("\n".join(lines[begun + 1 : at])))
+            yield h.pre(h.code("\n".join(lines[begun + 1 : at])), tabindex="0")
             at += 1
         elif head := _HEAD.fullmatch(lines[at].rstrip()):
             # The page has its own headings above: a note's begin below them.

@@ -48,7 +48,7 @@ def output(view: View, ref: Ref) -> Page:
     made_by = Ref("run", ref.project, found.run) if found.run else None
     told = parts.facts([
         (t("console.state"), parts.badge(view, found.status)), (t("console.kind"), h.bdi(found.type)),
-        (t("console.run"), parts.ref(view, made_by, short=True) if made_by else ""),
+        (t("track.run"), parts.ref(view, made_by, short=True) if made_by else ""),
         (t("console.by"), h.bdi(found.author)), (t("console.made"), view.when(found.made_at)),
     ])  # fmt: skip
     measured = [(h.bdi(one.point.key), view.number(one.point.number)) for one in found.metrics]
