@@ -11,6 +11,7 @@ from falaj.console.parts import (
     action,
     badge,
     card,
+    cards,
     copyable,
     empty,
     facts,
@@ -178,12 +179,12 @@ def _tokens(view: View, found: Person) -> Html:
     t = view.t
     if not found.tokens:
         return h.p(t("people.no_tokens"), class_="soft")
-    rows = [
-        (h.code(one, dir="ltr"), action(view, "people", "revoke", {"id": one}, t("people.revoke"), danger=True,
-                                        confirm=t("people.revoke_sure")))
+    # No table: the box that asks once more would be cut off within one that scrolls.
+    return join([
+        h.div(h.code(one, dir="ltr"), action(view, "people", "revoke", {"id": one}, t("people.revoke"), danger=True,
+                                             confirm=t("people.revoke_sure")), class_="row", id=f"token-{one}")
         for one in found.tokens[:_SHOWN]
-    ]  # fmt: skip
-    return table(view, (t("people.token_id"), t("console.actions")), rows, t("people.tokens"))
+    ])  # fmt: skip
 
 
 def _tenants(view: View) -> Html:
@@ -191,14 +192,13 @@ def _tenants(view: View) -> Html:
     found: Sequence[Tenant] = view.here.people.list_tenants()
     fields = (Field("name", t("console.name"), required=True), Field("admin", t("people.admin"), required=True),
               Field("title", t("console.title")))  # fmt: skip
-    rows = [
-        Row((h.bdi(one.name), h.bdi(one.title), view.ago(one.since), badge(view, _state(one)), _stop(view, one)),
-            id=f"tenant-{one.name}")
+    made = [
+        card(h.bdi(one.name), h.p(badge(view, _state(one)), " ", h.bdi(one.title)),
+             facts({t("console.since"): view.ago(one.since)}), _stop(view, one), id=f"tenant-{one.name}")
         for one in found
     ]  # fmt: skip
-    heads = (t("console.name"), t("console.title"), t("console.since"), t("console.state"), t("console.actions"))
     add = action(view, "people", "add_tenant", {}, t("people.add_tenant"), fields, show=True, confirm=t("people.once"))
-    return join(h.div(add, class_="actions"), table(view, heads, rows, t("people.tenants")))
+    return join(h.div(add, class_="actions"), cards(*made))
 
 
 def _stop(view: View, one: Tenant) -> Html:

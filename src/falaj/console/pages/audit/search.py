@@ -4,8 +4,9 @@ from datetime import datetime
 
 from falaj.audit.records import Entries, Entry
 from falaj.console.markup import Html, h, join
-from falaj.console.page import Page, address
-from falaj.console.parts import Field, Row, badge, empty, filters, pager, ref, table
+from falaj.console.page import Page, address, href
+from falaj.console.parts import Field, Row, badge, empty, filters, pager, table
+from falaj.console.plots.shell import cut
 from falaj.console.view import View
 from falaj.console.writing import GULF
 from falaj.core.errors import Invalid
@@ -61,12 +62,13 @@ def _found(view: View) -> Html:
 
 
 def _row(view: View, one: Entry) -> Row:
+    subject = str(one.subject)
     cells = (
         h.a(view.when(one.at), href=address(f"audit/event/{one.id}"), class_="nowrap"),
-        h.a(h.bdi(one.actor), href=view.link(actor=one.actor, page=""), class_="ref"),
+        h.a(h.bdi(cut(one.actor, 20)), href=view.link(actor=one.actor, page=""), class_="ref nowrap", title=one.actor),
         h.code(one.verb, dir="ltr"),
-        ref(view, one.subject),
-        join(badge(view, "denied") if one.verb == DENIED else None, " ", h.bdi(gist(one), class_="soft")),
+        h.a(h.bdi(cut(subject, 38)), href=href(one.subject), class_="ref nowrap", title=subject),
+        join(badge(view, "denied") if one.verb == DENIED else None, " ", h.bdi(gist(one), class_="soft any")),
     )
     return Row(cells, id=f"e{one.id}", state="bad" if one.verb == DENIED else "")
 
@@ -75,4 +77,4 @@ def gist(one: Entry) -> str:
     """The beginning of what it says, without the facts of its decision."""
     said = [f"{name}={value}" for name, value in (one.body or {}).items() if name != "facts" and value]
     whole = " ".join(said)
-    return whole if len(whole) <= 100 else f"{whole[:99]}…"
+    return whole if len(whole) <= 80 else f"{whole[:79]}…"

@@ -33,12 +33,13 @@ def _answer(view: View) -> Html:
         _replayed(view, told) if told.logged else None,
         facts([
             (t("policy.action"), h.code(told.action, dir="ltr")),
-            (t("policy.who"), h.bdi(who)),
+            (t("policy.of"), h.bdi(who) if who else ""),
             (t("policy.rules"), join([_rule(one) for one in told.rules])),
             (t("policy.digest"), h.code(told.policy, dir="ltr")),
         ]),
     )  # fmt: skip
-    return join(card(t("policy.answer"), body), card(t("policy.facts"), h.pre(_pretty(told.facts), tabindex="0")))
+    known = h.details(h.summary(t("policy.facts")), h.pre(_pretty(told.facts), tabindex="0"))
+    return card(t("policy.answer"), body, known)
 
 
 def _replayed(view: View, told: Explanation) -> Html:
