@@ -1,0 +1,189 @@
+"""The message files: what code says exists in both languages, whole, and nothing is kept that nobody says."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import falaj.console
+from falaj.console.words import FOLDER, LANGUAGES, Message, messages, plural
+
+CODE = Path(falaj.console.__file__).parent
+FORMS = {"en": {"one", "other"}, "ar": {"zero", "one", "two", "few", "many", "other"}}
+# Abbreviations and names that Arabic writes as they are.
+NAMES = frozenset(
+    [
+        "A",
+        "B",
+        "CPU",
+        "GPU",
+        "GPUs",
+        "HTTP",
+        "ID",
+        "JSON",
+        "MB",
+        "MLflow",
+        "ONNX",
+        "Python",
+        "RAM",
+        "SLSA",
+        "URL",
+        "gRPC",
+        "n",
+        "p50",
+        "p95",
+        "p99",
+    ]
+)
+_KEY = re.compile(r"[a-z]+\.[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"\{([a-z_]+)\}")
+_ARABIC = re.compile(r"[\u0600-\u06ff]")
+
+
+class Said(NamedTuple):
+    """What the code says: whole keys, groups of keys, and calls whose key cannot be known by reading."""
+
+    keys: dict[str, str]
+    groups: dict[str, str]
+    unknown: list[str]
+    texts: set[str]
+
+
+@cache
+def said() -> Said:
+    """Every `t("room.key")` and `t.of("room.group", value)` of the console, with where it stands."""
+    found = Said({}, {}, [], set())
+    for file in sorted(CODE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.texts.add(node.value)
+            if isinstance(node, ast.Call):
+                _hear(found, node, f"{file.relative_to(CODE)}:{node.lineno}")
+    return found
+
+
+def _hear(found: Said, call: ast.Call, where: str) -> None:
+    of = isinstance(call.func, ast.Attribute) and call.func.attr == "of" and _is_words(call.func.value)
+    if not (of or _is_words(call.func)) or not call.args:
+        return
+    into = found.groups if of else found.keys
+    for one in _branches(call.args[0]):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            into.setdefault(one.value, where)
+        elif isinstance(one, (ast.JoinedStr, ast.BinOp)):
+            found.unknown.append(where)
+
+
+def _is_words(node: ast.expr) -> bool:
+    """`t`, `view.t`, `self.t`: by the house's custom nothing else is called so."""
+    return (isinstance(node, ast.Name) and node.id == "t") or (isinstance(node, ast.Attribute) and node.attr == "t")
+
+
+def _branches(node: ast.expr) -> list[ast.expr]:
+    return [*_branches(node.body), *_branches(node.orelse)] if isinstance(node, ast.IfExp) else [node]
+
+
+def _forms(message: Message) -> dict[str, str]:
+    return {"": message} if isinstance(message, str) else dict(message)
+
+
+def test_every_room_has_both_languages() -> None:
+    files = {lang: {file.name.partition(".")[0] for file in FOLDER.glob(f"*.{lang}.json")} for lang in LANGUAGES}
+    assert files["en"] == files["ar"]
+    assert {file.name for file in FOLDER.iterdir()} == {
+        f"{room}.{lang}.json" for lang in LANGUAGES for room in files[lang]
+    }
+
+
+def test_keys_are_the_same_in_both_languages() -> None:
+    assert sorted(set(messages("en")) ^ set(messages("ar"))) == []
+
+
+def test_what_code_says_exists() -> None:
+    known = messages("en")
+    missing = {key: where for key, where in said().keys.items() if key not in known}
+    assert missing == {}
+    empty = {
+        group: where for group, where in said().groups.items() if not any(k.startswith(f"{group}.") for k in known)
+    }
+    assert empty == {}
+
+
+def test_keys_are_written_out_where_they_are_said() -> None:
+    assert said().unknown == []
+
+
+def test_nothing_is_kept_that_nobody_says() -> None:
+    # A key may stand in a table of the code, too: any text of its shape counts as said.
+    used = set(said().keys) | {text for text in said().texts if _KEY.fullmatch(text)}
+    groups = tuple(f"{group}." for group in said().groups)
+    assert sorted(key for key in messages("en") if key not in used and not key.startswith(groups)) == []
+
+
+def test_numbers_have_every_form_their_language_needs() -> None:
+    wrong = {
+        f"{lang}: {key}": sorted(message)
+        for lang in LANGUAGES
+        for key, message in messages(lang).items()
+        if not isinstance(message, str) and set(message) != FORMS[lang]
+    }
+    assert wrong == {}
+    other = [
+        key for key in messages("en") if isinstance(messages("en")[key], str) != isinstance(messages("ar")[key], str)
+    ]
+    assert other == []
+
+
+def test_what_is_filled_in_is_the_same_in_both_languages() -> None:
+    wrong = {}
+    for key, message in messages("en").items():
+        names = {name for text in _forms(message).values() for name in _NAME.findall(text)}
+        there = {name for text in _forms(messages("ar")[key]).values() for name in _NAME.findall(text)}
+        if names != there:
+            wrong[key] = (sorted(names), sorted(there))
+    assert wrong == {}
+
+
+def test_the_form_for_many_says_how_many() -> None:
+    silent = [
+        f"{lang}: {key}"
+        for lang, most in (("en", "other"), ("ar", "many"))
+        for key, message in messages(lang).items()
+        if not isinstance(message, str) and "{n}" not in message[most]
+    ]
+    assert silent == []
+
+
+def test_arabic_is_arabic_and_nothing_is_empty() -> None:
+    for lang in LANGUAGES:
+        assert [
+            key for key, one in messages(lang).items() if not all(text.strip() for text in _forms(one).values())
+        ] == []
+    latin = [
+        key
+        for key, one in messages("ar").items()
+        if not all(
+            _ARABIC.search(text) or set(re.findall(r"[A-Za-z]\w*", text)) <= NAMES for text in _forms(one).values()
+        )
+    ]
+    assert latin == []
+
+
+def test_english_has_no_arabic_left_in_it() -> None:
+    assert [
+        key
+        for key, one in messages("en").items()
+        if not key.startswith("console.digits") and any(_ARABIC.search(text) for text in _forms(one).values())
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("n", "form"),
+    [(0, "zero"), (1, "one"), (2, "two"), (3, "few"), (10, "few"), (11, "many"), (99, "many"), (100, "other"),
+     (102, "other"), (103, "few"), (111, "many"), (1.5, "other")],
+)  # fmt: skip
+def test_arabic_numbers_choose_their_form(n: float, form: str) -> None:
+    assert plural("ar", n) == form
