@@ -16,15 +16,15 @@ Bins = list[tuple[str, int]]
 
 def shape(stats: ColumnStats, bins: int = 16) -> str:
     """A column in one line: how many of its numbers lie where; of texts, the most common first. Personal ones: none."""
-    counts = [count for _, count in _bins(stats, stats, bins)]
+    counts = [count for _, count in bins_of(stats, stats, bins)]
     return "" if sum(counts) < 2 else spark([float(count) for count in counts], bins)
 
 
 def histogram(stats: ColumnStats, reference: ColumnStats | None = None, *, bins: int = 12, width: int = 40) -> str:
     """Bars of the shares in each bin, and a stroke where the share of the reference is."""
     basis = stats if reference is None or reference.kind != stats.kind else reference
-    now = _bins(stats, basis, bins)
-    then = _bins(basis, basis, bins) if basis is not stats else []
+    now = bins_of(stats, basis, bins)
+    then = bins_of(basis, basis, bins) if basis is not stats else []
     if not any(count for _, count in now):
         return "personal: not drawn" if stats.personal else "nothing to draw"
     ours = _shares([count for _, count in now])
@@ -43,7 +43,7 @@ def trend(values: Sequence[float | None]) -> str:
     return spark(known) if sum(value is not None for value in values) > 1 else ""
 
 
-def _bins(stats: ColumnStats, basis: ColumnStats, most: int) -> Bins:
+def bins_of(stats: ColumnStats, basis: ColumnStats, most: int) -> Bins:
     """Named bins of a column, cut where the basis lies; its ends take what is beyond them."""
     if stats.personal or basis.personal:
         return []

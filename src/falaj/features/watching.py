@@ -37,7 +37,7 @@ def quality(
     Example:
         falaj features quality view:fraud/spend --training dataset:fraud/train
     """
-    about, stats = _measured(here, view)
+    about, stats = measured(here, view)
     then = _training(here, about, training) if training is not None else None
     return judged(about.definition, about.stream, time.time(), stats, then)
 
@@ -54,7 +54,7 @@ def plot(
     Example:
         falaj features plot view:fraud/spend amount --training dataset:fraud/train
     """
-    about, stats = _measured(here, view)
+    about, stats = measured(here, view)
     last = stats[-1].get(column) if stats else None
     if last is None:
         names = ", ".join(one.name for one in about.definition.features)
@@ -87,7 +87,7 @@ def skew(
     return compare(reads, then, now, salt=os.urandom(16))
 
 
-def _measured(here: Here, view: Ref) -> tuple[Arrival, list[dict[str, ColumnStats]]]:
+def measured(here: Here, view: Ref) -> tuple[Arrival, list[dict[str, ColumnStats]]]:
     """What is known of the last arrivals, as far as one may read it."""
     edition: Edition = here.features.rows(view)
     about: Arrival = here.features.about(edition.view)

@@ -1,5 +1,0 @@
-"""Pages of features."""
-
-from falaj.console.page import Route
-
-ROUTES: tuple[Route, ...] = ()
