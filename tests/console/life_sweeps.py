@@ -16,7 +16,7 @@ PLAN = SweepPlan(
 
 
 def sweep(story: Story) -> None:
-    """Its jobs wait, as no loop runs them, and are cancelled with it: no list of what runs or waits is longer for it."""
+    """Its jobs wait, as no loop runs them, and are cancelled with it: no list of what runs or waits grows."""
     amal = story.as_("amal", DAY)
     amal.sweeps.add(Ref.parse(SWEEP), PLAN, JobSpec(("python3", "-c", "pass"), experiment="rates"))
     loop = SweepLoop(story.house.ledger, story.house.desks["sweeps"])
