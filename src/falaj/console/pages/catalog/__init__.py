@@ -2,7 +2,7 @@
 
 from falaj.console.page import Route
 from falaj.console.pages.catalog.diff import diff
-from falaj.console.pages.catalog.files import file, files
+from falaj.console.pages.catalog.files import file, files, statement
 from falaj.console.pages.catalog.lineage import lineage
 from falaj.console.pages.catalog.listing import listing
 from falaj.console.pages.catalog.stages import stages
@@ -17,6 +17,7 @@ ROUTES: tuple[Route, ...] = (
     Route("catalog/<ref>/files", files, (f"{_DATA}@v3/files", f"{_MODEL}@v3/files",
                                          "catalog/dataset:hostile/rows@v2/files")),
     Route("catalog/<ref>/file", file, (f"{_MODEL}@v3/file?path=README.md",)),
+    Route("catalog/<ref>/provenance", statement, (f"{_MODEL}@v3/provenance?form=cyclonedx",)),
     Route("catalog/<ref>/diff", diff, (f"{_DATA}@v3/diff", f"{_DATA}@v2/diff?with=v1&key=id", f"{_MODEL}@v1/diff")),
     Route("catalog/<ref>/lineage", lineage, (f"{_DATA}@v1/lineage", f"{_MODEL}@v2/lineage?direction=up",
                                              "catalog/dataset:fraud/cards@v1/lineage?column=fils")),

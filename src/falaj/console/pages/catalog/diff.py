@@ -60,12 +60,15 @@ def _between(view: View, ref: Ref, other: str) -> Html:
     told = (
         join(parts.table(view, columns, files, t("console.files")), more or None) if files else h.p(t("catalog.same"))
     )
+    asked_rows = f" --rows --key {key}" if key else " --rows" if view.query("rows") else ""
+    line = f"falaj catalog diff {found.before} {found.after}{asked_rows}"
     return join(
         heads,
         _counts(view, found),
         _rows(view, found) if found.rows_added is not None else None,
         _schema(view, found),
         parts.card(t("console.files"), told, id="changed-files"),
+        parts.copyable(view, line),
     )
 
 

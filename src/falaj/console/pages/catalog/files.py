@@ -41,6 +41,13 @@ def file(view: View) -> File:
     return File(path.rpartition("/")[2], b"".join(snapshot.read(entry)))
 
 
+def statement(view: View) -> File:
+    """Where a version came from, in one of the forms that other tools read."""
+    ref, form = asked(view), view.query("form", "slsa")
+    made = view.here.catalog.provenance(ref, form=form)
+    return File(f"{ref.name}-{ref.version or 'newest'}.{form}.json", made.encode())
+
+
 def _inside(view: View, ref: Ref) -> Html:
     opened, snapshot = open_version(view.here, ref)
     prefix, after = path_of(view.query("prefix")), path_of(view.query("page"))
@@ -53,7 +60,10 @@ def _inside(view: View, ref: Ref) -> Html:
     )
     table = _table(view, ref, shown, chosen) if shown else parts.empty(view, view.t("catalog.no_files"))
     seen = view.part(lambda: _look(view, opened, snapshot, chosen)) if chosen else None
-    return join(seen, parts.card(view.t("console.files"), found, table, parts.pager(view, following), id="files"))
+    lines = parts.copyable(view, f"falaj catalog checkout {ref} ./{ref.name}")
+    return join(
+        seen, parts.card(view.t("console.files"), found, table, parts.pager(view, following), lines, id="files")
+    )
 
 
 def _worth(entries: list[Entry]) -> Entry | None:

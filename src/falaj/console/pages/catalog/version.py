@@ -132,6 +132,8 @@ def _around(view: View, version: Version) -> Html:
         h.h3(t("catalog.made_from")), _things(view, [(one.ref, one.hidden) for one in up], roles),
         h.h3(t("catalog.went_into")), _things(view, [(one.ref, one.hidden) for one in down], {}),
         h.p(h.a(t("catalog.walk"), href=at(version.ref, "lineage"))),
+        h.p(t("catalog.as_statement"), " ", h.a("SLSA", href=at(version.ref, "provenance", form="slsa")), " · ",
+            h.a("CycloneDX", href=at(version.ref, "provenance", form="cyclonedx")), class_="small"),
     )  # fmt: skip
 
 
@@ -205,6 +207,10 @@ def _actions(view: View, version: Version) -> Html:
         parts.action(view, "catalog", "tag", {"name": ref}, t("catalog.tag"), alias),
         parts.action(view, "catalog", "annotate", {"name": ref}, t("catalog.annotate"), say),
         parts.action(view, "catalog", pin[0], {"name": ref}, pin[1]),
+        parts.action(view, "catalog", "inspect", {"name": ref}, t("catalog.inspect"), show=True)
+        if ref.kind == "model" else None,
+        parts.action(view, "catalog", "copy", {"name": ref}, t("catalog.copy"),
+                     (Field("to", t("console.zone"), required=True),)),
         parts.action(view, "catalog", "hold", {"name": ref}, t("catalog.hold"),
                      (Field("why", t("catalog.hold_why"), required=True),)),
         freed,
