@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from falaj.schedule.decide import Scheduler, decide
 from falaj.schedule.model import Budget, Knobs, Queue
 from tests.schedule.made import job, node, snapshot
@@ -113,6 +115,18 @@ def test_it_goes_on_from_a_snapshot_as_if_it_had_never_stopped() -> None:
         plan, other = live.cycle(now), again.cycle(now)
         assert (plan.starts, plan.reservations) == (other.starts, other.reservations)
         assert live.snapshot(now) == again.snapshot(now)
+
+
+@pytest.mark.parametrize("queues", [(), (Queue("root/a", guarantee={"gpu": 4000}),)])
+def test_a_kind_of_device_that_comes_later_leaves_what_runs_alone(queues: tuple[Queue, ...]) -> None:
+    live = Scheduler(snapshot([node("n0", model="H100")], [job("first", gpus=4)], queues))
+    assert started(live.cycle(0)) == ["first"]
+    live.node(node("n1", model="B200"))
+    live.submit(job("second", gpus=8, submitted=1))
+    assert started(live.cycle(1)) == ["second"]
+    live.end("first")
+    live.end("second")
+    assert sum(map(sum, live.tree.usage)) == 0
 
 
 def test_a_deadline_in_danger_goes_first() -> None:

@@ -229,7 +229,10 @@ class Ground:
             left = self.forecast.left(job, self._key(job), self.now)
             if left is not None:
                 heappush(self._ends, (self.now + left[0], job.id))
-            self.table.put(job, None if left is None else left[0], self.now, np.array(self._counted[job.id], np.int64))
+            # What it started with may know fewer kinds of devices than there are by now; new ones come last.
+            counted, amount = self._counted[job.id], np.zeros(len(self.tree.quotas), np.int64)
+            amount[: len(counted)] = counted
+            self.table.put(job, None if left is None else left[0], self.now, amount)
 
     def _leave(self, job_id: str, over: bool = True) -> Job | None:
         job = self.running.pop(job_id, None)

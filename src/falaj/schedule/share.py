@@ -67,6 +67,7 @@ class Tree:
         """Count an amount (by quota) for a leaf and all above it; -1 takes it off."""
         row = self.leaf(queue)
         change = [sign * int(part) for part in amount]
+        change += [0] * (len(self.quotas) - len(change))
         for at in (*self.paths[row], self.top):
             used = self.usage[at]
             for quota, part in enumerate(change):
