@@ -31,7 +31,10 @@ def whole(view: View, page: Page, said: tuple[str, str] = ("", "")) -> Html:
         _header(view),
         h.div(_rooms(view), main(view, page, said), class_="shell"),
     )
-    return document(t, view.look, f"{_plain(page.title)} · Falaj", body, ("console.js", "live.js", *page.scripts))
+    # Whoever draws need not remember what makes a drawing answer.
+    drawn = ("plots.js",) if " data-plot=" in page.body else ()
+    scripts = dict.fromkeys(("console.js", "live.js", *page.scripts, *drawn))
+    return document(t, view.look, f"{_plain(page.title)} · Falaj", body, tuple(scripts))
 
 
 def main(view: View, page: Page, said: tuple[str, str] = ("", "")) -> Html:

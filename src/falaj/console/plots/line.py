@@ -52,7 +52,7 @@ def line(
         h.g(grid, class_="grid"), h.g(_columns(view, across, tall), class_="ticks"), plane,
         x not in ("", TIME) and h.text(x, x="50%", y=height - 4, text_anchor="middle", class_="axis-name"),
         class_="area", width="100%", height=height, role="img", tabindex=0,
-        aria_label=_said(view, title, series, drawn),
+        aria_label=_said(view, title, series, drawn), aria_keyshortcuts="ArrowLeft ArrowRight Home End Escape",
     )  # fmt: skip
     side = h.svg(labels, class_="side", width=14 + 7 * _widest(view, up), height=height, aria_hidden="true")
     # Time and numbers run from left to right in Arabic, too: curves are read as in every other tool.

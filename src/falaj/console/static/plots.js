@@ -237,6 +237,7 @@ function brushLine(figure, event) {
     brush.remove();
     const end = valueAt(figure, next);
     if (moved) zoom(figure, [Math.min(start, end), Math.max(start, end)]);
+    else point(figure, end, false); // a finger does not hover
   };
   hold(event, move, done);
 }
