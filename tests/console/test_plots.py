@@ -98,7 +98,7 @@ def test_nothing_to_draw_is_said(view: Reader) -> None:
         assert read(made).one(".plot-none").text == view.t("plots.none")
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(FEW, FEW, st.booleans())
 def test_curves_of_any_values(xs: list[float | None], ys: list[float | None], log: bool) -> None:
     real = [math.nan if x is None else x for x in xs]
@@ -111,7 +111,7 @@ def test_curves_of_any_values(xs: list[float | None], ys: list[float | None], lo
     _in_bounds(plots.spark(EN, ys, title="t"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(FEW, FEW)
 def test_amounts_of_any_values(some: list[float | None], others: list[float | None]) -> None:
     values = [math.nan if v is None else v for v in some]
@@ -122,7 +122,7 @@ def test_amounts_of_any_values(some: list[float | None], others: list[float | No
     _in_bounds(plots.heat(AR, ["a", "b"], ["c", "d", "e"], some, title="t", low=min(values, default=0)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(FEW, FEW, st.booleans())
 def test_spans_places_and_runs_of_any_values(some: list[float | None], others: list[float | None], log: bool) -> None:
     values = [math.nan if v is None else v for v in some]
@@ -236,6 +236,7 @@ def test_places_are_known_by_country_and_region() -> None:
     assert all(-180 <= x <= 180 and -60 <= y <= 84 for x, y in PLACES.values())
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(3, 40))
 def test_a_name_is_cut_to_its_room(name: str, room: int) -> None:
     assert width(cut(name, room)) <= room + (6 if room >= 12 else 1)

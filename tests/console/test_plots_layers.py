@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.console.plots.layers import indexed, lay
@@ -14,6 +14,7 @@ GRAPHS = st.integers(1, 25).flatmap(
 )
 
 
+@settings(deadline=None)
 @given(GRAPHS)
 def test_edges_lead_forward_and_nodes_stand_apart(graph: tuple[int, list[tuple[int, int]]]) -> None:
     count, edges = graph

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.console.plots.scale import Scale, nice, period, real, scale, short
@@ -68,6 +68,7 @@ def test_powers_of_ten(low: float, high: float, marks: list[float]) -> None:
     assert Scale(low, high, log=True).ticks() == pytest.approx(marks)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats() | st.none(), max_size=20), st.booleans(), st.booleans(), st.booleans())
 def test_every_value_has_a_place(values: list[float | None], log: bool, time: bool, rounded: bool) -> None:
     made = scale(values, log=log, time=time and not log, rounded=rounded)
@@ -82,6 +83,7 @@ def test_every_value_has_a_place(values: list[float | None], log: bool, time: bo
             assert -1e-6 <= made.at(value) <= 1 + 1e-6
 
 
+@settings(deadline=None)
 @given(st.floats(-1e300, 1e300))
 def test_any_number_is_written_and_close(value: float) -> None:
     written = short(EN, value)
