@@ -191,22 +191,19 @@ def tune() -> None:
     batch = 480
     env = {**os.environ, "SIZE": "350M", "BATCH": str(batch), "STEPS": "100000"}
     began = time.time()
-    done = subprocess.run(
-        [sys.executable, "-m", "falaj.train.autotune", "--steps", "6", "--limit-s", "120", SCRIPT],
-        env={**env, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    for line in lines:
-        if "tried" in line:
-            one = line["tried"]
-            print(
-                f"    {one['name']:28} {one['units_s']:9.2f} samples/s {one['memory_bytes'] / 2**30:6.1f} GiB"
-                f" {one['verdict']}",
-                flush=True,
-            )
+    # Told as it goes: every candidate is a process of its own and some compile for a minute.
+    with subprocess.Popen(
+        [sys.executable, "-m", "falaj.train.autotune", "--steps", "6", "--limit-s", "60", SCRIPT],
+        env={**env, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    ) as asked:  # fmt: skip
+        lines = []
+        for told in asked.stdout or ():
+            if told.startswith("{"):
+                lines.append(json.loads(told))
+                _tell_tried(lines[-1])
     tuned = next((line["tuned"] for line in lines if "tuned" in line), None)
     if tuned is None:
-        print(f"  FAILED {done.stdout[-300:]} {done.stderr[-600:]}", flush=True)
+        print("  FAILED: nothing was chosen", flush=True)
         return
     print(
         f"    chosen {tuned['changes']} in {time.time() - began:.0f} s; it thinks that {tuned['largest']:.1f} fit",
@@ -229,6 +226,13 @@ def tune() -> None:
             False,
             f"predicted {guess}, true {true} of a batch of {batch}",
         )
+
+
+def _tell_tried(line: dict[str, Any]) -> None:
+    if "tried" in line:
+        one = line["tried"]
+        much = f"{one['units_s']:9.2f} samples/s {one['memory_bytes'] / 2**30:6.1f} GiB"
+        print(f"    {one['name']:28} {much} {one['verdict']}", flush=True)
 
 
 def fp8() -> None:
