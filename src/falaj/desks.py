@@ -33,7 +33,7 @@ DESKS: dict[str, Desk] = {
         "falaj.catalog.service:Catalog",
         "Versions of datasets, models and code: publish, compare, promote, roll back",
         {
-            "see": "show list about names history rules evidence judge provenance",
+            "see": "show list about names history rules evidence judge users provenance",
             "read": "open",
             "write": "begin commit describe annotate tag untag inspect promote rollback attest pin unpin",
             "move": "copy carry",
@@ -47,7 +47,7 @@ DESKS: dict[str, Desk] = {
         "falaj.track.service:Track",
         "Experiments: runs, parameters, metrics, artefacts; MLflow clients welcome",
         {
-            "see": "show list table history compare experiments experiment artifacts",
+            "see": "show list table history curves compare experiments experiment artifacts",
             "read": "fetch",
             "write": "start log end use create change delete restore attach detach register",
         },

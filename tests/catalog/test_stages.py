@@ -114,6 +114,8 @@ def test_lists_find_names_by_text_and_by_alias(town: Town, name: str, project: s
     second = catalog.list(project=project, search="o", limit=1, after=first.next)
     assert ([*first.versions, *second.versions], second.next) == ([catalog.show(other), catalog.show(v2)], "")
     assert catalog.list(project=project, search="nothing").versions == ()
+    made = publish(amal, f"model:{project}/made", "of another", inputs={"base": v2})
+    assert (catalog.users(name), catalog.users(v1)) == ((made,), ())
     assert isinstance(refusal(lambda: catalog.list(search="o", after="x")), Invalid)
 
 

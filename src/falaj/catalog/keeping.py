@@ -172,6 +172,19 @@ class Keeping(Shelf):
         """
         return self._set_pin(ctx, name, pinned=False)
 
+    @verb(reads=("name",))
+    def users(
+        self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]
+    ) -> tuple[Ref, ...]:
+        """Say which versions name this one among what they were made from; `falaj audit lineage` goes further.
+
+        Example:
+            falaj catalog users dataset:fraud/tx@v3
+        """
+        with self._ledger.read(ctx) as tx:
+            ref = self._pinned(tx, name)
+            return tuple(map(Ref.parse, self._seen(ctx, ref, self._made_from(tx, ref))))
+
     def _set_pin(self, ctx: Context, name: Ref, *, pinned: bool) -> Version:
         with self._ledger.write(ctx) as tx:
             record = self._rewrite(tx, self._live(tx, name), pinned=pinned)
