@@ -10,7 +10,7 @@ from falaj.console.view import View
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 
-_EACH, _LOOKED = 8, 200
+_EACH, _SOME, _LOOKED = 8, 60, 200
 Hit = tuple[Ref, str, str]
 """A thing, what else is known of it in a word, and its state."""
 
@@ -67,7 +67,7 @@ def fits(text: str, *words: object) -> bool:
 def _catalog(kind: str) -> Callable[[View, str], Iterable[Hit]]:
     def look(view: View, text: str) -> Iterable[Hit]:
         first = max(text.split(), key=len)
-        page = view.here.catalog.list(kind=kind, search=first.rpartition("/")[2], limit=_LOOKED)
+        page = view.here.catalog.list(kind=kind, search=first.rpartition("/")[2], limit=_SOME)
         return [(one.ref.bare, one.message[:60], "") for one in page.versions if fits(text, one.ref)]
 
     return look

@@ -122,35 +122,28 @@ def _facts(view: View, version: Version) -> Html:
 
 
 def _around(view: View, version: Version) -> Html:
-    """What it was made from and what was made from it: one step each way; the graph shows the rest."""
-    t = view.t
-    graph = view.here.audit.lineage(version.ref, depth=1)
-    roles = {str(ref): role for role, ref in version.inputs.items()}
-    up = [node for node in graph.nodes if node.depth < 0 and _counts(node.ref)]
-    down = [node for node in graph.nodes if node.depth > 0 and _counts(node.ref)]
+    """What it was made from and who uses it: one step each way; the graph shows the rest, runs and jobs too."""
+    t, ref = view.t, version.ref
+    up = list(version.inputs.items())
+    serving = view.here.serve.list(project=ref.project, limit=200).endpoints if ref.kind == "model" else ()
+    ends = [one.ref.bare for one in serving if any(part.model == ref for part in one.revisions)]
+    down = [("", one) for one in (*ends, *view.here.catalog.users(ref))]
     return join(
-        h.h3(t("catalog.made_from")), _things(view, [(one.ref, one.hidden) for one in up], roles),
-        h.h3(t("catalog.went_into")), _things(view, [(one.ref, one.hidden) for one in down], {}),
-        h.p(h.a(t("catalog.walk"), href=at(version.ref, "lineage"))),
-        h.p(t("catalog.as_statement"), " ", h.a("SLSA", href=at(version.ref, "provenance", form="slsa")), " · ",
-            h.a("CycloneDX", href=at(version.ref, "provenance", form="cyclonedx")), class_="small"),
+        h.h3(t("catalog.made_from")), _things(view, up), h.h3(t("catalog.went_into")), _things(view, down),
+        h.p(h.a(t("catalog.walk"), href=at(ref, "lineage"))),
+        h.p(t("catalog.as_statement"), " ", h.a("SLSA", href=at(ref, "provenance", form="slsa")), " · ",
+            h.a("CycloneDX", href=at(ref, "provenance", form="cyclonedx")), class_="small"),
     )  # fmt: skip
 
 
-def _counts(ref: str) -> bool:
-    return ref.partition(":")[0] not in HIDDEN_KINDS
-
-
-def _things(view: View, refs: list[tuple[str, bool]], roles: dict[str, str]) -> Html:
+def _things(view: View, refs: list[tuple[str, Ref]]) -> Html:
     """By kind, what people look for first; of each kind a few."""
     if not refs:
         return h.p(view.t("console.none"), class_="soft")
     kinds: dict[str, list[Html]] = {}
-    for ref, hidden in refs:
-        role = h.span(h.bdi(roles[ref]), ": ", class_="soft") if ref in roles else None
-        known = view.t("catalog.hidden") if hidden else parts.ref(view, plain(ref), short=True)
-        some = kinds.setdefault("hidden" if hidden else ref.partition(":")[0], [])
-        some.append(h.div(role, known))
+    for role, ref in refs:
+        said = h.span(h.bdi(role), ": ", class_="soft") if role else None
+        kinds.setdefault(ref.kind, []).append(h.div(said, parts.ref(view, plain(str(ref)), short=True)))
     order = sorted(kinds, key=lambda kind: (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind))
     return parts.facts([(view.t.of("catalog.kinds", kind), join(_few(view, kinds[kind]))) for kind in order])
 
