@@ -1,9 +1,12 @@
 """A fix is the same call whether it is typed or pressed, in the units that people write."""
 
+from pathlib import Path
+
 import pytest
 
 from falaj.core.ref import Ref
 from falaj.jobs.views import commands, fixes
+from tests.jobs.lab import Lab
 
 JOB = Ref("job", "fraud", "train-1")
 
@@ -28,3 +31,12 @@ def test_a_fix_as_calls_and_as_commands(
 ) -> None:
     assert list(fixes(JOB, change.items())) == calls
     assert list(commands(JOB, change.items())) == typed
+
+
+def test_an_attempt_remembers_when_it_was_placed_and_whose_it_is(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here, lab.here.working():
+        job = lab.done(lab.submit("print(1)"))
+    (tried,) = job.attempts
+    assert job.submitted_at <= tried.admitted <= tried.started <= tried.ended
+    assert (job.person, job.reason) == (job.author, "")

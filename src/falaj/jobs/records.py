@@ -104,6 +104,8 @@ class Tried:
     outcome: str = ""
     """Empty while it lasts; else succeeded, failed, lost, evicted, cancelled, … and why."""
     code: int = 0
+    admitted: float = 0.0
+    """When it was given its places; its files are brought there until it starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,13 @@ class JobView:
     gpu_s: int = 0
     evictions: int = 0
     ended_at: float = 0.0
+    reason: str = ""
     starts_at: float = 0.0
-    """When one that waits is expected to start, where a list was asked why; 0 when nobody can say."""
+    """Of one that waits, where a list was asked why: the reason in one word, and the expected start if one is known."""
     saved_at: float = 0.0
     """When its attempt last saved a checkpoint; 0 for never."""
+    person: str = ""
+    """Whose it is, whoever asked: a run asks for jobs in somebody's name."""
 
     @property
     def over(self) -> bool:

@@ -378,7 +378,7 @@ def _reasoned(record: Record, why: Mapping[str, Reason]) -> JobView:
     if reason is None:
         return views.job(record)
     starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
-    return replace(views.job(record), note=reason.text, starts_at=starts)
+    return replace(views.job(record), note=reason.text, reason=reason.code, starts_at=starts)
 
 
 def _need(tx: Reader, job: Ref) -> Record:

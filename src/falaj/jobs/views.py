@@ -41,6 +41,7 @@ def job(record: Record) -> JobView:
         evictions=body["evictions"],
         ended_at=body["ended"],
         saved_at=float(body["saved"]),
+        person=body["who"]["id"],
     )
 
 
@@ -63,7 +64,7 @@ def attempt_of(body: Body, number: int) -> dict[str, Any] | None:
 def tried(one: dict[str, Any]) -> Tried:
     """An attempt as people see it."""
     names = ("number", "id", "cluster", "width", "started", "ended", "outcome", "code")
-    return Tried(nodes=tuple(one["nodes"]), **{name: one[name] for name in names})
+    return Tried(nodes=tuple(one["nodes"]), admitted=one.get("admitted", 0.0), **{name: one[name] for name in names})
 
 
 def progress(body: Body) -> str:

@@ -60,16 +60,23 @@ def _overview(view: View, one: JobView) -> Html:
 
 def spans(view: View, one: JobView) -> list[Span]:
     """What it did when: it waited before each attempt, and each attempt ran until its outcome."""
-    row, found, free = str(view.t("jobs.row_wait")), list[Span](), one.submitted_at
+    row, waits = str(view.t("jobs.row_wait")), str(view.t.of("console.state", "waiting"))
+    found, free = list[Span](), one.submitted_at
     for tried in one.attempts:
-        began = tried.started or tried.ended or view.now
-        if began > free:
-            found.append(Span(row, str(view.t.of("console.state", "waiting")), free, began, "waiting"))
-        state = tried.outcome.partition(":")[0] or ("running" if tried.started else "starting")
-        name = str(view.t("jobs.attempt", number=tried.number))
-        link = view.link(tab="logs", attempt=tried.number)
-        found.append(Span(name, ", ".join(tried.nodes), began, tried.ended or view.now, state, link))
-        free = tried.ended or view.now
+        ended = tried.ended or view.now
+        began = tried.started or ended
+        placed = min(tried.admitted or began, began)
+        if placed > free:
+            found.append(Span(row, waits, free, placed, "waiting"))
+        name, link = str(view.t("jobs.attempt", number=tried.number)), view.link(tab="logs", attempt=tried.number)
+        if began > placed:
+            found.append(Span(name, str(view.t.of("console.state", "starting")), placed, began, "starting"))
+        state = tried.outcome.partition(":")[0] or "running"
+        if tried.started:
+            found.append(Span(name, ", ".join(tried.nodes), began, ended, state, link))
+        if began <= one.saved_at <= ended:
+            found.append(Span(str(view.t("jobs.saved")), "", one.saved_at, one.saved_at, "kept"))
+        free = ended
     if not one.over and (not one.attempts or one.attempts[-1].ended):
         found.append(Span(row, str(view.t.of("console.state", one.state)), free, view.now, one.state))
     return found
@@ -104,7 +111,7 @@ def _facts(view: View, one: JobView) -> Html:
         t("jobs.band"): t.of("jobs.band", one.band),
         t("jobs.limit"): view.duration(spec.limit_s) if spec.limit_s else "",
         t("jobs.retries"): view.number(spec.retries) if spec.retries else "",
-        t("console.who"): who(one.author),
+        t("console.who"): who(one.person or one.author),
         t("jobs.asked_at"): view.when(one.submitted_at),
         t("console.ended"): view.when(one.ended_at) if one.ended_at else "",
         t("jobs.ran"): view.duration(one.ran_s) if one.ran_s else "",

@@ -47,7 +47,7 @@ def _row(view: View, one: JobView) -> Row:
     name = join(parts.ref(view, one.ref, short=True), h.br(), h.small(h.bdi(one.ref.project), class_="soft"))
     cells = (
         name, parts.badge(view, one.state), standing(view, one), needs(view, one.spec.roles),
-        queue_link(one.queue), who(one.author), view.ago(one.submitted_at),
+        queue_link(one.queue), who(one.person or one.author), view.ago(one.submitted_at),
         view.duration(one.ran_s) if one.ran_s else "",
     )  # fmt: skip
     return Row(cells, id=f"row-{one.ref}")
@@ -58,6 +58,8 @@ def standing(view: View, one: JobView) -> Html:
     said = h.span(one.note, dir="auto") if one.note else EMPTY
     if one.state == WAITING:
         when = view.t("jobs.starts", when=view.ago(one.starts_at)) if one.starts_at else view.t("jobs.starts_unknown")
+        if one.reason:
+            said = join(h.strong(view.t.of("jobs.reason", one.reason)), ": ", said)
         return h.div(said, h.br() if said else None, h.small(when, class_="soft"), class_="reason")
     return h.div(progress(view, one) if one.state == RUNNING else None, said, class_="reason")
 
