@@ -150,6 +150,13 @@ def _in_bounds(made: str) -> None:
             assert key not in ("width", "height") or not node[key].startswith("-"), (node.tag, key, node[key])
 
 
+def test_a_point_that_stands_alone_is_a_dot() -> None:
+    made = read(plots.line(EN, [plots.Series("a", [1, 2, 3, 4, 5], [1, 2, None, 4, None])], title="t"))
+    assert made.one(".stroke[data-y]")["d"].count("M") == 1
+    assert made.one(".lone")["d"] == "M750,0h0"
+    assert read(plots.spark(EN, [7], title="t")).one(".lone")
+
+
 def test_a_million_points_are_folded_into_few() -> None:
     ys = [math.sin(n / 900) + (n % 7) / 100 for n in range(100_000)]
     made = plots.line(EN, [plots.Series("a", range(100_000), ys)], title="t")

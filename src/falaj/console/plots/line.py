@@ -70,8 +70,9 @@ def spark(view: Seer, ys: Sequence[float | None], *, title: str) -> Html:
     across, up = scale(p[0] for p in points), scale(p[1] for p in points)
     last = next(p[1] for p in reversed(points) if p[1] is not None)
     place = [(2 + 96 * across.at(p[0]), None if p[1] is None else 22 - 20 * up.at(p[1])) for p in points]
+    way, dots = _path(place)
     return h.svg(
-        h.path(d=_path(place), class_="stroke"),
+        h.path(d=way, class_="stroke") if way else None, h.path(d=dots, class_="lone") if dots else None,
         class_="spark s0", viewBox="0 0 100 24", preserveAspectRatio="none", role="img",
         aria_label=f"{plain(title)}: {short(view, last)}",
     )  # fmt: skip
@@ -114,24 +115,27 @@ def _drawn(index: int, one: Series, drawn: Sequence[list[_Point]], across: Scale
     band = _band(xs, levels[1], levels[2])
     # Curves of one run have the same steps: they are sent once.
     same = index > 0 and [p[0] for p in points] == [p[0] for p in drawn[0]]
+    way, dots = _path(zip(xs, levels[0], strict=True))
     curve = h.path(
-        d=_path(zip(xs, levels[0], strict=True)), class_="stroke",
+        d=way, class_="stroke",
         data_x=None if same else ",".join([f"{p[0] - across.low:.7g}" for p in points]),
         data_y=",".join(["" if p[1] is None else f"{p[1]:.5g}" for p in points]),
     )  # fmt: skip
     shade = h.path(d=band, class_="band") if band else None
-    return h.g(shade, curve, class_=look(index), data_series=index, data_name=one.name or None)
+    alone = h.path(d=dots, class_="lone") if dots else None
+    return h.g(shade, curve, alone, class_=look(index), data_series=index, data_name=one.name or None)
 
 
-def _path(place: Iterable[tuple[float, float | None]]) -> str:
-    """A line through the places that are there; one that stands alone is a dot."""
+def _path(place: Iterable[tuple[float, float | None]]) -> tuple[str, str]:
+    """A line through the places that are there, and dots for those that stand alone."""
     runs: list[list[str]] = [[]]
     for x, y in place:
         if y is None:
             runs += [[]] if runs[-1] else []
         else:
             runs[-1].append(f"{x:.1f},{y:.1f}")
-    return _tidy(" ".join(f"M{run[0]}h0" if len(run) == 1 else "M" + " ".join(run) for run in runs if run))
+    lines = " ".join("M" + " ".join(run) for run in runs if len(run) > 1)
+    return _tidy(lines), _tidy(" ".join(f"M{run[0]}h0" for run in runs if len(run) == 1))
 
 
 def _tidy(path: str) -> str:

@@ -20,9 +20,13 @@ function state(figure) {
   return kept.get(key);
 }
 
-function make(name, attributes, ...children) {
-  const node = document.createElementNS(SVG, name);
+function set(node, attributes) {
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  return node;
+}
+
+function make(name, attributes, ...children) {
+  const node = set(document.createElementNS(SVG, name), attributes);
   node.append(...children);
   return node;
 }
@@ -47,7 +51,7 @@ function tell(figure, pieces, aloud) {
 // Numbers and moments, as plots/scale.py writes them.
 
 function digits(figure, written) {
-  if (!/[٠-٩]/.test(figure.querySelector(".side")?.textContent ?? "")) return written;
+  if (written.includes("e") || !/[٠-٩]/.test(figure.querySelector(".side")?.textContent ?? "")) return written;
   return written.replace(/[0-9.,]/g, (letter) => "٠١٢٣٤٥٦٧٨٩٫٬"["0123456789.,".indexOf(letter)]);
 }
 
@@ -203,7 +207,9 @@ function valueAt(figure, event) {
 
 function zoom(figure, range) {
   const plot = lineOf(figure);
-  const whole = !range || range[1] - range[0] >= plot.right - plot.left;
+  const share = range ? (range[1] - range[0]) / (plot.right - plot.left) : 1;
+  if (share < 1e-6) return; // nothing is finer
+  const whole = share >= 1;
   plot.now.range = whole ? null : [Math.max(range[0], plot.left), Math.min(range[1], plot.right)];
   draw(figure);
   part(plot.area, "g", "cursor").replaceChildren();
@@ -231,7 +237,7 @@ function brushLine(figure, event) {
   const brush = part(area, "rect", "brush");
   const move = (next) => {
     const to = clamp(next.clientX - rect.left, 0, rect.width);
-    for (const [key, value] of Object.entries({ x: Math.min(from, to), width: Math.abs(to - from), y: 6, height: tall })) brush.setAttribute(key, value);
+    set(brush, { x: Math.min(from, to), width: Math.abs(to - from), y: 6, height: tall });
   };
   const done = (next, moved) => {
     brush.remove();
@@ -287,16 +293,21 @@ function uprightAt(figure, event) {
   return [...figure.querySelectorAll(".upright")].find((one) => Math.abs(event.clientX - rect.left - Number(one.dataset.x) * rect.width) < 14);
 }
 
+function plane(figure) {
+  const [top, tall] = ["y", "height"].map((name) => Number(figure.querySelector(".plane").getAttribute(name)));
+  return { top, tall, above: figure.querySelector(".area").getBoundingClientRect().top + top };
+}
+
 function brushAxis(figure, upright, event) {
-  const plane = figure.querySelector(".plane").getBoundingClientRect();
-  const at = (next) => clamp(1 - (next.clientY - plane.top) / plane.height, 0, 1);
+  const { above, tall } = plane(figure);
+  const at = (next) => clamp(1 - (next.clientY - above) / tall, 0, 1);
   const start = at(event);
-  const set = (next, moved = true) => {
+  const mark = (next, moved = true) => {
     const span = [Math.min(start, at(next)), Math.max(start, at(next))];
     if (moved) state(figure).brushes.set(upright.dataset.axis, span); else state(figure).brushes.delete(upright.dataset.axis);
     fade(figure);
   };
-  hold(event, set, (next, moved) => { set(next, moved); chosen(figure); });
+  hold(event, mark, (next, moved) => { mark(next, moved); chosen(figure); });
 }
 
 function keyAxis(figure, upright, event) {
@@ -320,13 +331,12 @@ function fade(figure) {
   }
   const left = brushes.size ? [...figure.querySelectorAll(".run:not(.faded)")] : [];
   figure.querySelector("input[name=brushed]").value = left.map((run) => run.dataset.id).join(" ");
-  const plane = figure.querySelector(".plane");
-  const [top, tall] = [Number(plane.getAttribute("y")), Number(plane.getAttribute("height"))];
+  const { top, tall } = plane(figure);
   for (const upright of figure.querySelectorAll(".upright")) {
     const brush = part(upright, "rect", "brush");
     const [low, high] = brushes.get(upright.dataset.axis) ?? [0, 0];
-    const [x, y] = [`${100 * Number(upright.dataset.x)}%`, top + tall * (1 - high)];
-    for (const [key, value] of Object.entries({ x, y, width: 12, height: tall * (high - low), transform: "translate(-6 0)" })) brush.setAttribute(key, value);
+    const x = `${100 * Number(upright.dataset.x)}%`;
+    set(brush, { x, y: top + tall * (1 - high), width: 12, height: tall * (high - low), transform: "translate(-6 0)" });
   }
 }
 
