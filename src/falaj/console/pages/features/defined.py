@@ -48,9 +48,10 @@ def columns(view: View, given: tuple[str, ...]) -> Html:
 def users(view: View, one: Defined) -> Html:
     """What it is made of, and everything that was made with it, as a graph whose nodes are links."""
     found: tuple[Ref, ...] = view.here.features.users(one.ref)
-    kinds = view.t.of
-    nodes = [Node(str(ref), ref.name, f"{kinds('features.kind', ref.kind)} {ref.version or ''}", link=href(ref))
-             for ref in (*one.uses, one.ref, *found)]  # fmt: skip
+    nodes = [
+        Node(str(ref), ref.name, str(join(view.t.of("features.kind", ref.kind), " ", ref.version)), link=href(ref))
+        for ref in (*one.uses, one.ref, *found)
+    ]
     drawn = graph(view, nodes, relies(one.ref, one.uses, found), title=str(view.t("features.users")))
     if found:
         return drawn

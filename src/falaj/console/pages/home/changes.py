@@ -15,7 +15,7 @@ from falaj.core.ref import Ref
 from falaj.jobs.records import JobView
 from falaj.serve.records import EndpointView
 
-DAY_S, SHOWN, OF_EACH, READ = 86_400.0, 16, 4, 400
+DAY_S, SHOWN, OF_EACH, READ = 86_400.0, 16, 4, 1000
 TOLD = frozenset({
     "catalog.publish", "catalog.promote", "catalog.point", "catalog.rollback", "catalog.delete", "serve.add",
     "serve.stop", "serve.rollback", "flows.add", "flows.start", "flows.end", "flows.schedule", "flows.on",
