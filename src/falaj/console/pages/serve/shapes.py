@@ -60,7 +60,9 @@ def inputs_in(signature: Mapping[str, Any]) -> tuple[Input, ...]:
         listed = []
     made = []
     for at, one in enumerate(listed if isinstance(listed, list) else []):
-        spec = one.get("tensor-spec", one) if isinstance(one, Mapping) else {}
+        if not isinstance(one, Mapping):
+            continue
+        spec = one.get("tensor-spec", one)
         kind = str(spec.get("dtype") or spec.get("type") or "float32")
         shape = spec.get("shape", [-1])
         if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
