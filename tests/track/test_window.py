@@ -86,3 +86,14 @@ def test_a_span_of_a_curve(amal: Any, run: Ref) -> None:
     assert steps(1005, 1006, by="time") == [5, 6, 200]
     for wrong in ({"span": (1.0,), "bins": 5}, {"span": (1.0, 2.0)}, {"by": "value", "bins": 5}):
         assert isinstance(refusal(lambda given=wrong: amal.track.history(run, "loss", **given)), Invalid)
+
+
+def test_many_curves_at_once(amal: Any, runs: list[Ref]) -> None:
+    found = amal.track.curves((runs[0], runs[2]), ("loss", "valid loss"), bins=10)
+    told = [(one.run, one.curve.key, [point.value for point in one.curve.points]) for one in found]
+    assert told == [(runs[0], "loss", [0.0]), (runs[0], "valid loss", [2.0]), (runs[2], "loss", []),
+                    (runs[2], "valid loss", [])]  # fmt: skip
+    assert found[0].curve == amal.track.history(runs[0], "loss", bins=10)
+    assert amal.track.curves((runs[0],), ("loss",), span=(5.0, 9.0))[0].curve.points == ()
+    for wrong in ({"metrics": ("",)}, {"metrics": ("loss",), "bins": 0}, {"metrics": ("a",) * 501}):
+        assert isinstance(refusal(lambda given=wrong: amal.track.curves((runs[0],), **given)), Invalid)

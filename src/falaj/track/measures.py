@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, FalajError, Unavailable
@@ -123,15 +124,23 @@ class Measures:
         self, run: tuple[str, str], metric: str, after: str, limit: int, bins: int, span: Span | None = None
     ) -> Curve:
         """The points of a metric by step and time: a page of them; or all of them, or of a span, down-sampled."""
-        spot = read_cursor(after)
         if bins:
-            whole = self._columns(run, metric, None, _ALL)
-            whole = whole.within(span) if span else whole
-            return Curve(metric, tuple(_metric(metric, one) for one in whole.binned(bins)), total=len(whole))
-        columns = self._columns(run, metric, spot, limit + 1)
+            return self.curves(run, (metric,), bins, span)[0]
+        columns = self._columns(self._arrived(run), metric, read_cursor(after), limit + 1)
         page = columns[:limit]
         more = len(columns) > limit
         return Curve(metric, tuple(_metric(metric, one) for one in page), write_cursor(page.spot(-1)) if more else "")
+
+    def curves(
+        self, run: tuple[str, str], metrics: Sequence[str], bins: int, span: Span | None = None
+    ) -> tuple[Curve, ...]:
+        """Several curves of a run, down-sampled; what has just arrived is read once for all of them."""
+        arrived, found = self._arrived(run), list[Curve]()
+        for metric in metrics:
+            whole = self._columns(arrived, metric, None, _ALL)
+            whole = whole.within(span) if span else whole
+            found.append(Curve(metric, tuple(_metric(metric, one) for one in whole.binned(bins)), total=len(whole)))
+        return tuple(found)
 
     def settle_soon(self, tenant: str, run: str) -> None:
         """Settle a run's points beside whoever works."""
@@ -159,17 +168,19 @@ class Measures:
         """End the settling."""
         self._settler.close()
 
-    def _columns(self, run: tuple[str, str], metric: str, spot: Spot | None, least: int) -> Columns:
-        """The spots of a metric after one, at least so many of them where there are so many."""
-        tenant, name = run
-        tail = self._tail(tenant, (name,))
-        heads = self._series.read(tenant, (name,), HEAD)
-        head = unpack_heads(self._opened(heads[-1])).get(metric) if heads else None
+    def _arrived(self, run: tuple[str, str]) -> "_Arrived":
+        """What is not settled, by metric, and the heads of what is. In this order: nothing is missed between both."""
+        tail = self._tail(run[0], (run[1],))
+        heads = self._series.read(run[0], (run[1],), HEAD)
         points = [point for block in tail for point in unpack_points(self._opened(block))]
-        late = Columns.of(by_metric(points).get(metric, ()))
+        return _Arrived(run, by_metric(points), unpack_heads(self._opened(heads[-1])) if heads else {})
+
+    def _columns(self, arrived: "_Arrived", metric: str, spot: Spot | None, least: int) -> Columns:
+        """The spots of a metric after one, at least so many of them where there are so many."""
+        late, head = Columns.of(arrived.late.get(metric, ())), arrived.heads.get(metric)
         if head is None:
             return late.after(spot)
-        settled = self._settled(run, f"m{head[0]}", spot, least)
+        settled = self._settled(arrived.run, f"m{head[0]}", spot, least)
         return late.merged([columns.after(spot) for columns in settled]).after(spot)
 
     def _settled(self, run: tuple[str, str], shelf: str, spot: Spot | None, least: int) -> list[Columns]:
@@ -261,6 +272,14 @@ class Measures:
                     self._tails.popitem(last=False) if not due else self._tails.pop(name)
             if due:
                 self._settler.ask(name)
+
+
+class _Arrived(NamedTuple):
+    """Of one run: the points that are not settled, and the newest of each metric of those that are."""
+
+    run: tuple[str, str]
+    late: dict[str, list[Spot]]
+    heads: dict[str, Head]
 
 
 class _Job:

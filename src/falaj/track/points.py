@@ -147,6 +147,8 @@ def newest(heads: Mapping[str, Head], points: Iterable[Point]) -> dict[str, Head
 
 def newer(heads: Mapping[str, Head], others: Mapping[str, Head]) -> dict[str, Head]:
     """Heads with those of others that are newer."""
+    if not heads:
+        return dict(others)
     fresh = {key: head for key, head in others.items() if key not in heads or rank(head[1:]) > rank(heads[key][1:])}
     return {**heads, **fresh} if fresh else dict(heads)
 

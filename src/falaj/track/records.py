@@ -174,6 +174,16 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    """A curve of a run, down-sampled."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("run", "curve")
+
+    run: Ref
+    curve: Curve
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """A file of a run, or a folder of them."""
 

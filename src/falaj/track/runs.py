@@ -17,9 +17,21 @@ from falaj.track.comparison import compared
 from falaj.track.notebook import MOST_PARAMS, MOST_TAGS, Notebook, check_key, check_texts, check_title
 from falaj.track.points import MOST_STEP, Point, Span
 from falaj.track.reading import as_run, terms_of
-from falaj.track.records import OVER, STATUSES, Comparison, Curve, Metric, Run, RunPage, RunTable, UsedData, Window
+from falaj.track.records import (
+    OVER,
+    STATUSES,
+    Comparison,
+    Curve,
+    Drawn,
+    Metric,
+    Run,
+    RunPage,
+    RunTable,
+    UsedData,
+    Window,
+)
 
-MOST_POINTS, MOST_INPUTS, MOST_COMPARED = 10_000, 1_000, 100
+MOST_POINTS, MOST_INPUTS, MOST_COMPARED, MOST_CURVES = 10_000, 1_000, 100, 500
 MOST_PAGE, MOST_CURVE, MOST_BINS, MOST_CELLS = 50_000, 25_000, 10_000, 100_000
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -239,6 +251,37 @@ class Runs(Notebook):
             raise Invalid("a span of a curve in pages", "ask for it with bins, or follow `after`")
         where = (record.key.tenant, record.key.name)
         return self.measures.curve(where, metric, after, limit, bins, _span(span, by))
+
+    @verb(reads=("runs",))
+    def curves(
+        self,
+        ctx: Context,
+        runs: Annotated[tuple[Ref, ...], "of which runs"],
+        metrics: Annotated[tuple[str, ...], "which metrics; a run that has none of one gives an empty curve"],
+        bins: Annotated[int, "in so many bins: lowest, highest and last point of each"] = 200,
+        span: Annotated[tuple[float, ...], "only from here to there; both ends"] = (),
+        by: Annotated[str, "step or time: what the span counts"] = "step",
+    ) -> tuple[Drawn, ...]:
+        """Read many curves at once, down-sampled: for every run each of the metrics.
+
+        Example:
+            falaj track curves run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 --metrics loss,accuracy
+        """
+        if not 0 < bins <= MOST_BINS or len(runs) * len(metrics) > MOST_CURVES:
+            raise Invalid(
+                f"{len(runs) * len(metrics)} curves in {bins} bins",
+                f"at most {MOST_CURVES} curves in 1 to {MOST_BINS} bins",
+            )
+        cut = _span(span, by)
+        for metric in metrics:
+            check_key("metric", metric)
+        with self._ledger.read(ctx) as tx:
+            records = [self._run(tx, run) for run in runs]
+        return tuple(
+            Drawn(record.ref.bare, curve)
+            for record in records
+            for curve in self.measures.curves((record.key.tenant, record.key.name), metrics, bins, cut)
+        )
 
     @verb(reads=("runs",))
     def compare(self, ctx: Context, runs: Annotated[tuple[Ref, ...], "which runs"]) -> Comparison:

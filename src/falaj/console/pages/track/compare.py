@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join
@@ -94,10 +95,9 @@ def _across(view: View, found: Comparison, metric: str) -> Html:
 
 def _overlaid(view: View, found: Comparison, metrics: Sequence[str], metric: str) -> Html:
     def drawn() -> Html:
-        made = [
-            curves.asked(view, run, metric, title, _BINS) for run, title in zip(found.runs, found.titles, strict=True)
-        ]
-        return line(view, made, title=metric, x=curves.axis(view), log_y=view.query("log") == "1", height=360)
+        made = zip(curves.asked(view, found.runs, [metric], _BINS), found.titles, strict=True)
+        named = [replace(one, name=title) for one, title in made]
+        return line(view, named, title=metric, x=curves.axis(view), log_y=view.query("log") == "1", height=360)
 
     return parts.card(view.t("track.curves"), curves.choices(view, metrics, metric), curves.whole(view),
                       h.div(view.part(drawn), data_refetch=True))  # fmt: skip

@@ -15,13 +15,13 @@ _EACH = 3
 """So many points at most stand for a bin of a down-sampled curve: its lowest, its highest and its last."""
 
 
-def asked(view: View, run: Ref, metric: str, name: str, bins: int = BINS) -> Series:
-    """A curve as the address wants it."""
+def asked(view: View, runs: Sequence[Ref], metrics: Sequence[str], bins: int = BINS) -> list[Series]:
+    """Curves as the address wants them: of each run every metric, named by the metric."""
     by = "time" if view.query("x") == "time" else "step"
     ends = [_number(view.query(one)) for one in ("from", "to")]
     span = tuple(one for one in ends if one is not None)
-    found = view.here.track.history(run, metric, bins=bins, span=span if len(span) == 2 else (), by=by)
-    return smoothed(series(found, name, by), smooth(view))
+    found = view.here.track.curves(tuple(runs), tuple(metrics), bins=bins, span=span if len(span) == 2 else (), by=by)
+    return [smoothed(series(one.curve, one.curve.key, by), smooth(view)) for one in found]
 
 
 def series(curve: Curve, name: str, by: str) -> Series:

@@ -1,7 +1,6 @@
 """One run: what it was told, what it used and made, what it measured, and its files."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join
@@ -10,7 +9,7 @@ from falaj.console.pages.track import curves
 from falaj.console.pages.track.files import files
 from falaj.console.pages.track.texts import NOTE, note
 from falaj.console.parts import Field
-from falaj.console.plots import line, spark
+from falaj.console.plots import Series, line, spark
 from falaj.console.view import View
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
@@ -85,12 +84,11 @@ def _metrics(view: View, found: Run) -> Html:
     keys = [key for key in sorted(found.metrics) if wanted in key.casefold()]
     if not found.metrics:
         return parts.card(t("track.metrics"), h.p(t("track.no_metrics"), class_="soft"))
-    rows = []
-    for number, key in enumerate(keys[:_ROWS]):
+    rows, went = [], _went(view, found, keys)
+    for key in keys[:_ROWS]:
         one = found.metrics[key]
-        drawn = view.part(partial(_went, view, found.ref, key)) if number < _SPARKS else EMPTY
         link = h.a(h.bdi(key), href=view.link(tab="curves", metric=key, q=""))
-        rows.append((link, drawn, view.number(one.number), view.number(one.step), view.when(one.at)))
+        rows.append((link, went.get(key, EMPTY), view.number(one.number), view.number(one.step), view.when(one.at)))
     numbers = [parts.Column(name, "n") for name in (t("console.value"), t("track.step"))]
     heads: tuple[parts.Column | str, ...] = (t("track.metric"), t("track.went"), *numbers, t("console.when"))
     find = parts.filters(view, (Field("q", t("track.name_has")),)) if len(found.metrics) > _SPARKS else EMPTY
@@ -98,9 +96,11 @@ def _metrics(view: View, found: Run) -> Html:
     return parts.card(t("track.metrics"), find, parts.table(view, heads, rows, t("track.metrics")), more)
 
 
-def _went(view: View, ref: Ref, key: str) -> Html:
-    points = view.here.track.history(ref, key, bins=30).points
-    return spark(view, [None if one.odd else one.value for one in points], title=key)
+def _went(view: View, found: Run, keys: Sequence[str]) -> dict[str, Html]:
+    """Small curves of the first metrics, asked for together."""
+    drawn = view.here.track.curves((found.ref,), tuple(keys[:_SPARKS]), bins=30)
+    told = [(one.curve.key, [None if point.odd else point.value for point in one.curve.points]) for one in drawn]
+    return {key: spark(view, values, title=key) for key, values in told}
 
 
 def _params(view: View, found: Run) -> Html:
@@ -135,7 +135,7 @@ def _curves(view: View, found: Run) -> Html:
         return parts.empty(view, t("track.no_metrics"), t("track.no_metrics_hint"), f"falaj track log {found.ref}")
     chosen = view.query("metric") if view.query("metric") in found.metrics else ""
     shown = [chosen] if chosen else keys[:_DRAWN]
-    plots = [view.part(partial(_curve, view, found, key, 420 if chosen else 240)) for key in shown]
+    plots = [_curve(view, one, 420 if chosen else 240) for one in curves.asked(view, (found.ref,), shown)]
     drawn = h.div([h.div(one, class_="card") for one in plots], class_=None if chosen else "cards",
                   data_refetch=True if chosen else None)  # fmt: skip
     return join(curves.choices(view, ["", *keys[:500]], chosen), curves.whole(view) if chosen else None, drawn)
@@ -146,9 +146,8 @@ def _card(title: str | Html, given: Mapping[str, str]) -> list[Html]:
     return [parts.card(title, parts.facts(shown))] if shown else []
 
 
-def _curve(view: View, found: Run, key: str, height: int) -> Html:
-    drawn = curves.asked(view, found.ref, key, key)
-    return line(view, [drawn], title=key, x=curves.axis(view), log_y=view.query("log") == "1", height=height)
+def _curve(view: View, one: Series, height: int) -> Html:
+    return line(view, [one], title=one.name, x=curves.axis(view), log_y=view.query("log") == "1", height=height)
 
 
 def _job(view: View, said: str) -> Html:
