@@ -177,6 +177,9 @@ def test_large_things_stay_small() -> None:
     assert len(read(graph).all(".node")) == 300
     assert EN.t("plots.more", shown=300, all=400) in graph
     assert len(graph) < 200_000
+    many = plots.line(EN, [plots.Series(str(n), range(500), range(500)) for n in range(200)], title="t")
+    assert len(read(many).all(".plane .stroke")) == 64
+    assert len(many) < 450_000
     axes = [plots.Axis(str(n)) for n in range(10)]
     lines = [plots.Line(f"r{n}", f"run {n}", [chance.random() for _ in axes]) for n in range(1500)]
     parallel = plots.parallel(EN, axes, lines, title="t")

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from falaj.console.markup import EMPTY, Html, h
 from falaj.console.plots.scale import Seer, real, scale, short
-from falaj.console.plots.shell import SIGNS, figure, fix, look, nothing, pct, plain
+from falaj.console.plots.shell import SIGNS, figure, fix, levels, look, nothing, pct, plain
 from falaj.console.states import tone
 from falaj.console.writing import number
 
@@ -96,25 +95,19 @@ def histogram(
         now, before = (_shares(some) for some in (now, before))
     up = scale((0.0, *now, *before), rounded=True)
     marks = up.ticks()
-    write = partial(_written, view, "%" if any(before) else "")
-    levels = [fix(6 + _TALL - _TALL * up.at(m)) for m in marks]
-    grid = [h.line(x1=0, x2="100%", y1=at, y2=at) for at in levels]
-    bins = [_bin(view, edges, n, (value, up.at(value)), (kind, len(now), any(before)))
+    heights = [6 + _TALL - _TALL * up.at(mark) for mark in marks]
+    step = marks[1] - marks[0] if len(marks) > 1 else 0.0
+    paired = any(before)
+    grid, side = levels([_written(view, paired, mark, step) for mark in marks], heights, _TALL + 30)
+    bins = [_bin(view, edges, n, (value, up.at(value)), (kind, len(now), paired))
             for kind, some in enumerate((now, before)) for n, value in enumerate(some[: len(now)])]  # fmt: skip
     area = h.svg(
-        h.g(grid, class_="grid"), bins, _ends(view, edges, len(now)),
+        grid, bins, _ends(view, edges, len(now)),
         class_="area s0", width="100%", height=_TALL + 30, role="img", aria_label=title,
     )  # fmt: skip
-    words = [write(m, marks[1] - marks[0] if len(marks) > 1 else 0.0) for m in marks]
-    side = [
-        h.text(said, x="100%", dx=-8, dy=".32em", y=at, text_anchor="end")
-        for said, at in zip(words, levels, strict=True)
-    ]
-    gutter = h.svg(side, class_="side", width=14 + 7 * max(map(len, words)), height=_TALL + 30, aria_hidden="true")
-    known = any(before) and h.ul(
-        [_kind("now", view.t("plots.now")), _kind("then", view.t("plots.then"))], class_="plot-legend"
-    )
-    return figure("histogram", title, h.div(gutter, area, class_="plot-box", dir="ltr"), legend=known or EMPTY)
+    kinds = [_kind("now", view.t("plots.now")), _kind("then", view.t("plots.then"))]
+    known = h.ul(kinds, class_="plot-legend") if paired else EMPTY
+    return figure("histogram", title, h.div(side, area, class_="plot-box", dir="ltr"), legend=known)
 
 
 def _shares(some: Sequence[float]) -> list[float]:
@@ -123,8 +116,8 @@ def _shares(some: Sequence[float]) -> list[float]:
     return [v / most / total for v in some]
 
 
-def _written(view: Seer, unit: str, value: float, step: float) -> str:
-    return _percent(view, value, step) if unit else short(view, value, step)
+def _written(view: Seer, paired: bool, value: float, step: float) -> str:
+    return _percent(view, value, step) if paired else short(view, value, step)
 
 
 def _kind(kind: str, name: str) -> Html:
@@ -137,7 +130,7 @@ def _bin(
 ) -> Html:
     (value, share), (kind, bins, paired) = measured, among
     thick, shift = (0.42, 0.06 + 0.46 * kind) if paired else (0.94, 0.03)
-    spoken = f"{_edge(view, edges[n])} \u2013 {_edge(view, edges[n + 1])}: {_written(view, '%' * paired, value, 0.0)}"
+    spoken = f"{_edge(view, edges[n])} \u2013 {_edge(view, edges[n + 1])}: {_written(view, paired, value, 0.0)}"
     return h.rect(
         h.title(spoken), x=pct((n + shift) / bins), width=pct(thick / bins), y=fix(6 + _TALL * (1 - share)),
         height=fix(_TALL * share), class_="fill then" if kind else "fill now",

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from falaj.console.markup import EMPTY, Html, h, join
 from falaj.console.plots.scale import TIME, Scale, Seer, period, real, scale, short
-from falaj.console.plots.shell import figure, fix, legend, look, nothing, pct, plain
+from falaj.console.plots.shell import figure, legend, levels, look, nothing, pct, plain
 from falaj.console.writing import NOTHING
 
 WIDE = 1000
-MOST, ALL = 2000, 16_000
+# Points of a curve, of all curves, and curves: what a browser gets at most.
+MOST, ALL, CURVES = 2000, 16_000, 64
 _Point = tuple[float, float | None, float | None, float | None]
 
 
@@ -36,30 +37,32 @@ def line(
 ) -> Html:
     """Curves over a common axis. `x=TIME` says that xs are seconds since 1970. Gaps are values that are no numbers.
     Inside an element with `data-refetch` a zoom asks the server for the range (`from`, `to` in the address)."""
-    most = min(MOST, ALL // max(1, len(series)))
-    drawn = [_points(one, log_y, most) for one in series]
+    given, series = len(series), series[:CURVES]
+    drawn = [_points(one, log_y, min(MOST, ALL // len(series))) for one in series]
     if not any(point[1] is not None for points in drawn for point in points):
         return nothing(view, "line", title)
     across = scale((p[0] for points in drawn for p in points), time=x == TIME)
     up = scale((v for points in drawn for p in points for v in p[1:]), log=log_y, rounded=True)
     tall = height - (42 if x and x != TIME else 26)
     planes = [_drawn(i, one, drawn, across, up, tall) for i, one in enumerate(series)]
-    grid, labels = _rows(view, up, tall)
+    marks = up.ticks()
+    heights = [6 + tall - tall * up.at(mark) for mark in marks]
+    grid, side = levels([up.label(view, mark, marks) for mark in marks], heights, height)
     plane = h.svg(
         planes, class_="plane", y=6, width="100%", height=tall, viewBox=f"0 0 {WIDE} {tall}", preserveAspectRatio="none"
     )
     area = h.svg(
-        h.g(grid, class_="grid"), h.g(_columns(view, across, tall), class_="ticks"), plane,
+        grid, h.g(_columns(view, across, tall), class_="ticks"), plane,
         x not in ("", TIME) and h.text(x, x="50%", y=height - 4, text_anchor="middle", class_="axis-name"),
         class_="area", width="100%", height=height, role="img", tabindex=0,
         aria_label=_said(view, title, series, drawn), aria_keyshortcuts="ArrowLeft ArrowRight Home End Escape",
     )  # fmt: skip
-    side = h.svg(labels, class_="side", width=14 + 7 * _widest(view, up), height=height, aria_hidden="true")
     # Time and numbers run from left to right in Arabic, too: curves are read as in every other tool.
     box = h.div(side, area, class_="plot-box", dir="ltr", **_scales(across, up, tall))
     known = legend([one.name for one in series]) if len(series) > 1 or series[0].name not in ("", title) else EMPTY
     notes = [h.span(note, class_="plot-unit") for note in (y, period(view, across) if x == TIME else "") if note]
-    return figure("line", title, box, h.output(class_="plot-out"), legend=join(notes, known))
+    more = given > CURVES and h.p(view.t("plots.more", shown=CURVES, all=given), class_="plot-unit")
+    return figure("line", title, box, more, h.output(class_="plot-out"), legend=join(notes, known))
 
 
 def spark(view: Seer, ys: Sequence[float | None], *, title: str) -> Html:
@@ -89,8 +92,8 @@ def _points(one: Series, log: bool, most: int) -> list[_Point]:
 
 
 def _levels(some: Sequence[float | None], log: bool) -> list[float | None]:
-    levels = [real(v) for v in some]
-    return [v if v is not None and v > 1e-300 else None for v in levels] if log else levels
+    known = [real(v) for v in some]
+    return [v if v is not None and v > 1e-300 else None for v in known] if log else known
 
 
 def _fold(points: list[_Point], most: int) -> list[_Point]:
@@ -111,11 +114,11 @@ def _fold(points: list[_Point], most: int) -> list[_Point]:
 def _drawn(index: int, one: Series, drawn: Sequence[list[_Point]], across: Scale, up: Scale, tall: int) -> Html:
     points = drawn[index]
     xs = [WIDE * across.at(p[0]) for p in points]
-    levels = [[v if v is None else tall - tall * up.at(v) for v in (p[k] for p in points)] for k in (1, 2, 3)]
-    band = _band(xs, levels[1], levels[2])
+    rows = [[v if v is None else tall - tall * up.at(v) for v in (p[k] for p in points)] for k in (1, 2, 3)]
+    band = _band(xs, rows[1], rows[2])
     # Curves of one run have the same steps: they are sent once.
     same = index > 0 and [p[0] for p in points] == [p[0] for p in drawn[0]]
-    way, dots = _path(zip(xs, levels[0], strict=True))
+    way, dots = _path(zip(xs, rows[0], strict=True))
     curve = h.path(
         d=way, class_="stroke",
         data_x=None if same else ",".join([f"{p[0] - across.low:.7g}" for p in points]),
@@ -152,17 +155,6 @@ def _band(xs: Sequence[float], low: Sequence[float | None], high: Sequence[float
     return _tidy(f"M{there} {back}") + "Z"
 
 
-def _rows(view: Seer, up: Scale, tall: int) -> tuple[list[Html], list[Html]]:
-    marks = up.ticks()
-    ys = [6 + tall - tall * up.at(m) for m in marks]
-    grid = [h.line(x1=0, x2="100%", y1=fix(at), y2=fix(at)) for at in ys]
-    labels = [
-        h.text(up.label(view, m, marks), x="100%", dx=-8, y=fix(at), dy=".32em", text_anchor="end")
-        for m, at in zip(marks, ys, strict=True)
-    ]
-    return grid, labels
-
-
 def _columns(view: Seer, across: Scale, tall: int) -> list[Html]:
     marks = across.ticks(6)
     return [
@@ -172,11 +164,6 @@ def _columns(view: Seer, across: Scale, tall: int) -> list[Html]:
         )
         for n, m in enumerate(marks)
     ]  # fmt: skip
-
-
-def _widest(view: Seer, up: Scale) -> int:
-    marks = up.ticks()
-    return max(len(up.label(view, m, marks)) for m in marks)
 
 
 def _scales(across: Scale, up: Scale, tall: int) -> dict[str, object]:

@@ -48,6 +48,15 @@ def look(index: int) -> str:
     return f"s{index % 8} d{(index + index // 8) % 8}"
 
 
+def levels(words: Sequence[str], ys: Sequence[float], height: int) -> tuple[Html, Html]:
+    """Lines across at these heights, and the column with their words."""
+    beside = {"x": "100%", "dx": -8, "dy": ".32em", "text_anchor": "end"}
+    side = [h.text(word, y=fix(at), **beside) for word, at in zip(words, ys, strict=True)]
+    wide = 14 + 7 * max(map(len, words), default=0)
+    grid = h.g([h.line(x1=0, x2="100%", y1=fix(at), y2=fix(at)) for at in ys], class_="grid")
+    return grid, h.svg(side, class_="side", width=wide, height=height, aria_hidden="true")
+
+
 def cut(name: str, room: float) -> str:
     """A name that fits `room` characters of middle width, cut in its middle where its ends tell it apart."""
     name = plain(name)

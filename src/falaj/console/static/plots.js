@@ -379,13 +379,16 @@ function scaleGraph(figure, times, event) {
   const [drawing, box, now] = [figure.querySelector(".drawing"), figure.querySelector(".plot-scroll"), state(figure)];
   const [, , wide, tall] = drawing.getAttribute("viewBox").split(" ").map(Number);
   const before = now.zoom;
+  // From right to left, scrolling counts down from nought at the right edge.
+  const hidden = () => (getComputedStyle(box).direction === "rtl" ? box.scrollWidth - box.clientWidth : 0);
+  const [left, above] = [box.scrollLeft + hidden(), box.scrollTop];
   now.zoom = times ? clamp(before * times, 0.15, 3) : Math.min(1, box.clientWidth / wide);
   drawing.setAttribute("width", wide * now.zoom);
   drawing.setAttribute("height", tall * now.zoom);
   const rect = box.getBoundingClientRect();
   const [x, y] = event ? [event.clientX - rect.left, event.clientY - rect.top] : [box.clientWidth / 2, box.clientHeight / 2];
-  box.scrollLeft = (box.scrollLeft + x) * now.zoom / before - x;
-  box.scrollTop = (box.scrollTop + y) * now.zoom / before - y;
+  box.scrollLeft = (left + x) * now.zoom / before - x - hidden();
+  box.scrollTop = (above + y) * now.zoom / before - y;
 }
 
 function boxes(figure) {
