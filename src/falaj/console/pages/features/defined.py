@@ -15,7 +15,7 @@ def entity(view: View, ref: Ref) -> Page:
     one: Defined = view.here.features.show(ref)
     person = one.definition.get("subject", "")
     more = [(view.t("features.subject"), h.bdi(person))] if person else []
-    found = view.here.features.list(kind="view", project=ref.project, limit=100).items
+    found = view.here.features.list(kind="view", project=ref.project, limit=50).items
     mine = [each for each in found if any(used.bare == one.ref.bare for used in each.uses)]
     rows = [(parts.ref(view, each.ref.bare), view.number(each.rows), h.span(each.about, dir="auto")) for each in mine]
     heads = (view.t("console.name"), Column(view.t("features.rows"), "n"), view.t("features.about"))

@@ -8,7 +8,7 @@ from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join
 from falaj.console.page import address, href
 from falaj.console.pages.home.answers import Answers
-from falaj.console.pages.home.work import SHOWN, calm
+from falaj.console.pages.home.work import SHOWN, items
 from falaj.console.plots import spark
 from falaj.console.view import View
 from falaj.core.context import Actor
@@ -74,18 +74,10 @@ def awaits(one: ApprovalState, actor: Actor) -> bool:
     return bool(actor.roles & set(question.roles)) and actor.id not in barred | spoken
 
 
-def mine_to_approve(view: View, told: Answers) -> Html:
+def approvals(view: View, told: Answers) -> Html:
     """What waits for the reader's word."""
-    return parts.card(view.t("home.approve"), view.part(lambda: _approvals(view, told)), id="approve",
-                      more=address("approvals"))  # fmt: skip
-
-
-def _approvals(view: View, told: Answers) -> Html:
     told.ask("approvals", "list", state="waiting", limit=100)
-    found = _for_me(view, told) or []
-    if not found:
-        return calm(view.t("home.none_approve"))
-    items = [
+    return items(
         h.li(
             h.div(h.a(h.bdi(one.approval.about or one.approval.action), href=href(one.ref), class_="ref"),
                   h.small(view.ago(one.approval.asked), class_="soft"), class_="between"),
@@ -94,46 +86,29 @@ def _approvals(view: View, told: Answers) -> Html:
             h.div(_short(one.approval.reason), class_="soft", dir="auto"),
             id=parts.slug(f"home-{one.ref}"),
         )
-        for one in found[:SHOWN]
-    ]  # fmt: skip
-    return h.ul(items, class_="plain-list")
+        for one in (_for_me(view, told) or [])[:SHOWN]
+    )  # fmt: skip
 
 
 def drifts(view: View, told: Answers) -> Html:
     """Open incidents."""
-    return parts.card(view.t("home.drifts"), view.part(lambda: _incidents(view, told)), id="drifts",
-                      more=address("monitor"))  # fmt: skip
-
-
-def _incidents(view: View, told: Answers) -> Html:
     found = told.ask("monitor", "incidents", state="open", limit=50)
-    if not found:
-        return calm(view.t("home.none_drift"))
-    items = [
+    return items(
         h.li(h.div(parts.ref(view, one.ref), h.small(view.ago(one.since), class_="soft"), class_="between"),
              h.div(_short(one.said), class_="soft", dir="auto"), id=parts.slug(f"home-{one.ref}"))
         for one in found[:SHOWN]
-    ]  # fmt: skip
-    return h.ul(items, class_="plain-list")
+    )  # fmt: skip
 
 
 def serves(view: View, told: Answers) -> Html:
     """Endpoints, and what they were asked in a day."""
-    return parts.card(view.t("home.serves"), view.part(lambda: _endpoints(view, told)), id="serves",
-                      more=address("serve"))  # fmt: skip
-
-
-def _endpoints(view: View, told: Answers) -> Html:
     found: tuple[EndpointView, ...] = told.ask("serve", "list", limit=50).endpoints
     awake = [one for one in found if one.state != "stopped"]
-    if not awake:
-        return calm(view.t("home.none_serve"))
-    items = [
+    return items(
         h.li(h.div(parts.ref(view, one.ref), parts.badge(view, one.state), class_="between"),
              _asked_of(view, told, one), id=parts.slug(f"home-{one.ref}"))
         for one in awake[:MEASURED]
-    ]  # fmt: skip
-    return h.ul(items, class_="plain-list")
+    )  # fmt: skip
 
 
 def _asked_of(view: View, told: Answers, one: EndpointView) -> Html:
@@ -151,21 +126,13 @@ def _asked_of(view: View, told: Answers, one: EndpointView) -> Html:
 
 def use(view: View, told: Answers) -> Html:
     """Clusters at a glance."""
-    return parts.card(view.t("home.use"), view.part(lambda: _use(view, told)), id="use", more=address("clusters"))
-
-
-def _use(view: View, told: Answers) -> Html:
-    found = gathered(told.ask("clusters", "nodes"))
-    if not found:
-        return calm(view.t("home.none_cluster"))
-    items = [
+    return items(
         h.li(h.div(h.a(h.bdi(one.name), href=address(f"clusters/{one.name}"), class_="ref"),
                    h.small(view.t("home.nodes", n=one.nodes), class_="soft"), class_="between"),
              _meter(view, view.t("home.gpus"), one.gpus_used, one.gpus),
              _meter(view, view.t("home.cpus"), one.cpus_used, one.cpus), id=parts.slug(f"home-use-{one.name}"))
-        for one in found[:SHOWN]
-    ]  # fmt: skip
-    return h.ul(items, class_="plain-list")
+        for one in gathered(told.ask("clusters", "nodes"))[:SHOWN]
+    )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from falaj.console import parts
 from falaj.console.markup import Html, h
 from falaj.console.page import address, href
 from falaj.console.pages.home.answers import Answers
-from falaj.console.pages.home.work import OF_WORK, calm, of_me
+from falaj.console.pages.home.work import OF_WORK, of_me
 from falaj.console.view import View
 from falaj.core.ref import Ref
 from falaj.jobs.records import JobView
@@ -45,7 +45,9 @@ def changed(view: View, told: Answers) -> Html:
     found = newest((*logged(entries.entries if entries else ()), *noticed(view, told)), view.now - DAY_S)
     more = address("audit") if entries else ""
     if not found:
-        return parts.card(view.t("home.changed"), calm(view.t("home.none_changed")), id="changed", wide=True)
+        return parts.card(
+            view.t("home.changed"), h.p(view.t("home.none_changed"), class_="soft"), id="changed", wide=True
+        )
     rows = [
         parts.Row((view.ago(one.at), view.t.of("home.did", one.verb), _named(view, one),
                    parts.badge(view, one.state) if one.state else "", h.bdi(one.who)),

@@ -1,11 +1,11 @@
 """Work: what runs and what waits and why, flows under way, and the reader's own runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join
-from falaj.console.page import address
+from falaj.console.page import href
 from falaj.console.pages.home.answers import Answers
 from falaj.console.view import View
 from falaj.jobs.records import JobView
@@ -24,16 +24,9 @@ def listed(told: Answers, state: str) -> Any:
 
 def runs(view: View, told: Answers) -> Html:
     """Jobs at work, with how far they are."""
-    return parts.card(view.t("home.runs"), view.part(lambda: _running(view, told)), id="runs",
-                      more=address("jobs", {"state": "running"}))  # fmt: skip
-
-
-def _running(view: View, told: Answers) -> Html:
     found: Sequence[JobView] = listed(told, "running").jobs
-    if not found:
-        return calm(view.t("home.none_run"))
     found = sorted(found, key=lambda one: one.author.startswith(OF_WORK))
-    return h.ul([_job(view, one, progress(view, one)) for one in found[:SHOWN]], class_="plain-list")
+    return items(_job(view, one, progress(view, one)) for one in found[:SHOWN])
 
 
 def progress(view: View, job: JobView) -> Html:
@@ -46,16 +39,8 @@ def progress(view: View, job: JobView) -> Html:
 
 def waits(view: View, told: Answers) -> Html:
     """Jobs that wait, each with its reason."""
-    return parts.card(view.t("home.waits"), view.part(lambda: _waiting(view, told)), id="waits",
-                      more=address("jobs", {"state": "waiting"}))  # fmt: skip
-
-
-def _waiting(view: View, told: Answers) -> Html:
     found: tuple[JobView, ...] = listed(told, "waiting").jobs
-    if not found:
-        return calm(view.t("home.none_wait"))
-    items = [_job(view, one, _reason(view, told, one, n < ASKED_WHY)) for n, one in enumerate(found[:SHOWN])]
-    return h.ul(items, class_="plain-list")
+    return items(_job(view, one, _reason(view, told, one, n < ASKED_WHY)) for n, one in enumerate(found[:SHOWN]))
 
 
 def _reason(view: View, told: Answers, job: JobView, ask: bool) -> Html:
@@ -72,44 +57,29 @@ def _job(view: View, job: JobView, more: Html) -> Html:
 
 def flows(view: View, told: Answers) -> Html:
     """The newest runs of flows."""
-    return parts.card(view.t("home.flows"), view.part(lambda: _turns(view, told)), id="flows", more=address("flows"))
-
-
-def _turns(view: View, told: Answers) -> Html:
-    found = told.ask("flows", "runs", limit=SHOWN).runs
-    if not found:
-        return calm(view.t("home.none_flow"))
-    items = [
+    return items(
         h.li(
             h.div(parts.ref(view, one.ref), parts.badge(view, one.state), class_="between"),
             h.small(one.note or view.t("home.step", done=sum(step.ended_at > 0 for step in one.steps),
                                        all=len(one.steps)), class_="soft", dir="auto"),
             id=parts.slug(f"home-{one.ref}"),
         )
-        for one in found
-    ]  # fmt: skip
-    return h.ul(items, class_="plain-list")
+        for one in told.ask("flows", "runs", limit=SHOWN).runs
+    )  # fmt: skip
 
 
-def my_runs(view: View, told: Answers) -> Html:
+def mine(view: View, told: Answers) -> Html:
     """What the reader tried last, and what it measured."""
-    return parts.card(view.t("home.my_runs"), view.part(lambda: _mine(view, told)), id="mine", more=address("track"))
-
-
-def _mine(view: View, told: Answers) -> Html:
     found: tuple[Run, ...] = told.ask("track", "list", **of_me(view)).runs
-    if not found:
-        return calm(view.t("home.none_mine"))
-    items = [
+    return items(
         h.li(
-            h.div(h.a(h.bdi(one.title or one.ref.name[:8]), href=address(f"track/{one.ref}"), class_="ref"),
+            h.div(h.a(h.bdi(one.title or one.ref.name[:8]), href=href(one.ref), class_="ref"),
                   parts.badge(view, one.status), class_="between"),
             h.div(h.span(_measured(view, one)), h.small(view.ago(one.started), class_="soft"), class_="between"),
             id=parts.slug(f"home-{one.ref}"),
         )
         for one in found
-    ]  # fmt: skip
-    return h.ul(items, class_="plain-list")
+    )  # fmt: skip
 
 
 def of_me(view: View) -> dict[str, Any]:
@@ -123,6 +93,7 @@ def _measured(view: View, run: Run) -> Html:
     return join([h.span(h.bdi(name), " ", view.number(one.value), class_="tag") for name, one in shown]) or EMPTY
 
 
-def calm(words: Html) -> Html:
-    """That there is nothing of a kind, which is no news."""
-    return h.p(words, class_="soft")
+def items(made: Iterable[Html]) -> Html:
+    """Things below each other; nothing where there are none."""
+    found = list(made)
+    return h.ul(found, class_="plain-list") if found else EMPTY
