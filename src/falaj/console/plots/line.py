@@ -115,7 +115,8 @@ def _drawn(index: int, one: Series, drawn: Sequence[list[_Point]], across: Scale
     points = drawn[index]
     xs = [WIDE * across.at(p[0]) for p in points]
     rows = [[v if v is None else tall - tall * up.at(v) for v in (p[k] for p in points)] for k in (1, 2, 3)]
-    band = _band(xs, rows[1], rows[2])
+    # Among more curves than there are colours, bands would hide what they surround.
+    band = _band(xs, rows[1], rows[2]) if len(drawn) <= 8 else ""
     # Curves of one run have the same steps: they are sent once.
     same = index > 0 and [p[0] for p in points] == [p[0] for p in drawn[0]]
     way, dots = _path(zip(xs, rows[0], strict=True))
