@@ -83,6 +83,7 @@ def _what(view: View, state: ApprovalState) -> Html:
         h.p(asked.reason, dir="auto"),
         facts([
             (view.t("approvals.about"), ref(view, asked.about) if asked.about else ""),
+            (view.t("approvals.evidence"), _evidence(view, asked.about)),
             (view.t("approvals.action"), h.code(asked.action, dir="ltr")),
             (view.t("approvals.asker"), h.bdi(asked.asker)),
             (view.t("approvals.asked"), view.ago(asked.asked)),
@@ -91,6 +92,13 @@ def _what(view: View, state: ApprovalState) -> Html:
             (view.t("approvals.digest"), h.code(asked.digest, dir="ltr")),
         ]),
     )  # fmt: skip
+
+
+def _evidence(view: View, about: str) -> Html:
+    """Where what speaks for it is shown; a thing without such a page tells it on its own."""
+    if not about.startswith(("model:", "dataset:")):
+        return EMPTY
+    return h.a(view.t("approvals.see_evidence"), href=address(f"catalog/{about}/stages"))
 
 
 def _so_far(view: View, state: ApprovalState) -> Html:

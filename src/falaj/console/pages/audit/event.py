@@ -6,7 +6,7 @@ from dataclasses import asdict
 from falaj.audit.note import parse, unb64
 from falaj.audit.records import Entry, Proof
 from falaj.console.markup import EMPTY, Html, h, join
-from falaj.console.page import File, Page, address, href
+from falaj.console.page import File, Page, address
 from falaj.console.pages.audit.path import path_of
 from falaj.console.parts import Column, badge, card, copyable, facts, notice, ref, table, tabs
 from falaj.console.view import View
@@ -64,7 +64,7 @@ def _details(view: View, one: Entry) -> Html:
 def _lineage(view: View, one: Entry) -> Html:
     if one.subject.kind not in _WITH_LINEAGE:
         return EMPTY
-    return h.a(view.t("audit.lineage"), href=href(one.subject, tab="lineage"))
+    return h.a(view.t("audit.lineage"), href=address(f"catalog/{one.subject}/lineage"))
 
 
 def _decision(view: View, one: Entry) -> Html:
