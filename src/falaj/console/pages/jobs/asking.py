@@ -59,7 +59,7 @@ def _number(given: dict[str, str], name: str, default: float) -> float:
 def _refs(lines: str) -> dict[str, str]:
     pairs = [line.partition("=") for line in lines.splitlines() if line.strip()]
     if any(not equals for _, equals, _ in pairs):
-        raise Invalid("a line has no name", "one a line, for example data=dataset:fraud/transactions@v3")
+        raise Invalid("a line has no name", "one a line, for example data=dataset:project/name@v3")
     return {name.strip(): ref.strip() for name, _, ref in pairs}
 
 

@@ -38,7 +38,7 @@ def rows(view: View, found: Sequence[JobView]) -> Html:
     t = view.t
     columns = (
         t("console.job"), t("console.state"), t("jobs.standing"), t("jobs.needs"), t("jobs.queue"), t("console.who"),
-        Column(t("jobs.asked_at"), "n"), Column(t("console.took"), "n"),
+        Column(t("jobs.asked_at"), "n"),
     )  # fmt: skip
     return parts.table(view, columns, [_row(view, one) for one in found], t("console.room.jobs"))
 
@@ -47,10 +47,14 @@ def _row(view: View, one: JobView) -> Row:
     name = join(parts.ref(view, one.ref, short=True), h.br(), h.small(h.bdi(one.ref.project), class_="soft"))
     cells = (
         name, parts.badge(view, one.state), standing(view, one), needs(view, one.spec.roles),
-        queue_link(one.queue), who(one.person or one.author), view.ago(one.submitted_at),
-        view.duration(one.ran_s) if one.ran_s else "",
+        queue_link(one.queue), who(one.person or one.author), _asked(view, one),
     )  # fmt: skip
     return Row(cells, id=f"row-{one.ref}")
+
+
+def _asked(view: View, one: JobView) -> Html:
+    ran = h.small(view.t("jobs.ran_for", time=view.duration(one.ran_s)), class_="soft") if one.ran_s else None
+    return join(view.ago(one.submitted_at), h.br() if ran else None, ran)
 
 
 def standing(view: View, one: JobView) -> Html:

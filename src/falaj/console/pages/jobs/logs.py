@@ -105,4 +105,4 @@ def _filters(view: View, one: JobView, attempt: int) -> Html:
 
 def _ways(view: View, one: JobView, attempt: int) -> Html:
     where = {"slot": view.count("slot", 0), "attempt": attempt}
-    return h.p(h.a(view.t("console.download"), href=address(f"jobs/{one.ref}/log", where), class_="button"))
+    return h.p(h.a(view.t("console.download"), href=address(f"jobs/{one.ref}/log", where), class_="button quiet"))
