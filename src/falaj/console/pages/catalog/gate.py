@@ -11,6 +11,7 @@ from falaj.console.page import href
 from falaj.console.parts import Column, Field, Row
 from falaj.console.view import View
 from falaj.core.ref import Ref
+from falaj.govern.records import ApprovalState
 
 _STAGES = ("production", "staging", "retired")
 _PEOPLE = (" approval", " approvals", " dpo")
@@ -33,33 +34,45 @@ def _gate(view: View, version: Version, stage: str, rules: tuple[str, ...]) -> H
 
 def _judged(view: View, version: Version, stage: str, rules: tuple[str, ...]) -> Html:
     told: Promotion = view.here.catalog.judge(version.ref, stage)
+    asked: ApprovalState | None = view.here.approvals.show(told.approval) if told.approval else None
     return join(
-        _standing(view, told),
-        _rules(view, told, rules),
+        _standing(view, told, asked),
+        _rules(view, (told, asked), rules),
         view.part(lambda: _figures(view, version, told)) if told.before and told.before != version.ref else None,
         view.part(lambda: _live(view, told)) if stage == "production" and told.before else None,
         h.div(_promote(view, told), class_="actions"),
     )
 
 
-def _standing(view: View, told: Promotion) -> Html:
+def _standing(view: View, told: Promotion, asked: ApprovalState | None) -> Html:
     """In one line: is it there, may it go there, whom does it wait for."""
     t = view.t
-    if told.state in ("waiting", "emergency") and told.approval:
-        link = h.a(t("catalog.see_approval"), href=href(told.approval.bare))
+    if asked is not None and told.state in ("waiting", "emergency"):
+        link = h.a(t("catalog.see_approval"), href=href(asked.ref.bare))
+        if asked.standing.granted:
+            return parts.notice("good", t("catalog.agreed"), link)
         until = t("catalog.asked_until", when=view.when(told.until)) if told.until else ""
-        return parts.notice("warn", t("catalog.waits", why=told.why), join(until, " ", link))
+        return parts.notice("warn", _waits(view, told, asked), join(until, " ", link))
     if told.state == "refused":
         return parts.notice("bad", t("catalog.gate_refuses"), t("catalog.gate_refuses_hint"))
     return parts.notice("good", t.of("catalog.gate", told.state))
 
 
-def _rules(view: View, told: Promotion, rules: tuple[str, ...]) -> Html:
+def _waits(view: View, told: Promotion, asked: ApprovalState) -> Html:
+    stands = asked.standing
+    if told.state == "emergency" or stands.state != "waiting":
+        return view.t("catalog.waits", why=told.why)
+    officers = join(" ", view.t("catalog.waits_dpo", n=stands.missing_dpo)) if stands.missing_dpo else ""
+    return join(view.t("catalog.waits_for", n=stands.missing), officers)
+
+
+def _rules(view: View, told_asked: tuple[Promotion, ApprovalState | None], rules: tuple[str, ...]) -> Html:
+    told, asked = told_asked
     t, found = view.t, {one.rule: one for one in told.evidence}
     rows = []
     for rule in rules:
         if rule.endswith(_PEOPLE):
-            rows.append(_people(view, told, rule))
+            rows.append(_people(view, told, asked, rule))
         elif rule in found:
             mark = t("catalog.met") if found[rule].passed else t("catalog.unmet")
             kind = "badge good" if found[rule].passed else "badge bad"
@@ -71,13 +84,12 @@ def _rules(view: View, told: Promotion, rules: tuple[str, ...]) -> Html:
     return parts.table(view, (t("console.state"), t("catalog.rule"), t("catalog.found")), rows, t("catalog.rules"))
 
 
-def _people(view: View, told: Promotion, rule: str) -> Row:
+def _people(view: View, told: Promotion, asked: ApprovalState | None, rule: str) -> Row:
     """A rule about people, with what they said so far."""
     t = view.t
-    if told.state == "done" or not told.approval:
+    if told.state == "done" or asked is None:
         kind, mark = ("badge good", t("catalog.met")) if told.state == "done" else ("badge", t("catalog.to_ask"))
         return Row((h.span(mark, class_=kind), h.code(rule, dir="ltr"), t("catalog.asks_people")))
-    asked = view.here.approvals.show(told.approval)
     given = [voice.actor for voice in asked.approval.voices if voice.says == "give"]
     enough = asked.standing.granted
     kind, mark = ("badge good", t("catalog.met")) if enough else ("badge wait", t("catalog.waiting"))
