@@ -45,6 +45,7 @@ def test_whoever_may_see_nothing_meets_calm_lines(platform: Ground) -> None:
 
 
 def test_the_log_is_read_by_whoever_may(platform: Ground) -> None:
+    platform.as_("fatima").people.add("huda", ("data-scientist",), jurisdiction="AE")
     assert "person added" in platform.visitor("omar").get("/console").tree.one("#changed").text
     assert "person added" not in platform.visitor("amal").get("/console").text
 

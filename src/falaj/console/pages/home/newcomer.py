@@ -11,11 +11,14 @@ from falaj.console.view import View
 
 def is_new(told: Answers) -> bool:
     """True when nothing was published, tracked or asked for, as far as the reader may see; and they may see it."""
-    published = told.seen("catalog", "list", limit=1)
-    runs, jobs = told.seen("track", "list", limit=1), told.seen("jobs", "list", limit=20)
-    if published is None or runs is None or jobs is None:
+    jobs = told.seen("jobs", "list", limit=20)
+    if jobs is None or jobs.jobs:
         return False
-    return not (published.versions or runs.runs or jobs.jobs)
+    runs = told.seen("track", "list", limit=1)
+    if runs is None or runs.runs:
+        return False
+    published = told.seen("catalog", "list", limit=1)
+    return published is not None and not published.versions
 
 
 def steps(view: View) -> Html:

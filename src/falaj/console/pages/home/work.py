@@ -11,7 +11,7 @@ from falaj.console.view import View
 from falaj.jobs.records import JobView
 from falaj.track.records import Run
 
-SHOWN, ASKED_WHY = 5, 3
+SHOWN, ASKED_WHY = 5, 2
 """Of what waits, so many are asked why; the others say what was noted of them."""
 OF_WORK = "run."
 """How whoever asked for a job is called where that was a flow or an endpoint: its people's own jobs come first."""
