@@ -22,7 +22,7 @@ def test_the_list_says_how_each_stands(amal: Visitor) -> None:
     seen = amal.get("/console/serve")
     rows = {row["id"]: row.text for row in seen.main.all("tbody tr")}
     assert "ready" in rows["endpoint-fraud-scorer"]
-    assert "1: 80% · 2: 20%" in rows["endpoint-fraud-scorer"]
+    assert "revision 1: 80% revision 2: 20%" in rows["endpoint-fraud-scorer"]
     assert "confirmed" in rows["endpoint-fraud-scorer"]
     assert "stopped" in rows["endpoint-fraud-old"]
     assert "falaj serve deploy" in amal.get("/console/serve?project=nothing").text

@@ -55,7 +55,8 @@ def _row(view: View, one: EndpointView, load: LoadView | None, drift: str) -> Ro
             h.div(parts.ref(view, one.ref, short=True), h.br(), h.small(h.bdi(one.ref.project), class_="soft")),
             parts.badge(view, one.state),
             [h.div(parts.ref(view, model, short=True)) for model in models(one)],
-            h.bdi(" · ".join(f"{number}: {100 * share:.3g}%" for number, share in one.traffic.items()), dir="ltr"),
+            [h.div(view.t("serve.has_share", revision=number, share=view.percent(share, 0)), class_="nowrap")
+             for number, share in one.traffic.items()],
             view.number(round(load.requests_s, 2)) if load else "",
             view.percent(load.errors) if load and asked else NOTHING,
             view.duration(load.p95_ms / 1000) if load and asked else NOTHING,
@@ -63,7 +64,7 @@ def _row(view: View, one: EndpointView, load: LoadView | None, drift: str) -> Ro
             h.div(h.bdi(newest.made_by), h.br(), h.small(view.ago(newest.made_at), class_="soft")),
         ),
         id=str(one.ref),
-    )
+    )  # fmt: skip
 
 
 def models(one: EndpointView) -> list[Ref]:
