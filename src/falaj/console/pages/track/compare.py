@@ -15,7 +15,7 @@ from falaj.core.ref import Ref
 from falaj.track.records import Comparison, Difference
 
 MOST = 50
-_ROWS, _BINS = 200, 150
+_CELLS, _BINS = 3000, 150
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -58,14 +58,17 @@ def packed(runs: Sequence[Ref]) -> str:
 
 def _table(view: View, found: Comparison) -> Html:
     """What differs, a row each; the lowest and the highest of a metric are marked."""
-    t = view.t
+    t, most = view.t, max(20, _CELLS // len(found.runs))
+    shown = sorted(found.differences, key=lambda one: (one.kind != "param", one.key))[:most]
     names = [h.a(h.bdi(title), href=href(run)) for title, run in zip(found.titles, found.runs, strict=True)]
     rows = [
         (join(h.bdi(one.key), " ", h.small(t.of("track.one", one.kind), class_="soft")),
          *(_value(view, one, found.runs[n], value) for n, value in enumerate(one.values)))
-        for one in sorted(found.differences, key=lambda one: (one.kind != "metric", one.key))[:_ROWS]
+        for one in shown
     ]  # fmt: skip
     same = h.p(t("track.same", params=found.same_params, metrics=found.same_metrics), class_="soft")
+    if len(found.differences) > most:
+        same = join(h.p(t("track.first_differences", n=most), class_="soft"), same)
     heads: list[parts.Column | str] = [t("track.differs"), *(parts.Column(name, "n") for name in names)]
     if not rows:
         return parts.card(t("track.differences"), h.p(t("track.no_differences")), same)
