@@ -105,7 +105,10 @@ def _steps(view: View, run: RunView) -> Html:
 def _jobs(view: View, step: StepView) -> Html:
     if step.cached:
         return h.span(view.t("flows.known"), " ", parts.ref(view, step.cached, short=True), class_="soft")
-    links = [h.div(parts.ref(view, job, short=True)) for job in step.jobs[:SHOWN_JOBS]]
+    links = [
+        h.div(parts.ref(view, job, short=True), " ", h.small(h.a(view.t("flows.logs"), href=href(job, tab="logs"))))
+        for job in step.jobs[:SHOWN_JOBS]
+    ]
     more = len(step.jobs) - SHOWN_JOBS
     return join(links, h.small(view.t("flows.more", n=more), class_="soft") if more > 0 else None)
 
