@@ -42,12 +42,21 @@ def test_a_job_shows_its_fix_only_to_those_who_may_press_it(platform: Ground, am
     assert again == "/console/jobs/new?from=job%3Afraud%2Ftrain-3&models=any"
 
 
+def test_a_waiting_job_is_changed_by_its_form(platform: Ground, amal: Visitor) -> None:
+    wanted = {"given": 'train-5"}', "gpus": "3", "memory": "48MiB", "band": "high"}
+    assert amal.press(f"{ONE}-5", "jobs", "change", **wanted).status == 303
+    made = platform.as_("amal").jobs.show("job:fraud/train-5")
+    assert (made.spec.roles[0].memory, made.spec.roles[0].gpus, made.band) == ("48MiB", 3.0, "high")
+    assert not amal.get(f"{ONE}-1").main.all("#change")
+
+
 def test_what_a_job_was_is_told_in_full(amal: Visitor) -> None:
     done = amal.get(f"{ONE}-1").main
     links = {link["href"] for link in done.all("a")}
     assert {"/console/catalog/dataset:fraud/transactions@v1", "/console/queues?at=root%2Fbank"} <= links
     assert [row["id"] for row in done.one("#attempts").all("tbody tr")] == ["attempt-1"]
-    assert done.one("#timeline").all("svg .span")
+    titles = [span.one("title").text for span in done.one("#timeline").all("svg .span")]
+    assert [title.partition(" ")[0] for title in titles] == ["waiting", "starting", "local/vm"]
     assert not done.all("#cancel")
     failed = amal.get(f"{ONE}-2").main
     assert failed.all("#retry")

@@ -66,13 +66,13 @@ def test_a_click_starts_a_waiting_job_a_log_grows_and_a_click_cancels(tmp_path: 
         expect(log).to_have_text("the first <b>word</b>\n")
         tab.tell("globalThis.same = true")
         (tmp_path / "go").touch()
-        expect(log).to_have_text("the first <b>word</b>\nthe second word\n")
+        expect(log).to_have_text("the first <b>word</b>\nthe second word\n", timeout=30_000)
         assert tab.tell("globalThis.same"), "nothing was loaded again"
 
         page.locator("summary", has_text="Cancel the job").click()
         page.locator("#cancel button").click()
         expect(page.locator(".badge[data-state=cancelled]").first).to_be_visible(timeout=30_000)
-        expect(page.locator("#log-state")).to_contain_text("is over")
+        expect(page.locator("#log-state")).to_contain_text("is over", timeout=30_000)
         expect(log).to_have_text("the first <b>word</b>\nthe second word\n")
         assert lab.show(talks).state == "cancelled"
         assert tab.wrong() == []

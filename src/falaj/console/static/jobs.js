@@ -1,6 +1,6 @@
 // The log of a job: what it says next is fetched from where the page ended, and shown as it comes.
-const PAUSE_MS = 1000, MOST_LETTERS = 2_000_000, NEAR_PX = 40;
-let box = null, timer = 0;
+const PAUSE_MS = 800, LONGEST_MS = 3000, MOST_LETTERS = 2_000_000, NEAR_PX = 40;
+let box = null, timer = 0, pause = PAUSE_MS;
 
 function begin() {
   const found = document.querySelector(".log[data-tail]");
@@ -13,17 +13,19 @@ function begin() {
 }
 
 async function more(here) {
-  let wait = PAUSE_MS;
+  // Every look is recorded: a job that is silent is asked less often.
+  pause = Math.min(LONGEST_MS, pause * 1.3);
   if (!document.hidden) {
     const page = await ask(here);
     if (here !== box) return;
     if (page?.lines.length) {
       add(here, page.lines);
       here.dataset.after = page.next;
-      wait = 0;
+      pause = PAUSE_MS;
+      return more(here);
     } else if (page?.over) return ended(here);
   }
-  timer = setTimeout(more, wait, here);
+  timer = setTimeout(more, pause, here);
 }
 
 async function ask(here) {

@@ -14,6 +14,7 @@ from falaj.console.plots import Span, timeline
 from falaj.console.view import View
 from falaj.core.ref import Ref
 from falaj.jobs.records import CANCELLED, FAILED, HELD, SUCCEEDED, WAITING, JobView, Tried
+from falaj.schedule.model import BANDS
 
 SOON_S = 10.0
 _TABS = ("overview", "logs", "figures", "profile", "cost")
@@ -41,12 +42,27 @@ def _head(view: View, one: JobView) -> Html:
         reason = (Field("reason", t("console.reason")),)
         acts.append(parts.action(view, "jobs", "cancel", {"job": one.ref}, t("jobs.cancel"), reason, danger=True,
                                  confirm=t("jobs.cancel_sure", name=one.ref.name), id="cancel"))  # fmt: skip
+    if one.state in (WAITING, HELD):
+        acts.append(_change(view, one))
     if one.state in (FAILED, CANCELLED):
         acts.append(parts.action(view, "jobs", "retry", {"job": one.ref}, t("jobs.retry"), primary=True, id="retry"))
     acts.append(h.a(t("jobs.ask_like"), href=address("jobs/new", {"from": str(one.ref)}), class_="button"))
     acts.append(h.a(t("jobs.its_run"), href=href(one.run), class_="button"))
     state = h.p(parts.badge(view, one.state), " ", h.span(one.note, dir="auto") if one.over else None)
     return join(state, progress(view, one), h.div(acts, class_="actions"))
+
+
+def _change(view: View, one: JobView) -> Html:
+    t, role = view.t, one.spec.roles[0]
+    bands = [(band, t.of("jobs.band", band)) for band in BANDS]
+    fields = (
+        Field("workers", t("jobs.workers"), "number", str(role.count)),
+        Field("gpus", t("jobs.gpus_each"), "number", f"{role.gpus:g}"),
+        Field("cpus", t("jobs.cores"), "number", f"{role.cpus:g}"),
+        Field("memory", t("jobs.memory"), value=role.memory),
+        Field("band", t("jobs.band"), "select", one.spec.band, bands),
+    )  # fmt: skip
+    return parts.action(view, "jobs", "change", {"job": one.ref}, t("jobs.ask_for_less"), fields, id="change")
 
 
 def _overview(view: View, one: JobView) -> Html:
