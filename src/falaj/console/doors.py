@@ -18,6 +18,7 @@ from falaj.console.doing import BACK, FORM_BYTES, KEY, NAME, SHOW, arguments, re
 from falaj.console.frame import main, whole
 from falaj.console.live import Live
 from falaj.console.outcome import outcome
+from falaj.console.packing import packed
 from falaj.console.page import ROOT, Data, File, Made, Page, Route
 from falaj.console.pages import find, maker
 from falaj.console.provider import CALLBACK, Provider
@@ -82,6 +83,11 @@ class Console:
         return f"{url}{ROOT}/sign-in?code={self.sessions.invite()}"
 
     async def answer(self, ask: Ask) -> Answer | None:
+        """What is asked for, in the fewest bytes that the browser takes."""
+        found = await self._found(ask)
+        return found if found is None else packed(ask, found)
+
+    async def _found(self, ask: Ask) -> Answer | None:
         """Place was checked; now files, then signing in, then who it is, then the page."""
         path = ask.path.decode("ascii", "replace")
         if path == "/":
@@ -136,11 +142,8 @@ class Console:
         return self._html(made.status, whole(view, made, flashed), ctx.request, took, (b"vary", PART), *clear)
 
     def _view(self, ask: Ask, form: Mapping[str, str] | None = None) -> tuple[View, Route]:
-        pieces = (
-            [plain_name(piece) for piece in ask.path[len(ROOT) + 1 :].split(b"/")]
-            if len(ask.path) > len(ROOT) + 1
-            else []
-        )
+        below = ask.path[len(ROOT) + 1 :]
+        pieces = [plain_name(piece) for piece in below.split(b"/")] if below else []
         route, args = find(pieces)
         look = look_of(ask)
         here = Here(self._house, ask.caller, look.purpose)
