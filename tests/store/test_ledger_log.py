@@ -119,6 +119,26 @@ class FirstUse:
         return sealed[::-1]
 
 
+def test_a_tenants_log_over_zones_is_read_in_order_and_never_sorted(ledger: Ledger, tmp_path: Path) -> None:
+    """However long it is, a page of it costs what the page holds."""
+    for start, zone in enumerate(("uae", "eu", "uae", "us", "eu")):
+        say(ledger, 90, start=start * 1000, zone=zone)
+        say(ledger, 3, start=start * 1000 + 500, tenant="other", zone=zone)
+    wanted = [start * 1000 + n for start in range(5) for n in range(90)]
+    assert numbers(ledger, tenant="acme") == wanted
+    middle = ledger.tail(tenant="acme", limit=100)[-1]
+    assert numbers(ledger, middle.pos, tenant="acme", limit=7) == wanted[100:107]
+    assert numbers(ledger, tenant="nobody") == []
+    raw, asked = sqlite3.connect(tmp_path / "ledger.db"), list[str]()
+    raw.set_trace_callback(asked.append)
+    sqlite_log.read(raw, "", 10, {"tenant": "acme"})
+    raw.set_trace_callback(None)
+    plans = [str(raw.execute(f"EXPLAIN QUERY PLAN {one}").fetchall()) for one in asked if "body" in one]
+    raw.close()
+    assert len(plans) == 3
+    assert not [plan for plan in plans if "TEMP B-TREE" in plan]
+
+
 def test_a_key_made_while_events_are_sealed_is_part_of_the_transaction(ledger: Ledger) -> None:
     ledger.cipher = FirstUse(ledger)
     say(ledger, 3)
