@@ -135,3 +135,13 @@ def test_metrics_have_their_intervals() -> None:
 )
 def test_bars_end_where_the_next_would_begin(bins: tuple[str, ...], edges: list[float]) -> None:
     assert edges_of(bins) == edges
+
+
+def test_the_story_of_an_incident_leads_to_its_verdict_and_model(platform: Ground) -> None:
+    seen = platform.visitor("mona").get(INCIDENT)
+    links = [one["href"] for one in seen.main.all("#story a")]
+    verdict = next(link for link in links if "#verdict-" in link)
+    page, _, place = verdict.partition("#")
+    assert platform.visitor("mona").get(page).main.one(f"#{place}").all("tbody tr")
+    assert "/console/catalog/model:fraud/scorer@v1" in links
+    assert "/console/audit?about=incident%3Afraud%2Fscorer-1" in links

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join
-from falaj.console.page import Page, address
+from falaj.console.page import Page, address, href
 from falaj.console.pages.monitor.drift import finding_table
 from falaj.console.pages.monitor.listing import incident_state, watch_ref
 from falaj.console.parts import Field, Row
@@ -91,9 +91,11 @@ def _story(view: View, one: Incident) -> Html:
     t = view.t
     until = one.resolved_at or view.now
     decided: tuple[Verdict, ...] = view.here.monitor.verdicts(one.endpoint)
+    told = next((v for v in decided if v.at == one.opened_at), None)
+    link = f"{href(watch_ref(one.endpoint), tab='verdicts')}#verdict-{parts.slug(told.id)}" if told else ""
     moments = [
         Moment(one.since, t("monitor.story_began"), EMPTY),
-        Moment(one.opened_at, t("monitor.story_told"), EMPTY),
+        Moment(one.opened_at, t("monitor.story_told"), h.a(t("monitor.verdict"), href=link) if link else EMPTY),
     ]
     moments += [Moment(v.at, t.of("monitor.action", v.action), _decided(view, v)) for v in decided
                 if one.since <= v.at <= until and v.what in ("", one.what) and v.action != "alert"]  # fmt: skip
@@ -101,10 +103,10 @@ def _story(view: View, one: Incident) -> Html:
         moments.append(Moment(one.acknowledged_at, t("monitor.story_acknowledged"), h.bdi(one.acknowledged_by)))
     if one.resolved_at:
         moments.append(Moment(one.resolved_at, t("monitor.story_resolved"), h.bdi(one.resolved_by)))
-    told = [h.li(view.when(m.at), " ", h.strong(m.what), " ", m.said) for m in sorted(moments, key=lambda m: m.at)]
+    lines = [h.li(view.when(m.at), " ", h.strong(m.what), " ", m.said) for m in sorted(moments, key=lambda m: m.at)]
     model = view.part(lambda: _model(view, one, decided))
     log = h.p(h.a(t("monitor.in_log"), href=address("audit", {"about": str(one.ref)})))
-    return parts.card(t("monitor.story"), h.ol(told, class_="story"), model, log, id="story")
+    return parts.card(t("monitor.story"), h.ol(lines, class_="story"), model, log, id="story")
 
 
 def _decided(view: View, verdict: Verdict) -> Html:

@@ -20,7 +20,7 @@ from falaj.core.errors import FalajError
 from falaj.serve.calling import Caller, tensor
 from falaj.serve.records import EndpointView
 
-TIMEOUT_S, LONGEST = 15.0, 20_000
+TIMEOUT_S, LOOK_S, LONGEST = 15.0, 3.0, 20_000
 
 
 def trying(view: View, one: EndpointView) -> Html:
@@ -33,7 +33,8 @@ def trying(view: View, one: EndpointView) -> Html:
     if lacking := view.lacks("serve.enter", one.ref):
         return parts.notice("denied", t("console.needs", what=lacking))
     try:
-        with Caller(view.here, one.url, token=view.here.token(), timeout_s=TIMEOUT_S) as caller:
+        within_s = TIMEOUT_S if view.form else LOOK_S  # an endpoint that sleeps is woken by a question, not by a look
+        with Caller(view.here, one.url, token=view.here.token(), timeout_s=within_s) as caller:
             told = caller.metadata(_revision(view))
             answer = _asked(view, one, caller, told) if view.form else EMPTY
     except FalajError as error:
