@@ -138,6 +138,11 @@ def test_checkpoints_prove_that_the_log_only_grew(platform: Ground) -> None:
     assert omar.get("/console/audit/checkpoints/x").status == 404
 
 
+def test_acts_without_an_end_are_looked_for(platform: Ground) -> None:
+    seen = platform.visitor("omar").press("/console/audit/verify", "audit", "unfinished")
+    assert "Every act that was begun has its end in the log" in seen.text
+
+
 def test_an_evidence_pack_is_a_file_to_keep(platform: Ground) -> None:
     omar = platform.visitor("omar")
     page = omar.get("/console/audit/verify")

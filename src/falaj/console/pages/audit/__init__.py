@@ -5,9 +5,9 @@ from typing import Any
 from falaj.console.page import Route
 from falaj.console.pages.audit.event import event, proof_file
 from falaj.console.pages.audit.search import search
-from falaj.console.pages.audit.trust import checked, checkpoint, checkpoints, trust, verifier
+from falaj.console.pages.audit.trust import checked, checkpoint, checkpoints, trust, unfinished, verifier
 
-OUTCOMES: dict[str, Any] = {"check": checked}
+OUTCOMES: dict[str, Any] = {"check": checked, "unfinished": unfinished}
 ROUTES: tuple[Route, ...] = (
     Route("audit", search, ("audit", "audit?verb=guard.deny", "audit?about=dataset:fraud/transactions&actor=amal")),
     Route("audit/event/<id>", event, ("audit/event/newest", "audit/event/newest?tab=proof")),

@@ -32,7 +32,8 @@ def trust(view: View) -> Page:
             card(t("audit.newest"), view.part(lambda: _newest(view)), seal,
                  h.p(h.a(t("audit.checkpoints"), href=address("audit/checkpoints")))),
         ),
-        card(t("audit.unfinished"), view.part(lambda: _unfinished(view, view.here.audit.unfinished()))),
+        card(t("audit.unfinished"), h.p(t("audit.unfinished_hint")), action(
+            view, "audit", "unfinished", {}, t("audit.look"), show=True, back=view.link())),
         card(t("audit.witnesses"), h.p(t("audit.witnesses_hint")), action(
             view, "audit", "enrol", {}, t("audit.enrol"),
             (Field("name", t("console.name"), required=True), Field("key", t("audit.key"), required=True)),
@@ -140,14 +141,14 @@ def _growth(view: View, one: Checkpoint) -> Html:
     return join(notice(kind, join(badge(view, "ok" if grown else "alarm"), " ", words)), shown)
 
 
-def _unfinished(view: View, found: Sequence[Intent]) -> Html:
+def unfinished(view: View, found: Sequence[Intent], back: str) -> Page:
+    """Acts without an end; whoever asks first lets the whole log be read, so it is a button and no part of a page."""
     t = view.t
-    if not found:
-        return h.p(t("audit.all_finished"), class_="soft")
     rows = [
         (h.a(view.when(one.at), href=address(f"audit/event/{one.id}")), h.bdi(one.actor), h.code(one.verb, dir="ltr"),
          ref(view, one.subject))
         for one in found[:_PAGE]
     ]  # fmt: skip
     heads = (t("console.when"), t("console.who"), t("audit.verb"), t("audit.subject"))
-    return join(h.p(t("audit.unfinished_hint"), class_="soft"), table(view, heads, rows, t("audit.unfinished")))
+    told = table(view, heads, rows, t("audit.unfinished")) if rows else notice("good", t("audit.all_finished"))
+    return Page(t("audit.unfinished"), join(told, h.p(h.a(t("console.go_back"), href=back, class_="button"))))
