@@ -1,9 +1,11 @@
 """Pages of jobs, queues and clusters: what they say is what the verbs say, and their forms do it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from falaj.console.pages.clusters.fleet import expected
 from falaj.console.pages.clusters.gpus import cells
 from falaj.console.pages.jobs.asking import draft
 from falaj.console.pages.jobs.figures import grouped, moments
@@ -13,7 +15,7 @@ from falaj.console.pages.queues.fair import Held, fair, held
 from falaj.core.errors import Invalid
 from falaj.core.execute import Device
 from falaj.fleet.records import NodeView, QueueView
-from falaj.fleet.signs import Figure
+from falaj.fleet.signs import Figure, PoolLoad
 from falaj.fleet.usage import UsageRow
 from tests.console.ground import Ground, Visitor
 
@@ -123,12 +125,14 @@ def test_a_profile_that_a_job_wrote(platform: Ground, amal: Visitor) -> None:
     run = platform.as_("amal").jobs.show("job:fraud/train-1").run
     assert "falaj train profile job:fraud/train-1" in amal.get(f"{ONE}-1?tab=profile").text
     split = {"compute": 0.7, "input": 0.3}
-    summary = {"span_s": 1.0, "steps": 3, "split": split, "kernels": [{"name": "<gemm>", "total_s": 0.4}]}
+    summary = {"span_s": 1.0, "steps": 3, "split": split, "kernels": [{"name": "<gemm>", "seconds": 0.4}]}
     platform.as_("amal").track.attach(run, "profile/summary.json", json.dumps(summary).encode())
     page = amal.get(f"{ONE}-1?tab=profile").main
     assert "waiting for input" in page.text
     assert "<gemm>" in page.text
-    platform.as_("amal").track.attach(run, "profile/summary.json", b'{"split": [1], "kernels": 4, "span_s": "x"}')
+    platform.as_("amal").track.attach(
+        run, "profile/summary.json", b'{"split": [1], "kernels": [{"seconds": "x"}, 4], "span_s": 1}'
+    )
     assert amal.get(f"{ONE}-1?tab=profile").status == 200
 
 
@@ -188,6 +192,14 @@ def test_figures_are_drawn_by_what_is_measured() -> None:
         "busy": ["#0", "#1"], "pace": ["r0"], "load": [""]
     }  # fmt: skip
     assert moments(3600.0, "1h", 2) == [900.0, 2700.0]
+
+
+def test_where_a_pool_goes() -> None:
+    rising = PoolLoad("cpu", 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, (*(hour / 12 for hour in range(72)), None))
+    ahead = expected(rising)
+    assert ahead is not None
+    assert 22 <= ahead.full(8.0)[0] <= 26
+    assert expected(replace(rising, hours=rising.hours[:30])) is None
 
 
 def test_what_a_report_draws() -> None:

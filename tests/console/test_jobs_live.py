@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from falaj.api.server import make_server
 from falaj.console.doors import Console
+from falaj.dispatch.scaling import ScalingLoop
 from falaj.platform import House
-from tests.jobs.lab import Lab
+from tests.jobs.lab import Lab, until
 from tests.servers.browser import Chromium, Tab
 
 TALKS = """
@@ -47,10 +49,15 @@ def served(home: Path, chromium: Chromium) -> Iterator[tuple[Lab, Tab]]:
         thread.join(20)
 
 
-def test_a_click_starts_a_waiting_job_a_log_grows_and_a_click_cancels(tmp_path: Path, chromium: Chromium) -> None:
+def test_a_click_starts_a_waiting_job_a_log_grows_and_a_click_cancels(
+    tmp_path: Path, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScalingLoop, "every_s", 1.0)
     with served(tmp_path, chromium) as (lab, tab):
         page = tab.page
         lab.one_node(cpus=1000)
+        cloud = "process:?nodes=0&most=3&cpus=1000&memory=1024&labels=price:1000000000"
+        lab.here.clusters.add("cloud", cloud, more={"folder": str(tmp_path / "cloud"), "tenants": "clinic"})
         talks = lab.submit(TALKS.format(folder=tmp_path), "talks", cpus=0.5)
         lab.until(talks, lambda job: job.state == "running")
 
@@ -75,4 +82,13 @@ def test_a_click_starts_a_waiting_job_a_log_grows_and_a_click_cancels(tmp_path: 
         expect(page.locator("#log-state")).to_contain_text("is over", timeout=30_000)
         expect(log).to_have_text("the first <b>word</b>\nthe second word\n")
         assert lab.show(talks).state == "cancelled"
+
+        until(lab.here.clusters.scaling, len)
+        tab.open("/console/clusters?tab=scaling")
+        expect(page.locator("#kind-cloud-node")).to_contain_text("1,000")
+        page.locator("summary", has_text="Rules of buying").click()
+        page.locator("input[name='f.wait']").fill("3m")
+        page.locator("form[action$='clusters/tune'] button").click()
+        expect(page.locator(".notice.good")).to_be_visible()
+        assert lab.here.clusters.tune().wait_s == 180
         assert tab.wrong() == []

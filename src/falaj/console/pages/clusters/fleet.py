@@ -1,6 +1,7 @@
 """All clusters together: the list, every GPU, pools over time, alerts and health, and what is bought."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join, text
@@ -19,9 +20,12 @@ from falaj.fleet.health import NodeHealth
 from falaj.fleet.records import Cluster, NodeView
 from falaj.fleet.signs import NodeFigures, PoolLoad
 
+if TYPE_CHECKING:
+    from falaj.fleet.trend import Forecast
+
 LIVE, SOON_S, RECENT = ("clusters", "jobs"), 20.0, "15m"
 SPANS = ("24h", "7d", "28d", "90d")
-MOST = 100
+MOST, AHEAD_H = 100, 72
 
 
 def clusters(view: View) -> Page:
@@ -100,14 +104,28 @@ def _pool(view: View, pool: PoolLoad) -> Html:
     xs = [pool.since + 3600 * n for n in range(len(pool.hours))]
     series = [Series(str(t("clusters.in_use")), xs, pool.hours),
               Series(str(t("clusters.capacity")), [xs[0], xs[-1]], [pool.capacity] * 2)] if xs else []  # fmt: skip
+    full = None
+    if ahead := expected(pool):
+        series.append(Series(str(t("clusters.expected")), [xs[-1] + 3600 * n for n in range(AHEAD_H)], ahead.middle))
+        hour = ahead.full(pool.capacity)[0]
+        full = h.p(t("clusters.full_at", when=view.when(xs[-1] + 3600 * hour))) if hour >= 0 else None
     said = ((t("clusters.capacity"), pool.capacity), (t("clusters.in_use"), pool.held),
             (t("clusters.waited_for"), pool.waiting), (t("clusters.largest"), pool.largest))  # fmt: skip
     facts = h.p(
         [h.span(name, " ", h.strong(view.number(value)), class_="nowrap") for name, value in said], class_="row soft"
     )
     title = pool.pool.removeprefix("gpu:") if pool.pool != "cpu" else str(t("queues.resource.cpu"))
-    return h.section(h.h2(h.bdi(title)), line(view, series, title=t("clusters.in_use"), x=TIME, height=200), facts,
-                     class_="card", id=parts.slug(f"pool-{pool.pool}"))  # fmt: skip
+    drawn = line(view, series, title=t("clusters.in_use"), x=TIME, height=200)
+    return h.section(h.h2(h.bdi(title)), drawn, full, facts, class_="card", id=parts.slug(f"pool-{pool.pool}"))
+
+
+def expected(pool: PoolLoad) -> "Forecast | None":
+    """Where its use goes, if two days of it are known; the hour that is not over says nothing yet."""
+    import numpy as np  # arrays: for those who look at pools, and not for every page
+
+    from falaj.fleet.trend import forecast
+
+    return forecast(np.array([np.nan if value is None else value for value in pool.hours[:-1]], np.float64), AHEAD_H)
 
 
 def _health(view: View) -> Html:
@@ -176,8 +194,14 @@ def _scaling(view: View) -> Html:
                  h.span(one.why, dir="auto")), id=f"kind-{one.kind}") for one in found]  # fmt: skip
     steps = [Series(one.kind, [step.at for step in one.history], [float(step.wanted) for step in one.history])
              for one in found if one.history]  # fmt: skip
-    drawn = line(view, steps, title=t("clusters.wanted"), x=TIME) if steps else EMPTY
-    return join(
-        parts.table(view, columns, rows, t("clusters.tab.scaling")),
-        parts.card(t("clusters.wanted"), drawn) if drawn else EMPTY,
-    )
+    drawn = h.section(line(view, steps, title=t("clusters.wanted"), x=TIME), class_="card") if steps else EMPTY
+    return join(_tune(view), parts.table(view, columns, rows, t("clusters.tab.scaling")), drawn)
+
+
+def _tune(view: View) -> Html:
+    t = view.t
+    if view.actor.tenant != HOUSE:
+        return EMPTY
+    fields = (Field("hourly", t("clusters.hourly"), "number"), Field("wait", t("clusters.wait"), hint="2m"),
+              Field("idle", t("clusters.idle"), hint="10m"))  # fmt: skip
+    return h.div(parts.action(view, "clusters", "tune", {}, t("clusters.tune"), fields), class_="actions")

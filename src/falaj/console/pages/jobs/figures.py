@@ -76,7 +76,7 @@ def profile(view: View, one: JobView) -> Html:
     t = view.t
     went = shares(view, [(str(t.of("jobs.split", name)), value, "") for name, value in split.items()],
                   title=t("jobs.time_went"))  # fmt: skip
-    top = [(str(row.get("name", "")), float(row.get("total_s") or row.get("seconds") or 0.0))
+    top = [(str(row.get("name", "")), _numbers(row).get("seconds", 0.0))
            for row in (kernels if isinstance(kernels, list) else ())[:15] if isinstance(row, Mapping)]  # fmt: skip
     return join(
         parts.cards(
