@@ -90,10 +90,9 @@ def _runs(view: View, experiment: Ref | None = None) -> Html:
         **asked_for(view, experiment),
         window=Window(first=view.count("page", 0), rows=_PLAIN_ROWS, width=_PLAIN_COLUMNS),
     )
-    count = h.p(view.t("track.count", n=found.num_rows), " · ", view.t("track.columns", n=found.num_columns),
-                class_="soft", id="grid-count")  # fmt: skip
-    shown = _grid(view, found, experiment) if found.num_rows else _none(view, experiment)
-    return join(_bar(view, wrong), count, shown)
+    if not found.num_rows:
+        return join(_bar(view, wrong), _none(view, experiment))
+    return join(_bar(view, wrong), _grid(view, found, experiment))
 
 
 def _wrong(read: Callable[[], object]) -> FalajError | None:
@@ -159,9 +158,12 @@ def _grid(view: View, found: RunTable, experiment: Ref | None) -> Html:
                  parts.pager(view, str(found.first + _PLAIN_ROWS) if more else ""))  # fmt: skip
     where = address("track/grid", {"experiment": experiment or ""})
     grid = h.div(plain, id="grid", data_keep=True, data_grid=where, data_said=json.dumps(said))
+    count = join(t("track.count", n=found.num_rows), " · ", t("track.columns", n=found.num_columns))
     button = h.button(t("track.compare"), h.output(id="grid-picked", class_="grid-picked"), id="grid-compare")
-    return h.form(grid, h.div(button, h.small(t("track.compare_hint"), class_="soft"), class_="grid-bar"),
-                  method="get", action=address("track/compare"), id="grid-form")  # fmt: skip
+    bar = h.div(
+        h.span(count, class_="soft"), h.small(t("track.compare_hint"), class_="soft end"), button, class_="grid-bar"
+    )
+    return h.form(bar, grid, method="get", action=address("track/compare"), id="grid-form")
 
 
 def _name(view: View, column: str) -> Html:

@@ -12,7 +12,7 @@ from falaj.console.plots import Axis, Line, parallel
 from falaj.console.view import View
 from falaj.track.records import Experiment, Window
 
-MOST_AXES, MOST_CHOICES, MOST_RUNS = 8, 12, 1000
+MOST_AXES, MOST_CHOICES, MOST_RUNS = 8, 12, 500
 Value = float | str | None
 Told = tuple[str, str, str, Sequence[Value]]
 """A run: its id, its name, its page, and a value for each column."""
@@ -22,8 +22,11 @@ def shape(view: View, experiment: Experiment) -> Html:
     """Parallel coordinates of an experiment's newest runs."""
     track, place = view.here.track, (experiment.ref,)
     names = track.table(place, window=Window(rows=0, width=MOST_AXES, find="params.")).columns
-    metrics = track.table(place, window=Window(rows=0, width=200, find="metrics.")).columns
-    colour = view.query("metric") if view.query("metric") in metrics else (metrics[0] if metrics else "")
+    newest = track.table(place, window=Window(rows=1, width=200, find="metrics."))
+    metrics, colour = newest.columns, view.query("metric")
+    if colour not in metrics:
+        cells = newest.rows[0].cells if newest.rows else ()
+        colour = next((one for one, cell in zip(metrics, cells, strict=False) if cell is not None), "")
     chosen = view.query("columns") or ", ".join([*names[: MOST_AXES - 1], *([colour] if colour else [])])
     found = track.table(place, where=view.query("where"), columns=chosen,
                         window=Window(rows=MOST_RUNS, width=MOST_AXES))  # fmt: skip
