@@ -139,11 +139,11 @@ def _runs(view: View, flow: Ref) -> Html:
 def _begins(view: View, flow: Ref) -> Html:
     def clocks() -> Html:
         found = [one for one in view.here.flows.schedules(project=flow.project) if one.flow.bare == flow]
-        return starts.schedules(view, found)
+        return starts.schedules(view, found, flow)
 
     def events() -> Html:
         found = [one for one in view.here.flows.triggers(project=flow.project) if one.flow.bare == flow]
-        return starts.triggers(view, found)
+        return starts.triggers(view, found, flow)
 
     return join(
         parts.card(view.t("flows.schedules"), view.part(clocks), id="schedules"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from falaj.console import parts
-from falaj.console.markup import Html, h, join
+from falaj.console.markup import EMPTY, Html, h, join
 from falaj.console.page import Page, href
 from falaj.console.parts import Column, Row
 from falaj.console.view import View
@@ -12,16 +12,17 @@ from falaj.core.errors import NotFound
 from falaj.core.ref import Ref
 from falaj.flows.asks import DeliveryView, HookView, KnockView, ScheduleView, TriggerView
 from falaj.flows.cron import read_cron, read_zone
-from falaj.flows.hooks import DEAD
+from falaj.flows.hooks import DEAD, WAITING
 
 COMING = 5
-ON = "falaj flows on flow:fraud/retrain --event catalog.publish --subject 'dataset:fraud/*'"
+SOME = Ref("flow", "fraud", "retrain")
+"""The flow of examples, where none is meant."""
 
 
-def schedules(view: View, found: Sequence[ScheduleView]) -> Html:
+def schedules(view: View, found: Sequence[ScheduleView], flow: Ref = SOME) -> Html:
     """Clocks, with when each comes next, in Gulf time."""
     if not found:
-        line = "falaj flows schedule flow:fraud/retrain '30 3 * * sun-thu' --zone Asia/Dubai"
+        line = f"falaj flows schedule {flow} '30 3 * * sun-thu' --zone Asia/Dubai"
         return parts.empty(view, view.t("flows.no_schedules"), view.t("flows.no_schedules_hint"), line)
     rows = [
         Row((parts.ref(view, one.ref, short=True), parts.ref(view, one.flow, short=True), _cron(one),
@@ -37,10 +38,11 @@ def _cron(one: ScheduleView) -> Html:
     return h.code(f"{one.cron}  {one.zone}", dir="ltr")
 
 
-def triggers(view: View, found: Sequence[TriggerView]) -> Html:
+def triggers(view: View, found: Sequence[TriggerView], flow: Ref = SOME) -> Html:
     """Events that begin flows."""
     if not found:
-        return parts.empty(view, view.t("flows.no_triggers"), view.t("flows.no_triggers_hint"), ON)
+        line = f"falaj flows on {flow} --event catalog.publish --subject 'dataset:{flow.project}/*'"
+        return parts.empty(view, view.t("flows.no_triggers"), view.t("flows.no_triggers_hint"), line)
     rows = [
         Row((parts.ref(view, one.ref, short=True), parts.ref(view, one.flow, short=True), _events(one.events),
              h.code(one.subject, dir="ltr"), view.ago(one.last_at), view.number(one.started)), id=str(one.ref))
@@ -171,6 +173,8 @@ def _deliveries(view: View, ref: Ref) -> Html:
 
 
 def _again(view: View, ref: Ref, one: DeliveryView) -> Html:
+    if one.state == WAITING:
+        return EMPTY
     label = view.t("flows.redeliver") if one.state == DEAD else view.t("flows.send_again")
     return parts.action(view, "flows", "redeliver", {"hook": ref, "event": one.id}, label)
 
