@@ -8,9 +8,11 @@ import pytest
 from playwright.sync_api import expect
 
 from falaj.api.server import make_server
+from falaj.console.doing import KEY
 from falaj.console.doors import Console
 from falaj.console.pages.home.cards import awaits, gathered
 from falaj.console.pages.home.changes import Moment, newest
+from falaj.console.session import form_key
 from falaj.core.context import Actor
 from falaj.core.ref import Ref
 from falaj.fleet.records import NodeView
@@ -133,3 +135,10 @@ def test_a_second_press_changes_nothing_and_no_stranger_may_press(platform: Grou
     stranger = Visitor(platform)
     assert stranger.post("/console/make/demo", {}).status == 401
     stranger.close()
+
+
+def test_the_demo_is_made_by_nobody_who_may_not(platform: Ground) -> None:
+    omar = platform.visitor("omar")
+    done = omar.post("/console/make/demo", {KEY: form_key(platform.tokens["omar"])})
+    assert "none of your roles" in omar.follow(done).text
+    assert not platform.as_("fatima").catalog.list(project="demo").versions
