@@ -32,7 +32,7 @@ def endpoints(view: View) -> Page:
     )  # fmt: skip
     listed = parts.table(view, heads, rows, t("serve.list")) if rows else _none(view)
     fields = (Field("project", t("console.project"), value=project),)
-    top = h.div(parts.filters(view, fields), _deploy(view), class_="filters")
+    top = join(h.div(_deploy(view), class_="actions"), parts.filters(view, fields))
     return Page(t("console.room.serve"), join(top, listed, parts.pager(view, found.next)), live=("serve", "monitor"),
                 every_s=10)  # fmt: skip
 

@@ -5,6 +5,7 @@ this one request, says who asks, and can do no more than they can.
 """
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,8 @@ def _asked(view: View, one: EndpointView, caller: Caller, told: Any) -> Html:
     except FalajError as error:
         return said(view, error)
     took = time.perf_counter() - begun
-    written = json.dumps(found, ensure_ascii=False, indent=1)
+    lines = [f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in found.items()]
+    written = "{\n" + ",\n".join(lines) + "\n}"
     head = h.p(parts.badge(view, "done"), " ", view.t("serve.answered_in"), " ", view.duration(took))
     shown = h.pre(written[:LONGEST] + ("…" if len(written) > LONGEST else ""), tabindex="0", id="answer-body")
     return parts.card(view.t("serve.answer"), head, shown, _lines(view, one, values, told), id="answer")
@@ -107,18 +109,10 @@ def _fields(view: View, at: int, one: Input) -> Html:
             view, f"json.{at}", view.t("serve.values_of", name=one.name), view.form.get(f"json.{at}", one.example)
         )
         return h.fieldset(legend, area)
-    count = len(_flat_names(one))
-    made = [
-        _field(view, f"in.{at}.{n}", name if count > 1 else one.name, one) for n, name in enumerate(_flat_names(one))
-    ]
+    count = math.prod(one.row)
+    names = [f"{one.name}[{n}]" for n in range(count)] if count > 1 else [one.name]
+    made = [_field(view, f"in.{at}.{n}", name, one) for n, name in enumerate(names)]
     return h.fieldset(legend, h.div(made, class_="row"))
-
-
-def _flat_names(one: Input) -> list[str]:
-    size = 1
-    for part in one.row:
-        size *= part
-    return [f"{one.name}[{n}]" for n in range(size)]
 
 
 def _field(view: View, name: str, label: str, one: Input) -> Html:
