@@ -118,6 +118,26 @@ def test_runs_are_compared(amal: Visitor) -> None:
     assert "Choose the runs" in amal.get("/console/track/compare").text
 
 
+def test_models_and_traces_have_pages(platform: Ground, amal: Visitor) -> None:
+    here = platform.as_("amal")
+    made = here.outputs.create("experiment:fraud/scoring", "scorer", "tree", f"run:fraud/{0:032x}", {"depth": "3"}).ref
+    seen = amal.get(f"{SCORING}?tab=models").main.all("td a")[0]
+    assert (seen.text, seen["href"]) == ("scorer", f"/console/track/{made}")
+    assert "depth" in amal.get(seen["href"]).text
+    facts = {"request": "<b>ask</b>", "response": "told", "model": "x"}
+    kept = here.traces.record("experiment:fraud/scoring", f"tr-{1:032x}", facts=facts, lasted_s=0.25).ref
+    assert amal.get(f"{SCORING}?tab=traces").main.all("td a")[0]["href"] == f"/console/track/{kept}"
+    told = amal.get(f"/console/track/{kept}")
+    assert "<b>ask</b>" in told.text
+    assert "250 ms" in told.text
+
+
+def test_an_experiment_is_renamed(amal: Visitor) -> None:
+    where = "/console/track/experiment:fraud/rates"
+    assert amal.press(f"{where}?tab=about", "track", "change", title="Rates, again").status == 303
+    assert amal.get(where).tree.one("h1").text == "Rates, again"
+
+
 def test_a_sweep_shows_its_trials_best_first(amal: Visitor) -> None:
     assert "rates" in amal.get("/console/sweeps?state=stopped").text
     seen = amal.get("/console/sweeps/sweep:fraud/rates")

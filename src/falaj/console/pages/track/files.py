@@ -15,7 +15,7 @@ from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from falaj.track.records import Artifact
 
-MOST_SAVED, MOST_SHOWN, MOST_LINES = 256 * 2**20, 65_536, 200
+MOST_SAVED, MOST_SHOWN, MOST_LINES = 64 * 2**20, 65_536, 200
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
