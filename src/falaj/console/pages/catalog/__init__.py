@@ -12,14 +12,13 @@ _DATA, _MODEL = "catalog/dataset:fraud/transactions", "catalog/model:fraud/score
 
 ROUTES: tuple[Route, ...] = (
     Route("catalog", listing, ("catalog", "catalog?kind=model&alias=production", "catalog?q=nothing-like-it")),
-    Route("catalog/<ref>", thing, (_DATA, f"{_DATA}@v3", _MODEL, f"{_MODEL}@v3", "catalog/code:fraud/flows@v1",
-                                   "catalog/dataset:hostile/rows@v2", "catalog/model:hostile/card@v1")),
-    Route("catalog/<ref>/files", files, (f"{_DATA}@v3/files", f"{_MODEL}@v3/files",
-                                         "catalog/dataset:hostile/rows@v2/files")),
+    Route("catalog/<ref>", thing, (f"{_DATA}@v3", f"{_MODEL}@v3", _MODEL, "catalog/dataset:hostile/rows@v2")),
+    Route("catalog/<ref>/files", files, (f"{_DATA}@v3/files", f"{_MODEL}@v3/files")),
     Route("catalog/<ref>/file", file, (f"{_MODEL}@v3/file?path=README.md",)),
     Route("catalog/<ref>/provenance", statement, (f"{_MODEL}@v3/provenance?form=cyclonedx",)),
-    Route("catalog/<ref>/diff", diff, (f"{_DATA}@v3/diff", f"{_DATA}@v2/diff?with=v1&key=id", f"{_MODEL}@v1/diff")),
-    Route("catalog/<ref>/lineage", lineage, (f"{_DATA}@v1/lineage", f"{_MODEL}@v2/lineage?direction=up",
-                                             "catalog/dataset:fraud/cards@v1/lineage?column=fils")),
-    Route("catalog/<ref>/stages", stages, (f"{_MODEL}/stages", f"{_MODEL}@v3/stages", f"{_DATA}@v3/stages")),
-)  # fmt: skip
+    Route("catalog/<ref>/diff", diff, (f"{_DATA}@v3/diff", f"{_MODEL}@v1/diff")),
+    Route(
+        "catalog/<ref>/lineage", lineage, (f"{_DATA}@v1/lineage", "catalog/dataset:fraud/cards@v1/lineage?column=fils")
+    ),
+    Route("catalog/<ref>/stages", stages, (f"{_MODEL}@v3/stages", f"{_DATA}@v3/stages")),
+)
