@@ -91,7 +91,7 @@ def first() -> None:
             with Up() as up:
                 page = chromium.context(up.url, up.cookies("amal")).new_page()
                 began = time.perf_counter()
-                page.goto(f"{up.url}/console", wait_until="commit")
+                page.goto(f"{up.url}/console", wait_until="commit", timeout=PATIENCE_MS)
                 page.wait_for_selector(where.HOME_SHOWS, timeout=PATIENCE_MS)
                 seen = time.perf_counter()
                 paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0")
@@ -107,7 +107,7 @@ def pages() -> None:
     with Up() as up:
         for room in ROOMS:
             person = WHO.get(room, "amal")
-            with httpx.Client(base_url=up.url, cookies=up.cookies(person), timeout=60, trust_env=False) as line:
+            with httpx.Client(base_url=up.url, cookies=up.cookies(person), timeout=180, trust_env=False) as line:
                 for path in [path for _, path in examples(room)] + list(where.LARGE.get(room, ())):
                     found[path or "home"] = _late(line, f"/console/{path}".rstrip("/"))
     slow = sorted(found.items(), key=lambda one: -one[1])
@@ -147,7 +147,7 @@ def tabs() -> None:
 
 def _open(context: BrowserContext, up: Up) -> Page:
     page = context.new_page()
-    page.goto(f"{up.url}/console")
+    page.goto(f"{up.url}/console", timeout=PATIENCE_MS)
     page.wait_for_selector(where.HOME_SHOWS, timeout=PATIENCE_MS)
     return page
 
@@ -185,7 +185,7 @@ def _seen(page: Page, address: str, shows: Any) -> float:
     """Seconds until all that the page is about can be seen."""
     page.goto("about:blank")
     began = time.perf_counter()
-    page.goto(address, wait_until="commit")
+    page.goto(address, wait_until="commit", timeout=PATIENCE_MS)
     for selector in shows:
         page.wait_for_selector(selector, timeout=PATIENCE_MS)
     return time.perf_counter() - began

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -112,17 +113,18 @@ def mlflow_server() -> Iterator[tuple[str, str]]:
     home, experiment = filled()
     program, port = peer("mlflow", *MLFLOW), next(free_ports())
     command = [str(program / "mlflow"), "server", "--backend-store-uri", f"sqlite:///{home}/mlflow.db"]
-    command += ["--port", str(port), "--artifacts-destination", str(home / "artifacts")]
+    # One worker: its own watch over several ends those that a busy machine keeps waiting.
+    command += ["--port", str(port), "--workers", "1", "--artifacts-destination", str(home / "artifacts")]
     env = {**os.environ, "PATH": f"{program}:{os.environ['PATH']}", "MLFLOW_DISABLE_TELEMETRY": "true"}
     with (home / "log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
         _until_up(url, home / "log")
         yield url, experiment
     finally:
-        server.terminate()
-        server.wait(30)
+        os.killpg(server.pid, signal.SIGKILL)  # it leaves others behind when it is only asked to end
+        server.wait()
 
 
 def _until_up(url: str, log: Path) -> None:

@@ -61,8 +61,8 @@ def scrolled(page: Page, url: str, bar: Callable[..., None]) -> None:
     """Down and across the whole table, as fast as a wheel turns."""
     fetched: list[int] = []
     page.on("response", lambda answer: _count(answer, fetched))
-    page.goto(f"{url}/console/{LIST}")
-    page.wait_for_selector("#grid [role=gridcell]")
+    page.goto(f"{url}/console/{LIST}", timeout=180_000)
+    page.wait_for_selector("#grid [role=gridcell]", timeout=60_000)
     shown = page.evaluate(_SHOWN)
     page.evaluate(_FRAMES)
     page.mouse.move(640, 500)

@@ -23,7 +23,7 @@ from falaj.platform import House, Platform, load_settings  # noqa: E402
 from falaj.serve.counts import Counted, bucket  # noqa: E402
 from falaj.track.records import Metric  # noqa: E402
 from tests.catalog.goods import put  # noqa: E402
-from tests.console import ground, hostile, life, life_rooms  # noqa: E402
+from tests.console import ground, hostile, life, life_rooms, life_sweeps  # noqa: E402
 from tests.servers.process import COMPONENTS  # noqa: E402
 
 RUNS = int(os.environ.get("RUNS", "10000"))
@@ -59,7 +59,8 @@ def curve() -> Iterator[tuple[int, float]]:
 
 def digest() -> str:
     """Of everything that makes it what it is."""
-    text = "".join(inspect.getsource(one) for one in (sys.modules[__name__], life, life_rooms, hostile, ground))
+    parts = (sys.modules[__name__], life, life_rooms, life_sweeps, hostile, ground)
+    text = "".join(inspect.getsource(one) for one in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -93,7 +94,6 @@ def calm(house: House, people: dict[str, Any]) -> None:
     amal, mona = people["amal"], people["mona"]
     mona.serve.stop(life_rooms.ENDPOINT, reason="the bench wants quiet")
     amal.flows.cancel("turn:fraud/retrain-3", reason="the bench wants quiet")
-    amal.flows.off("trigger:fraud/new-rows")
     for job in amal.jobs.list(project="fraud", state="running").jobs:
         amal.jobs.cancel(job.ref)
     del house
