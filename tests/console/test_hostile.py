@@ -191,7 +191,7 @@ def test_another_tenant_finds_nothing(platform: Ground) -> None:
             assert other.status == 404, path
         elif seen.headers["content-type"].startswith("text/html"):
             told = seen.main.text
-            assert not [one for one in ("transactions", "scorer", "train-1", "retrain", MARK) if one in told], path
+            assert not [one for one in ("transactions", "scorer", "train-1", "retrain-1", MARK) if one in told], path
 
 
 @pytest.mark.parametrize("path", ["", "do/catalog/describe", "sign-in", "look", "live", "static/x/console.js"])

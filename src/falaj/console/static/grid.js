@@ -3,7 +3,7 @@
 // It takes the place of a plain table. What is asked for (filter, order, columns, chosen runs) stands in the address.
 import { refresh } from "./live.js";
 
-const ROW = 34, HEAD = 46, COLUMN = 132, MORE_ROWS = 6, MORE_COLUMNS = 1, KEPT_ROWS = 2000, MOST_PICKED = 50;
+const ROW = 34, HEAD = 46, COLUMN = 132, MORE_ROWS = 5, MORE_COLUMNS = 1, KEPT_ROWS = 2000, MOST_PICKED = 50;
 const NAMES = ["where", "order", "columns", "state", "project"];
 
 function make(name, kind, attributes = {}, ...children) {
