@@ -135,6 +135,7 @@ def test_keys_go_everywhere(tab: Tab, page: Page) -> None:
     expect(page.locator(".grid-head .grid-name")).to_have_attribute("aria-sort", "ascending")
 
 
+@pytest.mark.slow
 def test_it_follows_what_is_logged(platform: Ground, tab: Tab, page: Page) -> None:
     box = page.locator(".grid")
     expect(box).to_have_attribute("aria-rowcount", str(RUNS + 1))
@@ -145,6 +146,7 @@ def test_it_follows_what_is_logged(platform: Ground, tab: Tab, page: Page) -> No
     expect(page.locator(".grid-row[data-row='0']")).to_contain_text("big 89", timeout=15_000)
 
 
+@pytest.mark.slow
 def test_right_to_left_and_without_scripts(platform: Ground, chromium: Chromium) -> None:
     tab = platform.tab(chromium, "amal", "ar", "dark")
     tab.open(BIG)
