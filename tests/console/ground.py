@@ -98,7 +98,7 @@ class Ground:
         up = threading.Event()
         self._thread = threading.Thread(target=self.server.go, args=(lambda _: up.set(), None), daemon=True)
         self._thread.start()
-        assert up.wait(20)
+        assert up.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
