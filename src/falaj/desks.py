@@ -191,6 +191,7 @@ DESKS: dict[str, Desk] = {
             "see": "list show regimes check grants",
             "write": "grant declassify lower",
             "govern": "add change retire revoke",
+            "audit": "copies",
         },
         ("zone",),
     ),
@@ -218,9 +219,11 @@ DESKS: dict[str, Desk] = {
         {
             "see": "verifier lineage draw impact",
             "govern": "enrol",
-            "audit": "log show watch prove consistency checkpoints seal export verify check cosign unfinished",
+            "audit": "log show watch prove consistency checkpoints seal export verify check cosign unfinished "
+            "attest answer answers",
         },
         ("event",),
+        ("falaj.comply.errands",),
     ),
 }
 

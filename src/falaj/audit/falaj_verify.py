@@ -13,6 +13,8 @@ What is in a pack (every number is an event's index in the log, counted from 0):
 
     manifest.json            the SHA-256 of every file, and which part of which log this is
     manifest.sig             the log's signature over the SHA-256 of manifest.json
+    evidence.json, evidence/ where somebody put more beside it: the SHA-256 of every such file and of manifest.json
+    evidence.proof.json      that the log holds the SHA-256 of evidence.json, and who put it there
     keys.json                every key the log ever had; each introduced by a checkpoint that the key before signed too
     witnesses.json           the keys of the witnesses
     base.json                where the pack starts: the checkpoint before it, and the hashes of the tree up to there
@@ -54,8 +56,9 @@ MAX_SIZE = 2**63 - 1
 CLOCK_SLACK_US = 60 * 1_000_000  # how far an event's clock may run ahead of the clock that signed
 NAMES = re.compile(
     r"(manifest|keys|witnesses|base|proofs)\.json|manifest\.sig|checkpoints\.jsonl|README\.txt|falaj_verify\.py"
-    r"|events/[0-9]{12}\.(jsonl|leaves)"
+    r"|events/[0-9]{12}\.(jsonl|leaves)|evidence(\.proof)?\.json|evidence/[a-z0-9][a-z0-9._-]{0,63}"
 )
+ENCLOSED = ("evidence.json", "evidence.proof.json", "evidence/")  # what was put beside a log's part, by whom
 EVENT = re.compile(rb'\{"actor":"(?:[^"\\]|\\.)*","at":([0-9]{1,20}),.*?\},"id":"([^"\\]+)","inputs":\[.*\}')
 Problem = dict[str, Any]
 Place = tuple[str, int, int, int]  # path, offset, size, checksum (-1: none)
@@ -510,6 +513,7 @@ class Pack:
             self.check_checkpoints,
             self.check_events,
             self.check_proofs,
+            self.check_evidence,
             self.check_known,
         )
         for step in steps:
@@ -545,9 +549,10 @@ class Pack:
         self.files, self.last = dict(manifest["files"]), int(manifest["last"])
         self.origin, self.start, self.stop = str(manifest["origin"]), int(manifest["from"]), int(manifest["to"])
         self.facts = {"origin": self.origin, "from": self.start, "to": self.stop, "events": self.stop - self.start}
-        for name in sorted(set(self.files) ^ (set(self.places) - {"manifest.json", "manifest.sig"})):
+        own = {name for name in self.places if not name.startswith(ENCLOSED)}
+        for name in sorted(set(self.files) ^ (own - {"manifest.json", "manifest.sig"})):
             self.add("the file is missing" if name in self.files else "the file is not in the manifest", file=name)
-        for name in sorted(set(self.places) - {n for n in self.files if n.startswith("events/")}):
+        for name in sorted(own - {n for n in self.files if n.startswith("events/")}):
             data, well = load(self.places[name])
             entry = self.files.get(name, {"bytes": len(data), "sha256": sha256(data).hexdigest()})
             if not well or len(data) != entry["bytes"] or sha256(data).hexdigest() != entry["sha256"]:
@@ -742,6 +747,41 @@ class Pack:
             if not root or root != roots.get(proof["size"]):
                 self.add(f"the inclusion proof of event {index} is wrong", file="proofs.json")
 
+    def check_evidence(self) -> None:
+        """What was put beside this part of the log: the files somebody vouched for in the log itself, and no other."""
+        names = {name for name in self.places if name.startswith(ENCLOSED)}
+        if not names:
+            return
+        raw, data = self.read("evidence.json"), self.read("evidence.proof.json")
+        told, proof = read_json(raw, "evidence.json"), read_json(data, "evidence.proof.json")
+        files = dict(told["files"])
+        if told["log"] != self.manifest_digest:
+            self.add("the evidence was made for another part of the log", file="evidence.json")
+        for name in sorted(set(files) ^ (names - set(ENCLOSED))):
+            self.add("the file is missing" if name in files else "nobody vouched for this file", file=name)
+        for name in sorted(names):
+            held, well = load(self.places[name])
+            entry = files.get(name, {"bytes": len(held), "sha256": sha256(held).hexdigest()})
+            if not well or len(held) != entry["bytes"] or sha256(held).hexdigest() != entry["sha256"]:
+                self.add("the file is not the one that was vouched for", file=name)
+        event, note = read_json(proof["event"].encode(), "evidence.proof.json"), Checkpoint(proof["note"])
+        found = check_proof(data, argparse.Namespace(key=[key.public for key in self.keys]))
+        self.problems += [problem | {"file": "evidence.proof.json"} for problem in found["problems"]]
+        digest = f"sha256:{sha256(raw).hexdigest()}"
+        if (event["verb"], event["body"]["digest"], note.origin) != ("audit.attest", digest, self.origin):
+            self.add("the proof is about something else than this evidence", file="evidence.proof.json")
+        if len({signature[1] for signature in note.signatures}) != len(note.signatures) or not all(
+            any(Note(f"{note.text}\n{line}\n").signed_by(self.origin, key.public) for key in self.keys)
+            for line in proof["note"].partition("\n\n")[2][:-1].split("\n")
+        ):
+            self.add("a signature under the proof is not the log's", file="evidence.proof.json")
+        if json.dumps(proof, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() != data or (
+            set(proof) != {"event", "format", "hashes", "index", "leaf", "note", "size"}
+            or proof["format"] != "falaj-proof/1"
+        ):
+            self.add("the proof is not written in the one way it can be", file="evidence.proof.json")
+        self.facts["evidence"] = {"about": told["about"], "by": event["actor"], "files": len(files)}
+
     def check_known(self) -> None:
         """What was seen earlier must still be so: the same root at that size, and no log that ends before it."""
         for note in self.options.known:
@@ -861,6 +901,9 @@ def main(argv: list[str]) -> int:
             f"DAMAGED: {in_words(found['first'])}",
             *(f"  - {in_words(problem)}" for problem in found["problems"][:20]),
         ]
+    if "evidence" in found:
+        lines += ["  with {files} files of evidence ({about}), vouched for by {by}".format(**found["evidence"])]
+        lines += ["  this is evidence, not certification"]
     lines += [f"  witnessed by {name} up to event {size}" for name, size in found.get("witnessed", {}).items()]
     if not found.get("pinned", True):
         lines += [f"  the log's key is {found['key']}", "  compare it with what you were given by another way (--key)"]

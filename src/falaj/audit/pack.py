@@ -20,7 +20,7 @@ from falaj.audit.prove import prove, prove_growth
 from falaj.audit.records import Checkpoint, Witness
 from falaj.audit.seal import Log
 from falaj.core.errors import Corrupt, Invalid
-from falaj.store.records import Fact
+from falaj.store.records import Fact, Line
 
 FORMAT = "falaj-evidence/1"
 SEGMENT = 16_384
@@ -48,8 +48,8 @@ class Span:
     last: int
 
 
-Facts = Callable[[str, int], Sequence[Fact]]
-"""(position, how many) -> the next events of the log after a ledger position."""
+Facts = Callable[[str, int], Sequence[Fact | Line]]
+"""(position, how many) -> the next events of the log after a ledger position; nobody needs to have read them."""
 
 
 def files(

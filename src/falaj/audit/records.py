@@ -82,6 +82,22 @@ class Consistency:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What an access review decided about one account."""
+
+    COLUMNS: ClassVar = ("person", "decision", "by", "at", "reason")
+
+    person: str
+    decision: str
+    """kept or removed."""
+    by: str
+    at: float
+    reason: str = ""
+    roles: tuple[str, ...] = ()
+    """What the account was allowed when it was looked at; later changes need another look."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the offline verifier found."""
 

@@ -25,16 +25,16 @@ from falaj.audit.records import (
     Verdict,
     Witness,
 )
-from falaj.audit.seal import KeyringSigners, Log, LogKeys, Sealer, ShortReads
+from falaj.audit.seal import KeyringSigners, Log, LogKeys, Sealer
+from falaj.audit.vouching import Vouching
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound
+from falaj.core.errors import Conflict, Corrupt, Invalid
 from falaj.core.frontier import Frontier, leaf_hash
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verb
 from falaj.govern.keys import Keyring
 from falaj.store.ledger import Ledger
-from falaj.store.records import Fact
 
 Zone = Annotated[str, "the zone whose log is meant; your own when empty"]
 FORMS = ("text", "json", "openlineage", "dot", "svg")
@@ -42,7 +42,7 @@ _PAGE = 5000
 _VERIFY_S = 3600
 
 
-class Audit:
+class Audit(Vouching):
     """What can be proved."""
 
     def __init__(self, ledger: Ledger, keyring: Keyring | LogKeys, installation: str) -> None:
@@ -350,18 +350,8 @@ class Audit:
         zone = zone or ctx.zone
         return self.sealer.seal_all(ctx, ctx.tenant, zone) or self._log(ctx, zone).newest()
 
-    def _log(self, ctx: Context, zone: str) -> Log:
-        zone = zone or ctx.zone
-        return Log(ShortReads(self._ledger, replace(ctx, zone=zone)), ctx.tenant, zone)
-
-    def _fact(self, ctx: Context, event: str) -> Fact:
-        found = self._ledger.tail(tenant=ctx.tenant, id=event, limit=1) if event else []
-        if not found:
-            raise NotFound("there is no such event", "check the id; falaj audit log shows those you may see")
-        return found[0]
-
     def _facts(self, tenant: str, zone: str) -> pack.Facts:
-        return lambda after, limit: self._ledger.tail(after, tenant=tenant, zone=zone, limit=min(limit, _PAGE))
+        return lambda after, limit: self._ledger.lines(after, tenant=tenant, zone=zone, limit=min(limit, _PAGE))
 
     def _witnesses(self, ctx: Context, zone: str) -> list[Witness]:
         with self._ledger.read(ctx) as tx:

@@ -121,7 +121,7 @@ def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
 def usage(name: str, verb: Verb) -> str:
     """One line that shows what is required, in order."""
     words = [f"{_shown(p, _one(p.type))}{' ...' if _many(p.type) else ''}" for p in in_order(verb)]
-    words += [f"--{p.name.replace('_', '-')} KEY=VALUE" for p in verb.params if p.required and not _positional(p)]
+    words += [f"{_flag(p)} KEY=VALUE" for p in verb.params if p.required and not _positional(p)]
     return " ".join([f"falaj {name} {typed(verb)}", *words, "[flags]"])
 
 
@@ -147,9 +147,14 @@ def given(desk_name: str, verb: Verb, found: argparse.Namespace) -> dict[str, An
 
 def flags_of(verb: Verb) -> list[str]:
     """Every flag of a verb, for completion."""
-    own = [f"--{p.name.replace('_', '-')}" for p in verb.params]
-    negated = [f"--no-{p.name.replace('_', '-')}" for p in verb.params if _one(p.type) is bool]
+    own = [_flag(p) for p in verb.params]
+    negated = [f"--no-{_flag(p)[2:]}" for p in verb.params if _one(p.type) is bool]
     return sorted({*own, *negated, *GLOBALS, *(["--out"] if Stream in options(verb.result) else [])})
+
+
+def _flag(param: Param) -> str:
+    """`from_` is `--from`: some words people say are not free for names in Python."""
+    return f"--{param.name.rstrip('_').replace('_', '-')}"
 
 
 def _positional(param: Param) -> bool:
@@ -176,7 +181,7 @@ def _add(parser: argparse.ArgumentParser, param: Param) -> None:
     kind = _one(param.type)
     text = (param.help or type_name(kind)).replace("%", "%%")
     origin = typing.get_origin(kind)
-    flag = f"--{param.name.replace('_', '-')}"
+    flag = _flag(param)
     if kind is bool:
         parser.add_argument(flag, dest=param.name, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif origin in (tuple, list, dict):

@@ -201,6 +201,28 @@ class Places(NamedTuple):
     grants: tuple[Grant, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """A copy that place() would not let lie where it lies, or that nothing accounts for."""
+
+    COLUMNS: ClassVar = ("thing", "zone", "rules", "why")
+
+    thing: str
+    zone: str
+    rules: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPage:
+    """How many things were looked at, their copies by zone, those that lie wrongly, and the cursor of the next page."""
+
+    things: int
+    zones: Mapping[str, int]
+    misplaced: tuple[Misplaced, ...]
+    next: str = ""
+
+
 # Approvals: who said yes or no to exactly which bytes.
 
 

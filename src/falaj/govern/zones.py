@@ -17,6 +17,7 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.govern import declassify, view
 from falaj.govern.approvals import ROLES, Approvals, approval_ref
+from falaj.govern.copies import Copies
 from falaj.govern.grants import checked, digest, moment, number, outside_of
 from falaj.govern.manifest import checked_zone, described
 from falaj.govern.place import place
@@ -40,7 +41,7 @@ _NOTHING: dict[str, str] = {}
 MORE_OF_GRANT = ("expires", "max_bytes", "not_before", "reason")
 
 
-class Zones:
+class Zones(Copies):
     """Legal places, regimes, transfer grants: what may lie or go where."""
 
     def __init__(self, ledger: Ledger, regimes: Mapping[str, Regime], approvals: Approvals | None = None) -> None:

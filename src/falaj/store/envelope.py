@@ -16,7 +16,7 @@ from falaj.core.frontier import leaf_hash
 from falaj.core.label import Label
 from falaj.core.ports import Cipher, EventRow, Key, Row
 from falaj.core.ref import Ref
-from falaj.store.records import Fact, Record
+from falaj.store.records import Fact, Line, Record
 
 PLAIN = frozenset({"key"})
 """Kinds that are never sealed: they hold wrapped keys, and sealing them would need themselves."""
@@ -232,8 +232,19 @@ def open_event(cipher: Cipher | None, row: EventRow) -> Fact:
 
 
 def open_events(cipher: Cipher | None, rows: list[EventRow]) -> list[Fact]:
-    """The facts of rows; those sealed together and read together are opened once."""
+    """The facts of rows, each held against the id it was kept under."""
     facts: list[Fact] = []
+    for row, line in zip(rows, open_lines(cipher, rows), strict=True):
+        event = Event.decode(line.raw)
+        if event.id != row.id:
+            raise Corrupt(f"event {row.id} stands in another's place", "run: falaj audit verify")
+        facts.append(Fact(event, row.pos, row.leaf, line.raw))
+    return facts
+
+
+def open_lines(cipher: Cipher | None, rows: list[EventRow]) -> list[Line]:
+    """The lines of rows, each held against its hash; those sealed together and read together are opened once."""
+    found: list[Line] = []
     sealed, lines = b"", list[bytes]()
     for row in rows:
         if row.data != sealed:
@@ -244,11 +255,8 @@ def open_events(cipher: Cipher | None, rows: list[EventRow]) -> list[Fact]:
         raw = lines[row.part] if row.part < len(lines) else b""
         if leaf_hash(raw) != row.leaf:
             raise Corrupt(f"event {row.id} is not what the log recorded", "run: falaj audit verify")
-        event = Event.decode(raw)
-        if event.id != row.id:
-            raise Corrupt(f"event {row.id} stands in another's place", "run: falaj audit verify")
-        facts.append(Fact(event, row.pos, row.leaf, raw))
-    return facts
+        found.append(Line(row.pos, row.leaf, raw))
+    return found
 
 
 def key_of(ref: Ref | Key, tenant: str) -> Key:

@@ -18,8 +18,8 @@ from falaj.core.ports import CanBundle, CanGroup, CanWatch, Cipher, EventRow, Gr
 from falaj.core.ref import Ref
 from falaj.store import requests
 from falaj.store.counts import Counts
-from falaj.store.envelope import Voice, key_of, open_events, open_record, seal_events, seal_record
-from falaj.store.records import Fact, Page, Record
+from falaj.store.envelope import Voice, key_of, open_events, open_lines, open_record, seal_events, seal_record
+from falaj.store.records import Fact, Line, Page, Record
 
 PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget", "ailment", "scaling"})
 """Kinds that are derived from events or from bytes outside: a change of them alone needs no event."""
@@ -86,6 +86,10 @@ class Ledger:
     def tail(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str) -> list[Fact]:
         """The log after a cursor, opened; never skips what commits late."""
         return open_events(self.cipher, self.store.events(after, tenant=tenant, zone=zone, limit=limit, **where))
+
+    def lines(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000) -> list[Line]:
+        """The log after a cursor as it was hashed: opened and held against the hashes, and not read."""
+        return open_lines(self.cipher, self.store.events(after, tenant=tenant, zone=zone, limit=limit))
 
     def leaves(self, after: str, *, tenant: str, zone: str, limit: int) -> list[tuple[str, bytes, str]]:
         """(cursor, leaf hash, event id) of one log, for the audit tree; opens nothing."""

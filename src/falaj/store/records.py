@@ -1,7 +1,7 @@
 """What the ledger gives: records, pages of them, and facts of the log."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from falaj.core.event import Event
 from falaj.core.label import Label
@@ -43,6 +43,14 @@ class Fact:
     """An event as the log holds it: where it stands, the hash that proves it and the exact bytes that were hashed."""
 
     event: Event
+    pos: str
+    leaf: bytes
+    raw: bytes
+
+
+class Line(NamedTuple):
+    """An event as it was hashed, unread: what a pack is made of."""
+
     pos: str
     leaf: bytes
     raw: bytes

@@ -1,0 +1,1 @@
+"""The errands of the audit desk."""
