@@ -47,7 +47,7 @@ DESKS: dict[str, Desk] = {
         "falaj.track.service:Track",
         "Experiments: runs, parameters, metrics, artefacts; MLflow clients welcome",
         {
-            "see": "show list table history curves compare experiments experiment artifacts",
+            "see": "show list recent table history curves compare experiments experiment artifacts",
             "read": "fetch",
             "write": "start log end use create change delete restore attach detach register",
         },

@@ -97,3 +97,15 @@ def test_many_curves_at_once(amal: Any, runs: list[Ref]) -> None:
     assert amal.track.curves((runs[0],), ("loss",), span=(5.0, 9.0))[0].curve.points == ()
     for wrong in ({"metrics": ("",)}, {"metrics": ("loss",), "bins": 0}, {"metrics": ("a",) * 501}):
         assert isinstance(refusal(lambda given=wrong: amal.track.curves((runs[0],), **given)), Invalid)
+
+
+def test_the_newest_runs_are_read_and_no_others(amal: Any) -> None:
+    """What a person began last, without a board of everything."""
+    made = [amal.track.start(EXPERIMENT, f"late {number}").ref for number in range(3)]
+    amal.track.log(made[2], (Metric("loss", 0.25, 1.0, 1),))
+    found = amal.track.recent(limit=2).runs
+    assert [one.ref for one in found] == [made[2], made[1]]
+    assert found[0].metrics["loss"].value == 0.25
+    amal.track.delete(made[2])
+    assert amal.track.recent(limit=1).runs[0].ref == made[1]
+    assert "newest" in refusal(lambda: amal.track.recent(limit=0)).message

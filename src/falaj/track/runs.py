@@ -14,6 +14,7 @@ from falaj.store.codec import to_plain
 from falaj.store.ledger import Writer
 from falaj.store.records import Record
 from falaj.track.comparison import compared
+from falaj.track.measures import as_metrics
 from falaj.track.notebook import MOST_PARAMS, MOST_TAGS, Notebook, check_key, check_texts, check_title
 from falaj.track.points import MOST_STEP, Point, Span
 from falaj.track.reading import as_run, terms_of
@@ -32,6 +33,8 @@ from falaj.track.records import (
 )
 
 MOST_POINTS, MOST_INPUTS, MOST_COMPARED, MOST_CURVES = 10_000, 1_000, 100, 500
+MOST_RECENT, LOOKED_AT = 100, 500
+"""Newest runs at once; and so many are looked through for one's own."""
 MOST_PAGE, MOST_CURVE, MOST_BINS, MOST_CELLS = 50_000, 25_000, 10_000, 100_000
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -199,6 +202,30 @@ class Runs(Notebook):
         if not 0 < limit <= MOST_PAGE:
             raise Invalid(f"a page of {limit} runs", f"ask for 1 to {MOST_PAGE} and follow `next`")
         return self.board.search(ctx, experiments, (project, where, order, state), after, limit)
+
+    @verb()
+    def recent(
+        self,
+        ctx: Context,
+        mine: Annotated[bool, "only those that you began"] = True,
+        limit: Annotated[int, "how many at most"] = 10,
+    ) -> RunPage:
+        """Show the newest runs. Only these are read, however many there are: for a look at what goes on.
+
+        Example:
+            falaj track recent --limit 5
+        """
+        if not 0 < limit <= MOST_RECENT:
+            raise Invalid(f"the {limit} newest runs", f"ask for 1 to {MOST_RECENT}; falaj track list shows all")
+        records: list[Record] = []
+        with self._ledger.read(ctx) as tx:
+            page = tx.find("run", cells=ctx.cells("run"), newest=True, limit=LOOKED_AT)
+        for record in page.records:
+            own = record.body["tags"].get("mlflow.user", record.author) == ctx.actor.id or record.author == ctx.actor.id
+            if record.body["state"] == "active" and (own or not mine) and len(records) < limit:
+                records.append(record)
+        heads = self.measures.heads_of(ctx.tenant, [record.key.name for record in records])
+        return RunPage(tuple([as_run(record, as_metrics(heads.get(record.key.name, {}))) for record in records]))
 
     @verb(reads=("experiments",))
     def table(

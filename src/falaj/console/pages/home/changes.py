@@ -9,7 +9,8 @@ from falaj.console import parts
 from falaj.console.markup import Html, h
 from falaj.console.page import address, href
 from falaj.console.pages.home.answers import Answers
-from falaj.console.pages.home.work import OF_WORK, of_me
+from falaj.console.pages.home.work import OF_WORK
+from falaj.console.pages.home.work import SHOWN as SHOWN_RUNS
 from falaj.console.view import View
 from falaj.core.ref import Ref
 from falaj.jobs.records import JobView
@@ -78,7 +79,7 @@ def logged(entries: Iterable[Entry]) -> list[Moment]:
 def noticed(view: View, told: Answers) -> list[Moment]:
     """What the rooms themselves show as new, for whoever may look into them."""
     jobs, flows = told.seen("jobs", "list", limit=20), told.seen("flows", "runs", limit=5)
-    serve, runs = told.seen("serve", "list", limit=50), told.seen("track", "list", **of_me(view))
+    serve, runs = told.seen("serve", "list", limit=50), told.seen("track", "recent", limit=SHOWN_RUNS)
     found = list(_of_jobs(jobs.jobs if jobs else ()))
     found += [Moment(one.ended_at or one.started_at, "flows.end" if one.over else "flows.start", one.ref, one.begun_by,
                      one.state) for one in (flows.runs if flows else ())]  # fmt: skip
