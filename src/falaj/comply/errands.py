@@ -1,1 +1,93 @@
-"""The errands of the audit desk."""
+"""What an officer asks of the platform: evidence for a regime, the census, access reviews, findings."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+from falaj.comply import census as counting
+from falaj.comply import findings as looking
+from falaj.comply import pack
+from falaj.comply.gather import Ground
+from falaj.comply.records import Access, Census, Evidence, Findings
+from falaj.comply.reviewing import accounts
+from falaj.core.errand import Here, errand
+from falaj.core.errors import Invalid
+
+
+@errand
+def evidence(
+    here: Here,
+    regime: Annotated[str, "AE-PDPL, AE-CBUAE, AE-DIFC, AE-ADGM, EU-GDPR or ISO-27001"],
+    from_: Annotated[str, "the first day, for example 2026-01-01; the beginning when empty"] = "",
+    to: Annotated[str, "the last day, or an exact moment; now when empty or still to come"] = "",
+    out: Annotated[str, "the file to write"] = "evidence.zip",
+    enclose: Annotated[tuple[str, ...], "more files: an SBOM, scan reports, a network or exit report"] = (),
+    zone: Annotated[str, "the zone whose log is meant; your own when empty"] = "",
+) -> Evidence:
+    """Make the evidence pack of a period: every control with what shows it, present or absent, and the log to prove it.
+
+    The same period of the same platform gives the same bytes. It is evidence, not certification.
+
+    Example:
+        falaj audit evidence AE-PDPL --from 2026-01-01 --to 2026-12-31 --out pack.zip
+        falaj audit evidence --regime ISO-27001 --enclose sbom.json,scan.sarif --out iso.zip
+    """
+    since, until = _moment(from_, last=False), _moment(to, last=True)
+    if until and until < since:
+        raise Invalid("the time ends before it begins", "--from must not be after --to")
+    path = Path(out)
+    if not path.parent.is_dir():
+        raise Invalid("there is no folder for the pack", "make it, or name another file with --out")
+    return pack.build(here, regime, path, since, until, zone, [Path(one) for one in enclose])
+
+
+@errand
+def census(here: Here) -> Census:
+    """Prove that no copy of anything lies where it may not: every copy is judged again, by today's rules.
+
+    Exit code 1 when any lies wrongly. What cannot be seen from here is listed as unseen.
+
+    Example:
+        falaj audit census
+    """
+    return counting.count(here)
+
+
+@errand
+def review(
+    here: Here,
+    all_: Annotated[bool, "those, too, that nobody needs to look at"] = True,
+) -> tuple[Access, ...]:
+    """Show who has what: roles, when last used, roles never used, living tokens, and the newest answer.
+
+    Answer for each with `falaj audit answer`; nobody answers for themselves.
+
+    Example:
+        falaj audit review
+        falaj audit review --no-all
+    """
+    found = accounts(here, Ground(here), time.time())
+    return tuple(one for one in found if all_ or one.look)
+
+
+@errand
+def findings(here: Here) -> Findings:
+    """Look for what is not as it should be, with its owner, since when, and how to fix it. Exit code 1 if any is high.
+
+    Example:
+        falaj audit findings --json
+    """
+    return looking.look(here)
+
+
+def _moment(text: str, *, last: bool) -> float:
+    """A day (its start, or its end), or a moment with its time; 0 for nothing."""
+    if not text:
+        return 0.0
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(f"{text[:40]!r} is no day", "2026-12-31, or 2026-12-31T12:00:00Z") from error
+    whole = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return (whole + timedelta(days=1) if last and len(text) == 10 else whole).timestamp()
