@@ -139,6 +139,20 @@ DESKS: dict[str, Desk] = {
         ("flow",),
         ("falaj.flows.errands",),
     ),
+    "privacy": Desk(
+        "falaj.privacy.service:Privacy",
+        "People: purposes, consent, what they ask for, erasure with proof, breaches, assessments",
+        {
+            "see": "purposes purpose consents requests request certificate breaches breach assessments",
+            "read": "refused pseudonym",
+            "write": "consent withdraw ask extend answer refuse close sign report notify settle assess",
+            "govern": "add_purpose change_purpose",
+            "approve": "decide approve",
+            "erase": "restrict lift shred step certify",
+        },
+        (),
+        ("falaj.privacy.erasing", "falaj.privacy.access", "falaj.privacy.ropa", "falaj.privacy.reach"),
+    ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",
         "Where jobs run: clusters, their nodes, draining",

@@ -223,6 +223,7 @@ class House:
                 "serve": lambda: (ledger, self.desks["jobs"], self.catalog, *self._serving(), keyring, settings),
                 "monitor": lambda: (ledger, self.desks["serve"], *self._serving(), keyring),
                 "flows": lambda: (ledger, self.desks["jobs"], partial(Platform, self), keyring, settings),
+                "privacy": lambda: (ledger, keyring, self.zones, self.audit, self.online),
             }
         )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)

@@ -93,10 +93,11 @@ class Reader:
         size = self._size(keys)
         named = [_named(group, keys) for group in self._groups]
         asks = [(view.space, named[group]) for view, group, _ in self._views]
+        bars = [(space, _named((field,), keys)) for space, field in self.plan.barred]
         values: dict[str, list[Any]] = {}
         statuses: dict[str, list[int]] = {}
         events: dict[str, Events] = {}
-        for (view, _, read), cells in zip(self._views, _fetched(self._online, asks), strict=True):
+        for (view, _, read), cells in zip(self._views, _allowed(self._online, asks, bars), strict=True):
             columns, states, seen = read(cells, now)
             values.update(zip(view.names, columns, strict=True))
             statuses.update(zip(view.names, states, strict=True))
@@ -232,6 +233,18 @@ def _named(group: tuple[Field, ...], keys: Columns) -> list[bytes | None]:
         if kinds == ("string",) and shown == {str}:
             return [key.encode() for key in columns[0]]
     return [key_bytes(parts, kinds) for parts in zip(*columns, strict=True)]
+
+
+def _allowed(
+    online: Online, asks: Sequence[tuple[str, list[bytes | None]]], bars: Sequence[tuple[str, list[bytes | None]]]
+) -> list[list[bytes | None]]:
+    """Cells of all views, none of them of people who may not be used; in the same round trip."""
+    if not bars:
+        return _fetched(online, asks)
+    found = _fetched(online, [*asks, *bars])
+    cells, barred = found[: len(asks)], found[len(asks) :]
+    gone = {at for column in barred for at, cell in enumerate(column) if cell is not None}
+    return [[None if at in gone else cell for at, cell in enumerate(column)] for column in cells] if gone else cells
 
 
 def _fetched(online: Online, asks: Sequence[tuple[str, list[bytes | None]]]) -> list[list[bytes | None]]:

@@ -93,3 +93,5 @@ class ServicePlan:
     computed: tuple[Computed, ...] = ()
     outputs: tuple[Field, ...] = ()
     """The names and types of the answer, in order."""
+    barred: tuple[tuple[str, Field], ...] = ()
+    """Spaces with the keys of people who may not be used for this, and the key of a read that names the person."""

@@ -3,9 +3,11 @@
 import math
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated
 
 from falaj.catalog.gates import (
+    ASSESSED,
     ATTESTED,
     DEFAULTS,
     GATED,
@@ -53,7 +55,8 @@ class Demands(Shelf):
 
         Rules are: `auc >= 0.8` (a metric against a number), `auc >= current`, `latency_ms <= 1.1 * current` (against
         the version that holds the stage), `signature`, `safe format`, `bias` or `attestation NAME` (the newest one of
-        that kind passed), `zone ae-dubai` (its label may be served there), `2 approvals`, `1 dpo`. A model that runs
+        that kind passed), `dpia` (the project has an approved assessment), `zone ae-dubai` (its label may be served
+        there), `2 approvals`, `1 dpo`. A model that runs
         code when it is loaded never enters production, whatever the rules say. Another set of rules voids approvals
         that were given under the old one.
 
@@ -179,6 +182,7 @@ class Demands(Shelf):
             unsafe=_unsafe(record),
             attested=attested if ATTESTED in asked else {},
             refused={zone: _refused(ctx, record, zone) for zone in _zones(record, rules)},
+            assessed=_assessed(tx, record.key.project, ctx.now()) if ASSESSED in asked else "",
         )
 
 
@@ -194,6 +198,13 @@ def _refused(ctx: Context, record: Record, zone: str) -> str:
     except Denied as error:
         return error.message
     return ""
+
+
+def _assessed(tx: Reader, project: str, now: float) -> str:
+    """The newest impact assessment of a project (falaj privacy assess) that is approved and not due for review."""
+    today = datetime.fromtimestamp(now, UTC).date().isoformat()
+    found = tx.find("dpia", project=project, terms={"dpia": "yes", "state": "approved"}, newest=True, limit=1000)
+    return next((str(one.ref) for one in found.records if one.body["review_by"] >= today), "")
 
 
 def _metrics(tx: Reader, record: Record) -> dict[str, float]:

@@ -6,6 +6,7 @@
     signature                        signed, and the signature is true
     safe format                      loading it runs no code; of a model in production this is always demanded
     attestation bias                 the newest attestation of that kind passed; `bias` alone says the same
+    dpia                             the project has an impact assessment that is approved and not due for review
     zone ae-dubai                    its label lets it be served there; `zone` alone: wherever it lies
     2 approvals                      so many people, besides who asks and who wrote it
     1 dpo                            so many of them data protection officers
@@ -30,8 +31,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "retired": (),
 }
 """What stands where a project said nothing."""
-SAFE, SIGNED, ATTESTED, PLACED, PEOPLE, OFFICERS, METRIC = (
-    "safe format", "signature", "attestation", "zone", "approvals", "dpo", "metric",
+SAFE, SIGNED, ATTESTED, PLACED, PEOPLE, OFFICERS, METRIC, ASSESSED = (
+    "safe format", "signature", "attestation", "zone", "approvals", "dpo", "metric", "dpia",
 )  # fmt: skip
 MOST_RULES = 100
 MOST_PEOPLE = 9
@@ -95,6 +96,8 @@ class Case:
     attested: Mapping[str, Attestation] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     """By zone: why its label does not let it be served there; empty where it does."""
+    assessed: str = ""
+    """The impact assessment of its project that counts; empty when there is none."""
 
 
 def parse_rule(text: str) -> Rule:
@@ -102,7 +105,7 @@ def parse_rule(text: str) -> Rule:
     words = " ".join(text.split())
     if len(words) > _LONGEST:
         raise Invalid(f"a rule of {len(words)} characters", f"at most {_LONGEST}; {_HINT}")
-    if words in (SAFE, SIGNED, PLACED):
+    if words in (SAFE, SIGNED, PLACED, ASSESSED):
         return Rule(words)
     if words == "bias":
         return Rule(ATTESTED, "bias")
@@ -207,6 +210,7 @@ _JUDGES: Mapping[str, Callable[[Rule, Case], tuple[bool, str]]] = {
     ATTESTED: _attested,
     PLACED: _placed,
     SAFE: lambda rule, case: (not case.unsafe, case.unsafe or "loading it runs no code"),
+    ASSESSED: lambda rule, case: (bool(case.assessed), case.assessed or "no assessment is approved and in date"),
     SIGNED: lambda rule, case: (not case.unsigned, case.unsigned or "signed, and the signature is true"),
 }
 

@@ -126,7 +126,7 @@ def clear_sets(case: Case, held: Sequence[Arrival]) -> set[Ref]:
     made = {ref.bare for root in _roots(case, held) for ref in _after(case, root, "dataset")}
     for name in sorted((aside | made) - own):
         # Each version of a quarantine holds rows of its own; of a training set the newest stands for all before it.
-        _clear_set(case, name, each=name in aside)
+        clear_set(case, name, each=name in aside)
     return (aside | made) - own
 
 
@@ -205,7 +205,7 @@ def _amend(case: Case, arrival: Arrival, chapter: Chapter) -> None:
             raise
 
 
-def _clear_set(case: Case, name: Ref, *, each: bool) -> None:
+def clear_set(case: Case, name: Ref, *, each: bool) -> None:
     known: dict[str, bool] = {}
     for _ in range(_TRIES):
         with suppress(Stale, NotFound):

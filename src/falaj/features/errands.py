@@ -12,7 +12,7 @@ from falaj.core.ref import Ref
 from falaj.features.compacting import compact_view
 from falaj.features.computing import compute
 from falaj.features.filling import Filled
-from falaj.features.history import TrainingSet, build, publish_set, read_labels, tally
+from falaj.features.history import TrainingSet, build, publish_set, read_labels, tally, usable
 from falaj.features.ingesting import Ingested, ingest_rows
 from falaj.features.kept import function_of
 from falaj.features.live import LiveReader
@@ -260,8 +260,9 @@ def _set(
         if moment not in labels.column_names:
             hint = f"--moment, one of {', '.join(labels.column_names[:20])}"
             raise Invalid(f"the rows have no column {moment!r:.60}", hint, service)
-        with here.progress.task(f"building the set of {opening.plan.ref}", labels.num_rows, "rows") as task:
-            found, made = build(here, labels, moment, opening, known_at, zone, task.advance)
+        rows = usable(here, labels, opening.plan)
+        with here.progress.task(f"building the set of {opening.plan.ref}", rows.num_rows, "rows") as task:
+            found, made = build(here, rows, moment, opening, known_at, zone, task.advance)
     made = {"service": Ref.parse(opening.plan.ref), **source, **made}
     return compute(found, opening.plan), made, opening
 

@@ -31,6 +31,9 @@ from falaj.features.rows import Edition
 from falaj.features.sources import open_rows, read_files
 from falaj.features.stream import Arrival, schema_of
 
+_ASKED = 5_000
+"""So many people are asked about at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
@@ -120,6 +123,24 @@ def read_labels(here: Here, entities: Any) -> Iterator[tuple[Any, dict[str, Ref]
         if not path.is_file():
             raise Invalid(f"there is no file {text!r:.300}", "a Parquet, CSV, JSON-lines or Arrow file, or dataset:…")
         yield pa.concat_tables(list(read_files([path]))), {}
+
+
+def usable(here: Here, labels: Any, plan: ServicePlan) -> Any:
+    """The rows less those of people who took back their consent to the caller's purpose, or are restricted."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in sorted({key.name for _, key in plan.barred} & set(labels.column_names)):
+        people = pc.unique(labels[name].cast(pa.string()).drop_null())
+        gone = []
+        for start in range(0, len(people), _ASKED):
+            some = [one for one in people[start : start + _ASKED].to_pylist() if one.strip()]
+            told = here.privacy.refused(tuple(some)) if some else ()
+            gone += [one for one, barred in zip(some, told, strict=True) if barred]
+        if gone:
+            theirs = pc.is_in(labels[name].cast(pa.string()), value_set=pa.array(gone, pa.string()))
+            labels = labels.filter(pc.invert(theirs))
+    return labels
 
 
 def _gather(here: Here, plan: ViewPlan, gathered: Gathered, stack: ExitStack) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from falaj.features.records import Opening, Pick, ServiceDef, Values
 from falaj.features.shelf import Shelf, View, define_of, need
 from falaj.features.stream import face_of, shape_of, space_of
 from falaj.features.unsealed import Unsealed
+from falaj.govern import refusals
 from falaj.store.ledger import Reader as Books
 
 OPEN_S = 60.0
@@ -33,7 +35,7 @@ class Serving(Shelf):
     """How features are read."""
 
     _readers: "OrderedDict[tuple[str, str, tuple[str, ...]], Reader]"
-    _plans: dict[tuple[str, str], tuple[float, ServicePlan]]
+    _plans: dict[tuple[str, str, str], tuple[float, ServicePlan]]
     _lock: Lock
     reads = rows_read = 0
     """Since the start, through whichever door."""
@@ -100,7 +102,7 @@ class Serving(Shelf):
             return tuple(trained_on(tx, model))
 
     def _reader(self, ctx: Context, plan: ServicePlan) -> Reader:
-        key = (ctx.tenant, plan.ref, tuple(one.space for one in plan.views))
+        key = (ctx.tenant, plan.ref, tuple(one.space for one in plan.views) + tuple(one for one, _ in plan.barred))
         with self._lock:
             found = self._readers.get(key)
             if found is None:
@@ -144,11 +146,11 @@ class Serving(Shelf):
             with self._lock:
                 if len(self._plans) > _READERS:
                     self._plans.clear()
-                self._plans[ctx.tenant, str(pinned)] = (time.monotonic() + PLAN_S, plan)
+                self._plans[ctx.tenant, str(pinned), ctx.purpose] = (time.monotonic() + PLAN_S, plan)
         return plan
 
     def _held_plan(self, ctx: Context, pinned: Ref) -> ServicePlan | None:
-        held = self._plans.get((ctx.tenant, str(pinned)))
+        held = self._plans.get((ctx.tenant, str(pinned), ctx.purpose))
         return held[1] if held is not None and held[0] > time.monotonic() else None
 
     def _moved(self) -> None:
@@ -169,7 +171,7 @@ class Serving(Shelf):
             views = {ref: self._view(tx, Ref.parse(ref)) for ref in record.body["views"]}
         plan = service_plan(service, views, str(pinned))
         split = [face for one in plan.views for face in _by_face(one, views[one.ref], ctx.tenant)]
-        return replace(plan, views=tuple(split))
+        return replace(plan, views=tuple(split), barred=_barred(tx, ctx, plan, views))
 
 
 def trained_on(tx: Books, model: Ref) -> list[Ref]:
@@ -187,6 +189,18 @@ def trained_on(tx: Books, model: Ref) -> list[Ref]:
             if ref.kind == "model" and ref not in seen and tx.get(ref) is not None:
                 todo.append(ref)
     return sorted(found)
+
+
+def _barred(tx: Books, ctx: Context, plan: ServicePlan, views: Mapping[str, View]) -> tuple[tuple[str, Field], ...]:
+    """Where the keys of people lie who may not be used for the caller's purpose; nothing where nobody could be."""
+    known = refusals.heads(tx, ctx.tenant, ctx.purpose)
+    people = {
+        asked: None
+        for one in plan.views
+        for own, asked in zip(views[one.ref].entity.keys, one.keys, strict=True)
+        if known and own.name == views[one.ref].entity.subject
+    }
+    return tuple((refusals.space_of(ctx.tenant, name, field.type), field) for name in known for field in people)
 
 
 def _by_face(plan: ViewPlan, view: View, tenant: str) -> list[ViewPlan]:

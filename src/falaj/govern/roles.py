@@ -12,23 +12,34 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "secrets": ("secrets", "secret"),
     "approvals": ("approvals", "approval"),
     "log": ("audit", "log", "event", "checkpoint", "witness", "cosignature"),
+    "privacy": (
+        "privacy",
+        "purpose",
+        "consent",
+        "subject-request",
+        "refusal",
+        "refusals",
+        "breach",
+        "certificate",
+        "dpia",
+    ),
     "machine": ("house", "replica", "loop", "store", "clusters", "cluster", "node", "queues", "queue", "budget"),
 }
 """The kinds (and desks) of each family. Every other kind, also one that nobody has invented yet, is `work`."""
 
 # `all` counts for every family. A person may hold several roles; what they allow adds up.
 _TABLE = """
-role             | work                             | people     | rules            | keys           | secrets                 | approvals         | log    | machine     | all
-tenant-admin     | see govern                       | see govern | see write govern | see            | see                     | see write         | see    | see         |
-data-steward     | see read write move govern erase | see        | see write        |                |                         | see write         |        | see         |
-data-scientist   | see read write move              |            | see              |                | see                     | see write         |        | see         |
-ml-engineer      | see read write move operate      |            | see              |                | see write               | see write         |        | see         |
-approver         | see                              | see        | see              |                |                         | see write approve | see    | see         |
-operator         | see operate                      |            | see              | see operate    |                         | see write         | see    | see operate |
-dpo              | erase                            |            | write govern     | erase          |                         | write approve     |        |             | see audit
-security-officer |                                  | govern     | write govern     | govern operate | read write govern erase | write approve     | govern |             | see audit
-auditor          |                                  |            |                  |                |                         |                   |        |             | see audit
-service          | see read write move operate      |            | see              |                | see read                | see write         |        | see         |
+role             | work                             | people     | rules            | keys           | secrets                 | approvals         | log    | privacy                         | machine     | all
+tenant-admin     | see govern                       | see govern | see write govern | see            | see                     | see write         | see    | see govern                      | see         |
+data-steward     | see read write move govern erase | see        | see write        |                |                         | see write         |        | see read write erase            | see         |
+data-scientist   | see read write move              |            | see              |                | see                     | see write         |        | see read                        | see         |
+ml-engineer      | see read write move operate      |            | see              |                | see write               | see write         |        | see read                        | see         |
+approver         | see                              | see        | see              |                |                         | see write approve | see    | see approve                     | see         |
+operator         | see operate                      |            | see              | see operate    |                         | see write         | see    | see                             | see operate |
+dpo              | erase                            |            | write govern     | erase          |                         | write approve     |        | read write govern approve erase |             | see audit
+security-officer |                                  | govern     | write govern     | govern operate | read write govern erase | write approve     | govern | write                           |             | see audit
+auditor          |                                  |            |                  |                |                         |                   |        |                                 |             | see audit
+service          | see read write move operate      |            | see              |                | see read                | see write         |        | see read write                  | see         |
 """  # noqa: E501 - one line a role reads best
 
 OPEN_ACTIONS = ("people.whoami", "people.renew", "people.exchange", "policy.explain", "policy.roles")

@@ -11,6 +11,7 @@ from falaj.core.ref import Ref
 from falaj.fleet.amounts import band
 from falaj.fleet.clusters import Clusters, open_to
 from falaj.fleet.records import Cluster
+from falaj.govern.refusals import check_inputs
 from falaj.jobs import tracing
 from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
@@ -52,6 +53,7 @@ def check_names(asked: Asked) -> None:
 def new_body(ctx: Context, clusters: Clusters, staging: Staging, asked: Asked, queue: str, tx: Reader) -> Body:
     """The record of a new job."""
     actor = ctx.actor
+    check_inputs(tx, ctx.tenant, ctx.purpose, asked.inputs.values())
     spec, kept_in = _pin_secrets(ctx, staging, asked.spec)
     zones = _law(ctx, asked, _reachable(clusters, tx, ctx.tenant, spec), kept_in)
     who = {

@@ -14,6 +14,7 @@ from falaj.core.errors import Denied, Invalid, NotFound
 from falaj.core.execute import Attempt
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
+from falaj.govern.refusals import check_inputs
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
 from falaj.jobs.attempts import actor_of, attempt_of, layout_of, sources_of, workload_of
@@ -53,6 +54,8 @@ class Staging:
         """Everything an attempt needs, in its place; the same again does no harm."""
         body = record.body
         actor = self.actor(ctx, record, cluster.zone)
+        with self._ledger.read(ctx) as tx:  # somebody may have taken their consent back while it waited
+            check_inputs(tx, record.key.tenant, body["who"]["purpose"], map(Ref.parse, body["inputs"].values()))
         place = layout_of(cluster, body["attempt"]["id"], body["id"])
         if not place.shared and not self._address and (body["code"] or body["inputs"] or body["outputs"]):
             raise Invalid(
