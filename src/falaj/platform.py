@@ -322,6 +322,7 @@ class House:
         from falaj.store.upkeep import CollectLoop, ScrubLoop
 
         self._providers()  # a server that cannot know anybody says so when it starts
+        self.desks["clusters"].check_sandbox(self.system())
         collector = self.storage.collector
         steps: list[Loop] = [
             CollectLoop(self.ledger, collector),

@@ -4,6 +4,7 @@
     process:/var/lib/falaj/attempts               … and attempts lie there, not in ~/.falaj/process
     process:?nodes=3&cpus=2000&memory=2048&gpus=4&model=H100     three imitation nodes, for tests and trials
     process:?nodes=1&most=5&…                     one, and more when asked for: a pool, for trials of elastic capacity
+    process:?sandbox=required&egress=mirror.bank.ae:443      everybody's attempts in a cage, with one way out
 
 Every slot is a launcher in a session of its own, so attempts outlive whoever started them. All that is known of an
 attempt is in its folder (falaj.worker.launch says which files), so any number of platforms may start, look and stop.
@@ -22,11 +23,13 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from falaj.backends.process_cage import OPTIONS as CAGE_OPTIONS
+from falaj.backends.process_cage import Cages, powers
 from falaj.backends.process_files import Seen, context_of, kill, locked, look, nodes_of, number, read_json, write
 from falaj.backends.process_limits import Limits
 from falaj.backends.process_node import choose_cores, this_machine
@@ -50,12 +53,12 @@ from falaj.core.execute import (
 from falaj.core.outbox import Facts, read_file, read_outbox
 from falaj.core.ports import open_url
 
-_KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "labels", "folder", "cgroup")
+_KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "labels", "folder", "cgroup", *CAGE_OPTIONS)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 """What processes see of the platform's own environment; the rest may be secret."""
-_FILES = ("claim", "stop", "falaj-worker.pyz", "context.json")
+_FILES = ("claim", "cage.lock", "stop", "falaj-worker.pyz", "context.json")
 _LOG_BYTES = 1 << 20
 _BEGIN_S = 60.0
 _HUNG_S = 10.0
@@ -77,11 +80,16 @@ class ProcessExecutor:
         self._limits = Limits(wanted.get("cgroup", ""))
         self._wanted = wanted
         self._first = this_machine(wanted, self._limits.kind)
+        self._cages = Cages(wanted, self._root)
         self._nursery = Nursery()
 
     def capacity(self) -> Sequence[NodeFacts]:
         """This machine, or its imitation nodes."""
         return list(self._nodes.values())
+
+    def enforced(self) -> Mapping[str, str]:
+        """What this machine enforces of the cage of attempts."""
+        return asdict(powers())
 
     def templates(self) -> Sequence[NodeFacts]:
         """The one kind of imitation node, where this is a pool of them."""
@@ -124,9 +132,9 @@ class ProcessExecutor:
             folder = self._folder_of(attempt)
             with locked(folder / "claim"):
                 context = folder / "context.json"
+                self._lay_bundle(folder, attempt.launcher)
                 if not context.exists():
                     write(context, json.dumps(self._document(attempt, folder)).encode())
-                self._lay_bundle(folder, attempt.launcher)
                 for slot in attempt.slots:
                     if look(folder, slot.index).phase == WAITING:
                         self._nursery.begin(context, slot.index, self._environment(attempt, slot))
@@ -261,6 +269,7 @@ class ProcessExecutor:
         cores = self._choose_cores(attempt, folder)
         slots = [dict(slot) | {"cores": cores.get(slot["index"], [])} for slot in given["slots"]]
         ours = {"folder": str(folder), "own": not attempt.folder, "slots": slots}
+        ours["cage"] = self._cages.document(attempt, folder)
         return given | ours | {"rendezvous": {"host": "127.0.0.1", "port": port}}
 
     def _choose_cores(self, attempt: Attempt, folder: Path) -> dict[int, list[int]]:

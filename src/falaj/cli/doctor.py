@@ -74,6 +74,7 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield from _certificates(settings, home)
     if settings.oidc.issuer:
         yield _provider(settings)
+    yield _sandbox(settings)
 
 
 def house(settings: Settings) -> Iterator[Finding]:
@@ -187,6 +188,26 @@ def _certificates(settings: Settings, home: Path) -> Iterator[Finding]:
         f"good for {days:.0f} days",
         "" if state == GOOD else "restart with --tls, or renew your own",
     )
+
+
+def _sandbox(settings: Settings) -> Finding:
+    """What this machine enforces of the cage that attempts run in."""
+    import tempfile
+
+    from falaj.fleet.sandbox import in_words
+    from falaj.platform import plugin
+
+    with tempfile.TemporaryDirectory(prefix="falaj-doctor-") as folder:
+        try:
+            executor = plugin("executor", "process")("process:", {"folder": folder, "sandbox": settings.sandbox})
+        except FalajError as error:
+            return Finding("sandbox", BAD, error.message, error.hint)
+        enforced = executor.enforced()
+        executor.close()
+    fix = "" if all(enforced.values()) else "see docs/sandbox.md for what the kernel must allow"
+    if settings.sandbox == "off":
+        return Finding("sandbox", WARN, "off: attempts run as the platform does", 'set sandbox = "best"')
+    return Finding("sandbox", WARN if fix else GOOD, in_words(enforced), fix)
 
 
 def _provider(settings: Settings) -> Finding:

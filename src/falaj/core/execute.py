@@ -184,6 +184,15 @@ class CanCarry(Protocol):
 
 
 @runtime_checkable
+class CanCage(Protocol):
+    """An executor that keeps what attempts run apart from the machine and from each other."""
+
+    def enforced(self) -> Mapping[str, str]:
+        """What of it this machine enforces (user, files, processes, network, calls), and by what; empty: it cannot."""
+        ...
+
+
+@runtime_checkable
 class CanScale(Protocol):
     """A cluster whose nodes can be asked for and given back."""
 

@@ -122,6 +122,8 @@ class Settings:
     """The address under which attempts on other machines reach this platform."""
     hosts: tuple[str, ...] = ()
     """Host names callers may use, beside the listening address itself."""
+    sandbox: str = "best"
+    """How attempts of this machine are kept apart: off, best (what it can), or required (wholly, or not at all)."""
     regimes: str = ""
     """A folder of regime profiles of one's own, read after those that are shipped."""
     seal_s: float = 1.0

@@ -15,6 +15,7 @@ from falaj.core.execute import Executor, NodeFacts
 from falaj.core.ports import Series
 from falaj.core.settings import Settings
 from falaj.core.verb import verb
+from falaj.fleet import sandbox
 from falaj.fleet.amounts import all_shown, shown
 from falaj.fleet.elastic import Elastic
 from falaj.fleet.records import Checked, Cluster, NodeView
@@ -48,6 +49,7 @@ class Clusters(Signs, Elastic):
         self._opener = opener
         self._resolve = resolve
         self._zone, self._folder = settings.zone, f"{settings.home}/attempts"
+        self._caged = sandbox.options_of(settings)
         self._opening = threading.Lock()
         self._open: dict[str, tuple[Cluster, Executor]] = {}
 
@@ -180,14 +182,26 @@ class Clusters(Signs, Elastic):
         try:
             executor = self.executor(ctx, cluster)
             try:
-                found = executor.capacity()
+                found, caged = executor.capacity(), sandbox.told(executor)
             finally:
                 executor.close()
         except FalajError as error:
             return Checked(name, False, seconds=round(time.monotonic() - began, 3), problem=str(error))
         ready = sum(node.ready for node in found)
         gpus = sum(len(node.devices) for node in found)
-        return Checked(name, ready > 0, len(found), ready, gpus, round(time.monotonic() - began, 3))
+        took = round(time.monotonic() - began, 3)
+        return Checked(name, ready > 0, len(found), ready, gpus, took, sandbox=caged)
+
+    def check_sandbox(self, ctx: Context) -> None:
+        """When a server starts: Unavailable where this machine must enforce what it cannot; else what is missing is
+        said, if anybody but the house's own people may run things here."""
+        with self._ledger.read(_house(ctx)) as tx:
+            known = [one for one in self.known(tx).values() if one.address.startswith("process:")]
+        for cluster in known:
+            if self._caged["sandbox"] == "required" or cluster.tenants != (HOUSE,):
+                executor = self.executor(ctx, cluster)
+                sandbox.say_at_start(executor)
+                executor.close()
 
     # For the room of jobs.
 
@@ -229,8 +243,10 @@ class Clusters(Signs, Elastic):
             for name, value in cluster.options.items()
         }
         # Only processes of our own keep their books where attempts lie; others get each attempt's folder with it.
-        own = {"folder": cluster.folder} if cluster.folder and cluster.address.startswith("process:") else {}
-        return self._opener(cluster.address, {**own, **options})
+        if not cluster.address.startswith("process:"):
+            return self._opener(cluster.address, options)
+        own = {"folder": cluster.folder} if cluster.folder else {}
+        return self._opener(cluster.address, own | sandbox.chosen(self._caged, cluster.address, options))
 
     def spoken(self, ctx: Context, cluster: Cluster) -> Executor:
         """The same, opened once and kept, for questions."""

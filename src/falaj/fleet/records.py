@@ -63,6 +63,8 @@ class Checked:
     gpus: int = 0
     seconds: float = 0.0
     problem: str = ""
+    sandbox: str = ""
+    """What keeps attempts apart there, and what cannot be enforced; empty where it is the cluster's own business."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from falaj.core.outbox import read_file
@@ -33,17 +33,20 @@ def start(
     cores: Iterable[int] = (),
     *,
     mute: bool = False,
+    enter: Callable[[str], None] = os.chdir,
 ) -> int:
     """Start a child in its own process group, its output appended to `log` (ours where that is empty); of one that is
-    `mute` only its complaints."""
+    `mute` only its complaints. How it gets to its folder, `enter`, may be by way of a cage."""
     launcher = os.getpid()
     if child := os.fork():
         return child
     code = NOT_EXECUTABLE
     try:
-        _settle(launcher, folder, log, cores)
+        _settle(launcher, log, cores)
         if mute:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if folder:
+            enter(folder)
         _become(words, dict(env))
     except FileNotFoundError as error:
         code = NOT_FOUND
@@ -145,10 +148,10 @@ def look(path: str) -> bytes:
     return read_file(path, 0, 1 << 16)
 
 
-def _settle(launcher: int, folder: str, log: str, cores: Iterable[int]) -> None:
+def _settle(launcher: int, log: str, cores: Iterable[int]) -> None:
     os.setpgid(0, 0)
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:
+    if os.getppid() not in (launcher, 0):  # nobody is seen from inside a cage
         os._exit(128 + signal.SIGKILL)  # it died before we asked to die with it
     # Python ignores these two; a program that was not told so does not expect it.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -159,8 +162,6 @@ def _settle(launcher: int, folder: str, log: str, cores: Iterable[int]) -> None:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(file, 1)
     os.dup2(1, 2)
-    if folder:
-        os.chdir(folder)
     if cores := set(cores) & os.sched_getaffinity(0):
         os.sched_setaffinity(0, cores)
     with contextlib.suppress(OSError):

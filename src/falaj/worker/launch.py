@@ -27,6 +27,7 @@ from falaj.worker.outbox import Outbox
 from falaj.worker.sampler import Sampler
 
 if TYPE_CHECKING:
+    from falaj.worker.cage import Cage
     from falaj.worker.carry import Carrier
 
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
@@ -73,6 +74,7 @@ class Launcher:
         self._ooms = 0
         self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
         self._alive: dict[int, str] = {}
+        self._cage: Cage | None = None
         self._code = 0
         self._reason = ""
         self._kill_at = 0.0
@@ -101,6 +103,7 @@ class Launcher:
         family.adopt_orphans()
         self._ooms = family.oom_kills()
         self._outbox.tell("begun", slot=self._slot, node=self._place.node)
+        self._build_cage()
         carrier = _carrier(self._context, self._slot, self._outbox) if self._context.address else None
         try:
             self._go()
@@ -116,6 +119,18 @@ class Launcher:
         if carrier:
             carrier.finish()
         return self._code
+
+    def _build_cage(self) -> None:
+        """Before there is a thread; without the cage that was asked for nothing runs."""
+        if not self._context.cage:
+            return
+        from falaj.worker.cage import Cage, told_in
+
+        self._cage = Cage(told_in(self._context.cage), self._folder, self._slot, str(self._outbox.folder))
+        try:
+            self._cage.build()
+        except FalajError as error:
+            self._fail(_TRY_AGAIN, str(error))
 
     def _go(self) -> None:
         if (self._folder / "stop").exists():
@@ -187,7 +202,11 @@ class Launcher:
         if bundle := _bundle(self._folder):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
         where = folder or self._context.code or str(self._folder)
-        pid = family.start(words, env, where, self._log(local), self._place.cores, mute=bool(folder))
+        enter: Callable[[str], None] = os.chdir
+        if self._cage and not folder:
+            where, enter = self._context.code or self._cage.work, self._cage.enter
+            env |= self._cage.environment(env)
+        pid = family.start(words, env, where, self._log(local), self._place.cores, mute=bool(folder), enter=enter)
         self._alive[pid] = f"{what} ({words[0]})"
         return pid
 
@@ -230,7 +249,7 @@ class Launcher:
             self._code = _TERMINATED
             self._end(f"time limit of {self._context.limit_s:g} s")
         if self._kill_at and now >= self._kill_at:
-            family.send(signal.SIGKILL, family.descendants(os.getpid()))
+            family.send(signal.SIGKILL, self._everybody())
         self._sampler.sample_if_due(now)
 
     def _see_failure(self, what: str, code: int) -> None:
@@ -266,14 +285,20 @@ class Launcher:
         """What the processes left behind ends with them."""
         if family.alone():
             return
-        family.send(signal.SIGTERM, family.descendants(os.getpid()))
+        family.send(signal.SIGTERM, self._everybody())
         kill_at = self._kill_at or time.monotonic() + _LEFTOVER_S
         give_up_at = max(kill_at, time.monotonic()) + _UNKILLABLE_S
-        while (left := family.descendants(os.getpid())) and time.monotonic() < give_up_at:
+        while (left := self._everybody()) and time.monotonic() < give_up_at:
             if time.monotonic() >= kill_at:
                 family.send(signal.SIGKILL, left)
             signal.sigtimedwait((signal.SIGCHLD,), 0.05)
             family.reap()
+        if self._cage:
+            self._cage.end()
+
+    def _everybody(self) -> set[int]:
+        """Whoever comes from us, but for those who keep the cage."""
+        return set(family.descendants(os.getpid())) - (self._cage.staff if self._cage else set())
 
     def _fail(self, code: int, reason: str) -> None:
         self._code, self._reason = self._code or code, self._reason or reason

@@ -12,7 +12,9 @@ import signal
 import sys
 from typing import Any
 
-from falaj.worker import launch
+from falaj.worker import cage, launch
+
+__all__ = ["cage", "main"]  # the cage is only loaded here, so that whoever needs one need not wait
 
 
 def main() -> int:

@@ -1,0 +1,313 @@
+"""The cage that a slot's processes run in: what they see, whom they reach, what they may ask of the kernel.
+
+With namespaces (`method` "namespaces") the launcher stays outside. It starts a warden, the first process of a world of
+its own: a read-only root with a private /tmp and /dev/shm, the platform's folders covered, only loopback for a network.
+Every process of the slot enters that world and then gives up what it has: its user, its capabilities, system calls.
+When the launcher ends, so does the warden, and with it whatever is left inside. Elsewhere Landlock ("landlock")
+shows processes few paths and lets them signal nobody outside; the network is then open, and the platform says so.
+
+The document says all of it (falaj.backends.process_cage writes it), and lies where processes cannot change it.
+"""
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from falaj.core.errors import Unavailable
+from falaj.worker import cage_egress as egress
+from falaj.worker import cage_kernel as kernel
+from falaj.worker.outbox import Outbox
+
+_READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt", "/proc", "/sys", "/dev", "/nix")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+_OPEN = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # nosec B108 - covered by private ones
+_UP = struct.pack("16sH22x", b"lo", 1)
+
+
+class Told(NamedTuple):
+    """What the document says of the cage; `method` is empty where there is none."""
+
+    method: str = ""
+    uid: int = 0
+    """Who processes become where the launcher is root."""
+    network: str = "own"
+    """`own`: loopback alone; `listen`: the machine's, to be called and to call nobody; `host`: the machine's."""
+    hidden: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    platform: tuple[str, int] | None = None
+    egress: tuple[str, ...] = ()
+    processes: int = 4096
+    file_bytes: int = 0
+    tmp_bytes: int = 1 << 30
+    shm_bytes: int = 1 << 30
+
+
+def told_in(document: Mapping[str, object]) -> Told:
+    """The cage of a context."""
+    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
+    return Told(**{name: value for name, value in lists.items() if name in Told._fields})  # type: ignore[arg-type]
+
+
+class Cage:
+    """Built by the launcher before it has threads; entered by each of its children; ended with the slot."""
+
+    def __init__(self, told: Told, folder: Path, slot: int, outbox: str) -> None:
+        self._told, self._folder, self._slot, self._outbox = told, folder, slot, outbox
+        self._root = os.geteuid() == 0
+        self._spaces: list[int] = []
+        self.work = str(folder / "work")
+        self.staff: set[int] = set()
+        """Processes that are ours and not the attempt's."""
+
+    def build(self) -> None:
+        """Make the world that processes will enter; Unavailable where the kernel does not let us."""
+        try:
+            for path in (self.work, self._outbox, *self._told.writable):
+                Path(path).mkdir(0o700, parents=True, exist_ok=True)
+            if self._told.method == "namespaces":
+                self._build()
+            elif self._root and self._told.uid:
+                self._give_away()
+        except OSError as error:
+            words = f"the sandbox of this attempt cannot be made: {error.filename or ''} {error.strerror}"
+            raise Unavailable(words, "falaj doctor says what this machine can enforce") from None
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What processes are told of it."""
+        home = _OPEN[0] if self._told.method == "namespaces" else self.work
+        found = {"HOME": home, "TMPDIR": home, "FALAJ_SANDBOX": self._told.method}
+        if self._told.network != "own" or self._told.method != "namespaces":
+            return found
+        proxy, around = f"http://127.0.0.1:{egress.PROXY_PORT}", "127.0.0.1,localhost,::1"
+        names = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": around}
+        return found | names | {name.upper(): value for name, value in names.items() if name.upper() not in env}
+
+    def enter(self, where: str) -> None:
+        """In a child, before it becomes a program."""
+        for space in self._spaces:
+            kernel.setns(space)
+        os.chdir(where)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _lower(resource.RLIMIT_NPROC, self._told.processes)
+        _lower(resource.RLIMIT_FSIZE, self._told.file_bytes)
+        kernel.drop_capabilities()
+        if self._root and self._told.uid:
+            os.setgroups([])
+            os.setresgid(*[self._told.uid] * 3)
+            os.setresuid(*[self._told.uid] * 3)
+        kernel.give_up_capabilities()
+        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # forgotten by the kernel when the user changes
+        kernel.prctl(kernel.SET_NO_NEW_PRIVS, 1)
+        listener = self._told.network == "listen"
+        ports = [self._told.platform[1]] if self._told.platform and listener else [] if listener else None
+        if self._told.method == "landlock":
+            mine = (str(self._folder), *self._told.shown)
+            kernel.landlock((*_READABLE, *mine), (self.work, self._outbox, *self._told.writable, *_DEVICES), ports)
+        elif ports is not None:
+            kernel.landlock(ports=ports)
+        kernel.filter_calls(listener=listener)
+
+    def end(self) -> None:
+        """Whoever is still inside ends with the warden."""
+        for pid in self.staff:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        self.staff = set()
+        for space in self._spaces:
+            os.close(space)
+        self._spaces = []
+
+    def _build(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, _locked(self._folder / "cage.lock"):
+            if self._told.network == "own":
+                self.staff.add(self._start_gate(theirs))
+            neighbour = self._neighbour()
+            users = self._users() if self._root else -1
+            if not self._root and neighbour:
+                kernel.setns(neighbour[0])
+            elif not self._root:
+                _become_nobody_else()
+            kernel.unshare(kernel.NEWPID)
+            warden, said = self._start_warden(ours, users, neighbour[1] if neighbour else -1)
+            self.staff.add(warden)
+            if said:
+                raise OSError(0, said)
+            names = ("mnt", "ipc", "uts", *(("net",) if self._told.network == "own" else ()))
+            self._spaces = [os.open(f"/proc/{warden}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
+            (self._folder / f"slot-{self._slot}.cage").write_text(str(warden), encoding="ascii")
+            for file in (*(neighbour or ()), users):
+                if file >= 0:
+                    os.close(file)
+
+    def _neighbour(self) -> tuple[int, int] | None:
+        """The network of another slot of this attempt that lives on this machine: its ranks must meet ours."""
+        for path in self._folder.glob("slot-*.cage") if self._told.network == "own" else ():
+            with contextlib.suppress(OSError, ValueError):
+                warden = int(path.read_text(encoding="ascii"))
+                lock = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    spaces = (f"/proc/{warden}/ns/{name}" for name in ("user", "net"))
+                    user, net = (os.open(space, os.O_RDONLY | os.O_CLOEXEC) for space in spaces)
+                    return user, net
+                finally:
+                    os.close(lock)
+        return None
+
+    def _start_gate(self, channel: socket.socket) -> int:
+        if child := os.fork():
+            return child
+        try:
+            kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+            egress.close_all_but([channel.fileno()])
+            outbox = Outbox(self._outbox, f"gate-{self._slot}")
+
+            def tell(where: str) -> None:
+                outbox.tell("note", text=f"the sandbox refused a connection to {where}"[:400])
+
+            egress.Gate(self._told.platform, self._told.egress, tell).serve(egress.receive(channel))
+        finally:
+            os._exit(1)
+
+    def _start_warden(self, channel: socket.socket, users: int, net: int) -> tuple[int, str]:
+        """The first process inside, and what went wrong there."""
+        heard, told = os.pipe()
+        child = os.fork()
+        if child:
+            os.close(told)
+            with os.fdopen(heard, "rb") as answer:
+                words = answer.read().decode(errors="replace")
+            return child, words.removeprefix("ready") or ("" if words else "its first process ended")
+        try:
+            self._furnish(channel, users, net)
+            os.write(told, b"ready")
+            egress.close_all_but([])
+            while True:
+                signal.sigwait([signal.SIGCHLD])
+                _reap()
+        except OSError as error:
+            os.write(told, f"{error.filename or ''} {error.strerror}".encode())
+        finally:
+            os._exit(1)
+
+    def _furnish(self, channel: socket.socket, users: int, net: int) -> None:
+        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+        if self._told.network == "own":
+            kernel.setns(net) if net >= 0 else kernel.unshare(kernel.NEWNET)
+            with socket.socket() as lo:
+                fcntl.ioctl(lo, 0x8914, _UP)
+            egress.send(channel, egress.listeners(self._told.platform))
+        kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS)
+        kernel.keep_mounts_private()
+        self._mount(users)
+        with contextlib.suppress(OSError):  # inside some containers the old one stays: its numbers help nobody
+            kernel.mount("proc", "/proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+
+    def _mount(self, users: int) -> None:
+        """Take what is shown, make everything read-only, cover what is hidden, put back what was taken."""
+        writable = {*map(os.path.realpath, (self.work, self._outbox, *self._told.writable))}
+        own = {os.path.realpath(self._folder), *writable}
+        trees = {
+            path: self._take(path, path not in writable, users if path in own else -1)
+            for path in sorted({*own, *map(os.path.realpath, self._told.shown)}, key=len)
+        }
+        kernel.set_mount("/", kernel.RDONLY | kernel.NOSUID)
+        covered = []
+        for path in sorted({*map(os.path.realpath, self._told.hidden), *_OPEN}, key=len):
+            if os.path.isdir(path) and path != "/":  # noqa: PTH112
+                size = {_OPEN[0]: self._told.tmp_bytes, _OPEN[2]: self._told.shm_bytes}.get(path, 16 << 20)
+                mode = "1777" if path in _OPEN else "755"
+                kernel.mount("tmpfs", path, kernel.NOSUID | kernel.NODEV, f"mode={mode},size={size}")
+                covered.append(path)
+        for path, (tree, is_folder) in trees.items():
+            _make_place(path, is_folder)
+            kernel.put_tree(tree, path)
+        for path in covered:
+            if path not in _OPEN:
+                kernel.set_mount(path, kernel.RDONLY, whole=False)
+
+    def _take(self, path: str, read_only: bool, users: int) -> tuple[int, bool]:
+        """With `users` files that are ours on the disk belong, seen from inside, to the user of the processes."""
+        tree = kernel.take_tree(path, whole=users < 0)
+        flags = kernel.NOSUID | kernel.NODEV | (kernel.RDONLY if read_only else 0)
+        kernel.set_mount(tree, flags, users, whole=users < 0)
+        return tree, os.path.isdir(path)  # noqa: PTH112
+
+    def _users(self) -> int:
+        """A user namespace in which we are the user of the processes: how their mounts see owners."""
+        held, release = os.pipe()
+        ready, done = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(release)
+            kernel.unshare(kernel.NEWUSER)
+            os.write(done, b".")
+            os.read(held, 1)
+            os._exit(0)
+        try:
+            os.read(ready, 1)
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{child}/{name}").write_text(f"0 {self._told.uid} 1", encoding="ascii")
+            return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            for file in (held, release, ready, done):
+                os.close(file)
+            os.waitpid(child, 0)
+
+    def _give_away(self) -> None:
+        """Without mounts of their own, processes must own what they write and read."""
+        self._folder.chmod(0o711)
+        for top in (self.work, self._outbox, *self._told.writable, str(self._folder / "inputs")):
+            for *_, names, file in os.fwalk(top, follow_symlinks=False):
+                os.fchown(file, self._told.uid, self._told.uid)
+                for name in names:
+                    if os.stat(name, dir_fd=file, follow_symlinks=False).st_nlink == 1:
+                        os.chown(name, self._told.uid, self._told.uid, dir_fd=file, follow_symlinks=False)
+
+
+def _become_nobody_else() -> None:
+    """A user namespace in which we are who we are, and may make the other namespaces."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+
+
+def _make_place(path: str, is_folder: bool) -> None:
+    """Where something can be mounted; below a cover nothing is there yet."""
+    place = Path(path)
+    if not place.exists():
+        (place if is_folder else place.parent).mkdir(0o755, parents=True, exist_ok=True)
+        if not is_folder:
+            place.touch()
+
+
+def _lower(which: int, value: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    if value:
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (most, most))
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
