@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.servers import axe, browser, fuse, oidc, postgres, redis, registry, seaweed, slurm, softhsm
+from tests.servers import axe, browser, fuse, oidc, postgres, prometheus, redis, registry, seaweed, slurm, softhsm
 from tests.servers.process import COMPONENTS, Missing
 
 _NODE_FROM = 20
@@ -26,7 +26,7 @@ def main() -> int:
             print(f"could not install: {failed}", file=sys.stderr)
     every = (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program)
     seen = (browser.program, browser.fonts, axe.program)
-    for find in (*every, *seen, redis.program, registry.program, fuse.library, slurm.programs):
+    for find in (*every, *seen, redis.program, registry.program, fuse.library, slurm.programs, prometheus.programs):
         if (missing := _missing(find)) is not None:
             print(missing, file=sys.stderr)
     return 0
@@ -40,6 +40,7 @@ def _install_debian_packages() -> None:
         "fuse3": fuse.library,
         "slurm-wlm munge": slurm.programs,
         "chromium": browser.program,
+        "prometheus": prometheus.programs,
         "fontconfig fonts-dejavu-core fonts-noto-core": browser.fonts,
     }
     packages = [package for names, find in needed.items() if _missing(find) for package in names.split()]
