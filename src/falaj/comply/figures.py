@@ -10,7 +10,6 @@ from falaj.comply.gather import Rows
 from falaj.comply.tally import Tally
 
 DAY_S = 86_400.0
-OPEN_REQUEST = frozenset({"open", "extended", "restricted", "working"})
 RULES = Path(__file__).with_name("house_rules.toml")
 Files = Mapping[str, Rows | None]
 
@@ -29,7 +28,7 @@ def figures_of(files: Files, tally: Tally, checkpoints: int, enclosed: Iterable[
         "checkpoints": checkpoints,
         "transfers": len(files["transfers.jsonl"] or ()),
         "promotions": len(files["promotions.jsonl"] or ()),
-        "drills": len(files["drills.jsonl"] or ()),
+        "drills": len(files["drills.jsonl"] or ()) + sum("drill" in one.lower() for one in named),
         "failed_drills": sum(not _went_well(row) for row in files["drills.jsonl"] or ()),
         "column_policies": None,
         "ropa": _size(files, "ropa.json"),

@@ -8,6 +8,7 @@ and whoever put it together stands in the log with their name.
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class Case:
     checkpoints: int = 0
     log_digest: str = ""
     origin: str = ""
+    digest: str = ""
     controls: tuple[Judged, ...] = ()
     tally: Tally = field(init=False)
 
@@ -61,15 +63,14 @@ def build(
     """Make the pack of a period; `until` 0 is now. The same period of the same platform gives the same bytes."""
     asked = control_map(regime)
     case = Case(here, asked, since, _end(here, until, zone), zone, _read(enclose))
-    digest, size, partial = hashlib.sha256(), 0, out.with_name(out.name + ".part")
+    size, partial = 0, out.with_name(out.name + ".part")
     with partial.open("wb") as file:
         for chunk in zip_stream(_entries(case)):
-            digest.update(chunk)
             size += file.write(chunk)
     partial.replace(out)
     by = {status: tuple(one.id for one in case.controls if one.status == status) for status in _STATUSES}
     return Evidence(
-        asked.id, str(out), size, f"sha256:{digest.hexdigest()}", case.tally.events, since, case.until,
+        asked.id, str(out), size, case.digest, case.tally.events, since, case.until,
         by[PRESENT], by[ABSENT], by[NOT_APPLICABLE], case.controls,
     )  # fmt: skip
 
@@ -113,8 +114,8 @@ def _entries(case: Case) -> Iterator[tuple[str, bytes]]:
     about = f"{case.asked.id}, {summary.day(case.since)} to {summary.day(case.until)}"
     told = _json({"about": about, "files": made, "format": FORMAT, "log": case.log_digest, "regime": case.asked.id})
     yield "evidence.json", told
-    digest = f"sha256:{hashlib.sha256(told).hexdigest()}"
-    proof = case.here.audit.attest(digest, f"evidence: {about}", zone=case.zone)
+    case.digest = f"sha256:{hashlib.sha256(told).hexdigest()}"
+    proof = case.here.audit.attest(case.digest, f"evidence: {about}", zone=case.zone)
     yield "evidence.proof.json", _json(to_plain(proof))
 
 
@@ -169,16 +170,20 @@ def _access(files: Mapping[str, Rows | None], tally: Tally) -> Rows | None:
 
 
 def _ropa(case: Case, ground: Ground) -> Rows | None:
-    """The record of processing, where the platform can make one for this regime."""
-    try:
-        found: Any = to_plain(case.here.privacy.ropa(regime=case.asked.id))
-    except MISSING as error:
-        ground.missing["ropa.json"] = error.message if isinstance(error, FalajError) else "no errand makes one"
-        return None
-    except TypeError:
-        ground.missing["ropa.json"] = "the record of processing cannot be made for a regime"
-        return None
-    return [found] if isinstance(found, dict) else [{"text": found}] if isinstance(found, str) else list(found)
+    """The record of processing. What was done stands in the log's own part and in acts.json, so it is not asked for."""
+    with tempfile.TemporaryDirectory(prefix="falaj-") as folder:
+        try:
+            case.here.privacy.ropa(case.asked.id, folder, since=summary.day(case.until))
+            found: dict[str, Any] = json.loads((Path(folder) / "ropa.json").read_bytes())
+        except MISSING as error:
+            ground.missing["ropa.json"] = error.message if isinstance(error, FalajError) else "no errand makes one"
+            return None
+    found.pop("activity", None)
+    for grant in found.get("transfers", ()):
+        grant.pop("state", None)
+    for breach in found.get("breaches", ()):
+        breach.pop("overdue", None)
+    return [found]
 
 
 def _summaries(case: Case, ground: Ground) -> Iterator[tuple[str, bytes]]:
@@ -186,7 +191,7 @@ def _summaries(case: Case, ground: Ground) -> Iterator[tuple[str, bytes]]:
         regime = next((one for one in case.here.zones.regimes() if one.id == case.asked.id), None)
     except MISSING:
         regime = None
-    facts = {"period": f"{summary.day(case.since)} - {summary.day(case.until)}", "log": case.origin}
+    facts = {"period": f"{summary.day(case.since)} … {summary.day(case.until)}", "log": case.origin}
     loose = summary.unverified(case.asked, regime, ground.missing)
     for language in ("ar", "en"):
         text = summary.markdown(language, case.asked, facts, case.controls, loose)

@@ -77,7 +77,7 @@ class Evidence:
     out: str
     size_bytes: int
     digest: str
-    """SHA-256 of the pack; the same period of the same platform gives the same one."""
+    """SHA-256 of evidence.json, which names the digest of everything else: what was vouched for in the log."""
     events: int
     since: float
     until: float

@@ -6,6 +6,7 @@ from falaj.comply.figures import DAY_S, house_rules, unreviewed
 from falaj.comply.gather import Ground
 from falaj.comply.records import Access
 from falaj.core.errand import Here
+from falaj.core.errors import NotFound
 
 MOST_EVENTS = 1000
 """So many of an account's newest acts are looked at for the roles it used."""
@@ -19,8 +20,11 @@ def accounts(here: Here, ground: Ground, now: float) -> list[Access]:
     found = []
     for row in people:
         name = row["name"]
+        try:
+            tokens = len(here.people.show(f"person:people/{name}").tokens)
+        except NotFound:
+            continue  # it was removed: its name stays on the list, so that nobody else gets it
         last, used = _use(here, name)
-        tokens = len(here.people.show(f"person:people/{name}").tokens)
         answer = told.get(name)
         stale = tokens and max(last, row["since"]) < now - float(house_rules()["stale_days"]) * DAY_S
         unused = tuple(sorted(set(row["roles"]) - used))

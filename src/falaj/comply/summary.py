@@ -76,7 +76,7 @@ def unverified(asked: ControlMap, regime: Regime | None, missing: Mapping[str, s
 
 def day(at: float) -> str:
     """A moment as people write it."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if at else "-"
+    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def _half(

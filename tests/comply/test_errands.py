@@ -1,0 +1,96 @@
+"""The census, access reviews and findings, in a town where something is wrong on purpose."""
+
+from pathlib import Path
+
+import pytest
+
+from falaj.comply import findings as looking
+from falaj.comply.census import KINDS
+from falaj.comply.figures import DAY_S, overdue, self_approvals, unreviewed
+from falaj.core.errors import Denied, NotFound
+from falaj.govern.copies import HOLDERS
+from falaj.platform import HOLDERS as KEPT
+from tests.town import Town, refusal
+
+
+def test_the_census_counts_every_kind_that_keeps_bytes() -> None:
+    assert HOLDERS == KEPT
+    assert set(KEPT) <= set(KINDS)
+
+
+def test_a_copy_that_became_unlawful_is_named(tmp_path: Path) -> None:
+    town = Town(tmp_path / "house")
+    salem, omar = town.as_("salem"), town.as_("omar")
+    blob = salem.store.put("blob:fraud/sample", [b"rows"], label="sensitive")
+    salem.store.copy(blob, "eu-west")
+    lawful = omar.audit.census()
+    assert (lawful.ok, lawful.misplaced) == (True, ())
+    assert lawful.zones["eu-west"] >= 1
+    town.as_("admin").zones.change("eu-west", {"max_class": "0"})
+    wrong = omar.audit.census()
+    assert not wrong.ok
+    assert [(one.thing, one.zone, one.rules) for one in wrong.misplaced] == [(str(blob), "eu-west", ("class-ceiling",))]
+    told = [one for one in omar.audit.findings().findings if one.rule == "misplaced-copy"]
+    assert [(one.severity, one.owner) for one in told] == [("high", "data-steward")]
+    town.close()
+
+
+def test_nobody_reviews_their_own_access(town: Town) -> None:
+    omar, sami = town.as_("omar"), town.as_("sami")
+    assert isinstance(refusal(lambda: omar.audit.answer("omar", "kept")), Denied)
+    assert isinstance(refusal(lambda: town.as_("amal").audit.answer("badr", "kept")), Denied)
+    assert isinstance(refusal(lambda: omar.audit.answer("nobody", "kept")), NotFound)
+    assert sami.audit.answer("omar", "kept", "the auditor").by == "sami"
+    shown = {one.name: one for one in omar.audit.review()}
+    assert shown["omar"].answer.startswith("kept by sami on ")
+    assert "unreviewed" not in shown["omar"].look
+    assert shown["bilal"].unused_roles == ("approver",)
+    assert shown["badr"].unused_roles == ()
+    assert "omar" not in {one.name for one in omar.audit.review(all_=False)}
+
+
+def test_a_removal_that_nobody_carried_out_is_found(town: Town) -> None:
+    omar = town.as_("omar")
+    omar.audit.answer("ola", "removed", "left the bank")
+    found = [one for one in omar.audit.findings().findings if one.rule == "review-not-done"]
+    assert [(one.about, one.severity, one.fix) for one in found] == [
+        ("person:people/ola", "high", "falaj people remove ola")
+    ]
+    assert not omar.audit.findings().ok
+    town.as_("fatima").people.remove("ola")
+    assert not [one for one in omar.audit.findings().findings if one.rule == "review-not-done"]
+
+
+def test_what_time_makes_wrong_is_found_when_it_is(town: Town) -> None:
+    omar = town.as_("omar")
+    now = {one.rule for one in looking.look(omar).findings}
+    later = {
+        one.rule: one for one in looking.look(omar, town.house.context(town.actor("omar")).now() + 800 * DAY_S).findings
+    }
+    assert not {"old-key", "law-past-review"} & now
+    assert {"old-key", "law-past-review", "unreviewed-account", "no-drill"} <= set(later)
+    assert later["old-key"].fix.startswith("falaj keys rotate ")
+    assert all(one.owner and one.fix for one in later.values())
+
+
+@pytest.mark.parametrize(("voice", "wrong"), [("amal", 1), ("badr", 0)])
+def test_a_self_approval_would_be_seen(voice: str, wrong: int) -> None:
+    said = {"says": "give", "person": f"bank/{voice}", "actor": voice}
+    asked = {"ref": "approval:approvals/x", "asker": "bank/amal", "barred": ["amal"], "voices": [said]}
+    assert len(self_approvals([asked], [])) == wrong
+    promoted = {"subject": "promotion:x", "body": {"asker": "amal", "people": f"dana,{voice}"}}
+    assert len(self_approvals([], [promoted])) == wrong
+
+
+def test_a_review_ends_when_roles_change() -> None:
+    person = {"name": "amal", "suspended": False, "roles": ["data-scientist", "approver"]}
+    answer = {"person": "amal", "at": 1000.0, "roles": ["data-scientist"]}
+    assert unreviewed([person], [answer], 2000.0) == ["amal"]
+    assert unreviewed([person | {"roles": ["data-scientist"]}], [answer], 2000.0) == []
+    assert unreviewed([person | {"roles": ["data-scientist"]}], [answer], 1000.0 * DAY_S) == ["amal"]
+
+
+def test_late_is_what_was_not_closed_in_time() -> None:
+    rows = [{"due": 10.0, "closed_at": closed} for closed in (0.0, 9.0, 11.0)]
+    assert [row["closed_at"] for row in overdue(rows, 20.0)] == [0.0, 11.0]
+    assert [row["closed_at"] for row in overdue(rows, 5.0)] == [11.0]

@@ -1,0 +1,133 @@
+"""Evidence packs: the same twice, accepted by the offline verifier as they are, refused with any one byte changed."""
+
+import json
+import random
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.audit import pack as log_pack
+from falaj.comply.records import Evidence
+from falaj.core.errors import Invalid
+from tests.audit.house import verify
+from tests.audit.packs import check
+from tests.town import Town
+
+SAMPLES = 60
+
+
+def files_of(path: str) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def rows_of(packed: Evidence, name: str) -> list[Any]:
+    data = files_of(packed.out)[f"evidence/{name}"]
+    return list(json.loads(data)) if name.endswith(".json") else [json.loads(line) for line in data.splitlines()]
+
+
+def test_an_auditor_accepts_it_offline(packed: Evidence) -> None:
+    code, report = verify(Path(packed.out))
+    assert (code, report["ok"]) == (0, True), report
+    assert (report["evidence"]["by"], report["events"]) == ("omar", packed.events)
+
+
+def test_the_same_period_gives_the_same_bytes(town: Town, packed: Evidence, tmp_path: Path) -> None:
+    moment = datetime.fromtimestamp(packed.until, UTC).isoformat()
+    again = town.as_("omar").audit.evidence("AE-PDPL", to=moment, out=str(tmp_path / "again.zip"))
+    assert again.until == packed.until
+    assert (tmp_path / "again.zip").read_bytes() == Path(packed.out).read_bytes()
+
+
+def test_every_changed_byte_is_found(packed: Evidence, tmp_path: Path) -> None:
+    whole, path, chance = Path(packed.out).read_bytes(), tmp_path / "changed.zip", random.Random(7)
+    with zipfile.ZipFile(packed.out) as archive:
+        starts = [info.header_offset for info in archive.infolist()]
+    for place in [*starts, *(chance.randrange(len(whole)) for _ in range(SAMPLES)), len(whole) - 1]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert not check(path)["ok"], f"byte {place} was changed and nobody saw it"
+
+
+@pytest.mark.parametrize("name", ["evidence.json", "evidence.proof.json", "evidence/controls.json", "manifest.json"])
+def test_whoever_mends_the_checksums_is_found_too(packed: Evidence, tmp_path: Path, name: str) -> None:
+    files, chance, path = files_of(packed.out), random.Random(name), tmp_path / "changed.zip"
+    for _ in range(20):
+        data, place = files[name], chance.randrange(len(files[name]))
+        changed = data[:place] + bytes([data[place] ^ chance.choice((1, 2, 32))]) + data[place + 1 :]
+        path.write_bytes(b"".join(log_pack.zip_stream((files | {name: changed}).items())))
+        assert not check(path)["ok"], f"byte {place} of {name} was changed and nobody saw it"
+
+
+@pytest.mark.parametrize("taken", ["evidence/absent", "evidence/census.json", "evidence.json", "evidence.proof.json"])
+def test_no_file_is_added_or_taken(packed: Evidence, tmp_path: Path, taken: str) -> None:
+    files, path = files_of(packed.out), tmp_path / "changed.zip"
+    if files.pop(taken, None) is None:
+        files[taken] = b"{}"
+    path.write_bytes(b"".join(log_pack.zip_stream(files.items())))
+    assert not check(path)["ok"]
+
+
+def test_evidence_of_one_log_is_none_of_another(packed: Evidence, town: Town, tmp_path: Path) -> None:
+    other = tmp_path / "other.zip"
+    town.as_("omar").audit.evidence("EU-GDPR", out=str(other))
+    mine, theirs = files_of(packed.out), files_of(str(other))
+    mixed = {name: data for name, data in theirs.items() if not name.startswith("evidence")}
+    mixed |= {name: data for name, data in mine.items() if name.startswith("evidence")}
+    path = tmp_path / "mixed.zip"
+    path.write_bytes(b"".join(log_pack.zip_stream(mixed.items())))
+    assert not check(path)["ok"]
+
+
+def test_absent_evidence_is_shown_in_every_summary(packed: Evidence) -> None:
+    files = files_of(packed.out)
+    assert {"C3", "C9", "C18"} <= set(packed.absent)
+    assert len(packed.present) + len(packed.absent) + len(packed.not_applicable) == 24
+    arabic, english = (files[f"evidence/summary.{language}.md"].decode() for language in ("ar", "en"))
+    page = files["evidence/summary.html"].decode()
+    assert "evidence, not certification" in english
+    assert "وليست شهادة" in arabic
+    assert 'dir="rtl"' in page
+    for one in packed.controls:
+        if one.status == "absent":
+            assert f"✘ ABSENT {one.id} " in english
+            assert f"**{one.id} " in arabic
+    assert page.count("class=absent") == 2 * len(packed.absent)
+    assert "assumed" in english
+    assert "not issued" in english
+
+
+def test_promotions_name_author_and_approvers_and_nobody_approved_the_own(packed: Evidence) -> None:
+    done = [row for row in rows_of(packed, "promotions.jsonl") if row["body"].get("state") == "done"]
+    assert [(row["body"]["asker"], row["body"]["people"]) for row in done] == [("amal", "badr,dana")]
+    told = json.loads(files_of(packed.out)["evidence/controls.json"])
+    assert told["figures"]["self_approvals"] == 0
+    assert told["figures"]["production_models"] == 1
+    assert rows_of(packed, "boms.jsonl")[0]["bom"]["bomFormat"] == "CycloneDX"
+    assert rows_of(packed, "census.json")[0]["ok"]
+    assert all("material" not in row for row in rows_of(packed, "keys.jsonl"))
+
+
+def test_whoever_may_not_read_gets_no_evidence_by_it(town: Town, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="audit"):
+        town.as_("amal").audit.evidence("AE-PDPL", out=str(tmp_path / "x.zip"))
+    assert not (tmp_path / "x.zip").exists()
+
+
+def test_files_are_enclosed_under_their_own_digest(town: Town, tmp_path: Path) -> None:
+    (tmp_path / "SBOM of falaj.json").write_text("{}")
+    made = town.as_("omar").audit.evidence(
+        "ISO-27001", enclose=(str(tmp_path / "SBOM of falaj.json"),), out=str(tmp_path / "iso.zip")
+    )
+    assert "C16" in made.present
+    assert "evidence/enclosed-sbom-of-falaj.json" in files_of(made.out)
+    assert check(tmp_path / "iso.zip")["ok"]
+
+
+def test_times_are_checked(town: Town, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="no day"):
+        town.as_("omar").audit.evidence("AE-PDPL", from_="yesterday", out=str(tmp_path / "x.zip"))
+    with pytest.raises(Invalid, match="ends before"):
+        town.as_("omar").audit.evidence("AE-PDPL", from_="2026-02-01", to="2026-01-01", out=str(tmp_path / "x.zip"))
