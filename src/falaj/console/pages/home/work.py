@@ -11,8 +11,7 @@ from falaj.console.view import View
 from falaj.jobs.records import JobView
 from falaj.track.records import Run
 
-SHOWN, ASKED_WHY = 5, 2
-"""Of what waits, so many are asked why; the others say what was noted of them."""
+SHOWN = 5
 OF_WORK = "run."
 """How whoever asked for a job is called where that was a flow or an endpoint: its people's own jobs come first."""
 
@@ -38,16 +37,10 @@ def progress(view: View, job: JobView) -> Html:
 
 
 def waits(view: View, told: Answers) -> Html:
-    """Jobs that wait, each with its reason."""
-    found: tuple[JobView, ...] = listed(told, "waiting").jobs
-    return items(_job(view, one, _reason(view, told, one, n < ASKED_WHY)) for n, one in enumerate(found[:SHOWN]))
-
-
-def _reason(view: View, told: Answers, job: JobView, ask: bool) -> Html:
-    if job.note or not ask:
-        return h.span(job.note or view.t("home.ask_why"), class_="soft", dir="auto")
-    why = told.seen("jobs", "why", job.ref)
-    return h.span(why.text if why else view.t("home.ask_why"), class_="soft", dir="auto")
+    """Jobs that wait, each with its reason: one decision explains them all."""
+    found: tuple[JobView, ...] = told.ask("jobs", "list", state="waiting", limit=SHOWN, more={"why": "yes"}).jobs
+    said = view.t("home.ask_why")
+    return items(_job(view, one, h.span(one.note or said, class_="soft", dir="auto")) for one in found)
 
 
 def _job(view: View, job: JobView, more: Html) -> Html:
