@@ -22,6 +22,7 @@ MLSERVER = ("mlserver==1.7.1", "uvloop<0.22", "onnxruntime")
 KSERVE = ("kserve==0.21.0", "onnxruntime")
 LITSERVE = ("litserve==0.2.19", "onnxruntime")
 BENTOML = ("bentoml==1.4.39", "onnxruntime")
+ANSIBLE = ("ansible-core==2.18.6",)
 MODEL_SIGNING = ("model-signing==1.1.1", "pyOpenSSL")
 
 
