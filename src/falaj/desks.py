@@ -162,6 +162,12 @@ DESKS: dict[str, Desk] = {
         },
         ("cluster",),
     ),
+    "agents": Desk(
+        "falaj.fleet.agents:Agents",
+        "Data planes of zones that stand elsewhere and only dial out",
+        {"see": "list join renew", "operate": "invite remove"},
+        ("agent",),
+    ),
     "queues": Desk(
         "falaj.fleet.queues:Queues",
         "Who gets how much: guarantees, limits, weights, budgets",

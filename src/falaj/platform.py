@@ -215,6 +215,7 @@ class House:
                 "secrets": lambda: (ledger, keyring),
                 "audit": lambda: (ledger, keyring, settings.installation),
                 "clusters": lambda: (ledger, partial(_opened, "executor"), self._secret, settings, self._series),
+                "agents": lambda: (ledger, partial(plugin("authority", "local"), settings.home)),
                 **dict.fromkeys(("queues", "traces"), lambda: (ledger,)),
                 "jobs": lambda: (ledger, self.desks["clusters"], self.track, self._staging()),
                 "train": tuple,
@@ -275,9 +276,11 @@ class House:
 
     def context(self, actor: Actor, *, request: str = "", purpose: str = "") -> Context:
         """What a call of this actor runs under; naming the request makes its repeats find the first outcome."""
+        # A workload stands where it runs, whichever process speaks for it; everybody else where we do.
+        zone = actor.zone or self.settings.zone
         if request:
-            return Context(actor, self.settings.zone, request=request, keyed=True, purpose=purpose)
-        return Context(actor, self.settings.zone, purpose=purpose)
+            return Context(actor, zone, request=request, keyed=True, purpose=purpose)
+        return Context(actor, zone, purpose=purpose)
 
     def system(self) -> Context:
         """The house acting for itself: first start, loops."""

@@ -177,6 +177,10 @@ class App:
         add(Route("POST", carrier.PUT, "bytes.put", self._put_piece))
         add(Route("POST", carrier.BUNDLE, "bytes.bundle", self._bundle_pieces))
         add(Route("POST", carrier.GET, "bytes.get", self._get_piece))
+        if "agents" in self.house.desks:
+            from falaj.api.channel import Channel
+
+            Channel(self).mount()
         if "track" in self.house.desks:
             from falaj.api.mlflow.routes import Facade
 

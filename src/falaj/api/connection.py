@@ -1,6 +1,6 @@
 """The connection: uvicorn's HTTP parser with the limits it lacks on heads and waiting, and our one error renderer."""
 
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -15,6 +15,12 @@ CONNECTIONS = 4096
 FAREWELL_S = 1.0
 
 
+def certified(cert: Any) -> str:
+    """The URI in a caller's certificate, which our authority signed; only those of agents have one."""
+    names = [value for kind, value in (cert or {}).get("subjectAltName", ()) if kind == "URI"]
+    return str(names[0]) if len(names) == 1 else ""
+
+
 class HeadTooLarge(Exception):
     """Raised inside the parser to end a head that is too long."""
 
@@ -25,9 +31,11 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _in_body = False
     _since: float | None = None
+    _certified = ""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._certified = certified(transport.get_extra_info("peercert"))
         if len(self.connections) > CONNECTIONS:
             self._refuse(503, Unavailable("too many connections are open", "try again shortly, or add a replica"))
             return
@@ -52,6 +60,7 @@ class Connection(HttpToolsProtocol):
             raise HeadTooLarge
         if not self.url.startswith(b"/"):  # a whole URL would carry a second host name
             raise HeadTooLarge
+        cast(dict[str, Any], self.scope)["certified"] = self._certified
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EXCHANGE = b"/v1/people/exchange"
 """The one verb that nobody can have a token for yet: it gives the first one."""
+JOIN = b"/v1/agents/join"
+"""The same for agents, who have an invitation only."""
 KNOCK, KNOCKER = b"/v1/knock/", replace(GUEST, id="knock")
 """Where a signature over the message stands in the place of a token, and who asks until it is checked."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -70,7 +72,9 @@ class Gate:
 
     async def admit(self, ask: Ask) -> Actor:
         """Who is asking, within what they may ask a second."""
-        actor = await self._identify(ask)
+        if ask.certified:
+            ask.agent = await self._certified(ask)
+        actor = ask.agent if ask.agent is not None and not self.shown(ask) else await self._identify(ask)
         ask.actor = actor
         wait = self._rates.take((actor.tenant, actor.id), self._clock())
         if wait > 0.0:
@@ -87,6 +91,8 @@ class Gate:
         if purpose and not _PURPOSE.fullmatch(purpose):
             raise Invalid("the Falaj-Purpose is not a purpose's name", "for example: fraud")
         ctx = self._house.context(actor, request=key if repeatable else "", purpose=purpose)
+        if ask.agent is not None:
+            ctx = replace(ctx, zone=ask.agent.zone)  # whoever comes through a zone's agent stands in that zone
         ask.request = ctx.request
         return ctx
 
@@ -113,7 +119,7 @@ class Gate:
         if known is not None and self._clock() < known.until:
             ask.token = known.token
             return known.actor
-        if not header and ask.path == EXCHANGE and ask.method == "POST":
+        if not header and ask.path in (EXCHANGE, JOIN) and ask.method == "POST":
             return self._guest(ask)
         if ask.path.startswith(KNOCK) and ask.method == "POST":
             wait = self._failures.wait(ask.peer, self._clock())
@@ -136,6 +142,19 @@ class Gate:
                 self._failures.take(ask.peer, self._clock())
             raise error
         return self._remember(header, ask.token, actor)
+
+    async def _certified(self, ask: Ask) -> Actor:
+        """The agent whose certificate this is; one that was removed, or joined anew since, is nobody."""
+        header = b"certificate " + ask.certified.encode()
+        known = self._known.get(header)
+        if known is not None and self._clock() < known.until:
+            return known.actor
+        desk = self._house.desks["agents"]
+        actor, error = await self._lanes.outside(desk.whois, self._house.system(), ask.certified)
+        if error is not None:
+            self._failures.take(ask.peer, self._clock())
+            raise error
+        return self._remember(header, "", actor)
 
     def _guest(self, ask: Ask) -> Actor:
         """A build system that has only its own provider's token yet; each try counts, as an unknown token would."""

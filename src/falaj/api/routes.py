@@ -32,6 +32,8 @@ class Ask:
     __slots__ = (
         "action",
         "actor",
+        "agent",
+        "certified",
         "headers",
         "method",
         "named",
@@ -53,6 +55,10 @@ class Ask:
         self.headers: Mapping[bytes, bytes] = one_each(scope["headers"])
         self.scheme: str = scope.get("scheme", "http")
         self.peer: str = scope["client"][0] if scope.get("client") else ""
+        self.certified: str = scope.get("certified", "")
+        """The name in the certificate of an agent whose connection this came by."""
+        self.agent: Actor | None = None
+        """That agent, once it is known that its certificate still counts."""
         self.receive = receive
         self.send = send
         self.action = "none"

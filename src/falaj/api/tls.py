@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.settings import Tls
@@ -45,6 +45,14 @@ class Issued:
     name: str
     cert: str
     key: str
+    expires: float
+
+
+class Countersigned(NamedTuple):
+    """A certificate over somebody's own key, the authority's own, and until when it is good."""
+
+    cert: str
+    ca: str
     expires: float
 
 
@@ -110,6 +118,38 @@ def issue(home: str, name: str, now: float) -> Issued:
     with _alone(folder):
         expires = _issue(folder, name, (name,), now, client=True)
     return Issued(name, str(folder / f"{name}.pem"), str(folder / f"{name}.key"), expires)
+
+
+def countersign(home: str, request: str, name: str, now: float, days: float) -> Countersigned:
+    """A client certificate over somebody's own key, which never comes here: from their signing request, which proves
+    that they hold it. What they ask to be called does not count; `name` stands in it as a URI, as in no other."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    try:
+        asked = x509.load_pem_x509_csr(request.encode())
+    except ValueError as error:
+        raise Invalid("that is no signing request", "send one in PEM; falaj agent makes it") from error
+    key = asked.public_key()
+    if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
+        raise Invalid("the signing request is not of a P-256 key that its sender holds", "let falaj agent make it")
+    folder = _folder(home)
+    with _alone(folder):
+        ca_cert, ca_key = _authority(folder, now)
+    builder = _begin(x509.Name([]), ca_cert.subject, key, now, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+    san = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name)])
+    builder = builder.add_extension(san, critical=True)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    cert = builder.add_extension(issuer, critical=False).sign(ca_key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    return Countersigned(
+        cert.public_bytes(pem).decode(), ca_cert.public_bytes(pem).decode(), cert.not_valid_after_utc.timestamp()
+    )
 
 
 def expires_at(path: str) -> float:
@@ -210,7 +250,7 @@ def _issue(folder: Path, name: str, names: Sequence[str], now: float, *, client:
 
 
 def _begin(
-    subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePublicKey", now: float, days: int
+    subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePublicKey", now: float, days: float
 ) -> "x509.CertificateBuilder":
     from cryptography import x509
 

@@ -13,6 +13,7 @@ from falaj.desks import DESKS
 COMMANDS = {
     "up": ("falaj.cli.up:up", "Start the platform on this machine"),
     "gateway": ("falaj.cli.gateway:gateway", "Pass requests on to endpoints; falaj up keeps one by itself"),
+    "agent": ("falaj.cli.agent:agent", "Run a zone's data plane beside its data; it only dials out"),
     "demo": ("falaj.cli.up:demo", "Tell the whole story on a throw-away platform"),
     "login": ("falaj.cli.login:login", "Sign in to a platform and remember it"),
     "logout": ("falaj.cli.login:logout", "Forget a platform's token"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from falaj.core.context import Actor
+from falaj.core.errors import FalajError
 
 
 class Key(NamedTuple):
@@ -298,6 +299,15 @@ class CanPin(Protocol):
 
     def pin(self, keys: Iterable[str]) -> None: ...
     def unpin(self, keys: Iterable[str]) -> None: ...
+
+
+@runtime_checkable
+class KeepsOut(Protocol):
+    """Blobs that nobody reads or writes from here: they lie with the agent of their zone, who has their keys."""
+
+    def refusal(self) -> FalajError:
+        """Why not, and where to go."""
+        ...
 
 
 class Identity(Protocol):

@@ -23,7 +23,20 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "certificate",
         "dpia",
     ),
-    "machine": ("house", "replica", "loop", "store", "clusters", "cluster", "node", "queues", "queue", "budget"),
+    "machine": (
+        "house",
+        "replica",
+        "loop",
+        "store",
+        "clusters",
+        "cluster",
+        "node",
+        "agents",
+        "agent",
+        "queues",
+        "queue",
+        "budget",
+    ),
 }
 """The kinds (and desks) of each family. Every other kind, also one that nobody has invented yet, is `work`."""
 
@@ -42,7 +55,10 @@ auditor          |                                  |            |              
 service          | see read write move operate      |            | see              |                | see read                | see write         |        | see read write                  | see         |
 """  # noqa: E501 - one line a role reads best
 
-OPEN_ACTIONS = ("people.whoami", "people.renew", "people.exchange", "policy.explain", "policy.roles")
+OPEN_ACTIONS = (
+    *("people.whoami", "people.renew", "people.exchange", "policy.explain", "policy.roles"),
+    *("agents.join", "agents.renew"),
+)
 """What needs no role: they show callers only what is about themselves, or check a proof of their own."""
 
 

@@ -122,11 +122,12 @@ def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shap
     body, tenant = record.body, record.key.tenant
     spec = spec_in(record)
     names = sorted(name for name, one in clusters.items() if open_to(one, tenant) and spec.cluster in ("", name))
-    if len(names) > 1 and body["avoid"] in names:
+    zones = tuple(body["zones"]) if body["zones"] is not None else None
+    elsewhere = [name for name in names if name != body["avoid"] and (zones is None or clusters[name].zone in zones)]
+    if elsewhere and body["avoid"] in names:
         names.remove(body["avoid"])  # it was refused there: elsewhere first, where there is an elsewhere
     # Naming all of them would make a shape of its own for every change of the list; naming none means any.
     allowed = () if len(names) == len(clusters) else tuple(names) or ("-",)
-    zones = tuple(body["zones"]) if body["zones"] is not None else None
     return shape_of(spec, band, zones, allowed)
 
 

@@ -57,7 +57,8 @@ class Staging:
         with self._ledger.read(ctx) as tx:  # somebody may have taken their consent back while it waited
             check_inputs(tx, record.key.tenant, body["who"]["purpose"], map(Ref.parse, body["inputs"].values()))
         place = layout_of(cluster, body["attempt"]["id"], body["id"])
-        if not place.shared and not self._address and (body["code"] or body["inputs"] or body["outputs"]):
+        address = self._address or ("agent:" if cluster.address.startswith("agent:") else "")
+        if not place.shared and not address and (body["code"] or body["inputs"] or body["outputs"]):
             raise Invalid(
                 f"nodes of {cluster.name} share no folder with us, and cannot call us",
                 "set url in falaj.toml to the address under which they reach this platform",
@@ -72,10 +73,10 @@ class Staging:
             for name in body["outputs"]:
                 Path(place.output(name)).mkdir(parents=True, exist_ok=True)
         secrets = self._values(ctx, record, actor, cluster)
-        if not place.shared and self._address:
+        if not place.shared and address:
             token = self._tokens.issue(workload_of(actor), ctx.now(), TOKEN_S)
-            secrets = {**secrets, "FALAJ_URL": self._address, "FALAJ_TOKEN": token}
-        return attempt_of(record, cluster, self._address, secrets)
+            secrets = {**secrets, "FALAJ_URL": address, "FALAJ_TOKEN": token}
+        return attempt_of(record, cluster, address, secrets)
 
     @phase("publish")
     def publish(self, ctx: Context, record: Record, cluster: Cluster) -> dict[str, str]:

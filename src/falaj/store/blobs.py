@@ -26,7 +26,7 @@ from blake3 import blake3
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.permit import Permit, PermitDesk
-from falaj.core.ports import Blobs, CanPin, Key
+from falaj.core.ports import Blobs, CanPin, KeepsOut, Key
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.objects import (
     LIVE,
@@ -155,6 +155,7 @@ class BlobStore:
         Every chunk is authenticated under the object's own key, its place and its neighbours; `whole` computes the
         digest as well, which finds nothing more unless the writer itself was wrong.
         """
+        self._check_open(found.zone)
         stop = found.size if stop is None else min(stop, found.size)
         if stop <= start and found.size:
             return iter(())
@@ -173,6 +174,7 @@ class BlobStore:
         return self._write(ctx, "copy", thing, dst, self.read(ctx, found))
 
     def _write(self, ctx: Context, op: str, thing: str, zone: str, chunks: Iterable[bytes]) -> Blob:
+        self._check_open(zone)
         pieces = rechunk(chunks)
         first = list(itertools.islice(pieces, PART_CHUNKS + 1))
         if len(first) <= PART_CHUNKS:
@@ -270,6 +272,12 @@ class BlobStore:
         store = self.open_zone(zone)
         behind: Blobs = getattr(store, "inner", store) if proving else store
         return behind
+
+    def _check_open(self, zone: str) -> None:
+        """Denied where the bytes of a zone pass nobody but its own agent."""
+        store = self.open_zone(zone)
+        if isinstance(store, KeepsOut):
+            raise store.refusal()
 
     def _requests(self, zone: str) -> int:
         """How many requests at once a far store wants; 0 for one that is near."""

@@ -181,6 +181,16 @@ def claim(tx: Writer, wanted: Object, attempt: Attempt) -> bool:
     return True
 
 
+def take_note(tx: Writer, made: Object) -> bool:
+    """Bytes that an agent wrote and sealed in its own zone are there; False when equal ones were, which stay."""
+    if is_there(tx, made):
+        return False
+    old = find_object(tx, made.tenant, made.zone, made.digest)
+    stray = tuple(key for key in old.storage_keys if key != made.key) if old is not None else ()
+    save(tx, replace(made, stray=stray, rev=old.rev if old is not None else 0))
+    return True
+
+
 def settle(tx: Writer, wanted: Object, attempt: Attempt) -> Attempt | None:
     """The bytes are durable: make them the object's. Gives the attempt that won; None when it was given up for dead."""
     old = find_object(tx, wanted.tenant, wanted.zone, wanted.digest)

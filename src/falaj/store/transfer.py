@@ -5,6 +5,7 @@ one object that holds them all, and the verb that ends the act holds that object
 and the ticket opens whatever the version's record names in its terms, and what those objects are made of; no more.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from threading import Lock
@@ -17,7 +18,7 @@ from falaj.core.permit import Permit, PermitDesk, Ticket
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt
 from falaj.store.blobs import BlobStore, digest_of, hex_of
-from falaj.store.ledger import Reader
+from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import (
     LIVE,
     Object,
@@ -26,13 +27,16 @@ from falaj.store.objects import (
     find_object,
     intent_key,
     open_intent,
+    readable,
     refresh_intent,
+    take_note,
 )
 
 WRITE_S, READ_S = 24 * 3600.0, 3600.0
 MOST = 4096
 """Pieces a bundle may have."""
 _KNOWN = 256
+_AWAY = re.compile(r"[0-9a-f]{64}")
 
 
 class Transfers:
@@ -64,6 +68,31 @@ class Transfers:
         self._blobs.project(ctx, lambda tx: refresh_intent(tx, intent_key(ctx.tenant, ticket.intent), ctx.now()))
         blob = self._blobs.take(ctx, ticket.thing, ticket.zone, chunks)
         return self._permits.receipt(ticket, blob.digest, blob.size)
+
+    def keep(self, ctx: Context, text: str, lying: tuple[str, int, str], zone: str) -> tuple[Receipt, bool]:
+        """Note that the agent of a zone holds (digest, size, its name there), sent under this ticket; False beside the
+        receipt when equal bytes lie there already, and these may go. It keeps their key, and we know none."""
+        ticket = self._admit(ctx, text, "write")
+        digest, size, key = lying
+        if ticket.zone != zone or size < 0 or not _AWAY.fullmatch(key):
+            raise Denied(f"the ticket leads to zone {ticket.zone}", "send the bytes there", ticket.thing)
+        made = Object(ctx.tenant, zone, hex_of(digest), LIVE, size, key, at=ctx.now())
+
+        def note(tx: Writer) -> bool:
+            refresh_intent(tx, intent_key(ctx.tenant, ticket.intent), ctx.now())
+            return take_note(tx, made)
+
+        won = self._blobs.project(ctx, note)
+        return self._permits.receipt(ticket, digest, size), won
+
+    def find(self, ctx: Context, text: str, digest: str, zone: str) -> tuple[str, int]:
+        """What the agent of a zone calls bytes that this ticket opens, and how many they are."""
+        ticket = self._admit(ctx, text, "read")
+        if ticket.zone != zone or hex_of(digest) not in self._held(ctx, ticket):
+            raise Denied(f"{ticket.thing} does not hold {digest[:20]}… there", "ask for what its tree names")
+        with self._blobs.ledger.read(ctx) as tx:
+            found = readable(tx, ctx.tenant, zone, hex_of(digest))
+        return found.key, found.size
 
     def bundle(self, ctx: Context, text: str, receipts: tuple[Receipt, ...]) -> Receipt:
         """Tie pieces together; the same pieces in the same order are the same bundle."""

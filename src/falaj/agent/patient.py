@@ -1,0 +1,24 @@
+"""Patience: run a command again for as long as it says that the platform is away. For what comes before and after a
+program in a zone whose link may break: neither its inputs nor its results are given up for that."""
+
+import subprocess
+import sys
+import time
+
+AWAY = 8
+"""With this our own commands say Unavailable (core/errors.py)."""
+PAUSE_S, LONGEST_S = 1.0, 24 * 3600.0
+
+
+def main(words: list[str]) -> int:
+    """Run it; its exit code, once it is another."""
+    until = time.monotonic() + LONGEST_S
+    while True:
+        code = subprocess.call(words)  # noqa: S603  # nosec B603 - the very command that the launcher would run
+        if code != AWAY or time.monotonic() > until:
+            return code
+        time.sleep(PAUSE_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""Work: what the platform asks, done by the zone's own executor and store. Every order may come twice.
+
+An attempt gets a token that is good at this agent's door and nowhere else; the platform's stays with the agent, who
+renews it while the attempt runs.
+"""
+
+import json
+import re
+import secrets
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from falaj.agent.identity import write_private
+from falaj.agent.link import Link
+from falaj.core.errors import Denied, FalajError, Invalid, NotFound
+from falaj.core.execute import OVER, Attempt, CanCarry, Executor, Slot
+from falaj.core.ports import Blobs
+from falaj.store.codec import to_plain
+from falaj.worker.bundle import launcher
+
+MOST_LISTED = 100_000
+_ID = re.compile(r"[a-z0-9-]{1,60}")
+BROKEN = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""What a faulty executor, or an order of another release, may raise beside our own errors."""
+
+
+class Tokens:
+    """Which local token stands for which of the platform's; kept, so that a restart of the agent ends no attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def local(self, attempt: str, real: str) -> str:
+        """The token that an attempt is given for its own."""
+        with self._lock:
+            old = self._known.get(attempt, {})
+            mine = old.get("local") or f"fjz-{secrets.token_urlsafe(32)}"
+            self._save({**self._known, attempt: {"local": mine, "real": real}})
+        return mine
+
+    def real(self, local: str) -> str:
+        """The platform's token behind a local one; what is not local is passed on as it is."""
+        known = self._known.values()
+        return next((one["real"] for one in known if secrets.compare_digest(one["local"], local)), local)
+
+    def renew(self, link: Link) -> None:
+        """Every attempt's next token. One that cannot be had now is asked for again in time."""
+        for attempt, pair in list(self._known.items()):
+            body = json.dumps({"attempt": attempt, "slot": 0, "facts": []}).encode()
+            headers = {"content-type": "application/json", "authorization": f"Bearer {pair['real']}"}
+            said = link.send("POST", "/v1/jobs/tell", headers, body)
+            if said.status == 200 and (token := json.loads(said.body).get("token")):
+                with self._lock:
+                    if attempt in self._known:
+                        self._save({**self._known, attempt: {**pair, "real": token}})
+
+    def forget(self, attempt: str) -> None:
+        """It is over."""
+        with self._lock:
+            if attempt in self._known:
+                self._save({name: pair for name, pair in self._known.items() if name != attempt})
+
+    def _save(self, known: dict[str, dict[str, str]]) -> None:
+        write_private(self._path, json.dumps(known).encode())
+        self._known = known
+
+
+class Handles:
+    """What the executor calls attempts, where it has names of its own; the platform calls them by their ids."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+
+    def of(self, attempt: str) -> str:
+        """The executor's handle."""
+        return self._known.get(attempt, attempt)
+
+    def note(self, attempt: str, handle: str) -> None:
+        """Remember it."""
+        self._save({**self._known, attempt: handle})
+
+    def forget(self, attempt: str) -> None:
+        """It is settled."""
+        if attempt in self._known:
+            self._save({name: handle for name, handle in self._known.items() if name != attempt})
+
+    def _save(self, known: dict[str, str]) -> None:
+        with self._lock:
+            write_private(self._path, json.dumps(known).encode())
+            self._known = known
+
+
+class Work:
+    """Does one question at a time for each thread that asks."""
+
+    def __init__(self, executor: Executor, store: Blobs, home: Path, tokens: Tokens, door: str) -> None:
+        self._executor = executor
+        self._store = store
+        self._tokens = tokens
+        self._door = door
+        self._home = home
+        self._handles = Handles(home / "handles.json")
+        self.tells_logs = True
+        self._does: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+            "capacity": lambda given: executor.capacity(),
+            "launch": lambda given: self._launch(given["attempt"]),
+            "poll": lambda given: self._poll(given["handles"]),
+            "checkpoint": lambda given: executor.checkpoint(self._handles.of(given["handle"])),
+            "stop": lambda given: executor.stop(self._handles.of(given["handle"]), given["grace_s"]),
+            "logs": self._logs,
+            "outbox": lambda given: self._outbox(given["handle"], given["after"]),
+            "forget": lambda given: self._forget(given["handle"]),
+            "stat": lambda given: {key: one.size for key, one in store.stat(given["keys"]).items()},
+            "list": lambda given: self._list(given["prefix"]),
+            "delete": lambda given: store.delete(given["key"]),
+        }
+
+    def do(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a question, as it goes back; an error is one, too."""
+        number = str(question.get("id", ""))
+        try:
+            work = self._does.get(str(question.get("do")))
+            if work is None:
+                raise Invalid("this agent does not know that question", "use the same release on both sides")
+            return {"id": number, "result": to_plain(work(question["given"]))}
+        except FalajError as error:
+            told = {"code": error.code, "message": error.message, "hint": error.hint, "ref": ""}
+        except BROKEN as error:
+            told = {
+                "code": "unavailable",
+                "message": f"the agent failed: {error!r:.200}",
+                "hint": "see its log",
+                "ref": "",
+            }
+        return {"id": number, "error": told}
+
+    def _launch(self, plain: Mapping[str, Any]) -> str:
+        asked = _attempt(plain)
+        hidden = dict(asked.secret_env)
+        if real := hidden.get("FALAJ_TOKEN"):
+            hidden |= {"FALAJ_TOKEN": self._tokens.local(asked.id, real), "FALAJ_URL": self._door}
+        context = dict(asked.context)
+        context["address"] = ""  # what it says is fetched from here, also after a time without a link
+        for name in ("stage", "after"):
+            given: Any = context.get(name) or ()
+            context[name] = [[sys.executable, "-m", "falaj.agent.patient", *words] for words in given]
+        if room := [*_texts(context.get("outputs")), *filter(None, [str(context.get("checkpoints") or "")])]:
+            staging: Any = context["stage"]
+            context["stage"] = [["mkdir", "-p", "-m", "700", *room], *staging]
+        made = replace(asked, secret_env=hidden, context=context, launcher=launcher())
+        handle = self._executor.launch(made)
+        if handle != asked.id:
+            self._handles.note(asked.id, handle)
+        return asked.id
+
+    def _poll(self, attempts: list[str]) -> Any:
+        found = self._executor.poll([self._handles.of(one) for one in attempts])
+        for attempt, status in zip(attempts, found, strict=True):
+            if status.phase in OVER:
+                self._tokens.forget(attempt)
+                self._clear(attempt)
+        return [replace(status, handle=attempt) for attempt, status in zip(attempts, found, strict=True)]
+
+    def _clear(self, attempt: str) -> None:
+        """Nothing stays in the clear of what was brought to an attempt, or made by it and published; its logs do."""
+        if _ID.fullmatch(attempt):
+            for name in ("code", "inputs", "outputs"):
+                shutil.rmtree(self._home / "attempts" / attempt / name, ignore_errors=True)
+
+    def _logs(self, given: Mapping[str, Any]) -> Any:
+        if not self.tells_logs:
+            raise Denied("this agent gives out no logs", "read them in the zone: they may hold what must not leave it")
+        return self._executor.logs(self._handles.of(given["handle"]), given["slot"], given["after"], given["limit"])
+
+    def _outbox(self, handle: str, after: str) -> Any:
+        if not isinstance(self._executor, CanCarry):
+            raise NotFound("this executor carries nothing", "its launchers tell the door themselves")
+        return self._executor.outbox(self._handles.of(handle), after)
+
+    def _forget(self, handle: str) -> None:
+        self._tokens.forget(handle)
+        self._executor.forget(self._handles.of(handle))
+        self._handles.forget(handle)
+
+    def _list(self, prefix: str) -> list[tuple[str, int]]:
+        found = [(one.key, one.size) for one, _ in zip(self._store.list(prefix), range(MOST_LISTED + 1), strict=False)]
+        if len(found) > MOST_LISTED:
+            raise Invalid(f"more than {MOST_LISTED} pieces lie here", "ask for a prefix")
+        return found
+
+
+def _texts(named: Any) -> list[str]:
+    return [str(path) for path in (named or {}).values()]
+
+
+def _attempt(plain: Mapping[str, Any]) -> Attempt:
+    slots = tuple(Slot(**{**slot, "devices": tuple(slot["devices"])}) for slot in plain["slots"])
+    return Attempt(**{**plain, "slots": slots, "command": tuple(plain["command"])})

@@ -1,0 +1,237 @@
+"""Agents: the desk of zones whose data plane stands elsewhere and only dials out. Who may join, and who is there.
+
+One agent a zone. It is known by a certificate over a key that it made itself; a new one that joins takes the place of
+the old one, whose certificate counts no more from that moment.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Protocol
+
+from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.errors import Denied, Invalid, NotFound, Unauthenticated
+from falaj.core.event import new_id
+from falaj.core.relay import relay_of
+from falaj.core.verb import verb
+from falaj.fleet.use import every, house_key, house_of
+from falaj.store.ledger import Ledger, Writer
+from falaj.store.records import Record
+
+CERTIFICATE_DAYS = 7.0
+"""Short: an agent renews long before, and one that was away for longer is invited again."""
+INVITED_H, MOST_H = 1, 72
+_PREFIX, _TOKEN = "falaj:agent/", "fja-"
+
+
+class Signed(Protocol):
+    """A certificate over somebody's own key, the authority's own, and until when it is good."""
+
+    @property
+    def cert(self) -> str: ...
+    @property
+    def ca(self) -> str: ...
+    @property
+    def expires(self) -> float: ...
+
+
+Sign = Callable[[str, str, float, float], Signed]
+"""(signing request, name, now, days) -> certificate"""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What lets one agent join, once."""
+
+    zone: str
+    token: str
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What an agent gets when it joins or renews."""
+
+    zone: str
+    cert: str
+    ca: str
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """The agent of a zone and whether it is there."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("zone", "state", "since", "door", "expires")
+
+    zone: str
+    state: str
+    """invited, connected, unreachable"""
+    since: float
+    """Connected since, or unreachable since, or invited at."""
+    door: str = ""
+    expires: float = 0.0
+    """When its certificate ends, if it does not renew."""
+
+
+class Agents:
+    """Invite agents, see whether they are there, remove them."""
+
+    def __init__(self, ledger: Ledger, sign: Sign) -> None:
+        self._ledger = ledger
+        self._sign = sign
+
+    @verb(group="operate", once=True)
+    def invite(
+        self,
+        ctx: Context,
+        zone: Annotated[str, "the zone whose data plane it will be"],
+        hours: Annotated[int, "how long the invitation is good"] = INVITED_H,
+    ) -> Invitation:
+        """Give out a token with which one agent may join a zone, once.
+
+        Whoever joins takes the place of the zone's agent before. The token is shown this once.
+
+        Example:
+            falaj agents invite --zone ae-onprem
+        """
+        if not 0 < hours <= MOST_H:
+            raise Invalid(f"an invitation of {hours} hours", f"1 to {MOST_H}")
+        token, expires = f"{_TOKEN}{secrets.token_urlsafe(32)}", ctx.now() + hours * 3600
+        with self._ledger.write(_house(ctx)) as tx:
+            if tx.key(house_key("zone", zone)) is None:
+                raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
+            old = tx.key(house_key("agent", zone))
+            body = {**_body(old), "invited": _hash(token), "invited_until": expires, "invited_at": ctx.now()}
+            self._save(tx, zone, body, old, "agents.invite")
+        return Invitation(zone, token, expires)
+
+    @verb(outside=True, once=True)
+    def join(
+        self,
+        ctx: Context,
+        zone: Annotated[str, "the zone"],
+        token: Annotated[str, "the token of the invitation"],
+        request: Annotated[str, "the signing request over the agent's own key, PEM"],
+    ) -> Membership:
+        """Take an invitation up: gives a certificate over the agent's own key. `falaj agent` does this.
+
+        Example:
+            falaj agents join ae-onprem --token "$TOKEN" --request "$(cat agent.csr)"
+        """
+        now, agent = ctx.now(), new_id()
+        signed = None
+        with self._ledger.write(house_of(ctx)) as tx:
+            old = tx.key(house_key("agent", zone)) if zone.isascii() and len(zone) < 64 else None
+            body = _body(old)
+            good = hmac.compare_digest(body["invited"].encode(), _hash(token).encode())
+            if not body["invited"] or not good or not now < body["invited_until"]:
+                raise Unauthenticated("the invitation is unknown, used or over", "falaj agents invite gives a new one")
+            signed = self._sign(request, f"{_PREFIX}{zone}/{agent}", now, CERTIFICATE_DAYS)
+            new = {**body, "invited": "", "agent": agent, "expires": signed.expires, "since": now, "there": False}
+            self._save(tx, zone, new, old, "agents.join", agent=agent)
+        return Membership(zone, signed.cert, signed.ca, signed.expires)
+
+    @verb(outside=True)
+    def renew(self, ctx: Context, request: Annotated[str, "the signing request, PEM"]) -> Membership:
+        """Give an agent its next certificate. `falaj agent` does this by itself.
+
+        Example:
+            falaj agents renew --request "$(cat agent.csr)"
+        """
+        if ctx.actor.kind != "agent":
+            raise Denied("only a zone's agent renews its certificate", "falaj agents invite lets one join")
+        zone = ctx.actor.zone
+        with self._ledger.write(house_of(ctx)) as tx:
+            old = tx.key(house_key("agent", zone))
+            body = _body(old)
+            signed = self._sign(request, f"{_PREFIX}{zone}/{body['agent']}", ctx.now(), CERTIFICATE_DAYS)
+            self._save(tx, zone, {**body, "expires": signed.expires}, old, "agents.renew", agent=body["agent"])
+        return Membership(zone, signed.cert, signed.ca, signed.expires)
+
+    @verb()
+    def list(self, ctx: Context) -> tuple[AgentView, ...]:
+        """List the agents: which zones have one, whether it is there, and since when not.
+
+        Example:
+            falaj agents list
+        """
+        with self._ledger.read(house_of(ctx)) as tx:
+            return tuple(_view(record) for record in every(tx, "agent", HOUSE))
+
+    @verb(group="operate")
+    def remove(self, ctx: Context, zone: Annotated[str, "the zone"]) -> AgentView:
+        """Let the agent of a zone in no more. What runs there runs on, and its bytes stay where they are.
+
+        Example:
+            falaj agents remove ae-onprem
+        """
+        with self._ledger.write(_house(ctx)) as tx:
+            old = tx.key(house_key("agent", zone))
+            if old is None:
+                raise NotFound(f"the zone {zone!r:.60} has no agent", "falaj agents list shows them")
+            tx.delete(old.key, old.rev)
+            tx.emit("agents.remove", old.ref, agent=old.body["agent"])
+        return _view(old)
+
+    # For the edge.
+
+    def whois(self, ctx: Context, name: str) -> Actor:
+        """The agent whose certificate says this, or Unauthenticated."""
+        zone, _, agent = name.removeprefix(_PREFIX).partition("/")
+        with self._ledger.read(house_of(ctx)) as tx:
+            record = tx.key(house_key("agent", zone)) if name.startswith(_PREFIX) else None
+        if record is None or not agent or record.body["agent"] != agent:
+            raise Unauthenticated("this agent was removed, or another took its place", "falaj agents invite, and join")
+        return Actor(f"agent.{zone}", HOUSE, kind="agent", zone=zone)
+
+    def came(self, ctx: Context, zone: str, there: bool) -> None:
+        """Note that the agent of a zone is there, or is no more."""
+        with self._ledger.write(house_of(ctx)) as tx:
+            old = tx.key(house_key("agent", zone))
+            if old is not None and not (relay_of(zone).connected and not there):
+                body = {**old.body, "there": there, "since": ctx.now()}
+                self._save(tx, zone, body, old, "agents.arrive" if there else "agents.leave")
+
+    def _save(
+        self, tx: Writer, zone: str, body: Mapping[str, Any], old: Record | None, said: str, agent: str = ""
+    ) -> None:
+        record = tx.put(house_key("agent", zone), dict(body), rev=old.rev if old else None)
+        tx.emit(said, record.ref, zone=zone, agent=agent)
+
+
+_NEW = {
+    "agent": "",
+    "invited": "",
+    "invited_until": 0.0,
+    "invited_at": 0.0,
+    "expires": 0.0,
+    "since": 0.0,
+    "there": False,
+}
+
+
+def _body(record: Record | None) -> dict[str, Any]:
+    return {**_NEW, **(record.body if record is not None else {})}
+
+
+def _view(record: Record) -> AgentView:
+    body, zone = _body(record), record.key.name
+    relay = relay_of(zone)
+    if not body["agent"]:
+        return AgentView(zone, "invited", body["invited_at"])
+    if relay.connected:
+        return AgentView(zone, "connected", body["since"], relay.door, body["expires"])
+    return AgentView(zone, "unreachable", max(relay.seen, body["since"]), relay.door, body["expires"])
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _house(ctx: Context) -> Context:
+    if ctx.tenant != HOUSE:
+        raise Denied("agents belong to the house", "ask the people who run this installation")
+    return house_of(ctx)
