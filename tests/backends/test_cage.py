@@ -71,7 +71,7 @@ for name in ("keys/root.key", "ledger.db", "attempts/other-1/secret"):
     tried("read " + name, lambda: open(os.path.join(home, name)).read())
 tried("list the house", lambda: os.listdir(home + "/keys"))
 tried("read shadow", lambda: open("/etc/shadow").read())
-tried("list root's home", lambda: os.listdir("/root/.ssh"))
+tried("list root's home", lambda: os.listdir(os.path.expanduser("~root/.ssh")))
 tried("read the platform's environment", lambda: open("/proc/{os.getpid()}/environ").read())
 for path in (home + "/hostile", home + "/attempts/hostile", given + "/../hostile"):
     try:

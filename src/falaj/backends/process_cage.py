@@ -27,7 +27,7 @@ _SOURCES = str(Path(__file__).parents[2])
 _FIRST_UID, _UIDS = 1_879_048_192, 268_435_454
 """Numbers that systemd and the user namespaces of containers leave alone."""
 _REPLICA = ("python", "-m", "falaj.infer")
-_PRIVATE = ("/root", "/home", "/run", "/var/run", "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # nosec B108
+_PRIVATE = ("~root", "/home", "/run", "/var/run", "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # nosec B108
 _MIB = 1 << 20
 
 
@@ -119,8 +119,8 @@ class Cages:
         return [word for word in self._options.get(name, "").split(",") if word]
 
     def _hidden(self) -> list[str]:
-        own = [os.path.expanduser(path) for path in ("~", *self._words("hidden"))]  # noqa: PTH111
-        return sorted({*_PRIVATE, str(self._root), *own})
+        named = ("~", *_PRIVATE, str(self._root), *self._words("hidden"))
+        return sorted({os.path.expanduser(path) for path in named} - {"/"})  # noqa: PTH111
 
     def _shown(self, attempt: Attempt, given: Mapping[str, Any]) -> list[str]:
         """What lies below hidden folders and is needed all the same: Python, ourselves, the inputs."""
