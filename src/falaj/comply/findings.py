@@ -143,7 +143,7 @@ def _drills(at: _Look) -> Iterator[Finding]:
 
 
 def _told(body: dict[str, str]) -> bool:
-    return body.get("phase") != "intent"
+    return "phase" not in body
 
 
 RULES: tuple[Callable[[_Look], Iterator[Finding]], ...] = (

@@ -142,13 +142,13 @@ def _logged(tally: Tally) -> dict[str, Rows | None]:
     groups, denied = actions(), tally.rows("guard.deny")
     for row in denied:
         row["transfer"] = groups.get(str(row["body"].get("action"))) == "move"
-    moved = [row for row in tally.rows(*TRANSFERS) if row["body"].get("phase", "done") in ("done", "outcome")]
+    moved = [row for row in tally.rows(*TRANSFERS) if row["body"].get("phase", "done") == "done"]
     return {
         "transfers.jsonl": moved,
         "denied.jsonl": denied,
         "promotions.jsonl": tally.rows("catalog.promote", "catalog.rollback"),
         "rotations.jsonl": tally.rows("keys.rotate", "keys.retire", "keys.end"),
-        "drills.jsonl": [row for row in tally.rows("store.drill") if row["body"].get("phase") != "intent"],
+        "drills.jsonl": [row for row in tally.rows("store.drill") if "phase" not in row["body"]],
         "accounts.jsonl": tally.rows(
             "people.add", "people.change", "people.suspend", "people.remove", "people.revoke", "audit.answer"
         ),

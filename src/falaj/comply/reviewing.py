@@ -20,10 +20,9 @@ def accounts(here: Here, ground: Ground, now: float) -> list[Access]:
     found = []
     for row in people:
         name = row["name"]
-        try:
-            tokens = len(here.people.show(f"person:people/{name}").tokens)
-        except NotFound:
-            continue  # it was removed: its name stays on the list, so that nobody else gets it
+        tokens = _tokens(here, name)
+        if tokens is None:
+            continue
         last, used = _use(here, name)
         answer = told.get(name)
         stale = tokens and max(last, row["since"]) < now - float(house_rules()["stale_days"]) * DAY_S
@@ -47,6 +46,14 @@ def accounts(here: Here, ground: Ground, now: float) -> list[Access]:
             )
         )
     return found
+
+
+def _tokens(here: Here, name: str) -> int | None:
+    """How many of its tokens live; None when it was removed, for its name stays on the list and is given to nobody."""
+    try:
+        return len(here.people.show(f"person:people/{name}").tokens)
+    except NotFound:
+        return None
 
 
 def _use(here: Here, name: str) -> tuple[float, set[str]]:
