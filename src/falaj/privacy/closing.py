@@ -16,7 +16,7 @@ from falaj.privacy.asking import keep, read, shown
 from falaj.privacy.records import ANSWERED, DECISIONS, ERASURE, OPEN, Certificate, Derived, Request, Signature
 from falaj.privacy.refusing import Refusing, refusal_of
 from falaj.privacy.shelf import check_digest, check_state, check_text, digest_of, named, spelled
-from falaj.store.codec import to_plain, to_stable_json
+from falaj.store.codec import from_plain, to_plain, to_stable_json
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
 
@@ -134,10 +134,12 @@ class Closing(Refusing):
             # The person is nowhere any more, so nobody needs to look out for them, and their key may not stay there.
             for purpose in kept.body["purposes"] if kept else ():
                 self._permit(ctx, subject, purpose, "erased")
-            self._ledger.retry(ctx, lambda tx: self._close(tx, ctx, request, subject))
+            held = self._close(ctx, request, subject)
+        if not held.body["proof"]:
+            self._prove(ctx, held)
         return self.certificate(ctx, request)
 
-    @verb(reads=("request",), outside=True)
+    @verb(reads=("request",))
     def certificate(self, ctx: Context, request: Annotated[Ref, "which erasure"]) -> Certificate:
         """Show the certificate of an erasure: a signed statement, and the proof that the log holds it.
 
@@ -146,11 +148,10 @@ class Closing(Refusing):
         """
         with self._ledger.read(ctx) as tx:
             record = tx.get(_certificate(request))
-        if record is None:
+        if record is None or not record.body["proof"]:
             raise NotFound(f"{request} has no certificate yet", f"falaj privacy erase {request} …", request)
-        statement, proof = record.body["statement"], self._audit.prove(ctx, record.body["event"])
-        signed = self._signed(ctx, record.zone, statement.encode())
-        return Certificate(request, statement, record.body["digest"], signed.signature, signed.key, proof)
+        found: Certificate = from_plain(Certificate, {one: record.body[one] for one in Certificate.__slots__})
+        return found
 
     @verb(reads=("request",), group="write")
     def sign(
@@ -184,7 +185,8 @@ class Closing(Refusing):
             raise Denied("this is not the person who asked", "check the identifier, letter by letter", request)
         return found
 
-    def _close(self, tx: Reader, ctx: Context, request: Ref, subject: str) -> Record:
+    def _close(self, ctx: Context, request: Ref, subject: str) -> Record:
+        """The statement and the event that names it, together."""
         with self._ledger.write(ctx) as tx:
             old = self._erasure(tx, ctx, request, subject)
             record = tx.need(request.bare)
@@ -200,12 +202,24 @@ class Closing(Refusing):
             digest = digest_of(statement)
             made = replace(old, state=ANSWERED, answer=digest, closed_at=now)
             event = tx.emit("privacy.certify", keep(tx, made, record).ref, digest=digest, person=old.person)
-            body = {"statement": statement.decode(), "digest": digest, "event": event.id}
-            return tx.put(_certificate(request), body)
+            signed = self._signed(ctx, ctx.zone, statement)
+            body = {"request": str(old.ref), "statement": statement.decode(), "digest": digest, "event": event.id}
+            return tx.put(_certificate(request), {**body, **_kept(signed), "proof": None})
+
+    def _prove(self, ctx: Context, record: Record) -> None:
+        """The proof is made once and kept: it stays true for ever, and the certificate is always the same."""
+        proof = to_plain(self._audit.prove(ctx, record.body["event"]))
+        with self._ledger.write(ctx) as tx:
+            kept = tx.put(record.key, {**record.body, "proof": proof}, rev=record.rev)
+            tx.emit("privacy.prove", kept.ref, event=record.body["event"])
 
 
 def _certificate(request: Ref) -> Ref:
     return named(CERTIFICATE, request.name)
+
+
+def _kept(signed: Signature) -> dict[str, str]:
+    return {"signature": signed.signature, "key": signed.key}
 
 
 def _check_whole(found: Request) -> None:

@@ -65,10 +65,10 @@ def erase(
         falaj privacy erase subject-request:privacy/0199d2f0 784-1990-1234567-1 --out certificate
     """
     asked: Request = here.privacy.request(request)
-    if asked.state != "open":
-        return _ended(here, asked, out)
     if asked.person != here.privacy.pseudonym(subject):
         raise Denied("this is not the person who asked", "check the identifier, letter by letter", request)
+    if asked.state != "open":
+        return _ended(here, asked, subject, out)
     if "restrict" not in asked.steps:
         here.privacy.restrict(subject, f"erasure asked for: {request}")
         asked = here.privacy.step(request, "restrict", "nothing reads what is kept of them")
@@ -82,8 +82,8 @@ def erase(
     if any(not one.decision for one in asked.derived):
         return _told(asked, "waiting")
     _forget_journals(here, subject, request)  # what a gateway had not written yet when it was asked first
-    certificate: Certificate = here.privacy.certify(request, subject)
-    return _ended(here, here.privacy.request(certificate.request), out)
+    here.privacy.certify(request, subject)
+    return _ended(here, here.privacy.request(request), subject, out)
 
 
 def _destroy(here: Here, asked: Request, entities: list[Ref], subject: str) -> Request:
@@ -180,12 +180,12 @@ def endpoints_of(here: Here) -> Iterator[Ref]:
             return
 
 
-def _ended(here: Here, asked: Request, out: str) -> Erased:
+def _ended(here: Here, asked: Request, subject: str, out: str) -> Erased:
     if asked.type != "erasure" or asked.state == "refused":
         raise Conflict(
             f"{asked.ref} asks for {asked.type} and is {asked.state}", "there is nothing to erase", asked.ref
         )
-    certificate = cast(Certificate, here.privacy.certificate(asked.ref))
+    certificate = cast(Certificate, here.privacy.certify(asked.ref, subject))
     if out:
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)

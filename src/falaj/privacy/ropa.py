@@ -17,6 +17,7 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import NotFound
 from falaj.core.label import CLASS_NAMES, Label
 from falaj.core.ref import Ref
+from falaj.desks import actions
 from falaj.govern.records import Regime
 from falaj.privacy.decide import moment_of
 from falaj.privacy.records import LANGUAGES
@@ -35,18 +36,21 @@ class Ropa:
 
     regime: str
     folder: str
+    """Where it was written; empty where nobody named a folder."""
     things: int
     purposes: int
     acts: int
     digest: str
     """Of ropa.json."""
+    record: Mapping[str, Any]
+    """What is in it."""
 
 
 @errand
 def ropa(
     here: Here,
     regime: Annotated[str, "which regime, for example AE-PDPL"],
-    out: Annotated[str, "a folder for ropa.json, ropa.ar.md and ropa.en.md"],
+    out: Annotated[str, "a folder for ropa.json, ropa.ar.md and ropa.en.md; without one it is only shown"] = "",
     since: Annotated[str, "what was done from then on, with offset: 2026-01-01T00:00:00+04:00; all when empty"] = "",
 ) -> Ropa:
     """Write the record of processing of a regime, from live metadata and the log. Who runs it must see the log.
@@ -59,17 +63,21 @@ def ropa(
         raise NotFound(f"no profile describes the regime {regime[:60]!r}", "falaj zones regimes lists them")
     law = known[regime]
     begin = moment_of(since, float("inf")) if since else 0.0
-    record = _record(here, law, begin)
-    folder = Path(out)
+    record: dict[str, Any] = to_plain(_record(here, law, begin))
+    text = json.dumps(record, ensure_ascii=False, indent=1, sort_keys=True)
+    if out:
+        _write(Path(out), text, record)
+    acts = sum(one["acts"] for one in record["activity"])
+    counts = len(record["things"]), len(record["purposes"]), acts
+    return Ropa(law.id, out, *counts, digest_of(text.encode()), record)
+
+
+def _write(folder: Path, text: str, record: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(to_plain(record), ensure_ascii=False, indent=1, sort_keys=True, default=str)
     (folder / "ropa.json").write_text(text, encoding="utf-8")
     words = tomllib.loads(WORDS.read_text(encoding="utf-8"))
     for language in LANGUAGES:
         (folder / f"ropa.{language}.md").write_text(_page(record, words, language), encoding="utf-8")
-    acts = sum(one["acts"] for one in record["activity"])
-    counts = len(record["things"]), len(record["purposes"]), acts
-    return Ropa(law.id, str(folder), *counts, digest_of(text.encode()))
 
 
 def _record(here: Here, law: Regime, since: float) -> dict[str, Any]:
@@ -119,9 +127,12 @@ def _join(found: dict[str, tuple[dict[str, Any], Label]], ref: Ref, label: Label
 
 
 def _activity(here: Here, things: Mapping[str, Any], since: float) -> Iterator[dict[str, Any]]:
-    """Who did what with these things, counted; from the log and nothing else."""
+    """Who did what with these things, counted; from the log and nothing else. To look at metadata processes nothing."""
     counted: Counter[tuple[str, str, str]] = Counter()
+    looks = {action for action, group in actions().items() if group in ("see", "audit")}
     for entry in _log(here, since):
+        if entry.verb in looks:
+            continue
         for name in {str(ref.bare) for ref in (entry.subject, *entry.inputs)} & things.keys():
             counted[name, entry.verb, entry.behalf or entry.actor] += int((entry.body or {}).get("times", 1))
     for (name, verb, actor), acts in sorted(counted.items()):
