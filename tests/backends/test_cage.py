@@ -7,15 +7,16 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
 
 from falaj.backends.process_cage import check, powers
-from falaj.core.errors import Invalid
+from falaj.core.errors import Invalid, Unavailable
 from tests.backends.cages import Caged, caged
 
-pytestmark = pytest.mark.skipif(bool(powers().missing), reason="this machine cannot enforce a whole cage")
+pytestmark = pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage")
 
 
 class Door(BaseHTTPRequestHandler):
@@ -251,9 +252,15 @@ def test_stopping_and_saving_reach_into_the_cage(house: Caged) -> None:
     assert over(house.executor, handle).exits[0].code == 3
 
 
-def test_a_choice_that_does_not_exist() -> None:
+def test_a_choice_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(Invalid):
-        check("perhaps")
+        check("perhaps", str(tmp_path))
+
+
+def test_what_is_required_and_cannot_be_had_is_fatal(tmp_path: Path) -> None:
+    """In a folder that cannot be written to, no cage can be tried, let alone made."""
+    with pytest.raises(Unavailable, match=r"cannot enforce: .*network"):
+        check("required", str(tmp_path / "nowhere"))
 
 
 def _own_address() -> str:

@@ -89,7 +89,7 @@ class ProcessExecutor:
 
     def enforced(self) -> Mapping[str, str]:
         """What this machine enforces of the cage of attempts."""
-        return asdict(powers())
+        return asdict(powers(str(self._root)))
 
     def templates(self) -> Sequence[NodeFacts]:
         """The one kind of imitation node, where this is a pool of them."""

@@ -22,7 +22,8 @@ def options_of(settings: Settings) -> dict[str, str]:
         if path.startswith(("/", "~")) and not path.startswith("//")
     ]
     platform = settings.url or f"{'https' if settings.tls.cert else 'http'}://{settings.listen}"
-    return {"sandbox": settings.sandbox, "platform": platform, "hidden": ",".join(dict.fromkeys(hidden))}
+    known = {"sandbox": settings.sandbox, "platform": platform, "online": settings.at(settings.online)}
+    return {**known, "hidden": ",".join(dict.fromkeys(hidden))}
 
 
 def chosen(house: Mapping[str, str], address: str, options: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,8 @@ With namespaces (`method` "namespaces") the launcher stays outside. It starts a 
 its own: a read-only root with a private /tmp and /dev/shm, the platform's folders covered, only loopback for a network.
 Every process of the slot enters that world and then gives up what it has: its user, its capabilities, system calls.
 When the launcher ends, so does the warden, and with it whatever is left inside. Elsewhere Landlock ("landlock")
-shows processes few paths and lets them signal nobody outside; the network is then open, and the platform says so.
+shows processes few paths and lets them signal nobody outside; their user is then the platform's, without any rights of
+root, and the network is open: the platform says so.
 
 The document says all of it (falaj.backends.process_cage writes it), and lies where processes cannot change it.
 """
@@ -36,13 +37,15 @@ class Told(NamedTuple):
 
     method: str = ""
     uid: int = 0
-    """Who processes become where the launcher is root."""
+    """Who processes become where the launcher is root and there are namespaces; nobody else where it is 0."""
     network: str = "own"
     """`own`: loopback alone; `listen`: the machine's, to be called and to call nobody; `host`: the machine's."""
     hidden: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     platform: tuple[str, int] | None = None
+    ports: tuple[int, ...] = ()
+    """Where one that may only listen connects to all the same."""
     egress: tuple[str, ...] = ()
     processes: int = 4096
     file_bytes: int = 0
@@ -74,8 +77,6 @@ class Cage:
                 Path(path).mkdir(0o700, parents=True, exist_ok=True)
             if self._told.method == "namespaces":
                 self._build()
-            elif self._root and self._told.uid:
-                self._give_away()
         except OSError as error:
             words = f"the sandbox of this attempt cannot be made: {error.filename or ''} {error.strerror}"
             raise Unavailable(words, "falaj doctor says what this machine can enforce") from None
@@ -107,7 +108,7 @@ class Cage:
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # forgotten by the kernel when the user changes
         kernel.prctl(kernel.SET_NO_NEW_PRIVS, 1)
         listener = self._told.network == "listen"
-        ports = [self._told.platform[1]] if self._told.platform and listener else [] if listener else None
+        ports = self._told.ports if listener else None
         if self._told.method == "landlock":
             mine = (str(self._folder), *self._told.shown)
             kernel.landlock((*_READABLE, *mine), (self.work, self._outbox, *self._told.writable, *_DEVICES), ports)
@@ -264,16 +265,6 @@ class Cage:
             for file in (held, release, ready, done):
                 os.close(file)
             os.waitpid(child, 0)
-
-    def _give_away(self) -> None:
-        """Without mounts of their own, processes must own what they write and read."""
-        self._folder.chmod(0o711)
-        for top in (self.work, self._outbox, *self._told.writable, str(self._folder / "inputs")):
-            for *_, names, file in os.fwalk(top, follow_symlinks=False):
-                os.fchown(file, self._told.uid, self._told.uid)
-                for name in names:
-                    if os.stat(name, dir_fd=file, follow_symlinks=False).st_nlink == 1:
-                        os.chown(name, self._told.uid, self._told.uid, dir_fd=file, follow_symlinks=False)
 
 
 def _become_nobody_else() -> None:

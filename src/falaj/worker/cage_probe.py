@@ -1,4 +1,4 @@
-"""What this machine's kernel lets a cage have: tried in children, told as JSON."""
+"""What this machine's kernel lets a cage have, for attempts below a folder: tried in children, told as JSON."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def main() -> None:
 
 def _namespaces() -> None:
     """The whole cage, built as for an attempt and entered."""
-    with tempfile.TemporaryDirectory(prefix="falaj-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="probe-", dir=sys.argv[1]) as folder:
         cage = Cage(Told("namespaces", _NOBODY), Path(folder), 0, f"{folder}/outbox")
         try:
             cage.build()

@@ -1,0 +1,68 @@
+"""The cage where no namespaces can be had: Landlock, the filter of system calls and limits."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from falaj.worker import cage_kernel
+from tests.backends.cages import HOSTILE
+from tests.backends.test_cage import refused
+from tests.worker.slot import SlotUnderTest
+
+pytestmark = pytest.mark.skipif(cage_kernel.landlock_version() < 6, reason="this kernel's Landlock is older")
+
+
+def test_few_paths_nobody_to_signal_and_no_dangerous_calls(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "root.key").write_text("secret")
+    folder = tmp_path / "attempt"
+    folder.mkdir()
+    trials = f"""
+import subprocess
+tried("read keys", lambda: open({str(tmp_path / "keys" / "root.key")!r}).read())
+tried("read a home", lambda: os.listdir(os.path.expanduser("~root/.ssh")))
+tried("write beside", lambda: write({str(tmp_path / "hostile")!r}))
+tried("write its context", lambda: write(os.environ["FALAJ_CONTEXT_FILE"]))
+tried("write to tmp of all", lambda: write("/tmp/hostile-cage"))
+tried("signal its parent", lambda: os.kill(os.getppid(), 0))
+tried("trace", lambda: call(101, 16, os.getppid(), 0, 0))
+tried("mount", lambda: call(165, b"none", b"/tmp", b"tmpfs", 0, 0))
+tried("new namespaces", lambda: call(272, 0x10000000))
+tried("may write where it works", lambda: write("mine"))
+tried("may read its context", lambda: open(os.environ["FALAJ_CONTEXT_FILE"]).read())
+tried("may run programs", lambda: subprocess.run(["true"], check=True))
+"""
+    shown = sorted({sys.prefix, sys.base_prefix, str(Path(sys.prefix).parent / "src")})
+    cage = {"method": "landlock", "shown": shown, "network": "host"}
+    slot = SlotUnderTest(folder, sys.executable, "-c", HOSTILE + trials, cage=cage)
+    assert slot.end()["code"] == 0, slot.log()
+    refused({name: (came, what) for name, came, what in map(json.loads, slot.log().splitlines())})
+
+
+def test_one_that_listens_is_called_and_calls_nobody(tmp_path: Path) -> None:
+    """As servers of models do: on the machine's own network, with one port to connect to."""
+    with socket.create_server(("127.0.0.1", 0)) as platform, socket.create_server(("127.0.0.1", 0)) as other:
+        trials = f"""
+tried("may call the platform", lambda: connect("127.0.0.1", {platform.getsockname()[1]}))
+tried("something else", lambda: connect("127.0.0.1", {other.getsockname()[1]}))
+tried("what a cloud tells", lambda: connect("169.254.169.254", 80))
+tried("datagrams", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 53)))
+server = socket.create_server(("127.0.0.1", 0))
+tried("may be called at", lambda: server.getsockname()[1])
+tried("may answer", lambda: server.accept()[0].sendall(b"hello"))
+"""
+        shown = sorted({sys.base_prefix, sys.prefix})
+        cage = {"method": "namespaces", "uid": 1_900_000_000, "network": "listen", "shown": shown}
+        cage |= {"ports": [platform.getsockname()[1]], "hidden": [str(Path("~root").expanduser())]}
+        slot = SlotUnderTest(tmp_path, sys.executable, "-c", HOSTILE + trials, cage=cage)
+        slot.says("may be called at")
+        port = int(
+            next(what for name, _, what in map(json.loads, slot.log().splitlines()) if name == "may be called at")
+        )
+        with socket.create_connection(("127.0.0.1", port), 20) as caller:
+            assert caller.recv(9) == b"hello"
+    assert slot.end()["code"] == 0, slot.log()
+    refused({name: (came, what) for name, came, what in map(json.loads, slot.log().splitlines())})
