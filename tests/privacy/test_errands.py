@@ -15,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from falaj.audit.note import unb64
 from falaj.core.errors import Denied, Invalid, NotFound
 from falaj.core.ref import Ref
+from falaj.infer.features import plan_of
 from falaj.serve.blocks import Whose
+from falaj.store.codec import to_plain
 from tests.infer import models
 from tests.serve.ground import logged
 from tests.town import LABEL, Town, refusal
@@ -96,6 +98,9 @@ def test_a_withdrawal_counts_with_the_next_read(town: Town, tmp_path: Path) -> N
     def notes() -> tuple[list[Any], list[Any]]:
         return amal.features.read("view:fraud/file", asks).columns["note"], reader.read(asks).columns["note"]
 
+    plan = amal.features.open("view:fraud/file").plan
+    assert len(plan.barred) == 2, "restricted, and for this purpose"
+    assert plan_of(to_plain(plan)) == plan, "replicas of endpoints get it so"
     whole = [f"note of {one}" for one in PEOPLE]
     assert notes() == (whole, whole)
     salem.privacy.withdraw("fraud", WHO)

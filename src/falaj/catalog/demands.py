@@ -144,7 +144,7 @@ class Demands(Shelf):
         asks them), or refused, with what is missing.
 
         Example:
-            falaj catalog judge model:fraud/scorer@v7 production
+            falaj catalog judge model:fraud/scorer@v7 --stage production
         """
         if stage not in GATED:
             raise Invalid(f"{stage[:40]!r} has no gate", f"one of: {', '.join(GATED)}", name)

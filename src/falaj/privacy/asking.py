@@ -3,13 +3,14 @@
 from dataclasses import replace
 from typing import Annotated
 
+from falaj.core.cell import Cell
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.privacy import decide
 from falaj.privacy.records import ANSWERED, CLOSED, ERASURE, OPEN, REFUSED, STATES, TYPES, Page, Request
-from falaj.privacy.shelf import MOST_PAGE, Shelf, check_state, check_text, every, load, named, same, save
+from falaj.privacy.shelf import MOST_PAGE, Shelf, check_state, check_text, load, named, same, save
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 
@@ -192,5 +193,5 @@ def shown(found: Request, now: float) -> Request:
 
 def _carried(tx: Reader) -> list[str]:
     """The regimes of everything that may be about people. Too many are asked rather than too few."""
-    labels = [one.label for kind in _ABOUT for one in every(tx, kind)]
-    return sorted({regime for label in labels for regime in label.regimes})
+    cells = [Cell.decode(text) for kind in _ABOUT for text in tx.cells(kind)]
+    return sorted({regime for cell in cells for regime in cell.regimes})

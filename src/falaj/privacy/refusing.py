@@ -85,14 +85,14 @@ class Refusing(Shelf):
         return tuple(one is not None and not one.body["purposes"].keys().isdisjoint(known) for one in found)
 
     def _refuse(self, ctx: Context, subject: str, purpose: str, reason: str) -> str:
-        person = self._person(ctx, subject)
+        person, now = self._person(ctx, subject), ctx.now()
         for kind, key in keys_of(subject).items():
-            self._online().put(space_of(ctx.tenant, purpose, kind), [(key, _ROW)], round(ctx.now() * 1e6))
+            self._online().put(space_of(ctx.tenant, purpose, kind), [(key, _ROW)], round(now * 1e6))
         with self._ledger.write(ctx) as tx:
             old = tx.get(ref := named(KIND, person))
-            purposes = {**(old.body["purposes"] if old else {}), purpose: ctx.now()}
+            purposes = {**(old.body["purposes"] if old else {}), purpose: now}
             record = tx.put(ref, {"purposes": purposes}, rev=old.rev if old else None, terms=_terms(purposes))
-            mark(tx, ctx, purpose, ctx.now())
+            mark(tx, ctx, purpose, now)
             tx.emit("privacy.restrict", record.ref, purpose=purpose, reason=reason[:500])
         return person
 
@@ -103,8 +103,9 @@ class Refusing(Shelf):
             if old is not None and purpose in old.body["purposes"]:
                 purposes = {one: at for one, at in old.body["purposes"].items() if one != purpose}
                 record = tx.put(old.key, {"purposes": purposes}, rev=old.rev, terms=_terms(purposes))
-                left = [one.body["purposes"][purpose] for one in every(tx, KIND, **{_term(purpose): "yes"})]
-                mark(tx, ctx, purpose, max(left, default=0.0))
+                if old.body["purposes"][purpose] == heads(tx, ctx.tenant, purpose)[purpose].body["last"]:
+                    left = [one.body["purposes"][purpose] for one in every(tx, KIND, **{_term(purpose): "yes"})]
+                    mark(tx, ctx, purpose, max(left, default=0.0))
                 tx.emit("privacy.lift", record.ref, purpose=purpose, reason=reason[:500])
         self._unbar(ctx, subject, purpose)
         return person
