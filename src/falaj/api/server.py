@@ -43,7 +43,7 @@ class Address:
         """`host:port`, with an IPv6 host in brackets."""
         host, colon, port = text.rpartition(":")
         host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        if not colon or not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
             raise Invalid(f"{text[:80]!r} is no address to listen on", "write host:port, for example 127.0.0.1:8470")
         return Address(host, int(port))
 

@@ -53,6 +53,8 @@ class Arguments:
             found = self._decoder.decode(body or b"{}")
         except msgspec.MsgspecError as error:
             raise self._explained(str(error)) from None
+        except UnicodeDecodeError:
+            raise Invalid("the body is not UTF-8", "write JSON in UTF-8") from None
         except RecursionError:
             raise Invalid("the body is nested too deep", "flatten it") from None
         given: dict[str, Any] = {}

@@ -16,6 +16,7 @@ from falaj.core.execute import Device, NodeFacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NUMBERS = ("cpus", "memory", "gpus", "gpu_memory", "most", "least", "price", "hazard", "boot_s", "notice_s")
 _AMOUNT = "resource."
+_MOST_DIGITS, _MOST_GPUS = 15, 1024
 _DEVICE = ("cpus", "memory", "gpus", "gpu_memory", "model")
 
 
@@ -26,10 +27,17 @@ def read_kinds(text: str) -> dict[str, NodeFacts]:
         name, _, rest = part.strip().partition(":")
         words = {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in rest.split(","))}
         numbers = [value for key, value in words.items() if key in _NUMBERS or key.startswith(_AMOUNT)]
-        if not _NAME.fullmatch(name) or not {"cpus", "most"} <= words.keys() or not all(map(str.isdigit, numbers)):
+        if not _NAME.fullmatch(name) or not {"cpus", "most"} <= words.keys() or not all(map(_counts, numbers)):
             raise Invalid(f"{part[:80]!r} is no kind of node", "for example gpu:cpus=16000,memory=65536,gpus=8,most=4")
+        if int(words.get("gpus", "0")) > _MOST_GPUS:
+            raise Invalid(f"{part[:80]!r} has too many GPUs", f"a node has at most {_MOST_GPUS}")
         found[name] = _facts(name, words)
     return found
+
+
+def _counts(text: str) -> bool:
+    """A plain number that no machine exceeds; there are digits that `int` does not read, and numbers without end."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def with_kind(facts: NodeFacts, kinds: Mapping[str, NodeFacts], name: str) -> NodeFacts:

@@ -147,7 +147,7 @@ def _opened(bundle: str, key: ec.EllipticCurvePublicKey) -> _Statement:
         envelope, public = told.dsse_envelope, told.verification_material.get("publicKey", {})
         payload = base64.b64decode(envelope.payload, validate=True)
         signatures = [base64.b64decode(one.sig, validate=True) for one in envelope.signatures]
-    except (msgspec.MsgspecError, binascii.Error, UnicodeError, ValueError) as error:
+    except (msgspec.MsgspecError, binascii.Error, UnicodeError, ValueError, RecursionError) as error:
         raise Corrupt("the signature cannot be read", _AGAIN) from error
     if told.media_type != MEDIA_TYPE or envelope.payload_type != PAYLOAD_TYPE or len(signatures) != 1:
         raise Corrupt("this is not the signature of a model", _AGAIN)
@@ -158,7 +158,7 @@ def _opened(bundle: str, key: ec.EllipticCurvePublicKey) -> _Statement:
         statement = msgspec.json.decode(payload, type=_Statement)
     except InvalidSignature as error:
         raise Corrupt("the signature is not that of this key over this model", _AGAIN) from error
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Corrupt("what was signed cannot be read", _AGAIN) from error
     kinds = (statement.type, statement.predicate_type, len(statement.subject))
     if kinds != (STATEMENT_TYPE, PREDICATE_TYPE, 1):

@@ -61,7 +61,7 @@ def _keyed(name: str, form: Mapping[str, str]) -> dict[str, Any]:
 def _value(name: str, said: str) -> Any:
     try:
         return json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Invalid(f"{name} cannot be read", 'write it as JSON does: 0.5, true, "text", [1, 2]') from None
 
 
@@ -94,7 +94,7 @@ def _number(name: str, kind: Any, said: str) -> float:
 def _object(said: str) -> dict[str, Any]:
     try:
         found = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise Invalid("the form cannot be read", "load the page again and repeat")

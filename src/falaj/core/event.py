@@ -80,7 +80,7 @@ class Event:
             raw["inputs"] = tuple(Ref.parse(ref) for ref in raw["inputs"])
             raw["rules"] = tuple(raw["rules"])
             return Event(**raw)
-        except (ValueError, KeyError, TypeError, AttributeError, Invalid) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Invalid) as error:
             raise Corrupt("an event in the log cannot be read", "run: falaj audit verify") from error
 
 

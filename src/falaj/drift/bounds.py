@@ -1,8 +1,7 @@
 """What a profile must keep to: whoever wrote it, nothing in it is larger or odder than what is made here."""
 
+import sys
 from collections.abc import Iterator
-
-import numpy as np
 
 from falaj.drift.records import (
     CATEGORY,
@@ -21,6 +20,7 @@ from falaj.drift.records import (
 
 MOST_PREDICTIONS = 40
 _MOST_NAME = 256
+_FARTHEST = sys.float_info.max
 _KINDS, _ROLES = (NUMBER, CATEGORY), (INPUT, PREDICTION, LABEL)
 
 
@@ -51,7 +51,7 @@ def _axis_faults(axis: Axis) -> Iterator[str]:
     numbers = (axis.low, axis.high, axis.mean, axis.std, axis.weight, axis.centre, axis.scale, *axis.edges)
     if axis.kind not in _KINDS or axis.role not in _ROLES:
         yield f"{axis.name!r} is of an unknown kind or role"
-    elif not all(type(one) in {int, float} and np.isfinite(one) for one in numbers):
+    elif not all(_is_figure(one) for one in numbers):
         yield f"{axis.name!r} has a figure that is no finite number"
     elif len(axis.edges) > MOST_EDGES or any(a >= b for a, b in zip(axis.edges, axis.edges[1:], strict=False)):
         yield f"{axis.name!r} has too many edges, or they do not ascend"
@@ -83,7 +83,7 @@ def _other_faults(profile: Profile) -> Iterator[str]:
     figures += [*quality.scores, *quality.chances, *(one for part in profile.mixture for one in part)]
     if len(figures) > 1 << 16 or len(quality.scores) != len(quality.chances):
         yield "its quality or mixture has parts that do not fit"
-    elif not all(type(one) in {int, float} and np.isfinite(one) for one in figures):
+    elif not all(_is_figure(one) for one in figures):
         yield "its quality has a figure that is no finite number"
     if not (_is_text(profile.source) and _is_text(quality.task) and _is_count(quality.rows)):
         yield "what it says of its source is too long"
@@ -94,6 +94,11 @@ def _other_faults(profile: Profile) -> Iterator[str]:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_NAME
+
+
+def _is_figure(value: object) -> bool:
+    """Finite; a whole number in JSON may be larger than any float."""
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= _FARTHEST
 
 
 def _is_count(value: object) -> bool:

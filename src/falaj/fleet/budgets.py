@@ -13,6 +13,7 @@ from falaj.fleet.use import added, every, house_key
 from falaj.schedule.model import Budget
 from falaj.store.ledger import Reader, Writer
 
+MOST_DIGITS = 15
 UNITS: Mapping[str, tuple[str, int]] = {
     "gpu-hours": ("gpu_s", 3_600_000),
     "cpu-hours": ("cpu_s", 3_600_000),
@@ -31,6 +32,8 @@ def read_budget(text: str) -> BudgetRule:
     if found is None:
         raise Invalid(f"{text[:80]!r} is no budget", "for example gpu-hours=500/month:stop or money=1000/30d")
     unit, number, window, then = found.groups()
+    if len(number) > MOST_DIGITS:
+        raise Invalid(f"{text[:80]!r} is no budget", f"numbers have at most {MOST_DIGITS} digits")
     return BudgetRule(unit, int(float(number) * UNITS[unit][1]), window, then == "stop")
 
 

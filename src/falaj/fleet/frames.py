@@ -19,6 +19,8 @@ SUMMED = frozenset({"xid", "ecc"})
 """Counts: an hour has all of its minutes', where other figures have a mean and a highest (`name^`)."""
 _SCALES: Mapping[str, int] = {"cpu": 100, "load": 100, "pace": 1000}
 _MOST = float(1 << 52)
+_MOST_BYTES = 64 << 20
+"""Of a block, unpacked: a day of a large node takes a tenth."""
 Numbers = NDArray[np.float64]
 
 
@@ -119,14 +121,15 @@ class Frame:
     def unpack(data: bytes) -> "Frame":
         """What `pack` was given, to the accuracy that is kept."""
         try:
-            head, _, body = zlib.decompress(data).partition(b"\n")
+            head, _, body = zlib.decompressobj().decompress(data, _MOST_BYTES).partition(b"\n")
             length, names = json.loads(head)
             planes = np.frombuffer(body, np.uint8).reshape(8, len(names) + 1, length)
-        except (zlib.error, ValueError, TypeError) as error:
+            scales = _scales(names)
+        except (zlib.error, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise Corrupt("a block of telemetry cannot be read", "it may be of a newer release, or damaged") from error
         folded: Any = np.ascontiguousarray(planes.transpose(1, 2, 0)).view("<u8")[..., 0]
         table = np.cumsum((folded >> 1).astype(np.int64) ^ -(folded & 1).astype(np.int64), axis=1)
-        values = np.where(table[1:] == 0, np.nan, (table[1:] - 1) / _scales(names))
+        values = np.where(table[1:] == 0, np.nan, (table[1:] - 1) / scales)
         return Frame(table[0], dict(zip(names, values, strict=True)))
 
 

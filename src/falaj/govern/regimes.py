@@ -68,7 +68,7 @@ def read_regime(text: str, name: str = "profile") -> Regime:
 
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise Invalid(f"the regime profile {name} is not TOML: {error}", "correct that line") from error
     for basis, body in _table(tree, "bases").items():
         body.setdefault("id", basis)

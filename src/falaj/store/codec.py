@@ -27,7 +27,7 @@ def from_json(kind: Any, data: bytes | str) -> Any:
     """The value of type `kind` whose JSON this is, or Invalid."""
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_typed)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(
             f"the JSON does not fit: {error}", "compare it with the verb's schema in /v1/openapi.json"
         ) from error

@@ -195,9 +195,13 @@ def unpack_columns(data: bytes) -> Columns:
     made = Columns(array("q"), array("d"), array("d"))
     columns: tuple[array[Any], ...] = (made.steps, made.ats, made.values)
     for column, raw in zip(columns, _read(_columns, data), strict=True):
+        if len(raw) % column.itemsize:
+            raise _unreadable()
         column.frombytes(raw)
         if sys.byteorder != "little":
             column.byteswap()
+    if len({len(column) for column in columns}) > 1:
+        raise _unreadable()
     return made
 
 
@@ -235,5 +239,9 @@ def _ends(values: "array[float]", start: int, stop: int) -> tuple[int, int]:
 def _read(decode: Callable[[bytes], T], data: bytes) -> T:
     try:
         return decode(data)
-    except msgspec.MsgspecError as error:
-        raise Corrupt("a block of measurements cannot be read", "it may be of a newer release, or damaged") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _unreadable() from error
+
+
+def _unreadable() -> Corrupt:
+    return Corrupt("a block of measurements cannot be read", "it may be of a newer release, or damaged")

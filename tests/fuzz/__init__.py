@@ -1,0 +1,1 @@
+"""Fuzzers of everything that reads strangers' bytes: `make fuzz SECONDS=60`, and a short turn of each in the tests."""
