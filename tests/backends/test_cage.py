@@ -58,18 +58,26 @@ def refused(found: dict[str, tuple[str, str]]) -> None:
     assert not {name: what for name, what in found.items() if (what[0] == "done") != name.startswith("may ")}, found
 
 
-def test_files_of_the_platform_of_others_and_of_the_machine(house: Caged, tmp_path: Path) -> None:
+def test_files_of_the_platform_of_others_and_of_the_machine(tmp_path: Path) -> None:
+    hidden = f"{tmp_path / 'house'},{tmp_path / 'given' / 'tls.key'}"
+    with caged(tmp_path / "house", hidden=hidden) as house:
+        _try_files(house, tmp_path)
+
+
+def _try_files(house: Caged, tmp_path: Path) -> None:
     (house.home / "keys").mkdir()
     for name in ("keys/root.key", "ledger.db", "attempts/other-1/secret"):
         (house.home / name).parent.mkdir(exist_ok=True, parents=True)
         (house.home / name).write_text("the house's secret")
     given, state = tmp_path / "given", tmp_path / "state"
     given.mkdir()
+    (given / "tls.key").write_text("the house's secret")
     (given / "rows.csv").write_text("1,2")
     trials = f"""
 home, given, state = {str(house.home)!r}, {str(given)!r}, {str(state)!r}
 for name in ("keys/root.key", "ledger.db", "attempts/other-1/secret"):
     tried("read " + name, lambda: open(os.path.join(home, name)).read())
+tried("may find nothing in a hidden file", lambda: open(given + "/tls.key").read())
 tried("list the house", lambda: os.listdir(home + "/keys"))
 tried("read shadow", lambda: open("/etc/shadow").read())
 tried("list root's home", lambda: os.listdir(os.path.expanduser("~root/.ssh")))
@@ -90,6 +98,7 @@ tried("may use shared memory", lambda: write("/dev/shm/mine"))
 """
     found = house.tried(trials, inputs={"rows": str(given)}, checkpoints=str(state))
     refused(found)
+    assert found["may find nothing in a hidden file"][1] == "''"
     assert (state / "last").read_text() == "x"
     assert (state / "last").stat().st_uid == os.geteuid(), "what it made is ours on the disk"
     assert not list(tmp_path.rglob("hostile"))

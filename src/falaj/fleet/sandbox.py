@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from urllib.parse import parse_qsl
 
 from falaj.core.execute import CanCage, Executor
@@ -15,10 +14,10 @@ def options_of(settings: Settings) -> dict[str, str]:
     """The choice, where the platform answers, and what no attempt may see."""
     urls = (settings.store, settings.blobs, settings.secrets, settings.online, settings.series)
     named = [settings.at(url).partition(":")[2].partition("?")[0] for url in urls]
-    keys = [str(Path(settings.tls.key).parent)] if settings.tls.key else []
+    named += [f"{path}-wal" for path in named if path.endswith(".db")]
     hidden = [
         path
-        for path in (settings.home, settings.cache, *keys, *named)
+        for path in (settings.home, settings.cache, settings.tls.key, *named)
         if path.startswith(("/", "~")) and not path.startswith("//")
     ]
     platform = settings.url or f"{'https' if settings.tls.cert else 'http'}://{settings.listen}"

@@ -224,19 +224,31 @@ class Cage:
             for path in sorted({*own, *map(os.path.realpath, self._told.shown)}, key=len)
         }
         kernel.set_mount("/", kernel.RDONLY | kernel.NOSUID)
+        hidden = {*map(os.path.realpath, self._told.hidden), *_OPEN} - {"/"}
+        # From the outside in: what is hidden in something shown is hidden, and our own folder in the platform's shown.
+        steps = sorted([*((len(path), 0, path) for path in hidden), *((len(path), 1, path) for path in trees)])
         covered = []
-        for path in sorted({*map(os.path.realpath, self._told.hidden), *_OPEN}, key=len):
-            if os.path.isdir(path) and path != "/":  # noqa: PTH112
-                size = {_OPEN[0]: self._told.tmp_bytes, _OPEN[2]: self._told.shm_bytes}.get(path, 16 << 20)
-                mode = "1777" if path in _OPEN else "755"
-                kernel.mount("tmpfs", path, kernel.NOSUID | kernel.NODEV, f"mode={mode},size={size}")
-                covered.append(path)
-        for path, (tree, is_folder) in trees.items():
+        for _, shown, path in steps:
+            if not shown:
+                covered += [path] if self._cover(path) else []
+                continue
+            tree, is_folder = trees[path]
             _make_place(path, is_folder)
             kernel.put_tree(tree, path)
         for path in covered:
-            if path not in _OPEN:
+            if path not in _OPEN and path not in trees:
                 kernel.set_mount(path, kernel.RDONLY, whole=False)
+
+    def _cover(self, path: str) -> bool:
+        """Hide a file, or a folder below something empty; whether it was a folder."""
+        if os.path.isfile(path):  # noqa: PTH113
+            kernel.put_tree(kernel.take_tree(os.devnull, whole=False), path)
+        if not os.path.isdir(path):  # noqa: PTH112
+            return False
+        size = {_OPEN[0]: self._told.tmp_bytes, _OPEN[2]: self._told.shm_bytes}.get(path, 16 << 20)
+        mode = "1777" if path in _OPEN else "755"
+        kernel.mount("tmpfs", path, kernel.NOSUID | kernel.NODEV, f"mode={mode},size={size}")
+        return True
 
     def _take(self, path: str, read_only: bool, users: int) -> tuple[int, bool]:
         """With `users` files that are ours on the disk belong, seen from inside, to the user of the processes."""
