@@ -318,3 +318,26 @@ def test_a_desk_that_is_not_as_the_list_says_is_not_opened(tmp_path: Path, monke
     )
     with connect(str(tmp_path / "home")) as here, pytest.raises(Corrupt):
         here.secrets.list()
+
+
+def test_a_page_is_recorded_whole_before_it_leaves(town: Town) -> None:
+    """Each question is an event of its own, as ever; all of them become durable by one commit, on the way out."""
+    before, commits = len(town.events()), []
+    amal = town.as_("amal")
+    town.house.ledger.on_commit(lambda: commits.append(len(town.events())))
+    with town.house.guard.one_look():
+        amal.zones.list()
+        with town.house.guard.one_look():
+            amal.people.whoami()
+        assert len(town.events()) == before
+    assert [event.verb for event in town.events()[before:]] == ["zones.list", "people.whoami"]
+    assert commits[0] == before + 2
+
+    def broken() -> None:
+        with town.house.guard.one_look():
+            amal.zones.list()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
+    assert [event.verb for event in town.events()[before:]] == ["zones.list", "people.whoami", "zones.list"]

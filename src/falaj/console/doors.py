@@ -129,7 +129,7 @@ class Console:
         ctx = self._app.gate.context(ask, ask.caller)
         view, route = self._view(ask)
         begun = time.perf_counter()
-        made: Made = (await self._app.lanes.outside(_made, route.make, view, ctx.request)).unwrap()
+        made: Made = (await self._app.lanes.outside(self._made, route.make, view, ctx.request)).unwrap()
         took = (b"server-timing", b"page;dur=%.1f" % (1000 * (time.perf_counter() - begun)))
         if isinstance(made, Data):
             return Answer(200, json.dumps(made.value).encode(), ctx.request, JSON, (took,))
@@ -175,7 +175,7 @@ class Console:
         t = words(look.lang, look.indic)
         view = View(Here(self._house, ask.caller, look.purpose), look, t, "", {}, {}, session.form_key(ask.token))
         self._app.unhurried(60)
-        found = await self._app.lanes.outside(_made, make, view, ctx.request)
+        found = await self._app.lanes.outside(self._made, make, view, ctx.request)
         if found.error is None:
             return self._redirect(_inside(found.value))
         if not isinstance(found.error, FalajError):
@@ -190,7 +190,7 @@ class Console:
         session.check_form(ask, ask.token, form.get(KEY, ""))
         ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
         self._app.unhurried(60)
-        made: Page = (await self._app.lanes.outside(_made, route.make, view, ctx.request)).unwrap()
+        made: Page = (await self._app.lanes.outside(self._made, route.make, view, ctx.request)).unwrap()
         return self._html(made.status, whole(view, made), ctx.request)
 
     async def _do(self, ask: Ask, desk: str, verb: Verb, form: Mapping[str, str]) -> Answer | None:
@@ -219,6 +219,12 @@ class Console:
             return self._html(200, whole(view, outcome(view, f"{desk} {verb.name}", found.value, back)), ctx.request)
         done = t("console.did", what=f"{desk} {verb.name.replace('_', ' ')}")
         return self._redirect(back, session.flash(*_came(found.value, str(done)), self._secure(ask)))
+
+    def _made(self, make: Callable[[View], Any], view: View, request: str) -> Any:
+        """What the page's function gives, with all it asked recorded by one commit before anything of it leaves."""
+        enter(view.actor.id, request)
+        with self._house.guard.one_look():
+            return make(view)
 
     def _called(self, desk: str, verb: Verb, ctx: Any, form: Mapping[str, str], outlet: Outlet) -> Any:
         enter(ctx.actor.id, ctx.request)
@@ -283,11 +289,6 @@ class Console:
 
     def _html(self, status: int, page: str, request: str, *headers: Header) -> Answer:
         return Answer(status, page.encode(), request, HTML, (*_OWN, *headers))
-
-
-def _made(make: Any, view: View, request: str) -> Any:
-    enter(view.actor.id, request)
-    return make(view)
 
 
 def _came(value: Any, done: str) -> tuple[str, str]:

@@ -5,10 +5,11 @@ decision is a refusal.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from threading import Lock
+from threading import Lock, local
 from typing import Any, Protocol
 
 from falaj.core.bind import options
@@ -34,6 +35,10 @@ class Residency(Protocol):
     def verdict(self, move: Move, now: float) -> Verdict: ...
 
 
+class _Page(local):
+    looks: list[tuple[Context, str, Ref]] | None = None
+
+
 class Guard:
     """Asks the two judges and calls the verb. One instance a house."""
 
@@ -55,6 +60,7 @@ class Guard:
         self._step_up = step_up
         self._tallies: dict[tuple[str, Ref, str, str, str], tuple[Context, float, int]] = {}
         self._counting = Lock()
+        self._page = _Page()
 
     def call(self, desk: str, room: object, verb: Verb, ctx: Context, arguments: Mapping[str, Any]) -> Any:
         """Run one verb for one caller, or raise what forbids it."""
@@ -212,9 +218,35 @@ class Guard:
     def _read(self, action: str, ctx: Context, subject: Ref, run: Callable[[], Any]) -> Any:
         """A question: looked up first, recorded after, so that a long look holds no writer; unrecorded, no answer."""
         result = run()
+        if self._page.looks is not None:
+            self._page.looks.append((ctx, action, subject))
+            return result
         with self._ledger.write(ctx) as tx:
             tx.emit(action, subject)
         return result
+
+    @contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Questions of this thread inside it are recorded together, on exit, by one commit.
+
+        What they gave may not leave before that: it is for a page, which is one answer made of many.
+        """
+        if self._page.looks is not None:
+            yield
+            return
+        looks = self._page.looks = list[tuple[Context, str, Ref]]()
+        try:
+            yield
+        finally:
+            self._page.looks = None
+            if looks:
+                self._record(looks)
+
+    def _record(self, looks: Sequence[tuple[Context, str, Ref]]) -> None:
+        with self._ledger.group():
+            for ctx, action, subject in looks:
+                with self._ledger.write(ctx) as tx:
+                    tx.emit(action, subject)
 
     def _outside(self, action: str, ctx: Context, subject: Ref, run: Callable[[], Any]) -> Any:
         """An act outside the ledger: its intent is durable before, its outcome after."""
