@@ -41,6 +41,10 @@ class Link:
     def renewed(self) -> None:
         """Speak with the new certificate from here on."""
         self._context = self._identity.context()
+        self.close()
+
+    def close(self) -> None:
+        """Give the kept connections back."""
         with suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()

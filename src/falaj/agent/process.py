@@ -52,7 +52,7 @@ class Agent:
         self._work = Work(self._executor, store, identity.home, tokens, self.door.address)
         self._work.tells_logs = plan.tells_logs
         self._tokens = tokens
-        self._closing = [store, keys, self._executor]
+        self._closing = [self._link, store, keys, self._executor]
         self._asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._over = threading.Event()
 

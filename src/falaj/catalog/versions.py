@@ -185,7 +185,8 @@ class Versions(Shelf):
         newest = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
         pins = {role: _pin(tx, ref) for role, ref in inputs.items()}
         told = _told(facts, pins)
-        if newest is not None and _same(newest, made, told, ctx):
+        # The same files in another zone are a version of their own: whoever works there may touch no other.
+        if newest is not None and zone in newest.body["zones"] and _same(newest, made, told, ctx):
             tx.emit("catalog.publish", newest.ref, unchanged=1)
             return newest.ref
         count = (head.body["count"] if head else 0) + 1

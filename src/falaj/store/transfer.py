@@ -15,6 +15,7 @@ from blake3 import blake3
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Denied, Invalid, NotFound
 from falaj.core.permit import Permit, PermitDesk, Ticket
+from falaj.core.ports import KeepsOut
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt
 from falaj.store.blobs import BlobStore, digest_of, hex_of
@@ -74,7 +75,8 @@ class Transfers:
         receipt when equal bytes lie there already, and these may go. It keeps their key, and we know none."""
         ticket = self._admit(ctx, text, "write")
         digest, size, key = lying
-        if ticket.zone != zone or size < 0 or not _AWAY.fullmatch(key):
+        own = isinstance(self._blobs.open_zone(ticket.zone), KeepsOut)
+        if ticket.zone != zone or not own or size < 0 or not _AWAY.fullmatch(key):
             raise Denied(f"the ticket leads to zone {ticket.zone}", "send the bytes there", ticket.thing)
         made = Object(ctx.tenant, zone, hex_of(digest), LIVE, size, key, at=ctx.now())
 
