@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import threading
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
             # Whoever runs an embedded platform owns its folder; where there are replicas, people have accounts.
             link = opened[0].invitation(url) if settings.embedded else f"{url}/console"
             _say_ready(url, link, token, settings.home if found.tls and not settings.tls.cert else "")
+            threading.Thread(target=opened[0].warm, name="console-warm", daemon=True).start()
             if found.open:
                 webbrowser.open(link)
 

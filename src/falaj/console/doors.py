@@ -20,7 +20,7 @@ from falaj.console.live import Live
 from falaj.console.outcome import outcome
 from falaj.console.packing import packed
 from falaj.console.page import ROOT, Data, File, Made, Page, Route
-from falaj.console.pages import find, maker
+from falaj.console.pages import every_route, find, maker
 from falaj.console.provider import CALLBACK, Provider
 from falaj.console.refused import opaque_page, refused
 from falaj.console.session import Header, Sessions, look_of
@@ -81,6 +81,13 @@ class Console:
     def invitation(self, url: str) -> str:
         """The address that lets whoever runs this process in, once."""
         return f"{url}{ROOT}/sign-in?code={self.sessions.invite()}"
+
+    def warm(self) -> None:
+        """Load what pages are made of while nobody waits for one: the first reader should not."""
+        assets.digest()
+        every_route()
+        for lang in LANGUAGES:
+            words(lang)
 
     async def answer(self, ask: Ask) -> Answer | None:
         """What is asked for, in the fewest bytes that the browser takes."""
