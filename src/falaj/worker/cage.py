@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from falaj.worker.outbox import Outbox
 
 _READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt", "/proc", "/sys", "/dev", "/nix")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+_RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/nscd")
 _OPEN = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # nosec B108 - covered by private ones
 _UP = struct.pack("16sH22x", b"lo", 1)
 
@@ -172,14 +174,25 @@ class Cage:
         try:
             kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
             egress.close_all_but([channel.fileno()])
+            made = egress.receive(channel)
+            self._give_up_for_gate()
             outbox = Outbox(self._outbox, f"gate-{self._slot}")
 
             def tell(where: str) -> None:
                 outbox.tell("note", text=f"the sandbox refused a connection to {where}"[:400])
 
-            egress.Gate(self._told.platform, self._told.egress, tell).serve(egress.receive(channel))
+            egress.Gate(self._told.platform, self._told.egress, tell).serve(made)
         finally:
             os._exit(1)
+
+    def _give_up_for_gate(self) -> None:
+        """The gate reads what strangers write: it looks names up, writes notes, and can do nothing else."""
+        kernel.drop_capabilities()
+        kernel.give_up_capabilities()
+        if kernel.landlock_version():
+            own = (sys.base_prefix, sys.prefix, str(Path(__file__).parents[2]))
+            kernel.landlock((*_READABLE, *_RESOLVERS, *own), (self._outbox, *_DEVICES))
+        kernel.filter_calls()
 
     def _start_warden(self, channel: socket.socket, users: int, net: int) -> tuple[int, str]:
         """The first process inside, and what went wrong there."""

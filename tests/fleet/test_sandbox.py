@@ -1,0 +1,72 @@
+"""Whose attempts are caged, by what the house and its clusters say, and what people are told of it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import gettempdir
+
+import pytest
+
+from falaj.backends.process_cage import powers
+from falaj.core.settings import Settings
+from falaj.fleet import sandbox
+from tests.jobs.lab import Lab
+from tests.town import Town
+
+whole = pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage")
+TELL = """
+import json, os
+def seen(path):
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+open(os.environ["FALAJ_OUTPUT_MODEL"] + "/made", "w").write("by a stranger")
+print(json.dumps([os.environ.get("FALAJ_SANDBOX", ""), os.getuid(), seen(LEDGER)]))
+"""
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Town]:
+    made = Town(tmp_path / "town")
+    made.as_("admin").clusters.change("local", {"tenants": "bank,house"})
+    with made.house.working():
+        yield made
+    made.close()
+
+
+@whole
+def test_a_tenants_job_runs_in_a_cage_and_what_it_made_is_published(town: Town, tmp_path: Path) -> None:
+    lab = Lab(tmp_path, town.as_("amal"))
+    text = TELL.replace("LEDGER", repr(f"{town.house.settings.home}/ledger.db"))
+    job = lab.done(lab.submit(text, project="fraud", outputs={"model": "model:fraud/made"}))
+    assert job.state == "succeeded", (job.note, lab.lines(job))
+    how, uid, seen = json.loads(lab.lines(job)[-1])
+    assert (how, seen) == ("namespaces", 0)
+    assert uid != 0
+    assert "network namespace" in town.as_("admin").clusters.check("local").sandbox
+
+
+def test_what_the_house_requires_no_cluster_lowers() -> None:
+    house = {"sandbox": "best", "hidden": "here"}
+    assert sandbox.chosen(house, "process:?sandbox=off", {}) == {"hidden": "here"}
+    assert sandbox.chosen(house, "process:", {"sandbox": "required"})["sandbox"] == "required"
+    strict = house | {"sandbox": "required"}
+    assert sandbox.chosen(strict, "process:?sandbox=off", {"sandbox": "off"})["sandbox"] == "required"
+
+
+def test_everything_that_the_platform_keeps_is_hidden() -> None:
+    settings = Settings(home="/srv/falaj", store="sqlite:/data/ledger.db", secrets="file:/keys", blobs="s3://far/away")
+    told = sandbox.options_of(settings)
+    assert told["hidden"].split(",") == [
+        "/srv/falaj",
+        "/data/ledger.db",
+        "/keys",
+        "/srv/falaj/online",
+        "/data/ledger.db-wal",
+    ]
+    assert told["platform"] == "http://127.0.0.1:8470"
+
+
+def test_what_is_not_enforced_is_said() -> None:
+    assert sandbox.in_words({"user": "its own", "network": ""}) == "user: its own; NOT enforced: network"
