@@ -185,3 +185,15 @@ def test_a_clock_stops_when_it_is_answered() -> None:
     asked = Request(Ref("subject-request", "privacy", "r1"), "access", "open", "p", now - 10, now - 5, ())
     assert shown(asked, now).overdue
     assert not shown(replace(asked, state="answered", closed_at=now - 6), now).overdue
+
+
+def test_who_sees_some_projects_only_erases_nobody(town: Town) -> None:
+    town.tokens["noor"] = (
+        town.as_("fatima").people.add("noor", ("data-steward",), projects=("ads", "privacy"), jurisdiction="AE").token
+    )
+    salem, noor = town.as_("salem"), town.as_("noor")
+    asked = salem.privacy.ask("erasure", "c-19", ("AE-PDPL",)).ref
+    salem.privacy.step(asked, "restrict")
+    assert "some projects" in refusal(lambda: noor.privacy.shred(asked, "c-19")).message
+    assert isinstance(refusal(lambda: salem.privacy.shred(asked, "c-20")), Denied)
+    assert "eu-west" in salem.privacy.shred(asked, "c-19")

@@ -78,7 +78,7 @@ def cell(name: str, value: Any) -> str:
     if (
         isinstance(value, float)
         and value > 1e9
-        and (name in ("at", "expires", "until", "since", "started", "ended") or name.endswith("_at"))
+        and (name in ("at", "expires", "until", "since", "started", "ended", "due", "received") or name.endswith("_at"))
     ):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, (tuple, list, frozenset, set)):

@@ -181,6 +181,9 @@ class Closing(Refusing):
         check_state(request, found.state, OPEN)
         if found.type != ERASURE:
             raise Invalid(f"{request} asks for {found.type}", "only an erasure erases", request)
+        if "*" not in ctx.actor.projects:
+            # What they do not see they would not erase, and the certificate would say too much.
+            raise Denied("you see only some projects", "have somebody erase who sees all of them", request)
         if found.person != self._person(ctx, subject):
             raise Denied("this is not the person who asked", "check the identifier, letter by letter", request)
         return found
@@ -194,7 +197,7 @@ class Closing(Refusing):
             now, due = ctx.now(), old.due
             zones = {one: self._person(ctx, subject, one) for one in sorted(self._zones.view(ctx).zones)}
             statement = to_stable_json({
-                "format": FORMAT, "tenant": ctx.tenant, "request": str(old.ref), "people": zones,
+                "format": FORMAT, "by": ctx.actor.id, "tenant": ctx.tenant, "request": str(old.ref), "people": zones,
                 "received": old.received, "due": due, "clocks": to_plain(old.clocks), "closed": now,
                 "overdue": bool(due) and now > due, "steps": dict(old.steps), "derived": to_plain(old.derived),
                 "not_searched": NOT_SEARCHED, "says": _SAYS,
