@@ -148,10 +148,13 @@ DESKS: dict[str, Desk] = {
             "write": "consent withdraw ask extend answer refuse close sign report notify settle assess",
             "govern": "add_purpose change_purpose",
             "approve": "decide approve",
-            "erase": "restrict lift shred step certify",
+            "erase": "restrict lift bar shred step certify",
         },
         (),
-        ("falaj.privacy.erasing", "falaj.privacy.access", "falaj.privacy.ropa", "falaj.privacy.reach"),
+        (
+            *("falaj.privacy.erasing", "falaj.privacy.access", "falaj.privacy.ropa", "falaj.privacy.reach"),
+            "falaj.privacy.marks",
+        ),
     ),
     "clusters": Desk(
         "falaj.fleet.clusters:Clusters",

@@ -106,6 +106,13 @@ def test_a_withdrawal_counts_with_the_next_read(town: Town, tmp_path: Path) -> N
     salem.privacy.withdraw("fraud", WHO)
     without = [None if str(one) == WHO else f"note of {one}" for one in PEOPLE]
     assert notes() == (without, without)
+    store = town.house.online()
+    for space, field in plan.barred:
+        store.delete(space, [int(WHO).to_bytes(8, "little")])
+        assert field.name == "patient_id"
+    assert notes() == (whole, whole), "an online store that was lost"
+    assert salem.privacy.remark() == 1
+    assert notes() == (without, without)
     labels = pa.table({"patient_id": PEOPLE, "moment": pa.array([round(time.time() * 1e6)] * 4, pa.int64())})
     table = amal.features.table(labels, "view:fraud/file", moment="moment")
     assert table.column("patient_id").to_pylist() == [one for one in PEOPLE if str(one) != WHO]

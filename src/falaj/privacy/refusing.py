@@ -84,10 +84,30 @@ class Refusing(Shelf):
             found = [tx.get(refusal_of(one)) for one in people]
         return tuple(one is not None and not one.body["purposes"].keys().isdisjoint(known) for one in found)
 
+    @verb(group="erase", outside=True)
+    def bar(
+        self,
+        ctx: Context,
+        subjects: Annotated[tuple[str, ...], "who may be there, by the identifiers that the data carries"],
+    ) -> int:
+        """Put the marks of those among these people online who may not be used. `falaj privacy remark` finds them all.
+
+        Example:
+            falaj privacy bar 784-1990-1234567-1
+        """
+        if not 0 < len(subjects) <= MOST_ASKED:
+            raise Invalid(f"{len(subjects)} people", f"1 to {MOST_ASKED} at once")
+        with self._ledger.read(ctx) as tx:
+            kept = {one.key.name: tuple(one.body["purposes"]) for one in every(tx, KIND)}
+        named_here = {subject: kept.get(self._person(ctx, subject), ()) for subject in subjects}
+        for subject, purposes in named_here.items():
+            for purpose in purposes:
+                self._bar(ctx, subject, purpose)
+        return sum(bool(purposes) for purposes in named_here.values())
+
     def _refuse(self, ctx: Context, subject: str, purpose: str, reason: str) -> str:
         person, now = self._person(ctx, subject), ctx.now()
-        for kind, key in keys_of(subject).items():
-            self._online().put(space_of(ctx.tenant, purpose, kind), [(key, _ROW)], round(now * 1e6))
+        self._bar(ctx, subject, purpose)
         with self._ledger.write(ctx) as tx:
             old = tx.get(ref := named(KIND, person))
             purposes = {**(old.body["purposes"] if old else {}), purpose: now}
@@ -109,6 +129,10 @@ class Refusing(Shelf):
                 tx.emit("privacy.lift", record.ref, purpose=purpose, reason=reason[:500])
         self._unbar(ctx, subject, purpose)
         return person
+
+    def _bar(self, ctx: Context, subject: str, purpose: str) -> None:
+        for kind, key in keys_of(subject).items():
+            self._online().put(space_of(ctx.tenant, purpose, kind), [(key, _ROW)], round(ctx.now() * 1e6))
 
     def _unbar(self, ctx: Context, subject: str, *purposes: str) -> None:
         for purpose in purposes:
