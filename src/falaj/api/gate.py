@@ -28,6 +28,8 @@ KNOCK, KNOCKER = b"/v1/knock/", replace(GUEST, id="knock")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KNOWN_S = 1.0
 """A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
+CERTIFIED_S = 5.0
+"""The same for the certificate of an agent, whose every answer would have to wait for it."""
 KNOWN = 4096
 TOKEN_BYTES = 8192
 FAILURES_PER_S, FAILURES = 1.0, 20
@@ -154,7 +156,7 @@ class Gate:
         if error is not None:
             self._failures.take(ask.peer, self._clock())
             raise error
-        return self._remember(header, "", actor)
+        return self._remember(header, "", actor, CERTIFIED_S)
 
     def _guest(self, ask: Ask) -> Actor:
         """A build system that has only its own provider's token yet; each try counts, as an unknown token would."""
@@ -163,8 +165,8 @@ class Gate:
             raise too_fast(wait, "too many unknown tokens came from your address")
         return GUEST
 
-    def _remember(self, header: bytes, token: str, actor: Actor) -> Actor:
-        lasts = min(KNOWN_S, actor.expires - time.time()) if actor.expires else KNOWN_S
+    def _remember(self, header: bytes, token: str, actor: Actor, known_s: float = KNOWN_S) -> Actor:
+        lasts = min(known_s, actor.expires - time.time()) if actor.expires else known_s
         if len(self._known) >= KNOWN:
             self._known.clear()
         self._known[header] = _Known(actor, token, self._clock() + lasts)
