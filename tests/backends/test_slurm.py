@@ -40,6 +40,22 @@ def test_two_nodes_run_one_launcher_each_and_launching_again_finds_it(slurm: Slu
         assert slurm.launch(asked) == handle
 
 
+def test_launchers_take_rights_and_calls_from_processes_where_asked(slurm_server: SlurmServer, shared: Path) -> None:
+    caged = _executor(slurm_server, sandbox="calls")
+    program = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+known = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+print(os.environ["FALAJ_SANDBOX"], *(known[name].strip() for name in ("NoNewPrivs", "Seccomp", "CapEff")))
+print(libc.syscall(101, 16, os.getppid(), 0, 0), libc.unshare(0x10000000), flush=True)
+"""
+    handle = caged.launch(attempt(slots("n1", "n2"), program, shared))
+    assert over(caged, handle).phase == SUCCEEDED
+    assert caged.logs(handle, 1).lines == (f"calls 1 2 {'0' * 16}", "-1 -1")
+    with pytest.raises(Invalid):
+        _executor(slurm_server, sandbox="perhaps")
+
+
 def test_different_slots_are_one_job_with_its_gpus(slurm: SlurmExecutor, shared: Path) -> None:
     program = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
     gang = (
@@ -294,6 +310,6 @@ def test_a_lost_node_a_silent_controller_and_a_forgotten_job(shared: Path, told:
                 ask()
 
 
-def _executor(server: SlurmServer) -> SlurmExecutor:
+def _executor(server: SlurmServer, **more: str) -> SlurmExecutor:
     us = pwd.getpwuid(os.geteuid()).pw_name
-    return SlurmExecutor(server.address, {"user": us})
+    return SlurmExecutor(server.address, {"user": us, **more})

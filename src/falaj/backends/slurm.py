@@ -39,11 +39,13 @@ from falaj.core.execute import (
 )
 from falaj.core.outbox import Facts, read_file, read_outbox
 
-_KNOWN = ("conf", "partition", "account", "qos", "user", "python", "folder")
+_KNOWN = ("conf", "partition", "account", "qos", "user", "python", "folder", "sandbox")
 _FIRST_PERSON = 1000
 """Unix users below this number belong to the system."""
 _FORCE_AFTER_S = 5.0
 _LOG_BYTES = 1 << 20
+_CAGES: dict[str, dict[str, object]] = {"off": {}, "calls": {"method": "calls", "network": "host", "processes": 0}}
+"""What launchers take from processes; their user, files and network are the site's business."""
 _FILES = {"context.json", "falaj-worker.pyz", "slurm.job", "slurm.lock", "slurm.log", "slurm.sh", "slurm-slot.sh"}
 _FILES |= {"slurm.started", "stop"}
 
@@ -64,6 +66,9 @@ class SlurmExecutor:
             raise Invalid(f"slurm: does not know {', '.join(strange)}", f"it knows {', '.join(_KNOWN)}")
         self._site = SlurmSite(given.get("conf", ""))
         self._user, self._python = given.get("user", ""), given.get("python", "python3")
+        if given.get("sandbox", "off") not in _CAGES:
+            raise Invalid(f"slurm: sandbox is {given['sandbox']!r:.40}", f"it is one of {', '.join(_CAGES)}")
+        self._cage = _CAGES[given.get("sandbox", "off")]
         self._usual = {name: given[name] for name in ("partition", "account", "qos") if name in given}
         self._force_at: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -176,7 +181,7 @@ class SlurmExecutor:
         models = {name: fact.devices[0].model for name, fact in facts.items() if fact.devices}
         named = {name: "" if model == "gpu" else model for name, model in models.items()}
         launcher = [self._python, "falaj-worker.pyz"] if attempt.launcher else [self._python, "-m", "falaj.worker"]
-        _write(folder, "context.json", json.dumps(_context(attempt, hosts)))
+        _write(folder, "context.json", json.dumps({**_context(attempt, hosts), "cage": self._cage}))
         _write(folder, "slurm.sh", script.batch(attempt, named))
         _write(folder, "slurm-slot.sh", script.slot_script(attempt, launcher, hosts[attempt.slots[0].node]))
         if attempt.launcher:

@@ -5,7 +5,7 @@ its own: a read-only root with a private /tmp and /dev/shm, the platform's folde
 Every process of the slot enters that world and then gives up what it has: its user, its capabilities, system calls.
 When the launcher ends, so does the warden, and with it whatever is left inside. Elsewhere Landlock ("landlock")
 shows processes few paths and lets them signal nobody outside; their user is then the platform's, without any rights of
-root, and the network is open: the platform says so.
+root, and the network is open: the platform says so. On nodes that a site keeps ("calls") only rights and calls go.
 
 The document says all of it (falaj.backends.process_cage writes it), and lies where processes cannot change it.
 """
@@ -68,14 +68,14 @@ class Cage:
         self._told, self._folder, self._slot, self._outbox = told, folder, slot, outbox
         self._root = os.geteuid() == 0
         self._spaces: list[int] = []
-        self.work = str(folder / "work")
+        self.work = str(folder / "work") if told.method != "calls" else ""
         self.staff: set[int] = set()
         """Processes that are ours and not the attempt's."""
 
     def build(self) -> None:
         """Make the world that processes will enter; Unavailable where the kernel does not let us."""
         try:
-            for path in (self.work, self._outbox, *self._told.writable):
+            for path in filter(None, (self.work, self._outbox, *self._told.writable)):
                 Path(path).mkdir(0o700, parents=True, exist_ok=True)
             if self._told.method == "namespaces":
                 self._build()
@@ -85,6 +85,8 @@ class Cage:
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """What processes are told of it."""
+        if self._told.method == "calls":
+            return {"FALAJ_SANDBOX": "calls"}
         home = _OPEN[0] if self._told.method == "namespaces" else self.work
         found = {"HOME": home, "TMPDIR": home, "FALAJ_SANDBOX": self._told.method}
         if self._told.network != "own" or self._told.method != "namespaces":

@@ -204,7 +204,7 @@ class Launcher:
         where = folder or self._context.code or str(self._folder)
         enter: Callable[[str], None] = os.chdir
         if self._cage and not folder:
-            where, enter = self._context.code or self._cage.work, self._cage.enter
+            where, enter = self._context.code or self._cage.work or where, self._cage.enter
             env |= self._cage.environment(env)
         pid = family.start(words, env, where, self._log(local), self._place.cores, mute=bool(folder), enter=enter)
         self._alive[pid] = f"{what} ({words[0]})"
