@@ -8,7 +8,6 @@ and whoever put it together stands in the log with their name.
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from falaj.store.codec import to_plain, to_stable_json
 FORMAT = "falaj-regime/1"
 TRANSFERS = ("store.copy", "catalog.copy", "catalog.carry", "serve.pack", "zones.lower", "zones.revoke")
 MOST_ENCLOSED = 16 << 20
+NEVER = "9999-12-31T00:00:00+00:00"
 
 
 @dataclass
@@ -171,18 +171,14 @@ def _access(files: Mapping[str, Rows | None], tally: Tally) -> Rows | None:
 
 def _ropa(case: Case, ground: Ground) -> Rows | None:
     """The record of processing. What was done stands in the log's own part and in acts.json, so it is not asked for."""
-    with tempfile.TemporaryDirectory(prefix="falaj-") as folder:
-        try:
-            case.here.privacy.ropa(case.asked.id, folder, since=summary.day(case.until))
-            found: dict[str, Any] = json.loads((Path(folder) / "ropa.json").read_bytes())
-        except MISSING as error:
-            ground.missing["ropa.json"] = error.message if isinstance(error, FalajError) else "no errand makes one"
-            return None
+    try:
+        found: dict[str, Any] = dict(case.here.privacy.ropa(case.asked.id, since=NEVER).record)
+    except MISSING as error:
+        ground.missing["ropa.json"] = error.message if isinstance(error, FalajError) else "no errand makes one"
+        return None
     found.pop("activity", None)
-    for grant in found.get("transfers", ()):
-        grant.pop("state", None)
-    for breach in found.get("breaches", ()):
-        breach.pop("overdue", None)
+    for name, passing in (("transfers", "state"), ("breaches", "overdue")):
+        found[name] = [{key: value for key, value in row.items() if key != passing} for row in found[name]]
     return [found]
 
 
