@@ -157,3 +157,21 @@ def test_the_reach_of_a_breach_and_what_is_held(town: Town) -> None:
     salem.catalog.hold("dataset:fraud/files@v1", "case 1")
     assert [(str(one.ref), one.holds) for one in salem.privacy.holds()] == [("dataset:fraud/files@v1", ("case 1",))]
     salem.catalog.release("dataset:fraud/files@v1", "case 1")
+
+
+def test_what_nobody_can_search_waits_for_a_decision(town: Town, tmp_path: Path) -> None:
+    salem, dana = town.as_("salem"), town.as_("dana")
+    (tmp_path / "list.csv").write_text("patient_id,b\n74,2\n")
+    listed = town.as_("amal").catalog.publish("dataset:fraud/list", str(tmp_path / "list.csv"), label=LABEL).ref
+    asked = salem.privacy.ask("erasure", "74").ref
+    waiting = salem.privacy.erase(asked, "74")
+    assert (waiting.state, waiting.undecided) == ("waiting", (str(listed),))
+    assert isinstance(refusal(lambda: dana.privacy.decide(asked, "dataset:fraud/x@v1", "accept", "x")), NotFound)
+    dana.privacy.decide(asked, str(listed), "accept", "deleted by hand tomorrow")
+    assert salem.privacy.erase(asked, "74").ok
+    assert "dataset:fraud/files@v1" not in {str(one.ref) for one in salem.catalog.list(kind="dataset").versions}
+    left = salem.catalog.checkout("dataset:fraud/files", str(tmp_path / "out")).folder
+    assert pq.read_table(next(Path(left).glob("*.parquet"))).column("patient_id").to_pylist() == [71, 72, 73]
+    certificate = salem.privacy.certificate(asked)
+    assert json.loads(certificate.statement)["derived"][0]["decision"] == "accept"
+    assert salem.privacy.certificate(asked) == certificate
