@@ -1,0 +1,88 @@
+"""The settings of a cluster on real services: two replicas share PostgreSQL, Valkey and objects, and are checked.
+
+What a pod gets from its secrets comes from the environment here, as it does there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from falaj.api.tls import local_tls
+from falaj.deploy.check import GOOD, LOOK, Case, findings
+from falaj.deploy.render import write
+from falaj.deploy.site import Site
+from tests.servers.process import free_ports, wait_until
+from tests.servers.redis import RedisServer
+from tests.servers.seaweed import Bucket, SeaweedServer
+from tests.servers.transit import TransitServer
+
+pytestmark = pytest.mark.slow
+PROGRAM = Path(sys.executable).with_name("falaj")
+
+
+@contextmanager
+def replica(folder: Path, home: Path, env: dict[str, str], listen: str) -> Iterator[None]:
+    """`falaj up` as a pod starts it, from the folder of its settings."""
+    said: list[str] = []
+    command = [str(PROGRAM), "up", "--at", str(home), "--listen", listen]
+    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        listening = threading.Thread(target=said.extend, args=(process.stdout,), daemon=True)
+        listening.start()
+        try:
+            wait_until(lambda: any("is ready at" in line for line in said) or process.poll() is not None, 90)
+            assert process.poll() is None, said
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+            listening.join(10)
+
+
+def test_two_replicas_are_what_was_rendered(
+    postgres_url: str, redis_server: RedisServer, s3_server: SeaweedServer, s3_url: Bucket, tmp_path: Path
+) -> None:
+    site = Site.of("enterprise", "ae-dxb-1", {"prefix": str(tmp_path / "nowhere"), "host": "localhost"})
+    write(site, tmp_path / "out")
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    shutil.copy(tmp_path / "out/kubernetes/base/falaj.toml", etc)
+    places = ("127.0.0.2", "127.0.0.3")
+    tls = local_tls(str(tmp_path / "authority"), ("localhost", *places), time.time())
+    with TransitServer() as keys, ExitStack() as running:
+        env = {**os.environ, **s3_server.environment, "VAULT_TOKEN": keys.token}
+        env["FALAJ_SECRETS"] = f"vault:{keys.url}?token=env:VAULT_TOKEN&ca={keys.ca}"
+        env |= {
+            "FALAJ_STORE": postgres_url,
+            "FALAJ_ONLINE": redis_server.url,
+            "FALAJ_BLOBS": f"{s3_url.url}?allow_http=true",
+        }
+        env |= {"FALAJ_TLS_CERT": tls.cert, "FALAJ_TLS_KEY": tls.key, "FALAJ_TLS_CA": tls.ca}
+        port = next(free_ports())
+        for place in places:
+            running.enter_context(replica(etc, tmp_path / place, env, f"{place}:{port}"))
+        urls = tuple(f"https://{place}:{port}" for place in places)
+        found = list(findings(Case.of(tmp_path / "out", urls, tls.ca)))
+        assert {one.check for one in found if one.state == LOOK} == {"machine"}
+        assert {one.state for one in found} == {GOOD, LOOK}, found
+        assert sum(one.check == "version" for one in found) == 2
+        # Backup and drill as the CronJobs run them; the drill is not led into the store that its environment names.
+        backups = tmp_path / "backups"
+        backups.mkdir()
+        given = {"FALAJ_PROGRAM": str(PROGRAM), "FALAJ_AT": str(tmp_path / "job"), "FALAJ_SETTINGS": str(etc)}
+        env |= given | {"FALAJ_BACKUPS": str(backups)}
+        for script in ("falaj-backup", "falaj-drill"):
+            done = subprocess.run(
+                ["sh", tmp_path / "out/libexec" / script], check=False, env=env, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+        assert (backups / "drill.json").stat().st_size > 100
+        assert keys.surprises == []
