@@ -2,6 +2,7 @@
 read there; the platform leads all of it. What passes the link, opened with the agent's keys, holds no byte of it."""
 
 import base64
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,10 @@ def test_data_never_leaves_the_zone(bank: Ground, tmp_path: Path) -> None:
     until(lambda: bank.person("jobs", "show", job)["state"] in ("succeeded", "failed"))
     done = bank.person("jobs", "show", job)
     assert done["state"] == "succeeded", done["note"]
+
+    # A model of the zone is looked into by the agent, and the platform hears what it is.
+    zone.falaj("catalog", "publish", "model:fraud/scorer", str(data), "--label", "AE-PDPL,sensitive")
+    assert "model:fraud/scorer@v1" in json.dumps(bank.person("catalog", "show", "model:fraud/scorer"))
 
     # In the zone it can be read; through the platform not, and it is said where.
     zone.falaj("catalog", "checkout", done["outputs"]["result"], str(out))

@@ -183,12 +183,21 @@ class _Caller(BaseHTTPRequestHandler):
         until = time.monotonic() + HOLD_S
         while True:
             try:
-                return self.server.house.link.send(self.command, path, headers, body)
+                return self._sent(path, headers, body)
             except Unavailable:
                 if time.monotonic() + PAUSE_S > until:
                     raise
                 self.server.house.link.up.wait(PAUSE_S)
                 time.sleep(PAUSE_S / 5)
+
+    def _sent(self, path: str, headers: Mapping[str, str], body: bytes) -> Said:
+        """Send; where the token of an attempt ended while the link was down, once more with its next one."""
+        house = self.server.house
+        said = house.link.send(self.command, path, headers, body)
+        local = self.headers.get("authorization", "").partition(" ")[2]
+        if said.status == 401 and house.tokens.revive(house.link, local):
+            said = house.link.send(self.command, path, {**headers, **self._headers()}, body)
+        return said
 
     def _headers(self) -> dict[str, str]:
         found = {name: self.headers[name] for name in _PASSED if name in self.headers}

@@ -49,7 +49,7 @@ class Agent:
         self.door = Door(House(identity.zone, self._link, vault, tokens), "127.0.0.1", plan.port)
         folder = {"folder": str(identity.home / "attempts")} if plan.executor.startswith("process:") else {}
         self._executor = _opened("executor", plan.executor, folder)
-        self._work = Work(self._executor, store, identity.home, tokens, self.door.address)
+        self._work = Work(self._executor, vault, identity.home, tokens, self.door.address)
         self._work.tells_logs = plan.tells_logs
         self._tokens = tokens
         self._closing = [self._link, store, keys, self._executor]

@@ -4,23 +4,25 @@ An attempt gets a token that is good at this agent's door and nowhere else; the 
 renews it while the attempt runs.
 """
 
+import base64
 import json
 import re
 import secrets
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from falaj.agent.identity import write_private
 from falaj.agent.link import Link
+from falaj.agent.vault import Vault
+from falaj.api.channel import TOKEN
 from falaj.core.errors import Denied, FalajError, Invalid, NotFound
 from falaj.core.execute import OVER, Attempt, CanCarry, Executor, Slot
-from falaj.core.ports import Blobs
-from falaj.store.codec import to_plain
+from falaj.store.codec import from_plain, to_plain
 from falaj.worker.bundle import launcher
 
 MOST_LISTED = 100_000
@@ -52,14 +54,25 @@ class Tokens:
 
     def renew(self, link: Link) -> None:
         """Every attempt's next token. One that cannot be had now is asked for again in time."""
-        for attempt, pair in list(self._known.items()):
-            body = json.dumps({"attempt": attempt, "slot": 0, "facts": []}).encode()
-            headers = {"content-type": "application/json", "authorization": f"Bearer {pair['real']}"}
-            said = link.send("POST", "/v1/jobs/tell", headers, body)
-            if said.status == 200 and (token := json.loads(said.body).get("token")):
-                with self._lock:
-                    if attempt in self._known:
-                        self._save({**self._known, attempt: {**pair, "real": token}})
+        for attempt in list(self._known):
+            self._renew(link, attempt)
+
+    def revive(self, link: Link, local: str) -> bool:
+        """The next token of the attempt that holds this one, which ended while the link was down; False without one."""
+        return any(self._renew(link, attempt) for attempt, pair in list(self._known.items()) if pair["local"] == local)
+
+    def _renew(self, link: Link, attempt: str) -> bool:
+        pair = self._known.get(attempt)
+        if pair is None:
+            return False
+        body = json.dumps({"attempt": attempt, **_claims(pair["real"])}).encode()
+        said = link.send("POST", TOKEN, {"content-type": "application/json"}, body)
+        if said.status != 200:
+            return False
+        with self._lock:
+            if attempt in self._known:
+                self._save({**self._known, attempt: {**pair, "real": json.loads(said.body)["token"]}})
+        return True
 
     def forget(self, attempt: str) -> None:
         """It is over."""
@@ -102,7 +115,9 @@ class Handles:
 class Work:
     """Does one question at a time for each thread that asks."""
 
-    def __init__(self, executor: Executor, store: Blobs, home: Path, tokens: Tokens, door: str) -> None:
+    def __init__(self, executor: Executor, vault: Vault, home: Path, tokens: Tokens, door: str) -> None:
+        store = vault.store
+        self._vault = vault
         self._executor = executor
         self._store = store
         self._tokens = tokens
@@ -122,6 +137,7 @@ class Work:
             "stat": lambda given: {key: one.size for key, one in store.stat(given["keys"]).items()},
             "list": lambda given: self._list(given["prefix"]),
             "delete": lambda given: store.delete(given["key"]),
+            "look": self._look,
         }
 
     def do(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,11 +207,33 @@ class Work:
         self._executor.forget(self._handles.of(handle))
         self._handles.forget(handle)
 
+    def _look(self, given: Mapping[str, Any]) -> Any:
+        """What the files of a tree are: found here, since nobody else can open them."""
+        from falaj.catalog.looking import look_into
+        from falaj.snapshot.records import Tree
+
+        lies = given["lies"]
+
+        def fetch(digest: str, start: int, stop: int | None) -> Iterator[bytes]:
+            key, size = lies[digest]
+            return self._vault.get(
+                given["tenant"], digest, key, (start, min(size, size if stop is None else stop), size)
+            )
+
+        return look_into(from_plain(Tree, given["tree"]), fetch, given["files"])
+
     def _list(self, prefix: str) -> list[tuple[str, int]]:
         found = [(one.key, one.size) for one, _ in zip(self._store.list(prefix), range(MOST_LISTED + 1), strict=False)]
         if len(found) > MOST_LISTED:
             raise Invalid(f"more than {MOST_LISTED} pieces lie here", "ask for a prefix")
         return found
+
+
+def _claims(token: str) -> dict[str, str]:
+    """Which run of which tenant a token is for."""
+    part = token.split(".")[1]
+    said = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    return {"tenant": str(said["tenant"]), "run": str(said["run"])}
 
 
 def _texts(named: Any) -> list[str]:

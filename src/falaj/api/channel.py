@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from falaj.api.answers import REQUEST_HEADER, SECURITY, Answer
@@ -23,7 +23,8 @@ from falaj.store.codec import from_json, to_json
 if TYPE_CHECKING:
     from falaj.api.app import App
 
-LISTEN, ANSWER, KEEP, FIND = "/v1/agents/listen", "/v1/agents/answer", "/v1/bytes/keep", "/v1/bytes/find"
+LISTEN, ANSWER, TOKEN = "/v1/agents/listen", "/v1/agents/answer", "/v1/agents/token"
+KEEP, FIND = "/v1/bytes/keep", "/v1/bytes/find"
 DOOR_HEADER = b"falaj-door"
 HEARTBEAT_S = 5.0
 _log = logging.getLogger(__name__)
@@ -56,8 +57,17 @@ class Sought:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """An attempt that runs in an agent's zone."""
+
+    tenant: str
+    run: str
+    attempt: str
+
+
 class Channel:
-    """Answers the four paths of agents that are no verbs."""
+    """Answers the paths of agents that are no verbs."""
 
     def __init__(self, app: "App") -> None:
         self._app = app
@@ -67,6 +77,7 @@ class Channel:
         add = self._app.router.add
         add(Route("POST", LISTEN, "agents.listen", self._listen))
         add(Route("POST", ANSWER, "agents.answer", self._answer))
+        add(Route("POST", TOKEN, "agents.token", self._token))
         add(Route("POST", KEEP, "bytes.keep", self._keep))
         add(Route("POST", FIND, "bytes.find", self._find))
 
@@ -130,6 +141,15 @@ class Channel:
         said: Answered = from_json(Answered, await self._app.body(ask))
         relay_of(agent.zone).answer(said.id, said.result, said.error)
         return Answer(200, b"{}", ask.request)
+
+    async def _token(self, ask: Ask) -> Answer:
+        """The next token of an attempt that runs in the agent's zone, by its cluster; of no other."""
+        agent = _agent(ask)
+        ask.request = new_id()
+        said: Worker = from_json(Worker, await self._app.body(ask))
+        jobs, ctx = self._app.house.desks["jobs"], replace(self._app.house.system(), tenant=said.tenant)
+        token = (await self._app.lanes.outside(jobs.token_for, ctx, agent.zone, said.run, said.attempt)).unwrap()
+        return Answer(200, to_json({"token": token}), ask.request)
 
     async def _keep(self, ask: Ask) -> Answer:
         """Bytes were written in the zone: gives the receipt that whoever sent them needs."""

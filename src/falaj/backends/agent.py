@@ -15,6 +15,8 @@ from falaj.core.relay import Relay, relay_of
 
 LOOK_S = 8.0
 """Looking at a cluster may take so long; the crew that asks has other things to do."""
+LONG_S = 55.0
+"""Looking into a model may take so long."""
 _ZONE = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
@@ -88,6 +90,10 @@ class AgentBlobs:
             f"the bytes of zone {self._relay.zone} never leave it, and this platform holds no key to them",
             f"read and write them in the zone, at its agent: falaj --at {door} catalog checkout …",
         )
+
+    def look(self, given: Mapping[str, Any]) -> Any:
+        """Have the agent look into files, as the platform would."""
+        return self._relay.ask("look", given, LONG_S)
 
     def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Not here."""

@@ -1,5 +1,6 @@
 """Looking: the platform's own look at a model's files. A gate believes no publisher about what loading a file does."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +9,12 @@ from falaj.catalog.cards import hash_files
 from falaj.catalog.shelf import Shelf, nearest, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Invalid
+from falaj.core.ports import KeepsOut
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
-from falaj.snapshot.read import Snapshot
+from falaj.snapshot.read import Fetch, Snapshot
+from falaj.snapshot.records import Tree
+from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Writer
 from falaj.store.records import Record
 
@@ -24,6 +28,16 @@ class Looked:
     code_bearing: bool
     reasons: tuple[str, ...] = ()
     """Why loading it could run code, file by file; or why its files are not those that were signed."""
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The same, by whoever looked."""
+
+    format: str
+    code_bearing: bool
+    reasons: tuple[str, ...] = ()
     ok: bool = True
 
 
@@ -56,24 +70,33 @@ class Looking(Shelf):
         return self._ledger.retry(ctx, keep)
 
     def _look(self, ctx: Context, record: Record) -> Looked:
-        import tempfile
+        zone, tree = nearest(record, ctx), tree_of(record)
+        files, store = record.body.get("files") or {}, self._blobs.open_zone(zone)
+        if isinstance(store, KeepsOut):
+            # Its zone's agent looks in our place: it alone can.
+            lies = self._blobs.lies(ctx, zone, [batch.bundle for batch in tree.batches])
+            given = {"tenant": ctx.tenant, "tree": to_plain(tree), "lies": lies, "files": files}
+            found: Found = from_plain(Found, store.look(given))
+        else:
+            found = look_into(tree, lambda digest, start, stop: self._blobs.give(ctx, zone, digest, start, stop), files)
+        return Looked(record.ref, found.format, found.code_bearing, found.reasons, found.ok)
 
-        from falaj.content.formats import inspect
-        from falaj.snapshot.checkout import checkout
 
-        zone = nearest(record, ctx)
-        snapshot = Snapshot(
-            tree_of(record), lambda digest, start, stop: self._blobs.give(ctx, zone, digest, start, stop)
-        )
-        # In the clear for as long as the look takes, in a folder nobody else can enter.
-        with tempfile.TemporaryDirectory(prefix="falaj-look-") as home:
-            folder = Path(home) / "model"
-            checkout(snapshot, folder)
-            try:
-                found = inspect(folder)
-            except (Invalid, Corrupt) as error:
-                return Looked(record.ref, "other", True, (error.message[:500],), ok=False)
-            said = record.body.get("files") or {}
-            wrong = said and said != hash_files(folder)
-        reasons = ("its files are not those that were signed",) if wrong else found.reasons
-        return Looked(record.ref, found.format, found.code_bearing or bool(wrong), reasons, not wrong)
+def look_into(tree: Tree, fetch: Fetch, files: Mapping[str, str]) -> Found:
+    """What the files of a tree are. `files` are the digests that were signed, where any were."""
+    import tempfile
+
+    from falaj.content.formats import inspect
+    from falaj.snapshot.checkout import checkout
+
+    # In the clear for as long as the look takes, in a folder nobody else can enter.
+    with tempfile.TemporaryDirectory(prefix="falaj-look-") as home:
+        folder = Path(home) / "model"
+        checkout(Snapshot(tree, fetch), folder)
+        try:
+            found = inspect(folder)
+        except (Invalid, Corrupt) as error:
+            return Found("other", True, (error.message[:500],), ok=False)
+        wrong = bool(files) and files != hash_files(folder)
+    reasons = ("its files are not those that were signed",) if wrong else tuple(found.reasons)
+    return Found(found.format, found.code_bearing or wrong, reasons, not wrong)

@@ -309,6 +309,10 @@ class KeepsOut(Protocol):
         """Why not, and where to go."""
         ...
 
+    def look(self, given: Mapping[str, Any]) -> Any:
+        """What the agent finds in the files of a tree; nothing of them comes along."""
+        ...
+
 
 class Identity(Protocol):
     """Who a bearer token is."""

@@ -306,6 +306,20 @@ class Jobs(Accounts, Replays):
         stop = record.body["attempt"]["stop"] is not None
         return Told(len(facts), self.staging.token(ctx, record, ctx.actor.zone), stop)
 
+    # For the edge.
+
+    def token_for(self, ctx: Context, zone: str, run: str, attempt: str) -> str:
+        """The next token of an attempt, for the agent of the zone it runs in, who vouches that it does."""
+        with self._ledger.read(ctx) as tx:
+            found = tx.find("job", tenant=ctx.tenant, terms={"id": run}, limit=1).records
+            live: dict[str, Any] = (found[0].body["attempt"] if found else None) or {"id": "", "cluster": ""}
+            cluster = self._clusters.known(tx).get(live["cluster"])
+        if cluster is None or live["id"] != attempt or (cluster.zone, cluster.address) != (zone, f"agent:{zone}"):
+            raise NotFound(
+                f"the attempt {attempt[:60]!r} does not run in zone {zone}", "it was stopped, or is another's"
+            )
+        return self.staging.token(ctx, found[0], zone)
+
     # For the loop.
 
     def take(self, ctx: Context, tx: Writer, record: Record, facts: tuple[Mapping[str, Any], ...]) -> Record:

@@ -143,6 +143,16 @@ class BlobStore:
                 keys = list(_storage_keys(tx, readable(tx, ctx.tenant, zone, hex_of(digest))))
             (store.pin if pinned else store.unpin)(keys)
 
+    def lies(self, ctx: Context, zone: str, bundles: Iterable[str]) -> dict[str, tuple[str, int]]:
+        """By digest, what the pieces of bundles are called in their zone's store, and how many bytes each has."""
+        found: dict[str, tuple[str, int]] = {}
+        with self.ledger.read(ctx) as tx:
+            for bundle in bundles:
+                for part in readable(tx, ctx.tenant, zone, hex_of(bundle)).parts:
+                    piece = readable(tx, ctx.tenant, zone, part)
+                    found[digest_of(part)] = (piece.key, piece.size)
+        return found
+
     def hold(self, tx: Writer, ctx: Context, zone: str, digest: str) -> int:
         """Keep the bytes alive in the transaction that writes a record with their digest; gives their size."""
         return touch(tx, ctx.tenant, zone, hex_of(digest)).size
