@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from tempfile import gettempdir
@@ -14,6 +15,8 @@ import pytest
 
 from falaj.backends.process_cage import check, powers
 from falaj.core.errors import Invalid, Unavailable
+from falaj.worker.context import document
+from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.backends.cages import Caged, caged
 
 pytestmark = pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage")
@@ -249,9 +252,19 @@ else:
     assert (status.phase, lines) == ("succeeded", ["hello"])
 
 
-def test_stopping_and_saving_reach_into_the_cage(house: Caged) -> None:
-    from tests.backends.attempts import PATIENT, over, wait_for_line
+def test_what_launchers_bring_and_publish_themselves(house: Caged) -> None:
+    """On nodes that share no folder with the platform: staged before the cage is closed, published beside it."""
+    bare = attempt(slots("node-1"), "print(open('brought').read()); open('../outputs/model/made', 'w').write('x')")
+    bring = ["sh", "-c", "mkdir new && printf hello > new/brought && mv new code"]
+    publish = ["sh", "-c", f"cp outputs/model/made {house.home}/published"]
+    more = {"code": "code", "outputs": {"model": "outputs/model"}, "stage": [bring], "after": [publish]}
+    made = replace(bare, context=document(bare, telemetry_s=60, **more))
+    status, lines = house.run(made)
+    assert (status.phase, lines) == ("succeeded", ["hello"]), status
+    assert (house.home / "published").read_text() == "x"
 
+
+def test_stopping_and_saving_reach_into_the_cage(house: Caged) -> None:
     made = house.made(PATIENT)
     handle = house.executor.launch(made)
     wait_for_line(house.executor, handle, 0, "here 0")

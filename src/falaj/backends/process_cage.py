@@ -119,7 +119,7 @@ class Cages:
             "network": "listen" if replica else "own",
             "hidden": self._hidden(),
             "shown": self._shown(attempt, given),
-            "writable": [str(path) for path in (*writable, *self._words("writable"), *folders) if path],
+            "writable": [str(folder / path) for path in (*writable, *self._words("writable"), *folders) if path],
             "platform": _address(self._options.get("platform", "")),
             "ports": ports,
             "egress": self._words("egress"),

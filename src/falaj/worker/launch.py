@@ -75,6 +75,7 @@ class Launcher:
         self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
         self._alive: dict[int, str] = {}
         self._cage: Cage | None = None
+        self._carrier: Carrier | None = None
         self._code = 0
         self._reason = ""
         self._kill_at = 0.0
@@ -103,12 +104,13 @@ class Launcher:
         family.adopt_orphans()
         self._ooms = family.oom_kills()
         self._outbox.tell("begun", slot=self._slot, node=self._place.node)
-        self._build_cage()
-        carrier = _carrier(self._context, self._slot, self._outbox) if self._context.address else None
+        if not self._context.cage:
+            self._carry()
         try:
             self._go()
         except FalajError as error:
             self._fail(2, str(error))
+        self._carry()
         self._clear_leftovers()
         self._outbox.tell("ended", slot=self._slot, code=self._code, reason=self._reason)
         self._outbox.close()
@@ -116,14 +118,19 @@ class Launcher:
         _write(self._folder / f"slot-{self._slot}.exit", how)
         if not self._shared:
             self._take_away()
-        if carrier:
-            carrier.finish()
+        if self._carrier:
+            self._carrier.finish()
         return self._code
 
-    def _build_cage(self) -> None:
-        """Before there is a thread; without the cage that was asked for nothing runs."""
+    def _carry(self) -> None:
+        """From here on what is said is carried to the platform, where nobody comes for it."""
+        if self._context.address and not self._carrier:
+            self._carrier = _carrier(self._context, self._slot, self._outbox)
+
+    def _build_cage(self) -> bool:
+        """Around what was brought here, before there is a thread; without a cage that was asked for nothing runs."""
         if not self._context.cage:
-            return
+            return True
         from falaj.worker.cage import Cage, told_in
 
         self._cage = Cage(told_in(self._context.cage), self._folder, self._slot, str(self._outbox.folder))
@@ -131,6 +138,8 @@ class Launcher:
             self._cage.build()
         except FalajError as error:
             self._fail(_TRY_AGAIN, str(error))
+        self._carry()
+        return not self._reason
 
     def _go(self) -> None:
         if (self._folder / "stop").exists():
@@ -139,7 +148,7 @@ class Launcher:
         began = time.time()
         staged = self._one_by_one(self._context.stage, _OURS[0])
         self._tell_phase("stage in", began, bool(self._context.stage))
-        if not staged:
+        if not staged or not self._build_cage():
             return
         self._agree_on_port()
         words = rendezvous.command(self._context, self._slot, self._given)
