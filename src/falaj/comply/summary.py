@@ -1,5 +1,6 @@
 """The summary people read, in Arabic and English: what is there, what is absent, what is not verified."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,6 +27,24 @@ def words_of(language: str) -> dict[str, str]:
     return found
 
 
+@cache
+def _phrases() -> tuple[tuple[str, str], ...]:
+    """English and Arabic, the longest first, so that no phrase is torn apart by a shorter one."""
+    found: dict[str, str] = tomllib.loads(FILE.read_text(encoding="utf-8"))["phrases"]
+    return tuple(sorted(found.items(), key=lambda pair: -len(pair[0])))
+
+
+def said(reason: str, language: str) -> str:
+    """A reason in a language. Reasons are made of few phrases, so these are looked up and no text is written twice."""
+    if language != "ar":
+        return reason
+    marked = reason
+    for at, (english, _) in enumerate(_phrases()):
+        start = r"(?<![\w-])" if english[0].isalnum() else ""
+        marked = re.sub(rf"{start}{re.escape(english)}(?![\w-])", f"\0{at}\0", marked)
+    return re.sub("\0(\\d+)\0", lambda found: _phrases()[int(found[1])][1], marked)
+
+
 def markdown(
     language: str,
     asked: ControlMap,
@@ -39,13 +58,15 @@ def markdown(
     lines += [words["who"], "", words["state"], ""]
     lines += [f"- {words[name]}: {value}" for name, value in facts.items()]
     lines += [f"- {_counted(words, controls)}", "", f"## ✘ {words['absent']}", ""]
-    lines += [f"- **{_name(one, language)}**: {one.reason}" for one in controls if one.status == ABSENT] or [
-        f"- {words['none']}"
-    ]
+    lines += [
+        f"- **{_name(one, language)}**: {said(one.reason, language)}" for one in controls if one.status == ABSENT
+    ] or [f"- {words['none']}"]
     lines += ["", f"## {words['unverified']}", "", *(f"- {text}" for text in unverified)]
     lines += ["", f"## {words['controls']}", ""]
     for one in controls:
-        lines.append(f"- {MARKS[one.status]} {_name(one, language)} [{words[one.status]}]: {one.reason}")
+        lines.append(
+            f"- {MARKS[one.status]} {_name(one, language)} [{words[one.status]}]: {said(one.reason, language)}"
+        )
         if one.clauses:
             lines.append(f"  - {', '.join(one.clauses)}; {words['checked']}: {one.source} ({one.checked})")
         if one.not_covered:
@@ -85,7 +106,7 @@ def _half(
     words, way = words_of(language), "rtl" if language == "ar" else "ltr"
     rows = "".join(
         f"<tr{' class=absent' if one.status == ABSENT else ''}><td>{escape(_name(one, language))}</td>"
-        f'<td>{escape(words[one.status])}</td><td dir="ltr">{escape(one.reason)}</td>'
+        f"<td>{escape(words[one.status])}</td><td>{escape(said(one.reason, language))}</td>"
         f'<td dir="ltr">{escape(", ".join(one.clauses))} {escape(one.source)} {escape(one.checked)}</td></tr>\n'
         for one in controls
     )
