@@ -89,7 +89,7 @@ class Ground:
     def __init__(self, seeded: Path, home: Path) -> None:
         shutil.copytree(seeded / "house", home)
         self.tokens: dict[str, str] = json.loads((seeded / "tokens.json").read_text())
-        self.house = House(load_settings(str(home), {"zone": "ae-dubai"}))
+        self.house = House(load_settings(str(home), {"zone": "ae-dubai", "sandbox": "off"}))
         self.server, _ = make_server(self.house, listen="127.0.0.1:0", face=Console)
         self.url = self.server.url
         self._visitors: dict[tuple[str, str], Visitor] = {}
