@@ -75,10 +75,24 @@ def changed(path: Path, text: str | None = None, mode: int | None = None) -> Ite
 
 def test_what_is_amiss_on_the_machine_is_found(machine: Machine) -> None:
     root, toml = machine.root, machine.root / "etc/falaj/falaj.toml"
+    laid = toml.stat()
     with changed(toml, toml.read_text().replace('"AE"', '"GB"')):
         assert states(machine)["settings"] == MISS
     with changed(toml, toml.read_text() + "# a remark changes no setting\n"):
+        os.utime(toml, (laid.st_atime, laid.st_mtime))
         assert states(machine)["settings"] == GOOD
+        os.utime(toml, (laid.st_atime, time.time() + 60))
+        assert states(machine)["settings"] == LOOK  # the platform has not read it
+    os.utime(toml, (laid.st_atime, laid.st_mtime))
+    secrets = root / "etc/falaj/secrets.env"
+    secrets.write_text("FALAJ_MAIL_PASSWORD=x\n")
+    secrets.chmod(0o600)
+    assert states(machine)["settings"] == GOOD
+    secrets.write_text("FALAJ_LISTEN=0.0.0.0:80\n")
+    assert states(machine)["settings"] == LOOK
+    secrets.chmod(0o644)
+    assert states(machine)["permissions"] == MISS
+    secrets.unlink()
     with changed(toml, "not = [toml"):
         assert states(machine)["settings"] == MISS
     for path, mode in ((root / "var/lib/falaj/keys", 0o755), (toml, 0o666), (root / "var/backups/falaj", 0o750)):

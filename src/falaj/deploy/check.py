@@ -5,6 +5,7 @@ import json
 import ssl
 import subprocess  # nosec B404 - one fixed program, named by the rendering
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -197,8 +198,9 @@ def _program(case: Case) -> Finding:
 
 
 def _settings(case: Case) -> Finding:
+    path = case.prefix / "etc/falaj/falaj.toml"
     try:
-        found = settings.digest_of((case.prefix / "etc/falaj/falaj.toml").read_text(encoding="utf-8"))
+        found = settings.digest_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, Invalid) as error:
         return Finding("settings", MISS, f"falaj.toml cannot be read: {error}", "apply the playbook")
     if found != case.settings:
@@ -208,7 +210,25 @@ def _settings(case: Case) -> Finding:
             f"{found[:12]}, and {case.settings[:12]} was rendered",
             "apply the playbook, or render what is meant",
         )
+    if said := _said_elsewhere(case):
+        return Finding(
+            "settings", LOOK, f"the environment says otherwise: {', '.join(said)}", "say it by --set instead"
+        )
+    began = listeners.began(case.prefix / "opt/falaj")
+    if began and path.stat().st_mtime > began + 1.0:
+        return Finding("settings", LOOK, "written after the platform began", "systemctl restart falaj")
     return Finding("settings", GOOD, found[:12])
+
+
+def _said_elsewhere(case: Case) -> list[str]:
+    """Settings that both the file and the environment of the unit give: the environment wins, and nobody would see."""
+    try:
+        lines = (case.prefix / "etc/falaj/secrets.env").read_text(encoding="utf-8").splitlines()
+        file = tomllib.loads((case.prefix / "etc/falaj/falaj.toml").read_text(encoding="utf-8"))
+    except OSError:
+        return []
+    names = {line.partition("=")[0].strip() for line in lines}
+    return sorted(name for name in file if f"FALAJ_{name.upper()}" in names)
 
 
 def _copies(case: Case) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
-"""Which sockets the processes of a program listen on, as the kernel tells it under /proc."""
+"""Which sockets the processes of a program listen on, and since when they run, as the kernel tells it under /proc."""
 
 import ipaddress
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -31,16 +32,31 @@ def of_program(folder: Path) -> list[Listener] | None:
     return [door for family in ("tcp", "tcp6") for inode, door in _doors(family) if inode in inodes]
 
 
+def began(folder: Path) -> float:
+    """When `falaj up` began, in seconds since 1970; 0 when it does not run. Attempts below it may be older."""
+    booted = next(line for line in Path("/proc/stat").read_text(encoding="ascii").splitlines() if line[:5] == "btime")
+    ticks = [tick for process in _processes(folder) if b"up" in _command(process) and (tick := _start(process))]
+    return int(booted.split()[1]) + min(ticks) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
+def _start(process: Path) -> int:
+    """In ticks since the machine started: the twentieth word after the command, which may itself hold anything."""
+    try:
+        return int((process / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
+
+
 def _processes(folder: Path) -> Iterator[Path]:
     start = f"{folder}/".encode()
     numbers = (process for process in Path("/proc").iterdir() if process.name.isdecimal())
-    return (process for process in numbers if any(word.startswith(start) for word in _command(process)))
+    return (process for process in numbers if any(word.startswith(start) for word in _command(process)[:2]))
 
 
 def _command(process: Path) -> list[bytes]:
-    """The program and what interprets it; nothing of a process that has just ended."""
+    """What interprets the program, the program, its first word; nothing of a process that has just ended."""
     try:
-        return (process / "cmdline").read_bytes().split(b"\0")[:2]
+        return (process / "cmdline").read_bytes().split(b"\0")[:3]
     except OSError:
         return []
 
