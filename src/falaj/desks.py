@@ -187,6 +187,7 @@ DESKS: dict[str, Desk] = {
             "write": "put",
             "move": "copy",
             "operate": "space scrub collect backup",
+            "audit": "strays",
             "erase": "delete",
         },
         ("blob",),

@@ -33,6 +33,18 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Walked:
+    """What a walk through a zone's store found."""
+
+    zone: str
+    blobs: int
+    strays: int
+    """Those that are in no ledger."""
+    names: tuple[str, ...]
+    """Of the first of them, as the store knows them: they say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What a project keeps in a zone; bytes that two versions share are counted for both."""
 

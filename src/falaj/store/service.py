@@ -22,12 +22,13 @@ from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.objects import objects_after
 from falaj.store.records import Record
 from falaj.store.sealed import CHUNK
+from falaj.store.strays import Strays
 
 KIND = "blob"
 _MEDIA = "application/octet-stream"
 
 
-class Storage:
+class Storage(Strays):
     """Bytes under labels: put, get, copy between zones, check, take space back."""
 
     def __init__(self, ledger: Ledger, blobs: BlobStore, collector: Collector | None = None) -> None:
