@@ -7,6 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 NAME ?= ground
+SECONDS ?= 60
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 # Our servers are on loopback: a proxy from the environment must not come between.
 comma := ,
@@ -30,7 +31,7 @@ define install
 	fi
 endef
 
-.PHONY: help demo up test test-full check bench components pins clean
+.PHONY: help demo up test test-full check fuzz sbom wheel bench components pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +56,20 @@ check: $(VENV)/.dev ## lint, types, import contracts, shape, security
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/shape
 	$(BIN)/bandit -q -r src -c pyproject.toml 2> >(grep -v WARNING >&2)
+	$(BIN)/python -m tests.security.rules
+	$(BIN)/python -m tests.security.leaks
+	$(BIN)/python -m tests.security.supply check
+
+fuzz: $(VENV)/.dev ## strangers' bytes for every reader: make fuzz SECONDS=60
+	$(BIN)/python -m tests.fuzz $(SECONDS)
+
+sbom: $(VENV)/.dev ## what the build is made of, as CycloneDX, in dist/
+	@mkdir -p dist
+	$(BIN)/python -m tests.security.supply sbom > dist/falaj.cdx.json
+
+wheel: $(VENV)/.dev ## a wheel with SBOM and provenance in dist/; signed with the key that FALAJ_SIGNING_KEY names
+	$(BIN)/python -m tests.security.release build
+	$(if $(FALAJ_SIGNING_KEY),$(BIN)/python -m tests.security.release sign,@echo "not signed: FALAJ_SIGNING_KEY names no key")
 
 bench: $(VENV)/.dev ## one benchmark: make bench NAME=ground
 	@test -f bench/$(NAME).py || { echo "no bench/$(NAME).py; there are: $$(cd bench 2>/dev/null && ls *.py 2>/dev/null | sed 's/\.py$$//' | tr '\n' ' ')" >&2; exit 2; }

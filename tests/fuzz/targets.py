@@ -238,7 +238,7 @@ def _web() -> tuple[Target, ...]:
     """Forms, cookies, paths, and the bodies of other people's clients."""
     from falaj.api.mlflow import coding, runs, traces
     from falaj.api.routes import Ask, plain_name
-    from falaj.api.wire import Arguments
+    from falaj.api.wire import Arguments, encode_header
     from falaj.catalog.keeping import Keeping
     from falaj.console.doing import arguments, read_form
     from falaj.console.session import check_origin, flashed, look_of, shown
@@ -278,7 +278,7 @@ def _web() -> tuple[Target, ...]:
         _text(
             "arguments in a header",
             Arguments("catalog", verb).decode_header,
-            "eyJuYW1lIjogImRhdGFzZXQ6YS9iIiwgIndoeSI6ICJ4In0",
+            encode_header(b'{"name": "dataset:a/b", "why": "x"}'),
         ),
         Target("batch of MLflow", coding.reader_of(runs.Batch), (s.BATCH,)),
         Target("trace of MLflow", coding.reader_of(traces.Start), (s.TRACE,)),

@@ -1,0 +1,50 @@
+"""Lines that the rules in rules.yml must find, and lines that they must leave alone. Never run, only read."""
+
+# ruff: noqa: E401, F401, I001, ICN001, PLW1510, S301, S307, S501, S506, S602, S605, S608, UP031
+# mypy: ignore-errors
+import asyncio, http.client, http.server, os, pickle, ssl, subprocess
+import httpx, numpy, torch, yaml
+import requests  # finds: egress-has-one-door
+from starlette.applications import Starlette
+from falaj.console.markup import Html
+
+
+def shells(word, context, db, app, name):
+    subprocess.run(f"ls {word}", shell=True)  # finds: no-shell
+    os.system("ls " + word)  # finds: no-shell
+    asyncio.create_subprocess_shell(word)  # finds: no-shell
+    subprocess.run(["ls", word], check=True)
+
+    pickle.loads(word)  # finds: no-code-in-data
+    eval(word)  # finds: no-code-in-data
+    numpy.load(word, allow_pickle=True)  # finds: no-code-in-data
+    torch.load(word)  # finds: no-code-in-data
+    torch.load(word, weights_only=True)
+    numpy.load(word, allow_pickle=False)
+    pickle.dumps(word)
+
+    yaml.load(word, Loader=yaml.CLoader)  # finds: yaml-by-our-loader
+    yaml.safe_load(word)
+
+    httpx.Client()  # finds: egress-has-one-door
+    http.client.HTTPConnection(word)  # finds: egress-has-one-door
+    httpx.URL(word)
+
+    db.execute(f"SELECT * FROM t WHERE a = '{name}'")  # finds: no-text-in-sql
+    db.execute("SELECT * FROM t WHERE a = '%s'" % name)  # finds: no-text-in-sql
+    db.execute("SELECT * FROM t WHERE a = ?", (name,))
+
+    Html(name)  # finds: markup-escapes-by-itself
+    Html(f"<b>{name}</b>")  # finds: markup-escapes-by-itself
+    Html("\u2013")
+    Html("a" if name else "b")
+
+    httpx.get(word, verify=False)  # finds: certificates-are-checked, egress-has-one-door
+    context.check_hostname = False  # finds: certificates-are-checked
+    context.verify_mode = ssl.CERT_NONE  # finds: certificates-are-checked
+    context.verify_mode = ssl.CERT_REQUIRED
+    app.newest(verify=False)
+
+    Starlette(routes=[])  # finds: routes-by-the-router
+    app.mount(word, name)
+    http.server.HTTPServer(word, name)  # finds: routes-by-the-router
