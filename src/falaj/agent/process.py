@@ -18,6 +18,7 @@ from falaj.agent.vault import Vault
 from falaj.agent.work import Tokens, Work
 from falaj.api.channel import ANSWER
 from falaj.core.errors import FalajError, Unavailable
+from falaj.fleet.sandbox import chosen
 from falaj.platform import plugin
 
 HANDS = 4
@@ -47,14 +48,22 @@ class Agent:
         tokens = Tokens(identity.home / "tokens.json")
         vault = Vault(identity.zone, store, keys, identity.home)
         self.door = Door(House(identity.zone, self._link, vault, tokens), "127.0.0.1", plan.port)
-        folder = {"folder": str(identity.home / "attempts")} if plan.executor.startswith("process:") else {}
-        self._executor = _opened("executor", plan.executor, folder)
+        self._executor = _opened("executor", plan.executor, self._options(identity, plan))
         self._work = Work(self._executor, vault, identity.home, tokens, self.door.address)
         self._work.tells_logs = plan.tells_logs
         self._tokens = tokens
         self._closing = [self._link, store, keys, self._executor]
         self._asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._over = threading.Event()
+
+    def _options(self, identity: Identity, plan: Plan) -> dict[str, str]:
+        """On this machine attempts of tenants run in a cage, in which nothing of ours is seen but our door."""
+        if not plan.executor.startswith("process:"):
+            return {}
+        ours = [str(identity.home), *(url.partition(":")[2].partition("?")[0] for url in (plan.store, plan.keys))]
+        hidden = ",".join(path for path in ours if path.startswith("/") and not path.startswith("//"))
+        usual = {"sandbox": "best", "platform": self.door.address, "hidden": hidden}
+        return {"folder": str(identity.home / "attempts"), **chosen(usual, plan.executor, {})}
 
     def run(self, ready: Callable[[], None], over: threading.Event) -> None:
         """Be there until told to end."""
