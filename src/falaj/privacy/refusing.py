@@ -4,6 +4,7 @@ First into the online store, where every reader looks in the same round trip as 
 which jobs ask. Killed between the two it errs on the side of the person, and the same call again goes on.
 """
 
+import re
 from typing import Annotated
 
 from falaj.core.context import Context
@@ -18,6 +19,7 @@ from falaj.store.ledger import Writer
 KIND = "refusal"
 MOST_ASKED, _FEW = 10_000, 100
 _ROW = pack_rank(0, 0, 0)
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -41,7 +43,7 @@ class Refusing(Shelf):
             falaj privacy restrict 784-1990-1234567-1 --reason "accuracy contested, request 2027-114"
         """
         check_text("the reason", reason)
-        return self._refuse(ctx, subject, purpose or EVERY, reason)
+        return self._refuse(ctx, subject, _checked(purpose), reason)
 
     @verb(group="erase", outside=True)
     def lift(
@@ -57,7 +59,7 @@ class Refusing(Shelf):
             falaj privacy lift 784-1990-1234567-1 --reason "corrected, request 2027-114"
         """
         check_text("the reason", reason)
-        return self._permit(ctx, subject, purpose or EVERY, reason)
+        return self._permit(ctx, subject, _checked(purpose), reason)
 
     @verb(group="read")
     def refused(
@@ -74,7 +76,8 @@ class Refusing(Shelf):
         if not 0 < len(subjects) <= MOST_ASKED:
             raise Invalid(f"{len(subjects)} people", f"1 to {MOST_ASKED} at once")
         with self._ledger.read(ctx) as tx:
-            known = [name for name, one in heads(tx, ctx.tenant, purpose or ctx.purpose).items() if one.body["last"]]
+            asked = _checked(purpose) if purpose else ctx.purpose
+            known = [name for name, one in heads(tx, ctx.tenant, asked).items() if one.body["last"]]
             if not known:
                 return (False,) * len(subjects)
             people = [self._person(ctx, one) for one in subjects]
@@ -156,9 +159,14 @@ def refusal_of(person: str) -> Ref:
 def keys_of(subject: str) -> dict[str, bytes]:
     """The bytes of an identifier as online keys of each type it can be."""
     found = {"string": subject.encode()}
-    if subject.lstrip("-").isdecimal() and len(subject) < 21 and int(subject) in _INT64:
+    if _WHOLE.fullmatch(subject) and int(subject) in _INT64:
         found["int64"] = int(subject).to_bytes(8, "little", signed=True)
     return found
+
+
+def _checked(purpose: str) -> str:
+    """A purpose that can be registered; all of them when none is named."""
+    return named("purpose", purpose).name if purpose else EVERY
 
 
 def _term(purpose: str) -> str:
