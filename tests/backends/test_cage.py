@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from falaj.core.errors import Invalid, Unavailable
 from falaj.worker.context import document
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.backends.cages import Caged, caged
+from tests.worker.slot import gone
 
 pytestmark = pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage")
 
@@ -272,6 +274,19 @@ def test_stopping_and_saving_reach_into_the_cage(house: Caged) -> None:
     wait_for_line(house.executor, handle, 0, "saved 0")
     house.executor.stop(handle, 5)
     assert over(house.executor, handle).exits[0].code == 3
+
+
+def test_a_launcher_that_is_killed_takes_its_cage_along(house: Caged) -> None:
+    made = house.made(f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{PATIENT}")
+    handle = house.executor.launch(made)
+    wait_for_line(house.executor, handle, 0, "here 0")
+    folder = house.root / made.id
+    launcher = int(json.loads((folder / "slot-0.pid").read_text())["pid"])
+    inside = [int(child) for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    assert len(inside) == 3, "the gate, the warden and the program"
+    os.kill(launcher, signal.SIGKILL)
+    gone(launcher, *inside)
+    assert over(house.executor, handle).phase == "lost"
 
 
 def test_a_choice_that_does_not_exist(tmp_path: Path) -> None:
