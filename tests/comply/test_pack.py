@@ -61,6 +61,16 @@ def test_whoever_mends_the_checksums_is_found_too(packed: Evidence, tmp_path: Pa
         assert not check(path)["ok"], f"byte {place} of {name} was changed and nobody saw it"
 
 
+def test_a_hash_is_written_in_one_way_only(packed: Evidence, tmp_path: Path) -> None:
+    files, path = files_of(packed.out), tmp_path / "changed.zip"
+    proof = json.loads(files["evidence.proof.json"])
+    proof["hashes"] = [text.upper() for text in proof["hashes"]]
+    assert proof["hashes"], "the proof has no path to change"
+    files["evidence.proof.json"] = json.dumps(proof, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    path.write_bytes(b"".join(log_pack.zip_stream(files.items())))
+    assert not check(path)["ok"]
+
+
 @pytest.mark.parametrize("taken", ["evidence/absent", "evidence/census.json", "evidence.json", "evidence.proof.json"])
 def test_no_file_is_added_or_taken(packed: Evidence, tmp_path: Path, taken: str) -> None:
     files, path = files_of(packed.out), tmp_path / "changed.zip"

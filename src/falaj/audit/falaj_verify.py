@@ -778,6 +778,7 @@ class Pack:
         if json.dumps(proof, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() != data or (
             set(proof) != {"event", "format", "hashes", "index", "leaf", "note", "size"}
             or proof["format"] != "falaj-proof/1"
+            or any(bytes.fromhex(text).hex() != text for text in proof["hashes"])
         ):
             self.add("the proof is not written in the one way it can be", file="evidence.proof.json")
         self.facts["evidence"] = {"about": told["about"], "by": event["actor"], "files": len(files)}
