@@ -17,6 +17,7 @@ FOUND = {
     "kinds of nodes": (b"gpu:cpus=1,gpus=99999999999999999999,most=4", b"a:cpus=\xc2\xb2,most=1"),
     "listening address": (b"127.0.0.1:" + b"1" * 5000,),
     "profile of data": (b'{"axes": [{"name": "n", "kind": "number", "low": 1' + b"0" * 400 + b"}]}",),
+    "sheet of a model": (b'{"parameters": [1]}', b'{"parameters": "ab"}', b'{"parameters": 1e999}'),
     "event": (b'{"actor":' + b"[" * 2000,),
     "record in JSON": (b'{"command": ["p\xce"]}', b'{"a":' * 2000),
     "regime": (b"a = " + b"[" * 2000, b"version = " + b"1" * 5000),

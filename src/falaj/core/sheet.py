@@ -85,7 +85,10 @@ def sheet_of(found: Any) -> Sheet:
     for name in ("inputs", "outputs"):
         plain[name] = _tensors(plain.get(name) or (), name)
     plain["steps"] = tuple(_step(one) for one in _list(plain.get("steps") or (), "steps"))
-    plain["parameters"] = {str(key): str(value) for key, value in dict(plain.get("parameters") or {}).items()}
+    parameters = plain.get("parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise Invalid(f"parameters of {FILE} are no names and values", "see docs/serve.md for what it holds")
+    plain["parameters"] = {str(key): str(value) for key, value in parameters.items()}
     for name, kind in _KINDS.items():
         if type(plain.get(name, kind())) is not kind:
             raise Invalid(f"{name} of {FILE} is no {_SAID[kind]}", "see docs/serve.md for what it holds")
