@@ -18,6 +18,8 @@ FOUND = {
     "listening address": (b"127.0.0.1:" + b"1" * 5000,),
     "profile of data": (b'{"axes": [{"name": "n", "kind": "number", "low": 1' + b"0" * 400 + b"}]}",),
     "sheet of a model": (b'{"parameters": [1]}', b'{"parameters": "ab"}', b'{"parameters": 1e999}'),
+    "search space": (b"n=" + b"9" * 400,),
+    "statistics of a column": (b'{"kind": "number", "total": [], "squares": [], "numbers": [0, [], []], "cells": []}',),
     "event": (b'{"actor":' + b"[" * 2000,),
     "record in JSON": (b'{"command": ["p\xce"]}', b'{"a":' * 2000),
     "regime": (b"a = " + b"[" * 2000, b"version = " + b"1" * 5000),

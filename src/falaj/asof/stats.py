@@ -160,7 +160,7 @@ def from_plain(plain: Mapping[str, Any]) -> ColumnStats:
         found["cells"] = tuple(found["cells"])
         stats = ColumnStats(**found)
         sound = _sound(stats)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         sound, stats = False, ColumnStats("number")
     if not sound:
         raise Corrupt("the statistics of a column cannot be read", "take them anew: they follow from the rows")

@@ -155,7 +155,7 @@ def _choices(name: str, rest: str) -> tuple[Value, ...]:
     if not all(words) or len(set(words)) < len(words) or len(words) > MOST_CHOICES:
         raise Invalid(f"the choices of {name} are empty, doubled or too many", f"for example {name}=64|128|256")
     for kind in (int, float):
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             made = tuple(kind(word) for word in words)
             if all(map(math.isfinite, made)):
                 return made
