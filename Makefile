@@ -39,7 +39,7 @@ help: ## show this list
 demo: $(VENV)/.train ## install what training needs, too, and tell the story from start to end
 	@$(BIN)/falaj demo
 
-up: $(VENV)/.core ## start the whole platform on this machine
+up: $(VENV)/.train ## install what training and serving need, too, and start the whole platform on this machine
 	@$(BIN)/falaj up
 
 test: components ## everything but the slow tests, against real servers

@@ -265,5 +265,11 @@ def desk_class(name: str) -> type:
 
         raise NotFound(f"there is no desk {name!r:.40}", f"there are: {', '.join(DESKS)}")
     module, _, cls = DESKS[name].path.partition(":")
-    found: type = getattr(import_module(module), cls)
+    try:
+        found: type = getattr(import_module(module), cls)
+    except ModuleNotFoundError as error:
+        from falaj.core.errors import Invalid
+
+        # The core install is small on purpose; a desk that needs more says so when somebody comes to it.
+        raise Invalid(f"{name} needs the package {error.name}", f"pip install 'falaj[{name}]'") from error
     return found

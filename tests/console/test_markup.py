@@ -41,7 +41,7 @@ def test_whatever_is_given_is_text(one: str, other: str) -> None:
         (h.path(d="M0 0"), '<path d="M0 0"></path>'),
         (join("a", Html("<br>"), "&"), "a<br>&amp;"),
         (text("a\u202eb\x00c"), "a\\u202eb\\x00c"),
-        (h.p(title=h.b("\"x\"", id="y")), '<p title="<b id=&quot;y&quot;>&quot;x&quot;</b>"></p>'),
+        (h.p(title=h.b('"x"', id="y")), '<p title="<b id=&quot;y&quot;>&quot;x&quot;</b>"></p>'),
     ],
 )
 def test_markup(made: Html, written: str) -> None:

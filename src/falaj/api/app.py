@@ -160,7 +160,12 @@ class App:
         add(Route("GET", "/v1/openapi.json", OPEN, self._document))
         add(Route("GET", "/ready", "edge.ready", self._ready))
         add(Route("GET", "/metrics", "edge.metrics", self._metrics))
-        for name, room in self.house.desks.items():
+        for name in self.house.desks:
+            try:
+                room = self.house.desks[name]
+            except Invalid as error:
+                _log.warning("a desk stays closed", extra={"desk": name, "why": error.message, "hint": error.hint})
+                continue
             kinds = DESKS[name].kinds if name in DESKS else ()
             cls: Any = type(room)
             for verb in verbs_of(cls).values():

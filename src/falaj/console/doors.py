@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -20,7 +21,7 @@ from falaj.console.live import Live
 from falaj.console.outcome import outcome
 from falaj.console.packing import packed
 from falaj.console.page import ROOT, Data, File, Made, Page, Route
-from falaj.console.pages import every_route, find, maker
+from falaj.console.pages import ROOMS, find, maker, routes
 from falaj.console.provider import CALLBACK, Provider
 from falaj.console.refused import opaque_page, refused
 from falaj.console.session import Header, Sessions, look_of
@@ -85,7 +86,9 @@ class Console:
     def warm(self) -> None:
         """Load what pages are made of while nobody waits for one: the first reader should not."""
         assets.digest()
-        every_route()
+        for room in ROOMS:
+            with suppress(Invalid):  # a room that needs more than is installed says so to whoever comes
+                routes(room)
         for lang in LANGUAGES:
             words(lang)
 

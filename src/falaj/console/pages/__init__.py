@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from falaj.console.page import Page, Route
-from falaj.core.errors import NotFound
+from falaj.core.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from falaj.console.view import View
@@ -42,7 +42,10 @@ MAKERS = {"demo": "falaj.console.pages.home.demo"}
 @cache
 def routes(room: str) -> tuple[Route, ...]:
     """The pages of one room."""
-    found: tuple[Route, ...] = import_module(f"falaj.console.pages.{room}").ROUTES
+    try:
+        found: tuple[Route, ...] = import_module(f"falaj.console.pages.{room}").ROUTES
+    except ModuleNotFoundError as error:
+        raise Invalid(f"{room} needs the package {error.name}", f"pip install 'falaj[{room}]'") from error
     return found
 
 
