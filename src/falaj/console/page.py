@@ -29,8 +29,7 @@ _ROOMS = {
     "zone": "zones",
     "grant": "zones",
     "approval": "approvals",
-    "key": "keys",
-    "secret": "keys",
+    **dict.fromkeys(("key", "secret"), "keys"),
     "event": "audit",
     "incident": "monitor",
 }
