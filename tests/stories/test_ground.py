@@ -22,6 +22,7 @@ from tests.town import LABEL, Town, refusal
 BLOB = "blob:fraud/customers"
 
 
+@pytest.mark.timeout(300)
 def test_the_demo_tells_the_whole_story() -> None:
     told = subprocess.run([*FALAJ, "demo"], capture_output=True, text=True, check=False, timeout=240)
     assert told.returncode == 0, told.stdout + told.stderr

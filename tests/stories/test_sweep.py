@@ -128,6 +128,7 @@ def _check_model(here: Any, done: Any, first: Any) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_sweep_under_a_quota_survives_its_server(tmp_path: Path) -> None:
     _story(Site(tmp_path, {}))
 

@@ -16,6 +16,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_elastic_two_one_three(tmp_path: Path) -> None:
     script, folder = training.write(tmp_path)
