@@ -66,6 +66,7 @@ class Site:
         assert peak <= 2
 
 
+@pytest.mark.slow
 def test_a_platform_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
     _story(Site(tmp_path, {}), deaths=2)
 

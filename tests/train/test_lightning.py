@@ -66,6 +66,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 @pytest.mark.timeout(900)  # the first installs it
+@pytest.mark.slow
 def test_killed_and_asked_it_ends_with_the_weights_of_an_easy_life(lab: Lab, tmp_path: Path) -> None:
     where = guests.programs("lightning", *guests.TRAINERS)
     (tmp_path / "train.py").write_text(TRAIN)
