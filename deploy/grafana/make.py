@@ -95,7 +95,7 @@ JOBS = [
     Panel("Oldest wait", "s", {"{{queue}}": "max by (queue) (falaj_jobs_oldest_wait_seconds)"}),
     Panel("Jobs asked for and ended", "ops", {"{{verb}}": 'sum by (verb) (rate(falaj_ledger_events_total{verb=~"jobs.(add|end|cancel|retry)"}[$__rate_interval]))'}),
     Panel("Attempts that ended", "ops", {"{{outcome}}": f"sum by (outcome) ({rate('falaj_attempts_total')})"}),
-    Panel("How long they had waited", "s", {"": f"sum({rate('falaj_attempts_waited_seconds_total')}) / sum({rate('falaj_attempts_total')})"}),
+    Panel("How long they had waited", "s", {"": f"sum({rate('falaj_attempts_waited_seconds_sum')}) / sum({rate('falaj_attempts_waited_seconds_count')})"}),
     Panel("Nodes", "short", {"{{cluster}} {{state}}": "max by (cluster, state) (falaj_cluster_nodes)"}),
     Panel("Alerts of nodes and jobs", "short", {"{{kind}}": "max by (kind) (falaj_cluster_alerts)"}),
     Panel("GPUs held", "percentunit", {"{{cluster}}": "max by (cluster) (falaj_cluster_used_gpus) / max by (cluster) (falaj_cluster_gpus)"}),

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from falaj.api.routes import Router
 from falaj.api.server import Server
 from falaj.core.context import Actor
 from falaj.core.settings import Limits
@@ -146,6 +147,22 @@ def test_the_key_and_the_purpose_reach_the_verb(http: httpx.Client) -> None:
 )
 def test_odd_keys_and_purposes_are_refused(http: httpx.Client, headers: dict[str, str]) -> None:
     assert http.post("/v1/echo/nothing", headers={k: v.encode() for k, v in headers.items()}).status_code == 400  # type: ignore[misc]
+
+
+def test_what_breaks_at_the_edge_itself_is_counted(
+    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Router, "find", broken)
+        assert http.post("/v1/echo/nothing").status_code == 500
+    assert http.post("/v1/echo/get", json={"size": 1}).status_code == 200
+    got = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {HOUSE_TOKEN}"}, trust_env=False)
+    assert 'falaj_requests_total{action="none",status="500"} 1' in got.text
+    assert 'falaj_requests_total{action="echo.get",status="200"} 1' in got.text
+    assert 'falaj_request_seconds_count{action="echo.get"}' not in got.text, "a stream takes what it takes"
 
 
 def test_metrics_are_for_the_house_only(server: Server, http: httpx.Client) -> None:

@@ -47,9 +47,10 @@ def test_the_edge_counts_answers() -> None:
     metrics = Metrics()
     for seconds in (0.0005, 0.2, 60.0):
         metrics.count("jobs.add", 200, seconds)
+    metrics.count("store.get", 200)  # bulk: an answer, and no time
     metrics.refused["denied"] += 1
     found = {family.name: family for family in parsed(exposition(metrics.families()).decode())}
-    assert found["falaj_requests"].samples[0].value == 3
+    assert [one.value for one in found["falaj_requests"].samples] == [3, 1]
     assert found["falaj_request_seconds"].samples[-1].value == 3
     assert found["falaj_refused"].samples[0].labels == {"reason": "denied"}
 

@@ -113,15 +113,17 @@ class App:
             answer = _too_late(ask)
         except Exception:
             request = ask.request if ask is not None and ask.request else new_id()
+            self.metrics.count(ask.action if ask is not None else "none", 500)
             await send_answer(send, Answer(500, opaque(request), request, headers=((b"connection", b"close"),)))
             raise  # the server logs it, with the trace
         finally:
             self.deadlines.close(task)
+            hurried = self.deadlines.hurried(task)
         if answer is not None:
             if ask is not None and ask.unread and _has_body(ask):
                 answer = await _leave_body(ask, answer)
             await send_answer(send, answer)
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - begun if hurried else None
         self.metrics.count(ask.action if ask is not None else "none", 200 if answer is None else answer.status, took)
 
     async def _answer(self, ask: Ask) -> Answer | None:
@@ -276,11 +278,7 @@ class App:
 
     def unhurried(self, times: int = 0) -> None:
         """Let this request take so many times as long as another; 0 is a stream, bounded by its idle time alone."""
-        task = asyncio.current_task() or _NO_TASK
-        if times:
-            self.deadlines.open(task, times)
-        else:
-            self.deadlines.close(task)
+        self.deadlines.spare(asyncio.current_task() or _NO_TASK, times)
 
     async def _put_piece(self, ask: Ask) -> Answer:
         self.unhurried()

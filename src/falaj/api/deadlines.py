@@ -12,6 +12,7 @@ class Deadlines:
         self._span_s = span_s
         self._open: dict[asyncio.Task[object], float] = {}
         self._late: set[asyncio.Task[object]] = set()
+        self._unhurried: set[asyncio.Task[object]] = set()
 
     def start(self) -> None:
         """Begin to look."""
@@ -30,6 +31,21 @@ class Deadlines:
     def close(self, task: "asyncio.Task[object]") -> None:
         """The task may take what it takes from here on."""
         self._open.pop(task, None)
+
+    def spare(self, task: "asyncio.Task[object]", times: float) -> None:
+        """The task may take longer than others: so many spans, or with 0 what it takes."""
+        self._unhurried.add(task)
+        if times:
+            self.open(task, times)
+        else:
+            self.close(task)
+
+    def hurried(self, task: "asyncio.Task[object]") -> bool:
+        """Whether the task, which is over, was to be done within one span, like most."""
+        if task in self._unhurried:
+            self._unhurried.discard(task)
+            return False
+        return True
 
     def ended(self, task: "asyncio.Task[object]") -> bool:
         """True when it was we who cancelled the task; it goes on from there."""

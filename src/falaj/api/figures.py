@@ -131,6 +131,8 @@ def traces() -> Iterator[Family]:
 
 
 def _jobs(look: Look) -> Iterator[Family]:
+    from falaj.jobs.records import WAITED_S
+
     now, states, waits = look.ctx.now(), Counter[tuple[str, str]](), dict[str, float]()
     for record in look.all("jobs", "job", {"live": "1"}):
         state, queue = record.body["state"], record.body["queue"]
@@ -142,7 +144,9 @@ def _jobs(look: Look) -> Iterator[Family]:
     yield by("queue", "falaj_jobs_oldest_wait_seconds", "How long the oldest waiting job waits.", waits)
     desk = look.house.desks["jobs"]
     yield by("outcome", "falaj_attempts_total", "Attempts that ended, by outcome.", dict(desk.ended), COUNTER)
-    yield counter("falaj_attempts_waited_seconds_total", "How long those that ended had waited.", desk.waited_s)
+    said = "How long attempts that ended had waited to begin."
+    rows = buckets({}, WAITED_S, desk.waited, desk.waited_s)
+    yield Family("falaj_attempts_waited_seconds", said, HISTOGRAM, rows)
 
 
 def _clusters(look: Look) -> Iterator[Family]:

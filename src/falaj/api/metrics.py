@@ -75,9 +75,11 @@ class Metrics:
         self.refused: Counter[str] = Counter()
         self.open_streams = 0
 
-    def count(self, action: str, status: int, seconds: float) -> None:
-        """One answer."""
+    def count(self, action: str, status: int, seconds: float | None = None) -> None:
+        """One answer; with its time where it was to come soon: bulk and streams take what they take."""
         self._answers[action, status] += 1
+        if seconds is None:
+            return
         slots = self._slots.get(action)
         if slots is None:
             slots = self._slots[action] = [0] * (len(BOUNDS_S) + 1)
@@ -95,7 +97,7 @@ class Metrics:
         return [
             Family("falaj_requests_total", "Answers by action and status.", COUNTER, answers),
             by("reason", "falaj_refused_total", "Requests refused before any verb.", self.refused, COUNTER),
-            Family("falaj_request_seconds", "Time to answer.", HISTOGRAM, times),
+            Family("falaj_request_seconds", "Time to answer, without bulk and streams.", HISTOGRAM, times),
             gauge("falaj_open_event_streams", "Event streams open now.", self.open_streams),
             *process(self._started),
         ]

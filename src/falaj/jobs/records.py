@@ -11,6 +11,8 @@ WAITING, HELD, STARTING, RUNNING, STOPPING = "waiting", "held", "starting", "run
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 OVER = frozenset({SUCCEEDED, FAILED, CANCELLED})
 STATES = (WAITING, HELD, STARTING, RUNNING, STOPPING, SUCCEEDED, FAILED, CANCELLED)
+WAITED_S = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
+"""Bounds by which waits of attempts are counted: from at once to a day."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The desk of jobs: ask for one, look at it, read what it says, cancel it, ask why it waits."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from falaj.jobs.records import (
     FAILED,
     HELD,
     OVER,
+    WAITED_S,
     WAITING,
     Body,
     JobPage,
@@ -66,8 +68,8 @@ class Jobs(Accounts, Replays):
         ]  # fmt: skip
         """Who else wants to know what attempts say (telemetry, traces)."""
         self.ended: Counter[str] = Counter()
-        self.waited_s = 0.0
-        """Attempts that ended here, by outcome, and how long they had waited."""
+        self.waited_s, self.waited = 0.0, [0] * (len(WAITED_S) + 1)
+        """Attempts that ended here, by outcome; how long they had waited, in all and by the bounds of `WAITED_S`."""
 
     @verb(writes=("job", "outputs"), reads=("inputs", "code", "after"))
     def add(
@@ -343,7 +345,9 @@ class Jobs(Accounts, Replays):
     def end(self, before: Body, after: Body, ended: float) -> None:
         """An attempt is over: count it, and tell whoever traces its job."""
         self.ended[after["attempts"][-1]["outcome"].partition(":")[0]] += 1
-        self.waited_s += max(0.0, before["attempt"]["admitted"] - tracing.asked(before))
+        waited = max(0.0, before["attempt"]["admitted"] - tracing.asked(before))
+        self.waited_s += waited
+        self.waited[bisect_left(WAITED_S, waited)] += 1
         tracing.ended(before, after, ended)
 
     def states(self, ctx: Context, record: Record) -> dict[str, str]:
