@@ -145,8 +145,8 @@ def _jobs(look: Look) -> Iterator[Family]:
     desk = look.house.desks["jobs"]
     yield by("outcome", "falaj_attempts_total", "Attempts that ended, by outcome.", dict(desk.ended), COUNTER)
     said = "How long attempts that ended had waited to begin."
-    rows = buckets({}, WAITED_S, desk.waited, desk.waited_s)
-    yield Family("falaj_attempts_waited_seconds", said, HISTOGRAM, rows)
+    begun = buckets({}, WAITED_S, desk.waited, desk.waited_s)
+    yield Family("falaj_attempts_waited_seconds", said, HISTOGRAM, begun)
 
 
 def _clusters(look: Look) -> Iterator[Family]:
