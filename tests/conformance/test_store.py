@@ -199,6 +199,27 @@ def test_the_log_is_read_in_order_by_filter_and_by_cursor(store: Store) -> None:
     assert store.logs() == [("t", "y"), ("t", "z"), ("u", "z")]
 
 
+def test_the_log_is_read_by_several_verbs_and_by_what_has_inputs(store: Store) -> None:
+    """The same before and after the engine has noted what it knows of: a few commits, then thousands of events."""
+    made = [event(n, zone="yz"[n % 2], inputs=("a:b/c@v1",) if n % 7 == 0 else ()) for n in range(1, 301)]
+    made += [event(n, tenant="u", inputs=("a:b/c@v1",)) for n in range(301, 304)]
+    noise = [event(n, tenant="w")._replace(verb="later") for n in range(1000, 7000)]
+    for events in (made[:4], made[4:8], made[8:40], made[40:] + noise):
+        write(store, events=tuple(events))
+        seen = [one for one in store.events(limit=10_000) if one.verb != "later"]
+        for where in ({}, {"tenant": "t"}, {"tenant": "t", "zone": "z"}, {"tenant": "u"}, {"actor": "actor1"}):
+            kept = [one for one in seen if all(getattr(one, name) == value for name, value in where.items())]
+            edges = [one.id for one in kept if one.inputs]
+            assert [one.id for one in store.events(inputs="any", **where)] == edges, where
+            assert [one.id for one in store.events(inputs="any", limit=2, **where)] == edges[:2]
+            both = [one.id for one in kept]
+            assert [one.id for one in store.events(verb="verb1 verb0 none", **where)] == both, where
+            after = kept[0].pos if kept else ""
+            assert [one.id for one in store.events(after, verb="verb0 verb1", **where)] == both[1:], where
+            odd = [one.id for one in kept if one.verb == "verb1" and one.inputs]
+            assert [one.id for one in store.events(verb="verb1", inputs="any", **where)] == odd, where
+
+
 def replace_pos(row: EventRow) -> EventRow:
     return row._replace(pos="")
 

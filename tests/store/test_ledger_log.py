@@ -72,6 +72,30 @@ def test_so_many_missing_marks_are_written_first(ledger: Ledger, tmp_path: Path)
     assert numbers(ledger, name="n14999") == [14_999]
 
 
+def test_edges_are_noted_on_the_way_and_never_missed(ledger: Ledger, tmp_path: Path) -> None:
+    """Also where a program that knew nothing of edges wrote in between."""
+
+    def made(start: int, count: int) -> None:
+        with ledger.write(Context(Actor("a", "acme"), "uae")) as tx:
+            for n in range(start, start + count):
+                tx.emit("make", Ref("thing", "p", f"n{n}", "r1"), inputs=(THING,) if n % 10 == 0 else (), n=n)
+
+    for start in range(0, 3000, 500):
+        made(start, 500)
+    assert count(tmp_path, "edges") >= 200, "noted without anybody having asked"
+    raw = sqlite3.connect(tmp_path / "ledger.db")
+    raw.execute("DELETE FROM edges WHERE n > 1500")
+    raw.execute("UPDATE meta SET value = 1500 WHERE name = 'edged'")
+    raw.commit()
+    raw.close()
+    made(3000, 3)
+    assert numbers(ledger, tenant="acme", inputs="any") == list(range(0, 3003, 10))
+    for start in range(3003, 9003, 2000):
+        made(start, 2000)
+    assert numbers(ledger, tenant="acme", inputs="any") == list(range(0, 9003, 10))
+    assert count(tmp_path, "edges") >= 500
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 90), st.sampled_from("tu"), st.sampled_from("yz")), min_size=1, max_size=8),
     st.integers(1, 70),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from falaj.audit.graphs import Graphs
 from falaj.backends import postgres
 from falaj.backends.postgres import PostgresStore
 from falaj.core.context import Actor, Context
@@ -46,6 +47,19 @@ def test_a_late_commit_is_never_skipped(store: PostgresStore) -> None:
     early.commit()
     rows = store.events(cursor)
     assert ids(rows) == ["early", "late"]
+
+
+def test_an_edge_that_commits_late_is_not_lost_to_lineage(store: PostgresStore) -> None:
+    """The graph was read while the earlier transaction was open, and goes on behind what it has read."""
+    ledger, graphs = Ledger(store), Graphs()
+    early, late = store.begin(write=True), store.begin(write=True)
+    early.append([event("early")._replace(inputs=("k:p/a@r1",))])
+    late.append([event("late")._replace(inputs=("k:p/b@r1",))])
+    late.commit()
+    assert graphs.of(ledger, "t").num_edges == 0
+    early.commit()
+    assert graphs.of(ledger, "t").num_edges == 2
+    assert graphs.of(ledger, "t").ancestors("k:p/n@r1") == {"k:p/a@r1", "k:p/b@r1"}
 
 
 def test_a_higher_number_with_a_lower_transaction_id_is_in_its_place(store: PostgresStore) -> None:

@@ -26,14 +26,16 @@ class Graphs:
         """One tenant's graph. Rows name things in the clear, so nothing is opened."""
         with self._lock:
             after, graph = self._graphs.get(tenant, ("", Lineage()))
-            while rows := ledger.store.events(after, tenant=tenant, limit=_PAGE):
+            end = ledger.store.end()
+            while rows := ledger.store.events(after, tenant=tenant, inputs="any", limit=_PAGE):
                 for row in rows:
-                    if row.inputs:
-                        key = row.subject
-                        name = f"{key.kind}:{key.project}/{key.name}@{key.version}"
-                        graph.add(name, row.inputs, row.verb, row.id, row.at)
+                    key = row.subject
+                    name = f"{key.kind}:{key.project}/{key.name}@{key.version}"
+                    graph.add(name, row.inputs, row.verb, row.id, row.at)
                 after = rows[-1].pos
                 self._graphs[tenant] = (after, graph)
+            # Whatever lies between the last edge and the end is not read again.
+            self._graphs[tenant] = (max(after, end), graph)
             return graph
 
 

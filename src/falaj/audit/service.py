@@ -56,7 +56,7 @@ class Audit(Vouching):
         self,
         ctx: Context,
         about: Annotated[str, "a reference, or the id of a request"] = "",
-        verb: Annotated[str, "only this act, for example store.copy"] = "",
+        verb: Annotated[str, "only this act, for example store.copy; several with blanks between"] = "",
         actor: Annotated[str, "only what this one did"] = "",
         since: Annotated[float, "not older than this, in seconds since 1970"] = 0.0,
         older: Annotated[str, "`older` of the page before, or a time in seconds since 1970"] = "",

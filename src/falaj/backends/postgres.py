@@ -27,7 +27,7 @@ from falaj.backends.postgres_group import Groups, PostgresGroup
 from falaj.backends.postgres_txn import EPOCH, PostgresTxn, check_alive, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Conflict, Invalid
+from falaj.core.errors import Conflict
 from falaj.core.ports import TABLES, EventRow, Key, Txn
 
 _DIALECT = {
@@ -52,6 +52,11 @@ _LOG_STEPS = (
     (
         "CREATE INDEX events_subject ON events (tenant, kind, project, name)",
         "CREATE INDEX events_request ON events (request)",
+    ),
+    (
+        # By act, and lineage's edges; either would read the whole log.
+        "CREATE INDEX events_verb ON events (tenant, zone, verb, epoch, xid, seq)",
+        "CREATE INDEX events_inputs ON events (tenant, epoch, xid, seq) WHERE inputs <> ''",
     ),
 )
 # An earlier epoch came in by a restore: its xids are another cluster's and all of it is final.
@@ -167,15 +172,16 @@ class PostgresStore:
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
     ) -> list[EventRow]:
         """The log after a cursor, as far as it is final."""
-        asked = {"tenant": tenant, "zone": zone, **where}
-        unknown = set(asked) - sql.WHERE
-        if unknown:
-            raise Invalid(f"events have no {', '.join(sorted(unknown))}", f"ask by {', '.join(sorted(sql.WHERE))}")
+        asked = sql.asked({"tenant": tenant, "zone": zone, **where})
         parts, values = ["(epoch, xid, seq) > (?, ?, ?)", _VISIBLE], list[Any](sql.place(after))
+        if asked.pop("inputs", ""):
+            parts.append("inputs <> ''")
+        if " " in asked.get("verb", ""):
+            parts.append("verb = ANY(?)")
+            values.append(asked.pop("verb").split())
         for column, value in asked.items():
-            if value:
-                parts.append(f"{column} = ?")
-                values.append(value)
+            parts.append(f"{column} = ?")
+            values.append(value)
         text = f"""SELECT {", ".join(TABLES["events"])} FROM events WHERE {" AND ".join(parts)}
             ORDER BY epoch, xid, seq LIMIT ?"""  # noqa: S608 # nosec B608
         return [sql.event_of(row) for row in self._ask(text, [*values, max(0, limit)])]

@@ -34,8 +34,6 @@ _CELLS = "r.cell IN (SELECT value FROM json_each(?))"
 class SqliteStore:
     """`sqlite:/path/to/file`. Options: `busy_s`, how long a writer waits for its turn (default 30)."""
 
-    bundles = True
-
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self._path = _path(url)
         self._busy_s = float((options or {}).get("busy_s", 30.0))
@@ -69,6 +67,11 @@ class SqliteStore:
             late = self._write(SqliteWrite.mark)
         with self._reader() as connection:
             return sqlite_log.read(connection, after, limit, asked)
+
+    def bundles(self, after: str, *, tenant: str, zone: str, limit: int) -> tuple[list[EventRow], str]:
+        """One log after a cursor as it lies, and the cursor of its last."""
+        with self._reader() as connection:
+            return sqlite_log.read_bundles(connection, after, limit, {"tenant": tenant, "zone": zone})
 
     def end(self) -> str:
         """The cursor of the last event."""
@@ -266,7 +269,7 @@ class SqliteWrite(RowWrites, SqliteTxn):
         """Write marks of the log that are missing; True when there are more."""
         self._ready()
         with clear_errors():
-            return sqlite_log.mark(self._connection, 4096)
+            return sqlite_log.catch_up(self._connection, 4096)
 
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """The rows of a dump, into an empty store."""

@@ -4,21 +4,22 @@ A row of `events` is a bundle: neighbours of one log, packed. Appending then cos
 log is read as it lies. Its key `n` is the number of its last event; events are numbered from 1 without a hole.
 
 A row of `marks` is one event by what a question may name (id, request, subject, verb, actor). Small commits bring their
-own marks, and some of any that are missing; large ones leave them for later. Whoever asks gets what is marked and what
-is not alike, because the rest is read through.
+own marks, and some of any that are missing; large ones leave them for later. A row of `edges` is an event with inputs,
+noted a thousand events at a time up to the number `edged`. Whoever asks gets what is marked and what is not alike,
+because the rest is read through.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Corrupt, Invalid
+from falaj.core.errors import Corrupt
 from falaj.core.ports import EventRow
 
 STEPS: tuple[tuple[str, ...], ...] = (
@@ -41,16 +42,24 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX events_subject ON marks (tenant, kind, project, name)",
         "CREATE INDEX events_request ON marks (request)",
     ),
+    (
+        "CREATE INDEX events_verb ON marks (tenant, zone, verb)",
+        "CREATE TABLE edges (n INTEGER PRIMARY KEY, tenant TEXT NOT NULL)",
+        "INSERT INTO meta (name, value) VALUES ('edged', 0)",
+    ),
 )
 _SIZE = 64
 _FEW = 16
 _BEHIND = 4096
+_OFTEN = 1024
 _EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
 _LAST = "SELECT max(n) FROM events"
 _MARKED = "SELECT max(n) FROM marks"
+_EDGED = "SELECT value FROM meta WHERE name = 'edged'"
 _ADD = "INSERT INTO events (n, epoch, tenant, zone, body) VALUES (?, ?, ?, ?, ?)"
 _MARK = "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = ("tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version")
+_EDGE = "INSERT INTO edges (n, tenant) VALUES (?, ?)"
 _IMPORT = "INSERT INTO imported (epoch, xid, seq, n) VALUES (?, ?, ?, ?)"
 _IMPORTED = """SELECT n FROM imported WHERE (epoch, xid, seq) <= (?, ?, ?)
     ORDER BY epoch DESC, xid DESC, seq DESC LIMIT 1"""
@@ -79,6 +88,13 @@ def append(connection: sqlite3.Connection, events: list[EventRow]) -> None:
     connection.executemany(_ADD, rows)
     if len(events) <= _FEW:
         mark(connection, _FEW)
+    if n // _OFTEN > (last or 0) // _OFTEN:
+        _trace(connection, max(_BEHIND, 2 * len(events)))
+
+
+def catch_up(connection: sqlite3.Connection, most: int) -> bool:
+    """Write what is missing of marks and edges for about `most` events; True when more is missing."""
+    return mark(connection, most) | _trace(connection, most)
 
 
 def mark(connection: sqlite3.Connection, most: int) -> bool:
@@ -93,21 +109,30 @@ def mark(connection: sqlite3.Connection, most: int) -> bool:
     return len(rows) >= most
 
 
+def _trace(connection: sqlite3.Connection, most: int) -> bool:
+    """Note which of the next `most` events have inputs; True when more wait."""
+    ((edged,),) = connection.execute(_EDGED)
+    rows, last = list[tuple[int, str]](), edged
+    for last, event in islice(_walk(connection, edged, {}), most):
+        if event.inputs:
+            rows.append((last, event.tenant))
+    connection.executemany(_EDGE, rows)
+    connection.execute("UPDATE meta SET value = ? WHERE name = 'edged'", (last,))
+    return bool(last - edged >= most)
+
+
 def behind(connection: sqlite3.Connection, where: Mapping[str, str]) -> bool:
     """True when so many marks are missing that they should be written before this question is answered."""
     if not any(value for field, value in where.items() if field not in ("tenant", "zone")):
         return False
     ((last,),) = connection.execute(_LAST)
-    ((marked,),) = connection.execute(_MARKED)
-    return (last or 0) - (marked or 0) > _BEHIND
+    ((known,),) = connection.execute(_EDGED if where.get("inputs") else _MARKED)
+    return (last or 0) - (known or 0) > _BEHIND
 
 
 def read(connection: sqlite3.Connection, after: str, limit: int, where: Mapping[str, str]) -> list[EventRow]:
     """The log after a cursor, inside the snapshot of the transaction that is open."""
-    unknown = set(where) - sql.WHERE
-    if unknown:
-        raise Invalid(f"events have no {', '.join(sorted(unknown))}", f"ask by {', '.join(sorted(sql.WHERE))}")
-    asked = {field: value for field, value in where.items() if value}
+    asked = sql.asked(where)
     start = _number(connection, after)
     found: list[EventRow] = []
     if limit <= 0:
@@ -119,6 +144,25 @@ def read(connection: sqlite3.Connection, after: str, limit: int, where: Mapping[
         if len(found) >= limit:
             break
     return found
+
+
+def read_bundles(
+    connection: sqlite3.Connection, after: str, limit: int, log: Mapping[str, str]
+) -> tuple[list[EventRow], str]:
+    """One log after a cursor as it lies, and the cursor of the last event."""
+    start, found, pos = _number(connection, after), list[EventRow](), after
+    for last, epoch, body in _bundles(connection, start, log):
+        events = _unpack(body)
+        before = last - len(events)
+        skip = max(0, start - before)
+        some = events[skip : skip + limit - len(found)]
+        if some and some[0].part:
+            some[0] = some[0]._replace(data=events[skip - some[0].part].data)
+        found += some
+        pos = some[-1].pos or sql.cursor(epoch, 0, before + skip + len(some)) if some else pos
+        if len(found) >= limit:
+            break
+    return found, pos
 
 
 def end(connection: sqlite3.Connection) -> str:
@@ -164,7 +208,7 @@ class Loader:
     def end(self) -> None:
         """Write what is left, and every mark."""
         self._write()
-        while mark(self._connection, _BEHIND):
+        while catch_up(self._connection, _BEHIND):
             pass
 
     def _write(self) -> None:
@@ -175,13 +219,13 @@ class Loader:
 
 def _walk(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) -> Iterator[tuple[int, EventRow]]:
     """(number, event) after number `start`, in order, where every field asked for is as asked."""
-    fields = {_COLUMNS.index(f): v for f, v in asked.items() if f not in ("tenant", "zone")}
+    wanted = _wanted({field: value for field, value in asked.items() if field not in ("tenant", "zone")})
     for last, epoch, body in _bundles(connection, start, asked):
         events = _unpack(body)
         data = b""
         for n, event in enumerate(events, last - len(events) + 1):
             data = event.data or data
-            if n > start and (not fields or _fits(event, fields)):
+            if n > start and (wanted is None or wanted(event)):
                 yield n, _placed(event, epoch, n, data)
 
 
@@ -209,22 +253,47 @@ def _by_marks(
     connection: sqlite3.Connection, start: int, limit: int, asked: Mapping[str, str]
 ) -> tuple[list[EventRow], int]:
     """What the marks know of, and the number up to which they know everything."""
-    ((marked,),) = connection.execute(_MARKED)
-    parts = " AND ".join(f"{field} = ?" for field in asked)
-    # Where neither a thing nor an id nor a request is asked for, the one index that fits is all events of a tenant, and
-    # looking each of them up takes twenty times as long as reading the marks in their order.
-    how = "" if asked.keys() & {"id", "request", "kind"} else "NOT INDEXED"
-    text = f"SELECT n FROM marks {how} WHERE n > ? AND {parts} ORDER BY n LIMIT ?"  # noqa: S608 # nosec B608
+    ((known,),) = connection.execute(_EDGED if "inputs" in asked else _MARKED)
+    wanted = _wanted(asked)
     found: list[EventRow] = []
     last, epoch, events = 0, 0, list[EventRow]()
-    for (n,) in connection.execute(text, (start, *asked.values(), limit)).fetchall():
+    for n in _numbers(connection, start, asked):
         if n > last:
             query = "SELECT n, epoch, body FROM events WHERE n >= ? ORDER BY n LIMIT 1"
             last, epoch, body = connection.execute(query, (n,)).fetchone()
             events = _unpack(body)
         event = events[n - last - 1]
-        found.append(_placed(event, epoch, n, events[n - last - 1 - event.part].data if event.part else event.data))
-    return found, max(start, marked or 0)
+        if wanted is None or wanted(event):
+            data = events[n - last - 1 - event.part].data if event.part else event.data
+            found.append(_placed(event, epoch, n, data))
+            if len(found) >= limit:
+                break
+    return found, max(start, known or 0)
+
+
+def _numbers(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) -> Iterator[int]:
+    """Numbers of events that may fit, in order: none is missing of those that are marked."""
+    if "inputs" in asked:
+        parts, values = ["n > ?"], [start, *([asked["tenant"]] if "tenant" in asked else [])]
+        parts += ["tenant = ?"] * (len(values) - 1)
+        text = f"SELECT n FROM edges WHERE {' AND '.join(parts)} ORDER BY n"  # noqa: S608 # nosec B608
+        return (n for (n,) in connection.execute(text, values))
+    few = asked.keys() & {"id", "request", "kind"}
+    if "tenant" in asked and "verb" in asked and not few:
+        # Each act of each zone is a stretch of the index in the order of the log.
+        zones = [asked["zone"]] if "zone" in asked else list(_zones(connection, asked["tenant"]))
+        each = [{**asked, "zone": zone, "verb": verb} for zone in zones for verb in sorted(set(asked["verb"].split()))]
+        return merge(*(_marked(connection, start, one, "INDEXED BY events_verb") for one in each))
+    # Where neither a thing nor an id nor a request is asked for, the one index that fits is all events of a tenant, and
+    # looking each of them up takes twenty times as long as reading the marks in their order.
+    return _marked(connection, start, asked, "" if few else "NOT INDEXED")
+
+
+def _marked(connection: sqlite3.Connection, start: int, asked: Mapping[str, str], how: str) -> Iterator[int]:
+    fields = [field for field in asked if field != "verb" or " " not in asked[field]]
+    parts = " AND ".join(["n > ?", *(f"{field} = ?" for field in fields)])
+    text = f"SELECT n FROM marks {how} WHERE {parts} ORDER BY n"  # noqa: S608 # nosec B608
+    return (n for (n,) in connection.execute(text, (start, *(asked[field] for field in fields))))
 
 
 def _named(event: EventRow) -> tuple[str, ...]:
@@ -233,9 +302,20 @@ def _named(event: EventRow) -> tuple[str, ...]:
     return tenant, zone, id_, verb, actor, request, kind, project, name, version
 
 
-def _fits(event: EventRow, fields: Mapping[int, str]) -> bool:
-    named = _named(event)
-    return all(named[index] == value for index, value in fields.items())
+def _wanted(asked: Mapping[str, str]) -> Callable[[EventRow], bool] | None:
+    """Whether an event is as asked; None where every one is."""
+    fields = {_COLUMNS.index(field): value for field, value in asked.items() if field not in ("verb", "inputs")}
+    verbs, inputs = frozenset(asked.get("verb", "").split()), "inputs" in asked
+    if not asked:
+        return None
+
+    def fits(event: EventRow) -> bool:
+        if (inputs and not event.inputs) or (verbs and event.verb not in verbs):
+            return False
+        named = _named(event) if fields else ()
+        return all(named[index] == value for index, value in fields.items())
+
+    return fits
 
 
 def _placed(event: EventRow, epoch: int, n: int, data: bytes) -> EventRow:

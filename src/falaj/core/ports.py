@@ -104,7 +104,8 @@ class Store(Protocol):
     ) -> list[EventRow]:
         """The log after a cursor, never skipping what commits late.
 
-        `where` may name: id, verb, actor, request, kind, project, name, version.
+        `where` may name: id, verb, actor, request, kind, project, name, version. A verb may be several, with blanks
+        between; `inputs`, whatever it says, asks for events that have some.
         """
         ...
 
@@ -169,7 +170,10 @@ class CanCopy(Protocol):
 class CanBundle(Protocol):
     """A store that keeps events sealed together once, instead of once for each."""
 
-    bundles: bool
+    def bundles(self, after: str, *, tenant: str, zone: str, limit: int) -> tuple[list[EventRow], str]:
+        """One log after a cursor as it lies, and the cursor of its last: no row has a cursor of its own, and of those
+        sealed together only the first has `data`. For whoever reads much of it."""
+        ...
 
 
 @runtime_checkable

@@ -27,6 +27,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX records_cell ON records (tenant, kind, cell)",
         "CREATE INDEX records_at ON records (tenant, kind, at)",
     ),
+    (),
 )
 NEWEST = len(STEPS)
 

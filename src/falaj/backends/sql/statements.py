@@ -1,7 +1,7 @@
 """The statements both engines understand, with `?` for a value, and the reading of their rows."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from falaj.core.errors import Invalid
@@ -32,7 +32,7 @@ LEASE = """INSERT INTO leases (name, owner, token, until) VALUES (?, ?, 1, ?)
         token = leases.token + CASE WHEN leases.owner = excluded.owner AND leases.until > ? THEN 0 ELSE 1 END
     WHERE leases.owner = excluded.owner OR leases.until <= ? RETURNING token"""
 RELEASE = "UPDATE leases SET owner = '', until = 0 WHERE name = ? AND owner = ?"
-WHERE = frozenset({"tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version"})
+WHERE = frozenset({"tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version", "inputs"})
 OCCUPIED = "SELECT 1 FROM records UNION ALL SELECT 1 FROM events LIMIT 1"
 # After all that a restore brought: no cursor handed out before it can come to lie behind a new event.
 NEW_EPOCH = "UPDATE meta SET value = 1 + (SELECT coalesce(max(epoch), 0) FROM events) WHERE name = 'epoch'"
@@ -53,6 +53,14 @@ def load(table: str) -> str:
     """Put a dumped row back."""
     columns = TABLES[table]
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608 # nosec B608
+
+
+def asked(where: Mapping[str, str]) -> dict[str, str]:
+    """What a question to the log names; Invalid when it names what events do not have."""
+    unknown = set(where) - WHERE
+    if unknown:
+        raise Invalid(f"events have no {', '.join(sorted(unknown))}", f"ask by {', '.join(sorted(WHERE))}")
+    return {field: value for field, value in where.items() if value}
 
 
 def terms_text(terms: tuple[tuple[str, str], ...]) -> str:
