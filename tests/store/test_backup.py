@@ -1,9 +1,12 @@
 """Backup and restore between real engines, while writers go on, and what happens to a damaged file."""
 
+import base64
 import itertools
+import json
 import threading
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Conflict, Corrupt, Invalid, Unavailable
 from falaj.core.frontier import Frontier
+from falaj.core.ports import TABLES, CanCopy
 from falaj.core.ref import Ref
-from falaj.store.backup import backup, check, restore
+from falaj.store.backup import Tally, backup, check, restore
 from falaj.store.ledger import Ledger
 
 Open = Callable[[str], Ledger]
@@ -129,7 +133,7 @@ def test_only_into_an_empty_store_and_all_or_nothing(engine: str, fresh: Open, t
     with pytest.raises(Conflict):
         restore(old, str(path))
     new = fresh(engine)
-    for damage in (flip_in_member, drop_a_line, cut_short):
+    for damage in (flip_in_a_row, other_roots, cut_short, more_behind):
         bad = tmp_path / f"{damage.__name__}.zip"
         damage(path, bad)
         with pytest.raises(Corrupt):
@@ -152,6 +156,44 @@ def test_what_is_no_backup_is_refused(fresh: Open, tmp_path: Path) -> None:
         archive.writestr("manifest.json", '{"format":"falaj-backup-99"}')
     with pytest.raises(Invalid):
         restore(new, str(tmp_path / "other.zip"))
+    (tmp_path / "later").write_bytes(b"falaj-backup-3\n" + bytes(100))
+    with pytest.raises(Invalid):
+        restore(new, str(tmp_path / "later"))
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+def test_a_backup_of_an_earlier_release_is_read(engine: str, fresh: Open, tmp_path: Path) -> None:
+    old, new = fresh("sqlite"), fresh(engine)
+    fill(old, 12)
+    as_zip(old, tmp_path / "bad.zip", spoil=b'"ade"')
+    with pytest.raises(Corrupt):
+        restore(new, str(tmp_path / "bad.zip"))
+    as_zip(old, tmp_path / "old.zip")
+    assert restore(new, str(tmp_path / "old.zip")).rows["events"] == 12
+    assert everything(new) == everything(old)
+
+
+def test_what_events_share_is_written_once_and_comes_back(fresh: Open, tmp_path: Path) -> None:
+    """Events of one transaction are sealed together, and each row gives out all of it."""
+    old, new = fresh("sqlite"), fresh("postgresql")
+    with old.write(Context(Actor("ann", "t"), "z")) as tx:
+        for n in range(64):
+            tx.emit("add", Ref("thing", "p", f"n{n}", "r1"), text="x" * 1000)
+    whole = sum(len(row.data) for row in old.store.events())
+    assert backup(old, str(tmp_path / "b")).size_bytes < whole / 20
+    restore(new, str(tmp_path / "b"))
+    assert [f.raw for f in new.tail()] == [f.raw for f in old.tail()]
+
+
+def test_a_restored_log_answers_by_act_and_by_inputs(fresh: Open, tmp_path: Path) -> None:
+    old, new = fresh("sqlite"), fresh("sqlite")
+    fill(old, 200)
+    backup(old, str(tmp_path / "b"))
+    restore(new, str(tmp_path / "b"))
+    for asked in ({"verb": "add"}, {"kind": "thing", "name": "n3"}, {"verb": "add", "inputs": "yes"}):
+        found = [f.raw for f in new.tail(tenant="tenant1", **asked)]
+        assert found == [f.raw for f in old.tail(tenant="tenant1", **asked)]
+        assert found
 
 
 def test_a_failed_backup_leaves_no_file(fresh: Open, tmp_path: Path) -> None:
@@ -183,21 +225,35 @@ def by_definition(leaves: list[bytes]) -> bytes:
     return sha256(b"\x01" + by_definition(leaves[:split]) + by_definition(leaves[split:])).digest()
 
 
-def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
-            new.writestr(name, change(data) if name == "events.jsonl" else data)
+def flip_in_a_row(source: Path, target: Path) -> None:
+    target.write_bytes(source.read_bytes().replace(b"add", b"ade", 1))
 
 
-def flip_in_member(source: Path, target: Path) -> None:
-    rewrite(source, target, lambda data: data.replace(b'"add"', b'"ade"', 1))
-
-
-def drop_a_line(source: Path, target: Path) -> None:
-    rewrite(source, target, lambda data: b"\n".join(data.split(b"\n")[1:]))
+def other_roots(source: Path, target: Path) -> None:
+    head, _, end = source.read_bytes().rpartition(b'"root": "')
+    target.write_bytes(head + b'"root": "' + (b"0" if end[:1] != b"0" else b"1") + end[1:])
 
 
 def cut_short(source: Path, target: Path) -> None:
     data = source.read_bytes()
     target.write_bytes(data[: len(data) // 2])
+
+
+def more_behind(source: Path, target: Path) -> None:
+    target.write_bytes(source.read_bytes() + b"x")
+
+
+def as_zip(ledger: Ledger, path: Path, spoil: bytes = b"") -> None:
+    """A backup as releases before wrote it."""
+    assert isinstance(ledger.store, CanCopy)
+    tally, members = Tally(), {table: list[bytes]() for table in TABLES}
+    for table, values in ledger.store.dump():
+        tally.row(table, values)
+        plain = [base64.b64encode(v).decode() if isinstance(v, bytes) else v for v in values]
+        members[table].append(json.dumps(plain).encode() + b"\n")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        digests = {table: sha256(b"".join(lines)).hexdigest() for table, lines in members.items()}
+        for table, lines in members.items():
+            archive.writestr(f"{table}.jsonl", b"".join(lines).replace(b'"add"', spoil or b'"add"', 1))
+        logs = [asdict(log) for log in tally.logs()]
+        archive.writestr("manifest.json", json.dumps({"format": "falaj-backup-1", "digests": digests, "logs": logs}))

@@ -56,6 +56,7 @@ _EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
 _LAST = "SELECT max(n) FROM events"
 _MARKED = "SELECT max(n) FROM marks"
 _EDGED = "SELECT value FROM meta WHERE name = 'edged'"
+_SET_EDGED = "UPDATE meta SET value = ? WHERE name = 'edged'"
 _ADD = "INSERT INTO events (n, epoch, tenant, zone, body) VALUES (?, ?, ?, ?, ?)"
 _MARK = "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = ("tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version")
@@ -117,7 +118,7 @@ def _trace(connection: sqlite3.Connection, most: int) -> bool:
         if event.inputs:
             rows.append((last, event.tenant))
     connection.executemany(_EDGE, rows)
-    connection.execute("UPDATE meta SET value = ? WHERE name = 'edged'", (last,))
+    connection.execute(_SET_EDGED, (last,))
     return bool(last - edged >= most)
 
 
@@ -148,21 +149,20 @@ def read(connection: sqlite3.Connection, after: str, limit: int, where: Mapping[
 
 def read_bundles(
     connection: sqlite3.Connection, after: str, limit: int, log: Mapping[str, str]
-) -> tuple[list[EventRow], str]:
-    """One log after a cursor as it lies, and the cursor of the last event."""
-    start, found, pos = _number(connection, after), list[EventRow](), after
+) -> Iterator[tuple[str, list[EventRow]]]:
+    """One log after a cursor as it lies: at most `limit` events, each bundle with the cursor of its last."""
+    start = _number(connection, after)
     for last, epoch, body in _bundles(connection, start, log):
         events = _unpack(body)
         before = last - len(events)
         skip = max(0, start - before)
-        some = events[skip : skip + limit - len(found)]
-        if some and some[0].part:
+        some = events[skip : skip + limit]
+        if some[0].part:
             some[0] = some[0]._replace(data=events[skip - some[0].part].data)
-        found += some
-        pos = some[-1].pos or sql.cursor(epoch, 0, before + skip + len(some)) if some else pos
-        if len(found) >= limit:
-            break
-    return found, pos
+        yield some[-1].pos or sql.cursor(epoch, 0, before + skip + len(some)), some
+        limit -= len(some)
+        if limit <= 0:
+            return
 
 
 def end(connection: sqlite3.Connection) -> str:
@@ -179,42 +179,57 @@ def dump(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
 
 
 class Loader:
-    """Takes events of a backup in the order of the log, each with the place it had."""
+    """Takes events of a backup in the order of the log, each with the place it had. A hot path: tuples, no objects."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._n = 0
-        self._held: list[EventRow] = []
+        self._held: list[tuple[Any, ...]] = []
+        self._bundles: list[tuple[Any, ...]] = []
+        self._marks: list[tuple[Any, ...]] = []
+        self._edges: list[tuple[int, str]] = []
         self._log: tuple[int, str, str] = (0, "", "")
         self._data = b""
 
     def add(self, values: tuple[Any, ...]) -> None:
         """One more event."""
-        epoch, xid, seq, *_ = values
-        event = sql.event_of(values)
-        log = (epoch, event.tenant, event.zone)
-        shared = event.part > 0 and log == self._log and bool(self._held) and event.data == self._data
+        epoch, xid, seq, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, *rest = values
+        leaf, data, inputs, part = rest
+        log = (epoch, tenant, zone)
+        shared = part > 0 and log == self._log and bool(self._held) and data == self._data
         if not shared and (log != self._log or len(self._held) >= _SIZE):
             self._write()
             self._log = log
-        self._data = event.data
+        self._data = data
         self._n += 1
         if xid:
             self._connection.execute(_IMPORT, (epoch, xid, seq, self._n))
         elif seq != self._n:
             raise Corrupt("the log has a hole", "take another copy of the backup")
-        self._held.append(event._replace(pos=event.pos if xid else "", data=b"" if shared else event.data))
+        pos, pins = sql.cursor(epoch, xid, seq) if xid else "", inputs.split("\n") if inputs else ()
+        subject, own = (tenant, kind, project, name, version), b"" if shared else data
+        self._held.append((id_, tenant, zone, verb, actor, subject, at, request, leaf, own, pins, pos, part))
+        self._marks.append((self._n, tenant, zone, id_, verb, actor, request, kind, project, name, version))
+        if inputs:
+            self._edges.append((self._n, tenant))
+        if len(self._marks) >= _BEHIND:
+            self._flush()
 
     def end(self) -> None:
-        """Write what is left, and every mark."""
+        """Write what is left, and every mark and edge."""
         self._write()
-        while catch_up(self._connection, _BEHIND):
-            pass
+        self._flush()
 
     def _write(self) -> None:
         if self._held:
-            self._connection.execute(_ADD, (self._n, *self._log, _pack(self._held)))
+            self._bundles.append((self._n, *self._log, _pack(self._held)))
             self._held = []
+
+    def _flush(self) -> None:
+        for text, rows in ((_ADD, self._bundles), (_MARK, self._marks), (_EDGE, self._edges)):
+            self._connection.executemany(text, rows)
+            rows.clear()
+        self._connection.execute(_SET_EDGED, (self._n,))
 
 
 def _walk(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) -> Iterator[tuple[int, EventRow]]:

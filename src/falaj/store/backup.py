@@ -1,29 +1,53 @@
-"""Backup and restore: the whole ledger in one file, as ciphertext, proven by the root of every log.
+"""Backup and restore: the whole ledger in one stream, as ciphertext, proven by the root of every log.
 
-The file is a zip of one JSON-lines member a table and a manifest. The manifest has the SHA-256 of each member and, for
-each log, the number of its events and the RFC 6962 root over their leaf hashes. Root keys are not in it: without their
-holder a backup opens nothing.
+    a line with the name of the format
+    frames     table (1 byte), length (4 bytes), and so many bytes of msgpack: a list of rows
+    the end    one frame more, JSON: the BLAKE3 of all before it, and of each log its size and its RFC 6962 root
+
+What events share (they are sealed together) is written once. Root keys are not in it: without their holder a backup
+opens nothing. Files of the format before, zips of JSON lines, are read too (store/backup_zip.py).
 """
 
-import base64
 import json
 import os
-import zipfile
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+import msgspec
+from blake3 import blake3
 
 from falaj.core.errors import Corrupt, Invalid, Unavailable
 from falaj.core.frontier import Frontier
 from falaj.core.ports import TABLES, CanCopy
 from falaj.store.ledger import Ledger
 
-FORMAT = "falaj-backup-1"
 Progress = Callable[[int], None]
-_BYTES = {"records": ("body",), "events": ("leaf", "data"), "leases": ()}
+Rows = Iterator[tuple[str, tuple[Any, ...]]]
+MAGIC = b"falaj-backup-2\n"
+ZIP = b"PK\x03\x04"
+_HEAD = struct.Struct(">BI")
+_NAMES = tuple(TABLES)
+_EVENTS, _END = 1, 255
 _EVERY = 1000
+_FRAME = 1 << 20
+_MOST = 1 << 28
+_READ = 1 << 20
+_EVENT = {name: index for index, name in enumerate(TABLES["events"])}
+_TENANT, _ZONE, _LEAF, _DATA, _PART = (_EVENT[name] for name in ("tenant", "zone", "leaf", "data", "part"))
+_pack = msgspec.msgpack.Encoder().encode
+_Record = tuple[str, str, str, str, str, int, str, bytes, float, str]
+_Event = tuple[
+    int, int, int, str, str, str, str, str, str, str, str, str, float, str, bytes, bytes | None, str, int
+]  # fmt: skip
+_Lease = tuple[str, str, int, float]
+_unpack: dict[int, Callable[[bytes], list[Any]]] = {
+    0: msgspec.msgpack.Decoder(list[_Record]).decode,
+    1: msgspec.msgpack.Decoder(list[_Event]).decode,
+    2: msgspec.msgpack.Decoder(list[_Lease]).decode,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +71,13 @@ class BackupReport:
 
 def backup(ledger: Ledger, out_path: str, progress: Progress | None = None) -> BackupReport:
     """Write a consistent copy of everything while writers go on. The file appears whole or not at all."""
-    store = ledger.store
-    if not isinstance(store, CanCopy):
-        raise Invalid("this store cannot be copied", "use the engine's own backup")
     part = Path(f"{out_path}.part")
     tally = Tally(progress)
     try:
         descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-                _write(store, archive, tally)
+            for chunk in written(copier(ledger).dump(), tally):
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         part.replace(out_path)
@@ -72,29 +93,30 @@ def backup(ledger: Ledger, out_path: str, progress: Progress | None = None) -> B
 
 def restore(ledger: Ledger, path: str, progress: Progress | None = None) -> BackupReport:
     """Bring a backup into an empty store of any engine, all or nothing; every digest and root is checked."""
-    store = ledger.store
-    if not isinstance(store, CanCopy):
-        raise Invalid("this store cannot take a backup", "use the engine's own restore")
     tally = Tally(progress)
-    with _opened(path) as archive:
-        manifest = _manifest(archive)
-        store.load(_read(archive, manifest, tally))
+    copier(ledger).load(rows_of(path, tally))
     return tally.report(Path(path).stat().st_size)
 
 
 def check(path: str, progress: Progress | None = None) -> BackupReport:
     """Read a backup through and prove it, without a store."""
     tally = Tally(progress)
-    with _opened(path) as archive:
-        for _ in _read(archive, _manifest(archive), tally):
-            pass
+    for _ in rows_of(path, tally):
+        pass
     return tally.report(Path(path).stat().st_size)
+
+
+def copier(ledger: Ledger) -> CanCopy:
+    """The ledger's store, if it can be copied."""
+    if not isinstance(ledger.store, CanCopy):
+        raise Invalid("this store cannot be copied", "use the engine's own backup")
+    return ledger.store
 
 
 class Tally:
     """Counts rows and grows the root of every log while rows go by."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
         self.rows = dict.fromkeys(TABLES, 0)
         self._logs: dict[tuple[str, str], Frontier] = {}
         self._progress = progress
@@ -104,8 +126,11 @@ class Tally:
         """One more row."""
         self.rows[table] += 1
         if table == "events":
-            named = dict(zip(TABLES["events"], values, strict=True))
-            self._logs.setdefault((named["tenant"], named["zone"]), Frontier()).append(bytes(named["leaf"]))
+            name = (values[_TENANT], values[_ZONE])
+            log = self._logs.get(name)
+            if log is None:
+                log = self._logs[name] = Frontier()
+            log.append(bytes(values[_LEAF]))
         self._seen += 1
         if self._progress is not None and self._seen % _EVERY == 0:
             self._progress(self._seen)
@@ -121,88 +146,133 @@ class Tally:
         return BackupReport(dict(self.rows), self.logs(), size_bytes)
 
 
-class _Hashed:
-    """A member of the archive on its way in or out, hashed as it passes."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self.digest = sha256()
-
-    def write(self, line: bytes) -> None:
-        self.digest.update(line)
-        self._stream.write(line)
-
-    def lines(self) -> Iterator[bytes]:
-        for line in self._stream:
-            self.digest.update(line)
-            yield line
-
-
-def _write(store: CanCopy, archive: zipfile.ZipFile, tally: Tally) -> None:
-    digests: dict[str, str] = {}
-    rows = store.dump()
-    held = next(rows, None)
-    for table in TABLES:
-        with archive.open(f"{table}.jsonl", "w", force_zip64=True) as stream:
-            member = _Hashed(stream)
-            while held is not None and held[0] == table:
-                tally.row(*held)
-                member.write(_line(*held))
-                held = next(rows, None)
-        digests[table] = member.digest.hexdigest()
-    logs = [asdict(log) for log in tally.logs()]
-    manifest = {"format": FORMAT, "digests": digests, "rows": tally.rows, "logs": logs}
-    archive.writestr("manifest.json", json.dumps(manifest, indent=1, sort_keys=True))
+def written(rows: Rows, tally: Tally) -> Iterator[bytes]:
+    """The stream of a backup, chunk by chunk."""
+    digest = blake3(MAGIC)
+    yield MAGIC
+    for table, frame in _framed(rows, tally):
+        payload = _pack(frame)
+        head = _HEAD.pack(_NAMES.index(table), len(payload))
+        digest.update(head)
+        digest.update(payload)
+        yield head
+        yield payload
+    end = {"digest": digest.hexdigest(), "rows": tally.rows, "logs": [asdict(log) for log in tally.logs()]}
+    told = json.dumps(end, sort_keys=True).encode()
+    yield _HEAD.pack(_END, len(told)) + told
 
 
-def _read(archive: zipfile.ZipFile, manifest: dict[str, Any], tally: Tally) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Every row; Corrupt after the last one when anything was not as the manifest says, so that a load is undone."""
-    try:
-        for table in TABLES:
-            with archive.open(f"{table}.jsonl") as stream:
-                member = _Hashed(stream)
-                for line in member.lines():
-                    row = _row(table, line)
-                    tally.row(*row)
-                    yield row
-            if member.digest.hexdigest() != manifest["digests"][table]:
-                raise _damaged(f"its {table} are not what was written")
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, OSError) as error:
-        raise _damaged("a part of it cannot be read") from error
-    if [asdict(log) for log in tally.logs()] != manifest["logs"]:
-        raise _damaged("its logs do not give the roots they gave")
-
-
-def _line(table: str, values: tuple[Any, ...]) -> bytes:
-    plain = [base64.b64encode(v).decode() if isinstance(v, (bytes, memoryview)) else v for v in values]
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
-
-
-def _row(table: str, line: bytes) -> tuple[str, tuple[Any, ...]]:
-    columns = TABLES[table]
-    pairs = zip(columns, json.loads(line), strict=True)
-    return table, tuple(base64.b64decode(v, validate=True) if c in _BYTES[table] else v for c, v in pairs)
-
-
-def _opened(path: str) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except FileNotFoundError as error:
-        raise Invalid("there is no such backup", "give the path of a file that a backup wrote") from error
-    except (OSError, zipfile.BadZipFile) as error:
-        raise _damaged("it is not a whole archive") from error
-
-
-def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads(archive.read("manifest.json"))
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise _damaged("its manifest cannot be read") from error
-    if manifest.get("format") != FORMAT:
+def read(chunks: Iterable[bytes], tally: Tally) -> Rows:
+    """Every row; Corrupt after the last one when anything was not as it was written, so that a load is undone."""
+    source = _Source(chunks)
+    named = source.take(len(MAGIC))
+    if named != MAGIC:
+        if not named.startswith(b"falaj-backup-"):
+            raise _damaged("it is not a backup")
         raise Invalid(
             "the backup is of a format this program does not know", "restore it with the program that wrote it"
         )
-    return manifest
+    digest, data = blake3(MAGIC), b""
+    try:
+        while True:
+            head = source.take(_HEAD.size)
+            kind, length = _HEAD.unpack(head)
+            if length > _MOST:
+                raise _damaged("a part of it is too large")
+            payload = source.take(length)
+            if kind == _END:
+                _check_end(json.loads(payload), digest.hexdigest(), tally)
+                source.end()
+                return
+            digest.update(head)
+            digest.update(payload)
+            table = _NAMES[kind]
+            for row in _unpack[kind](payload):
+                values = row
+                if kind == _EVENTS:
+                    data = data if row[_DATA] is None else row[_DATA]
+                    values = row if row[_DATA] is not None else (*row[:_DATA], data, *row[_DATA + 1 :])
+                tally.row(table, values)
+                yield table, values
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged("a part of it cannot be read") from error
+
+
+def rows_of(path: str, tally: Tally) -> Rows:
+    """Every row of a file of either format."""
+    try:
+        with Path(path).open("rb") as file:
+            if file.read(len(ZIP)) == ZIP:
+                from falaj.store.backup_zip import read_zip
+
+                yield from read_zip(path, tally)
+                return
+            file.seek(0)
+            yield from read(iter(lambda: file.read(_READ), b""), tally)
+    except FileNotFoundError as error:
+        raise Invalid("there is no such backup", "give the path of a file that a backup wrote") from error
+    except OSError as error:
+        raise Unavailable(f"the backup cannot be read: {error.strerror}", "check the file and its owner") from error
+
+
+def _framed(rows: Rows, tally: Tally) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """Rows in frames of one table and about one size; what an event shares with the one before is left out."""
+    frame, current, size = list[tuple[Any, ...]](), "", 0
+    last, log = b"", ("", "")
+    for table, values in rows:
+        tally.row(table, values)
+        if frame and (table != current or size >= _FRAME):
+            yield current, frame
+            frame, size = [], 0
+        row = values
+        if table == "events":
+            data, here = values[_DATA], (values[_TENANT], values[_ZONE])
+            if values[_PART] and here == log and data == last:
+                row = (*values[:_DATA], None, *values[_DATA + 1 :])
+            else:
+                last, log, size = data, here, size + len(data)
+        elif table == "records":
+            size += len(values[7]) + len(values[9])
+        frame.append(row)
+        current, size = table, size + 256
+    if frame:
+        yield current, frame
+
+
+def _check_end(end: Any, digest: str, tally: Tally) -> None:
+    if end["digest"] != digest:
+        raise _damaged("its rows are not what was written")
+    if end["rows"] != tally.rows or end["logs"] != [asdict(log) for log in tally.logs()]:
+        raise _damaged("its logs do not give the roots they gave")
+
+
+class _Source:
+    """Bytes that come in chunks, taken in the pieces one needs."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._held = b""
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        """Exactly so many bytes; Corrupt when there are not."""
+        have = len(self._held) - self._at
+        if have < count:
+            parts = [self._held[self._at :]]
+            while have < count:
+                chunk = next(self._chunks, b"")
+                if not chunk:
+                    raise _damaged("it ends too soon")
+                parts.append(chunk)
+                have += len(chunk)
+            self._held, self._at = b"".join(parts), 0
+        self._at += count
+        return self._held[self._at - count : self._at]
+
+    def end(self) -> None:
+        """Corrupt unless that was all."""
+        if self._at != len(self._held) or next(self._chunks, b""):
+            raise _damaged("something follows its end")
 
 
 def _damaged(what: str) -> Corrupt:
