@@ -301,7 +301,7 @@ class SqliteWrite(RowWrites, SqliteTxn):
         self._ready()
         if self.run(sql.OCCUPIED):
             raise Conflict("the store is not empty", "restore into a new store")
-        log = sqlite_log.Loader(self._connection)
+        log, held = sqlite_log.Loader(self._connection), dict[str, list[Any]](records=[], leases=[])
         with clear_errors():
             for table, values in rows:
                 if table == "events":
@@ -319,16 +319,18 @@ class SqliteWrite(RowWrites, SqliteTxn):
         """Add to the log; written with the whole batch, in the order of commits."""
         self._events.extend(events)
 
-    def commit(self) -> None:
-        """Durable on return, or, inside a group, when the group ends."""
             # An index that is made of what lies there costs a fraction of one that grows with every row.
             indexes = self.run(_INDEXES)
             for name, _ in indexes:
                 self._connection.execute(f'DROP INDEX "{name}"')
+    def commit(self) -> None:
+        """Durable on return, or, inside a group, when the group ends."""
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
         self._ended, self._lane.local.writing = True, False
         batch = self._batch
+            for _, text in indexes:
+                self._connection.execute(text)
         self._unmark(keep=True)
         if batch.error is None:
             batch.events += self._events
