@@ -27,9 +27,9 @@ _DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "c
 _RECORDS = sql.dump("records", "tenant, kind, project, name, version")
 _LEASES = sql.dump("leases", "name")
 _LOAD = {table: sql.load(table) for table in ("records", "leases")}
-T = TypeVar("T")
 _INDEXES = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
 _BATCH = 1000
+T = TypeVar("T")
 _CELLS = "r.cell IN (SELECT value FROM json_each(?))"
 
 
@@ -166,22 +166,6 @@ class SqliteStore:
             finally:
                 self.give_back(connection)
 
-    def give_back(self, connection: sqlite3.Connection) -> None:
-        """End a reader's snapshot and keep its connection for the next."""
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        if self.closed:
-            connection.close()
-        else:
-            self.readers.append(connection)
-
-    def _spare(self) -> sqlite3.Connection:
-        try:
-            return self.readers.pop()
-        except IndexError:
-            return self._connect()
-
-    def _begin_write(self) -> "SqliteWrite":
     @contextlib.contextmanager
     def _unlogged(self) -> Iterator[None]:
         """While entered, without the write-ahead log, where nobody else has the file open.
@@ -204,6 +188,22 @@ class SqliteStore:
             with clear_errors():
                 connection.execute("PRAGMA journal_mode = WAL")
 
+    def give_back(self, connection: sqlite3.Connection) -> None:
+        """End a reader's snapshot and keep its connection for the next."""
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        if self.closed:
+            connection.close()
+        else:
+            self.readers.append(connection)
+
+    def _spare(self) -> sqlite3.Connection:
+        try:
+            return self.readers.pop()
+        except IndexError:
+            return self._connect()
+
+    def _begin_write(self) -> "SqliteWrite":
         group = self._lane.local.group
         batch = self._lane.enter() if group is None else self._lane.enter_group(group)
         return SqliteWrite(self, self._lane, batch)
@@ -303,6 +303,10 @@ class SqliteWrite(RowWrites, SqliteTxn):
             raise Conflict("the store is not empty", "restore into a new store")
         log, held = sqlite_log.Loader(self._connection), dict[str, list[Any]](records=[], leases=[])
         with clear_errors():
+            # An index that is made of what lies there costs a fraction of one that grows with every row.
+            indexes = self.run(_INDEXES)
+            for name, _ in indexes:
+                self._connection.execute(f'DROP INDEX "{name}"')
             for table, values in rows:
                 if table == "events":
                     log.add(values)
@@ -313,24 +317,27 @@ class SqliteWrite(RowWrites, SqliteTxn):
             for table, left in held.items():
                 self._load(table, left)
             log.end()
+            for _, text in indexes:
+                self._connection.execute(text)
             self._connection.execute(sql.NEW_EPOCH)
+
+    def _load(self, table: str, rows: list[Any]) -> None:
+        self.many(_LOAD[table], rows)
+        if table == "records":
+            terms = (sql.term_rows(Key(*row[:5]), sql.terms_of(row[-1])) for row in rows if row[-1])
+            self.many(sql.ADD_TERM, sorted(term for some in terms for term in some))
+        rows.clear()
 
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log; written with the whole batch, in the order of commits."""
         self._events.extend(events)
 
-            # An index that is made of what lies there costs a fraction of one that grows with every row.
-            indexes = self.run(_INDEXES)
-            for name, _ in indexes:
-                self._connection.execute(f'DROP INDEX "{name}"')
     def commit(self) -> None:
         """Durable on return, or, inside a group, when the group ends."""
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
         self._ended, self._lane.local.writing = True, False
         batch = self._batch
-            for _, text in indexes:
-                self._connection.execute(text)
         self._unmark(keep=True)
         if batch.error is None:
             batch.events += self._events
@@ -339,13 +346,6 @@ class SqliteWrite(RowWrites, SqliteTxn):
         if not self._grouped:
             self._lane.leave(batch)
             batch.wait()
-    def _load(self, table: str, rows: list[Any]) -> None:
-        self.many(_LOAD[table], rows)
-        if table == "records":
-            terms = (sql.term_rows(Key(*row[:5]), sql.terms_of(row[-1])) for row in rows if row[-1])
-            self.many(sql.ADD_TERM, sorted(term for some in terms for term in some))
-        rows.clear()
-
         elif batch.error is not None:
             raise again(batch.error)
 
