@@ -1,6 +1,7 @@
 """Points on the port: whatever is appended and settled in whatever order, a curve is the sorted set of its points."""
 
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -244,6 +245,58 @@ def test_a_million_points_stay_fast(measures: Measures, forward: bool) -> None:
     assert sampled - written < 5
     assert paged - sampled < 1
     print(f"{count}: {written - begun:.2f} s in, {sampled - written:.3f} s drawn, {paged - sampled:.3f} s a page")
+
+
+def test_a_long_curve_is_drawn_from_folds_as_from_its_spots(
+    measures: Measures, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
+    dice = random.Random(5)
+    points = [("loss", step, 5.0 + step, math.nan if step % 97 == 0 else dice.random()) for step in range(80_000)]
+    for start in range(0, 70_000, 10_000):
+        write(measures, points[start : start + 10_000])
+        measures.settle("t", "r")
+    bins = 100
+    plain = measures.curves(("t", "r"), ("loss",), bins)[0]
+    wait_for(lambda: len(folds(measures)) == len(measures._series.read("t", ["r"], "m0")))
+    assert not measures.fold("t", "r"), "nothing is due any more"
+    write(measures, points[70_000:75_000])
+    write(measures, points[75_000:])
+    assert measures.settle("t", "r"), "the folds follow what is settled"
+    beside = [f"{block.id}f" for block in measures._series.read("t", ["r"], "m0")]
+    assert [block.id for block in folds(measures)] == beside
+    write(measures, [("loss", 80_000, 9e9, 7.0)])
+    monkeypatch.setattr(measures, "_from_spots", None)
+    drawn = measures.curves(("t", "r"), ("loss",), bins)[0]
+    assert drawn.total == 80_001
+    assert len(drawn.points) <= 3 * bins
+    for one in (plain, drawn):
+        numbers = [point.number for point in one.points if not math.isnan(point.number)]
+        kept = [p[3] for p in points[: 70_000 if one is plain else None] if not math.isnan(p[3])]
+        assert min(numbers) == min(kept)
+        assert max(numbers) == (max(kept) if one is plain else 7.0)
+    exact = measures.curves(("t", "r"), ("loss",), 20, (False, 10_000.5, 40_000))[0]
+    assert exact.total == 30_000
+    assert exact.points[-1].step == 40_000
+    few = measures.curves(("t", "r"), ("loss",), 20, (False, 500, 530))[0]
+    assert [point.step for point in few.points] == list(range(500, 531))
+    monkeypatch.undo()
+    assert measures.curves(("t", "r"), ("loss",), 20, (False, 90_000, 1e300))[0].total == 0
+
+
+def test_spots_that_come_late_and_before_others_are_drawn_too(measures: Measures) -> None:
+    write(measures, [("loss", step, 0.0, 1.0) for step in range(80_000)])
+    measures.settle("t", "r")
+    assert measures.fold("t", "r")
+    write(measures, [("loss", 17, 0.5, 99.0)])
+    for _ in range(2):
+        drawn = measures.curves(("t", "r"), ("loss",), 50)[0]
+        assert drawn.total == 80_001
+        assert max(point.number for point in drawn.points) == 99.0
+        measures.settle("t", "r")
+
+
+def folds(measures: Measures) -> list[Block]:
+    return measures._series.read("t", ["r"], "f0")
 
 
 def test_the_settler_starts_by_itself(measures: Measures, wait_for: Callable[[Callable[[], bool]], None]) -> None:

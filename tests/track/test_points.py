@@ -101,6 +101,20 @@ def test_down_sampling_keeps_the_lowest_the_highest_and_the_last(spots: list[Spo
     assert [rank(spot) for spot in drawn] == sorted(rank(spot) for spot in drawn)
 
 
+@given(st.lists(st.tuples(STEPS, TIMES, VALUES), min_size=1, max_size=30), st.integers(1, 9), st.integers(1, 7))
+def test_folds_keep_the_lowest_the_highest_and_the_last(spots: list[Spot], size: int, bins: int) -> None:
+    whole = Columns.of(spots)
+    folded = whole.folded(size)
+    assert len(folded) == 3 * -(-len(whole) // size)
+    assert {rank(one) for one in folded} <= {rank(one) for one in whole}
+    drawn = folded.refolded(min(bins, len(folded) // 3))
+    numbers = [value for _, _, value in whole if not math.isnan(value)]
+    if numbers:
+        kept = [value for _, _, value in drawn if not math.isnan(value)]
+        assert (min(kept), max(kept)) == (min(numbers), max(numbers))
+        assert rank(drawn[-1]) == rank(whole.spot(-1))
+
+
 def test_the_newest_is_by_step_then_time_then_value() -> None:
     points = [("a", 1, 5.0, 9.0), ("a", 2, 1.0, 3.0), ("a", 2, 1.0, 4.0), ("a", 2, 0.5, 99.0), ("b", 0, 0.0, math.nan)]
     heads = newest({}, points)

@@ -4,6 +4,9 @@ What is logged lands on the shelf "" as it came, one block a call. Once a run ha
 points go, sorted, onto one shelf for each metric, in blocks of up to 4096 that do not overlap, and the newest of each
 metric onto the shelf "head". A reader reads "" first and the rest after: what moves meanwhile it meets twice, and never
 misses.
+
+A long curve has folds, from the first time that somebody wants it drawn: beside each block of its shelf a small one
+with the lowest, the highest and the last of every 64 spots. A shelf has folds for all its blocks or for none.
 """
 
 import logging
@@ -20,11 +23,13 @@ from falaj.store.ledger import Ledger, Writer
 from falaj.store.records import Record
 from falaj.track.points import (
     BLOCK,
+    FOLD,
     Columns,
     Head,
     Point,
     Span,
     Spot,
+    bounds,
     by_metric,
     distinct,
     newer,
@@ -33,6 +38,7 @@ from falaj.track.points import (
     pack_heads,
     pack_points,
     place,
+    rank,
     read_cursor,
     unpack_columns,
     unpack_heads,
@@ -45,6 +51,10 @@ TAIL, HEAD = "", "head"
 MANY_BLOCKS, MANY_POINTS = 256, 16_384
 _THIN = 16
 """With fewer points than so many a metric, settling would rewrite more than it settles: they are only put together."""
+_LONG = 16
+"""A shelf of so many blocks is folded."""
+_FINE = 4
+"""At least so many folds make a bin; below that, every spot is looked at."""
 _WATCHED = 100_000
 _ALL = 1 << 62
 _LOG = logging.getLogger(__name__)
@@ -62,6 +72,7 @@ class Measures:
         self._waiting: list[_Job] = []
         self._tails: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
         self._settler = Settler(self.settle)
+        self._folder = Settler(self.fold)
 
     def stage(self, tx: Writer, ctx: Context, run: Record, points: Sequence[Point]) -> None:
         """Write points once the transaction is durable, and before its caller hears of it.
@@ -137,9 +148,10 @@ class Measures:
         """Several curves of a run, down-sampled; what has just arrived is read once for all of them."""
         arrived, found = self._arrived(run), list[Curve]()
         for metric in metrics:
-            whole = self._columns(arrived, metric, None, _ALL)
-            whole = whole.within(span) if span else whole
-            found.append(Curve(metric, tuple(_metric(metric, one) for one in whole.binned(bins)), total=len(whole)))
+            spots, total = self._from_folds(arrived, metric, bins, span) or self._from_spots(
+                arrived, metric, bins, span
+            )
+            found.append(Curve(metric, tuple(_metric(metric, one) for one in spots), total=total))
         return tuple(found)
 
     def settle_soon(self, tenant: str, run: str) -> None:
@@ -164,9 +176,26 @@ class Measures:
             gone += replaced
         return self._series.swap(tenant, run, gone, made)
 
+    def fold(self, tenant: str, run: str) -> bool:
+        """Fold the long curves of a run that have no folds; False when another was first or nothing is due."""
+        old = self._series.read(tenant, (run,), HEAD)
+        heads, made = unpack_heads(self._opened(old[-1])) if old else {}, list[Block]()
+        for number in sorted(head[0] for head in heads.values()):
+            if self._series.read(tenant, (run,), f"f{number}", "", 1):
+                continue
+            if len(self._series.read(tenant, (run,), f"m{number}", "", _LONG)) == _LONG:
+                for block in self._series.read(tenant, (run,), f"m{number}"):
+                    made.append(self._fold(block, unpack_columns(self._opened(block))))
+        if not made:
+            return False
+        # Whoever settles replaces the head: what was read is still so if it is still there.
+        head = self._sealed((tenant, run, old[-1].zone), HEAD, pack_heads(heads), len(heads), old[-1].at)
+        return self._series.swap(tenant, run, [block.id for block in old], [*made, head])
+
     def close(self) -> None:
         """End the settling."""
         self._settler.close()
+        self._folder.close()
 
     def _arrived(self, run: tuple[str, str]) -> "_Arrived":
         """What is not settled, by metric, and the heads of what is. In this order: nothing is missed between both."""
@@ -174,6 +203,58 @@ class Measures:
         heads = self._series.read(run[0], (run[1],), HEAD)
         points = [point for block in tail for point in unpack_points(self._opened(block))]
         return _Arrived(run, by_metric(points), unpack_heads(self._opened(heads[-1])) if heads else {})
+
+    def _from_spots(self, arrived: "_Arrived", metric: str, bins: int, span: Span | None) -> tuple[Sequence[Spot], int]:
+        """A curve of so many bins, every spot looked at, and how many there are."""
+        whole = self._columns(arrived, metric, None, _ALL)
+        if len(whole) >= _LONG * BLOCK:
+            self._folder.ask(arrived.run)
+        whole = whole.within(span) if span else whole
+        return whole.binned(bins), len(whole)
+
+    def _from_folds(
+        self, arrived: "_Arrived", metric: str, bins: int, span: Span | None
+    ) -> tuple[Sequence[Spot], int] | None:
+        """The same without reading all of a long curve; None where it has no folds, or they would not do."""
+        head = arrived.heads.get(metric)
+        if head is None or (span and span[0]):
+            return None
+        low, high = bounds(span) if span else ("", "~")
+        folds = [one for one in self._series.read(arrived.run[0], (arrived.run[1],), f"f{head[0]}", low)
+                 if one.low <= high]  # fmt: skip
+        inside = {one.id for one in folds if one.low >= low and one.high <= high}
+        coarse = sum(one.length for one in folds if one.id in inside) >= _FINE * FOLD * bins
+        if not folds or not (coarse or span):
+            return None
+        pieces, total = list[Columns](), 0
+        for fold in folds:
+            if coarse and fold.id in inside:
+                pieces.append(unpack_columns(self._opened(fold)))
+                total += fold.length
+                continue
+            spots = self._unfolded(fold)
+            if spots is None:
+                return None
+            spots = spots.within(span) if span else spots
+            pieces.append(spots.folded() if coarse else spots)
+            total += len(spots)
+        late = Columns.of(arrived.late.get(metric, ()))
+        late = late.within(span) if span else late
+        whole = Columns.joined(pieces)
+        if len(late) and len(whole) and rank(late.spot(0)) <= rank(whole.spot(-1)):
+            return None
+        whole = Columns.joined((whole, late.folded() if coarse else late))
+        return (whole.refolded(bins) if coarse else whole.binned(bins)), total + len(late)
+
+    def _unfolded(self, fold: Block) -> Columns | None:
+        """The spots that a fold stands for; None when they have just been settled anew."""
+        near = self._series.read(fold.tenant, (fold.series,), f"m{fold.shelf[1:]}", fold.low, 3)
+        return next((unpack_columns(self._opened(one)) for one in near if f"{one.id}f" == fold.id), None)
+
+    def _fold(self, block: Block, spots: Columns) -> Block:
+        """What stands beside a block."""
+        where, plain = (block.tenant, block.series, block.zone), pack_columns(spots.folded())
+        return self._sealed(where, f"f{block.shelf[1:]}", plain, spots, block.at, f"{block.id}f")
 
     def _columns(self, arrived: "_Arrived", metric: str, spot: Spot | None, least: int) -> Columns:
         """The spots of a metric after one, at least so many of them where there are so many."""
@@ -211,8 +292,14 @@ class Measures:
             small = min(2 * len(fresh), BLOCK - 1)
             joined = [b for n, b in enumerate(blocks, 1) if b.high >= first or (n == len(blocks) and b.length <= small)]
             whole = fresh.merged([unpack_columns(self._opened(block)) for block in joined])
-            gone += [block.id for block in joined]
-            made += [self._sealed(where, shelf, pack_columns(piece), piece, at) for piece in whole.cut(BLOCK)]
+            pieces = [(self._sealed(where, shelf, pack_columns(one), one, at), one) for one in whole.cut(BLOCK)]
+            made += [block for block, _ in pieces]
+            names = {block.id for block in joined}
+            # The last block reaches up to the newest spot: if any is folded, it is.
+            if known and (folds := self._series.read(where[0], (where[1],), f"f{known[0]}", low)):
+                made += [self._fold(*piece) for piece in pieces]
+                gone += [fold.id for fold in folds if fold.id[:-1] in names]
+            gone += names
         made.append(self._sealed(where, HEAD, pack_heads(heads), len(heads), at))
         return gone, made
 
@@ -225,14 +312,16 @@ class Measures:
                 self.settle_soon(tenant, run)
         return tail
 
-    def _sealed(self, where: tuple[str, str, str], shelf: str, plain: bytes, held: Columns | int, at: float) -> Block:
+    def _sealed(
+        self, where: tuple[str, str, str], shelf: str, plain: bytes, held: Columns | int, at: float, name: str = ""
+    ) -> Block:
         tenant, run, zone = where
         low = high = ""
         if isinstance(held, Columns):
             low, high = place(held.spot(0)), place(held.spot(-1))
         told = shelf in (TAIL, HEAD)
         count = held if isinstance(held, int) else len(held)
-        bare = Block(tenant, run, shelf, new_id(), zone, low, high, count, at, b"", told)
+        bare = Block(tenant, run, shelf, name or new_id(), zone, low, high, count, at, b"", told)
         cipher = self._ledger.cipher
         return bare._replace(data=plain if cipher is None else cipher.seal(tenant, zone, plain, _aad(bare)))
 

@@ -25,6 +25,8 @@ Head = tuple[int, int, float, float]
 """The number of a metric in its run, and its newest step, time and value."""
 BLOCK = 4096
 """So many spots a settled block has at most."""
+FOLD = 64
+"""So many spots one fold of a long curve stands for."""
 MOST_STEP = 2**63 - 1
 _SIGN, _ALL = 1 << 63, (1 << 64) - 1
 T = TypeVar("T")
@@ -70,13 +72,18 @@ class Columns:
         """These and those, each spot once, in order; joined end to end where nothing overlaps."""
         runs = sorted((run for run in (self, *others) if len(run)), key=lambda run: rank(run.spot(0)))
         if all(rank(a.spot(-1)) < rank(b.spot(0)) for a, b in pairwise(runs)):
-            whole = Columns(array("q"), array("d"), array("d"))
-            for run in runs:
-                whole.steps += run.steps
-                whole.ats += run.ats
-                whole.values += run.values
-            return whole
+            return Columns.joined(runs)
         return Columns.of(chain.from_iterable(runs))
+
+    @staticmethod
+    def joined(runs: Iterable["Columns"]) -> "Columns":
+        """End to end, as they come."""
+        whole = Columns(array("q"), array("d"), array("d"))
+        for run in runs:
+            whole.steps += run.steps
+            whole.ats += run.ats
+            whole.values += run.values
+        return whole
 
     def after(self, spot: Spot | None) -> "Columns":
         """What follows a spot."""
@@ -114,6 +121,27 @@ class Columns:
             found += [self.spot(index) for index in sorted(chosen)]
         return found
 
+    def folded(self, size: int = FOLD) -> "Columns":
+        """Three spots for each so many: the lowest, the highest and the last."""
+        chosen = list[int]()
+        for start in range(0, len(self), size):
+            stop = min(start + size, len(self))
+            chosen += (*_ends(self.values, start, stop), stop - 1)
+        return Columns(
+            array("q", [self.steps[n] for n in chosen]),
+            array("d", [self.ats[n] for n in chosen]),
+            array("d", [self.values[n] for n in chosen]),
+        )
+
+    def refolded(self, bins: int) -> list[Spot]:
+        """What `binned` gives, of columns that are folded: bins of equally many folds."""
+        lows, highs, count, found = self.values[::3], self.values[1::3], len(self) // 3, list[Spot]()
+        for number in range(bins):
+            start, stop = number * count // bins, (number + 1) * count // bins
+            chosen = (3 * _ends(lows, start, stop)[0], 3 * _ends(highs, start, stop)[1] + 1, 3 * stop - 1)
+            found += Columns.of(self.spot(index) for index in chosen)
+        return found
+
 
 def rank(spot: Spot) -> Spot:
     """What orders spots: NaN stands below every number, so that sorting is well defined."""
@@ -126,6 +154,12 @@ def place(spot: Spot) -> str:
     step, at, _ = spot
     (bits,) = unpack(">Q", pack(">d", at))
     return f"{step + (1 << 63):016x}{bits ^ (_ALL if bits >> 63 else _SIGN):016x}"
+
+
+def bounds(span: Span) -> tuple[str, str]:
+    """The places between which a span of steps lies."""
+    low, high = (max(-MOST_STEP, min(MOST_STEP, end)) for end in span[1:])
+    return place((math.ceil(low), -math.inf, 0.0)), place((math.floor(high), math.inf, 0.0))
 
 
 def distinct(points: Iterable[Point]) -> list[Point]:

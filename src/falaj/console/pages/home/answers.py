@@ -13,7 +13,7 @@ class Answers:
         self._here = here
         self._known: dict[tuple[str, ...], Any] = {}
 
-    def ask(self, desk: str, verb: str, *placed: Any, **named: Any) -> Any:
+    def ask(self, desk: str, verb: str, /, *placed: Any, **named: Any) -> Any:
         """What the verb gives; raises again what it raised."""
         key = (desk, verb, *map(str, placed), str(sorted(named.items())))
         if key not in self._known:
@@ -26,7 +26,7 @@ class Answers:
             raise found
         return found
 
-    def seen(self, desk: str, verb: str, *placed: Any, **named: Any) -> Any:
+    def seen(self, desk: str, verb: str, /, *placed: Any, **named: Any) -> Any:
         """The same, or None for whoever may not know."""
         try:
             return self.ask(desk, verb, *placed, **named)
