@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     # A desk's module is loaded when somebody first speaks to it; a command that asks one desk does not wait for all.
     from falaj.audit.service import Audit
     from falaj.catalog.service import Catalog
+    from falaj.core.replica import Replica
     from falaj.store.backup import BackupReport
     from falaj.store.backup import Progress as Restoring
     from falaj.store.loop import Loop, Loops, Turned
+    from falaj.store.presence import Presence
     from falaj.store.service import Storage
     from falaj.track.service import Track
 
@@ -186,6 +188,7 @@ class House:
         self._identities: list[Identity] = []
         self._opening = RLock()
         self._loops: Loops | None = None
+        self._presence: Presence | None = None
         self._build()
 
     def _build(self) -> None:
@@ -313,7 +316,19 @@ class House:
             "store": _answers(self._try_store),
             "blobs": _answers(self._try_blobs),
             "keys": _answers(self._try_keys),
+            **({"version": self._presence.welcome} if self._presence is not None else {}),
         }
+
+    def join(self, role: str, at: str) -> None:
+        """Be seen by the other replicas on the same store, as what answers there."""
+        from falaj.store.presence import Presence
+
+        self._presence = Presence(self.ledger, self.replica, role, at)
+        self._presence.start()
+
+    def replicas(self) -> "tuple[Replica, ...]":
+        """Who works with the store, where this process is one of them."""
+        return self._presence.seen if self._presence is not None else ()
 
     def start_loops(self) -> None:
         """Begin the background work: sealing, rotation, collecting, jobs."""
@@ -385,6 +400,8 @@ class House:
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
         self.stop_loops()
+        if self._presence is not None:
+            self._presence.stop()
         self.guard.close()
         for name in sorted({"clusters", "track"} & self.desks.open.keys()):
             self.desks[name].close()

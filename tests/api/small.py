@@ -230,6 +230,9 @@ class SmallHouse:
     def turned(self) -> tuple[()]:
         return ()
 
+    def replicas(self) -> tuple[()]:
+        return ()
+
     def start_loops(self) -> None: ...
     def stop_loops(self) -> None: ...
 

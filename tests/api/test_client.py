@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
 
 from falaj.api.client import TRIES, RemotePlatform
@@ -132,3 +133,18 @@ def test_desks_and_verbs_are_those_of_the_house() -> None:
         for absent in (lambda: there.nothing, lambda: there.zones.nothing):
             with pytest.raises(AttributeError):
                 absent()
+
+
+def test_what_nobody_heard_of_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering((200, b'"blob:a/b@v1"', {})) as (url, asked), RemotePlatform(url, token="t") as there:
+        opened, tries = there._http.send, []
+
+        def send(*args: Any, **named: Any) -> Any:
+            tries.append(1)
+            if len(tries) == 1:
+                raise httpx.ConnectError("refused")
+            return opened(*args, **named)
+
+        monkeypatch.setattr(there._http, "send", send)
+        there.store.put("blob:a/b", b"bytes")
+    assert (len(asked), len(tries)) == (1, 2)

@@ -130,7 +130,7 @@ def test_refusals_are_recorded_but_cannot_flood_the_log() -> None:
     house = SmallHouse(limits=Limits(denials_per_s=3))
     with serving(house) as server, httpx.Client(base_url=server.url, trust_env=False) as nobody:
         for _ in range(40):
-            nobody.get("/ready")
+            nobody.get("/metrics")
     assert 3 <= len(house.denials) <= 12
 
 

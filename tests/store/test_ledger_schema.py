@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from falaj.backends import postgres, sqlite
 from falaj.backends.sql import schema
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Unavailable
-from falaj.core.ports import Store
+from falaj.core.ports import CanJoin, Store
 from falaj.core.ref import Ref
+from falaj.core.replica import Replica
 from falaj.store.ledger import Ledger
 
 CTX = Context(Actor("ann", "acme"), "uae")
@@ -85,12 +87,75 @@ def test_an_old_store_with_data_is_upgraded(engine: Engine, version: int) -> Non
     assert engine.ask(newest) == [(5 if version == 1 else 1,)]
 
 
-def test_a_newer_store_is_refused_and_left_alone(engine: Engine) -> None:
+def test_a_store_that_the_next_version_only_added_to_is_worked_with(engine: Engine) -> None:
+    engine.open().close()
+    engine.ask("ALTER TABLE records ADD COLUMN later TEXT")
+    engine.ask(f"UPDATE meta SET value = {schema.NEWEST + 1} WHERE name = 'schema'")  # noqa: S608
+    ledger = Ledger(engine.open())
+    with ledger.write(CTX) as tx:
+        tx.emit("make", tx.put(Ref.parse("thing:p/one"), {"n": 1}).ref)
+    ledger.close()
+    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST + 1,)]
+
+
+def test_a_store_that_went_on_without_this_version_is_refused_and_left_alone(engine: Engine) -> None:
     engine.open().close()
     engine.ask(f"UPDATE meta SET value = {schema.NEWEST + 1} WHERE name = 'schema'")  # noqa: S608
+    engine.ask(f"INSERT INTO meta (name, value) VALUES ('oldest', {schema.NEWEST + 1})")  # noqa: S608
     with pytest.raises(Unavailable, match="upgrade this installation"):
         engine.open()
     assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST + 1,)]
+
+
+def test_what_takes_away_waits_until_nobody_misses_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = engine.open()
+    owner = Replica("a", "0.0.9", schema.NEWEST, "api", 1.0, "https://a").encode()
+    assert old.lease("replica:1", owner, 3600.0, time.time())
+    last = schema.NEWEST + 1
+    monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, ("DROP INDEX records_at",)))
+    monkeypatch.setattr(schema, "NEWEST", last)
+    monkeypatch.setattr(schema, "CONTRACTS", frozenset({last}))
+    for module, name in ((sqlite.sqlite_log, "STEPS"), (postgres, "_LOG_STEPS")):
+        monkeypatch.setattr(module, name, (*getattr(module, name), ()))
+    for upgrade in (sqlite._upgrade, postgres._upgrade):
+        monkeypatch.setattr(upgrade, "__defaults__", (last, None))
+    monkeypatch.setattr(schema.pending, "__defaults__", ((), last))
+    new = engine.open()
+    assert isinstance(new, CanJoin)
+    assert new.standing(time.time())[:4] == (last - 1, 0, last, (owner,))
+    old.release("replica:1", owner)
+    new.settle(time.time())
+    assert new.standing(time.time())[:4] == (last, last, last, ())
+    new.close()
+    old.close()
+
+
+def test_looking_changes_nothing(engine: Engine) -> None:
+    engine.make(1)
+    kind = sqlite.SqliteStore if engine.name == "sqlite" else postgres.PostgresStore
+    store = kind(engine.url, {"settle": False})
+    assert store.standing(time.time())[:4] == (1, 0, schema.NEWEST, ())
+    store.close()
+    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(1,)]
+
+
+def test_an_index_is_made_while_others_write(new_postgres: Callable[[], str]) -> None:
+    engine = Engine("postgresql", new_postgres())
+    engine.make(1)
+    with psycopg.connect(engine.url, autocommit=True) as raw:
+        raw.execute("CREATE INDEX events_request ON events (id)")  # as a start that was ended leaves one behind
+        raw.execute("BEGIN")
+        raw.execute("INSERT INTO leases (name, owner, token, until) VALUES ('a', 'b', 1, 1.0)")
+        opening = threading.Thread(target=lambda: engine.open().close())
+        opening.start()
+        # A lock on `events` would keep this waiting for as long as the other waits for us.
+        engine.ask("INSERT INTO leases (name, owner, token, until) VALUES ('c', 'd', 1, 1.0)")
+        insert = "INSERT INTO records (tenant, kind, project, name, version, rev, cell, body, at, terms) VALUES "
+        engine.ask(f"{insert} ('acme', 'thing', 'p', 'new', '', 1, 'c', 'b'::bytea, 1.5, '')")
+        raw.execute("COMMIT")
+        opening.join(60)
+        assert not opening.is_alive()
+    assert engine.ask("SELECT count(*) FROM pg_indexes WHERE indexdef LIKE '%(request)'") == [(1,)]
 
 
 @pytest.mark.parametrize("version", [0, 1])

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from functools import partial
@@ -16,7 +17,7 @@ from falaj.api.figures import Figures
 from falaj.api.gate import Gate
 from falaj.api.lanes import Lanes, attempt
 from falaj.api.logs import enter
-from falaj.api.metrics import Metrics, counter, exposition, gauge
+from falaj.api.metrics import Metrics, by, counter, exposition, gauge
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
 from falaj.api.stream import Inlet, Outlet, Receive
 from falaj.api.trace import make_span
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 LARGE = 262_144
 """Bodies above this are parsed beside the event loop."""
 DRAIN_BYTES, DRAIN_S = 1 << 20, 2.0
+READY_S = 1.0
+"""So long an answer to anybody's "ready?" is good for the next: they must not make us ask our stores without end."""
 OUTSIDE_TIMES = 60
 """A call that acts outside the ledger may take this many times as long as another."""
 # An ASGI server runs every request as a task; without one nothing could be ended, and failing here says so.
@@ -76,6 +79,9 @@ class App:
         self._openapi = b""
         self.door: Door | None = None
         self.stopping = asyncio.Event()
+        self.draining = False
+        """True once we go: balancers look elsewhere, and what is asked is still answered."""
+        self._stands, self._looked = False, 0.0
         self._add_routes()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -160,7 +166,7 @@ class App:
         add(Route("GET", "/health", OPEN, self._health))
         add(Route("GET", "/v1/login", OPEN, self._login))
         add(Route("GET", "/v1/openapi.json", OPEN, self._document))
-        add(Route("GET", "/ready", "edge.ready", self._ready))
+        add(Route("GET", "/ready", OPEN, self._ready))
         add(Route("GET", "/metrics", "edge.metrics", self._metrics))
         for name in self.house.desks:
             try:
@@ -346,9 +352,19 @@ class App:
         return Answer(200, self._openapi, new_id())
 
     async def _ready(self, ask: Ask) -> Answer:
-        del ask
-        state = (await self.lanes.outside(self.house.ready)).unwrap()
-        return Answer(200 if all(state.values()) else 503, to_json(state), new_id())
+        """Whether callers may be led here; somebody with a token is told why not, and which replicas there are."""
+        if self.draining:
+            raise Unavailable("this replica is going", "another one answers")
+        if self.gate.shown(ask):
+            await self.gate.admit(ask)
+            state = (await self.lanes.outside(self.house.ready)).unwrap()
+            seen = self.house.replicas()
+            told = state | ({"replicas": seen} if seen else {})
+            return Answer(200 if all(state.values()) else 503, to_json(told), new_id())
+        if time.monotonic() - self._looked > READY_S:
+            self._looked = time.monotonic()
+            self._stands = all((await self.lanes.outside(self.house.ready)).unwrap().values())
+        return Answer(200 if self._stands else 503, b'{"ready":%s}' % (b"false", b"true")[self._stands], new_id())
 
     async def _metrics(self, ask: Ask) -> Answer:
         """Counts over all tenants, so only the house's own people and services see them."""
@@ -357,12 +373,16 @@ class App:
         lanes = self.lanes
         found = [
             *self.metrics.families(),
+            by("version", "falaj_platform_replicas", "Replicas and gateways on this store.", self._versions()),
             gauge("falaj_lane_waiting", "Calls that no lane has taken yet.", lanes.waiting),
             counter("falaj_lane_calls_total", "Calls run in lanes since the start.", lanes.calls),
             counter("falaj_lane_commits_total", "Groups those calls were committed in.", lanes.batches),
             *(await lanes.outside(self.figures.families)).unwrap(),
         ]
         return Answer(200, exposition(found), new_id(), TEXT)
+
+    def _versions(self) -> Counter[str]:
+        return Counter(one.version for one in self.house.replicas())
 
 
 def _too_late(ask: Ask) -> Answer:

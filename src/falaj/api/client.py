@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +36,10 @@ from falaj.store.codec import from_json, to_json
 TRIES = 4
 LONGEST_WAIT_S = 10.0
 SAFE_GROUPS = frozenset({"see", "read"})
+UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""After these nobody has heard of the call."""
+ELSEWHERE = ": elsewhere"
+"""The last word of an event stream whose replica goes."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -135,28 +141,44 @@ class RemotePlatform:
         return self._tried(post, again=True)
 
     def events(self, after: str = "", **where: str) -> Iterator[tuple[str, Event]]:
-        """Follow the tenant's log: (cursor, event), for as long as the server speaks."""
+        """Follow the tenant's log: (cursor, event), for as long as somebody speaks.
+
+        Where a replica goes, or is lost, another tells on from the last event seen.
+        """
+        response = self._tried(partial(self._listen, after, where), again=True)
+        while True:
+            ended = True
+            try:
+                for line in response.iter_lines():
+                    if line.startswith("id: "):
+                        after = line[4:]
+                    elif line.startswith("data: "):
+                        yield after, Event.decode(line[6:].encode())
+                    elif line == ELSEWHERE:
+                        ended = False
+            except httpx.TransportError:
+                ended = False
+            finally:
+                response.close()
+            if ended:
+                return
+            try:
+                response = self._tried(partial(self._listen, after, where), again=True)
+            except FalajError:
+                return
+
+    def _listen(self, after: str, where: dict[str, str]) -> httpx.Response:
         headers = {"last-event-id": after} if after else {}
         request = self._http.build_request(
             "GET", "/v1/events", params=where, headers=headers, timeout=httpx.Timeout(10.0, read=60.0)
         )
-        response = self._once(lambda: self._http.send(request, stream=True))
-        try:
-            pos = ""
-            for line in response.iter_lines():
-                if line.startswith("id: "):
-                    pos = line[4:]
-                elif line.startswith("data: "):
-                    yield pos, Event.decode(line[6:].encode())
-        except httpx.TransportError:
-            return
-        finally:
-            response.close()
+        return self._http.send(request, stream=True)
 
     def _upload(self, path: str, arguments: bytes, body: Stream) -> httpx.Response:
         headers = {"content-type": "application/octet-stream", ARGS_HEADER: encode_header(arguments)}
         headers |= {"content-length": str(body.size)} if body.size is not None else {}
-        return self._once(lambda: self._http.post(path, content=iter(body), headers=headers, timeout=None))
+        send = lambda: self._http.post(path, content=iter(body), headers=headers, timeout=None)  # noqa: E731
+        return self._tried(send, again=False)
 
     def _download(self, path: str, arguments: bytes) -> Stream:
         request = self._http.build_request(
@@ -167,12 +189,13 @@ class RemotePlatform:
         return Stream(_chunks(response), int(size) if size else None)
 
     def _tried(self, send: Callable[[], httpx.Response], *, again: bool) -> httpx.Response:
-        """Send; when it is safe and worth it, send again."""
+        """Send; when it is worth it, and safe or nothing was sent yet, send again."""
         for turn in range(TRIES):
             try:
                 return self._once(send)
             except FalajError as error:
-                wait = _wait(error, turn) if again and turn + 1 < TRIES else None
+                safe = again or isinstance(error.__cause__, UNSENT)
+                wait = _wait(error, turn) if safe and turn + 1 < TRIES else None
                 if wait is None:
                     raise
                 time.sleep(wait)
@@ -261,7 +284,9 @@ def _wait(error: FalajError, turn: int) -> float | None:
     if not error.retry or error.status not in (429, 503):
         return None
     told = getattr(error, "wait_s", None)
-    return min(float(told if told is not None else 0.1 * 2**turn), LONGEST_WAIT_S)
+    # Callers that were turned away together do not come back together.
+    spread = 1.0 + 0.5 * random.random()  # noqa: S311 # nosec B311 - no secret
+    return min(float(told if told is not None else 0.1 * 2**turn) * spread, LONGEST_WAIT_S)
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:

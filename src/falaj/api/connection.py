@@ -62,10 +62,17 @@ class Connection(HttpToolsProtocol):
             raise HeadTooLarge
         cast(dict[str, Any], self.scope)["certified"] = self._certified
         super().on_headers_complete()
+        if getattr(self.app, "draining", False):
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
+
+    def part(self) -> None:
+        """The answer that is being made is the last one here; a caller that is silent may ask once more."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
         """Asked to end. A caller that is silent is told so and left; TLS would wait half a minute for a last word."""

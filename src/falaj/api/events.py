@@ -26,6 +26,8 @@ FILTERS = ("verb", "actor", "request", "kind", "project", "name", "version")
 PAGE = 500
 HEARTBEAT_S = 15.0
 STREAMS_EACH = 16
+ELSEWHERE = b"retry: 250\n: elsewhere\n\n"
+"""The last word of a stream that ends because we go: listen on elsewhere, from the last event seen."""
 _CURSOR = re.compile(r"[A-Za-z0-9._:+/=-]{0,200}")
 _log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ class Events:
             _log.info("event stream ended", extra={"request": ctx.request, "why": error.code})
         finally:
             gone.cancel()
-        await ask.send({"type": "http.response.body", "body": b""})
+        await ask.send({"type": "http.response.body", "body": ELSEWHERE if self._ending else b""})
 
     async def _wait(self, gone: "asyncio.Future[Any]") -> bool:
         """True when the log moved (or this is the end), False when nothing happened for a heartbeat."""

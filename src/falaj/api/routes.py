@@ -1,4 +1,4 @@
-"""The guarded router: a path exists only with an action, and only three exist without a caller."""
+"""The guarded router: a path exists only with an action, and only four exist without a caller."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
@@ -15,8 +15,9 @@ from falaj.core.verb import Verb
 
 OPEN = "open"
 """The action of what anybody may ask."""
-PUBLIC = frozenset({("GET", "/health"), ("GET", "/v1/login"), ("GET", "/v1/openapi.json")})
-"""All that answers without a caller: alive or not, how to sign in, and which verbs exist. None holds data."""
+PUBLIC = frozenset({("GET", "/health"), ("GET", "/ready"), ("GET", "/v1/login"), ("GET", "/v1/openapi.json")})
+"""All that answers without a caller: alive or not, to be asked or not, how to sign in, and which verbs exist. None
+holds data."""
 SHOW = "/r/"
 REST = "{path}"
 """The part of a path that takes all that is left of it; any other named part takes one piece between slashes."""

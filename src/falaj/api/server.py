@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from falaj.platform import House
 
 GRACE_S = 30
+LAST_S = 0.3
+"""After the door is shut, whoever came in last may still ask."""
 _log = logging.getLogger(__name__)
 RENEW_EVERY_S = 3600.0
 Ready = Callable[[str], None]
@@ -65,7 +67,11 @@ def _nothing() -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that drains on SIGTERM, ends event streams first, and renews a local certificate while it runs."""
+    """A server that goes without being missed, and renews a local certificate while it runs.
+
+    Told to go it says so at /ready and answers on for `drain_s`, each answer the last of its connection, so that a
+    balancer leads callers elsewhere. Then it stops listening, ends event streams, and answers what was asked.
+    """
 
     def __init__(self, config: uvicorn.Config, app: App, bound: socket.socket, url: str) -> None:
         super().__init__(config)
@@ -74,10 +80,16 @@ class Server(uvicorn.Server):
         self._bound = bound
         self._renew: Callable[[], None] | None = None
         self._on_ready: Ready | None = None
+        self._on_leave: Callable[[], None] = _nothing
 
-    def go(self, on_ready: Ready | None = None, renew: Callable[[], None] | None = None) -> None:
-        """Serve until told to stop."""
-        self._on_ready, self._renew = on_ready, renew
+    def go(
+        self,
+        on_ready: Ready | None = None,
+        renew: Callable[[], None] | None = None,
+        on_leave: Callable[[], None] | None = None,
+    ) -> None:
+        """Serve until told to stop; `on_leave` is called then, beside the last answers."""
+        self._on_ready, self._renew, self._on_leave = on_ready, renew, on_leave or _nothing
         self.run(sockets=[self._bound])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -92,9 +104,29 @@ class Server(uvicorn.Server):
             self._on_ready(self.url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        left = asyncio.get_running_loop().run_in_executor(None, self._on_leave)
+        await self._linger(self.app.house.settings.drain_s)
         self.app.events.stop()
         self.app.stopping.set()
         await super().shutdown(sockets)
+        await left
+
+    async def _linger(self, for_s: float) -> None:
+        """Answer on as one that goes; a second Ctrl-C ends the waiting."""
+        self.app.draining = True
+        for connection in tuple(self.server_state.connections):
+            cast(Connection, connection).part()
+        if for_s <= 0.0:
+            return
+        loop = asyncio.get_running_loop()
+        until, turn = loop.time() + for_s, 0
+        while loop.time() < until and not self.force_exit:
+            await self.on_tick(turn)  # which keeps the date of answers
+            await asyncio.sleep(0.1)
+            turn += 1
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(LAST_S)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -119,13 +151,25 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    house: "House", *, listen: str = "", own_ca: bool = False, on_ready: Ready | None = None, face: Face | None = None
+    house: "House",
+    *,
+    listen: str = "",
+    own_ca: bool = False,
+    on_ready: Ready | None = None,
+    on_leave: Callable[[], None] = _nothing,
+    face: Face | None = None,
 ) -> None:
     """Open the house on its address until SIGTERM or Ctrl-C; loops run meanwhile."""
     server, renew = make_server(house, listen=listen, own_ca=own_ca, face=face)
+
+    def leave() -> None:
+        on_leave()
+        house.stop_loops()  # which gives their leases back: another replica goes on at once
+
+    house.join("api", server.url)
     house.start_loops()
     try:
-        server.go(on_ready, renew)
+        server.go(on_ready, renew, leave)
     finally:
         house.stop_loops()
 

@@ -15,6 +15,7 @@ Groups. Calls that wait together share one transaction of the engine (`postgres_
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from falaj.backends.postgres_txn import EPOCH, PostgresTxn, check_alive, clear_e
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.core.errors import Conflict
-from falaj.core.ports import TABLES, EventRow, Key, Txn
+from falaj.core.ports import TABLES, EventRow, Key, Standing, Txn
 
 _DIALECT = {
     "text": 'TEXT COLLATE "C"',
@@ -71,7 +72,9 @@ _DUMP = {
     "events": sql.dump("events", "epoch, xid, seq"),
     "leases": sql.dump("leases", "name"),
 }
-_LOCK = 0x66616C616A
+_ROWS = """SELECT coalesce(sum(greatest(reltuples, 0)), 0)::bigint FROM pg_class
+    WHERE relname IN ('records', 'events') AND relkind = 'r'"""
+_LOCK, _LOCK_S = 0x66616C616A, 0.02
 _CHANNEL = "falaj"
 _QUIET_S = 0.05
 
@@ -79,7 +82,8 @@ _QUIET_S = 0.05
 class PostgresStore:
     """`postgresql://user@host/database?sslmode=verify-full&...`: every libpq parameter, TLS too, goes in the URL.
 
-    Options: `connections`, the most this process opens (default 16); `wait_s`, how long a call waits for the server.
+    Options: `connections`, the most this process opens (default 16); `wait_s`, how long a call waits for the server;
+    `settle`, whether opening it brings the schema up to date (default yes).
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -105,8 +109,9 @@ class PostgresStore:
             with clear_errors():
                 self.pool.open(wait=True, timeout=self._wait_s)
             with clear_errors(), self.pool.connection() as connection:
-                _upgrade(connection)
-                _begin_epoch(connection)
+                if chosen.get("settle", True):
+                    _upgrade(connection)
+                    _begin_epoch(connection)
         except BaseException:
             self.pool.close()
             raise
@@ -201,6 +206,18 @@ class PostgresStore:
         with clear_errors(), self.pool.connection() as connection:
             connection.execute(marks(sql.RELEASE), (name, owner))
 
+    def standing(self, now: float) -> Standing:
+        """How far the schema is, and who is there."""
+        with clear_errors(), self.pool.connection() as connection:
+            found, live = _found(connection, now)
+            rows = connection.execute(_ROWS).fetchone()
+        return Standing(found.get("schema", 0), found.get("oldest", 0), schema.NEWEST, live, rows[0] if rows else 0)
+
+    def settle(self, now: float) -> None:
+        """Take the steps that may be taken now."""
+        with clear_errors(), self.pool.connection() as connection:
+            _upgrade(connection, now=now)
+
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
         found, last = [], ("", "")
@@ -268,20 +285,64 @@ class PostgresStore:
             callback()
 
 
-def _upgrade(connection: psycopg.Connection[Any], upto: int = schema.NEWEST) -> None:
-    """Bring the schema up to date in one transaction; replicas that start together wait for each other here."""
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+def _upgrade(connection: psycopg.Connection[Any], upto: int = schema.NEWEST, now: float | None = None) -> None:
+    """Bring the schema up to date; replicas that start together wait for each other here, and those that run go on."""
+    with _alone(connection):
         connection.execute(schema.META.format_map(_DIALECT))
-        row = connection.execute(schema.VERSION).fetchone()
-        for statement in schema.pending(row[0] if row else 0, _DIALECT, _LOG_STEPS, upto):
-            connection.execute(statement)
+        found, live = _found(connection, time.time() if now is None else now)
+        steps = schema.pending(found, _DIALECT, _LOG_STEPS, live, upto)
+        if "schema" not in found:
+            with connection.transaction():
+                for step in steps:
+                    _take(connection, step.statements)
+            return
+        for step in steps:
+            if step.indexes:
+                _take(connection, [_beside(text, connection) for text in step.statements])
+            else:
+                with connection.transaction():
+                    _take(connection, step.statements)
+
+
+def _take(connection: psycopg.Connection[Any], statements: Iterable[str]) -> None:
+    for statement in statements:
+        connection.execute(statement)
+
+
+def _beside(text: str, connection: psycopg.Connection[Any]) -> str:
+    """An index made while others write. What an earlier try left half done goes first."""
+    if not text.startswith("CREATE INDEX "):
+        return text
+    connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {text.split()[2]}")
+    return text.replace("INDEX", "INDEX CONCURRENTLY", 1)
+
+
+def _found(connection: psycopg.Connection[Any], now: float) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The numbers of the schema, and the replicas that are there; nothing of an empty database."""
+    if connection.execute("SELECT to_regclass('meta')").fetchone() == (None,):
+        return {}, ()
+    found = dict(connection.execute(schema.NUMBERS).fetchall())
+    live = connection.execute(marks(schema.LIVE), (now,)).fetchall() if found else []
+    return found, tuple(owner for (owner,) in live)
+
+
+@contextlib.contextmanager
+def _alone(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """While entered, no other replica changes the schema. Asked for again and again: one that waited inside a statement
+    would hold a snapshot, and an index that is made beside writers waits for all of those.
+    """
+    while connection.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,)).fetchone() != (True,):
+        time.sleep(_LOCK_S)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psycopg.OperationalError):
+            connection.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
 
 
 def _begin_epoch(connection: psycopg.Connection[Any]) -> None:
     """After a logical restore the log's xids may lie ahead of this cluster's own: then a new epoch begins."""
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+    with _alone(connection), connection.transaction():
         if connection.execute(_FOREIGN).fetchone():
             connection.execute(sql.NEW_EPOCH)
 

@@ -21,11 +21,12 @@ from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import Conflict, FalajError, Invalid, Unavailable
-from falaj.core.ports import EventRow, Found, Key, Query, Row
+from falaj.core.ports import EventRow, Found, Key, Query, Row, Standing
 
 _DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
 _RECORDS = sql.dump("records", "tenant, kind, project, name, version")
 _LEASES = sql.dump("leases", "name")
+_ROWS = "SELECT (SELECT coalesce(max(rowid), 0) FROM records) + (SELECT coalesce(max(n), 0) FROM events)"
 _LOAD = {table: sql.load(table) for table in ("records", "leases")}
 _INDEXES = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
 _BATCH = 1000
@@ -34,7 +35,9 @@ _CELLS = "r.cell IN (SELECT value FROM json_each(?))"
 
 
 class SqliteStore:
-    """`sqlite:/path/to/file`. Options: `busy_s`, how long a writer waits for its turn (default 30)."""
+    """`sqlite:/path/to/file`. Options: `busy_s`, how long a writer waits for its turn (default 30); `settle`, whether
+    opening it brings the schema up to date (default yes).
+    """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self._path = _path(url)
@@ -44,7 +47,8 @@ class SqliteStore:
         _prepare_file(self._path)
         with clear_errors():
             writer = self._connect()
-            _upgrade(writer)
+            if (options or {}).get("settle", True):
+                _upgrade(writer)
         self._lane = Lane(writer, self._busy_s)
 
     def begin(self, write: bool) -> "SqliteTxn":
@@ -88,6 +92,18 @@ class SqliteStore:
     def release(self, name: str, owner: str) -> None:
         """Give a lease back; its token stays used."""
         self._write(lambda txn: txn.run(sql.RELEASE, (name, owner)))
+
+    def standing(self, now: float) -> Standing:
+        """How far the schema is, and who is there."""
+        with self._reader() as connection:
+            found, live = _found(connection, now)
+            rows = connection.execute(_ROWS).fetchone()[0] if found else 0
+        return Standing(found.get("schema", 0), found.get("oldest", 0), schema.NEWEST, live, rows)
+
+    def settle(self, now: float) -> None:
+        """Take the steps that may be taken now."""
+        with clear_errors(), contextlib.closing(self._connect()) as connection:
+            _upgrade(connection, now=now)
 
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
@@ -431,16 +447,26 @@ def _prepare_file(path: str) -> None:
         ) from error
 
 
-def _upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST) -> None:
+def _upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST, now: float | None = None) -> None:
     """Bring the schema up to date in one transaction; of two processes that start at once the second finds it done."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute(schema.META.format_map(_DIALECT))
-        row = connection.execute(schema.VERSION).fetchone()
-        for statement in schema.pending(row[0] if row else 0, _DIALECT, sqlite_log.STEPS, upto):
-            connection.execute(statement)
+        found, live = _found(connection, time.time() if now is None else now)
+        for step in schema.pending(found, _DIALECT, sqlite_log.STEPS, live, upto):
+            for statement in step.statements:
+                connection.execute(statement)
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
+
+
+def _found(connection: sqlite3.Connection, now: float) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The numbers of the schema, and the replicas that are there; nothing of an empty file."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return {}, ()
+    found = dict(connection.execute(schema.NUMBERS).fetchall())
+    live = connection.execute(schema.LIVE, (now,)).fetchall() if found else []
+    return found, tuple(owner for (owner,) in live)

@@ -24,6 +24,7 @@ COMMANDS = {
     "reproduce": ("falaj.cli.short:reproduce", "Train a model version again, and say whether it is the same"),
     "optimize": ("falaj.cli.short:optimize", "Make a model smaller and faster within a bound, and publish it"),
     "deploy": ("falaj.cli.deploy:deploy", "Render a deployment for a place, and check one that runs"),
+    "upgrade": ("falaj.cli.upgrade:upgrade", "Say whether this version may join those that run"),
     "restore": ("falaj.cli.restore:restore", "Bring a backup into an empty store, and prove it"),
     "tls": ("falaj.cli.status:tls", "The local authority: show it, issue certificates"),
     "completion": ("falaj.cli.completion:completion", "Print a completion script for bash, zsh or fish"),

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ def status(frame: Frame, arguments: list[str]) -> int:
     address, _, _ = frame.login()
     remote = address.startswith(("http://", "https://"))
     here = frame.connect()
-    state = here.get("/ready") if remote else here.house.ready()
+    told = here.get("/ready") if remote else here.house.ready()
+    replicas, state = told.pop("replicas", []), told
     found: dict[str, Any] = {
         "at": address if remote else here.house.settings.home,
         "mode": "remote" if remote else "in process",
     }
     found |= _who(here)
     found |= {name: "ready" if good else "NOT READY" for name, good in state.items()}
+    if replicas:
+        seen = Counter(f"{one['version']} ({one['role']})" for one in replicas)
+        found["replicas"] = ", ".join(f"{count} of {name}" for name, count in sorted(seen.items()))
     put(found, as_json=frame.as_json)
     return 0 if all(state.values()) else 8
 

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -63,8 +63,8 @@ def up(frame: Frame, arguments: list[str]) -> int:
             if found.open:
                 webbrowser.open(link)
 
-        with _grpc(house, found.grpc or settings.grpc, found.tls), _gateway(house, found.tls):
-            serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready, face=face)
+        with _grpc(house, found.grpc or settings.grpc, found.tls), _gateway(house, found.tls) as leave:
+            serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready, on_leave=leave, face=face)
     finally:
         house.close()
     return 0
@@ -89,17 +89,19 @@ def _grpc(house: Any, address: str, own_ca: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _gateway(house: Any, own_ca: bool) -> Iterator[None]:
-    """The door to endpoints, a process of its own from the first endpoint on; none where the setting is empty."""
+def _gateway(house: Any, own_ca: bool) -> Iterator[Callable[[], None]]:
+    """The door to endpoints, a process of its own from the first endpoint on; none where the setting is empty. Gives
+    what tells it to go, while we still answer.
+    """
     if not house.settings.gateway:
-        yield
+        yield lambda: None
         return
     from falaj.gateway.keeper import Keeper
 
     keeper = Keeper(house, ("--tls",) if own_ca else ())
     keeper.start()
     try:
-        yield
+        yield keeper.leave
     finally:
         keeper.stop()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from falaj.api.answers import EVENTS, SECURITY
 from falaj.api.app import App
+from falaj.api.events import ELSEWHERE
 from falaj.api.gate import too_fast
 from falaj.api.routes import Ask
 from falaj.api.stream import left
@@ -73,7 +74,8 @@ class Live:
             said = b": here\n\n"
             if not await self._welcome(ask):
                 break
-        await ask.send({"type": "http.response.body", "body": b""})
+        last = ELSEWHERE if self._app.stopping.is_set() else b""
+        await ask.send({"type": "http.response.body", "body": last})
 
     async def _welcome(self, ask: Ask) -> bool:
         """A revoked or expired session stops hearing within a heartbeat."""

@@ -183,6 +183,31 @@ class CanWatch(Protocol):
     def watch(self, callback: Callable[[], None]) -> None: ...
 
 
+class Standing(NamedTuple):
+    """A store as a program finds it: how far its schema is, and who works with it."""
+
+    schema: int
+    """0: there is none yet."""
+    oldest: int
+    """A program that knows less than this schema may not work with it."""
+    knows: int
+    """What this program knows."""
+    replicas: tuple[str, ...]
+    """Those that are there now, as `core.replica` writes them."""
+    rows: int
+    """Records and events, about."""
+
+
+@runtime_checkable
+class CanJoin(Protocol):
+    """A store that programs of neighbouring versions share. Opened with the option `settle` false it is not changed."""
+
+    def standing(self, now: float) -> Standing: ...
+    def settle(self, now: float) -> None:
+        """Take what steps may be taken now."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Stat:
     """What a blob store knows of one object."""

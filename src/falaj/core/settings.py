@@ -123,6 +123,8 @@ class Settings:
     hosts: tuple[str, ...] = ()
     """Host names callers may use, beside the listening address itself."""
     sandbox: str = "best"
+    drain_s: float = 0.0
+    """How long, when told to stop, it answers on while /ready says that it goes: two probes of a balancer before it."""
     """How attempts of this machine are kept apart: off, best (what it can), or required (wholly, or not at all)."""
     regimes: str = ""
     """A folder of regime profiles of one's own, read after those that are shipped."""

@@ -50,14 +50,20 @@ class Keeper(threading.Thread):
             _log.warning("the gateway ended", extra={"code": code, "failures": failures})
             self._ending.wait(min(MOST_AGAIN_S, AGAIN_S * 2.0 ** min(failures, 8)))
 
-    def stop(self) -> None:
-        """End the gateway, after it has answered what it was asked."""
+    def leave(self) -> None:
+        """Tell the gateway to go, and do not wait for it."""
         self._ending.set()
         child = self._child
         if child is not None and child.poll() is None:
             child.terminate()
+
+    def stop(self) -> None:
+        """End the gateway, after it has answered what it was asked."""
+        self.leave()
+        child = self._child
+        if child is not None and child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
-                child.wait(END_S)
+                child.wait(END_S + self._house.settings.drain_s)
             if child.poll() is None:
                 child.kill()
         if self.is_alive():

@@ -93,6 +93,7 @@ class Gateway:
             await self.drain(0.0)
             raise
         await loop.run_in_executor(self._pool, self._told, True)
+        await loop.run_in_executor(self._pool, house.join, "gateway", self.addresses.http)
         self._every("count", SECOND_S, self._second)
         self._every("doors", DOORS_S, lambda: self._pool.submit(self._told))
         self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))
@@ -101,9 +102,12 @@ class Gateway:
             self._every("certificate", RENEW_EVERY_S, self._renew)
         return self.addresses
 
-    async def drain(self, within_s: float = GRACE_S) -> None:
-        """Take nothing new, answer what was asked, write down what was counted."""
+    async def drain(self, within_s: float = GRACE_S, linger_s: float = 0.0) -> None:
+        """Say that we go and answer on for a while; then take nothing new, answer what was asked, write down what was
+        counted.
+        """
         self.doors.open = False
+        await asyncio.gather(*(door.linger(linger_s) for door in self._doors))
         self.holding.close()
         await asyncio.gather(*(door.drain(within_s) for door in self._doors))
         for timer in self._timers.values():
@@ -243,7 +247,7 @@ def run(
         gc.enable()
         on_ready(found)
         await end.wait()
-        await gateway.drain()
+        await gateway.drain(linger_s=house.settings.drain_s)
 
     uvloop.run(main())
 

@@ -182,7 +182,7 @@ class Http1(asyncio.Protocol):
         waiting, out = self._waiting, self._out
         while waiting and (reply := waiting[0].reply) is not None:
             exchange = waiting.popleft()
-            last = not exchange.head.keep or (self._draining and self._idle())
+            last = not exchange.head.keep or ((self._draining or self._server.going) and self._idle())
             render(reply, exchange.head, last, out)
             if last:
                 self._deaf = self._ended = True

@@ -37,6 +37,8 @@ class Listening(Generic[One]):
         self.listening: asyncio.Server | None = None
         self._most = most
         self._empty: asyncio.Event | None = None
+        self.going = False
+        """True once we go: each answer is the last of its connection, where a protocol has no other way to say so."""
         self._timer = self.loop.call_later(SWEEP_S, self._sweep)
 
     @property
@@ -66,6 +68,11 @@ class Listening(Generic[One]):
         self.connections.discard(connection)
         if self._empty is not None and not self.connections:
             self._empty.set()
+
+    async def linger(self, for_s: float) -> None:
+        """Answer on for a while as one that goes, so that a balancer leads callers elsewhere."""
+        self.going = True
+        await asyncio.sleep(for_s)
 
     async def drain(self, within_s: float = 30.0) -> None:
         """Take no new connections, answer what was asked, and end."""

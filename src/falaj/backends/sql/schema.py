@@ -1,8 +1,15 @@
-"""The schema as a list of steps. A step once released is never edited: the next change is the next step."""
+"""The schema as a list of steps. A step once released is never edited: the next change is the next step.
 
-from collections.abc import Mapping, Sequence
+A step only adds, so that the version before goes on with a store that this one has moved, and can come back to it. What
+takes something away is a step of its own, named in CONTRACTS, of a version whose forerunner already does without: it is
+left until no program lives that would miss it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from falaj.core.errors import Unavailable
+from falaj.core.replica import Replica
 
 # {text} sorts by bytes on every engine, so that pages and cursors agree. How the log lies is each engine's own affair;
 # the place of an event is (epoch, xid, seq) on all of them. A restore begins a new epoch, so cursors handed out before
@@ -29,28 +36,49 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     (),
 )
+CONTRACTS: frozenset[int] = frozenset()
+"""Steps that take away what programs of a lower schema use, by number (the first step is 1)."""
 NEWEST = len(STEPS)
 
 META = "CREATE TABLE IF NOT EXISTS meta (name {text} NOT NULL PRIMARY KEY, value {int} NOT NULL)"
-VERSION = "SELECT value FROM meta WHERE name = 'schema'"
-SET_VERSION = """INSERT INTO meta (name, value) VALUES ('schema', {version})
+NUMBERS = "SELECT name, value FROM meta WHERE name IN ('schema', 'oldest')"
+SET = """INSERT INTO meta (name, value) VALUES ('{name}', {value})
     ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
+LIVE = "SELECT owner FROM leases WHERE name >= 'replica:' AND name < 'replica;' AND until > ?"
 
 
-def pending(version: int, dialect: Mapping[str, str], log: Sequence[Sequence[str]], upto: int = NEWEST) -> list[str]:
-    """The statements that lead from schema `version` to `upto`; Unavailable when this program is the older one.
+class Step(NamedTuple):
+    """One step as an engine takes it, the mark that it was taken at the end."""
 
-    `log` has the engine's own statements for its log, for each of the steps.
+    statements: list[str]
+    indexes: bool
+    """True when it makes indexes and nothing else, which an engine may be able to do beside its writers."""
+
+
+def pending(
+    found: Mapping[str, int],
+    dialect: Mapping[str, str],
+    log: Sequence[Sequence[str]],
+    live: Iterable[str] = (),
+    upto: int = NEWEST,
+) -> list[Step]:
+    """The steps that lead from the store's numbers to `upto`; Unavailable when this program is too old for the store.
+
+    `log` has the engine's own statements for its log, for each of the steps; `live` are the replicas that are there.
     """
-    if version > upto:
+    version, oldest = found.get("schema", 0), found.get("oldest", 0)
+    if version > upto and oldest > upto:
         raise Unavailable(
-            f"the store has schema {version} and this program knows up to {upto}",
+            f"the store has schema {version}, for programs that know {oldest}, and this one knows up to {upto}",
             "upgrade this installation, then start it again",
         )
-    statements: list[str] = []
-    for shared, own in zip(STEPS[version:upto], log[version:upto], strict=True):
-        statements += [statement.format_map(dialect) for statement in shared]
-        statements += own
-    if statements:
-        statements.append(SET_VERSION.format(version=upto))
-    return statements
+    least = min((Replica.decode(owner).schema for owner in live), default=upto)
+    steps = []
+    for number, (shared, own) in enumerate(zip(STEPS[version:upto], log[version:upto], strict=True), version + 1):
+        if number in CONTRACTS and least < number:
+            break
+        texts = [*(statement.format_map(dialect) for statement in shared), *own]
+        indexes = all(text.startswith("CREATE INDEX ") for text in texts)
+        marks = {"schema": number} | ({"oldest": number} if number in CONTRACTS else {})
+        steps.append(Step([*texts, *(SET.format(name=name, value=value) for name, value in marks.items())], indexes))
+    return steps
