@@ -36,10 +36,16 @@ class Envelope(msgspec.Struct, array_like=True):
     author: str
     restricted: bool
 
+class Marked(Envelope, array_like=True):
+    """The same with the fields that not every version knows."""
+
+    kept: tuple[str, ...] = ()
+
+
 
 _encode = msgspec.json.Encoder().encode
 _lines = msgspec.json.Encoder(order="deterministic").encode_lines
-_decode = msgspec.json.Decoder(Envelope).decode
+_decode = msgspec.json.Decoder(Marked).decode
 
 
 def seal_record(cipher: Cipher | None, record: Record) -> Row:
@@ -73,9 +79,8 @@ def open_record(cipher: Cipher | None, row: Row) -> Record:
         ) from error
     if cell_text(key.kind, key.project, inside.zone, label, inside.restricted) != row.cell:
         raise Corrupt(f"the cell of {key.kind} {key.project}/{key.name} was altered", "restore it from a backup")
-    return Record(
-        key, row.rev, inside.body, label, inside.zone, inside.author, inside.restricted, row.at, dict(row.terms)
-    )
+    about = label, inside.zone, inside.author, inside.restricted
+    return Record(key, row.rev, inside.body, *about, row.at, dict(row.terms), inside.kept)
 
 
 def record_aad(key: Key, rev: int, cell: str, terms: tuple[tuple[str, str], ...]) -> bytes:
@@ -242,7 +247,7 @@ def open_events(cipher: Cipher | None, rows: list[EventRow]) -> list[Fact]:
     return facts
 
 
-def open_lines(cipher: Cipher | None, rows: list[EventRow]) -> list[Line]:
+def open_lines(cipher: Cipher | None, rows: list[EventRow]) -> list[bytes]:
     """The lines of rows, each held against its hash; those sealed together and read together are opened once."""
     found: list[Line] = []
     sealed, lines = b"", list[bytes]()

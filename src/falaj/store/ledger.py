@@ -17,6 +17,7 @@ from falaj.core.label import Label
 from falaj.core.ports import CanBundle, CanGroup, CanWatch, Cipher, EventRow, Group, Key, Query, Store, Txn
 from falaj.core.ref import Ref
 from falaj.store import requests
+from falaj.store.additions import carried, marked
 from falaj.store.counts import Counts
 from falaj.store.envelope import Voice, key_of, open_events, open_lines, open_record, seal_events, seal_record
 from falaj.store.records import Fact, Line, Page, Record
@@ -324,9 +325,8 @@ class Writer(Reader):
         self._check(key, terms)
         if rev is None:
             label, zone, author = label or ctx.label or _OPEN, zone or ctx.zone, author or ctx.actor.id
-            record = Record(
-                key, 1, dict(body), label, zone, author, bool(restricted), ctx.now(), dict(terms or _NOTHING)
-            )
+            about = label, zone, author, bool(restricted), ctx.now(), dict(terms or _NOTHING)
+            record = Record(key, 1, dict(body), *about, marked(key.kind, body))
         else:
             record = self._over(key, rev, body, (label, zone, restricted, terms, author))
         self._save(record, rev)
@@ -405,7 +405,8 @@ class Writer(Reader):
         zone, author = zone or old.zone, author or old.author
         restricted = old.restricted if restricted is None else restricted
         terms = dict(old.terms if terms is None else terms)
-        return Record(key, rev + 1, dict(body), label, zone, author, restricted, self._ctx.now(), terms)
+        whole, kept = carried(key.kind, body, old.body, old.kept) if old.kept else (dict(body), marked(key.kind, body))
+        return Record(key, rev + 1, whole, label, zone, author, restricted, self._ctx.now(), terms, kept)
 
     def _save(self, record: Record, rev: int | None) -> None:
         row = seal_record(self._ledger.cipher, record)

@@ -22,6 +22,8 @@ class Record:
     restricted: bool
     at: float
     terms: dict[str, str] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    """Fields of the body that a version knows which may not be ours (store/additions.py)."""
 
     @property
     def ref(self) -> Ref:
