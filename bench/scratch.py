@@ -11,6 +11,7 @@ from pathlib import Path
 def folder() -> Iterator[Path]:
     """A scratch folder on the disk that holds this repository."""
     path = Path(tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).resolve().parents[1]))
+    path.chmod(0o755)  # attempts run as users of their own, and lie below
     try:
         yield path
     finally:

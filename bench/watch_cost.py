@@ -4,9 +4,10 @@
     python bench/watch_cost.py rows        one part: rows, engine (both in process), server (a real one under load)
     --small                                a round of each; its figures mean little
 
-rows: CPU time of the whole path (hook, buffer, cut, count, sample, mixture) of a row of 50 features in runs of 32,
-with nothing left out. server: an MLP of 32-64-1 behind our own server over JSON, 64 connections, once with a profile
-beside it and once without; the two take turns, and the CPU time of a request is compared pair by pair.
+rows: CPU time of the whole path (hook, ids, buffer, cut, count, sample, mixture) of a row of 50 features in runs of 32,
+each row a request of its own, with nothing left out. server: an MLP of 32-64-1 behind our own server over JSON, 64
+connections, once with a profile beside it and once without; the two take turns, and the CPU time of a request is
+compared pair by pair.
 A table for people, then one last line of JSON with every bar, missed ones too.
 """
 
@@ -33,6 +34,7 @@ from falaj.drift.profile import profile_of, to_json  # noqa: E402
 from falaj.drift.records import FILE  # noqa: E402
 from falaj.infer.columns import named  # noqa: E402
 from falaj.infer.engine import Engine  # noqa: E402
+from falaj.infer.queue import Key, Waiting  # noqa: E402
 from falaj.infer.records import Config, Counting, ModelConfig  # noqa: E402
 from falaj.infer.watching import Watching  # noqa: E402
 from falaj.oip.tensors import Ask, Given  # noqa: E402
@@ -72,15 +74,23 @@ def us_per_row(batches: tuple[int, ...] = (1, 8, BATCH, 256)) -> dict[int, tuple
     found = {}
     for batch in batches:
         watching = Watching(profile, *specs, EVERYTHING, batches=True)
+        members = [waiting(number) for number in range(batch)]
         took = []
         for _ in range(ROUNDS + 1):
             began = time.process_time()
             for first in range(0, ROWS, batch):
-                watching.note([x[first : first + batch]], [y[first : first + batch]])
+                watching.note([x[first : first + batch]], [y[first : first + batch]], members)
             took.append((time.process_time() - began) / ROWS * 1e6)
         assert watching.take().rows == ROWS * (ROUNDS + 1)
         found[batch] = statistics.median(took[1:]), watching.size_bytes
     return found
+
+
+def waiting(number: int) -> Waiting:
+    """A request of one row, with the name that a gateway gives it."""
+    ask = Ask("m", "1", ())
+    ask.name = b"%032x" % number
+    return Waiting(ask, lambda _: None, Key((), {}, 1, alone=False), 1, 0.0)
 
 
 def server() -> None:

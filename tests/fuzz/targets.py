@@ -193,7 +193,14 @@ def _inference() -> tuple[Target, ...]:
         Target("HTTP/2", lambda data: asyncio.run(_spoken([data])), (_conversation(),)),
         Target("settings of HTTP/2", lambda data: read_settings(data[: len(data) // 6 * 6]), (bytes(12),)),
         Target("headers of HTTP/2", lambda data: Heads(1 << 14).read(data), (s.hpack(),)),
-        Target("hop request", frames.read_ask_rest, (struct.pack("<BHH", 4, 3, 3) + b"POST/v2a\0bbody",)),
+        Target(
+            "hop request",
+            frames.read_ask_rest,
+            (
+                struct.pack("<BHH", 4, 3, 3) + b"POST/v2a\0bbody",
+                struct.pack("<BHH", 4, 3, 20) + b"POST/v2falaj-request\0id\0a\0bbody",
+            ),
+        ),
         Target("hop answer", frames.read_reply_rest, (struct.pack("<HIBH", 200, 0, 1, 3) + b"ja\0bbody",)),
         Target("hop call", frames.read_ask_grpc, (struct.pack("<IBH", 9, 2, 3) + b"MIa\0bbody",)),
         Target("hop result", frames.read_reply_grpc, (struct.pack("<BBHH", 0, 1, 2, 3) + b"oka\0bbody",)),

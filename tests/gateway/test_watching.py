@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -23,7 +24,12 @@ from falaj.drift.tally import Tally
 from falaj.gateway.link import Link
 from falaj.gateway.watching import Came, Watching
 from falaj.monitor.baselines import based_on
+from falaj.monitor.drawn import drawn
+from falaj.monitor.labelled import joined
+from falaj.oip.messages import INFER_REQUEST
+from falaj.oip.wire import encode
 from falaj.serve.blocks import Whose
+from falaj.serve.labels import Labelled
 from falaj.serve.sketches import Sketched, Sketches
 from tests.gateway.echo import KEY
 from tests.gateway.stand_in import REF, Ground, Replica
@@ -120,6 +126,48 @@ def test_what_a_replica_counts_arrives_once_and_its_end_loses_nothing(ground: Gr
     whole = Tally.from_bytes(found[-1].data, PROFILE)
     assert whole.of(32).sum() == whole.rows
     ground.remove(name)
+
+
+def test_a_late_label_finds_its_answer_though_no_request_was_kept(ground: Ground, tmp_path: Path) -> None:
+    """By HTTP and gRPC, as callers name what they were answered; of the rows, those that were drawn."""
+    real = Real(tmp_path)
+    name, began = ground.add(real), time.time()
+    serve = ground.town.house.desks["serve"]
+    until(lambda: 1 in ground.gateway.table.routes[NAMED].pools and link(ground, 1).client.ready)
+    asked: dict[str, int] = {}
+    with httpx.Client(base_url=ground.doors.http, headers=ground.headers(), trust_env=False, timeout=30) as client:
+        for row in range(20):
+            given = {"name": "x", "datatype": "FP32", "shape": [1, 32], "data": X[row].tolist()}
+            told = client.post(INFER, json={"id": "mine", "inputs": [given]})
+            assert (told.status_code, told.json()["id"]) == (200, "mine")
+            asked[told.headers["falaj-request"]] = row
+    asked |= {_by_grpc(ground, row): row for row in range(20, 24)}
+    assert len(asked) == 24
+    assert real.end() == 0
+
+    def found() -> dict[str, list[float]]:
+        return {id_: said for id_, said, _ in drawn(serve, ("bank", REF, 1), PROFILE, (0.0, ()), asked, "")}
+
+    wanted = models.mlp_of(X)[:, 0]
+    assert found() == {id_: [pytest.approx(wanted[row], abs=1e-5)] for id_, row in asked.items()}
+    labels = [Labelled(time.time(), id_, "", float(row)) for id_, row in asked.items()]
+    serve.labels.append(WHOSE, labels)
+    assert not list(serve.journal.read("bank", REF))
+    truth = joined(serve, "bank", REF, 1, (began, time.time() + 1), PROFILE, "")
+    assert sorted(truth.label.tolist()) == list(range(24))
+    assert truth.answer == pytest.approx(wanted[truth.label.astype(int)], abs=1e-5)
+    assert all(began - 1 < at < time.time() for at in truth.at)  # An id says when.
+    ground.remove(name)
+
+
+def _by_grpc(ground: Ground, row: int) -> str:
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 32]}
+    asked = {"model_name": NAME, "inputs": [given], "raw_input_contents": [X[row].tobytes()]}
+    with grpc.insecure_channel(ground.doors.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        headers = [(key, value) for key, value in ground.headers().items()]
+        _, about = call.with_call(encode(INFER_REQUEST, asked), metadata=headers, timeout=30)
+    return str(dict((*about.initial_metadata(), *about.trailing_metadata()))["falaj-request"])
 
 
 def _said(**changed: Any) -> dict[str, Any]:

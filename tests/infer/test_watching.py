@@ -20,6 +20,7 @@ from falaj.infer import carrying, watching
 from falaj.infer.carrying import Carrier
 from falaj.infer.columns import CHOSEN, chosen, columns_of, named, scores_of
 from falaj.infer.engine import Engine
+from falaj.infer.queue import Key, Waiting
 from falaj.infer.records import Arrays, Config, Counting, ModelConfig
 from falaj.infer.watching import Governor, Watching, fitting
 from falaj.oip.hop import HopClient, HopServer
@@ -349,11 +350,37 @@ def test_of_a_model_asked_by_keys_the_features_are_counted() -> None:
         def arrays(self, inputs: Arrays) -> list[Any]:
             return [X[inputs[0]]]
 
-    noted: list[Any] = []
     joined = Joined(Wide(), Features())  # type: ignore[arg-type]
     joined.run([np.array([1, 2])], {})  # As it is warmed: nobody counts yet.
-    joined.note = lambda inputs, outputs: noted.append((inputs, outputs))
     joined.run([np.array([4, 5, 6])], {})
-    assert len(noted) == 1
-    assert (noted[0][0][0] == X[[4, 5, 6]]).all()
+    assert (joined.given()[0] == X[[4, 5, 6]]).all()
+    assert joined.given() == ()  # Nothing is held until the next run.
     assert joined.watched_inputs[0].name == "x"
+
+
+def _members(*rows: int, name: bytes = b"") -> list[Waiting]:
+    made = []
+    for at, count in enumerate(rows):
+        ask = ask_of(X[:count])
+        ask.id, ask.name = f"own-{at}", name and b"%b-%d" % (name, at)
+        made.append(Waiting(ask, lambda _: None, Key((), {}, 1, alone=False), count, 0.0))
+    return made
+
+
+@pytest.mark.parametrize("size", [1, 3, watching.MOST_ROWS + 700])
+def test_rows_that_are_drawn_know_their_request(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "SAMPLE_ROWS", 10_000)
+    specs = ((_spec("x", "FP32", 3),), (_spec("y", "FP32", 1),))
+    values = np.arange(2 * size, dtype=np.float32)
+    x, y = np.repeat(values[:, None], 3, 1), values[:, None]
+    found = Watching(_profile({"x": x}, {"y": y}, specs), *specs, ALL, batches=True)
+    found.note([x], [y], _members(size, size, name=b"gateway"))
+    found.note([x], [y], _members(size, size))
+    found.note([x], [y])  # Whoever is nobody's request.
+    sample = found.take().sample
+    axis = found.profile.axes[0]
+    place = np.round(sample.values[:, 0] * axis.std + axis.mean) >= size
+    for id_, second in zip(sample.ids, place.tolist(), strict=True):
+        assert id_ in ("", f"gateway-{int(second)}", f"own-{int(second)}")
+    kinds = {id_.partition("-")[0] for id_ in sample.ids}
+    assert kinds == {"gateway", "own", ""}

@@ -100,13 +100,15 @@ class Ground:
     def whose(self) -> Whose:
         return Whose("house", self.ref, self.house.settings.zone)
 
-    def count(self, rows: int, at: float, *, replica: str = "r1-1", revision: int = 1, **more: Any) -> Sketched:
+    def count(
+        self, rows: int, at: float, *, replica: str = "r1-1", revision: int = 1, ids: Any = (), **more: Any
+    ) -> Sketched:
         """A delta that a replica flushed at a moment; not kept yet."""
         found = self.desk.baselines.profile("house", self.ref, revision)
         assert found is not None
         tally = Tally(found)
         number = self._numbers[replica] = self._numbers.get(replica, 0) + 1
-        tally.add(columns(rows, seed=sum(self._numbers.values()), **more))
+        tally.add(columns(rows, seed=sum(self._numbers.values()), **more), ids=ids)
         digest = self.desk.baselines.digest("house", self.ref, revision)
         return Sketched(at - 10, at, revision, replica, number, digest, packed(tally))
 

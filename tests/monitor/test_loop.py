@@ -16,11 +16,13 @@ from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
 from falaj.drift.profile import to_json
+from falaj.drift.tally import Tally
 from falaj.monitor.basing import LEAST_TRAFFIC
 from falaj.monitor.errands import told
 from falaj.serve.labels import Labelled
+from falaj.serve.sketches import Sketched
 from tests.infer import models
-from tests.monitor.ground import FEW, MINUTE, NAMES, Ground, good, profile
+from tests.monitor.ground import FEW, MINUTE, NAMES, Ground, columns, good, profile
 
 PROFILE = good(profile(), 0.9)
 
@@ -118,6 +120,33 @@ def test_errors_and_latency_need_no_baseline_and_a_few_of_a_few_prove_nothing(gr
     ground.ask(at + 130, 210, errors=12, took_us=900)
     ground.turns(at + 3 * MINUTE + 5)
     assert (len(ground.windows()), ground.windows()[-1].alarms) == (3, 0)
+
+
+def test_labels_of_requests_that_nobody_kept_are_joined_with_the_rows_that_were_drawn(ground: Ground) -> None:
+    at, rng = ground.begun, np.random.default_rng(5)
+    ids = [f"{int((at + 5) * 1000):012x}{number:020x}" for number in range(600)]
+    ground.append(ground.count(600, at + 10, ids=ids), ground.count(300, at + 70))
+    drawn = {one for row in ground.desk.serve.sketches.read("house", ground.ref) for one in _drawn(ground, row)}
+    assert drawn == {"", *ids}
+    scores = columns(600, seed=1)["score"]
+    truth = np.where(rng.random(600) < 0.6, scores >= 0.5, scores < 0.5)  # six of ten are right
+    late = [Labelled(at + 20, id_, "", float(one)) for id_, one in zip(ids, truth, strict=True)]
+    ground.log(at + 5, ids[:100], scores[:100].tolist())  # some were kept as well: they count once
+    ground.desk.serve.labels.append(ground.whose, [*late, Labelled(at + 21, new_id(), "", 1.0)])
+    ground.turns(at + 2 * MINUTE + 5)
+    window = ground.windows()[0]
+    (found,) = [one for one in window.findings if one.what == "performance" and one.measure == "accuracy"]
+    assert window.labels == 600
+    assert (found.alarm, found.value) == (True, pytest.approx(0.6, abs=0.06))
+    ground.here.serve.forget(ground.ref, tuple(ids[:7]))
+    left = {one for row in ground.desk.serve.sketches.read("house", ground.ref) for one in _drawn(ground, row)}
+    assert left == {"", *ids[7:]}
+
+
+def _drawn(ground: Ground, row: Sketched) -> tuple[str, ...]:
+    profile = ground.desk.baselines.profile("house", ground.ref, 1)
+    assert profile is not None
+    return Tally.from_bytes(row.data, profile).sample.ids
 
 
 def test_labels_that_come_late_tell_how_good_it_was(ground: Ground) -> None:

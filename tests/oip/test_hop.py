@@ -77,8 +77,15 @@ def test_frames_cut_anywhere_are_the_same_frames(sent: list[tuple[int, int, byte
 def test_requests_and_answers_come_out_as_they_went_in(
     method: bytes, path: bytes, headers: dict[bytes, bytes], body: bytes
 ) -> None:
-    call = f.read_ask_rest(whole(f.ask_rest(Call(method, path, headers, body), 7)))
-    assert (call.method, call.path, call.headers, call.body, call.trusted) == (method, path, headers, body, True)
+    for name in (b"", b"018f"):
+        sent_call = Call(method, path, headers, body)
+        sent_call.name = name
+        call = f.read_ask_rest(whole(f.ask_rest(sent_call, 7)))
+        assert (call.method, call.path, call.headers, call.body, call.trusted) == (method, path, headers, body, True)
+        asked = GrpcCall("ModelInfer", body, headers)
+        asked.name = name
+        asked = f.read_ask_grpc(whole(f.ask_grpc(asked, 7)))
+        assert (call.name, asked.name, asked.metadata) == (name, name, headers)
     pairs = tuple(headers.items())
     reply = f.read_reply_rest(whole(f.reply_rest(Reply(429, (body, b"x"), json_bytes=3, headers=pairs), 7)))
     assert (reply.status, b"".join(reply.parts), reply.json_bytes, tuple(reply.headers)) == (429, body + b"x", 3, pairs)
@@ -107,6 +114,10 @@ def test_what_cannot_be_said_is_refused_before_it_is_sent() -> None:
         f.ask_rest(Call(b"GET", b"/" * 70_000), 1)
     with pytest.raises(Invalid):
         f.ask_grpc(GrpcCall("x" * 300, b""), 1)
+    full = Call(b"GET", b"/", {b"a": b"x" * 65_000})
+    full.name = b"n" * 600
+    with pytest.raises(Invalid):
+        f.ask_rest(full, 1)
     with pytest.raises(Invalid):
         f.reply_rest(Reply(200, (b"x" * 100,)), 1, 50)
 

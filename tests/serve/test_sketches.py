@@ -44,6 +44,22 @@ def test_the_same_delta_is_kept_once(sketches: Sketches) -> None:
     assert [row.number for row in sketches.read("bank", REF, NOON + 15, NOON + 30)] == [2, 2]
 
 
+def test_rows_of_a_request_go_and_what_was_counted_stays(sketches: Sketches) -> None:
+    rows = [sketched(number, NOON + 10 * number) for number in range(1, 4)]
+    named = Tally(PROFILE)
+    named.add({"x": np.arange(4.0)}, ids=["a", "b", "", "b"])
+    rows[1] = rows[1]._replace(data=named.to_bytes())
+    sketches.append(WHOSE, [*rows, sketched(9, NOON + 90)._replace(data=b"damaged")])
+    assert sketches.forget(WHOSE, ["b", "z", ""]) == 2
+    found = sketches.read("bank", REF)
+    assert [row.number for row in found] == [1, 2, 3, 9]
+    left = Tally.from_bytes(found[1].data, PROFILE)
+    assert (sorted(left.sample.ids), left.rows, left.of(0).tolist()) == (["", "a"], 4, named.of(0).tolist())
+    assert sketches.forget(WHOSE, ["b"]) == sketches.forget(WHOSE, [""]) == 0
+    sketches.append(WHOSE, [rows[1]])  # Told once more by a replica that was not acknowledged: still gone.
+    assert "b" not in Tally.from_bytes(sketches.read("bank", REF)[1].data, PROFILE).sample.ids
+
+
 def test_hours_hold_what_their_deltas_held(town: Town, sketches: Sketches) -> None:
     start = NOON // HOUR_S * HOUR_S
     made = [sketched(at, start + 1 + 60 * at, revision=1 + at % 2) for at in range(90)]

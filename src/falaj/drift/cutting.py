@@ -153,7 +153,7 @@ class Words:
         self.count = len(values)
         self._known: dict[object, int] = {value: at for at, value in enumerate(values)}
         self._known |= {value.encode(errors="replace"): at for at, value in enumerate(values)}
-        numbers = sorted((number, at) for at, value in enumerate(values) if (number := _number(value)) is not None)
+        numbers = sorted((number, at) for at, value in enumerate(values) if (number := number_of(value)) is not None)
         self._numbers = np.array([number for number, _ in numbers], np.float64)
         self._order = np.array([at for _, at in numbers], np.int64)
 
@@ -194,7 +194,8 @@ def text(value: object) -> str:
     return said if said.isascii() else said.encode(errors="replace").decode()
 
 
-def _number(value: str) -> float | None:
+def number_of(value: str) -> float | None:
+    """The number that a value of a category is; None where it is none."""
     if value in {"true", "false"}:
         return float(value == "true")
     try:

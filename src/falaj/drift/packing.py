@@ -65,6 +65,17 @@ def joined(many: Sequence[bytes]) -> bytes:
     return _written(reduce(_both, (_read(one) for one in many)))
 
 
+def without(data: bytes, ids: frozenset[str]) -> tuple[bytes, int]:
+    """The same without rows of these requests in its sample, and how many those were; counts name nobody and stay."""
+    parts = _read(data)
+    values, keys, names, bound = parts.sample
+    kept = [at for at, name in enumerate(names) if name not in ids]
+    if len(kept) == len(names):
+        return data, 0
+    left = Sample(values[kept], keys[kept], tuple(names[at] for at in kept), bound)
+    return _written(parts._replace(sample=left)), len(names) - len(kept)
+
+
 def _parts(tally: Tally) -> _Parts:
     numbers = tally.rows, tally.seen, tally.odd, tally.mixed
     sums = tally.sums, tally.squares, tally.mixture

@@ -112,7 +112,7 @@ class Tally:
         names: tuple[str, ...],
         extra: Mapping[str, Array] | None = None,
         *,
-        ids: Sequence[str] = (),
+        ids: Sequence[str | bytes] = (),
         seen: int | None = None,
     ) -> None:
         """Counts rows whose numbers stand in a matrix, a column for each name; others, as text, beside it."""
@@ -192,9 +192,9 @@ class Tally:
             picked = picked[np.argpartition(self._keys[picked], self._keep)[: self._keep + 1]]
         return picked
 
-    def _keep_rows(self, picked: Ints, chosen: NDArray[np.float32], ids: Sequence[str]) -> None:
+    def _keep_rows(self, picked: Ints, chosen: NDArray[np.float32], ids: Sequence[str | bytes]) -> None:
         if len(picked):
-            names = tuple(ids[at] for at in picked.tolist()) if len(ids) else ("",) * len(picked)
+            names = tuple(_text(ids[at]) for at in picked.tolist()) if len(ids) else ("",) * len(picked)
             self.sample = self.sample.joined(Sample(chosen, self._keys[picked], names), self._keep)
 
     def anew(self) -> "Tally":
@@ -272,6 +272,10 @@ class Tally:
             words,
             at.get(profile.segment),
         )
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode("ascii", "replace") if isinstance(name, bytes) else name
 
 
 def as_numbers(column: Array) -> Floats:

@@ -80,7 +80,7 @@ class Doors:
         self.open = True
         """False while we drain: load balancers look elsewhere."""
         self._targets: dict[bytes, Target] = {}
-        self._prefix, self._count = secrets.token_hex(6).encode(), 0
+        self._prefix, self._count = secrets.token_hex(4).encode(), 0
         self._revisions: dict[int, tuple[bytes, bytes]] = {}
         self._shadows = 0
 
@@ -105,9 +105,7 @@ class Doors:
 
     def answered(self, one: Passing, reply: Any, status: int, now: float) -> None:
         """Give the answer back, with what names it; then keep a sample, and ask a shadow."""
-        self._count += 1
-        one.id = id_ = b"%b-%x" % (self._prefix, self._count)
-        headers = (b"falaj-request", id_), self._revision(one.revision)
+        headers = (b"falaj-request", one.id or self._new_id()), self._revision(one.revision)
         if isinstance(reply, Reply):
             reply.headers = (*reply.headers, *headers) if reply.headers else headers
         else:
@@ -215,8 +213,10 @@ class Doors:
             one.version = target.version
         if target.what is not paths.INFER:
             one.counts = False
-        elif sequence := paths.sequence_of(headers, call.body):
-            one.sequence, one.key = sequence, one.key or sequence
+        else:
+            call.name = one.id = self._new_id()
+            if sequence := paths.sequence_of(headers, call.body):
+                one.sequence, one.key = sequence, one.key or sequence
         if self.tracer is not None and one.counts and (link := self._followed(one, headers)):
             call.headers = {**call.headers, b"traceparent": link}
         return one.begin()
@@ -250,11 +250,18 @@ class Doors:
             one.version = version
         if method not in ("ModelInfer", "ModelStreamInfer"):
             one.counts = False
-        elif sequence := paths.grpc_sequence_of(metadata, call.message):
-            one.sequence, one.key = sequence, one.key or sequence
+        else:
+            call.name = one.id = self._new_id()
+            if sequence := paths.grpc_sequence_of(metadata, call.message):
+                one.sequence, one.key = sequence, one.key or sequence
         if self.tracer is not None and one.counts and (link := self._followed(one, metadata)):
             call.metadata = {b"traceparent": link}
         return one.begin()
+
+    def _new_id(self) -> bytes:
+        """What a request is called by the caller, the replica, the journal and late labels: when it came, by whom."""
+        self._count += 1
+        return b"%012x%b%012x" % (time.time_ns() // 1_000_000, self._prefix, self._count)
 
     def _followed(self, one: Passing, headers: Mapping[bytes, bytes]) -> bytes:
         """Begin a span where this request is traced; what its replica is told then."""

@@ -88,8 +88,8 @@ class Batcher:
         self._last = 0.0
         self._closed = False
         self._logged = 0.0
-        self.note: Callable[[Arrays, Arrays], Any] | None = None
-        """Told what went into each run and what came out, in the thread that ran it."""
+        self.note: Callable[[Arrays, Arrays, Sequence[Waiting]], Any] | None = None
+        """Told what went into each run and what came out, and whose it was, in the thread that ran it."""
         self._emptied: Callable[[], Any] | None = None
 
     @property
@@ -413,7 +413,7 @@ class Batcher:
             if len(members) > 1:
                 check_rows(members, outputs)
             if self.note is not None:
-                self.note(inputs, outputs)
+                self.note(inputs, outputs, members)
         except FalajError as error:
             return error
         except BROKEN as error:

@@ -7,6 +7,7 @@ order of the service (or of `features.order` in its sheet). Beside features it m
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
@@ -73,17 +74,18 @@ class Joined:
         self.platform, self.size_bytes = runtime.platform, runtime.size_bytes
         self.parallel, self.isolated = runtime.parallel, runtime.isolated
         self.batches = getattr(runtime, "batches", True)
-        self.note: Callable[[Arrays, Arrays], Any] | None = None
-        """Told what the model itself was given: features, not keys."""
         self.watched_inputs = runtime.inputs
+        self._last = threading.local()
 
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """The model's outputs for the things these keys name."""
-        arrays = self._lookup.arrays(inputs)
-        outputs = self._runtime.run(arrays, parameters)
-        if self.note is not None:
-            self.note(arrays, outputs)
-        return outputs
+        self._last.given = arrays = self._lookup.arrays(inputs)
+        return self._runtime.run(arrays, parameters)
+
+    def given(self) -> Arrays:
+        """What the model itself was given in this thread's last run: features, not keys."""
+        arrays, self._last.given = self._last.given, ()
+        return arrays  # type: ignore[no-any-return]
 
     def replan(self, plan: Mapping[str, Any]) -> None:
         """Read another version of the service from now on; one that gives the same columns."""

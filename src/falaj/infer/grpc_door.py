@@ -67,6 +67,7 @@ class Grpc:
         return self._submit(ask, call, partial(_answer, wanted, reply))
 
     def _submit(self, ask: Ask, call: GrpcCall, done: Done) -> _Cancel:
+        ask.name = call.name
         if self._tracing is not None:
             done = self._tracing.noting(ask, call.metadata, call.trusted, done)
         return self._engine.submit(ask, done)

@@ -112,6 +112,7 @@ class Rest:
             ask, wanted = decode(call.body, json_bytes, model, version)
         else:
             ask, wanted = self._raw(Ask(model, version, ()), call.body)
+        ask.name = call.name
         done: Done = partial(_answer, wanted, reply)
         if self._tracing is not None:
             done = self._tracing.noting(ask, call.headers, call.trusted, done)

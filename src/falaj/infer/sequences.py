@@ -95,7 +95,7 @@ class Sequences:
             rows = ask.inputs[0].shape[0] if ask.inputs and ask.inputs[0].shape else 1
             state = [_zeros(one.spec, rows) for one in self._states]
         inner = Ask(ask.model, ask.version, [*ask.inputs, *state])
-        inner.id, inner.deadline, inner.priority = ask.id, ask.deadline, ask.priority
+        inner.id, inner.name, inner.deadline, inner.priority = ask.id, ask.name, ask.deadline, ask.priority
         inner.parameters = ask.parameters
         if self._states:
             inner.outputs = [*(ask.outputs or self._shown), *(one.output for one in self._states)]

@@ -84,8 +84,8 @@ class Session:
         """Count by it from now on."""
         if self.config.watch.share:
             self.watching = watching
-            whom: Any = self.runtime if hasattr(self.runtime, "note") else self.batcher
-            whom.note = watching.note
+            given = getattr(self.runtime, "given", None)
+            self.batcher.note = watching.note if given is None else lambda _, *told: watching.note(given(), *told)
 
     def enter(self, ask: Ask, done: Done) -> Callable[[], None] | None:
         """Past the sequences and the cache."""

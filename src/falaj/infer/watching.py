@@ -21,6 +21,7 @@ from falaj.drift.records import FILE, INPUT, NUMBER, PREDICTION, Profile
 from falaj.drift.tally import Tally
 from falaj.infer.batcher import BROKEN
 from falaj.infer.columns import CHOSEN, chosen, derived, figures, plain, scores_of
+from falaj.infer.queue import Waiting
 from falaj.infer.records import Arrays, Counting, ModelConfig
 from falaj.infer.runtimes.verify import Files
 
@@ -95,9 +96,11 @@ class Watching:
         self._matrix = np.zeros((self._size, len(self._names)), np.float64 if wide else np.float32)
         self._words = np.empty((self._size, len(self._text_names)), object)
         self._simple = not self._texts and not any(one.figures or one.datatype == "BF16" for one in self._parts)
+        self._ids: list[str | bytes] = []
+        """What the rows of the buffer are called: a label names them so."""
         self._filled, self._notes, self._lock, self._logged = 0, 0, allocate_lock(), False
 
-    def note(self, inputs: Arrays, outputs: Arrays) -> None:
+    def note(self, inputs: Arrays, outputs: Arrays, members: Sequence[Waiting] = ()) -> None:
         """One run. It never fails: rows that the profile does not know are counted as such."""
         rows = len(inputs[0]) if self._batches and inputs else 1
         with self._lock:
@@ -105,7 +108,7 @@ class Watching:
             if not self._governor.wants():
                 return
             try:
-                self._put(inputs, outputs, rows)
+                self._put(inputs, outputs, rows, members)
             except BROKEN as error:
                 self._tally.odd += rows
                 if not self._logged:
@@ -129,7 +132,7 @@ class Watching:
         """What it takes of memory."""
         return self._matrix.nbytes + self._words.nbytes + self._tally.size_bytes
 
-    def _put(self, inputs: Arrays, outputs: Arrays, rows: int) -> None:
+    def _put(self, inputs: Arrays, outputs: Arrays, rows: int, members: Sequence[Waiting]) -> None:
         """Into the buffer; all of a run, or nothing."""
         self._notes += 1
         at, end = self._filled, self._filled + rows
@@ -138,10 +141,11 @@ class Watching:
                 array = outputs[index] if output else inputs[index]
                 self._matrix[at:end, first:last] = array.reshape(rows, last - first)
             self._filled = end
+            self._ids += _ids(members, rows)
         else:
-            self._put_parts(inputs, outputs, rows)
+            self._put_parts(inputs, outputs, rows, _ids(members, rows))
 
-    def _put_parts(self, inputs: Arrays, outputs: Arrays, rows: int) -> None:
+    def _put_parts(self, inputs: Arrays, outputs: Arrays, rows: int, ids: Sequence[str | bytes]) -> None:
         """The same for tensors of any kind and runs of any size."""
         given = [_flat(inputs, outputs, part, rows) for part in self._parts]
         texts = [_flat(inputs, outputs, part, rows) for part in self._texts]
@@ -155,12 +159,13 @@ class Watching:
                 self._matrix[at:end, part.first : part.last] = flat[first:last:step]
             for part, flat in zip(self._texts, texts, strict=True):
                 self._words[at:end, part.first : part.last] = flat[first:last:step]
+            self._ids += ids[first:last:step]
             self._filled, first = end, first + (end - at) * step
             if end == self._size:
                 self._count()
 
     def _count(self) -> None:
-        rows, self._filled = self._filled, 0
+        rows, self._filled, ids, self._ids = self._filled, 0, self._ids, []
         if not rows:
             return
         began = thread_time()
@@ -169,7 +174,7 @@ class Watching:
         if self._argmax:
             beside[CHOSEN] = chosen(block[:, self._scores])
         try:
-            self._tally.add_matrix(block, self._names, beside, seen=0)
+            self._tally.add_matrix(block, self._names, beside, ids=ids, seen=0)
         except BROKEN:  # Counting must not cost anybody an answer, whatever is wrong with it.
             self._tally.odd += rows
             _log.exception("rows were not counted")
@@ -231,6 +236,15 @@ def _laid(
             parts.append(_Part(output, at, *place, spec.datatype, columns == figures(spec.name)))
             names += columns
     return parts, tuple(names)
+
+
+def _ids(members: Sequence[Waiting], rows: int) -> Sequence[str | bytes]:
+    """What each row of a run is called: as the gateway calls its request, else as the caller does."""
+    names: list[str | bytes] = [one.ask.name or one.ask.id for one in members]
+    if len(names) == rows:
+        return names
+    whole = [name for name, one in zip(names, members, strict=True) for _ in range(one.rows)]
+    return whole if len(whole) == rows else [""] * rows
 
 
 def _flat(inputs: Arrays, outputs: Arrays, part: _Part, rows: int) -> Any:

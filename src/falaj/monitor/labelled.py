@@ -1,7 +1,8 @@
 """Late labels: how good a revision was on rows whose truth became known, whenever they were asked.
 
-Labels are joined with the journal. Their ids tell when a request was made, so only blocks of that time are read. Of a
-flood a bounded number is looked at; of a drought nothing is concluded.
+Labels are joined with the journal, and with the rows that replicas drew while they counted. Their ids tell when a
+request was made, so only blocks of that time are read. Of a flood a bounded number is looked at; of a drought nothing
+is concluded.
 """
 
 import math
@@ -17,6 +18,7 @@ from falaj.drift import concept
 from falaj.drift.fairness import fairness
 from falaj.drift.performance import by_segment, measure, performed, task_of
 from falaj.drift.records import BINARY, CLASSES, Finding, Profile, Quality, Rules
+from falaj.monitor.drawn import drawn
 from falaj.serve.bodies import Tensors, inputs_of, outputs_of, rows_of
 from falaj.serve.journal import Logged
 from falaj.serve.labels import Labelled
@@ -57,9 +59,14 @@ def joined(
             by_key.setdefault(row.key, []).append(row)
     found: list[tuple[float, float, list[Any], str]] = []
     if few:
+        kept: set[str] = set()
         for row in serve.journal.read(tenant, ref, _asked(few), span[1]):
             if row.revision == revision and (label := _label(row, by_id, by_key)) is not None:
+                kept.add(row.id)
                 found += [(row.at, label, one, group) for one, group in _answers(row, profile, segment)]
+        if profile is not None:
+            left = {id_: row for id_, row in by_id.items() if id_ not in kept}
+            found += _drawn(serve, (tenant, ref, revision), profile, left, segment)
     wide = max((len(one[2]) for one in found), default=1)
     even = [one for one in found if len(one[2]) == wide]
     answer = np.array([one[2] for one in even], np.float64).reshape(len(even), wide)
@@ -67,6 +74,18 @@ def joined(
         np.array([one[0] for one in even]), np.array([one[1] for one in even]),
         answer[:, 0] if wide == 1 else answer, np.array([one[3] for one in even], object), len(labels), until,
     )  # fmt: skip
+
+
+def _drawn(
+    serve: Any, whose: tuple[str, Ref, int], profile: Profile, labels: Mapping[str, Labelled], segment: str
+) -> list[tuple[float, float, list[float], str]]:
+    """The same of rows that replicas drew, for labels whose request the journal does not have."""
+    if not labels:
+        return []
+    times = [_told(row) for row in labels.values()]
+    about = sorted(times) if all(times) else []
+    rows = drawn(serve, whose, profile, (_asked(labels.values()), about), labels, segment)
+    return [(_born(labels[one]), labels[one].value, said, group) for one, said, group in rows]
 
 
 def judged(
@@ -132,11 +151,16 @@ def _asked(labels: Iterable[Labelled]) -> float:
 
 def _born(row: Labelled) -> float:
     """When a request was made, as its id says; else as long ago as is looked."""
+    return _told(row) or row.at - BACK_S
+
+
+def _told(row: Labelled) -> float:
+    """The moment in an id; 0 where there is none, as in those that callers of edge servers choose."""
     try:
         at = int(row.id[:12], 16) / 1000 if len(row.id) == 32 else 0.0
     except ValueError:
         at = 0.0
-    return at if row.at - BACK_S <= at <= row.at + _SLACK_S else row.at - BACK_S
+    return at if row.at - BACK_S <= at <= row.at + _SLACK_S else 0.0
 
 
 def _label(row: Logged, by_id: Mapping[str, Labelled], by_key: Mapping[str, Sequence[Labelled]]) -> float | None:

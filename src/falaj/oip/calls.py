@@ -13,7 +13,7 @@ JSON, OCTETS, PLAIN = b"application/json", b"application/octet-stream", b"text/p
 class Call:
     """One HTTP request, whole: its body is here and decompressed."""
 
-    __slots__ = ("body", "headers", "method", "path", "peer", "trusted")
+    __slots__ = ("body", "headers", "method", "name", "path", "peer", "trusted")
 
     def __init__(
         self,
@@ -30,6 +30,8 @@ class Call:
         self.trusted = trusted
         """True when whoever passes it on has proved who they are (a gateway): no token is asked for."""
         self.peer = peer
+        self.name = b""
+        """What the gateway calls the request, and tells the caller; empty where there is none."""
 
 
 class Reply:
@@ -53,7 +55,7 @@ class Reply:
 class GrpcCall:
     """One message of a gRPC call. `method` is the name behind the service's, for example ModelInfer."""
 
-    __slots__ = ("deadline", "message", "metadata", "method", "peer", "trusted")
+    __slots__ = ("deadline", "message", "metadata", "method", "name", "peer", "trusted")
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class GrpcCall:
     ) -> None:
         self.method, self.message, self.metadata, self.deadline = method, message, metadata, deadline
         """`deadline` is a moment of time.monotonic(); 0: none."""
-        self.trusted, self.peer = trusted, peer
+        self.trusted, self.peer, self.name = trusted, peer, b""
 
 
 class GrpcReply:

@@ -35,6 +35,8 @@ _IN_ASK_REST, _IN_ASK_GRPC, _IN_REPLY_REST, _IN_REPLY_GRPC = (
     Struct("<BHH"), Struct("<IBH"), Struct("<HIBH"), Struct("<BBHH"),
 )  # fmt: skip
 _KNOWN = 512
+_NAME = b"falaj-request\0"
+"""The first header of a request that has a name. It is another one each time, so it is not remembered."""
 _packed: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
 _read: dict[bytes, dict[bytes, bytes]] = {}
 
@@ -129,9 +131,11 @@ def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[byt
     """An HTTP request as a frame."""
     method, path, body = call.method, call.path, call.body
     block = pack_headers(tuple(call.headers.items())) if call.headers else b""
+    if call.name:
+        block = _with_name(call.name, block)
     a, b, c = len(method), len(path), len(block)
     length = 5 + a + b + c + len(body)
-    if b > 0xFFFF or a > 0xFF or length > most_bytes:
+    if b > 0xFFFF or a > 0xFF or c > 0xFFFF or length > most_bytes:
         raise Invalid("the request is too long to be passed on", f"{most_bytes} bytes at most")
     return _ASK_REST.pack(length, ASK_REST, stream, a, b, c), method, path, block, body
 
@@ -144,8 +148,10 @@ def read_ask_rest(data: bytes) -> Call:
     c = b + block
     if c > len(data):
         raise Corrupt("a request is shorter than it says", "this is a fault of the sender")
-    headers = read_headers(data[b:c]) if block else NO_HEADERS
-    return Call(data[5:a], data[a:b], headers, data[c:], trusted=True)
+    name, headers = _read_name(data[b:c]) if block else (b"", NO_HEADERS)
+    call = Call(data[5:a], data[a:b], headers, data[c:], trusted=True)
+    call.name = name
+    return call
 
 
 def reply_rest(reply: Reply, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
@@ -172,8 +178,10 @@ def read_reply_rest(data: bytes) -> Reply:
 def ask_grpc(call: GrpcCall, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """A message of a gRPC call as a frame; clocks differ, so the time that is left travels."""
     block = pack_headers(tuple(call.metadata.items())) if call.metadata else b""
+    if call.name:
+        block = _with_name(call.name, block)
     method = call.method.encode()
-    if len(method) > 0xFF:
+    if len(method) > 0xFF or len(block) > 0xFFFF:
         raise Invalid("the method's name is too long", "see the protocol for the names")
     left_ms = 0
     if call.deadline:
@@ -191,8 +199,10 @@ def read_ask_grpc(data: bytes) -> GrpcCall:
     if b > len(data):
         raise Corrupt("a call is shorter than it says", "this is a fault of the sender")
     deadline = time.monotonic() + left_ms / 1000 if left_ms else 0.0
-    headers = read_headers(data[a:b]) if block else NO_HEADERS
-    return GrpcCall(_text(data[7:a]), data[b:], headers, deadline, trusted=True)
+    name, headers = _read_name(data[a:b]) if block else (b"", NO_HEADERS)
+    call = GrpcCall(_text(data[7:a]), data[b:], headers, deadline, trusted=True)
+    call.name = name
+    return call
 
 
 def reply_grpc(reply: GrpcReply, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
@@ -242,6 +252,18 @@ def read_headers(block: bytes) -> Mapping[bytes, bytes]:
             _read.clear()
         _read[block] = found
     return found
+
+
+def _with_name(name: bytes, block: bytes) -> bytes:
+    return b"%b%b\0%b" % (_NAME, name, block) if block else _NAME + name
+
+
+def _read_name(block: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
+    """The name of a request, where it has one, and its headers."""
+    if not block.startswith(_NAME):
+        return b"", read_headers(block)
+    name, _, rest = block[len(_NAME) :].partition(b"\0")
+    return name, read_headers(rest) if rest else NO_HEADERS
 
 
 def proof(key: bytes, side: bytes, *nonces: bytes) -> bytes:

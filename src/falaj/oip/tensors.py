@@ -45,13 +45,14 @@ class Ask:
     """One inference, as every protocol gives it to the engine."""
 
     __slots__ = (
-        "deadline", "id", "inputs", "model", "outputs", "parameters", "priority", "sequence", "sequence_end",
+        "deadline", "id", "inputs", "model", "name", "outputs", "parameters", "priority", "sequence", "sequence_end",
         "sequence_start", "version",
     )  # fmt: skip
 
     def __init__(self, model: str, version: str, inputs: Sequence[Given]) -> None:
         self.model, self.version, self.inputs = model, version, inputs
-        self.id = ""
+        self.id, self.name = "", b""
+        """What the caller calls it, and what the gateway does."""
         self.outputs: Sequence[str] = ()
         """The names that are wanted; all when empty."""
         self.parameters: dict[str, Any] = {}

@@ -79,7 +79,8 @@ class Journal:
             yield from sorted(rows, key=lambda row: row.at, reverse=newest)
 
     def forget(self, whose: Whose, keys: Iterable[str]) -> int:
-        """Remove every row of these keys (a person's); gives how many. What was written meanwhile is looked at, too."""
+        """Remove every row of these keys (a person's), or of these ids; gives how many. What was written meanwhile is
+        looked at, too."""
         gone, wanted, done = 0, frozenset(keys), set[str]()
         while fresh := [one for one in self._blocks.blocks(whose.tenant, whose.ref) if one.id not in done]:
             for block in fresh:
@@ -97,7 +98,7 @@ class Journal:
 
     def _without(self, whose: Whose, block: Block, keys: frozenset[str], done: set[str]) -> int:
         rows = self._blocks.rows(block)
-        left = [row for row in rows if row.key not in keys]
+        left = [row for row in rows if row.key not in keys and row.id not in keys]
         if len(left) == len(rows):
             return 0
         made = [self._sealed(whose, left)] if left else []

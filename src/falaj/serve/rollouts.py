@@ -149,10 +149,10 @@ class Rollouts(Edges):
         self,
         ctx: Context,
         endpoint: Annotated[Ref, "which endpoint"],
-        keys: Annotated[tuple[str, ...], "whose requests, by the key they were sent with"],
+        keys: Annotated[tuple[str, ...], "whose requests, by the key they were sent with; or requests by their ids"],
         reason: Annotated[str, "why, for the record; never the person's name"] = "",
     ) -> int:
-        """Remove what the journal and the labels hold of some callers. Says how many rows went.
+        """Remove what the journal, the labels and the rows drawn for the watch hold of callers. Says how many went.
 
         Example:
             falaj serve forget endpoint:fraud/score --keys 784-1990-1234567-1 --reason "request 2027-114"
@@ -163,7 +163,8 @@ class Rollouts(Edges):
             record = books.need_endpoint(tx, endpoint)
             whose = _whose(record)
             ids = [row.id for row in self.journal.read(whose.tenant, whose.ref) if row.key in keys]
-            gone = self.journal.forget(whose, keys) + self.labels.forget(whose, keys, ids)
+            gone = self.journal.forget(whose, keys) + self.labels.forget(whose, keys, [*ids, *keys])
+            gone += self.sketches.forget(whose, [*ids, *keys])
             tx.emit("serve.forget", record.ref, keys=len(keys), rows=gone, reason=reason[:500])
         return gone
 

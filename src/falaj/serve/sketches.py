@@ -5,13 +5,14 @@ in the middle, it is kept once. Old ones are joined, hour by hour.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from falaj.core.errors import Corrupt
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
 from falaj.core.ref import Ref
-from falaj.drift.packing import joined
+from falaj.drift.packing import joined, without
 from falaj.serve.blocks import Blocks, Whose
 from falaj.store.ledger import Ledger
 
@@ -80,6 +81,17 @@ class Sketches:
             for row in self._blocks.rows(block):
                 hours.setdefault((row.until // HOUR_S, row.revision, row.profile), []).append((block, row))
         return gone + sum(self._hour(whose, some) for some in hours.values())
+
+    def forget(self, whose: Whose, ids: Iterable[str]) -> int:
+        """Remove the rows of these requests that replicas drew; gives how many. What was counted names nobody."""
+        gone, wanted = 0, frozenset(ids) - {""}
+        for block in self._blocks.blocks(whose.tenant, whose.ref.bare) if wanted else ():
+            for row in self._blocks.rows(block):
+                with suppress(Corrupt):  # Nobody can read it.
+                    data, rows = without(row.data, wanted)
+                    made = self._sealed(whose._replace(zone=block.zone), row._replace(data=data), block.id)
+                    gone += rows and rows * self._blocks.swap(whose.tenant, whose.ref.bare, [block.id], [made])
+        return gone
 
     def delete(self, tenant: str, ref: Ref) -> None:
         """All of an endpoint."""
