@@ -268,8 +268,8 @@ def desk_class(name: str) -> type:
     try:
         found: type = getattr(import_module(module), cls)
     except ModuleNotFoundError as error:
-        from falaj.core.errors import Invalid
+        from falaj.core.errors import lacking
 
         # The core install is small on purpose; a desk that needs more says so when somebody comes to it.
-        raise Invalid(f"{name} needs the package {error.name}", f"pip install 'falaj[{name}]'") from error
+        raise lacking(name, name, error) from error
     return found

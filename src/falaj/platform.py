@@ -16,7 +16,7 @@ from falaj import __version__
 from falaj.bound import BoundDesk
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errand import Progress, Silence
-from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated
+from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, lacking
 from falaj.core.event import new_id
 from falaj.core.permit import PermitDesk
 from falaj.core.ports import Blobs, Identity, Online, Series
@@ -101,8 +101,7 @@ def plugin(port: str, scheme: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(scheme, scheme)
-        raise Invalid(f"{scheme}: needs the package {error.name}", f"pip install 'falaj[{extra}]'") from error
+        raise lacking(f"{scheme}:", EXTRAS.get(scheme, scheme), error) from error
 
 
 @cache

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from falaj.cli.frame import Frame, Parser, read
-from falaj.core.errors import Invalid
+from falaj.core.errors import Invalid, lacking
 
 
 def up(frame: Frame, arguments: list[str]) -> int:
@@ -79,7 +79,7 @@ def _grpc(house: Any, address: str, own_ca: bool) -> Iterator[None]:
     try:
         from falaj.api.grpc import serve_grpc
     except ModuleNotFoundError as error:
-        raise Invalid(f"gRPC needs the package {error.name}", "pip install 'falaj[grpc]'") from error
+        raise lacking("gRPC", "grpc", error) from error
     door = serve_grpc(house, address, own_ca=own_ca)
     door.start()
     try:

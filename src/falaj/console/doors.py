@@ -132,8 +132,7 @@ class Console:
             _log.error("unexpected error", exc_info=error, extra={"request": request})
             return self._html(500, opaque_page(t, look, request), request)
         status, headers = (error.status, error.headers) if isinstance(error, Refusal) else (told.status, ())
-        view = View(Here(self._house, ask.actor, ""), look, t, "", {}, {}) if ask.actor else None
-        return self._html(status, refused(t, look, view, told), request, *headers)
+        return self._html(status, refused(t, look, self._around(ask) if ask.actor else None, told), request, *headers)
 
     async def _page(self, ask: Ask) -> Answer | None:
         ctx = self._app.gate.context(ask, ask.caller)
@@ -155,11 +154,14 @@ class Console:
         below = ask.path[len(ROOT) + 1 :]
         pieces = [plain_name(piece) for piece in below.split(b"/")] if below else []
         route, args = find(pieces)
+        view = self._around(ask)
+        return replace(view, path="/".join(pieces), args=args, asked=_query(ask), form=form or {}), route
+
+    def _around(self, ask: Ask) -> View:
+        """What stands around an outcome or an error, which have no address of their own."""
         look = look_of(ask)
         here = Here(self._house, ask.caller, look.purpose)
-        t = words(look.lang, look.indic)
-        csrf = session.form_key(ask.token)
-        return View(here, look, t, "/".join(pieces), args, _query(ask), csrf, form=form or {}), route
+        return View(here, look, words(look.lang, look.indic), "", {}, {}, session.form_key(ask.token))
 
     async def _post(self, ask: Ask, path: str) -> Answer | None:
         form = await self._form(ask)
@@ -181,11 +183,8 @@ class Console:
     async def _make(self, ask: Ask, make: Callable[[View], str], back: str) -> Answer:
         """Several calls in a row that a room of ours wrote, each past the guard; then to what they made."""
         ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
-        look = look_of(ask)
-        t = words(look.lang, look.indic)
-        view = View(Here(self._house, ask.caller, look.purpose), look, t, "", {}, {}, session.form_key(ask.token))
         self._app.unhurried(60)
-        found = await self._app.lanes.outside(self._made, make, view, ctx.request)
+        found = await self._app.lanes.outside(self._made, make, self._around(ask), ctx.request)
         if found.error is None:
             return self._redirect(_inside(found.value))
         if not isinstance(found.error, FalajError):
@@ -218,16 +217,14 @@ class Console:
             self._app.gate.forget()
         if outlet.started:
             return None
-        look = look_of(ask)
-        t = words(look.lang, look.indic)
         if found.error is not None:
             if not isinstance(found.error, FalajError):
                 raise found.error
             return self._redirect(back, session.flash("bad", _told(found.error), self._secure(ask)))
+        view = self._around(ask)
         if form.get(SHOW):
-            view = View(Here(self._house, ask.caller, look.purpose), look, t, "", {}, {}, session.form_key(ask.token))
             return self._html(200, whole(view, outcome(view, f"{desk} {verb.name}", found.value, back)), ctx.request)
-        done = t("console.did", what=f"{desk} {verb.name.replace('_', ' ')}")
+        done = view.t("console.did", what=f"{desk} {verb.name.replace('_', ' ')}")
         return self._redirect(back, session.flash(*_came(found.value, str(done)), self._secure(ask)))
 
     def _made(self, make: Callable[[View], Any], view: View, request: str) -> Any:

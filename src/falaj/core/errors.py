@@ -108,6 +108,11 @@ class SilentChange(FalajError):
     code, status, exit_code = "silent-change", 500, 11
 
 
+def lacking(what: str, extra: str, error: ImportError) -> Invalid:
+    """Something that the small install leaves out: which package it needs, and how to get it."""
+    return Invalid(f"{what} needs the package {error.name}", f"pip install 'falaj[{extra}]'")
+
+
 def from_wire(body: dict[str, str]) -> FalajError:
     """The error behind four wire fields: of the class the server raised, or FalajError for a code we do not know."""
     classes: list[type[FalajError]] = [FalajError]

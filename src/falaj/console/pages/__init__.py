@@ -6,10 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from falaj.console.page import Page, Route
-from falaj.core.errors import Invalid, NotFound
-
-if TYPE_CHECKING:
-    from falaj.console.view import View
+from falaj.core.errors import NotFound, lacking
 
 if TYPE_CHECKING:
     from falaj.console.view import View
@@ -45,7 +42,7 @@ def routes(room: str) -> tuple[Route, ...]:
     try:
         found: tuple[Route, ...] = import_module(f"falaj.console.pages.{room}").ROUTES
     except ModuleNotFoundError as error:
-        raise Invalid(f"{room} needs the package {error.name}", f"pip install 'falaj[{room}]'") from error
+        raise lacking(room, room, error) from error
     return found
 
 
