@@ -7,10 +7,9 @@ from weakref import WeakKeyDictionary
 from falaj.audit import lineage as lines
 from falaj.audit.lineage import Lineage
 from falaj.audit.records import Graph
-from falaj.core.cell import Cell
 from falaj.core.context import Context
 from falaj.core.ref import Ref
-from falaj.store.ledger import Ledger
+from falaj.store.ledger import Ledger, Reader
 
 _PAGE = 5000
 
@@ -48,27 +47,39 @@ def around(
         if graphs is None:
             graphs = _GRAPHS[ledger] = Graphs()
     graph = graphs.of(ledger, ctx.tenant).around(str(ref), direction, depth, limit or lines.MAX_NODES)
-    return lines.hide(graph, sight(ledger, ctx, ref))
+    with ledger.read(ctx) as tx:
+        return lines.hide(graph, _Sight(ctx, ref).of(tx))
 
 
 def sight(ledger: Ledger, ctx: Context, asked: Ref) -> Callable[[str], bool]:
     """Whether the caller may know of a thing: the guard's own answer for its cell, asked once a kind."""
-    cells: dict[str, frozenset[str]] = {}
+    known = _Sight(ctx, asked)
 
     def sees(name: str) -> bool:
-        ref = Ref.parse(name)
-        if ref.bare == asked.bare:
-            return True
-        if ref.kind not in cells:
-            cells[ref.kind] = ctx.cells(ref.kind)
         with ledger.read(ctx) as tx:
-            record = tx.get(ref) or tx.get(ref.bare)
-        if record is None:
-            return False
-        cell = Cell.of(ref.kind, ref.project, record.zone, record.label, record.restricted)
-        return cell.encode() in cells[ref.kind]
+            return known.of(tx)(name)
 
     return sees
+
+
+class _Sight:
+    """What one caller may know of, who asked about one thing."""
+
+    def __init__(self, ctx: Context, asked: Ref) -> None:
+        self._ctx, self._asked = ctx, asked.bare
+        self._cells: dict[str, frozenset[str]] = {}
+
+    def of(self, tx: Reader) -> Callable[[str], bool]:
+        """The same question, to one snapshot."""
+        return lambda name: self._sees(tx, Ref.parse(name))
+
+    def _sees(self, tx: Reader, ref: Ref) -> bool:
+        if ref.bare == self._asked:
+            return True
+        if ref.kind not in self._cells:
+            self._cells[ref.kind] = self._ctx.cells(ref.kind)
+        cell = tx.cell(ref)
+        return cell is not None and cell.encode() in self._cells[ref.kind]
 
 
 _GRAPHS: WeakKeyDictionary[Ledger, Graphs] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ it) the walk simply does not go round twice.
 import json
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -114,13 +114,12 @@ def _walk(
     return whole
 
 
-def impact_of(graph: Graph, zone_of: Callable[[str], str]) -> Impact:
-    """What a downstream graph says about damage: which things, of which kinds, in which zones."""
+def impact_of(graph: Graph, zones: Collection[str]) -> Impact:
+    """What a downstream graph says about damage: which things, of which kinds, and in which zones they lie."""
     shown = sorted(node.ref for node in graph.nodes if node.depth > 0 and not node.hidden)
     hidden = sum(node.hidden for node in graph.nodes if node.depth > 0)
     kinds = Counter(ref.partition(":")[0] for ref in shown)
-    zones = sorted({zone for zone in map(zone_of, shown) if zone})
-    return Impact(graph.ref, tuple(shown), dict(sorted(kinds.items())), tuple(zones), hidden)
+    return Impact(graph.ref, tuple(shown), dict(sorted(kinds.items())), tuple(sorted(zones)), hidden)
 
 
 def hide(graph: Graph, visible: Callable[[str], bool]) -> Graph:

@@ -343,7 +343,9 @@ class Audit(Vouching):
             falaj audit impact dataset:fraud/transactions@v3
         """
         graph = graphs.around(self._ledger, ctx, ref, lines.DOWN, limit=1_000_000)
-        return lines.impact_of(graph, lambda name: self._zone_of(ctx, name))
+        with self._ledger.read(ctx) as tx:
+            cells = (tx.cell(Ref.parse(node.ref)) for node in graph.nodes if node.depth > 0 and not node.hidden)
+            return lines.impact_of(graph, {cell.zone for cell in cells if cell})
 
     def seal_now(self, ctx: Context, zone: str = "") -> Checkpoint:
         """Seal at once, for callers that need a proof at once; gives the newest checkpoint."""
@@ -357,12 +359,6 @@ class Audit(Vouching):
         with self._ledger.read(ctx) as tx:
             records = tx.find("witness", project=zone, limit=1000).records
         return [Witness(record.body["name"], record.body["key"], zone) for record in records]
-
-    def _zone_of(self, ctx: Context, name: str) -> str:
-        ref = Ref.parse(name)
-        with self._ledger.read(ctx) as tx:
-            record = tx.get(ref) or tx.get(ref.bare)
-        return record.zone if record else ""
 
 
 def _against(newest: Checkpoint, tree: Frontier, found: Check) -> Check:

@@ -10,6 +10,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
+from falaj.core.cell import Cell
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale
 from falaj.core.event import Event
@@ -224,6 +225,14 @@ class Reader:
         """The record under a key of any tenant."""
         row = self._txn.get(key)
         return None if row is None else open_record(self._ledger.cipher, row)
+
+    def cell(self, ref: Ref) -> Cell | None:
+        """Where a thing stands for policy: that version, or the name where it has none. Nothing of it is opened."""
+        for key in dict.fromkeys((key_of(ref, self._ctx.tenant), key_of(ref.bare, self._ctx.tenant))):
+            row = self._txn.get(key)
+            if row is not None:
+                return Cell.decode(row.cell)
+        return None
 
     def find(
         self,
