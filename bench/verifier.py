@@ -21,7 +21,7 @@ from falaj.core.event import Event
 from falaj.core.ports import EventRow, Key
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
-from falaj.store.records import Fact
+from falaj.store.records import Lines
 from tests.audit.house import Signers
 
 COUNT = int(os.environ.get("FALAJ_BENCH_EVENTS", "1000000"))
@@ -59,8 +59,8 @@ def fill(store: SqliteStore, count: int) -> float:
     return time.perf_counter() - start
 
 
-def facts(ledger: Ledger, after: str, limit: int) -> list[Fact]:
-    return ledger.tail(after, tenant="bank", zone="home", limit=min(limit, 5000))
+def facts(ledger: Ledger, after: str, limit: int) -> Lines:
+    return ledger.lines(after, tenant="bank", zone="home", limit=min(limit, 5000))
 
 
 def hashing(files: list[Path]) -> float:

@@ -15,7 +15,7 @@ from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
-from falaj.store.records import Fact
+from falaj.store.records import Lines
 
 VERIFIER = Path(pack.__file__).with_name("falaj_verify.py")
 AUDITOR = Actor("alice", "bank", roles=frozenset({"auditor"}))
@@ -75,8 +75,8 @@ class House:
         return Log(ShortReads(self.ledger, ctx), tenant, zone)
 
     def facts(self, tenant: str = "bank", zone: str = "home") -> Any:
-        def read(after: str, limit: int) -> list[Fact]:
-            return self.ledger.tail(after, tenant=tenant, zone=zone, limit=limit)
+        def read(after: str, limit: int) -> Lines:
+            return self.ledger.lines(after, tenant=tenant, zone=zone, limit=limit)
 
         return read
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,10 @@ class Tampered:
     def events(self, *args: Any, **where: Any) -> list[EventRow]:
         rows = [self._change(row) if row.subject.name == "d3" else row for row in self._store.events(*args, **where)]
         return [row for row in rows if row is not None]
+
+    def bundles(self, after: str, **where: Any) -> Iterator[tuple[str, list[EventRow]]]:
+        rows = self.events(after, **where)
+        yield from [(rows[-1].pos, rows)] if rows else ()
 
 
 @pytest.fixture

@@ -122,7 +122,22 @@ def test_every_page_size_reads_every_log_in_order(
         assert [pos for pos, _, _ in ledger.leaves("", tenant=tenant, zone=zone, limit=10_000)] == [
             fact.pos for fact in ledger.tail(tenant=tenant, zone=zone, limit=10_000)
         ]
+        if tenant and zone:
+            assert pages(ledger, tenant, zone, page) == [
+                (fact.raw, fact.leaf) for fact in ledger.tail(tenant=tenant, zone=zone, limit=10_000)
+            ]
     ledger.close()
+
+
+def pages(ledger: Ledger, tenant: str, zone: str, page: int) -> list[tuple[bytes, bytes]]:
+    """The lines of a log with their hashes, read by pages."""
+    found, cursor = list[tuple[bytes, bytes]](), ""
+    while (part := ledger.lines(cursor, tenant=tenant, zone=zone, limit=page)).raws:
+        assert len(part.raws) <= page
+        assert part.pos == ledger.tail(cursor, tenant=tenant, zone=zone, limit=page)[-1].pos
+        found += zip(part.raws, part.leaves, strict=True)
+        cursor = part.pos
+    return found
 
 
 class FirstUse:

@@ -20,7 +20,8 @@ from falaj.audit.prove import prove, prove_growth
 from falaj.audit.records import Checkpoint, Witness
 from falaj.audit.seal import Log
 from falaj.core.errors import Corrupt, Invalid
-from falaj.store.records import Fact, Line
+from falaj.core.frontier import HASH_BYTES
+from falaj.store.records import Fact, Lines
 
 FORMAT = "falaj-evidence/1"
 SEGMENT = 16_384
@@ -48,7 +49,7 @@ class Span:
     last: int
 
 
-Facts = Callable[[str, int], Sequence[Fact | Line]]
+Facts = Callable[[str, int], Lines]
 """(position, how many) -> the next events of the log after a ledger position; nobody needs to have read them."""
 
 
@@ -149,23 +150,24 @@ def _events(log: Log, start: int, stop: int, facts: Facts) -> Iterator[tuple[str
     pos = log.positions((start - 1) // 256)[(start - 1) % 256] if start else ""
     while start < stop:
         end = min(stop, (start // SEGMENT + 1) * SEGMENT)
-        lines: list[bytes] = []
+        raws: list[bytes] = []
         leaves: list[bytes] = []
-        while len(lines) < end - start:
-            part = facts(pos, end - start - len(lines))
-            if not part:
+        while len(raws) < end - start:
+            part = facts(pos, end - start - len(raws))
+            if not part.raws:
                 raise Corrupt(
-                    f"event {start + len(lines)} of the audit log is missing in the ledger", "run: falaj audit check"
+                    f"event {start + len(raws)} of the audit log is missing in the ledger", "run: falaj audit check"
                 )
-            lines += [fact.raw for fact in part]
-            leaves += [fact.leaf for fact in part]
-            pos = part[-1].pos
-        sealed = log.leaves(start, end)
-        if leaves != sealed:
-            wrong = start + next(i for i, leaf in enumerate(sealed) if leaf != leaves[i])
+            raws += part.raws
+            leaves += part.leaves
+            pos = part.pos
+        sealed, found = log.leaves(start, end), b"".join(leaves)
+        if found != sealed:
+            wrong = start + next(i for i, leaf in enumerate(leaves) if not sealed.startswith(leaf, HASH_BYTES * i))
             raise Corrupt(f"event {wrong} in the ledger is not the one that was sealed", "run: falaj audit check")
-        yield f"events/{start:012d}.jsonl", b"\n".join(lines) + b"\n"
-        yield f"events/{start:012d}.leaves", b"".join(leaves)
+        raws.append(b"")
+        yield f"events/{start:012d}.jsonl", b"\n".join(raws)
+        yield f"events/{start:012d}.leaves", found
         start = end
 
 

@@ -135,11 +135,11 @@ class Log:
         found: list[str] = self._tile(0, index)["pos"]
         return found
 
-    def leaves(self, start: int, stop: int) -> list[bytes]:
-        """The sealed leaf hashes from one index up to another."""
+    def leaves(self, start: int, stop: int) -> bytes:
+        """The sealed leaf hashes from one index up to another, one after the other."""
         first, last = start // TILE_WIDTH, (stop - 1) // TILE_WIDTH
-        row = [leaf for index in range(first, last + 1) for leaf in self._hashes(0, index)]
-        return row[start - first * TILE_WIDTH : stop - first * TILE_WIDTH]
+        row = b"".join([note.unb64(self._tile(0, index)["hashes"]) for index in range(first, last + 1)])
+        return row[(start - first * TILE_WIDTH) * HASH_BYTES : (stop - first * TILE_WIDTH) * HASH_BYTES]
 
     def _hashes(self, level: int, index: int) -> Sequence[bytes]:
         return unpack(self._tile(level, index)["hashes"])

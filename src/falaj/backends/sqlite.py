@@ -74,10 +74,10 @@ class SqliteStore:
         with self._reader() as connection:
             return sqlite_log.read(connection, after, limit, asked)
 
-    def bundles(self, after: str, *, tenant: str, zone: str, limit: int) -> tuple[list[EventRow], str]:
-        """One log after a cursor as it lies, and the cursor of its last."""
+    def bundles(self, after: str, *, tenant: str, zone: str, limit: int) -> Iterator[tuple[str, list[EventRow]]]:
+        """One log after a cursor as it lies, each bundle with the cursor of its last."""
         with self._reader() as connection:
-            return sqlite_log.read_bundles(connection, after, limit, {"tenant": tenant, "zone": zone})
+            yield from sqlite_log.read_bundles(connection, after, limit, {"tenant": tenant, "zone": zone})
 
     def end(self) -> str:
         """The cursor of the last event."""

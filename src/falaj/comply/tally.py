@@ -6,6 +6,7 @@ A million events are only cut at fixed places; what is kept is read as JSON, and
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from falaj.audit.pack import zip_stream
@@ -23,50 +24,50 @@ _HEAD = 30
 
 
 class Tally:
-    """What was seen so far."""
+    """What was seen so far: of each actor, the rules that let them, and the act, how often and the newest line."""
 
     def __init__(self, since: float, until: float) -> None:
         self.events = 0
         self._between = (round(since * 1_000_000), round(until * 1_000_000))
-        self._tails: Counter[bytes] = Counter()
-        self._last: dict[bytes, bytes] = {}
-        self._rules: set[tuple[bytes, bytes]] = set()
+        self._seen: dict[tuple[bytes, bytes, bytes], list[Any]] = {}
         self._picked: list[bytes] = []
-        self._wanted: dict[bytes, bool] = {}
 
     def take(self, segment: bytes) -> None:
         """The lines of one file of events."""
-        tails, last, rules, wanted = self._tails, self._last, self._rules, self._wanted
+        seen, picked = self._seen, self._picked
         lines = segment.split(b"\n")[:-1]
         self.events += len(lines)
         for line in lines:
             cut = line.rindex(_VERB)
-            tail, middle = line[cut:], line.rindex(_RULES, 0, cut)
-            actor = line[: line.index(_AT)]
-            tails[tail] += 1
-            last[actor] = line[:200]
-            rules.add((actor, line[middle : line.index(b"]", middle)]))
-            keep = wanted.get(tail)
-            if keep is None:
-                keep = wanted[tail] = _verb(tail) in KEPT
-            if keep:
-                self._picked.append(line)
+            middle = line.rindex(_RULES, 0, cut)
+            key = (line[: line.index(_AT)], line[middle : line.index(b"]", middle)], line[cut:])
+            known = seen.get(key)
+            if known is None:
+                seen[key] = known = [0, line, _verb(key[2]) in KEPT]
+            known[0] += 1
+            known[1] = line
+            if known[2]:
+                picked.append(line)
 
     def acts(self) -> dict[str, int]:
         """How often each thing was done."""
         found: Counter[str] = Counter()
-        for tail, count in self._tails.items():
+        for (_, _, tail), (count, _, _) in self._seen.items():
             found[_verb(tail)] += count
         return dict(sorted(found.items()))
 
     def last_seen(self) -> dict[str, float]:
         """When each actor last did something, in seconds since 1970."""
-        return {_actor(head): int(line[len(head) + 6 :].partition(b",")[0]) / 1e6 for head, line in self._last.items()}
+        found: dict[str, float] = {}
+        for (head, _, _), (_, line, _) in self._seen.items():
+            name, at = _actor(head), int(line[len(head) + len(_AT) :].partition(b",")[0]) / 1e6
+            found[name] = max(at, found.get(name, 0.0))
+        return found
 
     def roles_used(self) -> dict[str, set[str]]:
         """Which roles opened a door for each actor."""
         used: dict[str, set[str]] = {}
-        for head, rules in self._rules:
+        for head, rules, _ in self._seen:
             names = used.setdefault(_actor(head), set())
             names.update(rule.removeprefix("role-").rpartition("-")[0] for rule in json.loads(rules[9:] + b"]"))
         return used
@@ -74,12 +75,15 @@ class Tally:
     def rows(self, *verbs: str) -> list[dict[str, Any]]:
         """The kept events of these acts within the period, in the order of the log."""
         found = []
-        for line in self._picked:
-            event = json.loads(line)
+        for event in self._kept:
             if event["verb"] in verbs and self._between[0] <= event["at"] <= self._between[1]:
                 body = {name: value for name, value in event["body"].items() if name != "facts"}
                 found.append({name: event[name] for name in ("id", "at", "verb", "actor", "subject")} | {"body": body})
         return found
+
+    @cached_property
+    def _kept(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._picked]
 
 
 def unzipped(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:

@@ -170,9 +170,9 @@ class CanCopy(Protocol):
 class CanBundle(Protocol):
     """A store that keeps events sealed together once, instead of once for each."""
 
-    def bundles(self, after: str, *, tenant: str, zone: str, limit: int) -> tuple[list[EventRow], str]:
-        """One log after a cursor as it lies, and the cursor of its last: no row has a cursor of its own, and of those
-        sealed together only the first has `data`. For whoever reads much of it."""
+    def bundles(self, after: str, *, tenant: str, zone: str, limit: int) -> Iterator[tuple[str, list[EventRow]]]:
+        """One log after a cursor as it lies, each part with the cursor of its last; for whoever reads much of it. Rows
+        have no cursors of their own, and of those sealed together only the first has `data`."""
         ...
 
 

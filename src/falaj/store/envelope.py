@@ -12,11 +12,10 @@ from falaj.core.cell import Cell
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, FalajError, Invalid
 from falaj.core.event import Event, new_id
-from falaj.core.frontier import leaf_hash
 from falaj.core.label import Label
 from falaj.core.ports import Cipher, EventRow, Key, Row
 from falaj.core.ref import Ref
-from falaj.store.records import Fact, Line, Record
+from falaj.store.records import Fact, Record
 
 PLAIN = frozenset({"key"})
 """Kinds that are never sealed: they hold wrapped keys, and sealing them would need themselves."""
@@ -36,11 +35,11 @@ class Envelope(msgspec.Struct, array_like=True):
     author: str
     restricted: bool
 
+
 class Marked(Envelope, array_like=True):
     """The same with the fields that not every version knows."""
 
     kept: tuple[str, ...] = ()
-
 
 
 _encode = msgspec.json.Encoder().encode
@@ -54,7 +53,8 @@ def seal_record(cipher: Cipher | None, record: Record) -> Row:
     cell = cell_text(key.kind, key.project, record.zone, record.label, record.restricted)
     terms = tuple(sorted(record.terms.items())) if record.terms else ()
     try:
-        body = _encode(Envelope(record.body, _label_raw(record.label), record.zone, record.author, record.restricted))
+        told = record.body, _label_raw(record.label), record.zone, record.author, record.restricted
+        body = _encode(Marked(*told, record.kept) if record.kept else Envelope(*told))
         if cipher is not None and key.kind not in PLAIN:
             body = cipher.seal(key.tenant, record.zone, body, record_aad(key, record.rev, cell, terms))
     except (TypeError, ValueError, OverflowError) as error:
@@ -239,29 +239,30 @@ def open_event(cipher: Cipher | None, row: EventRow) -> Fact:
 def open_events(cipher: Cipher | None, rows: list[EventRow]) -> list[Fact]:
     """The facts of rows, each held against the id it was kept under."""
     facts: list[Fact] = []
-    for row, line in zip(rows, open_lines(cipher, rows), strict=True):
-        event = Event.decode(line.raw)
+    for row, raw in zip(rows, open_lines(cipher, rows), strict=True):
+        event = Event.decode(raw)
         if event.id != row.id:
             raise Corrupt(f"event {row.id} stands in another's place", "run: falaj audit verify")
-        facts.append(Fact(event, row.pos, row.leaf, line.raw))
+        facts.append(Fact(event, row.pos, row.leaf, raw))
     return facts
 
 
 def open_lines(cipher: Cipher | None, rows: list[EventRow]) -> list[bytes]:
     """The lines of rows, each held against its hash; those sealed together and read together are opened once."""
-    found: list[Line] = []
+    raws: list[bytes] = []
     sealed, lines = b"", list[bytes]()
     for row in rows:
-        if row.data != sealed:
-            sealed = plain = row.data
+        data = row.data
+        if data and data != sealed:
+            sealed = plain = data
             if cipher is not None:
                 plain = cipher.unseal(row.tenant, row.zone, sealed, event_aad(row.tenant, row.zone))
             lines = plain.split(b"\n")
-        raw = lines[row.part] if row.part < len(lines) else b""
-        if leaf_hash(raw) != row.leaf:
+        raws.append(lines[row.part] if row.part < len(lines) else b"")
+    for row, raw in zip(rows, raws, strict=True):
+        if sha256(b"\x00" + raw).digest() != row.leaf:
             raise Corrupt(f"event {row.id} is not what the log recorded", "run: falaj audit verify")
-        found.append(Line(row.pos, row.leaf, raw))
-    return found
+    return raws
 
 
 def key_of(ref: Ref | Key, tenant: str) -> Key:

@@ -5,7 +5,7 @@ whoever its context speaks for. So never hold a lock of your own across one, nor
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from falaj.store import requests
 from falaj.store.additions import carried, marked
 from falaj.store.counts import Counts
 from falaj.store.envelope import Voice, key_of, open_events, open_lines, open_record, seal_events, seal_record
-from falaj.store.records import Fact, Line, Page, Record
+from falaj.store.records import Fact, Lines, Page, Record
 
 PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget", "ailment", "scaling"})
 """Kinds that are derived from events or from bytes outside: a change of them alone needs no event."""
@@ -89,9 +89,14 @@ class Ledger:
         """The log after a cursor, opened; never skips what commits late."""
         return open_events(self.cipher, self.store.events(after, tenant=tenant, zone=zone, limit=limit, **where))
 
-    def lines(self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000) -> list[Line]:
-        """The log after a cursor as it was hashed: opened and held against the hashes, and not read."""
-        return open_lines(self.cipher, self.store.events(after, tenant=tenant, zone=zone, limit=limit))
+    def lines(self, after: str, *, tenant: str, zone: str, limit: int) -> Lines:
+        """One log after a cursor as it was hashed: opened and held against the hashes, and not read."""
+        raws, leaves, pos = list[bytes](), list[bytes](), after
+        for at, rows in self._parts(after, tenant, zone, limit):
+            pos = at
+            raws += open_lines(self.cipher, rows)
+            leaves += [row.leaf for row in rows]
+        return Lines(raws, leaves, pos)
 
     def leaves(self, after: str, *, tenant: str, zone: str, limit: int) -> list[tuple[str, bytes, str]]:
         """(cursor, leaf hash, event id) of one log, for the audit tree; opens nothing."""
@@ -141,6 +146,12 @@ class Ledger:
     def close(self) -> None:
         """Close the store; what was acknowledged is durable already."""
         self.store.close()
+
+    def _parts(self, after: str, tenant: str, zone: str, limit: int) -> Iterable[tuple[str, list[EventRow]]]:
+        if isinstance(self.store, CanBundle):
+            return self.store.bundles(after, tenant=tenant, zone=zone, limit=limit)
+        rows = self.store.events(after, tenant=tenant, zone=zone, limit=limit)
+        return [(rows[-1].pos, rows)] if rows else []
 
     def _demand_no_transaction(self) -> None:
         if self.local.root is not None or self.local.waiting is not None:

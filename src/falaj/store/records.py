@@ -50,9 +50,10 @@ class Fact:
     raw: bytes
 
 
-class Line(NamedTuple):
-    """An event as it was hashed, unread: what a pack is made of."""
+class Lines(NamedTuple):
+    """Neighbours of one log as they were hashed, unread: what a pack is made of."""
 
+    raws: list[bytes]
+    leaves: list[bytes]
     pos: str
-    leaf: bytes
-    raw: bytes
+    """The cursor of the last."""
