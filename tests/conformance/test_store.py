@@ -239,6 +239,14 @@ def test_a_lease_has_one_holder_and_its_token_only_grows(opened: Open) -> None:
     assert one.lease("l", "a", 10, 200.0) == 4, "the same owner after it ran out leads anew"
 
 
+def test_nobody_waits_for_the_end_of_a_lease_that_a_wrong_clock_wrote(opened: Open) -> None:
+    one, two = opened(), opened()
+    assert one.lease("l", "a", 10, 100_000.0) == 1
+    assert two.lease("l", "b", 10, 99_950.0) is None, "a clock may be a little off"
+    assert two.lease("l", "b", 10, 100.0) == 2
+    assert one.lease("l", "a", 10, 101.0) is None
+
+
 def test_of_many_who_race_for_a_lease_one_wins(opened: Open) -> None:
     store = opened()
     won: list[tuple[str, int]] = []

@@ -67,6 +67,18 @@ def revision(ledger: Ledger, ctx: Context) -> int | None:
     return held.rev if held else None
 
 
+def test_a_clock_that_was_wrong_stops_no_loop(ledger: Ledger, clock: Clock) -> None:
+    ran: list[str] = []
+    one = loops(ledger, clock, "one", Work(lambda turn: bool(ran.append("one"))))
+    two = loops(ledger, clock, "two", Work(lambda turn: bool(ran.append("two"))))
+    clock.now += 86_400
+    one.run_once()
+    clock.now -= 86_400
+    two.run_once()  # the first one died with its clock a day ahead
+    one.run_once()  # or it did not, and learns that another leads
+    assert ran == ["one", "two"]
+
+
 def test_one_replica_leads_until_its_lease_runs_out(ledger: Ledger, clock: Clock) -> None:
     ran: list[tuple[str, int]] = []
     one = loops(ledger, clock, "one", Work(lambda turn: bool(ran.append(("one", turn.token)))))

@@ -197,7 +197,12 @@ class PostgresStore:
         return sql.cursor(epoch, xid - 1, _MOST)
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
-        """Take or extend a lease in one statement, which commits by itself."""
+        """Take or extend a lease in one statement, which commits by itself. Its end is by the server's clock.
+
+        Replicas whose clocks differ would take each other's leases for ended, or for endless.
+        """
+        ((there,),) = self._ask("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)", ())
+        now += round(there - time.time())  # less than a second is the way there and back, and no difference
         rows = self._ask(sql.LEASE, (name, owner, now + ttl_s, now, now))
         return rows[0][0] if rows else None
 

@@ -178,7 +178,8 @@ class Turner:
 
     def _claim(self) -> bool:
         now = self._ctx.now()
-        if now < self._until - LEASE_S / 2:
+        # A clock that was set back must not make us believe in a lease for longer than it lasts.
+        if self._until - LEASE_S <= now < self._until - LEASE_S / 2:
             return True
         token = self._ledger.lease(self._lease, self._owner, LEASE_S, now)
         self._token, self._until = (token, now + LEASE_S) if token else (0, 0.0)

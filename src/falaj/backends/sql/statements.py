@@ -26,11 +26,12 @@ CELLS = """WITH RECURSIVE jump(cell) AS (
         FROM jump WHERE jump.cell IS NOT NULL
     ) SELECT cell FROM jump WHERE cell IS NOT NULL"""
 LOGS = "SELECT tenant, zone FROM events WHERE (tenant, zone) > (?, ?) ORDER BY tenant, zone LIMIT 1"
-# The token grows whenever the lease was not the owner's at `now`, and never otherwise.
+# The token grows whenever the lease was not the owner's at `now`, and never otherwise. One that ends much later than a
+# lease that begins now was written by a clock that was wrong: whoever waited for its end would wait for days.
 LEASE = """INSERT INTO leases (name, owner, token, until) VALUES (?, ?, 1, ?)
     ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until,
         token = leases.token + CASE WHEN leases.owner = excluded.owner AND leases.until > ? THEN 0 ELSE 1 END
-    WHERE leases.owner = excluded.owner OR leases.until <= ? RETURNING token"""
+    WHERE leases.owner = excluded.owner OR leases.until <= ? OR leases.until > excluded.until + 60 RETURNING token"""
 RELEASE = "UPDATE leases SET owner = '', until = 0 WHERE name = ? AND owner = ?"
 WHERE = frozenset({"tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version", "inputs"})
 OCCUPIED = "SELECT 1 FROM records UNION ALL SELECT 1 FROM events LIMIT 1"
