@@ -96,7 +96,6 @@ class App:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         self.lanes.start()
-        self.events.start()
         self.deadlines.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()

@@ -3,17 +3,17 @@
 import asyncio
 import logging
 import re
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from falaj.api.answers import EVENTS, REQUEST_HEADER, SECURITY, Answer
 from falaj.api.deadlines import Deadlines
-from falaj.api.gate import Gate, too_fast
+from falaj.api.gate import Gate
 from falaj.api.lanes import Lanes
 from falaj.api.metrics import Metrics
 from falaj.api.routes import Ask
 from falaj.api.stream import left
+from falaj.api.streams import ELSEWHERE, Streams
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, Invalid
 
@@ -24,10 +24,7 @@ DESK, VERB = "audit", "watch"
 """The verb that says whether one may listen. It is asked, and recorded, when a stream opens."""
 FILTERS = ("verb", "actor", "request", "kind", "project", "name", "version")
 PAGE = 500
-HEARTBEAT_S = 15.0
 STREAMS_EACH = 16
-ELSEWHERE = b"retry: 250\n: elsewhere\n\n"
-"""The last word of a stream that ends because we go: listen on elsewhere, from the last event seen."""
 _CURSOR = re.compile(r"[A-Za-z0-9._:+/=-]{0,200}")
 _log = logging.getLogger(__name__)
 
@@ -43,21 +40,13 @@ class Events:
         self._gate = gate
         self._metrics = metrics
         self._deadlines = deadlines
-        self._open: Counter[tuple[str, str]] = Counter()
-        self._moved = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams = Streams(house.ledger, STREAMS_EACH, "event streams")
         self._ending = False
-        self._told = False
-
-    def start(self) -> None:
-        """Listen to the ledger."""
-        self._loop = asyncio.get_running_loop()
-        self._house.ledger.on_commit(self._committed)
 
     def stop(self) -> None:
         """End every stream, so that the server can."""
         self._ending = True
-        self._moved.set()
+        self._streams.wake()
 
     async def serve(self, ask: Ask) -> Answer | None:
         """GET /v1/events; Last-Event-ID or ?after= says where to go on."""
@@ -67,17 +56,12 @@ class Events:
         task = asyncio.current_task()
         if task is not None:
             self._deadlines.close(task)  # a stream lasts as long as its listener
-        key = (ctx.tenant, ctx.actor.id)
-        if self._open[key] >= STREAMS_EACH:
-            raise too_fast(HEARTBEAT_S, f"you have {STREAMS_EACH} event streams open")
-        self._open[key] += 1
-        self._metrics.open_streams += 1
-        try:
-            await self._stream(ask, ctx, after, where)
-        finally:
-            self._open[key] -= 1
-            self._open += Counter()  # forgets those at zero
-            self._metrics.open_streams -= 1
+        with self._streams.one(ctx.actor):
+            self._metrics.open_streams += 1
+            try:
+                await self._stream(ask, ctx, after, where)
+            finally:
+                self._metrics.open_streams -= 1
         return None
 
     async def _stream(self, ask: Ask, ctx: Context, after: str, where: dict[str, str]) -> None:
@@ -88,31 +72,25 @@ class Events:
             (b"x-accel-buffering", b"no"),
             *SECURITY,
         ]
+        turn = self._streams.turn
         page = await self._page(ctx, after, where)  # an unreadable cursor is still an answer
         await ask.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await self._send(ask, b": ok\n\n")
             while not self._ending and not gone.done():
-                self._moved.clear()
                 for pos, frame in page:
                     after = pos
                     await self._send(ask, frame)
-                if len(page) < PAGE and not await self._wait(gone):
+                if len(page) < PAGE and not await self._streams.moved(turn, gone):
                     await self._send(ask, b": here\n\n")
                     await self._still_welcome(ask, ctx)
+                turn = self._streams.turn
                 page = await self._page(ctx, after, where)
         except FalajError as error:
             _log.info("event stream ended", extra={"request": ctx.request, "why": error.code})
         finally:
             gone.cancel()
         await ask.send({"type": "http.response.body", "body": ELSEWHERE if self._ending else b""})
-
-    async def _wait(self, gone: "asyncio.Future[Any]") -> bool:
-        """True when the log moved (or this is the end), False when nothing happened for a heartbeat."""
-        moved = asyncio.ensure_future(self._moved.wait())
-        done, _ = await asyncio.wait({moved, gone}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-        moved.cancel()
-        return bool(done)
 
     async def _still_welcome(self, ask: Ask, ctx: Context) -> None:
         """A revoked or expired caller stops hearing within a heartbeat."""
@@ -132,16 +110,6 @@ class Events:
 
     async def _send(self, ask: Ask, data: bytes) -> None:
         await ask.send({"type": "http.response.body", "body": data, "more_body": True})
-
-    def _committed(self) -> None:
-        """From whatever thread committed; one wake-up is enough however many commits came."""
-        if self._metrics.open_streams and self._loop is not None and not self._told:
-            self._told = True
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        self._told = False
-        self._moved.set()
 
 
 def _asked(ask: Ask) -> tuple[str, dict[str, str]]:

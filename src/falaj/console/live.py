@@ -5,20 +5,17 @@ change, else every page would wake every other for ever.
 """
 
 import asyncio
-from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 from falaj.api.answers import EVENTS, SECURITY
 from falaj.api.app import App
-from falaj.api.events import ELSEWHERE
-from falaj.api.gate import too_fast
 from falaj.api.routes import Ask
 from falaj.api.stream import left
+from falaj.api.streams import ELSEWHERE, HEARTBEAT_S, Streams
 from falaj.core.errors import FalajError
 from falaj.desks import actions
 
-PAGE, GATHER_S, HEARTBEAT_S = 1000, 0.4, 15.0
+PAGE, GATHER_S = 1000, 0.4
 STREAMS_EACH = 32
 MANY = 20_000
 """So many events at once are not read one by one: everything changed."""
@@ -32,32 +29,25 @@ class Live:
         self._app, self._ledger = app, app.house.ledger
         self._quiet = frozenset(verb for verb, group in actions().items() if group in ("see", "read", "audit"))
         self._pages: dict[asyncio.Queue[set[str]], str] = {}
-        self._open: Counter[str] = Counter()
-        self._moved = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams = Streams(self._ledger, STREAMS_EACH, "pages")
         self._reading: asyncio.Task[None] | None = None
         self._pos = ""
 
     async def serve(self, ask: Ask) -> None:
         """One page's stream: `data: jobs queues` after each change."""
-        actor = ask.caller
-        if self._open[actor.id] >= STREAMS_EACH:
-            raise too_fast(HEARTBEAT_S, f"you have {STREAMS_EACH} pages open")
-        self._start()
-        heard: asyncio.Queue[set[str]] = asyncio.Queue()
-        self._pages[heard] = actor.tenant
-        self._open[actor.id] += 1
-        self._app.unhurried()
-        gone = asyncio.ensure_future(left(ask.receive))
-        stopping = asyncio.ensure_future(self._app.stopping.wait())
-        try:
-            await self._stream(ask, heard, {gone, stopping})
-        finally:
-            del self._pages[heard]
-            self._open[actor.id] -= 1
-            self._open += Counter()
-            gone.cancel()
-            stopping.cancel()
+        with self._streams.one(ask.caller):
+            heard: asyncio.Queue[set[str]] = asyncio.Queue()
+            self._pages[heard] = ask.caller.tenant
+            self._start()
+            self._app.unhurried()
+            gone = asyncio.ensure_future(left(ask.receive))
+            stopping = asyncio.ensure_future(self._app.stopping.wait())
+            try:
+                await self._stream(ask, heard, {gone, stopping})
+            finally:
+                del self._pages[heard]
+                gone.cancel()
+                stopping.cancel()
 
     async def _stream(self, ask: Ask, heard: "asyncio.Queue[set[str]]", ends: set[asyncio.Future[Any]]) -> None:
         headers = [(b"content-type", EVENTS), (b"x-accel-buffering", b"no"), *SECURITY]
@@ -83,24 +73,16 @@ class Live:
         return not isinstance(found.error, FalajError)
 
     def _start(self) -> None:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._ledger.on_commit(self._committed)
         if self._reading is None or self._reading.done():
             self._pos = self._ledger.store.end()
-            self._reading = self._loop.create_task(self._read_on())
-
-    def _committed(self) -> None:
-        """From whatever thread committed."""
-        if self._pages and self._loop is not None and not self._moved.is_set():
-            self._loop.call_soon_threadsafe(self._moved.set)
+            self._reading = asyncio.get_running_loop().create_task(self._read_on())
 
     async def _read_on(self) -> None:
+        turn = self._streams.turn
         while self._pages:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), HEARTBEAT_S)
+            await self._streams.moved(turn)
             await asyncio.sleep(GATHER_S)
-            self._moved.clear()
+            turn = self._streams.turn
             changed = (await self._app.lanes.outside(self._changes)).unwrap()
             for heard, tenant in self._pages.items():
                 desks = {desk for whose, desk in changed if whose in (tenant, EVERYTHING)}
