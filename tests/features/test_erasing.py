@@ -25,7 +25,7 @@ from falaj.asof.records import Field
 from falaj.asof.rows import open_part, rows_of
 from falaj.catalog.publishing import Order, carry_out
 from falaj.catalog.reading import open_version
-from falaj.catalog.records import Facts
+from falaj.catalog.records import Facts, Version
 from falaj.catalog.sources import Source
 from falaj.content.records import Column, Table
 from falaj.core.errors import Denied, Invalid, NotFound
@@ -33,7 +33,7 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.chapters import open_chapter
 from falaj.features.erasing import erase
-from falaj.features.erasure import Erasure, Seen, spread, spread_rows
+from falaj.features.erasure import Erasure, Seen, kept_by_law, spread, spread_rows
 from falaj.features.errands import define_one
 from falaj.features.persons import keys_ref, versions_of
 from falaj.features.records import EntityDef, FeatureDef, Pick, ServiceDef, SourceDef, ViewDef
@@ -544,3 +544,9 @@ def test_chapters_go_whole(data: st.DataObject) -> None:
         assert not one.holds or {one.ref, seen["f"][i].ref} <= gone
     if not any(one.holds for one in seen[""]):
         assert gone == set()
+
+
+def test_the_law_keeps_nothing_because_a_clock_was_ahead() -> None:
+    free = Version(Ref.parse("dataset:p/n@v1"), "", 1, 1, "experiment", Label(), ("home",), "amal", made_at=1000.0)
+    assert kept_by_law(free, 900.0) == ""
+    assert "retention" in kept_by_law(replace(free, label=Label(min_retain_s=10)), 1005.0)

@@ -1,9 +1,11 @@
 """The desk of bytes through the whole house: names, versions, labels, zones, lineage, deletion, sums."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import time
 from blake3 import blake3
 
 import falaj
@@ -184,6 +186,12 @@ class TestDelete:
             with pytest.raises(Denied):
                 here.store.delete(name)
             assert here.store.get(name).read() == b"1"
+
+    def test_what_need_not_be_kept_goes_by_any_clock(self, here: Platform) -> None:
+        ref = here.store.put("blob:p/ahead", b"1")
+        behind = replace(here.house.context(here.actor), now=lambda: time.time() - 1800)
+        here.house.call("store", "delete", behind, {"name": ref})
+        assert here.store.list().entries == ()
 
     def test_bytes_go_when_nothing_needs_them(self, here: Platform) -> None:
         here.store.put("blob:p/a", b"same")

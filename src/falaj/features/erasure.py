@@ -93,6 +93,6 @@ def kept_by_law(version: Version, now: float) -> str:
     """Why a version may not be deleted now, in words; empty when it may."""
     if version.label.holds:
         return f"{version.ref} is under legal hold: {', '.join(sorted(version.label.holds))}"
-    if version.made_at + version.label.min_retain_s > now:
+    if version.label.min_retain_s and version.made_at + version.label.min_retain_s > now:
         return f"{version.ref} must be kept until its retention has ended"
     return ""

@@ -356,7 +356,7 @@ def _check_deletable(record: Record, entry: Entry, now: float) -> None:
         held = ", ".join(sorted(record.label.holds))
         raise Denied(f"{entry.ref} is under legal hold: {held}", "it can go when the hold is lifted", entry.ref)
     left = entry.made_at + record.label.min_retain_s - now
-    if left > 0:
+    if record.label.min_retain_s and left > 0:
         days = -(-left // 86400)
         raise Denied(f"{entry.ref} must be kept {days:.0f} days more", "its label sets how long it is kept", entry.ref)
 
