@@ -1,11 +1,11 @@
 """The desk of bytes through the whole house: names, versions, labels, zones, lineage, deletion, sums."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import time
 from blake3 import blake3
 
 import falaj
