@@ -1,16 +1,18 @@
 """A desk as its user sees it: every verb a method without the context, every errand one without the platform."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from falaj.core.bind import bind, options
+from falaj.core.context import Context
 from falaj.core.errand import errand_of, errands_of
 from falaj.core.errors import Invalid
 from falaj.core.label import Label
 from falaj.core.stream import Stream
+from falaj.core.transfer import Receipt
 from falaj.core.verb import Verb, groups_of, verb_of
 from falaj.desks import DESKS, desk_class
 from falaj.store.codec import from_plain
@@ -37,6 +39,32 @@ class BoundDesk:
 
     def __dir__(self) -> list[str]:
         return [*groups_of(self._room), *errands_of(DESKS[self._name].errands)]
+
+
+class HouseBytes:
+    """The byte channel of a house in this process."""
+
+    def __init__(self, platform: Any) -> None:
+        self._platform = platform
+
+    def put(self, ticket: str, chunks: Iterable[bytes]) -> Receipt:
+        """Store one piece; durable on return."""
+        receipt: Receipt = self._platform.house.transfers.put(self._ctx(), ticket, chunks)
+        return receipt
+
+    def bundle(self, ticket: str, receipts: tuple[Receipt, ...]) -> Receipt:
+        """Tie pieces together."""
+        receipt: Receipt = self._platform.house.transfers.bundle(self._ctx(), ticket, receipts)
+        return receipt
+
+    def get(self, ticket: str, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Bytes of what the ticket opens."""
+        chunks: Iterator[bytes] = self._platform.house.transfers.get(self._ctx(), ticket, digest, start, stop)
+        return chunks
+
+    def _ctx(self) -> Context:
+        ctx: Context = self._platform.house.context(self._platform.actor)
+        return ctx
 
 
 def _run_errand(here: Any, verb: Verb, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

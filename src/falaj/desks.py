@@ -186,7 +186,7 @@ DESKS: dict[str, Desk] = {
             "read": "get",
             "write": "put",
             "move": "copy",
-            "operate": "space scrub collect backup",
+            "operate": "space scrub collect backup preserve backups drill",
             "audit": "strays",
             "erase": "delete",
         },
@@ -205,7 +205,7 @@ DESKS: dict[str, Desk] = {
     "policy": Desk(
         "falaj.govern.policy_desk:Policy",
         "Who may do what: roles, tenant rules, and why a decision fell",
-        {"see": "list show explain roles", "govern": "add remove", "audit": "test"},
+        {"see": "list show explain may roles", "govern": "add remove", "audit": "test"},
         ("policy",),
     ),
     "zones": Desk(

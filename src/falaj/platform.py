@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from falaj import __version__
-from falaj.bound import BoundDesk
+from falaj.bound import BoundDesk, HouseBytes
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errand import Progress, Silence
 from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, lacking
@@ -21,7 +21,6 @@ from falaj.core.event import new_id
 from falaj.core.permit import PermitDesk
 from falaj.core.ports import Blobs, Identity, Online, Series
 from falaj.core.settings import Oidc, Settings, read_settings
-from falaj.core.transfer import Receipt
 from falaj.core.verb import Verb, groups_of, verb_of
 from falaj.desks import DESKS, actions, desk_class
 from falaj.govern.accounts import Accounts
@@ -208,7 +207,7 @@ class House:
                 "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring),
                 "track": lambda: (ledger, self.blobs, self._series(), self.catalog),
                 "outputs": lambda: (ledger, self.track),
-                "store": lambda: (ledger, self.blobs, self._collector()),
+                "store": lambda: (ledger, self.blobs, self._collector(), self._kept()),
                 "people": lambda: (ledger, self.accounts, self.workloads, self._issuer),
                 "policy": policy,
                 "zones": self.zones,
@@ -335,6 +334,7 @@ class House:
         from falaj.catalog.loop import StageLoop
         from falaj.fleet.watch import WatchLoop
         from falaj.govern.rotate import RotationLoop
+        from falaj.store.backups import BackupLoop
         from falaj.store.forget import ForgetOutcomes
         from falaj.store.upkeep import CollectLoop, ScrubLoop
 
@@ -351,6 +351,8 @@ class House:
             *self._jobs_loops(),
             WatchLoop(self.ledger, self.desks["clusters"], self.settings.home),
         ]
+        if self.settings.backup.to:
+            steps.append(BackupLoop(self._kept()))
         self._start(steps)
 
     def stop_loops(self) -> None:
@@ -466,6 +468,12 @@ class House:
 
         return Collector(self.blobs, HOLDERS)
 
+    def _kept(self) -> Any:
+        from falaj.audit.recovering import backups_of
+
+        opened, sealer = partial(_opened, options={}), lambda: self.audit.sealer
+        return backups_of(self.blobs, self.keyring, self.zones, sealer, self.settings, HOLDERS, opened)
+
     def _providers(self) -> list[Identity]:
         """Who can say whose a token is; opened once, with the first token."""
         with self._opening:
@@ -545,28 +553,6 @@ class Platform:
     def _call(self, desk: str, verb: Verb, arguments: dict[str, Any]) -> Any:
         ctx = self.house.context(self.actor, purpose=self.purpose)
         return self.house.call(desk, verb.name, ctx, arguments)
-
-
-class HouseBytes:
-    """The byte channel of a house in this process."""
-
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
-
-    def put(self, ticket: str, chunks: Iterable[bytes]) -> Receipt:
-        """Store one piece; durable on return."""
-        return self._platform.house.transfers.put(self._ctx(), ticket, chunks)
-
-    def bundle(self, ticket: str, receipts: tuple[Receipt, ...]) -> Receipt:
-        """Tie pieces together."""
-        return self._platform.house.transfers.bundle(self._ctx(), ticket, receipts)
-
-    def get(self, ticket: str, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Bytes of what the ticket opens."""
-        return self._platform.house.transfers.get(self._ctx(), ticket, digest, start, stop)
-
-    def _ctx(self) -> Context:
-        return self._platform.house.context(self._platform.actor)
 
 
 def _opened(port: str, url: str, options: Mapping[str, Any]) -> Any:

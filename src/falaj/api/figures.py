@@ -74,7 +74,8 @@ class Figures:
     def families(self) -> list[Family]:
         """All of them; in a thread, since it reads. Two who ask at once cause one count."""
         with self._lock:
-            found = [*_ledger(self._house), *_loops(self._house), *traces()]
+            found = [*_ledger(self._house), *_loops(self._house)]
+            found += [*_backups(self._house), *traces()]
             for room, (every_s, part) in PARTS.items():
                 if room in self._house.desks:
                     found += self._of(room, every_s, part)
@@ -221,6 +222,8 @@ def _audit(look: Look) -> Iterator[Family]:
 def _store(look: Look) -> Iterator[Family]:
     sizes, numbers = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for record in look.all("store", "object"):
+        if record.key.project != "store":
+            continue  # where a loop stands, or who writes now
         thing = as_object(record)
         if not thing.parts:  # what is made of parts holds no bytes of its own
             sizes[thing.zone, thing.state] += thing.size
@@ -231,6 +234,19 @@ def _store(look: Look) -> Iterator[Family]:
     ):
         rows = [("", {"zone": zone, "state": state}, num) for (zone, state), num in sorted(found.items())]
         yield Family(name, said, GAUGE, rows[:MOST_SERIES])
+
+
+def _backups(house: "House") -> Iterator[Family]:
+    """When the newest backup was made, and how often one should be; nothing where none is wanted."""
+    kept = house.storage.kept
+    if kept is None or not kept.plan.to:
+        return
+    try:
+        at = float(kept.last(house.system()).get("at", 0.0))
+    except FalajError:
+        return
+    yield gauge("falaj_backup_newest_timestamp_seconds", "When the newest backup was made; 0: there is none.", at)
+    yield gauge("falaj_backup_every_seconds", "How often a backup should be made.", kept.plan.every_s)
 
 
 def _catalog(look: Look) -> Iterator[Family]:

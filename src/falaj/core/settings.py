@@ -82,6 +82,19 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
+class Backup:
+    """Copies of everything, made by the platform itself."""
+
+    to: str = ""
+    """Where they go: dir:/…, s3://bucket/prefix, as blobs are addressed; nowhere when empty."""
+    every_h: float = 24.0
+    keep: int = 14
+    """How many are kept."""
+    zone: str = ""
+    """The zone that place stands in; our own when empty. In another goes only what may lie there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the house needs to know before it stands. At scale it is a handful of URLs."""
 
@@ -110,6 +123,8 @@ class Settings:
     step_up: bool = False
     """Demand more than one factor of people who approve, govern, erase, or read what is sensitive."""
     listen: str = "127.0.0.1:8470"
+    drain_s: float = 0.0
+    """How long, when told to stop, it answers on while /ready says that it goes: two probes of a balancer before it."""
     grpc: str = ""
     """Where reads of online features are answered by gRPC, too; nowhere when empty."""
     gateway: str = "127.0.0.1:8471"
@@ -123,8 +138,6 @@ class Settings:
     hosts: tuple[str, ...] = ()
     """Host names callers may use, beside the listening address itself."""
     sandbox: str = "best"
-    drain_s: float = 0.0
-    """How long, when told to stop, it answers on while /ready says that it goes: two probes of a balancer before it."""
     """How attempts of this machine are kept apart: off, best (what it can), or required (wholly, or not at all)."""
     regimes: str = ""
     """A folder of regime profiles of one's own, read after those that are shipped."""
@@ -137,6 +150,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     hooks: Hooks = field(default_factory=Hooks)
     mail: Mail = field(default_factory=Mail)
+    backup: Backup = field(default_factory=Backup)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each value that is not the default came from."""
 

@@ -83,6 +83,10 @@ class BlobStore:
         self.keys = keys
         self._permits = permits
 
+    def with_zones(self, chosen: Callable[[str], Blobs | None]) -> "BlobStore":
+        """The same, with some zones' bytes read from elsewhere."""
+        return BlobStore(self.ledger, lambda zone: chosen(zone) or self.open_zone(zone), self.keys, self._permits)
+
     def put(self, ctx: Context, thing: str, zone: str, chunks: Iterable[bytes], permit: Permit) -> Blob:
         """Store bytes in a zone; durable on return. Bytes that are there already are not sent again."""
         self._redeem(ctx, permit, "write", thing, zone)
@@ -113,6 +117,10 @@ class BlobStore:
         """Carry bytes from one zone to another, sealed anew under the other zone's keys; permits: to read, to copy."""
         self._redeem(ctx, permits[0], "read", thing, src)
         self._redeem(ctx, permits[1], "copy", thing, dst)
+        return self.carry(ctx, thing, digest, src, dst)
+
+    def carry(self, ctx: Context, thing: str, digest: str, src: str, dst: str) -> Blob:
+        """The same for the house itself: a restore in another zone than the bytes were in."""
         with self.ledger.read(ctx) as tx:
             found = readable(tx, ctx.tenant, src, hex_of(digest))
         if not found.bundle:
@@ -171,7 +179,7 @@ class BlobStore:
             return iter(())
         far = self._requests(found.zone)
         runs = self._runs(ctx, found, (start, stop), _FAR_RUN_CHUNKS if far else RUN_CHUNKS)
-        opened = _in_order(runs, lambda run: run.open(self._behind(found.zone, whole)), far or _OPENERS, 2)
+        opened = in_order(runs, lambda run: run.open(self._behind(found.zone, whole)), far or _OPENERS, 2)
         if whole:
             return _verified(itertools.chain.from_iterable(opened), found)
         return _trimmed(itertools.chain.from_iterable(opened), start % CHUNK, stop - start)
@@ -215,7 +223,7 @@ class BlobStore:
                     part[-1][:] = piece
                 yield part
 
-        for digest, _ in _in_order(cut(), lambda part: self._store(ctx, zone, part, intent), _WRITERS):
+        for digest, _ in in_order(cut(), lambda part: self._store(ctx, zone, part, intent), _WRITERS):
             parts.append(digest)
         made = Object(ctx.tenant, zone, whole.hexdigest(), LIVE, size, parts=tuple(parts), at=ctx.now())
         self.project(ctx, lambda tx: assemble(tx, made))
@@ -375,7 +383,7 @@ def _storage_keys(tx: Reader, thing: Object) -> Iterator[str]:
 R = TypeVar("R")
 
 
-def _in_order(tasks: Iterator[R], work: Callable[[R], T], threads: int, queued: int = 0) -> Iterator[T]:
+def in_order(tasks: Iterator[R], work: Callable[[R], T], threads: int, queued: int = 0) -> Iterator[T]:
     """The results of `work` over `tasks` in order, at most threads + queued at once; one task alone needs no thread."""
     head = list(itertools.islice(tasks, 2))
     if len(head) < 2:

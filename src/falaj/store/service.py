@@ -2,38 +2,39 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
-from falaj.core.context import HOUSE, Context
+from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verb
-from falaj.store.backup import backup
+from falaj.store.backups import Backups
 from falaj.store.blobs import Blob, BlobStore
 from falaj.store.collect import Collected, Collector, Scrubbed
 from falaj.store.entries import Entry, Listing, Space, Usage, as_entry, nearest
+from falaj.store.keeping import Keeping
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.objects import objects_after
 from falaj.store.records import Record
-from falaj.store.sealed import CHUNK
 from falaj.store.strays import Strays
 
 KIND = "blob"
 _MEDIA = "application/octet-stream"
 
 
-class Storage(Strays):
+class Storage(Strays, Keeping):
     """Bytes under labels: put, get, copy between zones, check, take space back."""
 
-    def __init__(self, ledger: Ledger, blobs: BlobStore, collector: Collector | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, blobs: BlobStore, collector: Collector | None = None, kept: Backups | None = None
+    ) -> None:
         self._ledger = ledger
         self._blobs = blobs
+        self.kept = kept
         self.collector = collector or Collector(blobs)
 
     @verb(writes=("name",), reads=("inputs",), into="zone", outside=True)
@@ -247,25 +248,6 @@ class Storage(Strays):
         """
         return self.collector.collect(ctx)
 
-    @verb(group="operate", outside=True)
-    def backup(self, ctx: Context) -> Stream:
-        """Write the whole ledger, of every tenant, into one file: ciphertext, proven by the root of each log.
-
-        Only who runs the installation may. Root keys and the bytes of blobs are not in it: keep the keys apart, and let
-        the blob store's own copies or `copy` keep the bytes.
-
-        Example:
-            falaj store backup --out ledger.backup
-        """
-        if ctx.tenant != HOUSE:
-            raise Denied("a backup holds every tenant's records", "ask whoever runs this installation")
-        with tempfile.TemporaryDirectory(prefix="falaj-") as folder:
-            path = Path(folder) / "backup"
-            report = backup(self._ledger, str(path))
-            # Opened before its folder goes: whatever becomes of the reader, nothing is left behind.
-            file = path.open("rb")
-        return Stream(_drained(file), report.size_bytes)
-
     def _all(self, ctx: Context, kind: str, project: str, cells: frozenset[str]) -> Iterator[Record]:
         """Every record of a kind that keeps bytes."""
         after = ""
@@ -338,12 +320,6 @@ class Storage(Strays):
         if newest is not None:
             self._mark(tx, newest, newest=True)
         tx.put(name, {**head.body, "newest": newest.version if newest else ""}, rev=head.rev)
-
-
-def _drained(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while chunk := file.read(CHUNK):
-            yield chunk
 
 
 def _check_name(name: Ref) -> None:
