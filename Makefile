@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NAME ?= ground
 SECONDS ?= 60
+MINUTES ?= 30
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 # Our servers are on loopback: a proxy from the environment must not come between.
 comma := ,
@@ -31,7 +32,7 @@ define install
 	fi
 endef
 
-.PHONY: help demo up test test-full check fuzz sbom wheel bench components pins clean
+.PHONY: help demo up test test-full check soak fuzz sbom wheel bench components pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +60,9 @@ check: $(VENV)/.dev ## lint, types, import contracts, shape, security
 	$(BIN)/python -m tests.security.rules
 	$(BIN)/python -m tests.security.leaks
 	$(BIN)/python -m tests.security.supply check
+
+soak: components ## load, kills, full disks, wrong clocks, cut links, and a verdict: make soak MINUTES=30
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 fuzz: $(VENV)/.dev ## strangers' bytes for every reader: make fuzz SECONDS=60
 	$(BIN)/python -m tests.fuzz $(SECONDS)

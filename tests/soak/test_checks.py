@@ -1,0 +1,110 @@
+"""The checker itself: it must say no to a planted loss, double, alteration, leak and changed log."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.replica import Replica
+from tests.soak.final import judged, offline
+from tests.soak.journal import ACK, UNSURE, Entry, Journal, allowed, breaches, read
+from tests.soak.leaks import Sample, growths
+from tests.soak.procs import Gauge
+from tests.soak.verdict import Check, Verdict
+
+BLOB = ("blob", "blob:soak/a")
+
+
+def _entry(value: str | None, told: str = ACK, key: tuple[str, str] = BLOB) -> Entry:
+    return Entry(*key, value, told, 0.0, "c0")
+
+
+def test_what_was_written_may_be_what_is_there() -> None:
+    assert allowed([_entry("one")]) == {BLOB: {"one"}}
+    assert allowed([_entry("one"), _entry("two")]) == {BLOB: {"two"}}
+    assert allowed([_entry("one"), _entry(None, UNSURE)]) == {BLOB: {"one", None}}
+    assert allowed([_entry("one", UNSURE)]) == {BLOB: {None, "one"}}
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ({BLOB: None}, "lost"),
+        ({BLOB: "one one"}, "doubled"),
+        ({BLOB: "other bytes"}, "altered"),
+        ({}, "not looked at"),
+    ],
+)
+def test_a_planted_loss_is_found(found: dict[tuple[str, str], str | None], why: str) -> None:
+    assert breaches([_entry("one")], {BLOB: "one"}) == []
+    assert len(breaches([_entry("one")], found)) == 1, why
+    assert not judged([_entry("one")], found, "all").ok
+
+
+def test_what_was_deleted_must_be_gone() -> None:
+    assert len(breaches([_entry("one"), _entry(None)], {BLOB: "one"})) == 1
+
+
+def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write("c1", *BLOB, "one")
+    journal.write("c1", *BLOB, None, UNSURE)
+    assert [(one.value, one.told) for one in read(journal.path)] == [("one", ACK), (None, UNSURE)]
+    journal.close()
+
+
+def _life(more: float, what: str) -> list[Sample]:
+    held = [{"memory_mib": 100.0 + n % 3, "files": 30 + n % 2, "threads": 20} for n in range(60)]
+    for n, one in enumerate(held):
+        one[what] += more * n / 60
+    return [
+        Sample(10.0 * n, 7, "replica 0", Gauge(one["memory_mib"], int(one["files"]), int(one["threads"])))
+        for n, one in enumerate(held)
+    ]
+
+
+@pytest.mark.parametrize(("what", "leak"), [("memory_mib", 60.0), ("files", 30.0), ("threads", 30.0)])
+def test_a_planted_leak_is_found(what: str, leak: float) -> None:
+    assert all(one.ok for one in growths(_life(0.0, what)))
+    assert [one.ok for one in growths(_life(leak, what))].count(False) == 1
+
+
+def test_a_short_life_says_nothing() -> None:
+    assert growths(_life(60.0, "files")[:10]) == []
+
+
+def test_a_planted_change_of_the_log_is_found(tmp_path: Path) -> None:
+    with Replica(tmp_path / "house") as replica:
+        here = replica.as_(replica.as_().people.add("omar", ("auditor", "data-scientist"), jurisdiction="AE").token)
+        for n in range(5):
+            here.approvals.ask("soak.run", f"sha256:{n:064d}", "soak")
+        (tmp_path / "verify.py").write_bytes(here.audit.verifier().read())
+        (tmp_path / "evidence.zip").write_bytes(here.audit.export().read())
+    assert offline(tmp_path / "evidence.zip", tmp_path / "verify.py").ok
+    with zipfile.ZipFile(tmp_path / "evidence.zip") as pack, zipfile.ZipFile(tmp_path / "altered.zip", "w") as altered:
+        for name in pack.namelist():
+            altered.writestr(name, pack.read(name).replace(b'"soak"', b'"SOAK"').replace(b"00004", b"00005"))
+    assert not offline(tmp_path / "altered.zip", tmp_path / "verify.py").ok
+
+
+def test_a_ground_that_did_not_come_to_its_end_has_failed(tmp_path: Path) -> None:
+    verdict = Verdict("s", 1.0, "folder")
+    verdict.checks["embedded"], verdict.figures["embedded"] = [Check("all is there", True)], {"faults": 3}
+    verdict.give("embedded", tmp_path / "verdict.json")
+    other = Verdict("s", 1.0, "folder")
+    other.take("embedded", tmp_path / "verdict.json", 0)
+    assert other.ok
+    other.take("replicas", tmp_path / "nothing", 137)
+    assert not other.ok
+
+
+def test_the_last_line_is_for_machines() -> None:
+    verdict = Verdict("s", 1.0, "folder")
+    assert not verdict.ok, "nothing was looked at"
+    verdict.checks["embedded"], verdict.figures["embedded"] = [Check("all is there", True)], {"faults": 3}
+    assert json.loads(verdict.line())["ok"] is True
+    verdict.checks["embedded"].append(Check("the log verifies", False, "it does not"))
+    told = json.loads(verdict.line())
+    assert (told["ok"], told["checks"]["embedded"]) == (False, {"all is there": True, "the log verifies": False})
+    assert "FAIL  the log verifies" in verdict.table()
