@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bars import bar, told
-from scratch import folder
+from scratch import ahead, folder
 
 from falaj.backends.process import ProcessExecutor
 from falaj.core.execute import OVER, Attempt, Slot
@@ -25,7 +25,7 @@ SPACES = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "-
 
 def sandbox() -> None:
     """`sandbox_launch_ms`: the median of what is added."""
-    with folder() as home:
+    with folder() as home, ahead():
         kinds = {kind: _executor(home, kind) for kind in ("off", "required")}
         took: dict[str, list[float]] = {kind: [] for kind in kinds}
         bare: dict[str, list[float]] = {"plain": [], "spaces": []}

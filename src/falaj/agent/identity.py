@@ -88,12 +88,14 @@ class Identity:
         write_private(self.home / name, data)
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Whole or not at all, and never readable by others for a moment."""
+def write_private(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Whole or not at all, and never readable by others for a moment. What only has to outlive this process, and not
+    the machine, need not be durable."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     beside.unlink(missing_ok=True)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     beside.replace(path)

@@ -5,6 +5,7 @@ renews it while the attempt runs.
 """
 
 import base64
+import hmac
 import json
 import re
 import secrets
@@ -37,15 +38,22 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._known: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+        self._known: dict[str, dict[str, str]] = _noted(path)
+        self._secret = _secret(path.with_name("door.key"))
 
     def local(self, attempt: str, real: str) -> str:
-        """The token that an attempt is given for its own."""
+        """The token that an attempt is given for its own. It follows from the attempt, so that it need not be written
+        down before the attempt begins: an order that comes twice gives the same."""
+        drawn = base64.urlsafe_b64encode(hmac.digest(self._secret, attempt.encode(), "sha256")).decode().rstrip("=")
         with self._lock:
-            old = self._known.get(attempt, {})
-            mine = old.get("local") or f"fjz-{secrets.token_urlsafe(32)}"
-            self._save({**self._known, attempt: {"local": mine, "real": real}})
+            mine = self._known.get(attempt, {}).get("local") or f"fjz-{drawn}"
+            self._known = {**self._known, attempt: {"local": mine, "real": real}}
         return mine
+
+    def keep(self) -> None:
+        """Write down what is known."""
+        with self._lock:
+            self._save(self._known)
 
     def real(self, local: str) -> str:
         """The platform's token behind a local one; what is not local is passed on as it is."""
@@ -81,7 +89,7 @@ class Tokens:
                 self._save({name: pair for name, pair in self._known.items() if name != attempt})
 
     def _save(self, known: dict[str, dict[str, str]]) -> None:
-        write_private(self._path, json.dumps(known).encode())
+        write_private(self._path, json.dumps(known).encode(), durable=False)
         self._known = known
 
 
@@ -91,7 +99,7 @@ class Handles:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        self._known: dict[str, str] = _noted(path)
 
     def of(self, attempt: str) -> str:
         """The executor's handle."""
@@ -108,7 +116,7 @@ class Handles:
 
     def _save(self, known: dict[str, str]) -> None:
         with self._lock:
-            write_private(self._path, json.dumps(known).encode())
+            write_private(self._path, json.dumps(known).encode(), durable=False)
             self._known = known
 
 
@@ -174,6 +182,8 @@ class Work:
             context["stage"] = [["mkdir", "-p", "-m", "700", *room], *staging]
         made = replace(asked, secret_env=hidden, context=context, launcher=launcher())
         handle = self._executor.launch(made)
+        if real:
+            self._tokens.keep()
         if handle != asked.id:
             self._handles.note(asked.id, handle)
         return asked.id
@@ -227,6 +237,22 @@ class Work:
         if len(found) > MOST_LISTED:
             raise Invalid(f"more than {MOST_LISTED} pieces lie here", "ask for a prefix")
         return found
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    """What is written down of attempts that run. It ends with the machine, and so do they."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+def _secret(path: Path) -> bytes:
+    """What local tokens follow from; made once, and known to this agent only."""
+    if not path.exists():
+        write_private(path, secrets.token_bytes(32))
+    return path.read_bytes()
 
 
 def _claims(token: str) -> dict[str, str]:
