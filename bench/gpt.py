@@ -6,6 +6,7 @@ from torch.nn import functional
 
 SIZES = {  # layers, width, heads, context, micro-batch
     "tiny": (2, 64, 4, 32, 8),
+    "82M": (6, 768, 12, 1024, 64),
     "124M": (12, 768, 12, 1024, 64),
     "350M": (24, 1024, 16, 1024, 48),
     "1.3B": (24, 2048, 16, 2048, 16),

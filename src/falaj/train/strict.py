@@ -42,6 +42,12 @@ def prepare(options: "Options") -> None:
     torch.backends.cudnn.benchmark = False
     # How sums are cut among threads shows in their bits: the number must not follow the machine.
     torch.set_num_threads(options.threads or 1)
+    if torch.cuda.is_available():
+        try:
+            from falaj.train.attention import install
+        except ImportError:  # no Triton: torch's own kernel does it, slower
+            return
+        install()
 
 
 class _Flat:
