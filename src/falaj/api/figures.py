@@ -237,16 +237,17 @@ def _store(look: Look) -> Iterator[Family]:
 
 
 def _backups(house: "House") -> Iterator[Family]:
-    """When the newest backup was made, and how often one should be; nothing where none is wanted."""
+    """When the newest backup was made, and how often one should be; nothing where none was ever wanted."""
     kept = house.storage.kept
-    if kept is None or not kept.plan.to:
-        return
     try:
-        at = float(kept.last(house.system()).get("at", 0.0))
+        last = kept.last(house.system()) if kept is not None else {}
     except FalajError:
         return
-    yield gauge("falaj_backup_newest_timestamp_seconds", "When the newest backup was made; 0: there is none.", at)
-    yield gauge("falaj_backup_every_seconds", "How often a backup should be made.", kept.plan.every_s)
+    every_s = kept.plan.every_s if kept is not None and kept.plan.to else float(last.get("every_s", 0.0))
+    if every_s:
+        at, said = float(last.get("at", 0.0)), "When the newest backup was made; 0: there is none."
+        yield gauge("falaj_backup_newest_timestamp_seconds", said, at)
+        yield gauge("falaj_backup_every_seconds", "How often a backup should be made.", every_s)
 
 
 def _catalog(look: Look) -> Iterator[Family]:

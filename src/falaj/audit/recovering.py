@@ -33,7 +33,8 @@ def backups_of(
 ) -> Backups:  # fmt: skip
     """The backups of a house as its settings want them."""
     chosen, ledger = settings.backup, blobs.ledger
-    plan = Plan(chosen.to, 3600 * chosen.every_h, chosen.keep, chosen.zone or settings.zone, settings.zone, holders)
+    zone = settings.zone
+    plan = Plan(chosen.to, 3600 * chosen.every_h, chosen.keep, chosen.zone or zone, zone, holders, chosen.bytes)
     way = _Way(zones, plan)
 
     def shelf() -> Blobs:

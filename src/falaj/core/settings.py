@@ -92,6 +92,8 @@ class Backup:
     """How many are kept."""
     zone: str = ""
     """The zone that place stands in; our own when empty. In another goes only what may lie there."""
+    bytes: bool = True
+    """Whether the bytes go too; not where the blob store is kept safe by its own means."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,7 @@ def _listeners(case: Case) -> Iterator[Finding]:
 def _backups(case: Case) -> Iterator[Finding]:
     folder = case.prefix / "var/backups/falaj"
     try:
-        made = [path.stat() for path in folder.glob("ledger-*.backup")]
+        made = [path.stat() for path in folder.glob("objects/*/backups~*")]
         drill = (folder / "drill.json").stat().st_mtime if (folder / "drill.json").exists() else 0.0
     except OSError:
         yield Finding("backups", LOOK, f"{folder} cannot be read", "run it as root, or as the platform's user")

@@ -47,6 +47,7 @@ class Plan:
     zone: str
     """The zone that the house stands in."""
     holders: tuple[str, ...]
+    bytes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Backups:
             self.ledger.release(LEASE, owner)
 
     def last(self, ctx: Context) -> dict[str, Any]:
-        """What the ledger knows of the newest backup: `at`, `name`, `size`, `to`."""
+        """What the ledger knows of the newest backup: `at`, `name`, `size`, `to`, `every_s`."""
         with self.ledger.read(ctx) as tx:
             record = tx.key(cursor_key(HOUSE, "backup"))
         return dict(record.body) if record is not None else {}
@@ -163,7 +164,7 @@ class Backups:
         holding = Holding(self.ledger.cipher, plan.holders)
         passing = Passing(written(self._seen(holding, lost), tally))
         shelf.store.put(f"ledger/{name}", passing)
-        go, left = holding.sorted_out(plan.place, self.ways.judge)
+        go, left = holding.sorted_out(plan.place, self.ways.judge) if plan.bytes else ([], [])
         copied = self._copied(shelf, go, left, lost)
         certified = shelf.erased()[1]
         listed = packed(Contents(copied, left, holding.tombs, certified))
@@ -222,7 +223,8 @@ class Backups:
 
     def _record(self, ctx: Context, made: Manifest, cursor: str) -> None:
         size = made.ledger_bytes + made.blobs_bytes
-        self._note(ctx, {"at": made.at, "name": made.name, "size": size, "to": self.plan.to, "erased": cursor})
+        known = {"at": made.at, "name": made.name, "size": size, "to": self.plan.to, "every_s": self.plan.every_s}
+        self._note(ctx, {**known, "erased": cursor})
         ref = Ref("backup", self.plan.zone, made.name, "r1")
         with self.ledger.write(ctx) as tx:
             events = made.rows["events"]
