@@ -139,6 +139,19 @@ def test_explain_says_why_without_doing_anything(village: Village, admin: Contex
         village.policy.explain(auditor, "store.get", "not a ref")
 
 
+def test_several_questions_get_one_answer_each_and_a_bad_one_spoils_no_other(village: Village, admin: Context) -> None:
+    del admin  # opens the bank
+    auditor = village.ctx(Actor("noor", "bank", roles=frozenset({"auditor"})))
+    asked = ("store.get blob:fraud/x", "policy.test", "store.get not a ref", "store.explode")
+    found = village.policy.may(auditor, asked)
+    assert [one.allowed for one in found] == [False, True, False, False]
+    assert found[0] == village.policy.explain(auditor, "store.get", "blob:fraud/x")
+    assert "not a ref" in found[2].reason
+    for many in ((), ("policy.test",) * 201):
+        with pytest.raises(Invalid):
+            village.policy.may(auditor, many)
+
+
 def test_the_matrix_is_a_verb(village: Village, admin: Context) -> None:
     rows = {row.role: row.allows for row in village.policy.roles(admin)}
     assert rows["auditor"]["work"] == "see audit"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -223,7 +224,9 @@ class Console:
             return self._redirect(back, session.flash("bad", _told(found.error), self._secure(ask)))
         view = self._around(ask)
         if form.get(SHOW):
-            return self._html(200, whole(view, outcome(view, f"{desk} {verb.name}", found.value, back)), ctx.request)
+            tell = partial(outcome, title=f"{desk} {verb.name}", value=found.value, back=back)
+            page: Page = (await self._app.lanes.outside(self._made, tell, view, ctx.request)).unwrap()
+            return self._html(200, whole(view, page), ctx.request)
         done = view.t("console.did", what=f"{desk} {verb.name.replace('_', ' ')}")
         return self._redirect(back, session.flash(*_came(found.value, str(done)), self._secure(ask)))
 
@@ -231,7 +234,8 @@ class Console:
         """What the page's function gives, with all it asked recorded by one commit before anything of it leaves."""
         enter(view.actor.id, request)
         with self._house.guard.one_look():
-            return make(view)
+            made = make(view)
+            return replace(made, body=view.settled(made.body)) if isinstance(made, Page) else made
 
     def _called(self, desk: str, verb: Verb, ctx: Any, form: Mapping[str, str], outlet: Outlet) -> Any:
         enter(ctx.actor.id, ctx.request)

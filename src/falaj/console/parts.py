@@ -182,14 +182,29 @@ def action(
     came back); file (what bytes that come back are saved as); about (the thing whose policy decides; else the first
     reference among the arguments); id.
     """
-    plain = {key: _plain(value) for key, value in arguments.items()}
     about = how.get("about") or next((value for value in arguments.values() if isinstance(value, Ref)), "")
-    lacking = view.lacks(f"{desk}.{verb}", about)
-    kind = "danger" if how.get("danger") else "primary" if how.get("primary") else ""
-    if lacking:
+
+    def made(lacking: str) -> Html:
+        if not lacking:
+            return _button(view, (desk, verb), arguments, label, fields, how)
         key = f"needs-{slug(f'{desk}-{verb}-{about}-{label}')}"
-        button = h.button(label, type="button", disabled=True, aria_describedby=key, class_=kind or None)
+        button = h.button(label, type="button", disabled=True, aria_describedby=key, class_=_kind(how) or None)
         return h.div(button, h.small(view.t("console.needs", what=lacking), id=key, class_="soft"), class_="act denied")
+
+    return view.knowing(f"{desk}.{verb}", about, made)
+
+
+def _kind(how: Mapping[str, Any]) -> str:
+    return "danger" if how.get("danger") else "primary" if how.get("primary") else ""
+
+
+def _button(
+    view: View, what: tuple[str, str], arguments: Mapping[str, Any], label: str | Html, fields: Sequence[Field],
+    how: Mapping[str, Any],
+) -> Html:  # fmt: skip
+    """What `action` gives to whoever may."""
+    (desk, verb), kind = what, _kind(how)
+    plain = {key: _plain(value) for key, value in arguments.items()}
     hidden = [
         h.input(type="hidden", name=KEY, value=view.csrf),
         h.input(type="hidden", name=GIVEN, value=json.dumps(plain, ensure_ascii=False)),

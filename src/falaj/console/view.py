@@ -1,7 +1,8 @@
 """View: what a page function is given: the platform as its reader sees it, the words of their language, the address."""
 
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,10 @@ from falaj.console.words import Words
 from falaj.core.context import Actor
 from falaj.core.errors import Denied, FalajError
 from falaj.core.verb import Verb
+from falaj.govern.policy_desk import MOST_ASKED
 from falaj.platform import House, Platform
+
+_LATE = re.compile(r"<!--late (\d+)-->")
 
 
 class Here(Platform):
@@ -56,6 +60,7 @@ class View:
     """What was filled in and sent to this very page, where its route takes a form."""
     now: float = field(default_factory=time.time)
     _may: dict[tuple[str, str], str] = field(default_factory=dict)
+    _late: list[tuple[tuple[str, str], Callable[[str], Html]]] = field(default_factory=list)
 
     @property
     def actor(self) -> Actor:
@@ -117,17 +122,35 @@ class View:
             return said(self, error)
 
     def lacks(self, action: str, ref: object = "") -> str:
-        """Empty when the reader may do this; else what they would need. Asked once a page."""
+        """Empty when the reader may do this; else what they would need. Asked at once: `knowing` can wait."""
         key = (action, str(ref))
-        if key not in self._may:
-            # Beside what the page asks for: it is no part of what somebody would type.
-            house = self.here.house
-            try:
-                told = Platform(house, self.actor, self.here.purpose).policy.explain(what=action, ref=str(ref))
-                self._may[key] = "" if told.allowed else f"{told.reason}. {told.hint}".strip(". ") + "."
-            except FalajError as error:
-                self._may[key] = f"{error.message}. {error.hint}".strip(". ") + "."
+        self._ask((key,))
         return self._may[key]
+
+    def knowing(self, action: str, ref: object, make: Callable[[str], Html]) -> Html:
+        """What `make` gives when told what the reader lacks; a page asks for all its buttons together, at its end."""
+        self._late.append(((action, str(ref)), make))
+        return Html(f"<!--late {len(self._late) - 1}-->")  # text has no bare `<`: nobody else can write this
+
+    def settled(self, body: Html) -> Html:
+        """The page with everything in place that had to wait."""
+        self._ask([key for key, _ in self._late])
+        made = [make(self._may[key]) for key, make in self._late]
+        return Html(_LATE.sub(lambda found: made[int(found[1])], body)) if made else body
+
+    def _ask(self, keys: Sequence[tuple[str, str]]) -> None:
+        fresh = [key for key in dict.fromkeys(keys) if key not in self._may]
+        # Beside what the page asks for: it is no part of what somebody would type.
+        desk = Platform(self.here.house, self.actor, self.here.purpose).policy
+        for start in range(0, len(fresh), MOST_ASKED):
+            some = fresh[start : start + MOST_ASKED]
+            try:
+                found = desk.may(tuple(" ".join(key).strip() for key in some))
+            except FalajError as error:
+                self._may |= dict.fromkeys(some, f"{error.message}. {error.hint}".strip(". ") + ".")
+                return
+            for key, told in zip(some, found, strict=True):
+                self._may[key] = "" if told.allowed else f"{told.reason}. {told.hint}".strip(". ") + "."
 
 
 def said(view: View, error: FalajError) -> Html:

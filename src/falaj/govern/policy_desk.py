@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from falaj.core.cell import Cell
 from falaj.core.context import HOUSE, Actor, Context, Decision
-from falaj.core.errors import Corrupt, Denied, Invalid, NotFound
+from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.core.verb import GROUPS, verb
@@ -22,6 +22,7 @@ from falaj.store.records import Page, Record
 
 PROJECT = "policies"
 MOST = 200
+MOST_ASKED = 200
 """How many policies of its own a tenant may have."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _EVENT_ID = re.compile(r"[0-9a-f]{32}")
@@ -149,6 +150,28 @@ class Policy:
         again = replay(facts, texts, own)
         same = (again.policy, tuple(again.rules)) == (logged["policy"], tuple(logged["rules"]))
         return _explanation(str(json.loads(facts)["action"]), again, what, same=same)
+
+    @verb()
+    def may(
+        self,
+        ctx: Context,
+        asked: Annotated[tuple[str, ...], "actions, each with its thing after a blank"],
+    ) -> tuple[Explanation, ...]:
+        """Whether you may do each of several things, in one answer: for whoever draws buttons.
+
+        Example:
+            falaj policy may "jobs.cancel job:fraud/train-1" "jobs.add"
+        """
+        if not 0 < len(asked) <= MOST_ASKED:
+            raise Invalid(f"{len(asked)} questions at once", f"ask 1 to {MOST_ASKED}")
+        found = []
+        for one in asked:
+            action, _, named = one.partition(" ")
+            try:
+                found.append(self._ask(ctx, ctx.actor, action, named))
+            except FalajError as error:
+                found.append(Explanation(False, action, (), error.message, error.hint, "", ""))
+        return tuple(found)
 
     @verb(group="audit")
     def test(

@@ -56,8 +56,8 @@ service          | see read write move operate      |            | see          
 """  # noqa: E501 - one line a role reads best
 
 OPEN_ACTIONS = (
-    *("people.whoami", "people.renew", "people.exchange", "policy.explain", "policy.roles"),
-    *("agents.join", "agents.renew"),
+    *("people.whoami", "people.renew", "people.exchange", "policy.explain", "policy.may"),
+    *("policy.roles", "agents.join", "agents.renew"),
 )
 """What needs no role: they show callers only what is about themselves, or check a proof of their own."""
 
