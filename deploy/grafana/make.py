@@ -116,7 +116,19 @@ FLOWS = [
     Panel("Reads of online features", "reqps", {"reads": f"sum({rate('falaj_feature_reads_total')})", "rows": f"sum({rate('falaj_feature_rows_read_total')})"}),
     Panel("Age of the newest features", "s", {"{{stream}}": "time() - max by (stream) (falaj_feature_newest_timestamp_seconds > 0)"}),
 ]  # fmt: skip
+LEFT = "1 - falaj:slo_burn:rate30d"
+WHICH = "{{slo}} {{endpoint}}{{stream}}"
+OBJECTIVES = [
+    Panel("Budget of errors that is left", "percentunit", {WHICH: f"sort({LEFT})"}, "stat", COLUMNS, "of 30 days; below 0 the promise is broken"),
+    Panel("Used up over time", "percentunit", {WHICH: LEFT}),
+    Panel("How fast it goes: an hour", "short", {WHICH: "falaj:slo_burn:rate1h"}, note="at 1 it lasts 30 days; from 14.4 on somebody is called"),
+    Panel("How fast it goes: six hours", "short", {WHICH: "falaj:slo_burn:rate6h"}, note="from 6 on somebody is called"),
+    Panel("How fast it goes: a day", "short", {WHICH: "falaj:slo_burn:rate1d"}, note="from 3 on there is a ticket"),
+    Panel("Went wrong", "percentunit", {WHICH: "falaj:slo_errors:rate5m / (falaj:slo_events:rate5m > 0)"}, note="of the last five minutes"),
+    Panel("Versions at work", "short", {"{{version}}": "max by (version) (falaj_platform_replicas)"}),
+]  # fmt: skip
 BOARDS = {
+    "objectives": ("Falaj: objectives", OBJECTIVES),
     "overview": ("Falaj: the platform", OVERVIEW),
     "endpoints": ("Falaj: endpoints", ENDPOINTS),
     "jobs": ("Falaj: jobs and clusters", JOBS),

@@ -46,9 +46,10 @@ _OPERATOR = {
                 rules={
                     "type": "array",
                     "items": {
-                        **_closed(["alert", "expr"], alert=_TEXT, expr=_TEXT, labels={"type": "object"}),
+                        **_closed(["expr"]),
+                        "oneOf": [{"required": ["alert"]}, {"required": ["record"]}],
                         "properties": {
-                            **dict.fromkeys(("alert", "expr", "for"), _TEXT),
+                            **dict.fromkeys(("alert", "record", "expr", "for"), _TEXT),
                             **{word: {"additionalProperties": _TEXT} for word in ("labels", "annotations")},
                         },
                     },
