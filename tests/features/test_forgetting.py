@@ -1,4 +1,4 @@
-"""A person asks to be forgotten: online, in rows, pushes, training sets, samples of reads; and stays forgotten."""
+"""Features forget a person: online, in rows, pushes, training sets, samples of reads; and they stay forgotten."""
 
 import time
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def _visits(now: int) -> list[dict[str, Any]]:
     return [{"patient_id": name, "at": now - 60_000_000, "cost": 10.0 + at} for at, name in enumerate(PEOPLE)]
 
 
-def test_erase_a_person(town: Town, tmp_path: Path) -> None:
+def test_a_person_is_forgotten_and_stays_so(town: Town, tmp_path: Path) -> None:
     amal, now = town.as_("amal"), round(time.time() * 1e6)
     (tmp_path / "features.py").write_text(DEFINITIONS)
     pq.write_table(_files(now), tmp_path / "files.parquet")
