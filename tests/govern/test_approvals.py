@@ -325,6 +325,30 @@ def test_an_emergency_needs_one_lasts_a_day_and_is_opted_into(place_: Town) -> N
         place_.approvals.give(approver(place_, "eman"), ref)
 
 
+def test_a_list_goes_on_and_leaves_out_nothing_that_stands_so(place_: Town) -> None:
+    """Also where many newer ones stand otherwise."""
+    amal, made = place_.who("amal", "bank", "data-scientist"), list[Ref]()
+    for n in range(9):
+        digest = f"sha256:{n:064x}"
+        made.append(place_.approvals.ask(amal, "catalog.promote", digest, "it is good").ref)
+        place_.clock.forward(1)
+        if n > 3:
+            place_.approvals.refuse(approver(place_, "badr"), made[-1], "it is not")
+    seen, after = list[Ref](), ""
+    while page := place_.approvals.list(amal, limit=2, after=after):
+        seen += [one.ref for one in page]
+        assert all(not one.more for one in page[:-1])
+        after = page[-1].more
+        if not after:
+            break
+    assert sorted(seen, key=str) == sorted(made, key=str)
+    first = place_.approvals.list(amal, state="waiting", limit=3)
+    assert first
+    assert {one.standing.state for one in first} == {"waiting"}
+    rest = place_.approvals.list(amal, state="waiting", limit=3, after=first[-1].more)
+    assert {one.ref for one in (*first, *rest)} == set(made[:4])
+
+
 def test_lists_show_what_the_guard_lets_them(place_: Town) -> None:
     ref = ask(place_)
     amal = place_.who("amal")

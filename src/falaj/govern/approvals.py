@@ -18,7 +18,7 @@ from falaj.core.verb import verb
 from falaj.govern.records import Approval, ApprovalState, Standing, Voice
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.records import Record
+from falaj.store.records import Record, going_on
 
 ROLES = ("approver", "dpo")
 OF_RUN = "run."
@@ -200,17 +200,23 @@ class Approvals:
         state: Annotated[str, "only those that stand so: waiting, granted, emergency, refused, expired, lapsed"] = "",
         action: Annotated[str, "only those for this action"] = "",
         limit: Annotated[int, "at most so many, newest first"] = 100,
+        after: Annotated[str, "`more` of the last one before"] = "",
     ) -> tuple[ApprovalState, ...]:
         """List approvals, newest first.
 
         Example:
             falaj approvals list --state waiting
         """
-        terms = {"action": action} if action else {}
+        terms, cells, found = {"action": action} if action else {}, ctx.cells(KIND), list[ApprovalState]()
         with self._ledger.read(ctx) as tx:
-            page = tx.find(KIND, terms=terms, cells=ctx.cells(KIND), newest=True, limit=limit)
-        states = tuple(_state(record, ctx.now()) for record in page.records)
-        return tuple(s for s in states if not state or s.standing.state == state)
+            while True:
+                page = tx.find(KIND, terms=terms, cells=cells, newest=True, after=after, limit=limit)
+                states = [_state(record, ctx.now()) for record in page.records]
+                found += [one for one in states if not state or one.standing.state == state]
+                after = page.next
+                # How a question stands is a matter of time, too, and so no index knows it.
+                if found or not after:
+                    return going_on(found, after)
 
     def propose(self, ctx: Context, tx: Writer, question: Approval) -> ApprovalState:
         """Put a question in a transaction of a room of ours; the same question again is found, not asked twice."""

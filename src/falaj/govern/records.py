@@ -146,6 +146,8 @@ class GrantState:
     digest: str
     state: str
     approval: Ref
+    more: str = ""
+    """On the last of a list that goes on: `after` of what follows."""
 
 
 CAN = ("encrypt", "notify_dpo", "retain_copy_in", "until")
@@ -289,6 +291,8 @@ class ApprovalState:
     ref: Ref
     approval: Approval
     standing: Standing
+    more: str = ""
+    """On the last of a list that goes on: `after` of what follows."""
 
 
 @dataclass(frozen=True, slots=True)

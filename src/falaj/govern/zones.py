@@ -35,7 +35,7 @@ from falaj.govern.records import (
 from falaj.govern.regimes import JURISDICTION, canonical
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.records import Record
+from falaj.store.records import Record, going_on
 
 _NOTHING: dict[str, str] = {}
 MORE_OF_GRANT = ("expires", "max_bytes", "not_before", "reason")
@@ -215,16 +215,22 @@ class Zones(Copies):
         state: Annotated[str, "only those: waiting, active, early, expired, revoked, refused"] = "",
         limit: Annotated[int, "at most so many, newest first"] = 100,
         name: Annotated[str, "only this one, for example g-0199…"] = "",
+        after: Annotated[str, "`more` of the last one before"] = "",
     ) -> tuple[GrantState, ...]:
         """List transfer grants and where each stands.
 
         Example:
             falaj zones grants --state waiting
         """
+        cells, found = ctx.cells("grant"), list[GrantState]()
         with self._ledger.read(ctx) as tx:
-            page = tx.find("grant", name=name, cells=ctx.cells("grant"), newest=True, limit=limit)
-            states = tuple(_grant_state(tx, _grant(record), ctx.now()) for record in page.records)
-        return tuple(s for s in states if not state or s.state == state)
+            while True:
+                page = tx.find("grant", name=name, cells=cells, newest=True, after=after, limit=limit)
+                states = [_grant_state(tx, _grant(record), ctx.now()) for record in page.records]
+                found += [one for one in states if not state or one.state == state]
+                after = page.next
+                if found or not after:
+                    return going_on(found, after)
 
     @verb(writes=("grant",), group="govern")
     def revoke(

@@ -17,7 +17,7 @@ from falaj.monitor.records import ACKNOWLEDGED, OPEN, RESOLVED, Incident, Verdic
 from falaj.monitor.watches import Watches, endpoint_of, incident_ref, saved, watch_of
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Reader, Writer
-from falaj.store.records import Record
+from falaj.store.records import Record, going_on
 
 INCIDENT = "incident"
 MOST_PAGE, MOST_NOTES, MOST_NAMED, LONGEST = 1_000, 100, 10, 2_000
@@ -33,6 +33,7 @@ class Incidents(Watches):
         project: Annotated[str, "of one project only"] = "",
         state: Annotated[str, "open, acknowledged or resolved"] = "",
         limit: Annotated[int, "how many at most"] = 100,
+        after: Annotated[str, "`more` of the last one before"] = "",
     ) -> tuple[Incident, ...]:
         """List incidents, newest first.
 
@@ -46,8 +47,8 @@ class Incidents(Watches):
         terms = {"state": state} if state else {}
         with self._ledger.read(ctx) as tx:
             cells = ctx.cells(INCIDENT)
-            page = tx.find(INCIDENT, project=project, terms=terms, cells=cells, newest=True, limit=limit)
-        return tuple(map(incident_in, page.records))
+            page = tx.find(INCIDENT, project=project, terms=terms, cells=cells, newest=True, after=after, limit=limit)
+        return going_on([incident_in(record) for record in page.records], page.next)
 
     @verb(reads=("incident",))
     def incident(self, ctx: Context, incident: Annotated[Ref, "which incident"]) -> Incident:

@@ -123,6 +123,8 @@ class Incident:
     resolved_at: float = 0.0
     cause: str = ""
     notes: tuple[str, ...] = ()
+    more: str = ""
+    """On the last of a list that goes on: `after` of what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ class WatchView:
     note: str = ""
     paused: str = ""
     """Why, and by whom."""
+    more: str = ""
+    """On the last of a list that goes on: `after` of what follows."""
 
 
 @dataclass(frozen=True, slots=True)

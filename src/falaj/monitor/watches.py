@@ -24,7 +24,7 @@ from falaj.monitor.windows import Windows
 from falaj.serve import books
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.records import Record
+from falaj.store.records import Record, going_on
 
 __all__ = ["Watches", "need", "plan_in", "saved", "watch_of"]
 WATCH = "watch"
@@ -125,6 +125,7 @@ class Watches:
         ctx: Context,
         project: Annotated[str, "of one project only"] = "",
         limit: Annotated[int, "how many at most"] = 1_000,
+        after: Annotated[str, "`more` of the last one before"] = "",
     ) -> tuple[WatchView, ...]:
         """List the watches you may see.
 
@@ -134,8 +135,9 @@ class Watches:
         if not 0 < limit <= MOST_PAGE:
             raise Invalid(f"a list of {limit} watches", f"ask for 1 to {MOST_PAGE}")
         with self._ledger.read(ctx) as tx:
-            page = tx.find(WATCH, project=project, terms={"live": "1"}, cells=ctx.cells(WATCH), limit=limit)
-            return tuple(self._view(tx, one, brief=True) for one in page.records)
+            cells = ctx.cells(WATCH)
+            page = tx.find(WATCH, project=project, terms={"live": "1"}, cells=cells, after=after, limit=limit)
+            return going_on([self._view(tx, one, brief=True) for one in page.records], page.next)
 
     @verb(reads=("endpoint",))
     def show(self, ctx: Context, endpoint: Annotated[Ref, "which endpoint"]) -> WatchView:

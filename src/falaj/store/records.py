@@ -1,12 +1,18 @@
 """What the ledger gives: records, pages of them, and facts of the log."""
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from falaj.core.event import Event
 from falaj.core.label import Label
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,11 @@ class Page:
 
     records: tuple[Record, ...]
     next: str = ""
+
+
+def going_on(found: Sequence[T], after: str) -> tuple[T, ...]:
+    """What a list shows; its last one says where it goes on (`more`), unless that was all."""
+    return (*found[:-1], replace(found[-1], more=after)) if found and after else tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

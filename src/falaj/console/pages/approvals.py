@@ -15,6 +15,7 @@ from falaj.console.parts import (
     facts,
     filters,
     notice,
+    pager,
     ref,
     slug,
     table,
@@ -25,7 +26,7 @@ from falaj.govern.approvals import may_speak
 from falaj.govern.records import ApprovalState, Voice
 
 OPEN = ("waiting", "emergency")
-_INBOX, _HISTORY = 500, 100
+_INBOX, _HISTORY = 200, 100
 _STATES = ("granted", "refused", "expired", "lapsed", "waiting", "emergency")
 
 
@@ -50,8 +51,10 @@ def approval(view: View) -> Page:
 
 
 def _inbox(view: View) -> Html:
-    found: Sequence[ApprovalState] = view.here.approvals.list(limit=_INBOX)
-    waiting = [one for one in found if one.standing.state in OPEN]
+    desk, page = view.here.approvals, view.query("page")
+    waiting: list[ApprovalState] = list(desk.list(state=OPEN[0], limit=_INBOX, after=page))
+    more = waiting[-1].more if waiting else ""
+    waiting += () if page else desk.list(state=OPEN[1], limit=_INBOX)
     lacking = view.lacks("approvals.give")
     mine = [] if lacking else [one for one in waiting if not _silent(view, one)]
     others = [one for one in waiting if one not in mine]
@@ -64,6 +67,7 @@ def _inbox(view: View) -> Html:
         first,
         h.h2(view.t("approvals.for_others", n=len(others))) if others else None,
         _others(view, others) if others else None,
+        pager(view, more),
     )
 
 
@@ -150,7 +154,9 @@ def _others(view: View, found: Sequence[ApprovalState]) -> Html:
 
 def _history(view: View) -> Html:
     t, state = view.t, view.query("state")
-    found: Sequence[ApprovalState] = view.here.approvals.list(state=state, action=view.query("action"), limit=_HISTORY)
+    found: Sequence[ApprovalState] = view.here.approvals.list(
+        state=state, action=view.query("action"), limit=_HISTORY, after=view.query("page")
+    )
     options = [("", t("console.all")), *((one, t.of("console.state", one)) for one in _STATES)]
     head = filters(view, (Field("state", t("console.state"), "select", options=options),
                           Field("action", t("approvals.action"))))  # fmt: skip
@@ -169,7 +175,7 @@ def _history(view: View) -> Html:
         ), id=str(one.ref))
         for one in found
     ]  # fmt: skip
-    return join(head, table(view, columns, rows, t("console.history")))
+    return join(head, table(view, columns, rows, t("console.history")), pager(view, found[-1].more))
 
 
 def _voices(view: View, voices: Sequence[Voice]) -> Html:

@@ -27,7 +27,9 @@ def incidents(view: View) -> Page:
     """Incidents, newest first."""
     t, state = view.t, view.query("state")
     wanted = state if state in (OPEN, ACKNOWLEDGED, RESOLVED) else ""
-    found: tuple[Incident, ...] = view.here.monitor.incidents(project=view.query("project"), state=wanted, limit=PAGE)
+    found: tuple[Incident, ...] = view.here.monitor.incidents(
+        project=view.query("project"), state=wanted, limit=PAGE, after=view.query("page")
+    )
     states = [("", t("console.all")), *((one, t.of("console.state", one)) for one in (OPEN, ACKNOWLEDGED, RESOLVED))]
     fields = (Field("state", t("console.state"), "select", options=states), Field("project", t("console.project")))
     heads = (t("monitor.incident"), t("console.state"), t("console.kind"), t("monitor.began"), t("monitor.said"),
@@ -42,7 +44,8 @@ def incidents(view: View) -> Page:
     listed = (
         parts.table(view, heads, rows, t("monitor.incidents")) if rows else parts.empty(view, t("monitor.no_incidents"))
     )
-    return Page(t("monitor.incidents"), join(parts.filters(view, fields), listed), live=("monitor",))
+    more = parts.pager(view, found[-1].more if found else "")
+    return Page(t("monitor.incidents"), join(parts.filters(view, fields), listed, more), live=("monitor",))
 
 
 def incident(view: View) -> Page:

@@ -14,7 +14,7 @@ PAGE, FEW = 100, 5
 def watches(view: View) -> Page:
     """Every watch that the reader may see, what is open first."""
     t, project = view.t, view.query("project")
-    found: tuple[WatchView, ...] = view.here.monitor.list(project=project, limit=PAGE)
+    found: tuple[WatchView, ...] = view.here.monitor.list(project=project, limit=PAGE, after=view.query("page"))
     order = sorted(found, key=lambda one: (one.state == "ok", str(one.ref)))
     heads = (
         t("console.endpoint"), t("console.state"), Column(t("serve.revision"), "n"), Column(t("monitor.windows"), "n"),
@@ -26,7 +26,8 @@ def watches(view: View) -> Page:
         else parts.empty(view, t("monitor.none"), t("monitor.none_hint"), "falaj monitor add endpoint:PROJECT/NAME")
     )
     filters = parts.filters(view, (Field("project", t("console.project"), value=project),))
-    body = join(view.part(lambda: _open(view, project)), filters, listed)
+    more = parts.pager(view, found[-1].more if found else "")
+    body = join(view.part(lambda: _open(view, project)), filters, listed, more)
     return Page(t("console.room.monitor"), body, live=("monitor",))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from falaj.console.markup import Html, h, join
 from falaj.console.page import Page, address, href
-from falaj.console.parts import Field, Row, action, badge, card, empty, facts, filters, notice, table
+from falaj.console.parts import Field, Row, action, badge, card, empty, facts, filters, notice, pager, table
 from falaj.console.view import View
 from falaj.core.errors import NotFound
 from falaj.core.ref import Ref
@@ -17,7 +17,7 @@ _STATES = ("waiting", "active", "early", "expired", "revoked", "refused")
 def grants(view: View) -> Page:
     """All of them and where each stands."""
     t, state = view.t, view.query("state")
-    found = view.here.zones.grants(state=state, limit=_SHOWN)
+    found = view.here.zones.grants(state=state, limit=_SHOWN, after=view.query("page"))
     options = [("", t("console.all")), *((one, t.of("console.state", one)) for one in _STATES)]
     body = join(
         h.div(_propose(view), class_="actions"),
@@ -25,6 +25,7 @@ def grants(view: View) -> Page:
         grant_table(view, found)
         if found
         else empty(view, t("zones.no_grants"), t("zones.no_grants_hint"), "falaj zones grants"),
+        pager(view, found[-1].more if found else ""),
     )
     return Page(t("zones.grants"), body, live=("zones", "approvals"))
 
