@@ -121,6 +121,8 @@ CODE: dict[str, tuple[str, bytes]] = {
     "torch": ("m.pt", zipped({"m/data.pkl": pickle.dumps(Gadget()), "m/data/0": b"\0" * 8}, zipfile.ZIP_STORED)),
     "torch, before zip": ("m.pth", pickle.dumps(0x1950A86A20F9469CFC6C, 2)),
     "torchscript": ("m.ts", zipped({"m/data.pkl": b"", "m/code/__torch__.py": b"", "m/constants.pkl": b""})),
+    "export": ("m.pt2", zipped({"m/models/model.json": b"{}", "m/archive_format": b"pt2", "m/data/weights/w": b""})),
+    "archive with machine code": ("m.pt2", zipped({"m/models/model.json": b"{}", "m/data/aotinductor/m/a.so": b""})),
     "keras": ("m.keras", zipped({"config.json": b'{"class_name": "Lambda"}', "metadata.json": b"{}"})),
     "keras h5": ("m.h5", b"\x89HDF\r\n\x1a\n" + b"\0" * 60),
     "numpy objects": ("m.npy", npy("'|O'", pickle.dumps(Gadget()))),

@@ -245,6 +245,7 @@ def test_a_person_is_gone_from_rows_sets_and_quarantine_and_others_are_untouched
     ]  # fmt: skip
     assert str(newest.ref) in done.models[0].do
     assert any(f"dataset:{shop.project}/tx" in note for note in done.notes)
+    assert "falaj privacy erase" in done.notes[-1]  # requests that were kept are somebody else's duty
     stone = shop.here.catalog.show(done.removed[0])
     assert "request 7" in stone.message
     assert done.mark in stone.message

@@ -1,12 +1,15 @@
 """torch: modules with safetensors, exported programs, and what neither may do."""
 
 import contextlib
+import ctypes
+import io
 import json
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -15,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from falaj.core.errors import Corrupt, Invalid, UserCodeFailed
+from falaj.core.errors import Corrupt, FalajError, Invalid, UserCodeFailed
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.records import ModelConfig, Runtime
-from falaj.infer.runtimes import load
+from falaj.infer.runtimes import cage, load
 from falaj.infer.runtimes.code import imported
 from falaj.infer.runtimes.weights import read
 from falaj.train.weights import write
@@ -186,7 +189,8 @@ def test_two_models_whose_modules_have_one_name(tmp_path: Path) -> None:
     assert not np.array_equal(first.run([X], {})[0], second.run([X], {})[0])
 
 
-def test_an_exported_program(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_exported_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = built(tmp_path)
     (tmp_path / "exported").mkdir()
     rows = torch.export.Dim("rows", min=1, max=4096)
@@ -194,12 +198,15 @@ def test_an_exported_program(tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "exported" / "model.pt2")
     config = ModelConfig("m", "1", str(tmp_path / "exported"), files=models.digests(tmp_path / "exported"))
     runtime = load(config)
+    assert isinstance(runtime, cage.Cage)
     assert runtime.inputs == (TensorSpec("x", "FP32", (-1, 8)),)
     assert [(one.datatype, one.shape) for one in runtime.outputs] == [("FP32", (-1, 2)), ("INT64", (-1,))]
     wanted = module(torch.from_numpy(np.array(X)))
     y, best = runtime.run([X], {})
     np.testing.assert_allclose(y, wanted["y"].detach().numpy(), rtol=1e-5)
     np.testing.assert_array_equal(best, wanted["best"].numpy())
+    runtime.close()
+    monkeypatch.setattr(cage, "inside", True)  # As in that process; another one each time takes seconds.
     named = Sheet("export", outputs=SPECS["outputs"])
     assert load(ModelConfig("m", "1", config.folder, sheet=named)).outputs == SPECS["outputs"]
     (tmp_path / "exported" / "model.pt2").write_bytes(b"nothing")
@@ -207,6 +214,44 @@ def test_an_exported_program(tmp_path: Path) -> None:
         load(config)
     with pytest.raises(Invalid, match="does not take"):
         load(ModelConfig("m", "1", config.folder))
+
+
+class Gadget:
+    """What a pickle among a program's weights may do."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return exec, (f"import os, pathlib; pathlib.Path({self.path!r}).write_text(str(dict(os.environ)))",)
+
+
+@pytest.mark.slow
+def test_what_a_program_runs_as_it_is_loaded_stays_in_its_cage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALAJ_TOKEN", "secret-token")
+    program = torch.export.export(torch.nn.Linear(8, 2), (torch.zeros(2, 8),))
+    torch.export.save(program, tmp_path / "whole.pt2")
+    (evil := tmp_path / "evil").mkdir()
+    gadget, stolen = io.BytesIO(), tmp_path / "stolen"
+    torch.save(Gadget(str(stolen)), gadget)
+    with ZipFile(tmp_path / "whole.pt2") as old, ZipFile(evil / "model.pt2", "w") as new:
+        for entry in old.namelist():
+            data = old.read(entry).replace(b'"use_pickle": false', b'"use_pickle": true')
+            new.writestr(entry, gadget.getvalue() if "/weights/weight_" in entry else data)
+    words = [sys.executable, "-c", "import sys, torch; torch.export.load(sys.argv[1])", str(evil / "model.pt2")]
+    subprocess.run(words, check=False, capture_output=True)
+    assert "secret-token" in stolen.read_text()  # This is what torch does with it.
+    stolen.unlink()
+    with pytest.raises(FalajError):
+        load(ModelConfig("m", "1", str(evil)))
+    assert not (confined() and stolen.exists())
+    assert not stolen.exists() or "secret-token" not in stolen.read_text()
+
+
+def confined() -> bool:
+    """Whether this kernel has Landlock."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.syscall(444, None, 0, 1)) > 0
 
 
 def _file(header: Any, body: bytes = b"") -> bytes:

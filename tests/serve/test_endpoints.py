@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,22 @@ def test_a_model_that_runs_code_is_refused(town: Town, tmp_path: Path) -> None:
     assert isinstance(error, Denied)
     assert "may run code" in error.message
     assert isinstance(refusal(lambda: town.as_("mona").serve.show("endpoint:fraud/pickled")), NotFound)
+
+
+def test_a_torch_program_may_be_served_alone_and_goes_to_no_edge(town: Town, tmp_path: Path) -> None:
+    amal, mona = town.as_("amal"), town.as_("mona")
+    (tmp_path / "model").mkdir()
+    with zipfile.ZipFile(tmp_path / "model" / "model.pt2", "w") as archive:
+        archive.writestr("model/models/model.json", "{}")
+        archive.writestr("model/archive_format", "pt2")
+    model = amal.catalog.publish("model:fraud/program", str(tmp_path / "model")).ref
+    mona.serve.deploy("endpoint:fraud/program", model, **SMALL)
+    assert mona.catalog.show(model).card.code_bearing  # Where a stage demands a safe format, it is none.
+    error = refusal(lambda: mona.serve.pack("endpoint:fraud/program", ("0" * 64,), "branch", revision=1))
+    assert "code of its own" in error.message
+    (tmp_path / "model" / "more.pkl").write_bytes(pickle.dumps(Path))
+    beside = amal.catalog.publish("model:fraud/program", str(tmp_path / "model")).ref
+    assert "may run code" in refusal(lambda: mona.serve.deploy("endpoint:fraud/program", beside)).message
 
 
 def test_where_a_project_has_rules_only_what_was_approved_is_served_and_only_so_long(

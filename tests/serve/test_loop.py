@@ -19,6 +19,7 @@ from tests.jobs.lab import Lab, until
 from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
 
 SCORE = "endpoint:fraud/score"
+REAL = replicas.COMMAND
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,25 @@ def test_a_model_that_cannot_be_loaded_gets_no_traffic_and_says_why(laptop: Lapt
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_torch_program_comes_up_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(replicas, "COMMAND", REAL)
+    (tmp_path / "model").mkdir()
+    program = torch.export.export(torch.nn.Linear(8, 2), (torch.zeros(2, 8),))
+    torch.export.save(program, tmp_path / "model" / "model.pt2")
+    alone = Laptop(tmp_path)
+    with alone.here.working():
+        model = alone.here.catalog.publish("model:fraud/program", str(tmp_path / "model")).ref
+        alone.here.serve.deploy(SCORE, model, **{**SMALL, "memory": "1GiB"})
+        server = alone.pid(ready(alone.until(ready))[0])
+        children = Path(f"/proc/{server}/task").glob("*/children")
+        words = [Path(f"/proc/{pid}/cmdline").read_bytes() for one in children for pid in one.read_text().split()]
+        assert any(b"falaj.infer.runtimes.caged" in one for one in words)
+        alone.close()
+    alone.here.close()
+
+
 def test_asleep_while_nobody_asks_and_awake_when_somebody_does(laptop: Laptop) -> None:
     endpoint, house = "endpoint:fraud/sleepy", laptop.here.house
     laptop.here.serve.deploy(endpoint, laptop.model(), least=0, idle_s=0.3, **SMALL)

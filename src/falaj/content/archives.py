@@ -19,6 +19,7 @@ ROOMY = 1 << 30
 MOST_RATIO = 100
 """An archive may unpack to ROOMY, or to so many times its own size, whichever is more."""
 _ARRAY_HEAD = 1 << 12
+EXPORTED = "is a program of torch.export: loading it can run code"
 _OURS = frozenset({"sklearn", "numpy", "scipy", "builtins", "collections"})
 _PLAIN = frozenset(
     {"list", "dict", "tuple", "set", "frozenset", "int", "float", "complex", "bool", "str", "bytes", "slice", "type"}
@@ -87,6 +88,8 @@ def _told(archive: zipfile.ZipFile, names: set[str]) -> tuple[str, str]:
         with archive.open(name) as member:
             return member.read(most)
 
+    if any(name.partition("/")[2] == "models/model.json" for name in names) and not any(map(_compiled, names)):
+        return "export", EXPORTED
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         script = any("/code/" in name or name.endswith("constants.pkl") for name in names)
         return ("torchscript", "is TorchScript: a program") if script else ("torch", "holds a pickle, as PyTorch saves")
@@ -104,6 +107,11 @@ def _told(archive: zipfile.ZipFile, names: set[str]) -> tuple[str, str]:
     if arrays and len(arrays) == len(names):
         return "numpy", why
     return "archive", "is an archive of no kind known here"
+
+
+def _compiled(name: str) -> bool:
+    """Machine code, as torch packs it beside a program."""
+    return "/data/aotinductor/" in name or name.endswith((".so", ".o", ".cubin"))
 
 
 def _strange_type(schema: bytes) -> str:

@@ -50,7 +50,8 @@ def erase(
     dry: Annotated[bool, "only say what would be done"] = False,
     purge: Annotated[bool, "rewrite sealed rows, too, though nobody can open the person's any more"] = False,
 ) -> Erasure:
-    """Erase a person: from the online store, the rows of every view, and the training sets made of them.
+    """Erase a person: from the online store, the rows of every view, and the training sets made of them. What endpoints
+    kept of their requests is not looked at: `falaj privacy erase` does both, and whatever else there is of them.
 
     Models that learned from the person's rows are listed, with what to do. What a legal hold or a retention period
     keeps is left and named. Deleted bytes leave the store with the next collection. Run it again after a failure, or
@@ -141,6 +142,7 @@ def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     taken = [case.show(ref).inputs.values() for ref in case.removed if ref.bare in sets]
     sources |= {str(ref.bare) for refs in taken for ref in refs if ref.kind == "dataset" and ref.bare not in own}
     notes = [f"{source} was read to make them, and is no part of this" for source in sorted(filter(None, sources))]
+    notes.append("requests that endpoints kept are no part of this: falaj serve forget, or falaj privacy erase for all")
     hidden = max(case.impact(root).hidden for root in (case.entity, *_roots(case, held)))
     kept = tuple(case.kept[ref] for ref in sorted(case.kept) if ref not in case.removed)
     return Erasure(

@@ -95,6 +95,8 @@ class Edges:
             if kept is None or kept.get("features") or kept.get("code"):
                 raise Conflict(*_unfit(kept, endpoint))
             model = fitness.check(tx, ctx, Ref.parse(kept["model"]), kept["stage"], kept["root"])
+            if fitness.exported(model):
+                raise Conflict(*_unfit(kept, endpoint))
             ctx.permit("read", str(record.ref.bare), record.body["zone"])
             texts = _texts(record, kept, model)
             manifest = _manifest(ctx, record, (kept, model), texts, keys)

@@ -4,6 +4,7 @@ from falaj.catalog.demands import GATE
 from falaj.catalog.signing import verify
 from falaj.catalog.stages import ALIASED
 from falaj.catalog.wishes import EMERGENCY, heard, kept_wish
+from falaj.content.archives import EXPORTED
 from falaj.content.formats import SAFE
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Denied, NotFound
@@ -53,7 +54,8 @@ def check(tx: Reader, ctx: Context, version: Ref, stage: str, root: str = "") ->
 
 
 def _check_bytes(model: Record) -> None:
-    """Signed, by the key of the installation, over exactly these files; and of a format that holds no code."""
+    """Signed, by the key of the installation, over exactly these files; and of a format that holds no code, or whose
+    code servers run apart."""
     body = model.body
     if not body.get("signature"):
         raise Denied(f"{model.ref} is not signed", "publish it with falaj catalog publish, which signs", model.ref)
@@ -64,6 +66,8 @@ def _check_bytes(model: Record) -> None:
         raise Denied(f"the platform has not looked into the files of {model.ref}", hint, model.ref)
     if not seen["ok"]:
         raise Denied(f"{model.ref}: {'; '.join(seen['reasons'])[:300]}", "publish it anew", model.ref)
+    if exported(model):
+        return
     if seen["code_bearing"] or seen["format"] not in (*SAFE, *UNSAID):
         hint = "export it to ONNX or safetensors; what it runs is published as a version of code"
         raise Denied(f"loading {model.ref} ({seen['format'][:40]}) may run code", hint, model.ref)
@@ -80,6 +84,13 @@ def _check_consent(tx: Reader, ctx: Context, model: Record, stage: str) -> None:
         raise Denied(f"{model.ref} is not approved for {stage} any more", hint, model.ref)
     if wish.digest and (said := heard(tx, ctx, wish)).state in ("refused", "lapsed"):
         raise Denied(f"the approval of {model.ref} for {stage} was taken back: {said.why}", hint, model.ref)
+
+
+def exported(model: Record) -> bool:
+    """Whether it is a program of torch.export and holds nothing else that could run code. Loading one can, so a server
+    loads it in a process of its own that has no network, no secrets and no files but the model's."""
+    seen = model.body.get("seen") or {}
+    return seen.get("format") == "export" and all(one.endswith(EXPORTED) for one in seen["reasons"])
 
 
 def own_code(model: Record) -> Ref | None:

@@ -59,7 +59,9 @@ class ModuleRuntime:
 
 def opened(config: ModelConfig, sheet: Sheet, files: Files) -> Runtime:
     """The module on its device, ready to be asked."""
-    if sheet.parameters.get("process") == "own" and not cage.inside:
+    export = (sheet.runtime or ("torch" if sheet.code else "export")) == "export"
+    # Loading a program unpickles what it holds and evaluates its shapes: it is somebody's code, and is kept apart.
+    if (export or sheet.parameters.get("process") == "own") and not cage.inside:
         return cage.Cage(config, sheet)
     device = config.device or "cpu"
     if device.partition(":")[0] not in ("cpu", "cuda"):
@@ -68,7 +70,6 @@ def opened(config: ModelConfig, sheet: Sheet, files: Files) -> Runtime:
         raise Invalid(f"there is no {device[:40]} on this machine", "torch finds no device: say cpu, or move it")
     if device == "cpu" and config.threads:
         torch.set_num_threads(config.threads)
-    export = (sheet.runtime or ("torch" if sheet.code else "export")) == "export"
     module, specs = _exported(sheet, files, device) if export else _built(config, sheet, files, device)
     if any(one.datatype == "BYTES" for each in specs for one in each):
         raise Invalid("a torch model takes and gives numbers, no BYTES", "put a python step before it")
