@@ -5,6 +5,8 @@ one gets the most out of one core: no worker processes beside the server where t
 """
 
 import asyncio
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,6 @@ class Ml(MLModel):  # type: ignore[misc]
 
     async def load(self) -> bool:
         """Load the model."""
-        import os
-
         self.run = session(os.environ["BENCH_MODEL"])
         self.made = [one.name for one in self.run.get_outputs()]
         return True
@@ -47,8 +47,6 @@ class Lit(LitAPI):  # type: ignore[misc]
 
     def setup(self, device: str) -> None:
         """Load the model."""
-        import os
-
         del device
         self.run = session(os.environ["BENCH_MODEL"])
         self.given = self.run.get_inputs()[0]
@@ -62,6 +60,7 @@ class Lit(LitAPI):  # type: ignore[misc]
 def main() -> None:
     """Run the one that is named until it is ended."""
     which, model, *ports = sys.argv[1:]
+    os.dup2(2, 1)  # Nobody reads our output: a log of requests would fill the pipe, and the server would stand still.
     RUN[which](model, *map(int, ports))
 
 
@@ -76,8 +75,6 @@ def session(model: str) -> Any:
 
 def mlserver(model: str, port: int, grpc: int) -> None:
     """MLServer without parallel workers, its fastest setting for small models."""
-    import os
-
     from mlserver import MLServer, ModelSettings, Settings
 
     os.environ["BENCH_MODEL"] = model
@@ -111,13 +108,14 @@ def kserve(model: str, port: int, grpc: int) -> None:
                 made.append(one)
             return InferResponse(response_id=payload.id or "1", model_name="m", infer_outputs=made)
 
-    ModelServer(http_port=port, grpc_port=grpc, workers=1, access_log_format=None).start([Onnx()])
+    server = ModelServer(http_port=port, grpc_port=grpc, workers=1, access_log_format=None)
+    for name in ("kserve.trace", "uvicorn.access"):  # Three lines for each request, unless one says otherwise.
+        logging.getLogger(name).disabled = True
+    server.start([Onnx()])
 
 
 def litserve(model: str, port: int, _: int = 0) -> None:
     """LitServe, one worker."""
-    import os
-
     import litserve as ls
 
     os.environ["BENCH_MODEL"] = model
@@ -127,7 +125,6 @@ def litserve(model: str, port: int, _: int = 0) -> None:
 
 def bentoml(model: str, port: int, _: int = 0) -> None:
     """BentoML, one worker."""
-    import os
     import subprocess
     import tempfile
 
