@@ -102,7 +102,12 @@ class Chaos:
         return f"replica {self._ground.ups.index(up)} for {lasted:.0f} s"
 
     def _attempt(self) -> str:
-        return self._kill_one(procs.of_attempts(self._ground.home, r"^job:soak/(?!score)"))
+        def found() -> list[int]:
+            return procs.of_attempts(self._ground.home, r"^job:soak/(?!score)")
+
+        with suppress(TimeoutError):
+            wait_until(lambda: bool(found()), 30)
+        return self._kill_one(found())
 
     def _model(self) -> str:
         return self._kill_one(procs.of_attempts(self._ground.home, "score"))
@@ -125,8 +130,8 @@ class Chaos:
         self._jump(up, jump)
         self._wait(4, 12)
         # Whoever cleans up by age does so now.
-        with closing(self._ground.at("fatima", self._ground.ups.index(up))) as boss, suppress(FalajError):
-            boss.store.collect()
+        with closing(self._ground.at("ola", self._ground.ups.index(up))) as ola, suppress(FalajError):
+            ola.store.collect()
         self._wait(4, 12)
         self._jump(up, 0)
         return f"replica {self._ground.ups.index(up)} by {jump} s"
@@ -146,11 +151,12 @@ class Chaos:
         up.clock.jump(jump)
 
     def _disk_full(self) -> str:
-        disk = self._ground.home.parent
-        ballast, left = disk / "ballast", os.statvfs(disk)
-        taken = left.f_bavail * left.f_frsize - self._chance.choice((0, 0, 64 << 10))
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, taken)
+        ballast = self._ground.home.parent / "ballast"
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        # Not always to the last byte: what is a little and what is much then fails apart.
+        os.truncate(ballast, max(0, ballast.stat().st_size - self._chance.choice((0, 0, 64 << 10))))
         lasted = self._wait(4, 15)
         ballast.unlink()
         return f"for {lasted:.0f} s"

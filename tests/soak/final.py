@@ -206,7 +206,7 @@ def offline(pack: Path, verifier: Path) -> Check:
 def no_orphans(ground: Ground, before: set[int]) -> list[Check]:
     """No process of an attempt while all is calm, none that nobody waits for; and none at all once it was ended."""
     ups = [up.pid for up in ground.ups]
-    known = {*ups, *procs.gateways(ups), *before}
+    known = {*ups, *procs.gateways(ups), *procs.nurseries(ups), *before}
 
     def left() -> list[procs.Proc]:
         return [one for one in procs.ours() if one.pid not in known and not _of_servers(ground, one)]
@@ -257,12 +257,12 @@ def days_later(ground: Ground, notes: Notes) -> list[Check]:
     before = _size(ground)
     ground.ups[0].start()
     ground.ups[0].await_ready()
-    with closing(ground.at("fatima", timeout_s=120)) as boss:
+    with closing(ground.at("ola", timeout_s=120)) as ola:
         deleted = 0
         for day in (1, 2, 3):
             ground.ups[0].clock.jump(day * 86_400)
             ground.ups[0].await_ready()
-            deleted += boss.store.collect().deleted
+            deleted += ola.store.collect().deleted
     erased = sum(entry.value is None and entry.kind == "blob" for entry in read(notes.journal.path))
     said = f"{deleted} objects of {erased} deleted things, {before} -> {_size(ground)} KiB"
     return [Check("space is taken back", deleted >= erased // 2, said), kept(ground, notes, " days later")]

@@ -20,7 +20,12 @@ from tests.soak.links import Link, Links
 from tests.soak.ups import READY_S, Up
 
 DISK_BYTES = 1 << 30
-TEAM = {"mona": ("ml-engineer", "data-scientist"), "omar": ("auditor",), "salem": ("data-steward",)}
+TEAM = {
+    "mona": ("ml-engineer", "data-scientist"),
+    "omar": ("auditor",),
+    "salem": ("data-steward",),
+    "ola": ("operator",),
+}
 
 
 class Ground:

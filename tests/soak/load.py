@@ -56,6 +56,8 @@ def prepare(ground: Ground) -> None:
     here = ground.at("mona", timeout_s=120)
     here.track.create("experiment:soak/all")
     here.features.apply(str(work / "features.py"))
+    # The first row gives the view its place online; another replica may know of a new place a second later.
+    here.features.push("view:soak/seen", [{"id": "nobody", "at": round(time.time() * 1e6), "n": 0}])
     here.flows.save(str(work / "flow" / "sums.py"))
     model = here.catalog.publish("model:soak/scorer", str(models.mlp(work / "model"))).ref
     here.serve.deploy(ENDPOINT, str(model), wait=True, least=2, most=2, **SMALL)
@@ -158,7 +160,7 @@ class Everybody(Client):
 
     def submit(self) -> None:
         name = self.fresh()
-        words = f"sh -c 'sleep {self.chance.choice((0, 0, 1, 3))}; echo {name} > $FALAJ_OUTPUT_ROWS/name'"
+        words = f"sh -c 'sleep {self.chance.choice((0, 1, 3, 8))}; echo {name} > $FALAJ_OUTPUT_ROWS/name'"
         more = {"outputs": {"rows": f"dataset:soak/out-{name}"}, "cpus": 0.1, "memory": "32MiB", "retries": 8}
         done, _ = self.write("job", f"job:soak/{name}", "succeeded once v1",
                              lambda: self.here().jobs.submit(words, name=name, project="soak", **more))  # fmt: skip
@@ -218,7 +220,7 @@ class Everybody(Client):
 
     def start_flow(self) -> None:
         cause = self.fresh()
-        self.write("flow", cause, "succeeded 8",
+        self.write("flow", cause, "succeeded {'value': 8}",
                    lambda: self.here().flows.start("flow:soak/sum", {"number": 2}, cause=cause))  # fmt: skip
 
     def ask(self) -> None:
@@ -260,4 +262,5 @@ def feature_of(here: Any, who: str) -> str | None:
     """What is known of somebody; None when nothing is."""
     found = here.features.read("view:soak/seen", {"id": [who]})
     (name,) = [name for name in found.columns if name.endswith("n")]
-    return str(found.columns[name][0]) if found.statuses[name][0] == "PRESENT" else None
+    status = found.statuses[name][0]
+    return str(found.columns[name][0]) if status == "PRESENT" else None if status == "NOT_FOUND" else status

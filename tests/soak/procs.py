@@ -55,6 +55,11 @@ def of_attempts(home: Path, job: str = "") -> list[int]:
     return [proc.pid for proc in alive() if _job_of(proc.pid, home) and re.search(job, _job_of(proc.pid, home))]
 
 
+def nurseries(pids: list[int]) -> list[int]:
+    """The processes of these platforms that start attempts for them."""
+    return [proc.pid for proc in alive() if proc.parent in pids and "nursery" in proc.words]
+
+
 def gateways(pids: list[int]) -> list[int]:
     """The gateways of these platforms."""
     return [proc.pid for proc in alive() if proc.parent in pids and " gateway" in proc.words]
