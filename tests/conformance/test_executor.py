@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Conflict, FalajError, NotFound
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, YIELDED, Attempt, CanCarry
+from falaj.core.execute import END, FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, YIELDED, Attempt, CanCarry
 from tests.conformance.executors import EXECUTORS, Lab
 
 FOREVER = "while :; do sleep 0.05; done"
@@ -91,6 +91,11 @@ def test_logs_follow(lab: Lab) -> None:
         cursor, over = chunk.cursor, chunk.over
     assert lines == [*(f"line {i}" for i in range(1, 9)), "end"]
     assert lab.executor.logs(handle, 0, cursor).lines == ()
+    last = lab.executor.logs(handle, 0, END, limit=3)
+    assert last.lines == ("line 7", "line 8", "end")
+    assert last.over
+    assert lab.executor.logs(handle, 0, last.cursor).lines == ()
+    assert len(lab.executor.logs(handle, 0, END).lines) == 9
 
 
 def test_it_stops_with_grace(lab: Lab) -> None:

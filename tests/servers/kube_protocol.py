@@ -294,8 +294,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(
                 400, "BadRequest", f"container {query.get('container')} is waiting to start: ContainerCreating"
             )
-        since = query.get("sinceTime", "")[:19]
-        return b"".join(line for line in lines if line[:19].decode() >= since)[
+        since, last = query.get("sinceTime", "")[:19], int(query.get("tailLines", "0"))
+        return b"".join(line for line in lines[-last:] if line[:19].decode() >= since)[
             : int(query.get("limitBytes", "1000000"))
         ]
 

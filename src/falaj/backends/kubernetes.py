@@ -25,7 +25,7 @@ from falaj.backends.kubernetes_scale import KubeScaling, machine_kinds
 from falaj.backends.kubernetes_site import KINDS, KNOWN, NAME, account, asked_of, platform_of, site_of
 from falaj.backends.node_kinds import with_kind
 from falaj.core.errors import Conflict, Invalid, NotFound
-from falaj.core.execute import FAILED, LOST, OVER, UNKNOWN, WAITING, Attempt, LogChunk, NodeFacts, Slot, Status
+from falaj.core.execute import END, FAILED, LOST, OVER, UNKNOWN, WAITING, Attempt, LogChunk, NodeFacts, Slot, Status
 
 _FORCE_AFTER_S = 15.0
 _GANG_GRACE_S = 10.0
@@ -132,6 +132,8 @@ class KubernetesExecutor(KubeScaling):
             )
         pod, over = known[1][slot].pod, known[1][slot].phase in OVER
         params = {"container": objects.CONTAINER[_notes(known[0]).get(objects.OBJECT, "job")], "timestamps": "true"}
+        if after == END:
+            after, params = "", {**params, "tailLines": str(limit)}
         params |= {"sinceTime": start} if (start := since(after)) else {}
 
         def fetch(most: int) -> bytes:

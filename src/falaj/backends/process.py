@@ -36,6 +36,7 @@ from falaj.backends.process_node import choose_cores, this_machine
 from falaj.backends.process_nursery import Nursery
 from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
+    END,
     FAILED,
     LOST,
     OVER,
@@ -50,7 +51,7 @@ from falaj.core.execute import (
     SlotExit,
     Status,
 )
-from falaj.core.outbox import Facts, read_file, read_outbox
+from falaj.core.outbox import Facts, last_lines, read_file, read_outbox
 from falaj.core.ports import open_url
 
 _KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "labels", "folder", "cgroup", *CAGE_OPTIONS)
@@ -159,11 +160,11 @@ class ProcessExecutor:
         folder = self._known(handle)
         if folder is None or not 0 <= slot < len(nodes_of(folder)):
             raise NotFound(f"there is no slot {slot} of {handle!r} here", "it was forgotten, or ran elsewhere")
-        if not (after or "0").isdigit():
+        if not (after or "0").isdigit() and after != END:
             raise Invalid("this is no cursor of a log", "begin again without one")
-        start = int(after or "0")
-        over = look(folder, slot).phase in OVER
-        data = read_file(folder / f"slot-{slot}.log", start, _LOG_BYTES)
+        name, over = folder / f"slot-{slot}.log", look(folder, slot).phase in OVER
+        start = last_lines(name, limit, _LOG_BYTES // 2) if after == END else int(after or "0")
+        data = read_file(name, start, _LOG_BYTES)
         lines = _LINE.findall(data)[:limit]
         if lines and not lines[-1].endswith(b"\n") and not over and len(data) < _LOG_BYTES:
             lines.pop()

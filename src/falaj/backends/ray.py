@@ -29,6 +29,7 @@ from falaj.backends.ray_scale import RayScaling, kind_of
 from falaj.core.credential import credential
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
+    END,
     FAILED,
     LOST,
     OVER,
@@ -147,7 +148,7 @@ class RayExecutor(RayScaling):
         job = self._job(handle)
         if job is None or not 0 <= slot < _num_slots(job):
             raise NotFound(f"Ray ran no slot {slot} of {handle[:80]!r} for us", "it was forgotten, or ran elsewhere")
-        if not (after or "0").isdigit():
+        if not (after or "0").isdigit() and after != END:
             raise Invalid("this is no cursor of a log", "begin again without one")
         over = _PHASES.get(str(job.get("status"))) in OVER
         text = self._log(handle)
@@ -156,7 +157,7 @@ class RayExecutor(RayScaling):
         lines = [line.removeprefix(mark) for line in whole.split("\n") if line.startswith(mark)]
         if over and not lines and not _EXITS.search(text):
             lines = text.splitlines()
-        start = int(after or "0")
+        start = max(0, len(lines) - limit) if after == END else int(after or "0")
         part = lines[start : start + limit]
         return LogChunk(tuple(part), str(start + len(part)), over and start + len(part) >= len(lines))
 

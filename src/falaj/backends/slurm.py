@@ -24,6 +24,7 @@ from falaj.backends import slurm_script as script
 from falaj.backends.slurm_site import SlurmJob, SlurmSite, account, node_facts
 from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
+    END,
     FAILED,
     LOST,
     OVER,
@@ -37,7 +38,7 @@ from falaj.core.execute import (
     Status,
     meeting_port,
 )
-from falaj.core.outbox import Facts, read_file, read_outbox
+from falaj.core.outbox import Facts, last_lines, read_file, read_outbox
 
 _KNOWN = ("conf", "partition", "account", "qos", "user", "python", "folder", "sandbox")
 _FIRST_PERSON = 1000
@@ -122,14 +123,14 @@ class SlurmExecutor:
         """Lines of a slot's log; of the job's own log where the slot never came to have one."""
         if (found := _known(handle)) is None or not 0 <= slot < found.slots:
             raise NotFound(f"Slurm ran no slot {slot} of {handle[:80]!r} for us", "it was forgotten, or ran elsewhere")
-        if not (after or "0").isdigit():
+        if not (after or "0").isdigit() and after != END:
             raise Invalid("this is no cursor of a log", "begin again without one")
         name = found.folder / f"slot-{slot}.log"
         ended = _exit(found.folder, slot) is not None
         over = ended or self.poll([handle])[0].phase in OVER
         if over and not ended and not read_file(name, 0, 1):
             name = found.folder / "slurm.log"
-        start = int(after or "0")
+        start = last_lines(name, limit, _LOG_BYTES // 2) if after == END else int(after or "0")
         data = read_file(name, start, _LOG_BYTES)
         lines = data.splitlines(keepends=True)[:limit]
         if lines and not lines[-1].endswith(b"\n") and not over and len(data) < _LOG_BYTES:

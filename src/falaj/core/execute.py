@@ -122,6 +122,10 @@ class Status:
     reason: str = ""
 
 
+END = "end"
+"""The cursor of a log that asks for its last lines."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogChunk:
     """Lines of one slot's output, oldest first, and where the next question goes on."""
@@ -164,7 +168,7 @@ class Executor(Protocol):
         ...
 
     def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
-        """What a slot wrote after a cursor; known also after the end, until `forget`."""
+        """What a slot wrote after a cursor, or the last of it (END); known also after the end, until `forget`."""
         ...
 
     def forget(self, handle: str) -> None:

@@ -33,6 +33,22 @@ def read_outbox(folder: str | Path, after: str = "", of: Callable[[str], bool] |
     return facts, json.dumps(places, separators=(",", ":")) if places else ""
 
 
+def last_lines(path: str | Path, lines: int, most: int) -> int:
+    """Where the last so many lines of a file of strangers begin, as far back as so many bytes show them."""
+    with contextlib.suppress(OSError):
+        size = Path(path).stat(follow_symlinks=False).st_size
+        start = max(0, size - most)
+        data = read_file(path, start, most)
+        at = len(data) - data.endswith(b"\n")
+        for _ in range(lines):
+            at = data.rfind(b"\n", 0, at)
+            if at < 0:
+                # Its beginning is not in sight: the first whole line is the first.
+                return start + data.find(b"\n") + 1 if start else 0
+        return start + at + 1
+    return 0
+
+
 def read_file(path: str | Path, start: int, most: int) -> bytes:
     """Bytes of a plain file that somebody else may have put there; nothing where there is none."""
     try:

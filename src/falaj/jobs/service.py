@@ -160,13 +160,14 @@ class Jobs(Accounts, Replays):
         job: Annotated[Ref, "which job"],
         slot: Annotated[int, "which of its slots"] = 0,
         attempt: Annotated[int, "which attempt; the last when 0"] = 0,
-        after: Annotated[str, "where the page before ended"] = "",
+        after: Annotated[str, "where the page before ended; `end` shows the last lines"] = "",
         limit: Annotated[int, "how many lines at most"] = 1000,
     ) -> LogPage:
         """Read what a job wrote, a page at a time; `falaj jobs follow` goes on as it grows.
 
         Example:
             falaj jobs logs job:fraud/train-1 --limit 100
+            falaj jobs logs job:fraud/train-1 --after end --limit 20
         """
         if not 0 < limit <= MOST_LINES or slot < 0:
             raise Invalid(f"{limit} lines of slot {slot}", f"1 to {MOST_LINES} lines")

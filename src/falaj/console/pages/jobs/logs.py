@@ -8,10 +8,13 @@ from falaj.console.page import Data, File, address
 from falaj.console.parts import Field
 from falaj.console.view import View
 from falaj.core.errors import NotFound
+from falaj.core.execute import END
 from falaj.core.ref import Ref
 from falaj.jobs.records import JobView, LogPage
 
 SHOWN, AT_ONCE, MOST_PAGES, MOST_FOUND = 1000, 10_000, 20, 500
+FIRST = "0"
+"""The page that begins at the beginning; without a choice the last lines are shown."""
 
 
 def logs(view: View, one: JobView) -> Html:
@@ -22,7 +25,8 @@ def logs(view: View, one: JobView) -> Html:
     bar = join(_filters(view, one, attempt), _ways(view, one, attempt))
     if view.query("find"):
         return join(bar, _search(view, one.ref, attempt))
-    page: LogPage = view.here.jobs.logs(one.ref, view.count("slot", 0), attempt, view.query("page"), SHOWN)
+    start = view.query("page", END)
+    page: LogPage = view.here.jobs.logs(one.ref, view.count("slot", 0), attempt, start if start != FIRST else "", SHOWN)
     where = {"slot": view.count("slot", 0), "attempt": attempt}
     box = h.div(
         "".join(f"{line}\n" for line in page.lines), class_="log", id=f"log-{attempt}-{where['slot']}", role="log",
@@ -32,7 +36,8 @@ def logs(view: View, one: JobView) -> Html:
     state = h.p(view.t("jobs.log_over") if page.over else view.t("jobs.log_follows"), class_="soft", id="log-state",
                 data_keep=True)  # fmt: skip
     full = len(page.lines) >= SHOWN
-    return join(bar, box, state, h.noscript(parts.pager(view, page.next if full else "")))
+    before = h.a(view.t("jobs.log_first"), href=view.link(page=FIRST)) if full and start == END else None
+    return join(bar, before, box, state, h.noscript(parts.pager(view, page.next if full and start != END else "")))
 
 
 def tail(view: View) -> Data:
