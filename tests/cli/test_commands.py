@@ -4,18 +4,22 @@ import json
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from falaj.cli.tables import cell, plain, put
+from falaj.core.errors import NotFound
 from falaj.core.label import Label
 from falaj.core.ref import Ref
+from falaj.core.replica import Replica
 from tests.cli.conftest import Run
 
 
@@ -50,6 +54,30 @@ def test_settings_say_where_each_came_from(falaj: Run) -> None:
     found = {row["setting"]: (row["value"], row["from"]) for row in got}
     assert found["zone"] == ("ae-dubai", "environment")
     assert found["listen"] == ("127.0.0.1:8470", "default")
+
+
+def test_an_upgrade_is_looked_at_before_it_is_made(falaj: Run, tmp_path: Path) -> None:
+    home = str(tmp_path / "older")
+    absent = falaj("upgrade", "check", "--at", home)
+    assert (absent.returncode, "there is no store yet" in absent.stderr) == (NotFound.exit_code, True)
+    assert falaj("store", "backup", "--at", home, "--out", str(tmp_path / "backup")).returncode == 0
+    well = falaj("upgrade", "check", "--at", home, "--json")
+    assert well.returncode == 0, well.stdout
+    assert {one["check"]: one["state"] for one in json.loads(well.stdout)} == dict.fromkeys(
+        ("schema", "steps", "replicas", "backup"), "ok"
+    )
+    late = falaj("upgrade", "check", "--at", home, "--backup-hours", "0")
+    assert (late.returncode, "MISS" in late.stdout) == (1, True)
+    with closing(sqlite3.connect(f"{home}/ledger.db")) as raw, raw:
+        raw.execute("UPDATE meta SET value = 99 WHERE name = 'schema'")
+    assert falaj("upgrade", "check", "--at", home).returncode == 0
+    with closing(sqlite3.connect(f"{home}/ledger.db")) as raw, raw:
+        raw.execute("INSERT INTO meta (name, value) VALUES ('oldest', 98)")
+    assert "use a newer version" in falaj("upgrade", "check", "--at", home).stdout
+    owner = Replica("a", "7.1.0", 99, "api", 1.0, "https://a").encode()
+    with closing(sqlite3.connect(f"{home}/ledger.db")) as raw, raw:
+        raw.execute("INSERT INTO leases VALUES ('replica:1', ?, 1, 9e9)", (owner,))
+    assert "may not stand beside 7.1.0" in falaj("upgrade", "check", "--at", home).stdout
 
 
 def test_the_doctor_finds_what_is_wrong(falaj: Run, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from falaj.deploy.render import write
+from falaj.deploy.settings import DRAIN_S
 from falaj.deploy.site import Site
 from tests.servers import kube_schemas
 from tests.servers.kube_protocol import Refusal
@@ -206,7 +207,10 @@ def test_replicas_are_kept_apart_and_never_all_away(folder: Path, overlay: str) 
         (apart,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert apart["topologyKey"] == "kubernetes.io/hostname"
         assert apart["labelSelector"] == spec["selector"]
-        assert {"startupProbe", "readinessProbe", "livenessProbe", "lifecycle"} <= set(pod["containers"][0])
+        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(pod["containers"][0])
+        assert pod["containers"][0]["readinessProbe"]["httpGet"]["path"] in ("/ready", "/v2/health/ready")
+        # Time to be left by callers, a minute for what they asked, and some.
+        assert pod["terminationGracePeriodSeconds"] >= DRAIN_S + 70
         assert pod["priorityClassName"] in of_kind(found, "PriorityClass")
 
 

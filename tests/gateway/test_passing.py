@@ -285,6 +285,21 @@ def test_what_hangs_while_the_gateway_drains_is_answered(ground: Make, asking: A
     del one.gateway
 
 
+def test_a_gateway_that_goes_says_so_and_answers_on(ground: Make, asking: Asking) -> None:
+    one = ground()
+    client = asking(one)
+    assert client.get("/v2/health/ready").status_code == 200
+    one.loop.do(one.gateway.leave(0.0))
+    assert client.get("/v2/health/ready").status_code == 503
+    for _ in range(2):
+        answer = client.post(INFER, content=b"x")
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+    one.loop.do(one.gateway.drain(10))
+    with pytest.raises(httpx.ConnectError):
+        client.get("/v2/health/live")
+    del one.gateway
+
+
 def test_random_deaths_leave_nothing_behind(ground: Make) -> None:
     """Replicas come, are cut off in the middle, drain and go; counts are right in the end."""
     one = ground(replicas=2)

@@ -382,6 +382,23 @@ def test_a_drain_answers_what_was_asked_and_closes_what_is_idle() -> None:
             client.socket.close()
 
 
+def test_one_that_goes_answers_on_and_each_answer_is_the_last_of_its_connection() -> None:
+    with running(Mirror()) as here:
+        known = here.connect()
+        known.say(GET)
+        assert known.hear()[0][1].get("connection") != "close"
+        going = asyncio.run_coroutine_threadsafe(here.server.linger(600), here.loop)
+        here.do(lambda: None)  # it has begun
+        fresh = here.connect()
+        for client in (known, fresh):
+            client.say(GET)
+            ((status, headers, _),) = client.hear()
+            assert (status, headers.get("connection")) == (200, "close")
+            assert client.closed()
+            client.socket.close()
+        going.cancel()
+
+
 def test_tls(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]

@@ -24,7 +24,8 @@ from falaj.core.settings import Tls
 if TYPE_CHECKING:
     from falaj.platform import House
 
-GRACE_S = 30
+GRACE_S = 60
+"""As long as a call may take: whatever was asked is answered."""
 LAST_S = 0.3
 """After the door is shut, whoever came in last may still ask."""
 _log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Address:
 
 
 def _nothing() -> None:
-    """There is no certificate of our own to renew."""
+    """There is nothing to do."""
 
 
 class Server(uvicorn.Server):

@@ -8,6 +8,8 @@ from typing import Any
 from falaj.core.settings import Settings, listing, read_settings
 from falaj.deploy.site import Site
 
+DRAIN_S = 12
+"""Two probes of a balancer, every 5 s, and some."""
 WRITABLE, CERTS = "/var/lib/falaj", "/etc/falaj-tls"
 INSIDE = f"{WRITABLE}/home"
 """In a container: a folder made by the platform's own user, since a volume may belong to another."""
@@ -94,6 +96,7 @@ def _services(site: Site) -> dict[str, Any]:
         "blobs": f"s3://{values['bucket']}?region={values['region']}&endpoint={values['objects_url']}",
         "secrets": f"vault:{values['vault_url']}?token=env:VAULT_TOKEN",
         "identity": "oidc:,local:",
+        "drain_s": DRAIN_S,
         "oidc": {"issuer": values["issuer"], "client": "falaj", "tenant": "claim:tenant"},
     }
 

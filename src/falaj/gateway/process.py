@@ -102,12 +102,14 @@ class Gateway:
             self._every("certificate", RENEW_EVERY_S, self._renew)
         return self.addresses
 
-    async def drain(self, within_s: float = GRACE_S, linger_s: float = 0.0) -> None:
-        """Say that we go and answer on for a while; then take nothing new, answer what was asked, write down what was
-        counted.
-        """
+    async def leave(self, for_s: float) -> None:
+        """Say that we go, and answer on for a while: balancers lead callers elsewhere."""
         self.doors.open = False
-        await asyncio.gather(*(door.linger(linger_s) for door in self._doors))
+        await asyncio.gather(*(door.linger(for_s) for door in self._doors))
+
+    async def drain(self, within_s: float = GRACE_S) -> None:
+        """Take nothing new, answer what was asked, write down what was counted."""
+        self.doors.open = False
         self.holding.close()
         await asyncio.gather(*(door.drain(within_s) for door in self._doors))
         for timer in self._timers.values():
@@ -247,7 +249,8 @@ def run(
         gc.enable()
         on_ready(found)
         await end.wait()
-        await gateway.drain(linger_s=house.settings.drain_s)
+        await gateway.leave(house.settings.drain_s)
+        await gateway.drain()
 
     uvloop.run(main())
 
