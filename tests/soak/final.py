@@ -247,6 +247,7 @@ def tidy(ground: Ground) -> Check:
         for path in ground.home.rglob("*")
         if path.suffix in (".part", ".tmp", ".new") or path.name.startswith((".tmp", "tmp"))
     ]
+    parts += [f"tmp/{path.name}" for path in ground.scratch.iterdir()]
     return Check("no half-written file is left", not parts, ", ".join(parts[:5]))
 
 

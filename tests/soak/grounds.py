@@ -38,6 +38,7 @@ class Ground:
         folder.mkdir(parents=True, exist_ok=True)
         self.home = folder / "disk" / "house"
         self.home.parent.mkdir()
+        self.scratch = folder / "disk" / "tmp"
         self.ups: list[Up] = []
         self.servers: dict[str, Server] = {}
         self.links: dict[str, list[Link]] = {}
@@ -59,7 +60,9 @@ class Ground:
         """One more replica."""
         number = len(self.ups)
         clock = Clock(self._library, self.folder / f"clock-{number}")
-        self.ups.append(Up(self.home, env, clock, self.folder / f"up-{number}.log"))
+        self.scratch.mkdir(exist_ok=True)
+        own = {**env, "TMPDIR": str(self.scratch)}
+        self.ups.append(Up(self.home, own, clock, self.folder / f"up-{number}.log"))
         self.ups[-1].bearer = self.tokens.get("admin", "")
         self.ups[-1].start()
         self.ups[-1].await_ready()
