@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.infer.returns import PATIENCE, Returns
+from falaj.infer.returns import PATIENCE, TRIAL, Returns
 
 
 def _learned(back: int, rows: int = 8, runs: int = 40) -> tuple[Returns, float]:
@@ -47,6 +47,40 @@ def test_waits_in_vain_are_few() -> None:
         returns.ran(8, 0, now, now + 1)
         now += 1
     assert waits < 6
+
+
+def _split(clients: int, part: int, runs: int) -> list[int]:
+    """Clients that come back as soon as somebody can answer them: not while the next run has the core. The sizes of the
+    runs, when they were parted at first."""
+    returns, now, sizes, running, waiting = Returns(), 0.0, [], part, clients - part
+    for _ in range(runs):
+        sizes.append(running)
+        began, now = now, now + running / 10
+        returns.ran(running, waiting, began, now)
+        if returns.worth_s(waiting, 64, now) or not waiting:
+            returns.came(running, now + (now - began) * PATIENCE / 2)
+            running, waiting = running + waiting, 0
+        else:
+            returns.came(running, now + 1)  # During the next run: too late to be counted.
+            running, waiting = waiting, running
+    return sizes
+
+
+@given(st.integers(2, 32), st.integers(1, 31))
+def test_those_who_were_parted_come_together_and_stay_so(clients: int, part: int) -> None:
+    sizes = _split(clients, min(part, clients - 1), 3 * TRIAL)
+    assert sizes[0] < clients
+    assert set(sizes[TRIAL + 1 :]) == {clients}
+
+
+def test_trials_cost_strangers_little() -> None:
+    """Nobody comes back: of all cuts with others waiting, one in sixteen waits, for its twentieth."""
+    returns, now, waited = Returns(), 0.0, 0.0
+    for _ in range(160):
+        returns.ran(8, 3, now, now + 1)
+        now += 1
+        waited += returns.worth_s(3, 64, now)
+    assert waited <= 160 / TRIAL * PATIENCE * 1.001
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 64), st.integers(0, 64)), max_size=50))
