@@ -202,3 +202,37 @@ def bundle() -> str:
             return _key()
 
     return sign_model(Ring(), "t", "z", "m", {"a": "0" * 64})[0]  # type: ignore[arg-type]
+
+
+def backup() -> bytes:
+    """The ledger of a small house."""
+    from falaj.store.backup import Tally, written
+
+    record = ("t", "thing", "p", "n", "", 1, "cell", b"body", 1.0, '[["a","b"]]')
+    events = [
+        (1, 0, n, f"id{n}", "t", "z", "add", "ann", "thing", "p", "n", "r1", 1.0, "", bytes(32), b"data", "", n - 1)
+        for n in (1, 2)
+    ]
+    rows = [("records", record), *(("events", event) for event in events), ("leases", ("l", "me", 1, 2.0))]
+    return b"".join(written(iter(rows), Tally()))
+
+
+def backup_manifest() -> bytes:
+    """What says that there is a backup."""
+    import msgspec
+
+    from falaj.store.backup import LogState
+    from falaj.store.holding import Left
+    from falaj.store.shelf import FORMAT, Manifest
+
+    logs, left = (LogState("t", "z", 2, "0" * 64),), (Left("blob:a/b@v1", "z", "0" * 64, "it must stay"),)
+    return msgspec.json.encode(Manifest(FORMAT, "n", 1.0, "z", "z", {"events": 2}, logs, 3, "0", "0", 1, 5, 1, left))
+
+
+def backup_contents() -> bytes:
+    """What belongs to it beside the ledger."""
+    from falaj.store.holding import Left, Tomb
+    from falaj.store.shelf import Contents, Copied, packed
+
+    tomb = Tomb("t", "subject.z.0", 1.0)
+    return packed(Contents([Copied("z", "k", 5, bytes(32))], [Left("", "z", "0", "gone")], [tomb], [tomb]))
