@@ -77,6 +77,11 @@ CASES: dict[str, Case] = {
         _commits("0+90x60"), _commits("0+100x60"),
         "40m", "one commit in a hundred takes longer than a second", {},
     ),
+    "FalajBackupLate": Case(
+        {"falaj_backup_newest_timestamp_seconds": "600x200", "falaj_backup_every_seconds": "3600x200"},
+        {"falaj_backup_newest_timestamp_seconds": "600x100 6000x100", "falaj_backup_every_seconds": "3600x200"},
+        "3h", "the newest backup is 2h 50m 0s old", {},
+    ),
     "FalajVersionsDiffer": Case(
         {'falaj_platform_replicas{version="1.0", instance="a"}': "1x200", 'falaj_platform_replicas{version="1.1", instance="a"}': "1x200"},
         {'falaj_platform_replicas{version="1.0", instance="a"}': "2x200", 'falaj_platform_replicas{version="1.0", instance="b"}': "2x200"},
@@ -153,6 +158,9 @@ OBJECTIVES: dict[str, Promise] = {
     "endpoint-latency": Promise(
         {f"falaj_gateway_request_seconds_count{{{WHERE}}}": "0+100x20",
          f'falaj_gateway_request_seconds_bucket{{{WHERE}, le="0.262144"}}': "0+90x20"}, ENDPOINT, 10,
+    ),
+    "backup-age": Promise(
+        {"falaj_backup_newest_timestamp_seconds": "60x20", "falaj_backup_every_seconds": "300x20"}, {}, 100,
     ),
     "freshness": Promise(
         {'falaj_feature_newest_timestamp_seconds{tenant="bank", stream="fraud/spend", instance="a"}': "1x330",

@@ -31,7 +31,9 @@ COUNTED = {  # what is simply a number of things
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, set[str]]]:
     """Every name as it is told, with its kind and its labels."""
-    ground = Ground(tmp_path_factory.mktemp("told"), sample=0.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FALAJ_BACKUP_TO", f"dir:{tmp_path_factory.mktemp('backups')}")
+        ground = Ground(tmp_path_factory.mktemp("told"), sample=0.0)
     ground.add(Replica(ground.loop))
     ground.open()
     house = ground.town.house
