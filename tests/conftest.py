@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers.oidc import OidcServer
 from tests.servers.postgres import PostgresServer
@@ -25,6 +26,24 @@ from tests.servers.softhsm import SoftHsm
 Running = TypeVar("Running")
 LONG = ("stories", "train", "study", "serve", "gateway", "state", "mlflow", "conformance", "dispatch", "features")
 """Folders whose modules take longest: they begin first, so that no worker is left alone with one at the end."""
+
+
+FEW = 40
+"""So many examples of a property are enough where the slow tests are left out: each run draws others."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """That a machine is slow breaks no property."""
+    settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("falaj")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All the examples a property asks for are drawn in full tests."""
+    test = getattr(item, "obj", None)
+    asked = getattr(test, "_hypothesis_internal_use_settings", None)
+    if "not slow" in item.config.option.markexpr and asked is not None and asked.max_examples > FEW:
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=FEW)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

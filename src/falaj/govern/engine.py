@@ -81,6 +81,7 @@ def schema_text(actions: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@lru_cache(maxsize=4)
 def parse_schema(text: str) -> Any:
     """The parsed schema."""
     return cedarpy.Schema.from_str(text)
@@ -96,6 +97,7 @@ def check_rules(text: str, schema: Any) -> None:
         raise Invalid("the policy does not fit the schema", "; ".join(e.error for e in checked.errors)[:500])
 
 
+@lru_cache(maxsize=8)
 def parse_rules(text: str, layer: str) -> tuple[Rule, ...]:
     """Every policy of a text of ours, named by its @id, or Invalid."""
     trees = _parse(text)

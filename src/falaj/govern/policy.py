@@ -86,6 +86,13 @@ def house_texts(actions: Mapping[str, str]) -> Texts:
     return Texts(tuple(sorted(actions.items())), schema_text(actions), guardrails, permits(actions))
 
 
+@lru_cache(maxsize=4)
+def _check_house(texts: Texts) -> None:
+    """Once a process: texts that fitted still do, in however many houses they are kept."""
+    for text in (texts.guardrails, texts.permits):
+        check_rules(text, parse_schema(texts.schema))
+
+
 class Authorizer:
     """Decides. `narrowing` gives a tenant's own policies by name: asked each time, a new mapping on each change."""
 
@@ -139,8 +146,7 @@ class Authorizer:
 
     def check_house(self) -> None:
         """Invalid unless the house's own texts fit their schema. Asked once a version, before they are kept."""
-        check_rules(self.texts.guardrails, self._schema)
-        check_rules(self.texts.permits, self._schema)
+        _check_house(self.texts)
 
     @cached_property
     def _schema(self) -> Any:

@@ -8,6 +8,7 @@ is denied.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ BASIS = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 def load_regimes(extra: str = "", now: float | None = None) -> dict[str, Regime]:
     """Every regime in effect, by id and by alias: the shipped profiles, then those of the folder `extra`."""
     today = (datetime.now(UTC) if now is None else datetime.fromtimestamp(now, UTC)).date().isoformat()
-    found = [read_regime(item.read_text(encoding="utf-8"), item.name) for item in _shipped()]
+    found = [*_shipped()]
     if extra:
         found += [read_regime(_text(path), path.name) for path in _folder(extra)]
     return _by_name(_newest(found, today))
@@ -96,8 +97,10 @@ def canonical(names: Iterable[str], regimes: Mapping[str, Regime]) -> tuple[str,
     return tuple(sorted(found))
 
 
-def _shipped() -> list[Path]:
-    return sorted((Path(__file__).parent / "profiles").glob("*.toml"))
+@cache
+def _shipped() -> tuple[Regime, ...]:
+    folder = Path(__file__).parent / "profiles"
+    return tuple(read_regime(_text(item), item.name) for item in sorted(folder.glob("*.toml")))
 
 
 def _folder(extra: str) -> list[Path]:
