@@ -10,6 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--folder", default="", help="where all that is needed to repeat it goes")
     parser.add_argument("--ground", choices=sorted(GROUNDS), help=argparse.SUPPRESS)
     found = parser.parse_args(arguments)
-    folder = Path(found.folder or f"build/soak/{time.strftime('%Y%m%dT%H%M%S')}-{found.seed}").absolute()
+    name = f"falaj-soak-{time.strftime('%Y%m%dT%H%M%S')}-{found.seed}"
+    folder = Path(found.folder or Path(tempfile.gettempdir(), name)).absolute()
     if found.ground:
         return _one(found.ground, folder, found.minutes, found.seed)
     folder.mkdir(parents=True)

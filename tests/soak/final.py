@@ -34,6 +34,7 @@ def settle(ground: Ground) -> list[Check]:
         return [f"{one.ref} {one.state} {one.note[:80]}" for one in (*jobs, *runs) if not one.over]
 
     with closing(here):
+        here.features.materialize("view:soak/seen")
         checks.append(_waits("every job and flow came to its end", lambda: not left(), CALM_S))
         checks[0].said += "".join(f"; {one}" for one in left()[:5])
         here.serve.stop(ENDPOINT)

@@ -180,7 +180,9 @@ class Everybody(Client):
         who = f"p-{self.fresh()}" if new else self.chance.choice(list(self.people))
         n = self.people.pop(who, 0) + 1
         row = {"id": who, "at": round(time.time() * 1e6), "n": n}
-        if self.write("feature", who, str(n), lambda: self.here().features.push("view:soak/seen", [row]))[0]:
+        done, given = self.write("feature", who, str(n), lambda: self.here().features.push("view:soak/seen", [row]))
+        # Where the online store was away it is durable, and we are told so; the next materialize brings it there.
+        if done and given.online:
             self.people[who] = n
 
     def read(self) -> None:
