@@ -23,6 +23,8 @@ from falaj.platform import House, Platform, load_settings
 from falaj.store.backups import LEASE, BackupLoop
 from falaj.store.loop import Loops, house_context
 from falaj.store.shelf import Shelf
+from tests.replica import Replica
+from tests.servers.process import wait_until
 from tests.town import LABEL, Town, refusal
 
 ROOT = Path(__file__).parents[2]
@@ -374,6 +376,49 @@ class TestSecondZone:
         (told,) = house.ledger.tail(tenant=HOUSE, verb="store.restore")
         assert told.event.body["zone"] == "eu-west"
         house.close()
+
+    def test_killed_on_the_way_it_goes_on_where_it_was(self, tmp_path: Path) -> None:
+        town = town_at(tmp_path, **{"backup.zone": "eu-west"})
+        town.as_("admin").zones.change("ae-dubai", {"backup_zone": "eu-west"})
+        town.as_("amal").store.put("blob:fraud/weather", b"sunny", label="open")
+        town.as_("admin").store.preserve()
+        town.close()
+        home = tmp_path / "new"
+        home.mkdir(mode=0o700)
+        shutil.copytree(tmp_path / "house/keys", home / "keys")
+        words = [sys.executable, "-c", DYING, str(home), f"dir:{tmp_path}/shelf"]
+        assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+        settings = load_settings(str(home))
+        half = House(settings)
+        error = refusal(lambda: as_amal(half, town).store.get("blob:fraud/weather"))
+        assert isinstance(error, Unavailable)
+        assert "stayed in zone ae-dubai" in error.message
+        half.close()
+        assert revive(settings, f"dir:{tmp_path}/shelf").left == 0
+        with pytest.raises(Conflict):
+            revive(settings, f"dir:{tmp_path}/shelf")
+        house = House(settings)
+        assert as_amal(house, town).store.get("blob:fraud/weather").read() == b"sunny"
+        house.close()
+
+
+DYING = """
+import os, sys
+from falaj.cli.restore import revive
+from falaj.platform import load_settings
+from falaj.store.blobs import BlobStore
+BlobStore.carry = lambda *words: os.kill(os.getpid(), 9)
+revive(load_settings(sys.argv[1], {"zone": "eu-west"}), sys.argv[2])
+"""
+
+
+def test_it_is_the_same_over_http(tmp_path: Path) -> None:
+    with Replica(tmp_path / "house", {"FALAJ_BACKUP_TO": f"dir:{tmp_path}/shelf"}) as replica:
+        admin = replica.as_()
+        wait_until(lambda: len(admin.store.backups()) == 1, 60)
+        found = admin.store.drill()
+    assert found.ok, found
+    assert found.logs == 1
 
 
 def test_what_lies_on_a_shelf_is_read_with_care(town: Town, tmp_path: Path) -> None:

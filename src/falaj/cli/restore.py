@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from falaj.cli.frame import Frame, Parser, read
 from falaj.cli.tables import put
 from falaj.core.context import HOUSE, Context
-from falaj.core.errors import Corrupt, Denied, Invalid, NotFound, Unavailable
+from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Unavailable
 from falaj.core.ref import Ref
 
 if TYPE_CHECKING:
     from falaj.core.settings import Settings
     from falaj.platform import House
     from falaj.store.backup import Progress
+    from falaj.store.ledger import Ledger
     from falaj.store.records import Record
     from falaj.store.revive import Revival, Revived
 
@@ -51,6 +52,7 @@ def restore(frame: Frame, arguments: list[str]) -> int:
     else:
         report = restore_into(load_settings(frame.at, overrides), found.source, progress)
     put(report, as_json=frame.as_json)
+    _warn(report)
     return 0
 
 
@@ -71,10 +73,23 @@ def revive(settings: "Settings", source: str, name: str = "", progress: "Progres
         secrets = opened("secrets", settings.secrets)
         own = opened("blobs", settings.blobs) if settings.zone == revival.made.zone else None
         ledger = Ledger(opened("store", settings.store))
-        revival.load(ledger, own, lambda record: _check_key(secrets, record))
+        try:
+            revival.load(ledger, own, lambda record: _check_key(secrets, record))
+        except Conflict:
+            if not _begun(ledger, revival.made.name):
+                raise
         _remember(settings)
         house = stack.enter_context(contextlib.closing(House(settings)))
         return _settled(house, revival)
+
+
+def _begun(ledger: "Ledger", name: str) -> bool:
+    """True when this very backup was being restored here and did not come to its end: then it goes on."""
+    told = {
+        verb: {row.subject.name for row in ledger.store.events(tenant=HOUSE, verb=verb, limit=1000)}
+        for verb in ("store.revive", "store.restore")
+    }
+    return name in told["store.revive"] - told["store.restore"]
 
 
 def _drill(frame: Frame, backup: str, all_blobs: bool) -> int:
@@ -123,6 +138,9 @@ def _check_key(secrets: Any, record: "Record") -> None:
 
 def _settled(house: "House", revival: "Revival") -> "Revived":
     ctx, own = house.system(), house.settings.zone
+    subject = Ref("backup", revival.made.zone, revival.made.name, "r1")
+    with house.ledger.write(ctx) as tx:
+        tx.emit("store.revive", subject, zone=own)
     _bury(house, revival)
     here = next((zone for zone in house.zones.list(ctx) if zone.id == own), None)
     if here is not None and house.settings.at(here.store) != house.settings.at(house.settings.blobs):
@@ -137,7 +155,7 @@ def _settled(house: "House", revival: "Revival") -> "Revived":
     with house.ledger.write(ctx) as tx:
         root = next((log.root for log in report.logs if (log.tenant, log.zone) == (HOUSE, revival.made.zone)), "")
         tx.emit(
-            "store.restore", Ref("backup", revival.made.zone, report.backup, "r1"), zone=own, root=root,
+            "store.restore", subject, zone=own, root=root,
             rows=sum(report.rows.values()), logs=len(report.logs), blobs=report.blobs, bytes=report.bytes,
             left=report.left, erased=report.erased,
         )  # fmt: skip
@@ -173,14 +191,14 @@ def _evacuate(house: "House", revival: "Revival") -> int:
     from falaj.store.revive import Evacuation
 
     ctx, own = house.system(), house.settings.zone
+    for zone in house.zones.list(ctx):
+        # Said first: what is not brought over yet must not look lost. The stores of other zones may well be there.
+        if zone.id != own and zone.store and (zone.id == revival.made.zone or "{home}" in zone.store):
+            house.zones.change(ctx, zone.id, {"store": f"left:{zone.id}"})
     moving = Evacuation(revival, house.blobs, own)
     for tenant in sorted({tenant for tenant, _ in house.ledger.logs()}):
         for record in _held(house, replace(ctx, tenant=tenant)):
             moving.carry(ctx, record)
-    for zone in house.zones.list(ctx):
-        # What stood on the machine that is gone; the stores of other zones may well be there.
-        if zone.id != own and zone.store and (zone.id == revival.made.zone or "{home}" in zone.store):
-            house.zones.change(ctx, zone.id, {"store": f"left:{zone.id}"})
     return moving.left
 
 
@@ -196,6 +214,18 @@ def _held(house: "House", ctx: Context) -> "Iterator[Record]":
             after = page.next
             if not after:
                 break
+
+
+def _warn(report: Any) -> None:
+    """What a person must do after a restore, where an older state came back."""
+    again = getattr(report, "repeat", None)
+    if again is None:
+        sys.stderr.write(
+            "note: a file does not know who was forgotten after it was made; repeat those erasures, "
+            "or restore from the place of backups, which knows\n"
+        )
+    elif again:
+        sys.stderr.write(f"note: carry these erasures out again, their rows are back: {', '.join(again)}\n")
 
 
 def _told(done: int) -> None:

@@ -62,9 +62,7 @@ class Revival:
 
         The ledger commits when the bytes are there: what was killed before leaves an empty store, to be tried again.
         """
-        wanted = [one for one in self.contents.blobs if own is not None and one.zone == self.made.zone]
-        carrier = _Beside(lambda: self.lay(wanted, own)) if own is not None else None
-        copier(ledger).load(self._rows(check, carrier))
+        copier(ledger).load(self._rows(check, own))
 
     def lay(self, wanted: Iterable[Copied], store: Blobs) -> None:
         """Sealed bytes into a zone's store, those it lacks, each held against its digest."""
@@ -79,6 +77,9 @@ class Revival:
         for size in in_order(iter(wanted), put, _THREADS, 2):
             self.moved, self.moved_bytes = self.moved + (size > 0), self.moved_bytes + size
 
+    def _lay_own(self, own: Blobs) -> None:
+        self.lay([one for one in self.contents.blobs if one.zone == self.made.zone], own)
+
     def told(self, zone: str, left: int) -> Revived:
         """The report."""
         rows, logs = dict(self.tally.rows), self.tally.logs()
@@ -86,7 +87,9 @@ class Revival:
             self.made.name, zone, rows, logs, self.moved, self.moved_bytes, left, len(self.buried), self.repeat
         )
 
-    def _rows(self, check: Check, carrier: "_Beside | None") -> Rows:
+    def _rows(self, check: Check, own: Blobs | None) -> Rows:
+        # Not before a store that is not empty has refused.
+        carrier = _Beside(lambda: self._lay_own(own)) if own is not None else None
         try:
             for table, values in self.shelf.rows(self.made, self.tally):
                 if table == "records" and values[1] == "key":
