@@ -10,8 +10,10 @@ import pytest
 
 import falaj.console
 from falaj.console.words import FOLDER, LANGUAGES, Message, messages, plural
+from falaj.core.errors import FalajError
 
 CODE = Path(falaj.console.__file__).parent
+SOURCE = CODE.parent
 FORMS = {"en": {"one", "other"}, "ar": {"zero", "one", "two", "few", "many", "other"}}
 # Abbreviations and names that Arabic writes as they are.
 NAMES = frozenset(
@@ -178,6 +180,37 @@ def test_english_has_no_arabic_left_in_it() -> None:
         for key, one in messages("en").items()
         if not key.startswith("console.digits") and any(_ARABIC.search(text) for text in _forms(one).values())
     ] == []
+
+
+def test_what_rooms_say_by_a_word_has_a_word_in_every_language() -> None:
+    """Classes of errors, rules that say no, reasons to wait, kinds of findings and of incidents."""
+    classes: list[type[FalajError]] = [FalajError]
+    for one in classes:
+        classes.extend(one.__subclasses__())
+    own = {one.code for one in classes if one.__module__ == FalajError.__module__}
+    source = {name: (SOURCE / name).read_text(encoding="utf-8") for name in (
+        "govern/cedar/guardrails.cedar", "govern/policy.py", "govern/engine.py", "schedule/why.py",
+        "schedule/blocked.py", "jobs/service.py", "drift/records.py",
+    )}  # fmt: skip
+    rules = set(re.findall(r'@id\("([a-z-]+)"\)', source["govern/cedar/guardrails.cedar"]))
+    for name in ("govern/policy.py", "govern/engine.py"):
+        rules |= set(re.findall(r'\(False, \("([a-z-]+)",\)', source[name]))
+    reasons = set[str]()
+    for name in ("schedule/why.py", "schedule/blocked.py", "jobs/service.py"):
+        reasons |= set(re.findall(r'Reason\(\s*"([a-z-]+)"', source[name]))
+    found = re.search(r'what: str\n    """([a-z, ()]+)\."""', source["drift/records.py"])
+    assert found, "where findings say their kinds"
+    kinds = {one.strip().partition(" ")[0] for one in found[1].split(",")}
+    assert len(own) >= 11
+    assert {"no-permit", "guard-tenant", "engine-failure"} <= rules
+    assert {"capacity", "impossible"} <= reasons
+    wanted = {
+        *(f"console.error.{one}" for one in own), *(f"console.error_hint.{one}" for one in own),
+        *(f"console.lacks.{one}" for one in rules), *(f"jobs.reason.{one}" for one in reasons),
+        *(f"monitor.kind.{one}" for one in kinds),
+    }  # fmt: skip
+    for lang in LANGUAGES:
+        assert sorted(wanted - set(messages(lang))) == []
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from falaj.console.refused import opaque_page, refused
 from falaj.console.session import Header, Sessions, look_of
 from falaj.console.sign_in import moved, sign_in
 from falaj.console.view import Here, Look, View
-from falaj.console.words import LANGUAGES, words
+from falaj.console.words import LANGUAGES, Words, words
 from falaj.core.errors import FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.stream import Stream
@@ -190,7 +190,7 @@ class Console:
             return self._redirect(_inside(found.value))
         if not isinstance(found.error, FalajError):
             raise found.error
-        return self._redirect(back, session.flash("bad", _told(found.error), self._secure(ask)))
+        return self._redirect(back, session.flash("bad", _told(self._around(ask).t, found.error), self._secure(ask)))
 
     async def _answered(self, ask: Ask, form: Mapping[str, str]) -> Answer:
         """A page that takes a form: the same page again, with what came of it."""
@@ -218,17 +218,17 @@ class Console:
             self._app.gate.forget()
         if outlet.started:
             return None
+        view = self._around(ask)
         if found.error is not None:
             if not isinstance(found.error, FalajError):
                 raise found.error
-            return self._redirect(back, session.flash("bad", _told(found.error), self._secure(ask)))
-        view = self._around(ask)
+            return self._redirect(back, session.flash("bad", _told(view.t, found.error), self._secure(ask)))
         if form.get(SHOW):
             tell = partial(outcome, title=f"{desk} {verb.name}", value=found.value, back=back)
             page: Page = (await self._app.lanes.outside(self._made, tell, view, ctx.request)).unwrap()
             return self._html(200, whole(view, page), ctx.request)
         done = view.t("console.did", what=f"{desk} {verb.name.replace('_', ' ')}")
-        return self._redirect(back, session.flash(*_came(found.value, str(done)), self._secure(ask)))
+        return self._redirect(back, session.flash(*_came(view.t, found.value, str(done)), self._secure(ask)))
 
     def _made(self, make: Callable[[View], Any], view: View, request: str) -> Any:
         """What the page's function gives, with all it asked recorded by one commit before anything of it leaves."""
@@ -302,15 +302,19 @@ class Console:
         return Answer(status, page.encode(), request, HTML, (*_OWN, *headers))
 
 
-def _came(value: Any, done: str) -> tuple[str, str]:
+def _came(t: Words, value: Any, done: str) -> tuple[str, str]:
     """What a verb says of its own outcome where that is a no, or a wait; else that it is done."""
     why, no = str(getattr(value, "why", "")), getattr(value, "ok", True) is False
-    waits = getattr(value, "state", "") == "waiting"
-    return ("bad" if no else "warn", why) if why and (no or waits) else ("good", done)
+    if not why or not (no or getattr(value, "state", "") == "waiting"):
+        return "good", done
+    ours = why if t.lang == "en" else f"{t.of('console.came', 'no' if no else 'waits')}\n{why}"
+    return "bad" if no else "warn", ours
 
 
-def _told(error: FalajError) -> str:
-    return f"{error.message}. {error.hint}".strip(". ") + "."
+def _told(t: Words, error: FalajError) -> str:
+    """An error for the next page: in English as it is, else what it is, and on the next line its own words."""
+    detail = f"{error.message}. {error.hint}".strip(". ") + "."
+    return detail if t.lang == "en" else f"{t.of('console.error', error.code)}\n{detail}"
 
 
 def _query(ask: Ask) -> dict[str, str]:

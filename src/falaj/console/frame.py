@@ -40,7 +40,9 @@ def whole(view: View, page: Page, said: tuple[str, str] = ("", "")) -> Html:
 def main(view: View, page: Page, said: tuple[str, str] = ("", "")) -> Html:
     """The part that changes from page to page, and that a live page fetches again."""
     kind, message = said
-    told = h.div(h.p(h.bdi(message)), class_=f"notice {kind}", role="status") if kind else None
+    ours, _, theirs = message.partition("\n")
+    detail = h.p(view.english(theirs), class_="soft") if theirs else None
+    told = h.div(h.p(h.bdi(ours)), detail, class_=f"notice {kind}", role="status") if kind else None
     head = h.div(_crumbs(view, page), h.h1(page.title), class_="head")
     live = {"data_live": " ".join(page.live) or None, "data_every": page.every_s or None}
     wide = "wide" if page.wide else None

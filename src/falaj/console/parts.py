@@ -184,7 +184,7 @@ def action(
     """
     about = how.get("about") or next((value for value in arguments.values() if isinstance(value, Ref)), "")
 
-    def made(lacking: str) -> Html:
+    def made(lacking: Html) -> Html:
         if not lacking:
             return _button(view, (desk, verb), arguments, label, fields, how)
         key = f"needs-{slug(f'{desk}-{verb}-{about}-{label}')}"

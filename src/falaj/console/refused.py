@@ -3,7 +3,7 @@
 from falaj.console.frame import document, whole
 from falaj.console.markup import Html, h
 from falaj.console.page import ROOT, Page
-from falaj.console.view import Look, View
+from falaj.console.view import Look, View, told_of
 from falaj.console.view import said as notice
 from falaj.console.words import Words
 from falaj.core.errors import FalajError
@@ -15,7 +15,7 @@ def refused(t: Words, look: Look, view: View | None, error: FalajError) -> Html:
     home = h.p(h.a(t("console.back_home"), href=ROOT))
     if view is not None:
         return whole(view, Page(title, Html(notice(view, error) + home)))
-    body = h.main(h.h1(title), h.p(h.bdi(error.message)), h.p(h.bdi(error.hint)), home, class_="sign-in", id="main")
+    body = h.main(h.h1(title), told_of(t, error), home, class_="sign-in", id="main")
     return document(t, look, f"{title} · Falaj", body, ("console.js",))
 
 

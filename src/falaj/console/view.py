@@ -8,12 +8,13 @@ from typing import Any
 
 from falaj.console import writing
 from falaj.console.lines import Line
-from falaj.console.markup import Html, h
+from falaj.console.markup import EMPTY, Html, h, join, text
 from falaj.console.page import address
-from falaj.console.words import Words
+from falaj.console.words import Words, messages
 from falaj.core.context import Actor
 from falaj.core.errors import Denied, FalajError
 from falaj.core.verb import Verb
+from falaj.govern.people_records import Explanation
 from falaj.govern.policy_desk import MOST_ASKED
 from falaj.platform import House, Platform
 
@@ -59,8 +60,8 @@ class View:
     form: Mapping[str, str] = field(default_factory=dict)
     """What was filled in and sent to this very page, where its route takes a form."""
     now: float = field(default_factory=time.time)
-    _may: dict[tuple[str, str], str] = field(default_factory=dict)
-    _late: list[tuple[tuple[str, str], Callable[[str], Html]]] = field(default_factory=list)
+    _may: dict[tuple[str, str], Html] = field(default_factory=dict)
+    _late: list[tuple[tuple[str, str], Callable[[Html], Html]]] = field(default_factory=list)
 
     @property
     def actor(self) -> Actor:
@@ -121,13 +122,26 @@ class View:
         except FalajError as error:
             return said(self, error)
 
-    def lacks(self, action: str, ref: object = "") -> str:
+    def english(self, words: str, **more: str) -> Html:
+        """A sentence that a room made: rooms speak English, and a page in another language says so."""
+        return h.bdi(words, **more) if self.lang == "en" else h.span(words, lang="en", dir="ltr", **more)
+
+    def why_not(self, told: Explanation) -> Html:
+        """Why policy says no: by the rule, in the reader's language, and in the words of the rule."""
+        detail = f"{told.reason}. {told.hint}".strip(". ") + "."
+        if self.lang == "en":
+            return text(detail)
+        rule = next((one for one in told.rules if f"console.lacks.{one}" in messages(self.lang)), "")
+        known = rule or ("tenant" if any(one.startswith("tenant-") for one in told.rules) else "other")
+        return join(self.t.of("console.lacks", known), " ", self.english(detail))
+
+    def lacks(self, action: str, ref: object = "") -> Html:
         """Empty when the reader may do this; else what they would need. Asked at once: `knowing` can wait."""
         key = (action, str(ref))
         self._ask((key,))
         return self._may[key]
 
-    def knowing(self, action: str, ref: object, make: Callable[[str], Html]) -> Html:
+    def knowing(self, action: str, ref: object, make: Callable[[Html], Html]) -> Html:
         """What `make` gives when told what the reader lacks; a page asks for all its buttons together, at its end."""
         self._late.append(((action, str(ref)), make))
         return Html(f"<!--late {len(self._late) - 1}-->")  # text has no bare `<`: nobody else can write this
@@ -147,15 +161,23 @@ class View:
             try:
                 found = desk.may(tuple(" ".join(key).strip() for key in some))
             except FalajError as error:
-                self._may |= dict.fromkeys(some, f"{error.message}. {error.hint}".strip(". ") + ".")
-                return
+                found = [Explanation(False, key[0], (), error.message, error.hint, "", "") for key in some]
             for key, told in zip(some, found, strict=True):
-                self._may[key] = "" if told.allowed else f"{told.reason}. {told.hint}".strip(". ") + "."
+                self._may[key] = EMPTY if told.allowed else self.why_not(told)
 
 
 def said(view: View, error: FalajError) -> Html:
     """An error as a part of a page: what is true, and what to do."""
     kind = "denied" if isinstance(error, Denied) else "bad"
-    hint = h.p(h.bdi(error.hint), class_="soft") if error.hint else None
-    return h.div(h.p(h.strong(view.t.of("console.error", error.code)), " ", h.bdi(error.message)), hint,
-                 class_=f"notice {kind}", role="note")  # fmt: skip
+    return h.div(told_of(view.t, error), class_=f"notice {kind}", role="note")
+
+
+def told_of(t: Words, error: FalajError) -> Html:
+    """What an error is and what to do, by its class in the reader's language; what it says itself is English."""
+    title = h.strong(t.of("console.error", error.code))
+    if t.lang == "en":
+        return join(
+            h.p(title, " ", h.bdi(error.message)), h.p(h.bdi(error.hint), class_="soft") if error.hint else None
+        )
+    detail = h.p(f"{error.message}. {error.hint}".strip(". ") + ".", lang="en", dir="ltr", class_="soft")
+    return join(h.p(title, " ", t.of("console.error_hint", error.code)), detail)

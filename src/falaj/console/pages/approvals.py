@@ -145,7 +145,7 @@ def _others(view: View, found: Sequence[ApprovalState]) -> Html:
             h.a(h.bdi(one.approval.action), href=href(one.ref)),
             ref(view, one.approval.about) if one.approval.about else "",
             h.bdi(one.approval.asker), view.ago(one.approval.asked), _still(view, one),
-            h.span(_silent(view, one), dir="auto", class_="soft"),
+            h.span(_silent(view, one), class_="soft"),
         ), id=str(one.ref))
         for one in found
     ]  # fmt: skip
@@ -191,13 +191,14 @@ def _voices(view: View, voices: Sequence[Voice]) -> Html:
     return table(view, heads, rows, t("approvals.voices"))
 
 
-def _silent(view: View, state: ApprovalState) -> str:
+def _silent(view: View, state: ApprovalState) -> Html:
     """Why the reader's voice would not count, or nothing when it would: the room's own judgement."""
     who, asked = view.actor, state.approval
     if any(one.person == who.person for one in asked.voices):
-        return str(view.t("approvals.spoke"))
+        return view.t("approvals.spoke")
     roles = tuple(sorted(who.roles))
-    return may_speak(asked, Voice("give", who.person, who.id, who.kind, roles, view.now, asked.digest, who.behalf))
+    why = may_speak(asked, Voice("give", who.person, who.id, who.kind, roles, view.now, asked.digest, who.behalf))
+    return view.english(why) if why else EMPTY
 
 
 ROUTES: tuple[Route, ...] = (

@@ -95,7 +95,8 @@ def drifts(view: View, told: Answers) -> Html:
     found = told.ask("monitor", "incidents", state="open", limit=50)
     return items(
         h.li(h.div(parts.ref(view, one.ref), h.small(view.ago(one.since), class_="soft"), class_="between"),
-             h.div(_short(one.said), class_="soft", dir="auto"), id=parts.slug(f"home-{one.ref}"))
+             h.div(view.t.of("monitor.what", one.what), ": ", view.english(_short(one.said)), class_="soft"),
+             id=parts.slug(f"home-{one.ref}"))
         for one in found[:SHOWN]
     )  # fmt: skip
 

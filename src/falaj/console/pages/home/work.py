@@ -40,7 +40,12 @@ def waits(view: View, told: Answers) -> Html:
     """Jobs that wait, each with its reason: one decision explains them all."""
     found: tuple[JobView, ...] = told.ask("jobs", "list", state="waiting", limit=SHOWN, more={"why": "yes"}).jobs
     said = view.t("home.ask_why")
-    return items(_job(view, one, h.span(one.note or said, class_="soft", dir="auto")) for one in found)
+    return items(_job(view, one, _why(view, one) if one.note else h.span(said, class_="soft")) for one in found)
+
+
+def _why(view: View, job: JobView) -> Html:
+    word = view.t.of("jobs.reason", job.reason) if job.reason and view.lang != "en" else EMPTY
+    return join(word, ": " if word else None, view.english(job.note, class_="soft"))
 
 
 def _job(view: View, job: JobView, more: Html) -> Html:

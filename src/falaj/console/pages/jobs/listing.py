@@ -59,7 +59,7 @@ def _asked(view: View, one: JobView) -> Html:
 
 def standing(view: View, one: JobView) -> Html:
     """How far it is, why it waits, or how it ended; in one sentence."""
-    said = h.span(one.note, dir="auto") if one.note else EMPTY
+    said = view.english(one.note) if one.note else EMPTY
     if one.state == WAITING:
         when = view.t("jobs.starts", when=view.ago(one.starts_at)) if one.starts_at else view.t("jobs.starts_unknown")
         if one.reason:

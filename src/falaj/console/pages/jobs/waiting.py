@@ -18,7 +18,7 @@ def waiting(view: View, job: Ref) -> Html:
     t = view.t
     when = t("jobs.starts", when=view.when(why.starts_at)) if why.starts_at else t("jobs.starts_unknown")
     word = h.span(t.of("jobs.reason", why.reason), class_="badge wait")
-    said = h.p(word, " ", h.span(why.text or t("jobs.held"), dir="auto"))
+    said = h.p(word, " ", view.english(why.text) if why.text else t("jobs.held"))
     return parts.card(t("jobs.why"), said, h.p(when, class_="soft"), _fix(view, why), id="why")
 
 
@@ -27,7 +27,7 @@ def _fix(view: View, why: Why) -> Html:
         return EMPTY
     t, calls = view.t, fixes(why.job, why.change.items())
     head = h.h3(t("jobs.would_start"))
-    said = h.p(h.span(why.fix, dir="auto"))
+    said = h.p(view.english(why.fix))
     if calls:
         return join(head, said, h.div([_button(view, call, given) for call, given in calls], class_="actions"))
     again = _again(why)

@@ -90,7 +90,7 @@ def _row(view: View, endpoint: Ref, one: Finding) -> Row:
     return Row(
         (
             kind, column, h.bdi(one.segment), h.bdi(one.measure), value, view.number(one.then), view.number(one.bound),
-            view.number(one.p), h.span(one.said, dir="auto", class_="words"),
+            view.number(one.p), view.english(one.said, class_="words"),
         ),
         state="bad" if one.alarm else "",
     )  # fmt: skip

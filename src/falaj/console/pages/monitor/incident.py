@@ -36,7 +36,7 @@ def incidents(view: View) -> Page:
              t("monitor.looks_after"))  # fmt: skip
     rows = [
         Row((parts.ref(view, one.ref, short=True), incident_state(view, one), t.of("monitor.what", one.what),
-             view.when(one.since), h.span(one.said, dir="auto", class_="words"),
+             view.when(one.since), view.english(one.said, class_="words"),
              h.bdi(one.resolved_by or one.acknowledged_by)),
             id=str(one.ref))
         for one in found
@@ -62,7 +62,8 @@ def incident(view: View) -> Page:
     watch = h.a(t("monitor.watch"), href=address(f"monitor/{watch_ref(one.endpoint)}"))
     evidence = finding_table(view, one.endpoint, one.findings, t("monitor.evidence")) if one.findings else EMPTY
     body = join(
-        state, parts.notice("bad" if one.state == OPEN else "plain", one.said), _actions(view, one), lists,
+        state, parts.notice("bad" if one.state == OPEN else "plain", view.english(one.said)),
+        _actions(view, one), lists,
         view.part(lambda: _story(view, one)), _notes(view, one),
         parts.card(t("monitor.evidence"), evidence, h.p(watch)),
     )  # fmt: skip

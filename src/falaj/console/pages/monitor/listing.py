@@ -70,7 +70,7 @@ def _open(view: View, project: str) -> Html:
         return h.p(h.a(t("monitor.incidents"), href=every))
     rows = [
         h.li(parts.ref(view, one.ref, short=True), " ", t.of("monitor.what", one.what), " · ", view.ago(one.opened_at),
-             h.div(h.span(one.said, dir="auto"), class_="soft small"), id=parts.slug(str(one.ref)))
+             h.div(view.english(one.said), class_="soft small"), id=parts.slug(str(one.ref)))
         for one in found
     ]  # fmt: skip
     return parts.card(t("monitor.open_incidents"), h.ul(rows, class_="plain-list"), id="open", more=every)

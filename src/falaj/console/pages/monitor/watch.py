@@ -148,7 +148,7 @@ def _verdict(view: View, endpoint: Ref, one: Verdict) -> Html:
         (t("monitor.outcome"), h.span(one.outcome, dir="auto") if one.outcome else ""),
     ])  # fmt: skip
     evidence = finding_table(view, endpoint, one.evidence, t("monitor.evidence")) if one.evidence else None
-    return parts.card(title, h.p(one.said, dir="auto"), known, evidence, id=f"verdict-{one.id}")
+    return parts.card(title, h.p(view.english(one.said)), known, evidence, id=f"verdict-{one.id}")
 
 
 def plan(view: View, one: WatchView) -> Html:

@@ -28,8 +28,9 @@ def _answer(view: View) -> Html:
     desk = view.here.policy
     told: Explanation = desk.test(who, what, ref) if who and who != view.actor.id else desk.explain(what, ref)
     verdict = t("policy.allowed") if told.allowed else t("policy.denied")
+    foreign = view.lang != "en"
     body = join(
-        notice("good" if told.allowed else "bad", join(verdict, " ", h.bdi(told.reason)), told.hint),
+        notice("good" if told.allowed else "bad", join(verdict, " ", _why(view, told)), "" if foreign else told.hint),
         _replayed(view, told) if told.logged else None,
         facts([
             (t("policy.action"), h.code(told.action, dir="ltr")),
@@ -40,6 +41,10 @@ def _answer(view: View) -> Html:
     )  # fmt: skip
     known = h.details(h.summary(t("policy.facts")), h.pre(_pretty(told.facts), tabindex="0"))
     return card(t("policy.answer"), body, known)
+
+
+def _why(view: View, told: Explanation) -> Html:
+    return view.english(told.reason) if told.allowed or view.lang == "en" else view.why_not(told)
 
 
 def _replayed(view: View, told: Explanation) -> Html:
