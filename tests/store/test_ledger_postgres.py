@@ -263,3 +263,30 @@ def test_other_replicas_hear_of_a_commit(store: PostgresStore, postgres_url: str
 def test_a_server_that_is_not_there_is_unavailable_and_named(postgres_url: str) -> None:
     with pytest.raises(Unavailable):
         PostgresStore("postgresql://nobody@127.0.0.1:1/none", {"wait_s": 0.5})
+
+
+def test_a_group_that_is_lost_holds_nothing_any_more(postgres_url: str) -> None:
+    """Whoever waits for its locks may hold every connection that its other members would ask for."""
+    store, other = PostgresStore(postgres_url, {"connections": 1, "wait_s": 3}), PostgresStore(postgres_url)
+    ledger, elsewhere = Ledger(store), Ledger(other)
+    with elsewhere.write(CTX) as tx:
+        tx.emit("make", tx.put(THING, {"n": 1}).ref)
+
+    def together() -> None:
+        with ledger.group():
+            with ledger.write(CTX) as tx:
+                assert tx.need(THING).rev == 1
+                tx.emit("make", tx.put(Ref.parse("thing:p/b"), {"n": 1}).ref)
+            with elsewhere.write(CTX) as tx:
+                tx.emit("change", tx.put(THING, {"n": 2}, rev=1).ref)
+            with pytest.raises(Stale), ledger.write(CTX) as tx:
+                tx.emit("change", tx.put(THING, {"n": 3}, rev=1).ref)
+            with ledger.read(CTX) as seen:  # by the only connection there is
+                assert seen.need(THING).body == {"n": 2}
+            with psycopg.connect(postgres_url) as raw:
+                raw.execute("LOCK TABLE records IN ACCESS EXCLUSIVE MODE NOWAIT")
+
+    with pytest.raises(Stale):
+        together()
+    store.close()
+    other.close()

@@ -120,6 +120,9 @@ class PostgresGroup:
                 self.error = error
             elif whole.status == TransactionStatus.INERROR and not saved:
                 self.error = Stale("a call that was to be recorded together with this one broke", "call again")
+            if self.error is not None:
+                # All of it is lost. Its locks go now: whoever waits for them may hold the connections that we ask for.
+                self.discard()
             raise
 
     def row(self, key: Key) -> Row | None:
