@@ -43,6 +43,26 @@ def test_a_person_is_forgotten_and_the_others_are_not(journal: Journal) -> None:
     assert journal.forget(WHOSE, ["c1"]) == 0
 
 
+def test_only_blocks_that_may_name_a_person_are_opened(journal: Journal, town: Town) -> None:
+    for number in range(40):
+        journal.append(WHOSE, [logged(NOON + number, f"q{number}", f"c{number}")])
+    blocks = Blocks(PREFIX, Logged, town.house._series, town.house.ledger)
+    bare = blocks.sealed(WHOSE, [logged(NOON + 50, "q50", "c7")], (NOON + 50, NOON + 50))
+    blocks.append([bare])  # as it was written before there were marks
+    there = blocks.blocks("bank", REF)
+    likely = [block for block in there if blocks.may_name(block, ["c7"])]
+    assert len(likely) == 2
+    assert {row.key for block in likely for row in blocks.rows(block)} == {"c7"}
+    assert [one.id for one in there if blocks.may_name(one, ["q9"])] != [bare.id], "ids are marked, too"
+    torn = likely[0]._replace(data=likely[0].data[:-40] + bytes(8) + likely[0].data[-32:])
+    assert blocks.may_name(torn, ["c1"]), "marks that were altered tell nothing"
+    moved = likely[0]._replace(id="another")
+    assert blocks.may_name(moved, ["c1"]), "nor do those of another block"
+    assert journal.ids_of(WHOSE, ["c7"]) == ["q7", "q50"]
+    assert journal.forget(WHOSE, ["c7"]) == 2
+    assert journal.ids_of(WHOSE, ["c7"]) == []
+
+
 def test_old_ones_go(journal: Journal) -> None:
     journal.append(WHOSE, [logged(NOON, "old")])
     journal.append(WHOSE, [logged(NOON + 86400 * 2, "new")])

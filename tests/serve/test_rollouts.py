@@ -191,7 +191,7 @@ def test_labels_and_logs(laptop: Laptop) -> None:
     assert laptop.here.serve.label(SCORE, {"c1": 1}, by="key") == 1
     assert laptop.here.serve.forget(SCORE, ("c1",), reason="request 7") == 4
     assert [line.id for line in laptop.here.serve.logs(SCORE).lines] == ["q4", "q2", "q0"]
-    assert said(laptop, "serve.forget")[-1].body["rows"] == 4
+    assert [one.body["rows"] for one in said(laptop, "serve.forget") if "rows" in one.body] == [4]
     for act in (
         lambda: laptop.here.serve.label(SCORE, {}), lambda: laptop.here.serve.label(SCORE, {"a": 1}, by="name"),
         lambda: laptop.here.serve.logs(SCORE, limit=0), lambda: laptop.here.serve.logs(SCORE, after="x~y"),

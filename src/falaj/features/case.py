@@ -3,16 +3,16 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from falaj.audit.records import Impact
 from falaj.catalog.life_records import Named
 from falaj.catalog.publishing import Order
 from falaj.catalog.records import Facts, Version
 from falaj.catalog.sources import Source
-from falaj.content.records import Table
+from falaj.content.records import Column, Table
 from falaj.core.errand import Here
 from falaj.core.errors import Denied, NotFound, Stale
 from falaj.core.event import new_id
@@ -23,6 +23,8 @@ from falaj.features.rewriting import Person
 
 WITHOUT, BEFORE = "without", "before"
 """The tag of versions that people were taken out of (pseudonyms), and the role of the version each is made from."""
+_BOUND = 64
+"""So many letters of a text its bounds show."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class Case:
     """What was made, and from which version."""
     notes: list[str] = field(default_factory=list)
     impacts: dict[Ref, Impact] = field(default_factory=dict)
+    stones: dict[Ref, Version] = field(default_factory=dict)
+    """What is deleted and was seen: it does not change any more."""
     run: str = field(default_factory=new_id)
 
     @property
@@ -77,7 +81,10 @@ class Case:
 
     def recall(self, name: Ref) -> None:
         """Find what an earlier run of this erasure removed and made under a name."""
-        for version in map(self.show, ever(self.here, name)):
+        for ref in ever(self.here, name):
+            version = self.stones.get(ref) or self.show(ref)
+            if version.state == "deleted":
+                self.stones[ref] = version
             if version.state == "deleted" and any(mark in version.message for mark in self.marks.values()):
                 self.removed.add(version.ref)
             elif version.state == "live" and self.mark in version.tags.get(WITHOUT, "").split():
@@ -103,12 +110,11 @@ class Case:
         there = {column.name for column in (version.table.columns if version.table else ())}
         return tuple(name for name in names if name in there)
 
-    def publish(self, before: Version, folder: Path, columns: Sequence[str] = ()) -> Ref:
+    def publish(self, before: Version, folder: Path, table: Table | None = None) -> Ref:
         """The next version of the same name, with all that was said of the one it follows."""
         if before.state != "live":
             raise Stale(f"{before.ref} was deleted meanwhile", "look again", before.ref)
         people = dict.fromkeys([*before.tags.get(WITHOUT, "").split(), self.mark])
-        table = _described(folder, before, columns) if columns else None
         # With a mark of this run: what is given up when somebody else was faster is then nobody else's.
         tags = {**before.tags, WITHOUT: " ".join(people), "erasure": self.run}
         facts = Facts(before.message, table, tags=tags)
@@ -128,9 +134,31 @@ def ever(here: Here, name: Ref) -> list[Ref]:
     return [name.at(f"v{number}") for number in range(1, named.count + 1)]
 
 
-def _described(folder: Path, before: Version, columns: Sequence[str]) -> Table | None:
-    """What the rows are now. The key of people is personal: bounds of it would be the names of two of them."""
-    from falaj.content.tables import describe
+def less(before: Table | None, gone: Sequence[Any], columns: Sequence[str]) -> Table | None:
+    """What is known of a table without some of its rows, which need not be read again for it.
 
-    known = {one.name: one.category for one in (before.table.columns if before.table else ()) if one.category}
-    return describe(folder, {**known, **dict.fromkeys(columns, "personal")})
+    The key of people is personal: bounds of it would be the names of two of them. A bound that a row reached which is
+    gone may have been theirs alone, and goes; so do means and counts of what differs.
+    """
+    if before is None:
+        return None
+    kept = []
+    for one in before.columns:
+        values = [
+            value for rows in gone if one.name in rows.schema.names for value in rows.column(one.name).to_pylist()
+        ]
+        category = "personal" if one.name in columns else one.category
+        inside = not category and all(_within(value, one) for value in values if value is not None)
+        low, high = (one.low, one.high) if inside else ("", "")
+        kept.append(Column(one.name, one.type, one.nulls - values.count(None), None, low, high, None, category))
+    return replace(before, rows=before.rows - sum(rows.num_rows for rows in gone), columns=tuple(kept))
+
+
+def _within(value: Any, known: Column) -> bool:
+    """Whether a value lies inside the bounds of its column, and reaches neither; False where nobody can tell."""
+    if isinstance(value, str):
+        return known.low < value[:_BOUND] < known.high
+    try:
+        return isinstance(value, int | float) and float(known.low) < value < float(known.high)
+    except ValueError:
+        return False

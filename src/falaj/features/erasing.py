@@ -21,7 +21,7 @@ from falaj.catalog.records import STAGES, Version
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
-from falaj.features.case import BEFORE, WITHOUT, Case, ever
+from falaj.features.case import BEFORE, WITHOUT, Case, ever, less
 from falaj.features.erasure import Erasure, Seen, Touched, kept_by_law, spread, spread_rows
 from falaj.features.persons import destroy_keys, keys_ref, lock_of, remove, versions_of
 from falaj.features.records import DefinedPage
@@ -143,11 +143,12 @@ def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     sources |= {str(ref.bare) for refs in taken for ref in refs if ref.kind == "dataset" and ref.bare not in own}
     notes = [f"{source} was read to make them, and is no part of this" for source in sorted(filter(None, sources))]
     notes.append("requests that endpoints kept are no part of this: falaj serve forget, or falaj privacy erase for all")
-    hidden = max(case.impact(root).hidden for root in (case.entity, *_roots(case, held)))
+    roots = _roots(case, held)
+    hidden = max(case.impact(root).hidden for root in (case.entity, *roots))
     kept = tuple(case.kept[ref] for ref in sorted(case.kept) if ref not in case.removed)
     return Erasure(
         case.entity, case.mark, case.dry, tuple(case.marks), tuple(sorted(case.removed)), made,
-        kept, _models(case, held, sets), (*case.notes, *notes), hidden,
+        kept, _models(case, roots, sets), (*case.notes, *notes), hidden,
     )  # fmt: skip
 
 
@@ -239,14 +240,14 @@ def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | No
     columns = case.columns(version)
     holds = False
     try:
-        opened, _ = open_version(case.here, version.ref)
+        opened, snapshot = open_version(case.here, version.ref)
     except Denied as error:
         case.keep(version.ref, f"you may not read it: {error.message}", "have somebody erase who may")
         return None
     try:
         if not columns:
             raise Invalid(f"it has no column {case.person.field.name}, so nobody can tell whose rows are in it")
-        holds = set_holds(case.here, version.ref, columns, case.person, known)
+        holds = set_holds(snapshot, columns, case.person, known)
     except Invalid as error:
         case.keep(version.ref, error.message, _BY_HAND)
     return Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds)
@@ -256,8 +257,8 @@ def _replace_set(case: Case, version: Version, *, each: bool) -> None:
     columns = case.columns(version)
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
         folder = Path(scratch) / "set"
-        set_without(case.here, version.ref, columns, case.person, folder)
-        made = case.publish(version, folder, columns)
+        gone = set_without(case.here, version.ref, columns, case.person, folder)
+        made = case.publish(version, folder, less(version.table, gone, columns))
     others = [one for one in versions_of(case.here, version.ref.bare) if _number(one.ref) < _number(made)]
     later = [one.ref for one in others if _number(one.ref) > _number(version.ref) and not each]
     later += [one.ref for one in others if one.inputs.get(BEFORE) == version.ref]
@@ -276,14 +277,14 @@ def _move_aliases(case: Case, version: Version) -> None:
             case.here.catalog.tag(after, alias, case.said)
 
 
-def _models(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> tuple[Touched, ...]:
+def _models(case: Case, roots: Sequence[Ref], sets: set[Ref]) -> tuple[Touched, ...]:
     """Models after training sets that held the person, and those that came from the view some other way."""
     through: dict[Ref, list[Ref]] = {}
     for ref in sorted(case.removed | case.kept.keys()):
         if ref.bare in sets:
             for model in _after(case, ref, "model"):
                 through.setdefault(model, []).append(ref)
-    others = {model for root in _roots(case, held) for model in _after(case, root, "model")} - through.keys()
+    others = {model for root in roots for model in _after(case, root, "model")} - through.keys()
     found = []
     for model in sorted(through.keys() | others):
         after = sorted(

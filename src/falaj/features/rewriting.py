@@ -1,9 +1,8 @@
 """Versions without a person: whether rows and training sets hold somebody, and the same files less their rows."""
 
+import io
 import json
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,31 +115,31 @@ def rows_without(here: Here, about: Arrival, chapter: Chapter, person: Person, f
     return left
 
 
-def set_holds(here: Here, ref: Ref, columns: Sequence[str], person: Person, known: dict[str, bool]) -> bool:
-    """Whether a table in Parquet files has a row about this person; `known` remembers files by digest."""
+def set_holds(snapshot: Snapshot, columns: Sequence[str], person: Person, known: dict[str, bool]) -> bool:
+    """Whether a table in Parquet files has a row about this person; `known` remembers files by digest.
+
+    Of a file only its footer is read, and these columns of the groups of rows whose bounds let the person in.
+    """
     import pyarrow.parquet as pq
 
-    _, snapshot = open_version(here, ref)
     for entry in files_of(snapshot, PARQUET):
         if entry.digest not in known:
-            with _local(snapshot, entry) as path, pq.ParquetFile(path) as file:
-                there = [name for name in columns if name in file.schema_arrow.names]
-                batches = file.iter_batches(columns=there) if there else ()
-                known[entry.digest] = any(_about(batch, there, person).any() for batch in batches)
+            with pq.ParquetFile(_Ranges(fetcher(snapshot, entry), entry.size)) as file:
+                known[entry.digest] = in_file(file, columns, person)
         if known[entry.digest]:
             return True
     return False
 
 
-def set_without(here: Here, ref: Ref, columns: Sequence[str], person: Person, folder: Path) -> None:
-    """Write the files of a version, those in Parquet less the person's rows; all other rows stay as they are."""
+def set_without(here: Here, ref: Ref, columns: Sequence[str], person: Person, folder: Path) -> list[Any]:
+    """Write the files of a version, those in Parquet less the person's rows; what does not hold them stays as it is.
+    Gives the rows that are gone, in batches."""
     from falaj.snapshot.checkout import checkout
 
     _, snapshot = open_version(here, ref)
     checkout(snapshot, folder)
-    for path in sorted(folder.rglob(f"*{PARQUET.decode()}")):
-        if path.is_file() and not path.is_symlink():
-            _rewrite(path, columns, person)
+    paths = [path for path in sorted(folder.rglob(f"*{PARQUET.decode()}")) if path.is_file() and not path.is_symlink()]
+    return [gone for path in paths for gone in _rewrite(path, columns, person)]
 
 
 def _others(parts: Sequence[Part], schema: RowSchema, person: Person) -> Iterator[Any]:
@@ -163,17 +162,48 @@ def _measured(
         yield table
 
 
-def _rewrite(path: Path, columns: Sequence[str], person: Person) -> None:
+def _rewrite(path: Path, columns: Sequence[str], person: Person) -> list[Any]:
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     part = path.with_name(f"{path.name}.part")
-    with pq.ParquetFile(path) as file, pq.ParquetWriter(part, file.schema_arrow) as out:
-        there = [name for name in columns if name in file.schema_arrow.names]
-        for batch in file.iter_batches():
-            out.write_batch(batch.filter(pa.array(np.logical_not(_about(batch, there, person)))))
+    with pq.ParquetFile(path) as file:
+        if not in_file(file, columns, person):
+            return []
+        gone, there = [], [name for name in columns if name in file.schema_arrow.names]
+        with pq.ParquetWriter(part, file.schema_arrow) as out:
+            for batch in file.iter_batches():
+                theirs = _about(batch, there, person)
+                gone += [batch.filter(pa.array(theirs))] if theirs.any() else []
+                out.write_batch(batch.filter(pa.array(np.logical_not(theirs))) if theirs.any() else batch)
     part.replace(path)
+    return gone
+
+
+def in_file(file: Any, columns: Sequence[str], person: Person) -> bool:
+    """Whether a row of a file is about a person."""
+    there = [name for name in columns if name in file.schema_arrow.names]
+    groups = [
+        number for number in range(file.num_row_groups) if _lets_in(file.metadata.row_group(number), there, person)
+    ]
+    batches = file.iter_batches(row_groups=groups, columns=there) if there and groups else ()
+    return any(_about(batch, there, person).any() for batch in batches)
+
+
+def _lets_in(group: Any, columns: Sequence[str], person: Person) -> bool:
+    """Whether the bounds of a group of rows, where its file tells them, leave room for a person."""
+    told = {column.path_in_schema: column for column in map(group.column, range(group.num_columns))}
+    for name in columns:
+        bounds = told[name].statistics if name in told else None
+        if bounds is None or not bounds.has_min_max:
+            return True
+        value, low, high = person.value, bounds.min, bounds.max
+        if isinstance(low, int) and isinstance(value, str) and value.isascii() and value.isdecimal():
+            value = int(value)
+        if type(value) is not type(low) or type(low) not in (str, int) or low <= value <= high:
+            return True
+    return False
 
 
 def _about(batch: Any, columns: Sequence[str], person: Person) -> Any:
@@ -183,13 +213,30 @@ def _about(batch: Any, columns: Sequence[str], person: Person) -> Any:
     return np.logical_or.reduce(masks) if masks else np.zeros(batch.num_rows, bool)
 
 
-@contextmanager
-def _local(snapshot: Snapshot, entry: Entry) -> Iterator[str]:
-    """A file of a version on this machine while it is looked at, where nobody else can read it."""
-    with tempfile.NamedTemporaryFile(prefix="falaj-look-") as file:
-        file.writelines(snapshot.read(entry))
-        file.flush()
-        yield file.name
+class _Ranges(io.RawIOBase):
+    """A file of a version, of which nothing is fetched but what is read, and nothing lies on this machine."""
+
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
+        self._fetch, self._size, self._at = fetch, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._fetch(self._at, min(self._size, self._at + len(buffer)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _text(column: Any) -> Any:

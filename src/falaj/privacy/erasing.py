@@ -127,10 +127,11 @@ def _held(here: Here, entities: list[Ref], subject: str) -> tuple[str, ...]:
         if any(kept_by_law(one, now) for one in (*rows, *(_shown(here, ref) for ref in made)) if one):
             report: Erasure = here.features.erase(entity, subject, dry=True)
             found |= {why for one in report.kept if (why := _law(here, one.ref, now))}
-    free = {one.ref.bare for one in datasets_of(here)}
-    free -= {one.ref.bare for one in datasets_of(here) if kept_by_law(one, now)}
-    tables = clear_tables(here, subject, "", free, dry=True)
-    found |= {why for ref in tables.kept if (why := _law(here, ref, now))}
+    tables = list(datasets_of(here))
+    if kept := {one.ref.bare for one in tables if kept_by_law(one, now)}:
+        free = {one.ref.bare for one in tables} - kept
+        told = clear_tables(here, subject, "", free, dry=True)
+        found |= {why for ref in told.kept if (why := _law(here, ref, now))}
     return tuple(sorted(found))
 
 

@@ -1,9 +1,13 @@
-"""Rows of an endpoint in sealed blocks on the Series port: what counts, logs and labels have in common."""
+"""Rows of an endpoint in sealed blocks on the Series port: what counts, logs and labels have in common.
+
+A block may carry marks of whoever its rows name, sealed apart behind them: whether somebody is in it is then known
+without opening the rows. Four bytes a name: a mark may deceive and have rows opened for nothing, never the reverse.
+"""
 
 import hashlib
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -18,6 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 _SMALL = 512
+_MARKED = b"\0falaj marks 1\n"
 MOST_PLAIN = 256 << 20
 
 
@@ -40,16 +45,21 @@ class Blocks(Generic[T]):
         """The series of an endpoint."""
         return self.prefix + hashlib.sha256(f"{tenant}\0{ref.bare}".encode()).hexdigest()[:24]
 
-    def sealed(self, whose: Whose, rows: Sequence[T], span: tuple[float, float], id_: str = "") -> Block:
-        """A block of rows between two moments. The same id twice is kept once."""
+    def sealed(
+        self, whose: Whose, rows: Sequence[T], span: tuple[float, float], id_: str = "", names: Iterable[str] = ()
+    ) -> Block:
+        """A block of rows between two moments, with marks of `names`. The same id twice is kept once."""
         low, high = place(span[0]), place(span[1])
         where = (whose.tenant, self.name(whose.tenant, whose.ref), "", id_ or new_id(), whose.zone)
         bare = Block(*where, low, high, len(rows), span[1], b"", told=False)
         packed = _encode(rows)
         plain = b"\0" + packed if len(packed) < _SMALL else b"\1" + zlib.compress(packed, 1)
         cipher = self._ledger.cipher
-        data = plain if cipher is None else cipher.seal(whose.tenant, whose.zone, plain, _aad(bare))
-        return bare._replace(data=data)
+        marks = b"".join(sorted({_mark(name) for name in names if name}))
+        parts = [(plain, _aad(bare))] + ([(marks, _aad(bare, "marks"))] if marks else [])
+        data = [part if cipher is None else cipher.seal(whose.tenant, whose.zone, part, aad) for part, aad in parts]
+        behind = data[1] + len(data[1]).to_bytes(4, "little") + _MARKED if marks else b""
+        return bare._replace(data=data[0] + behind)
 
     def append(self, blocks: Sequence[Block]) -> None:
         """Durable on return."""
@@ -62,13 +72,25 @@ class Blocks(Generic[T]):
 
     def rows(self, block: Block) -> list[T]:
         """What a block holds; nothing, and a line in the log, for a damaged one: it must not hide all the others."""
-        cipher = self._ledger.cipher
+        cipher, (data, _) = self._ledger.cipher, _parted(block.data)
         try:
-            plain = block.data if cipher is None else cipher.unseal(block.tenant, block.zone, block.data, _aad(block))
+            plain = data if cipher is None else cipher.unseal(block.tenant, block.zone, data, _aad(block))
             return self._decode(_inflated(plain))
         except (Corrupt, msgspec.MsgspecError, zlib.error) as error:
             log.warning("a block of an endpoint is damaged", extra={"series": block.series, "reason": str(error)})
             return []
+
+    def may_name(self, block: Block, names: Iterable[str]) -> bool:
+        """False when no row of a block names any of these; True where nobody can tell without opening it."""
+        cipher, (_, marks) = self._ledger.cipher, _parted(block.data)
+        if not marks:
+            return True
+        try:
+            found = marks if cipher is None else cipher.unseal(block.tenant, block.zone, marks, _aad(block, "marks"))
+        except Corrupt:
+            return True
+        known = {found[at : at + 4] for at in range(0, len(found), 4)}
+        return not known.isdisjoint(map(_mark, names))
 
     def swap(self, tenant: str, ref: Ref, gone: Sequence[str], blocks: Sequence[Block]) -> bool:
         """Other blocks instead of these; False, and nothing happened, when one of them is gone."""
@@ -98,7 +120,21 @@ def _inflated(plain: bytes) -> bytes:
     return found
 
 
-def _aad(block: Block) -> bytes:
+def _mark(name: str) -> bytes:
+    return zlib.crc32(name.encode()).to_bytes(4, "little")
+
+
+def _parted(data: bytes) -> tuple[bytes, bytes]:
+    """The rows of a block and the marks behind them, both as they lie; whoever wrote it before there were marks, or
+    took them away, leaves none."""
+    if not data.endswith(_MARKED):
+        return data, b""
+    end = len(data) - len(_MARKED) - 4
+    start = end - int.from_bytes(data[end : end + 4], "little")
+    return (data[:start], data[start:end]) if 0 < start < end else (data, b"")
+
+
+def _aad(block: Block, part: str = "serve") -> bytes:
     """What the ciphertext is bound to: all that stands beside it in the clear."""
-    parts: tuple[Any, ...] = ("serve", *block[:7], str(block.length), repr(block.at))
+    parts: tuple[Any, ...] = (part, *block[:7], str(block.length), repr(block.at))
     return "\0".join(parts).encode()

@@ -83,10 +83,17 @@ class Journal:
         looked at, too."""
         gone, wanted, done = 0, frozenset(keys), set[str]()
         while fresh := [one for one in self._blocks.blocks(whose.tenant, whose.ref) if one.id not in done]:
+            done.update(block.id for block in fresh)
             for block in fresh:
-                done.add(block.id)
-                gone += self._without(whose._replace(zone=block.zone), block, wanted, done)
+                if self._blocks.may_name(block, wanted):
+                    gone += self._without(whose._replace(zone=block.zone), block, wanted, done)
         return gone
+
+    def ids_of(self, whose: Whose, keys: Iterable[str]) -> list[str]:
+        """The ids of every row of these keys."""
+        wanted = frozenset(keys)
+        blocks = (one for one in self._blocks.blocks(whose.tenant, whose.ref) if self._blocks.may_name(one, wanted))
+        return [row.id for block in blocks for row in self._blocks.rows(block) if row.key in wanted]
 
     def expire(self, tenant: str, ref: Ref, keep_days: float, now: float) -> int:
         """Remove blocks older than an endpoint keeps them; gives how many."""
@@ -109,7 +116,9 @@ class Journal:
     def _sealed(self, whose: Whose, rows: Sequence[Logged], *, once: bool = False) -> Block:
         ats = [row.at for row in rows]
         name = hashlib.sha256("\0".join(row.id for row in rows).encode()).hexdigest()[:32] if once else ""
-        return self._blocks.sealed(whose, rows, (min(ats), max(ats)), name)
+        return self._blocks.sealed(
+            whose, rows, (min(ats), max(ats)), name, (n for row in rows for n in (row.key, row.id))
+        )
 
 
 def binary(request_json: int, response_json: int) -> str:

@@ -97,7 +97,7 @@ class Labels:
         """Remove the labels of a person; gives how many."""
         gone, by_key, by_id = 0, frozenset(keys) - {""}, frozenset(ids) - {""}
         for block in self._blocks.blocks(whose.tenant, whose.ref):
-            rows = self._blocks.rows(block)
+            rows = self._blocks.rows(block) if self._blocks.may_name(block, by_key | by_id) else []
             left = [row for row in rows if row.key not in by_key and row.id not in by_id]
             if len(left) < len(rows):
                 made = [self._sealed(whose._replace(zone=block.zone), left)] if left else []
@@ -114,7 +114,8 @@ class Labels:
         self._blocks.delete(tenant, ref)
 
     def _sealed(self, whose: Whose, rows: list[Labelled]) -> Block:
-        return self._blocks.sealed(whose, rows, (rows[0].at, rows[-1].at))
+        names = (name for row in rows for name in (row.key, row.id))
+        return self._blocks.sealed(whose, rows, (rows[0].at, rows[-1].at), names=names)
 
     def _scored(self, tenant: str, ref: Ref, quality: Quality, since: float) -> Iterable[Scored]:
         """What was answered since a moment. Blocks are read once: a long trial costs no more each time it is judged."""

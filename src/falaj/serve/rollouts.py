@@ -144,7 +144,7 @@ class Rollouts(Edges):
         following = f"{found[limit - 1].at!r}~{found[limit - 1].id}" if len(found) > limit else ""
         return LogPage(tuple(map(_line, found[:limit])), following)
 
-    @verb(reads=("endpoint",), group="erase")
+    @verb(reads=("endpoint",), group="erase", outside=True)
     def forget(
         self,
         ctx: Context,
@@ -159,12 +159,14 @@ class Rollouts(Edges):
         """
         if not 0 < len(keys) <= MOST_KEYS or not all(keys):
             raise Invalid(f"{len(keys)} keys", f"1 to {MOST_KEYS}, none of them empty")
-        with self._ledger.write(ctx) as tx:
+        with self._ledger.read(ctx) as tx:
             record = books.need_endpoint(tx, endpoint)
-            whose = _whose(record)
-            ids = [row.id for row in self.journal.read(whose.tenant, whose.ref) if row.key in keys]
-            gone = self.journal.forget(whose, keys) + self.labels.forget(whose, keys, [*ids, *keys])
-            gone += self.sketches.forget(whose, [*ids, *keys])
+        whose = _whose(record)
+        # The journal goes last: it knows the ids by which the others are found, should this be killed on the way.
+        ids = self.journal.ids_of(whose, keys)
+        gone = self.labels.forget(whose, keys, [*ids, *keys]) + self.sketches.forget(whose, [*ids, *keys])
+        gone += self.journal.forget(whose, keys)
+        with self._ledger.write(ctx) as tx:
             tx.emit("serve.forget", record.ref, keys=len(keys), rows=gone, reason=reason[:500])
         return gone
 

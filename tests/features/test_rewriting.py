@@ -1,0 +1,98 @@
+"""Whether a file holds a person is found by bounds and keys alone; what is known of a table shrinks with its rows."""
+
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from falaj.asof.records import Field
+from falaj.content.records import Column, Table
+from falaj.features.case import less
+from falaj.features.records import EntityDef
+from falaj.features.rewriting import Person, in_file
+
+
+def person(value: Any, kind: str = "string") -> Person:
+    key = Field("who", kind)
+    return Person(EntityDef("p/person", (key,), "who"), key, value)
+
+
+def holds(column: pa.Array, who: Person, rows: int = 3, *, bounds: bool = True) -> bool:
+    """Whether a file with this column, so many rows a group, is said to hold somebody."""
+    data = io.BytesIO()
+    pq.write_table(pa.table({"who": column}), data, row_group_size=rows, write_statistics=bounds)
+    with pq.ParquetFile(pa.BufferReader(data.getvalue())) as file:
+        return in_file(file, ("who",), who)
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=4)), min_size=1, max_size=12), st.text(max_size=4), st.booleans())
+def test_texts_are_found_wherever_they_are(names: list[str | None], who: str, bounds: bool) -> None:
+    column = pa.array(names, pa.string())
+    for one in {who, *(name for name in names if name is not None)}:
+        assert holds(column, person(one), bounds=bounds) == (one in names)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=12), st.integers(-60, 60))
+def test_numbers_are_found_by_number_and_by_text(numbers: list[int], who: int) -> None:
+    column = pa.array(numbers, pa.int64())
+    assert holds(column, person(who, "int64")) == (who in numbers)
+    assert holds(column, person(str(who))) == (who in numbers), "a table of somebody else's has the key as a number"
+
+
+@pytest.mark.parametrize("column", [pa.array([b"a", b"c"], pa.binary()), pa.array(["a", "c"]).dictionary_encode()])
+def test_bounds_of_other_types_keep_nobody_out(column: pa.Array) -> None:
+    assert holds(column, person("c"))
+
+
+def test_groups_that_cannot_hold_them_are_not_read() -> None:
+    data = io.BytesIO()
+    pq.write_table(pa.table({"who": [f"p{n:06d}" for n in range(50_000)]}), data, row_group_size=5000)
+    fetched = []
+
+    class Counted(io.BytesIO):
+        def readinto(self, buffer: Any) -> int:
+            fetched.append(len(buffer))
+            return super().readinto(buffer)
+
+        def read(self, size: int | None = -1) -> bytes:
+            fetched.append(size or 0)
+            return super().read(size)
+
+    with pq.ParquetFile(Counted(data.getvalue())) as file:
+        fetched.clear()
+        assert not in_file(file, ("who",), person("q"))
+        assert fetched == []
+        assert in_file(file, ("who",), person("p033333"))
+        assert sum(fetched) < len(data.getvalue()) / 5
+
+
+def test_what_is_known_of_a_table_without_some_rows() -> None:
+    before = Table(
+        10,
+        (
+            Column("who", "varchar", 1, 9, "a", "z"),
+            Column("age", "bigint", 2, 8, "20", "90", 44.5),
+            Column("city", "varchar", 0, 3, "Abu Dhabi", "Sharjah"),
+            Column("at", "timestamp", 0, 9, "2026-01-01", "2026-02-01"),
+            Column("note", "varchar", 3, category="sensitive"),
+        ),
+    )
+    rows: dict[str, Any] = {"who": ["m", "m"], "age": [90, None], "city": ["Dubai", "Dubai"], "note": [None, "x"]}
+    rows["at"] = [datetime(2026, 1, 9, tzinfo=UTC)] * 2
+    found = less(before, [pa.RecordBatch.from_pydict(rows)], ("who",))
+    assert found == Table(
+        8,
+        (
+            Column("who", "varchar", 1, category="personal"),
+            Column("age", "bigint", 1),  # its highest may have been theirs alone
+            Column("city", "varchar", 0, None, "Abu Dhabi", "Sharjah"),
+            Column("at", "timestamp", 0),
+            Column("note", "varchar", 2, category="sensitive"),
+        ),
+    )
+    assert less(None, [], ()) is None
