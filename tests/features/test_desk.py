@@ -96,6 +96,16 @@ def test_what_is_read_through_the_guard(town: Town) -> None:
         assert reader.read({"shop_id": [1]}, {"price": [5.0]}).columns["share"] == [0.0]
 
 
+def test_a_push_is_online_when_it_returns_whoever_else_fills(town: Town) -> None:
+    """Who fills at the moment may have looked before these rows were there, or have been killed."""
+    amal, ledger = town.as_("amal"), town.house.ledger
+    stream = amal.features.rows("view:fraud/live").stream
+    assert ledger.lease(f"features/bank/{stream.view}.{stream.rows}", "somebody else", 60.0, time.time())
+    row = {"shop_id": 100, "at": ago(60), "amount": 100.0}
+    assert amal.features.push("view:fraud/live", [row]).online
+    assert amal.features.read("view:fraud/live", {"shop_id": [100]}).columns["amount"] == [100.0]
+
+
 def test_bad_reads(town: Town) -> None:
     read = town.as_("amal").features.read
     error(lambda: read("service:fraud/none", {"shop_id": [1]}), NotFound, "there is no service:fraud/none")

@@ -8,6 +8,7 @@ it ends the same. A store that came back empty has no mark, and is filled from t
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -40,6 +41,7 @@ RETIRED_S = 180.0
 """Longer than anybody reads by one plan."""
 LEASE_S = 15.0
 """Whoever was killed holds up the next one so long. It is a courtesy: two who fill at once do no harm."""
+_LOOK_S = 0.02
 PUT_ROWS = 10_000
 STATE_ROWS = 2_000
 
@@ -138,16 +140,23 @@ class Filling(Shelf):
 
     def _freshen(self, ctx: Context, view: Ref) -> bool:
         """After a push: bring every shape that somebody reads up to date, where that is little; True when it is."""
-        found = self._registered(ctx, view)
-        fresh = True
+        found, until = self._registered(ctx, view), time.monotonic() + BUDGET_S / 10
         try:
-            with self._led(ctx, found.stream):
-                for ref in dict.fromkeys((found.ref, *found.stream.shapes.values())):
-                    with self._ledger.read(ctx) as tx:
-                        one = self._view(tx, ref)
-                    fresh = self._fill(ctx, one, BUDGET_S / 5).complete and fresh
+            while time.monotonic() < until:
+                with suppress(Conflict), self._led(ctx, found.stream):
+                    return self._freshened(ctx, found)
+                time.sleep(_LOOK_S)
+            # Whoever fills now may have looked before our rows were there, or be dead.
+            return self._freshened(ctx, found)
         except (Conflict, Unavailable):
-            return False  # the rows are safe; whoever fills now, or next, takes them along
+            return False  # the rows are safe; whoever fills next takes them along
+
+    def _freshened(self, ctx: Context, found: View) -> bool:
+        fresh = True
+        for ref in dict.fromkeys((found.ref, *found.stream.shapes.values())):
+            with self._ledger.read(ctx) as tx:
+                one = self._view(tx, ref)
+            fresh = self._fill(ctx, one, BUDGET_S / 5).complete and fresh
         return fresh
 
     def _fill(self, ctx: Context, view: View, budget_s: float) -> Filled:

@@ -45,7 +45,7 @@ class Appended:
     quarantined: int
     findings: tuple[str, ...] = ()
     online: bool = True
-    """False when the online store did not answer: it catches up with the next `materialize`."""
+    """False when the online store did not answer: it catches up with the next push or `materialize`."""
 
 
 @dataclass(frozen=True, slots=True)
