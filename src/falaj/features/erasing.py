@@ -50,9 +50,9 @@ def erase(
     dry: Annotated[bool, "only say what would be done"] = False,
     purge: Annotated[bool, "rewrite sealed rows, too, though nobody can open the person's any more"] = False,
 ) -> Erasure:
-    """Erase a person: from the online store, the rows of every view, and the training sets made of them. What endpoints
-    kept of their requests is not looked at: `falaj privacy erase` does both, and whatever else there is of them.
+    """Erase a person: from the online store, the rows of every view, and the training sets made of them.
 
+    What endpoints kept of their requests is not looked at: `falaj privacy erase` does both, and all else.
     Models that learned from the person's rows are listed, with what to do. What a legal hold or a retention period
     keeps is left and named. Deleted bytes leave the store with the next collection. Run it again after a failure, or
     when a hold has ended: it goes on where it stopped.
