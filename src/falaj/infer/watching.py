@@ -36,7 +36,7 @@ SAMPLE_ROWS = 32
 """Rows that a delta carries along."""
 _WIDE = ("INT32", "INT64", "UINT32", "UINT64", "FP64")
 """What a float32 cannot hold."""
-_NOTE_S, _PERIOD_S, _BURST_S, _LEAST, _IDLE = 3e-6, 0.25, 0.02, 2e-4, 0.1
+_NOTE_S, _ID_S, _PERIOD_S, _BURST_S, _LEAST, _IDLE = 3e-6, 5e-8, 0.25, 0.02, 2e-4, 0.1
 
 
 class Governor:
@@ -179,7 +179,7 @@ class Watching:
             self._tally.odd += rows
             _log.exception("rows were not counted")
         self._words[:rows] = None  # Nobody's texts are kept longer than they must.
-        self._governor.spent(thread_time() - began + _NOTE_S * self._notes)
+        self._governor.spent(thread_time() - began + _NOTE_S * self._notes + _ID_S * rows)
         self._notes = 0
 
 
