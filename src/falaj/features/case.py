@@ -43,6 +43,8 @@ class Case:
     made: dict[Ref, Ref | None] = field(default_factory=dict)
     """What was made, and from which version."""
     notes: list[str] = field(default_factory=list)
+    fresh: set[Ref] = field(default_factory=set)
+    """What this run made: nobody has to look whether it holds the person."""
     impacts: dict[Ref, Impact] = field(default_factory=dict)
     stones: dict[Ref, Version] = field(default_factory=dict)
     """What is deleted and was seen: it does not change any more."""
@@ -122,6 +124,7 @@ class Case:
         order = Order(before.ref.bare, Source(folder), facts, before.label, inputs, before.zones[0])
         ref = publish_apart(self.here, order)
         self.made[ref] = before.ref
+        self.fresh.add(ref)
         return ref
 
 

@@ -228,7 +228,7 @@ def _clear_set_once(case: Case, name: Ref, known: dict[str, bool], *, each: bool
     for version in versions if not case.dry else ():
         wanted = version.ref in bad and (each or version.ref == newest)
         if wanted and version.ref not in case.made.values():
-            _replace_set(case, version, each=each)
+            _replace_set(case, version, known, each=each)
     for version in versions:
         if version.ref in bad:
             _move_aliases(case, version)
@@ -247,17 +247,17 @@ def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | No
     try:
         if not columns:
             raise Invalid(f"it has no column {case.person.field.name}, so nobody can tell whose rows are in it")
-        holds = set_holds(snapshot, columns, case.person, known)
+        holds = version.ref not in case.fresh and set_holds(snapshot, columns, case.person, known)
     except Invalid as error:
         case.keep(version.ref, error.message, _BY_HAND)
     return Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds)
 
 
-def _replace_set(case: Case, version: Version, *, each: bool) -> None:
+def _replace_set(case: Case, version: Version, known: dict[str, bool], *, each: bool) -> None:
     columns = case.columns(version)
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
         folder = Path(scratch) / "set"
-        gone = set_without(case.here, version.ref, columns, case.person, folder)
+        gone = set_without(case.here, version.ref, (columns, known), case.person, folder)
         made = case.publish(version, folder, less(version.table, gone, columns))
     others = [one for one in versions_of(case.here, version.ref.bare) if _number(one.ref) < _number(made)]
     later = [one.ref for one in others if _number(one.ref) > _number(version.ref) and not each]

@@ -134,6 +134,7 @@ def destroy_keys(here: Here, lock: Lock, names: Sequence[bytes], reason: str) ->
         made = _publish(here, lock, left)
         with suppress(Stale):
             lock.swap(at, made)
+            return tidy(here, lock, reason)
     raise _busy(lock)
 
 

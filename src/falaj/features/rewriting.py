@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,24 +123,29 @@ def set_holds(snapshot: Snapshot, columns: Sequence[str], person: Person, known:
     """
     import pyarrow.parquet as pq
 
-    for entry in files_of(snapshot, PARQUET):
+    files = files_of(snapshot, PARQUET)
+    for entry in files:
         if entry.digest not in known:
             with pq.ParquetFile(_Ranges(fetcher(snapshot, entry), entry.size)) as file:
                 known[entry.digest] = in_file(file, columns, person)
-        if known[entry.digest]:
-            return True
-    return False
+    return any(known[entry.digest] for entry in files)
 
 
-def set_without(here: Here, ref: Ref, columns: Sequence[str], person: Person, folder: Path) -> list[Any]:
+def set_without(
+    here: Here, ref: Ref, where: tuple[Sequence[str], Mapping[str, bool]], person: Person, folder: Path
+) -> list[Any]:
     """Write the files of a version, those in Parquet less the person's rows; what does not hold them stays as it is.
-    Gives the rows that are gone, in batches."""
+    `where` names the columns, and files by digest of which it is known. Gives the rows that are gone, in batches."""
     from falaj.snapshot.checkout import checkout
 
+    columns, known = where
     _, snapshot = open_version(here, ref)
     checkout(snapshot, folder)
-    paths = [path for path in sorted(folder.rglob(f"*{PARQUET.decode()}")) if path.is_file() and not path.is_symlink()]
-    return [gone for path in paths for gone in _rewrite(path, columns, person)]
+    gone: list[Any] = []
+    for entry in files_of(snapshot, PARQUET):
+        if known.get(entry.digest, True):
+            gone += _rewrite(folder / os.fsdecode(entry.path), columns, person)
+    return gone
 
 
 def _others(parts: Sequence[Part], schema: RowSchema, person: Person) -> Iterator[Any]:
@@ -168,16 +174,17 @@ def _rewrite(path: Path, columns: Sequence[str], person: Person) -> list[Any]:
     import pyarrow.parquet as pq
 
     part = path.with_name(f"{path.name}.part")
-    with pq.ParquetFile(path) as file:
-        if not in_file(file, columns, person):
-            return []
-        gone, there = [], [name for name in columns if name in file.schema_arrow.names]
-        with pq.ParquetWriter(part, file.schema_arrow) as out:
-            for batch in file.iter_batches():
-                theirs = _about(batch, there, person)
-                gone += [batch.filter(pa.array(theirs))] if theirs.any() else []
-                out.write_batch(batch.filter(pa.array(np.logical_not(theirs))) if theirs.any() else batch)
-    part.replace(path)
+    gone: list[Any] = []
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(part, file.schema_arrow) as out:
+        there = [name for name in columns if name in file.schema_arrow.names]
+        for batch in file.iter_batches():
+            theirs = _about(batch, there, person)
+            gone += [batch.filter(pa.array(theirs))] if theirs.any() else []
+            out.write_batch(batch.filter(pa.array(np.logical_not(theirs))) if theirs.any() else batch)
+    if gone:
+        part.replace(path)
+    else:
+        part.unlink()
     return gone
 
 

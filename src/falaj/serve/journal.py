@@ -78,22 +78,22 @@ class Journal:
             rows = [row for row in self._blocks.rows(block) if since <= row.at < until]
             yield from sorted(rows, key=lambda row: row.at, reverse=newest)
 
-    def forget(self, whose: Whose, keys: Iterable[str]) -> int:
+    def forget(self, whose: Whose, keys: Iterable[str], before: Callable[[Sequence[str]], int] = lambda _ids: 0) -> int:
         """Remove every row of these keys (a person's), or of these ids; gives how many. What was written meanwhile is
-        looked at, too."""
+        looked at, too. `before` is told the ids of rows that are about to go, be there any or none: they are
+        nowhere else."""
         gone, wanted, done = 0, frozenset(keys), set[str]()
-        while fresh := [one for one in self._blocks.blocks(whose.tenant, whose.ref) if one.id not in done]:
+        fresh = self._blocks.blocks(whose.tenant, whose.ref)
+        while True:
             done.update(block.id for block in fresh)
-            for block in fresh:
-                if self._blocks.may_name(block, wanted):
-                    gone += self._without(whose._replace(zone=block.zone), block, wanted, done)
-        return gone
-
-    def ids_of(self, whose: Whose, keys: Iterable[str]) -> list[str]:
-        """The ids of every row of these keys."""
-        wanted = frozenset(keys)
-        blocks = (one for one in self._blocks.blocks(whose.tenant, whose.ref) if self._blocks.may_name(one, wanted))
-        return [row.id for block in blocks for row in self._blocks.rows(block) if row.key in wanted]
+            likely = [block for block in fresh if self._blocks.may_name(block, wanted)]
+            rows = (row for block in likely for row in self._blocks.rows(block))
+            gone += before([row.id for row in rows if row.key in wanted])
+            for block in likely:
+                gone += self._without(whose._replace(zone=block.zone), block, wanted, done)
+            fresh = [one for one in self._blocks.blocks(whose.tenant, whose.ref) if one.id not in done]
+            if not fresh:
+                return gone
 
     def expire(self, tenant: str, ref: Ref, keep_days: float, now: float) -> int:
         """Remove blocks older than an endpoint keeps them; gives how many."""

@@ -6,7 +6,7 @@ them is written over the revision they were read for, so that whoever rolled bac
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated
 
@@ -162,10 +162,13 @@ class Rollouts(Edges):
         with self._ledger.read(ctx) as tx:
             record = books.need_endpoint(tx, endpoint)
         whose = _whose(record)
+
+        def others(ids: Sequence[str]) -> int:
+            known = [*ids, *keys]
+            return self.labels.forget(whose, keys, known) + self.sketches.forget(whose, known)
+
         # The journal goes last: it knows the ids by which the others are found, should this be killed on the way.
-        ids = self.journal.ids_of(whose, keys)
-        gone = self.labels.forget(whose, keys, [*ids, *keys]) + self.sketches.forget(whose, [*ids, *keys])
-        gone += self.journal.forget(whose, keys)
+        gone = self.journal.forget(whose, keys, others)
         with self._ledger.write(ctx) as tx:
             tx.emit("serve.forget", record.ref, keys=len(keys), rows=gone, reason=reason[:500])
         return gone
