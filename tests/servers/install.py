@@ -11,7 +11,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.servers import axe, browser, fuse, oidc, postgres, prometheus, redis, registry, seaweed, slurm, softhsm
+from tests.servers import (
+    axe,
+    browser,
+    fuse,
+    haproxy,
+    oidc,
+    postgres,
+    prometheus,
+    redis,
+    registry,
+    seaweed,
+    slurm,
+    softhsm,
+)
 from tests.servers.process import COMPONENTS, Missing
 
 _NODE_FROM = 20
@@ -25,8 +38,8 @@ def main() -> int:
         except (subprocess.CalledProcessError, OSError) as failed:
             print(f"could not install: {failed}", file=sys.stderr)
     every = (postgres.programs, seaweed.program, softhsm.library, softhsm.program, oidc.program)
-    seen = (browser.program, browser.fonts, axe.program)
-    for find in (*every, *seen, redis.program, registry.program, fuse.library, slurm.programs, prometheus.programs):
+    seen = (browser.program, browser.fonts, axe.program, prometheus.programs, haproxy.program)
+    for find in (*every, *seen, redis.program, registry.program, fuse.library, slurm.programs):
         if (missing := _missing(find)) is not None:
             print(missing, file=sys.stderr)
     return 0
@@ -41,6 +54,7 @@ def _install_debian_packages() -> None:
         "slurm-wlm munge": slurm.programs,
         "chromium": browser.program,
         "prometheus": prometheus.programs,
+        "haproxy": haproxy.program,
         "fontconfig fonts-dejavu-core fonts-noto-core": browser.fonts,
     }
     packages = [package for names, find in needed.items() if _missing(find) for package in names.split()]

@@ -94,8 +94,8 @@ class Up:
 class Door:
     """`falaj gateway` as a process: `http` (a URL) and `grpc` (host:port)."""
 
-    def __init__(self, home: Path, settings: Settings, *flags: str, host: str = "127.0.0.1") -> None:
-        words = ["--at", str(home), "--json", "gateway", "--listen", f"{host}:0", "--grpc", f"{host}:0"]
+    def __init__(self, home: Path, settings: Settings, *flags: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        words = ["--at", str(home), "--json", "gateway", "--listen", f"{host}:{port}", "--grpc", f"{host}:0"]
         self.process = _begun([*words, "--log", "ERROR", *flags], settings)
         assert self.process.stdout is not None
         said = json.loads(self.process.stdout.readline())
