@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from itertools import groupby
 from random import Random
 
 import pytest
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from falaj.schedule.decide import Scheduler
+from falaj.schedule.forecast import key, pool, size
 from falaj.schedule.model import (
     NEVER,
+    WHOLE,
     Ask,
     Budget,
+    Evict,
     Job,
     Knobs,
     Node,
@@ -26,6 +30,7 @@ from falaj.schedule.model import (
     Spot,
 )  # fmt: skip
 from falaj.schedule.place import place
+from falaj.schedule.reclaim import WHY
 from falaj.schedule.world import World
 from tests.schedule.made import ask, node
 from tests.schedule.naive import Naive
@@ -44,6 +49,8 @@ SHAPES = (
     Shape((Role("w", ask(2, spot=True)),)),
 )
 THINGS = range(5)
+EXEMPT = (WHY["guarantee"], WHY["band"], "its node leaves")
+"""Why more may be lost, and sooner, than otherwise."""
 
 
 class Fleet(RuleBasedStateMachine):
@@ -54,6 +61,7 @@ class Fleet(RuleBasedStateMachine):
     )
     def build(self, limit: int, promise: int, budget: bool, ratio: int) -> None:
         self.now, self.made, self.lost, self.waits = 1000, 0, {}, {}
+        self.taken: list[tuple[str, int, int]] = []
         spend = (Budget("gpu_s", 40_000_000, stops=True),) if budget else ()
         self.queues = (
             Queue("root/a", limit={"gpu": limit * 1000} if limit else {}, budgets=spend),
@@ -142,12 +150,17 @@ class Fleet(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((0, 1, 30, 400)))
     def cycle(self, seconds: int) -> None:
         self.now += seconds
-        twin = Scheduler(self.it.snapshot(self.now)) if seconds in (30, 400) else None
+        twin = None
+        if seconds in (30, 400):
+            twin = Scheduler(self.it.snapshot(self.now))
+            forget(self.it)
         plan = self.it.cycle(self.now)
         if twin is not None:
             other = twin.cycle(self.now)
-            for part in ("starts", "resizes", "evictions", "reservations"):
+            for part in ("starts", "resizes", "evictions"):
                 assert getattr(other, part) == getattr(plan, part), f"I13: other {part} when made from a snapshot"
+            turns = [{(turn.job, turn.at) for turn in one.reservations} for one in (plan, other)]
+            assert turns[0] == turns[1], "I13: other turns when made from a snapshot"
         self.judge(plan)
         for _ in range(20):
             if not (plan.starts or plan.evictions or plan.resizes):
@@ -159,7 +172,7 @@ class Fleet(RuleBasedStateMachine):
         self.quiet()
 
     def judge(self, plan: Plan) -> None:
-        """I2, I6, I8: what a plan may say."""
+        """I2, I6, I8, I9: what a plan may say."""
         for start in plan.starts:
             job = self.it.running[start.job]
             assert job.shape.least <= job.width <= job.shape.most
@@ -175,6 +188,28 @@ class Fleet(RuleBasedStateMachine):
         for evict in plan.evictions:
             assert evict.wanted_by in self.it.turns.of or not evict.wanted_by, "I8: for whom?"
             assert self.it.running[evict.job].shape.preemptible or self.it.running[evict.job].shape.band == 0
+        for wanted_by, evictions in groupby(plan.evictions, lambda one: one.wanted_by):
+            self.bounded(wanted_by, [one for one in evictions if one.why not in EXEMPT])
+
+    def bounded(self, wanted_by: str, evictions: list[Evict]) -> None:
+        """I9: who takes back makes others lose a part of what it gains, and of a pool only so much in a window."""
+        knobs, tree = self.it.knobs, self.it.tree
+        job = self.it.lines.jobs.get(wanted_by)
+        if job is None or not evictions:
+            return
+        victims = [self.it.running[one.job] for one in evictions]
+        for one, gone in zip(evictions, victims, strict=True):
+            assert one.lost == max(self.now - gone.risks, 0) * held(gone) // WHOLE, "I14: what is lost is what it held"
+        left = self.it.forecast.left(job, key(job.shape), self.now)
+        gains = size(job.shape, job.shape.least) * (left[0] if left else self.it.run_s(job)) // WHOLE
+        assert sum(one.lost for one in evictions) * 100 <= knobs.lost_percent * (gains + 1), "I9: more lost than gained"
+        shares = [gone for one, gone in zip(evictions, victims, strict=True) if one.why == WHY["share"]]
+        for name in {pool(one.shape) for one in shares}:
+            milli = sum(held(one) for one in shares if pool(one.shape) == name)
+            whole = tree.capacity[tree.quotas.index(f"gpu:{name}" if f"gpu:{name}" in tree.quotas else "gpu")]
+            recent = sum(part for where, at, part in self.taken if where == name and at > self.now - 600)
+            assert not recent or (recent + milli) * 100 <= whole * knobs.reclaim_percent, "I9: too much in a window"
+            self.taken.append((name, self.now, milli))
 
     def suits(self, wanted: Ask, where: Node, spot: Spot) -> None:
         assert where.open
@@ -211,6 +246,28 @@ class Fleet(RuleBasedStateMachine):
         for queue in tree.names:
             held = sum(dict(j.charged).get("gpu_s", 0) for j in self.it.running.values() if j.queue == queue)
             assert sum(one.held for one in self.it.budgets.of(queue) if one.unit == "gpu_s") in (0, held), "I15"
+
+
+def forget(it: Scheduler) -> None:
+    """Let it look at everything again: in which order blocked jobs are tried follows from what it tried before."""
+    for known in (
+        it.closed,
+        it.reopened,
+        it.parked,
+        it._held_back,
+        it._tried,
+        it._closed_at,
+        it._claimed,
+        it._asked_at,
+    ):
+        known.clear()
+    it.fresh |= {name for name, leaf in it.lines.leaves.items() if leaf.order}
+    it.freed |= it.world.index.keys()
+
+
+def held(job: Job) -> int:
+    """Milli-devices it has."""
+    return sum(len(spot.devices) * spot.milli for spot in job.spots)
 
 
 def _settings(examples: int, steps: int) -> settings:
@@ -251,3 +308,31 @@ def test_lines_and_parking_decide_what_looking_at_every_job_decides(chance: Rand
         plan = it.cycle(now)
         assert [(start.job, start.spots) for start in plan.starts] == naive
         assert not plan.evictions
+
+
+def test_what_a_job_keeps_when_it_shrinks_is_never_free() -> None:
+    """A turn waits for places of an elastic job, some of which it keeps when it makes room for somebody else."""
+    fleet = Fleet()
+    fleet.build(limit=3, promise=5, budget=False, ratio=0)
+    for leaf, shape, limit, more in (("root/a", 2, 0, False), ("root/b/d", 1, 0, True), ("root/a", 7, 500, True)):
+        fleet.submit(leaf=leaf, shape=SHAPES[shape], limit=limit, more=more)
+    fleet.requota(limit=9)
+    fleet.lose(which=2)
+    fleet.lose(which=0)
+    fleet.submit(leaf="root/e", shape=SHAPES[4], limit=50, more=True)
+    fleet.cycle(seconds=1)
+    fleet.submit(leaf="root/b/c", shape=SHAPES[0], limit=0, more=False)
+    fleet.cycle(seconds=1)
+    fleet.conserved()
+
+
+def test_a_turn_that_came_just_before_a_restart_is_not_passed_over() -> None:
+    fleet = Fleet()
+    fleet.build(limit=0, promise=0, budget=False, ratio=0)
+    fleet.drain(which=1, open_=False)
+    fleet.submit(leaf="root/a", shape=SHAPES[6], limit=0, more=False)
+    fleet.submit(leaf="root/b/c", shape=SHAPES[0], limit=0, more=False)
+    fleet.drain(which=0, open_=False)
+    fleet.refuse()
+    again = Scheduler(fleet.it.snapshot(fleet.now + 30)).cycle(fleet.now + 30)
+    assert [start.why for start in again.starts][:1] == ["its turn, reserved for 4600"]

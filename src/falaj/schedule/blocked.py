@@ -61,8 +61,8 @@ class Blocked(Board):
         self._open: set[int] = set()
         self._unsettled: set[str] = set()
         self._tick = -1
-        self._claimed: dict[tuple[str, int], str] = {}
-        """Lines whose first job found nobody to make room, until something of their leaf or the clock moves on."""
+        self._claimed: dict[tuple[str, int], set[str]] = {}
+        """By line, who asked for room, until something of their leaf or the clock moves on."""
         self._asked_at: dict[str, int] = {}
         self._closed_at: dict[int, int] = {}
         self._tried: dict[int, tuple[int, str]] = {}
@@ -165,22 +165,40 @@ class Blocked(Board):
         for queue in waiting:
             if self._plan.claims >= self._most_claims():
                 return
-            self._unsettled.discard(queue)
-            claimant = self._claimant(queue)
-            if claimant is not None:
+            while (claimant := self._claimant(queue)) is not None:
+                if self._plan.claims >= self._most_claims():
+                    return
                 self._claim(*claimant)
+            self._unsettled.discard(queue)
 
     def _most_claims(self) -> int:
         return MOST_CLAIMS if len(self.demand) <= MANY_LEAVES else 2
 
     def _claimant(self, queue: str) -> tuple[Job, int] | None:
-        """The first blocked job of a leaf, while nobody was asked to make room for it."""
-        parked = self.parked.get(queue, ())
+        """The first blocked job of a leaf, while nobody was asked to make room for it; then those behind it, as far as
+        others make room for all before them and a guarantee covers them all: it is met at once, not one by one."""
+        parked, first = self.parked.get(queue, ()), True
         for rank, number in self.lines.heads(queue):
-            if number in self.closed and number not in parked:
-                fresh = self._claimed.get((queue, number)) != rank[-1]
-                return (self.lines.jobs[rank[-1]], number) if fresh else None
+            if number not in self.closed or number in parked:
+                continue
+            asked = self._claimed.get((queue, number), set()) & self.lines.jobs.keys()
+            if first and rank[-1] not in asked:
+                return self.lines.jobs[rank[-1]], number
+            if not all(map(self.waited_for, asked)) or not self._owed(queue, number):
+                return None
+            behind = next((one for one in self.lines.best(queue, number) if one not in asked), None)
+            if behind is not None:
+                return self.lines.jobs[behind], number
+            first = False
         return None
+
+    def _owed(self, queue: str, number: int) -> bool:
+        """Does a guarantee cover one more of a shape, beside all that others make room for already?"""
+        waited = {self.running[one].stopped_for for one in self.stopping} & self.lines.jobs.keys()
+        mine = [self.amount(self.lines.numbers[one]) for one in waited if self.lines.jobs[one].queue == queue]
+        leaf = self.table.leaf(queue)
+        used = [sum(parts) for parts in zip(self.table.used(leaf, 1, base=False).tolist(), *mine, strict=True)]
+        return self.potential(self._tick).cause(leaf, used, self.amount(number)) == "guarantee"
 
     def _settle(self, queue: str, before: Rank | None = None) -> None:
         """Make room for the first blocked job of a leaf, and give turns: to those that stand before one that starts."""
@@ -213,7 +231,7 @@ class Blocked(Board):
         """Have others make room for it, where that is lawful."""
         if self._plan.claims >= self._most_claims():
             return
-        self._claimed[job.queue, number] = job.id
+        self._claimed.setdefault((job.queue, number), set()).add(job.id)
         self._asked_at[job.queue] = self.now
         if self.waited_for(job.id) or self.tree.refusal(job.queue, self.amount(number)) is not None:
             return
@@ -227,7 +245,8 @@ class Blocked(Board):
             asked, job.shape.least, size(job.shape, job.shape.least), left[0] if left else None,
             self.lines.urgent(job.id), self.run_s(job),
         )  # fmt: skip
-        victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed)
+        stays = self._lasting(job)
+        victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
         self.turns.take_back(lent)
         if victims is not None:
             self._make_room(job, victims)

@@ -16,6 +16,8 @@ class Board(Ground):
             self.submit(job)
         for turn in snapshot.reservations:
             self._restore(turn)
+        # What became free just before the snapshot is not known: every turn is looked at once.
+        self.freed |= self.world.index.keys()
 
     def submit(self, job: Job) -> None:
         """A job comes: to wait, or running already."""
@@ -38,10 +40,13 @@ class Board(Ground):
             self.running[job.id] = job
             self._expect(job)
         else:
-            self._leave(job.id, over=not job.spots)
             self._want(old, -1)
             self._want(job, 1)
-            self._enter(job)
+            if old.spots and job.spots:
+                self._move(job)
+            else:
+                self._leave(job.id)
+                self._enter(job)
 
     def end(self, job_id: str) -> None:
         """A job is over, or nobody wants it any more."""
@@ -94,7 +99,7 @@ class Board(Ground):
             self._restore(turn)
 
     def snapshot(self, now: int) -> Snapshot:
-        """All of it as facts; a scheduler made from them decides the same."""
+        """All of it as facts; a scheduler made from them decides the same as one that looks at everything again."""
         jobs = sorted([*self.lines.jobs.values(), *self.running.values()], key=lambda job: job.id)
         return Snapshot(
             now, tuple(self.world.nodes), self._current(), tuple(jobs), self.forecast.past(), self.turns.all(),

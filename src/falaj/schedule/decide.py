@@ -64,7 +64,8 @@ class Scheduler(Blocked):
 
     def _clear(self) -> None:
         """Stop what would outlast its node."""
-        for job in [job for job in self.running.values() if self.leaving and not job.stopping]:
+        running = sorted(self.running.values(), key=lambda job: job.id) if self.leaving else ()
+        for job in [job for job in running if not job.stopping]:
             nodes = [self.world.nodes[self.world.index[spot.node]] for spot in job.spots if spot.node in self.leaving]
             if nodes and self.now + self.run_s(job) > min(node.leaving for node in nodes):
                 lost = max(self.now - job.risks, 0) * size(job.shape, job.width) // WHOLE

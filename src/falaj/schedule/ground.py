@@ -137,9 +137,8 @@ class Ground:
 
     def resize(self, resize: Resize) -> None:
         """A job has other places from now on."""
-        job = self._leave(resize.job, over=False)
-        if job is not None:
-            self._enter(replace(job, spots=resize.spots, resized=self.now))
+        if resize.job in self.running:
+            self._move(replace(self.running[resize.job], spots=resize.spots, resized=self.now))
 
     def rank(self, queue: str) -> None:
         """Tell the order what this leaf would start next, and what it uses."""
@@ -191,6 +190,11 @@ class Ground:
         for job_id in sorted(due & self.running.keys()):
             self._expect(self.running[job_id])
 
+    def _move(self, job: Job) -> None:
+        """It runs in other places: those it keeps are never free in between, or a turn would take them."""
+        self._leave(job.id, job.spots)
+        self._count(job, self.world.quota(job.shape, job.spots, job.width).tolist())
+
     def _enter(self, job: Job) -> None:
         if job.spots:
             self.world.hold(job.spots, job.shape.roles)
@@ -234,7 +238,7 @@ class Ground:
             amount[: len(counted)] = counted
             self.table.put(job, None if left is None else left[0], self.now, amount)
 
-    def _leave(self, job_id: str, over: bool = True) -> Job | None:
+    def _leave(self, job_id: str, keeps: tuple[Spot, ...] = ()) -> Job | None:
         job = self.running.pop(job_id, None)
         if job is None:
             job = self.lines.drop(job_id)
@@ -244,10 +248,11 @@ class Ground:
         self.stopping.discard(job_id)
         self.profile.drop(job_id)
         self.world.give(job.spots, job.shape.roles)
+        self.world.hold(keeps, job.shape.roles)
         nodes = {spot.node for spot in job.spots}
         self.turns.hold(nodes)
         self.freed |= nodes
-        self._uncount(job, nodes, over)
+        self._uncount(job, nodes, over=not keeps)
         return job
 
     def _uncount(self, job: Job, names: set[str], over: bool) -> None:

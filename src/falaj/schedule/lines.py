@@ -5,7 +5,7 @@ what a change costs does not depend on how many wait.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -79,6 +79,17 @@ class Line:
         while heap and ranks.get(heap[0][-1]) != heap[0]:
             heappop(heap)
         return heap[0] if heap else None
+
+    def best(self) -> Iterator[str]:
+        """Its jobs, best first: what it costs grows with how many are looked at, not with how many there are."""
+        heap, edge, last = self._heap, [(self._heap[0], 0)] if self._heap else [], None
+        while edge:
+            rank, at = heappop(edge)
+            for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heappush(edge, (heap[below], below))
+            if rank != last and self.ranks.get(rank[-1]) == rank:
+                yield rank[-1]
+            last = rank
 
 
 class Leaf:
@@ -181,6 +192,10 @@ class Lines:
         """The first jobs of a leaf's lines, best first."""
         leaf = self.leaves.get(queue)
         return leaf.order if leaf else []
+
+    def best(self, queue: str, number: int) -> Iterator[str]:
+        """The jobs of one of its lines, best first."""
+        return self.leaves[queue].lines[number].best()
 
     def brief(self, number: int, parked: Mapping[str, Container[int]]) -> tuple[int, Job] | None:
         """The shortest job of a shape whose line is not parked, and how long it runs at P90."""

@@ -58,6 +58,7 @@ class _Case:
     now: int
     reclaimed: Sequence[tuple[str, int, int]]
     right: Rights
+    allowed: NDArray[np.bool_] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,16 @@ class Reclaim:
         self._world, self._tree, self._running, self._place, self._knobs = world, tree, running, place, knobs
 
     def victims(
-        self, claim: Claim, potential: Potential, now: int, reclaimed: Sequence[tuple[str, int, int]] = ()
+        self,
+        claim: Claim,
+        potential: Potential,
+        now: int,
+        reclaimed: Sequence[tuple[str, int, int]] = (),
+        allowed: NDArray[np.bool_] | None = None,
     ) -> Victims | None:
         """The cheapest lawful set that gives the job its places; None when there is none.
 
-        `reclaimed` is what was taken back in the last window, as the snapshot has it.
+        `reclaimed` is what was taken back in the last window, as the snapshot has it; `allowed` the nodes that stay.
         """
         shape = claim.job.shape
         if shape.band == BEST_EFFORT or not self._running.jobs:
@@ -91,12 +97,19 @@ class Reclaim:
         amount = self._world.quota(shape, None, claim.width).tolist()
         full = rights(claim, self._running, potential, amount, self._knobs, now)
         gentle = np.where(full.evict == BAND_RIGHT, BAND_RIGHT, 0)
-        stages = [one for one in (gentle, full.evict, full.wide) if one.any() or full.shrink.any()]
+        # Those of its own queue are cheap to overtake, and yet it may not pay: then others owe it what they owe.
+        owed = np.where(full.wide == PROGRESS, 0, full.wide)
+        stages = (
+            [gentle, owed, full.evict, full.wide]
+            if (owed == GUARANTEE).any()
+            else [gentle, full.evict, full.wide, owed]
+        )
+        stages = [one for one in stages if one.any() or full.shrink.any()]
         for at, evict in enumerate(stages):
-            if at and (evict == stages[at - 1]).all():
+            if any((evict == one).all() for one in stages[:at]):
                 continue
             right = replace(full, evict=evict)
-            case = _Case(claim, potential, now, reclaimed, right)
+            case = _Case(claim, potential, now, reclaimed, right, allowed)
             for items in offers(self._world, self._running, claim, right, _TRIES):
                 found = self._tried(case, items) if items else None
                 if found and self._lawful(case, *found):
@@ -111,7 +124,7 @@ class Reclaim:
         try:
             for row, freed in items.items():
                 self._world.give(freed, self._job(row).shape.roles)
-            spots = self._place(self._world, case.claim.job.shape, case.claim.width, None)
+            spots = self._place(self._world, case.claim.job.shape, case.claim.width, case.allowed)
             return None if spots is None else self._spared(case, spots, dict(items))
         finally:
             self._world.rewind(mark)

@@ -1,0 +1,58 @@
+"""The clock around the real scheduler: no work is done twice without being lost first, and none is forgotten."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from falaj.schedule.model import Evict, Job, Queue, Shape
+from falaj.simulator.engine import Engine
+from falaj.simulator.trace import Load, machines, replayed, slots
+
+QUEUES = (Queue("root/a"), Queue("root/b", guarantee={"gpu": 4000}), Queue("root/c", weight=2))
+
+
+class Told(Engine):
+    """Adds up what the scheduler says is lost."""
+
+    lost: Counter[str]
+
+    def _evicted(self, now: int, eviction: Evict) -> None:
+        self.lost[eviction.job] += eviction.lost
+        super()._evicted(now, eviction)
+
+
+loads = st.lists(
+    st.tuples(
+        st.sampled_from(QUEUES),
+        st.sampled_from((1, 2, 4, 8, 16)),
+        st.sampled_from((1, 2, 2, 3)),
+        st.integers(0, 2000),
+        st.integers(1, 3000),
+        st.booleans(),
+    ),
+    min_size=4,
+    max_size=24,
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(loads)
+def test_work_done_and_work_lost_are_the_seconds_that_were_held(
+    wants: list[tuple[Queue, int, int, int, int, bool]],
+) -> None:
+    """I14: whoever saves goes on where it was; what the others lose is what the scheduler said they would."""
+    made = []
+    for number, (queue, gpus, band, at, work, saves) in enumerate(wants):
+        facts = {"resumes": True, "save_s": 5} if saves else {}
+        shape = Shape(slots(gpus, 8), band=band)
+        made.append(Load(Job(f"j{number:02}", queue.name, shape, at, **facts), float(work), loses=not saves))
+    engine = Told(replayed(machines(2, 8), QUEUES, made))
+    engine.lost = Counter()
+    outcome = engine.run()
+    assert outcome.jobs == len(made)
+    for load in made:
+        life, role = engine.lives[load.job.id], load.job.shape.roles[0]
+        width, lost = role.count * role.ask.gpus, engine.lost[load.job.id]
+        assert not load.job.resumes or not lost
+        assert abs((life.ran - load.work_s) * width - lost) <= width * (1 + life.job.evictions), load.job.id
