@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import falaj
+from tests.servers.process import wait_until
 
 FALAJ = [sys.executable, "-m", "falaj"]
 
@@ -68,6 +71,23 @@ class Replica:
         self._reader.join()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+@contextmanager
+def ready(command: Sequence[str], folder: Path | str, env: dict[str, str] | None = None) -> Iterator[None]:
+    """A platform as a unit or a pod starts it, from the folder of its settings; ended as they end it."""
+    said: list[str] = []
+    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) as process:
+        listening = threading.Thread(target=said.extend, args=(process.stdout,), daemon=True)
+        listening.start()
+        try:
+            wait_until(lambda: any("is ready at" in line for line in said) or process.poll() is not None, 90)
+            assert process.poll() is None, said
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+            listening.join(10)
 
 
 def _found(pattern: str, line: str) -> str:

@@ -5,14 +5,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from falaj.deploy.render import write
 from falaj.deploy.site import Site
-from tests.servers.process import free_ports, wait_until
+from tests.replica import ready
+from tests.servers.process import free_ports
 
 PLACES = {"falaj.toml": "etc/falaj", "systemd": "etc/systemd/system", "libexec": "opt/falaj/libexec"}
 
@@ -57,19 +57,5 @@ class Machine:
     def up(self) -> Iterator[None]:
         """The unit of the platform, until it is no longer wanted."""
         unit = self.unit("falaj.service")
-        command = shlex.split(unit["ExecStart"])
-        said: list[str] = []
-        with subprocess.Popen(
-            command, cwd=unit["WorkingDirectory"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
-            assert process.stdout
-            listening = threading.Thread(target=said.extend, args=(process.stdout,), daemon=True)
-            listening.start()
-            try:
-                wait_until(lambda: any("is ready at" in line for line in said) or process.poll() is not None, 90)
-                assert process.poll() is None, said
-                yield
-            finally:
-                process.terminate()
-                process.wait(60)
-                listening.join(10)
+        with ready(shlex.split(unit["ExecStart"]), unit["WorkingDirectory"]):
+            yield

@@ -7,10 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,32 +17,14 @@ from falaj.api.tls import local_tls
 from falaj.deploy.check import GOOD, LOOK, Case, findings
 from falaj.deploy.render import write
 from falaj.deploy.site import Site
-from tests.servers.process import free_ports, wait_until
+from tests.replica import ready
+from tests.servers.process import free_ports
 from tests.servers.redis import RedisServer
 from tests.servers.seaweed import Bucket, SeaweedServer
 from tests.servers.transit import TransitServer
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(sys.executable).with_name("falaj")
-
-
-@contextmanager
-def replica(folder: Path, home: Path, env: dict[str, str], listen: str) -> Iterator[None]:
-    """`falaj up` as a pod starts it, from the folder of its settings."""
-    said: list[str] = []
-    command = [str(PROGRAM), "up", "--at", str(home), "--listen", listen]
-    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        listening = threading.Thread(target=said.extend, args=(process.stdout,), daemon=True)
-        listening.start()
-        try:
-            wait_until(lambda: any("is ready at" in line for line in said) or process.poll() is not None, 90)
-            assert process.poll() is None, said
-            yield
-        finally:
-            process.terminate()
-            process.wait(60)
-            listening.join(10)
 
 
 def test_two_replicas_are_what_was_rendered(
@@ -68,7 +48,8 @@ def test_two_replicas_are_what_was_rendered(
         env |= {"FALAJ_TLS_CERT": tls.cert, "FALAJ_TLS_KEY": tls.key, "FALAJ_TLS_CA": tls.ca}
         port = next(free_ports())
         for place in places:
-            running.enter_context(replica(etc, tmp_path / place, env, f"{place}:{port}"))
+            up = [str(PROGRAM), "up", "--at", str(tmp_path / place), "--listen", f"{place}:{port}"]
+            running.enter_context(ready(up, etc, env))
         urls = tuple(f"https://{place}:{port}" for place in places)
         found = list(findings(Case.of(tmp_path / "out", urls, tls.ca)))
         assert {one.check for one in found if one.state == LOOK} == {"machine"}

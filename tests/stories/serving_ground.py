@@ -5,7 +5,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ import falaj
 from falaj.core.errors import FalajError
 from tests.infer.models import _Kit
 from tests.jobs.lab import until
+from tests.replica import FALAJ
 from tests.serve.laptop import Laptop
 
 SCORE = "endpoint:fraud/score"
@@ -37,26 +37,59 @@ class Platform(Laptop):
         return f"{until(lambda: self.show(endpoint), lambda one: one.url).url}/infer"
 
 
+class Up:
+    """`falaj up` on a folder: it can be killed, and started again as the same one. `settings`: variables of its own."""
+
+    def __init__(self, home: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._home, self._settings = home, settings
+        self.process: subprocess.Popen[str]
+        self.there: Platform
+
+    def start(self) -> Platform:
+        """Let it begin; the first time its people come in."""
+        known = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
+        ports = {**self._settings, "FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
+        words = [*FALAJ, "up", "--at", str(self._home / "house"), "--listen", "127.0.0.1:0", "--log", "ERROR"]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=known | ports)
+        assert self.process.stdout is not None
+        url, mona = self.process.stdout.readline().split()[-1], self._home / "mona"
+        if not mona.exists():
+            mona.write_text(_founded(url, self.process.stdout))
+        self.there = Platform(self._home, url, mona.read_text())
+        return self.there
+
+    def kill(self) -> None:
+        """As a machine that is gone."""
+        self.there.here.close()
+        with self.process:
+            self.process.kill()
+
+    def end(self) -> None:
+        """As somebody who stops it."""
+        with suppress(FalajError, AssertionError):
+            self.there.close()  # replicas are jobs: they would go on without a platform
+        self.there.here.close()
+        with self.process:
+            self.process.terminate()
+            assert self.process.wait(60) == 0
+
+
+@contextmanager
+def up(home: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Up]:
+    """A platform of its own; on the same folder, the same one again."""
+    made = Up(home, settings)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.end()
+
+
 @contextmanager
 def platform(home: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Platform]:
-    """A platform of its own; on the same folder, the same one again. `settings`: variables of its own."""
-    known = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
-    ports = {**settings, "FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
-    words = [sys.executable, "-m", "falaj", "up", "--at", str(home / "house"), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen([*words, "--log", "ERROR"], stdout=subprocess.PIPE, text=True, env=known | ports) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        mona = (home / "mona").read_text() if (home / "mona").exists() else _founded(url, process.stdout)
-        (home / "mona").write_text(mona)
-        made = Platform(home, url, mona)
-        try:
-            yield made
-        finally:
-            with suppress(FalajError, AssertionError):
-                made.close()  # replicas are jobs: they would go on without a platform
-            made.here.close()
-            process.terminate()
-            assert process.wait(60) == 0
+    """The same, for those who leave it running."""
+    with up(home, settings) as running:
+        yield running.there
 
 
 def _founded(url: str, said: Iterable[str]) -> str:

@@ -2,14 +2,9 @@
 
 import http.client
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,12 +12,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from falaj.core.errors import FalajError
 from falaj.drift.profile import profile_of, to_json
 from falaj.drift.records import FILE
 from tests.infer.models import _Kit
 from tests.jobs.lab import until
-from tests.stories.serving_ground import SCORE, SMALL, Platform, _founded
+from tests.stories.serving_ground import SCORE, SMALL, up
 
 RETRAIN = Path(__file__).parents[2] / "examples" / "retrain_flow.py"
 WIDE, ROWS = 6, 50
@@ -64,52 +58,6 @@ def table(folder: Path, *, drifted: bool) -> Path:
     head = ",".join([*(f"x{at}" for at in range(WIDE)), "target"])
     np.savetxt(folder / "rows.csv", np.column_stack([x, truth]), delimiter=",", header=head, comments="", fmt="%.6g")
     return folder
-
-
-class Up:
-    """`falaj up` that can be killed and started again on the same folder."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self.process: subprocess.Popen[str]
-        self.there: Platform
-
-    def start(self) -> Platform:
-        known = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
-        ports = {"FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
-        words = [sys.executable, "-m", "falaj", "up", "--at", str(self._home / "house"), "--listen", "127.0.0.1:0"]
-        self.process = subprocess.Popen(
-            [*words, "--log", "ERROR"], stdout=subprocess.PIPE, text=True, env=known | ports
-        )
-        assert self.process.stdout is not None
-        url, mona = self.process.stdout.readline().split()[-1], self._home / "mona"
-        if not mona.exists():
-            mona.write_text(_founded(url, self.process.stdout))
-        self.there = Platform(self._home, url, mona.read_text())
-        return self.there
-
-    def kill(self) -> None:
-        self.there.here.close()
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-@contextmanager
-def up(home: Path) -> Iterator[Up]:
-    made = Up(home)
-    made.start()
-    try:
-        yield made
-    finally:
-        with suppress(FalajError, AssertionError):
-            made.there.close()  # replicas are jobs: they would go on without a platform
-        made.there.here.close()
-        made.process.terminate()
-        made.process.wait(60)
-        assert made.process.stdout is not None
-        made.process.stdout.close()
 
 
 def answers(door: str) -> bool:
