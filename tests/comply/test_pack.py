@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from falaj.audit import pack as log_pack
+from falaj.comply import gather
 from falaj.comply.records import Evidence
 from falaj.core.errors import Invalid
 from tests.audit.house import verify
 from tests.audit.packs import check
+from tests.catalog.shelfhouse import model
 from tests.town import Town
 
 SAMPLES = 60
@@ -141,3 +143,13 @@ def test_times_are_checked(town: Town, tmp_path: Path) -> None:
         town.as_("omar").audit.evidence("AE-PDPL", from_="yesterday", out=str(tmp_path / "x.zip"))
     with pytest.raises(Invalid, match="ends before"):
         town.as_("omar").audit.evidence("AE-PDPL", from_="2026-02-01", to="2026-01-01", out=str(tmp_path / "x.zip"))
+
+
+def test_lists_that_are_longer_than_a_page_are_told_whole(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    amal = town.as_("amal")
+    amal.catalog.promote(model(amal, "2", metrics={"auc": 0.8}), "production", reason="the second")
+    whole = gather.Ground(town.as_("omar")).rows("approvals.jsonl")
+    assert whole is not None
+    assert len(whole) >= 2
+    monkeypatch.setattr(gather, "PAGE", 1)
+    assert gather.Ground(town.as_("omar")).rows("approvals.jsonl") == whole

@@ -5,7 +5,7 @@ period, so that the same platform gives the same rows tomorrow.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,8 +19,8 @@ from falaj.store.codec import to_plain
 Rows = list[dict[str, Any]]
 PAGE = 1000
 MISSING = (Denied, NotFound, Unavailable, Invalid, AttributeError)
-PASSING = frozenset({"age_days", "overdue", "state_now", "standing", "tokens"})
-"""Fields that change though nobody did anything."""
+PASSING = frozenset({"age_days", "overdue", "state_now", "standing", "tokens", "more"})
+"""Fields that change though nobody did anything, and cursors."""
 _KEYS = ("zone", "tenant", "meta", "secret", "log", "model", "name", "permit")
 """Purposes of keys but those of persons, which are as many as there are persons."""
 
@@ -71,6 +71,16 @@ def _pages(ask: Callable[[str], Any], field_: str) -> Iterator[Any]:
         page = ask(after)
         yield from getattr(page, field_)
         after = page.next
+        if not after:
+            return
+
+
+def _every(ask: Callable[[str], Sequence[Any]]) -> Iterator[Any]:
+    """All of a list, of which the last of each page knows where the next begins."""
+    after = ""
+    while page := ask(after):
+        yield from page
+        after = page[-1].more
         if not after:
             return
 
@@ -129,12 +139,12 @@ def _certificates(ground: Ground) -> Iterator[Any]:
 
 
 def _grants(ground: Ground) -> Iterator[Mapping[str, Any]]:
-    for state in ground.here.zones.grants(limit=PAGE):
+    for state in _every(lambda after: ground.here.zones.grants(after=after, limit=PAGE)):
         yield {"grant": plain(state.grant), "digest": state.digest, "approval": str(state.approval)}
 
 
 def _approvals(ground: Ground) -> Iterator[Mapping[str, Any]]:
-    for state in ground.here.approvals.list(limit=PAGE):
+    for state in _every(lambda after: ground.here.approvals.list(after=after, limit=PAGE)):
         yield {"ref": str(Ref.parse(str(state.ref)).bare), **plain(state.approval)}
 
 
@@ -155,8 +165,10 @@ SOURCES: dict[str, Callable[[Ground], Iterator[Any]]] = {
     "boms.jsonl": _boms,
     "cards.jsonl": _cards,
     "attestations.jsonl": _attestations,
-    "watches.jsonl": lambda ground: ({"ref": str(one.ref)} for one in ground.here.monitor.list()),
-    "incidents.jsonl": lambda ground: iter(ground.here.monitor.incidents(limit=PAGE)),
+    "watches.jsonl": lambda ground: (
+        {"ref": str(one.ref)} for one in _every(lambda after: ground.here.monitor.list(after=after, limit=PAGE))
+    ),
+    "incidents.jsonl": lambda ground: _every(lambda after: ground.here.monitor.incidents(after=after, limit=PAGE)),
     "purposes.jsonl": lambda ground: iter(ground.here.privacy.purposes()),
     "consents.jsonl": lambda ground: _pages(
         lambda after: ground.here.privacy.consents(after=after, limit=PAGE), "items"
