@@ -18,10 +18,10 @@ from falaj.core.flow import Flow
 from falaj.core.ref import Ref
 from falaj.flows.plans import check_plan, plan_of
 from falaj.flows.records import FAILED, FUNCTION, OVER, FlowPlan, FlowView, RunView
+from falaj.jobs.errands import LOOK_S, until_over
 from falaj.jobs.records import JobView
 from falaj.worker.steps import load_file
 
-LOOK_S = 0.2
 MOST_BACKFILL = 10_000
 
 
@@ -98,13 +98,7 @@ def wait(
     Example:
         falaj flows wait turn:fraud/retrain-7 --timeout-s 3600
     """
-    until = time.monotonic() + timeout_s if timeout_s else float("inf")
-    with here.working():
-        while True:
-            found = tuple(cast(RunView, here.flows.look(turn)) for turn in turns)
-            if all(one.over for one in found) or time.monotonic() > until:
-                return found
-            time.sleep(LOOK_S)
+    return until_over(here, here.flows.look, turns, timeout_s)
 
 
 @errand

@@ -28,6 +28,7 @@ from falaj.flows.records import CANCELLED, FAILED, GATE, RUNNING, WAITING, Body,
 from falaj.flows.service import Flows
 from falaj.jobs import records as jobs
 from falaj.jobs.attempts import barred, in_name_of
+from falaj.serve.watch import Watch
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
@@ -64,7 +65,7 @@ class FlowLoop:
         self._ledger = ledger
         self._desk = desk
         self._token = 0
-        self._cursor = ""
+        self._watch = Watch(ledger, "job")
         self._searched = 0.0
         self._rested = 0.0
         self._due: set[Name] = set()
@@ -109,7 +110,7 @@ class FlowLoop:
         if not first and abs(now - self._searched) < SEARCH_S:
             return
         if first:
-            self._token, self._cursor = turn.token, self._ledger.store.end()
+            self._token, self._watch = turn.token, Watch(self._ledger, "job")
             self._due, self._later, self._jobs = set(), {}, {}
         self._searched = now
         with self._ledger.read(turn.ctx) as tx:
@@ -123,12 +124,9 @@ class FlowLoop:
             self._due.add(self._heard.get())
         if not self._jobs:
             # Nobody is waited for: what happens meanwhile need not be read.
-            self._cursor = self._ledger.store.end()
+            self._watch = Watch(self._ledger, "job")
             return
-        while facts := self._ledger.tail(self._cursor, kind="job", limit=1000):
-            self._cursor = facts[-1].pos
-            subjects = {(fact.event.tenant, fact.event.subject.bare) for fact in facts}
-            self._due |= {(tenant, self._jobs[tenant, job]) for tenant, job in subjects & self._jobs.keys()}
+        self._due |= {(job[0], self._jobs[job]) for job in self._watch.changed() & self._jobs.keys()}
 
     def _tend(self, ctx: Context, ref: Ref) -> None:
         """Everything that is due in one run, until nothing is."""

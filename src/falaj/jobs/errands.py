@@ -15,7 +15,7 @@ from falaj.jobs.records import JobView, LogPage
 from falaj.jobs.scripts import told_by
 from falaj.jobs.spec import is_spec, name_of, read_file, spec_of
 
-LOOK_S, FOLLOW_S = 0.5, 0.5
+LOOK_S = 0.2
 DEFAULT_PROJECT = "default"
 
 
@@ -90,13 +90,7 @@ def wait(
     Example:
         falaj jobs wait job:fraud/train-1 --timeout-s 3600
     """
-    until = time.monotonic() + timeout_s if timeout_s else float("inf")
-    with here.working():
-        while True:
-            found = tuple(cast(JobView, here.jobs.show(ref)) for ref in jobs)
-            if all(job.over for job in found) or time.monotonic() > until:
-                return found
-            time.sleep(LOOK_S)
+    return until_over(here, here.jobs.show, jobs, timeout_s)
 
 
 @errand
@@ -111,6 +105,17 @@ def follow(
         falaj jobs follow job:fraud/train-1
     """
     return _waited(here, job, sys.stdout.write, slot)
+
+
+def until_over(here: Here, look: Callable[[Ref], Any], which: tuple[Ref, ...], timeout_s: float) -> tuple[Any, ...]:
+    """How all of them stand, once they are over or it took too long. Where no server runs, they are run meanwhile."""
+    until = time.monotonic() + timeout_s if timeout_s else float("inf")
+    with here.working():
+        while True:
+            found = tuple(look(ref) for ref in which)
+            if all(one.over for one in found) or time.monotonic() > until:
+                return found
+            time.sleep(LOOK_S)
 
 
 def _words(what: str, flags: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +200,7 @@ def _waited(here: Here, ref: Ref, write: Callable[[str], object], slot: int = 0)
             elif job.over and page.over:
                 return _judged(job)
             elif not page.lines:
-                time.sleep(FOLLOW_S)
+                time.sleep(LOOK_S)
 
 
 def _judged(job: JobView) -> JobView:
