@@ -36,7 +36,12 @@ def restore() -> None:
     with folder() as home:
         _house(home / "house", f"dir:{home}/shelf")
         size = sum(path.stat().st_size for path in (home / "shelf").rglob("*") if path.is_file())
-        took: dict[str, list[float]] = {"copy": [], "restore": [], "ledger copy": [], "ledger restore": []}
+        took: dict[str, list[tuple[float, float]]] = {
+            "copy": [],
+            "restore": [],
+            "ledger copy": [],
+            "ledger restore": [],
+        }
         (ledger,) = (home / "shelf/objects").rglob("ledger~*")
         for number in range(ROUNDS):
             again = home / f"again-{number}"
@@ -48,12 +53,14 @@ def restore() -> None:
             took["ledger copy"].append(_timed(_copy, ledger, again / "copy"))
             took["ledger restore"].append(_timed(_ledger, ledger, again))
             shutil.rmtree(again)
-        middle = {name: statistics.median(values) for name, values in took.items()}
+        middle = {name: statistics.median(wall for wall, _ in values) for name, values in took.items()}
+        busy = {name: statistics.median(cpu for _, cpu in values) for name, values in took.items()}
         of, alone = ledger.stat().st_size, middle["ledger copy"] / middle["ledger restore"]
     note = f"{size / 1e9:.2f} GB: copied in {middle['copy']:.1f} s, restored in {middle['restore']:.1f} s"
     bar("restore_vs_copy", middle["copy"] / middle["restore"], ">=", 0.5, note)
     pace = EVENTS / middle["ledger restore"]
     print(f"    the ledger alone: {of / 1e6:.0f} MB, {alone:.2f} of a copy, {pace:,.0f} events a second")
+    print("    processor seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in busy.items()))
 
 
 def _house(home: Path, shelf: str) -> None:
@@ -96,11 +103,12 @@ def _copy(source: Path, target: Path) -> None:
     subprocess.run([*SYNC, str(target)], check=True)
 
 
-def _timed(act: Callable[[Path, Path], None], source: Path, target: Path) -> float:
+def _timed(act: Callable[[Path, Path], None], source: Path, target: Path) -> tuple[float, float]:
+    """The seconds it took, and those of processors in them: what a loaded machine makes of the first is not ours."""
     os.sync()
-    began = time.monotonic()
+    began, busy = time.monotonic(), sum(os.times()[:4])
     act(source, target)
-    return time.monotonic() - began
+    return time.monotonic() - began, sum(os.times()[:4]) - busy
 
 
 if __name__ == "__main__":

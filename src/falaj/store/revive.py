@@ -72,7 +72,7 @@ class Revival:
         def put(one: Copied) -> int:
             if there.get(one.key) == one.size:
                 return 0
-            return store.put(one.key, [self.shelf.blob(one)])
+            return store.put(one.key, self.shelf.blob(one))
 
         for size in in_order(iter(wanted), put, _THREADS, 2):
             self.moved, self.moved_bytes = self.moved + (size > 0), self.moved_bytes + size
