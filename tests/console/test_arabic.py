@@ -1,5 +1,7 @@
 """What rooms say on pages in Arabic: what it is in Arabic, and their own words beside it, marked as English."""
 
+import pytest
+
 from tests.console.ground import Ground
 
 RUN = "/console/track/run:fraud/00000000000000000000000000000000"
@@ -13,6 +15,19 @@ def test_an_error_is_told_by_its_class_with_its_own_words_beside_it(platform: Gr
     assert "there is no job:fraud/never-was" in words.text
     english = platform.visitor("amal").get("/console/jobs/job:fraud/never-was").main.one(".notice")
     assert english.text.startswith("Not found. there is no job:fraud/never-was")
+
+
+def test_what_breaks_on_our_side_is_still_a_page(platform: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pieces: list[str]) -> None:
+        raise RuntimeError(f"/etc/secret {pieces}")
+
+    monkeypatch.setattr("falaj.console.doors.find", broken)
+    seen = platform.visitor("amal", "ar").get("/console/jobs")
+    assert seen.status == 500
+    assert seen.tree.one("html")["lang"] == "ar"
+    assert seen.tree.one("main").all("a")
+    assert "secret" not in seen.html
+    assert "RuntimeError" not in seen.html
 
 
 def test_what_a_button_needs_is_told_by_the_rule(platform: Ground) -> None:

@@ -116,10 +116,13 @@ class App:
             if ask is None or not self.deadlines.ended(task):
                 raise
             answer = _too_late(ask)
-        except Exception:
+        except Exception as error:
             request = ask.request if ask is not None and ask.request else new_id()
             self.metrics.count(ask.action if ask is not None else "none", 500)
-            await send_answer(send, Answer(500, opaque(request), request, headers=((b"connection", b"close"),)))
+            broken = Answer(500, opaque(request), request)
+            if ask is not None and self.door is not None and self.door.owns(ask.path):
+                broken = self.door.said(ask, error)
+            await send_answer(send, broken._replace(headers=(*broken.headers, (b"connection", b"close"))))
             raise  # the server logs it, with the trace
         finally:
             self.deadlines.close(task)

@@ -130,7 +130,8 @@ class Console:
         look, request = look_of(ask), ask.request or new_id()
         t = words(look.lang, look.indic)
         if not isinstance(told, FalajError) or told.code == FalajError.code:
-            _log.error("unexpected error", exc_info=error, extra={"request": request})
+            if isinstance(told, FalajError):  # the server logs all others
+                _log.error("unexpected error", exc_info=error, extra={"request": request})
             return self._html(500, opaque_page(t, look, request), request)
         status, headers = (error.status, error.headers) if isinstance(error, Refusal) else (told.status, ())
         return self._html(status, refused(t, look, self._around(ask) if ask.actor else None, told), request, *headers)
