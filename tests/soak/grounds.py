@@ -93,7 +93,7 @@ def embedded(folder: Path) -> Iterator[Ground]:
     ground = Ground(folder)
     ground.name = "embedded"
     disk = ground.home.parent
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "soak", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "soak", str(disk)]
     ground.small_disk = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
     try:
         ground.add({"FALAJ_SEAL_S": "1"})

@@ -72,6 +72,8 @@ class Everybody(Client):
         self.blobs: dict[str, str] = {}
         self.sets: list[list[str]] = []
         """Names of datasets, each with its versions, oldest first."""
+        self.best: dict[str, tuple[str, str]] = {}
+        """Where the word `best` was before, and where it is."""
         self.runs: list[tuple[str, int]] = []
         self.people: dict[str, int] = {}
         self.jobs: list[str] = []
@@ -79,9 +81,10 @@ class Everybody(Client):
 
     def acts(self) -> dict[Callable[[], None], float]:
         return {
-            self.put: 18, self.get: 18, self.delete: 4, self.publish: 4, self.tag: 4, self.check_out: 3,
-            self.log: 14, self.end_run: 2, self.submit: 1.5, self.cancel: 0.5, self.push: 10, self.read: 10,
-            self.erase: 0.7, self.infer: 22, self.start_flow: 0.4, self.ask: 8, self.checkpoint: 4, self.look: 4,
+            self.put: 18, self.get: 18, self.delete: 4, self.publish: 4, self.tag: 4, self.roll_back: 2,
+            self.check_out: 3, self.log: 14, self.end_run: 2, self.submit: 1.5, self.cancel: 0.5, self.push: 10,
+            self.read: 10, self.erase: 0.7, self.infer: 22, self.start_flow: 0.4, self.ask: 8, self.checkpoint: 4,
+            self.look: 4,
         }  # fmt: skip
 
     def put(self) -> None:
@@ -126,8 +129,21 @@ class Everybody(Client):
             done, _ = self.write("alias", name, value, lambda: self.here().catalog.tag(ref, "best"))
             if done:
                 self.sets.append(versions)
+                before = self.best.get(name, ("", ""))[1]
+                self.best[name] = (before, value) if value != before else self.best[name]
                 found = str(self.here().catalog.show(f"{name}@best").ref)
                 self.expect(found == ref, f"{name}@best is {found}, it was moved to {ref}")
+
+    def roll_back(self) -> None:
+        moved = [at for at, each in enumerate(self.sets) if self.best.get(each[-1].partition("@")[0], ("", ""))[0]]
+        if moved:
+            versions = self.sets.pop(self.chance.choice(moved))
+            name = versions[-1].partition("@")[0]
+            before, _ = self.best.pop(name)
+            done, _ = self.write("alias", name, before, lambda: self.here().catalog.rollback(name, alias="best"))
+            if done:
+                self.sets.append(versions)
+                self.best[name] = ("", before)
 
     def check_out(self) -> None:
         if self.sets:
