@@ -17,6 +17,7 @@ from falaj.core.ports import CanJoin, Store
 from falaj.core.ref import Ref
 from falaj.core.replica import Replica
 from falaj.store.ledger import Ledger
+from tests.servers.process import wait_until
 
 CTX = Context(Actor("ann", "acme"), "uae")
 
@@ -137,6 +138,30 @@ def test_looking_changes_nothing(engine: Engine) -> None:
     assert store.standing(time.time())[:4] == (1, 0, schema.NEWEST, ())
     store.close()
     assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(1,)]
+
+
+def test_a_table_is_changed_between_the_others(
+    new_postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine("postgresql", new_postgres())
+    engine.open().close()
+    last = schema.NEWEST + 1
+    monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, ("ALTER TABLE records ADD COLUMN later TEXT",)))
+    monkeypatch.setattr(postgres, "_LOG_STEPS", (*postgres._LOG_STEPS, ()))
+    monkeypatch.setattr(postgres._upgrade, "__defaults__", (last, None))
+    with psycopg.connect(engine.url) as long, psycopg.connect(engine.url, autocommit=True) as raw:
+        long.execute("LOCK TABLE records IN ROW EXCLUSIVE MODE")  # as a long transaction that has written does
+        opening = threading.Thread(target=lambda: engine.open().close())
+        opening.start()
+        waits = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'ALTER TABLE%' AND wait_event_type = 'Lock'"
+        wait_until(lambda: raw.execute(waits).fetchone() is not None, 60)
+        # Behind it, and through although the long one is still there.
+        raw.execute("SET statement_timeout = '30s'")
+        raw.execute("DELETE FROM records WHERE tenant = 'nobody'")
+        long.commit()
+        opening.join(60)
+        assert not opening.is_alive()
+    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(last,)]
 
 
 def test_an_index_is_made_while_others_write(new_postgres: Callable[[], str]) -> None:

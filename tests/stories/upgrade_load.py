@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 ANSWER_S = 30.0
-MIX = {"infer": 60, "show": 12, "list": 4, "get": 6, "put": 6, "log": 12}
+MIX = {"infer": 64, "show": 14, "list": 4, "get": 6, "put": 2, "log": 10}
 """Of 100 requests."""
 
 

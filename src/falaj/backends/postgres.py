@@ -75,6 +75,7 @@ _DUMP = {
 _ROWS = """SELECT coalesce(sum(greatest(reltuples, 0)), 0)::bigint FROM pg_class
     WHERE relname IN ('records', 'events') AND relkind = 'r'"""
 _LOCK, _LOCK_S = 0x66616C616A, 0.02
+_BRIEFLY, _AGAIN_S, _LOCK_TRIES = "SET LOCAL lock_timeout = '300ms'", 0.3, 200
 _CHANNEL = "falaj"
 _QUIET_S = 0.05
 
@@ -305,8 +306,23 @@ def _upgrade(connection: psycopg.Connection[Any], upto: int = schema.NEWEST, now
             if step.indexes:
                 _take(connection, [_beside(text, connection) for text in step.statements])
             else:
-                with connection.transaction():
-                    _take(connection, step.statements)
+                _take_between(connection, step.statements)
+
+
+def _take_between(connection: psycopg.Connection[Any], statements: Iterable[str]) -> None:
+    """Change tables that others work with. Whoever waits for a table has everybody wait behind it: so not for long, and
+    again and again.
+    """
+    for last_try in [*[False] * _LOCK_TRIES, True]:
+        try:
+            with connection.transaction():
+                connection.execute(_BRIEFLY)
+                _take(connection, statements)
+                return
+        except psycopg.errors.LockNotAvailable:
+            if last_try:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def _take(connection: psycopg.Connection[Any], statements: Iterable[str]) -> None:
