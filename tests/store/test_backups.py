@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from falaj.api.figures import Figures
 from falaj.cli.restore import revive
 from falaj.core.context import HOUSE
 from falaj.core.errors import Conflict, Corrupt, Denied, NotFound, Unavailable
@@ -404,6 +405,7 @@ class TestSecondZone:
 
 DYING = """
 import os, sys
+from falaj.api.figures import Figures
 from falaj.cli.restore import revive
 from falaj.platform import load_settings
 from falaj.store.blobs import BlobStore
@@ -419,6 +421,19 @@ def test_it_is_the_same_over_http(tmp_path: Path) -> None:
         found = admin.store.drill()
     assert found.ok, found
     assert found.logs == 1
+
+
+def test_the_age_of_the_newest_is_told_beside_everything_else(town: Town) -> None:
+    def told() -> dict[str, float]:
+        return {one.name: one.rows[0][2] for one in Figures(town.house).families() if one.rows}
+
+    assert told()["falaj_backup_newest_timestamp_seconds"] == 0
+    town.as_("amal").store.put("blob:fraud/a", b"a", label=LABEL)
+    made = town.as_("admin").store.preserve()
+    found = told()
+    assert found["falaj_backup_newest_timestamp_seconds"] == made.at
+    assert found["falaj_backup_every_seconds"] == DAY
+    assert found["falaj_blobs_objects"] == 1, "where loops stand is kept beside objects, and is none"
 
 
 def test_what_lies_on_a_shelf_is_read_with_care(town: Town, tmp_path: Path) -> None:
