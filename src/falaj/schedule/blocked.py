@@ -269,7 +269,7 @@ class Blocked(Board):
         if turn is None:
             self.turns.drop(job.id)
         elif old is None or turn[0] < old.at or cause:
-            later = cause if old is not None and turn[0] > old.at else ""
+            later = "" if old is None else cause if turn[0] > old.at else old.cause
             self.turns.put(
                 Reservation(job.id, *turn, later), pool(job.shape), job.shape.roles, self.run_s(job)
             )  # fmt: skip
