@@ -48,7 +48,7 @@ def _head(view: View, one: JobView) -> Html:
         acts.append(parts.action(view, "jobs", "retry", {"job": one.ref}, t("jobs.retry"), primary=True, id="retry"))
     acts.append(h.a(t("jobs.ask_like"), href=address("jobs/new", {"from": str(one.ref)}), class_="button"))
     acts.append(h.a(t("jobs.its_run"), href=href(one.run), class_="button"))
-    state = h.p(parts.badge(view, one.state), " ", view.english(one.note) if one.over else None)
+    state = h.p(parts.badge(view, one.state), " ", h.span(one.note, dir="auto") if one.over else None)
     return join(state, progress(view, one), h.div(acts, class_="actions"))
 
 

@@ -59,11 +59,11 @@ def _asked(view: View, one: JobView) -> Html:
 
 def standing(view: View, one: JobView) -> Html:
     """How far it is, why it waits, or how it ended; in one sentence."""
-    said = view.english(one.note) if one.note else EMPTY
+    said = h.span(one.note, dir="auto") if one.note else EMPTY  # whoever ended it may have given the reason
     if one.state == WAITING:
         when = view.t("jobs.starts", when=view.ago(one.starts_at)) if one.starts_at else view.t("jobs.starts_unknown")
         if one.reason:
-            said = join(h.strong(view.t.of("jobs.reason", one.reason)), ": ", said)
+            said = join(h.strong(view.t.of("jobs.reason", one.reason)), ": ", view.english(one.note))
         return h.div(said, h.br() if said else None, h.small(when, class_="soft"), class_="reason")
     return h.div(progress(view, one) if one.state == RUNNING else None, said, class_="reason")
 
