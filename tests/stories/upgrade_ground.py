@@ -128,7 +128,7 @@ class Town:
         """As whoever upgrades it does: SIGTERM, and wait."""
         process = self.running.pop((role, name)).process
         process.terminate()
-        self.codes.append(process.wait(90))
+        self.codes.append(process.wait(180))
         assert process.stdout is not None
         process.stdout.close()
 
@@ -255,6 +255,8 @@ class Submitter(threading.Thread):
             try:
                 name = f"small-{len(self.jobs) + len(self.failed)}"
                 self.jobs.append(self._here.jobs.submit("true", name=name, project="fraud", **SMALL))
+            except RuntimeError:  # the client is closed at the end
+                return
             except falaj.FalajError as error:
                 self.failed.append(f"{time.time():.2f} {error}")
 
