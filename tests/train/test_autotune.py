@@ -112,6 +112,7 @@ def test_the_command_says_lines_and_remembers(tmp_path: Path) -> None:
     assert again[-1]["tuned"] == first[-1]["tuned"] | {"cached": True}
 
 
+@pytest.mark.slow
 def test_the_command_fails_with_the_scripts_last_lines(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -136,7 +136,9 @@ def test_a_limit_holds_though_there_is_more(script: str) -> None:
     assert less.free_bytes <= 900 * MIB
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_interrupted_it_leaves_nothing(script: str, tmp_path: Path, how: signal.Signals) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
