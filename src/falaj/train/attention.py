@@ -40,8 +40,8 @@ def backward(grad: torch.Tensor, saved: tuple[torch.Tensor, ...], *, causal: boo
     batch, heads, length, width = q.shape
     delta = torch.empty((batch, heads, length), dtype=torch.float32, device=q.device)
     grads = [torch.empty_like(each) for each in (q, k, v)]
-    strides = [number for each in (q, k, v, grad, *grads) for number in each.stride()[:3]]
     grad = grad if grad.stride(3) == 1 else grad.contiguous()
+    strides = [number for each in (q, k, v, grad, *grads) for number in each.stride()[:3]]
     _delta[(length // LEAST, batch * heads)](
         out, grad, delta, *out.stride()[:3], *grad.stride()[:3], heads, length, width=width, block=LEAST, num_warps=8
     )
@@ -87,11 +87,9 @@ def _forward(
     return out, lse.squeeze(-1).contiguous(), None, None, q.shape[2], k.shape[2], *seeds, q.new_empty(0)
 
 
-def _backward(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    *more: Any, scale: float | None = None,
-) -> Any:  # fmt: skip
-    dropout, causal = more[4], more[5]
+def _backward(grad: torch.Tensor, *given: Any, scale: float | None = None) -> Any:
+    q, k, v, out, lse = given[:5]
+    dropout, causal = given[9:11]
     if not _covered(q, k, v, dropout):
         return None
     scale = q.shape[3] ** -0.5 if scale is None else scale
