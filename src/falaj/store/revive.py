@@ -5,13 +5,13 @@ zone's keys, and every record that holds them says so; what was left behind stay
 asked. Keys of persons that were destroyed after the backup was made are never let in.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, FalajError
+from falaj.core.errors import Conflict
 from falaj.core.ports import Blobs, Key
 from falaj.store.backup import LogState, Progress, Rows, Tally, copier
 from falaj.store.blobs import BlobStore, in_order
@@ -89,19 +89,15 @@ class Revival:
 
     def _rows(self, check: Check, own: Blobs | None) -> Rows:
         # Not before a store that is not empty has refused.
-        carrier = _Beside(lambda: self._lay_own(own)) if own is not None else None
-        try:
+        with ThreadPoolExecutor(1, "falaj-restore") as beside:  # which waits for what it began, whatever happens
+            laying = beside.submit(self._lay_own, own) if own is not None else None
             for table, values in self.shelf.rows(self.made, self.tally):
                 if table == "records" and values[1] == "key":
                     yield table, self._buried(values, check)
                 else:
                     yield table, values
-        except BaseException:
-            if carrier is not None:
-                carrier.join()
-            raise
-        if carrier is not None:
-            carrier.join(demand=True)
+            if laying is not None:
+                laying.result()
 
     def _buried(self, values: tuple[Any, ...], check: Check) -> tuple[Any, ...]:
         """A key's row, as a tomb where the key was destroyed since. Rows of keys are not sealed."""
@@ -178,24 +174,3 @@ class _OnShelf:
 
     def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         return self._shelf.store.open(blob_key(self._zone, key), start, stop)
-
-
-class _Beside:
-    """Work in a thread of its own, whose failure is raised by whoever waits for it."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="falaj-restore", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except FalajError as error:
-            self._failed = error
-
-    def join(self, *, demand: bool = False) -> None:
-        self._thread.join()
-        if demand and self._failed is not None:
-            raise self._failed
