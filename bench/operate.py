@@ -1,7 +1,7 @@
 """What running it costs (`make bench NAME=operate`): each part beside its limit in the same run, or alone by name.
 
-    python bench/operate.py                      all
-    python bench/operate.py erasure evidence     some
+python bench/operate.py                      all
+python bench/operate.py erasure evidence     some
 """
 
 from bars import told

@@ -18,7 +18,7 @@ class LeftBlobs:
         """Why nothing of it can be read, and what would change that."""
         return Unavailable(
             f"these bytes stayed in zone {self._zone}: they were not in the backup that this house was restored from",
-            f"once their store answers again: falaj zones change {self._zone} --more store=… then copy what may leave it",
+            f"once their store answers: falaj zones change {self._zone} --more store=… then copy what may leave it",
         )
 
     def look(self, given: Mapping[str, Any]) -> Any:

@@ -1,11 +1,12 @@
 """Markup: HTML as values. Text is escaped when it enters, so what a stranger named cannot become part of a page."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from html import escape
 from typing import Any, Protocol
 
+_LATE = re.compile(r"<!--late (\d+)-->")
 _VOID = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "wbr"})
 # C0 and C1 controls mean nothing in HTML; the marks that turn the direction of what follows would let one name rewrite
 # its neighbours. They are shown as what they are.
@@ -74,6 +75,16 @@ def _name(key: str) -> str:
     if name == "style" or name.startswith("on"):
         raise ValueError(f"{name} is not allowed in a page: use a class, or a data- attribute and a script of ours")
     return name
+
+
+def late(number: int) -> Html:
+    """A place in a page for what is known at its end. Text has no bare `<`: nobody else can write this."""
+    return Html(f"<!--late {int(number)}-->")
+
+
+def settled(body: Html, made: Sequence[Html]) -> Html:
+    """The page with everything in its place."""
+    return Html(_LATE.sub(lambda found: made[int(found[1])], body)) if made else body
 
 
 def _goes_home(address: str) -> bool:

@@ -1,6 +1,5 @@
 """View: what a page function is given: the platform as its reader sees it, the words of their language, the address."""
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from typing import Any
 
 from falaj.console import writing
 from falaj.console.lines import Line
-from falaj.console.markup import EMPTY, Html, h, join, text
+from falaj.console.markup import EMPTY, Html, h, join, late, settled, text
 from falaj.console.page import address
 from falaj.console.words import Words, messages
 from falaj.core.context import Actor
@@ -17,8 +16,6 @@ from falaj.core.verb import Verb
 from falaj.govern.people_records import Explanation
 from falaj.govern.policy_desk import MOST_ASKED
 from falaj.platform import House, Platform
-
-_LATE = re.compile(r"<!--late (\d+)-->")
 
 
 class Here(Platform):
@@ -144,13 +141,12 @@ class View:
     def knowing(self, action: str, ref: object, make: Callable[[Html], Html]) -> Html:
         """What `make` gives when told what the reader lacks; a page asks for all its buttons together, at its end."""
         self._late.append(((action, str(ref)), make))
-        return Html(f"<!--late {len(self._late) - 1}-->")  # text has no bare `<`: nobody else can write this
+        return late(len(self._late) - 1)
 
     def settled(self, body: Html) -> Html:
         """The page with everything in place that had to wait."""
         self._ask([key for key, _ in self._late])
-        made = [make(self._may[key]) for key, make in self._late]
-        return Html(_LATE.sub(lambda found: made[int(found[1])], body)) if made else body
+        return settled(body, [make(self._may[key]) for key, make in self._late])
 
     def _ask(self, keys: Sequence[tuple[str, str]]) -> None:
         fresh = [key for key in dict.fromkeys(keys) if key not in self._may]

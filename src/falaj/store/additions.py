@@ -2,7 +2,7 @@
 
 While two versions work side by side, the older one may write over a record of the newer. Rooms write bodies whole, and
 a field they do not know would be gone. So the newer marks its own fields in the record, and whoever writes over it
-without naming them keeps them. Only fields at the top of a body can be marked; what is deeper comes as a field of its own.
+without naming them keeps them. Only fields at the top of a body can be marked.
 """
 
 from collections.abc import Mapping
