@@ -239,3 +239,13 @@ def test_a_lost_lease_ends_the_turn(house: House) -> None:
     house.act(1)
     assert SealLoop(house.ledger, house.sealer, 1.0).step(Turn(house.ctx(), 1, lambda: False)) is False
     assert house.log(house.ctx()).head.size == 0
+
+
+def test_no_checkpoint_is_older_than_an_event_under_it(house: House) -> None:
+    """Who wrote an event may have had a clock that was ahead of the sealer's."""
+    house.act(3)
+    newest = max(fact.event.at for fact in house.ledger.tail(tenant="bank", zone="home", limit=10))
+    house.time -= 1800
+    checkpoint = house.sealer.seal(house.ctx(), "bank", "home")
+    assert checkpoint is not None
+    assert checkpoint.at >= newest

@@ -34,6 +34,18 @@ def begun(here: Any, name: str, text: str = "rows") -> Made:
     return tree_of(here, here.catalog.begin(name).ticket, text)
 
 
+def test_a_run_that_went_on_is_nothing_new(town: Town, name: str, project: str) -> None:
+    """Outputs of a job are published again by whoever leads when the first one died before it could say so."""
+    amal = town.as_("amal")
+    amal.track.create(f"experiment:{project}/all")
+    run = amal.track.start(f"experiment:{project}/all").ref
+    first = publish(amal, name, "made", inputs={"run": run.bare})
+    amal.track.end(run.bare)
+    assert publish(amal, name, "made", inputs={"run": run.bare}) == first
+    other = amal.track.start(f"experiment:{project}/all").ref
+    assert publish(amal, name, "made", inputs={"run": other.bare}) != first
+
+
 def test_the_same_again_is_no_new_version(town: Town, name: str) -> None:
     amal = town.as_("amal")
     first = publish(amal, name, "one", facts=Facts(message="first"))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
 from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, NodeFacts, Status
 from falaj.dispatch import crew, loop
+from falaj.dispatch.lead import Lead
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import Plan
 from tests.jobs.lab import Lab, until
@@ -172,3 +174,30 @@ def test_an_attempt_whose_node_is_gone_is_tried_elsewhere(lab: Bad, monkeypatch:
     lab.faults.clear()
     job = lab.done(job)
     assert (job.state, "is gone" in job.attempts[0].outcome) == ("succeeded", True)
+
+
+def test_what_an_attempt_wrote_stays_until_its_end_is_durable(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ends of many jobs are committed together, and the store may go away at that very moment."""
+    broken: list[str] = []
+    ended, ledger = Lead.write, lab.here.house.ledger
+    together, cleared = ledger.group, threading.Event()
+
+    def write(self: Lead, old: Any, body: Any, said: str, *more: Any, **fields: Any) -> Any:
+        broken.extend([said] if said == "jobs.end" and not broken else [])
+        return ended(self, old, body, said, *more, **fields)
+
+    @contextmanager
+    def group() -> Iterator[None]:
+        with together():
+            yield
+            if broken == ["jobs.end"]:
+                broken.append("undone")
+                cleared.wait(1.0)  # time for whoever is too early
+                raise Unavailable("the store went away")
+
+    monkeypatch.setattr(Lead, "write", write)
+    monkeypatch.setattr(ledger, "group", group)
+    script = "import os, pathlib; pathlib.Path(os.environ['FALAJ_OUTPUT_ROWS'], 'a').write_text('a')"
+    job = lab.done(lab.submit(script, outputs={"rows": "dataset:lab/rows"}, cluster="local"))
+    assert (job.state, str(job.outputs["rows"])) == ("succeeded", "dataset:lab/rows@v1"), job.note
+    assert broken == ["jobs.end", "undone"]

@@ -94,7 +94,7 @@ def test_a_record_and_its_event_are_one(ledger: Ledger, ctx: Context) -> None:
         ("role-write",),
         ctx.request,
     )
-    assert ledger.leaves("", tenant="acme", zone="uae", limit=9) == [(fact.pos, fact.leaf, said.id)]
+    assert ledger.leaves("", tenant="acme", zone="uae", limit=9) == [(fact.pos, fact.leaf, said.at)]
     assert ledger.logs() == [("acme", "uae")]
 
 

@@ -193,7 +193,7 @@ class Sealer:
             return None
         tree = head.tree()
         tree.extend(leaf for _, leaf, _ in fresh)
-        signed, keys = self._sign(ctx, head, tree, self.origin(tenant, zone))
+        signed, keys = self._sign(ctx, head, tree, self.origin(tenant, zone), max(at for *_, at in fresh))
         with self._ledger.project(inside) as tx:
             if Log(tx, tenant, zone).head.rev != head.rev:
                 raise Stale("another sealer was faster", "nothing is lost: its checkpoint holds the same events")
@@ -221,7 +221,9 @@ class Sealer:
             made = fresh
         raise Unavailable("others keep sealing this log", "call again")
 
-    def _sign(self, ctx: Context, head: Head, tree: Frontier, origin: str) -> tuple[str, list[tuple[str, int, int]]]:
+    def _sign(
+        self, ctx: Context, head: Head, tree: Frontier, origin: str, newest: float
+    ) -> tuple[str, list[tuple[str, int, int]]]:
         tenant, zone = origin.split("/")[2:]
         keys, previous, after_us = list(head.keys), "", 0
         version, signer = self._keys.newest(tenant, zone)
@@ -231,7 +233,8 @@ class Sealer:
         if head.number:
             last = note.parse(note.join(head.text, ""))
             previous, after_us = note.digest(last.note), round(last.at * 1_000_000) + 1
-        at = max(round(ctx.now() * 1_000_000), after_us) / 1_000_000
+        # Who wrote an event may have a clock that is ahead; no checkpoint is older than what is under it.
+        at = max(round(ctx.now() * 1_000_000), after_us, round(newest * 1_000_000)) / 1_000_000
         public = note.public_of(signer)
         text = note.text_of(origin, head.number + 1, tree.size, tree.root(), at, previous, public)
         lines = [note.sign(text, origin, signer)]
@@ -262,7 +265,7 @@ def unpack(text: str) -> list[bytes]:
     return [data[i : i + HASH_BYTES] for i in range(0, len(data), HASH_BYTES)]
 
 
-def _put_tiles(tx: Writer, tenant: str, zone: str, size: int, fresh: Sequence[tuple[str, bytes, str]]) -> None:
+def _put_tiles(tx: Writer, tenant: str, zone: str, size: int, fresh: Sequence[tuple[str, bytes, float]]) -> None:
     edge: dict[int, list[bytes]] = {}
     revs: dict[tuple[int, int], int] = {}
     positions: list[str] = []

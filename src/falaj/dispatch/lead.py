@@ -103,9 +103,18 @@ class Lead:
         return changed
 
     def write(
-        self, old: Record, body: Body, said: str, more: Callable[[Context], None] | None = None, **fields: str
+        self,
+        old: Record,
+        body: Body,
+        said: str,
+        more: Callable[[Context], None] | None = None,
+        then: Callable[[], None] | None = None,
+        **fields: str,
     ) -> Record:
-        """One change of one job, guarded by its revision and by our lead. Its run follows where it is over."""
+        """One change of one job, guarded by its revision and by our lead. Its run follows where it is over.
+
+        `then` is done once it is durable, and never where it is undone: changes of many jobs are committed together.
+        """
         mine = self.mine(old)
         with self.ledger.write(mine) as tx:
             self.guard(tx)
@@ -113,6 +122,8 @@ class Lead:
             tx.emit(said, record.ref, (), **fields)
             if more is not None:
                 more(mine)
+            if then is not None:
+                tx.after(lambda durable: then() if durable else None)
             if body["state"] in OVER:
                 self.track.end(mine, Ref.parse(body["run"]), _STATUS[body["state"]])
         self.take(record)

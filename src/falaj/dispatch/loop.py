@@ -389,13 +389,17 @@ class JobsLoop:
         attempt = record.body["attempt"]
         seconds = max(0.0, (status.ended or now) - attempt["started"]) if attempt["started"] else 0.0
         after = life.ended(life.absorbed(body, self._unsaved.pop(attempt["id"], ())), status, now)
-        settle = self._lead.settle(record, after, seconds)
-        self._lead.write(record, after, "jobs.end", settle, attempt=attempt["id"], state=after["state"])
+        settle, crew = self._lead.settle(record, after, seconds), self._crews.get(attempt["cluster"])
+
+        def clear() -> None:
+            # Not before it is durable: whoever leads next would find an attempt that ended well and left nothing.
+            if crew is not None:
+                self._hands.do(lambda: self._staging.clear(record, crew.cluster, attempt["id"]))
+
+        self._lead.write(record, after, "jobs.end", settle, clear, attempt=attempt["id"], state=after["state"])
         self._desk.end(record.body, after, status.ended or now)
-        crew = self._crews.get(attempt["cluster"])
         if crew is not None:
             crew.unwatch(attempt["id"])
-            self._hands.do(lambda: self._staging.clear(record, crew.cluster, attempt["id"]))
         self._strange.pop(attempt["id"], None)
         self._ordered = {one for one in self._ordered if one[0] != attempt["id"]}
         stop = attempt["stop"] or {}

@@ -98,9 +98,9 @@ class Ledger:
             leaves += [row.leaf for row in rows]
         return Lines(raws, leaves, pos)
 
-    def leaves(self, after: str, *, tenant: str, zone: str, limit: int) -> list[tuple[str, bytes, str]]:
-        """(cursor, leaf hash, event id) of one log, for the audit tree; opens nothing."""
-        return [(row.pos, row.leaf, row.id) for row in self.store.events(after, tenant=tenant, zone=zone, limit=limit)]
+    def leaves(self, after: str, *, tenant: str, zone: str, limit: int) -> list[tuple[str, bytes, float]]:
+        """(cursor, leaf hash, time) of one log, for the audit tree; opens nothing."""
+        return [(row.pos, row.leaf, row.at) for row in self.store.events(after, tenant=tenant, zone=zone, limit=limit)]
 
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
