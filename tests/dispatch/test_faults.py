@@ -1,6 +1,7 @@
 """Executors that refuse, hang, forget and lie: their jobs wait or go elsewhere, and nobody else notices."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,7 +181,7 @@ def test_what_an_attempt_wrote_stays_until_its_end_is_durable(lab: Bad, monkeypa
     """The ends of many jobs are committed together, and the store may go away at that very moment."""
     broken: list[str] = []
     ended, ledger = Lead.write, lab.here.house.ledger
-    together, cleared = ledger.group, threading.Event()
+    together, left = ledger.group, list[str]()
 
     def write(self: Lead, old: Any, body: Any, said: str, *more: Any, **fields: Any) -> Any:
         broken.extend([said] if said == "jobs.end" and not broken else [])
@@ -192,7 +193,8 @@ def test_what_an_attempt_wrote_stays_until_its_end_is_durable(lab: Bad, monkeypa
             yield
             if broken == ["jobs.end"]:
                 broken.append("undone")
-                cleared.wait(1.0)  # time for whoever is too early
+                threading.Event().wait(0.5)  # time for whoever is too early
+                left.extend(path.name for path in (lab.home / "house").glob("attempts/*/outputs/rows/*"))
                 raise Unavailable("the store went away")
 
     monkeypatch.setattr(Lead, "write", write)
@@ -200,4 +202,25 @@ def test_what_an_attempt_wrote_stays_until_its_end_is_durable(lab: Bad, monkeypa
     script = "import os, pathlib; pathlib.Path(os.environ['FALAJ_OUTPUT_ROWS'], 'a').write_text('a')"
     job = lab.done(lab.submit(script, outputs={"rows": "dataset:lab/rows"}, cluster="local"))
     assert (job.state, str(job.outputs["rows"])) == ("succeeded", "dataset:lab/rows@v1"), job.note
-    assert broken == ["jobs.end", "undone"]
+    assert (broken, left) == (["jobs.end", "undone"], ["a"])
+
+
+def test_nobody_backs_off_until_a_day_that_a_wrong_clock_named(lab: Bad) -> None:
+    def refuse(attempt: Attempt) -> None:
+        raise Unavailable("not now")
+
+    lab.faults["launch"] = refuse
+    job = lab.submit("print(1)", cluster="bad")
+    lab.until(job, lambda one: "refused" in one.note)
+    house = lab.here.house
+    ctx = house.context(lab.here.actor)
+
+    def put_off(tx: Any) -> None:
+        old = tx.need(job.ref.bare)
+        tx.put(old.key, {**old.body, "not_before": round(time.time()) + 86_400}, rev=old.rev, terms=old.terms)
+        tx.emit("jobs.refuse", job.ref.bare.at(f"r{old.rev + 1}"))
+
+    until(lambda: lab.show(job), lambda one: one.state == "waiting")
+    lab.faults.clear()
+    house.ledger.retry(ctx, put_off)
+    assert lab.done(job).state == "succeeded"

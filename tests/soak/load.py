@@ -30,7 +30,7 @@ seen = view("soak/seen", person, Source("push", event="at"), features=[Feature("
 FLOW = """
 from falaj import flow, step
 
-SMALL = {"cpus": 0.1, "memory": "32MiB", "cache": False}
+SMALL = {"cpus": 0.1, "memory": "32MiB", "cache": False, "retries": 8}
 
 @step(**SMALL)
 def double(number):

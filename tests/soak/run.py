@@ -1,5 +1,6 @@
 """One ground through its time: load all along; faults that kill, then faults that do not; a calm; the checks."""
 
+import json
 import threading
 import time
 import traceback
@@ -42,6 +43,8 @@ class Sampler(threading.Thread):
     def _look(self, pid: int, role: str) -> None:
         if pid and (held := procs.gauge(pid)) is not None:
             self.samples.append(Sample(time.monotonic(), pid, role, held))
+            with (self._ground.folder / "samples.jsonl").open("a") as file:
+                file.write(f"{json.dumps({'at': time.time(), 'pid': pid, 'role': role, **held._asdict()})}\n")
 
 
 def soak(

@@ -27,7 +27,7 @@ from falaj.schedule import budget
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import key as shape_key
 from falaj.schedule.forecast import quantiles
-from falaj.schedule.model import BEST_EFFORT, Knobs, Node, Shape, Snapshot, Spot
+from falaj.schedule.model import BEST_EFFORT, Job, Knobs, Node, Shape, Snapshot, Spot
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.loop import Turn
 from falaj.store.records import Record
@@ -38,6 +38,10 @@ KINDS = ("job", "cluster", "queue")
 _PATIENCE_S, _WINDOW_S, _LEARN_S = 10.0, 60.0, 5.0
 _REMEMBERED, _REMEMBERED_TIMES = 10_000, 50
 _STATUS = {"succeeded": "finished", "failed": "failed", "cancelled": "killed"}
+
+
+_AHEAD_S = 60
+"""So much may the clocks of replicas differ."""
 
 
 class Fenced(Conflict):
@@ -155,7 +159,13 @@ class Lead:
         if body["not_before"] > self.ctx.now():
             heappush(self._alarms, float(body["not_before"]))
         if body["state"] != HELD:
-            self.scheduler.change(job_of(record, self.clusters))
+            self.scheduler.change(self._job(record))
+
+    def _job(self, record: Record) -> Job:
+        """A job as the scheduler sees it. Nobody backs off for days: that was written by a clock that was ahead."""
+        job = job_of(record, self.clusters)
+        longest = self.ctx.now() + life.LONGEST_BACKOFF_S + _AHEAD_S
+        return job if job.not_before <= longest else replace(job, not_before=0)
 
     def again(self, job_id: str) -> None:
         """Read a job once more, after somebody else wrote it."""
@@ -237,7 +247,7 @@ class Lead:
             self._sort(record)
         held = held_of(self.rules, (record.body for record in self.jobs.values()))
         waiting = [record for record in self.jobs.values() if record.body["state"] != HELD]
-        jobs = tuple(job_of(record, self.clusters) for record in waiting)
+        jobs = tuple(map(self._job, waiting))
         queues = as_queues(self.rules.values(), spent, held, now)
         self.scheduler = Scheduler(Snapshot(int(now), tuple(found), queues, jobs, past, knobs=self._knobs))
         self.dirty = True

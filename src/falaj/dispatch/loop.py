@@ -92,6 +92,9 @@ class JobsLoop:
         self._leads_until = time.monotonic() + LEASE_S / 2
         lead = self._lead
         lead.ctx = turn.ctx
+        if turn.ctx.now() < self._next_cycle - 2 * LOOK_AGAIN_S:
+            # The clock was set back: what we mean to do later would be done when that moment comes again.
+            lead.token, self._next_cycle, self._next_sweep = 0, 0.0, 0.0
         if turn.token != lead.token:
             self._drop_crews()
             lead.begin(turn)
