@@ -75,7 +75,7 @@ class Figures:
         """All of them; in a thread, since it reads. Two who ask at once cause one count."""
         with self._lock:
             found = [*_ledger(self._house), *_loops(self._house)]
-            found += [*_backups(self._house), *traces()]
+            found += [*(_backups(self._house) if "store" in self._house.desks else ()), *traces()]
             for room, (every_s, part) in PARTS.items():
                 if room in self._house.desks:
                     found += self._of(room, every_s, part)

@@ -190,10 +190,12 @@ def _from_arrow(column: Any, type_name: str, zone: str) -> Cells:
     if shown == "null":
         return blank(type_name or "null", len(column))
     wanted = shown if _DTYPES.get(shown) is None else type_name or shown
-    if _DTYPES.get(wanted) is None:
-        return _from_list(column.to_pylist(), wanted)
     valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
     try:
+        if _DTYPES.get(wanted) is None:
+            if shown == "list[time]" and column.type.value_type.tz:  # there are moments outside of Python's years
+                column = column.cast(pa.large_list(arrow_type("time"))).cast(pa.large_list(pa.int64()))
+            return _from_list(column.to_pylist(), wanted)
         filled = column.cast(arrow_type("int64" if wanted == "time" else wanted))
     except pa.ArrowInvalid as error:
         raise Invalid(
