@@ -12,6 +12,7 @@ import hmac
 import json
 import secrets
 import threading
+from collections import OrderedDict
 from dataclasses import asdict, dataclass
 
 from falaj.core.errors import Denied, Invalid
@@ -71,7 +72,7 @@ class PermitDesk:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._spent: dict[str, float] = {}
+        self._spent: OrderedDict[str, float] = OrderedDict()
         self._lock = threading.Lock()
 
     def issue(
@@ -95,8 +96,9 @@ class PermitDesk:
             if permit.nonce in self._spent:
                 raise Denied("the permit was used before", "each permit opens storage once", thing)
             self._spent[permit.nonce] = permit.expires
-            if len(self._spent) > 4096:
-                self._spent = {n: e for n, e in self._spent.items() if e > now}
+            # All live equally long, so the first that was spent is the first that may be forgotten.
+            while self._spent[next(iter(self._spent))] <= now:
+                self._spent.popitem(last=False)
 
     def ticket(self, ticket: Ticket) -> str:
         """The text of a ticket; whoever asks has spent the permit for it."""
