@@ -151,6 +151,7 @@ def assert_every_flip_is_found(files: Files, folder: Path, every_bit: bool) -> N
     assert missed == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_any_byte_of_a_zip_is_found(tiny: Files, tmp_path: Path) -> None:
     assert_every_flip_is_found(tiny, tmp_path, every_bit=False)
 

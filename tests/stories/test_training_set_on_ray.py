@@ -54,6 +54,7 @@ def test_training_set_on_ray(tmp_path: Path, ray_server: RayServer, monkeypatch:
         assert list((tmp_path / "everywhere").rglob("*.parquet")) == [], "pieces were left behind"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_training_set_on_slurm(
     tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_user: str, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ def lines(*words: str, cache: Path) -> list[dict[str, Any]]:
     return said
 
 
+@pytest.mark.slow
 def test_the_command_says_lines_and_remembers(tmp_path: Path) -> None:
     """A script that says everything itself leaves nothing to try."""
     script, cache = tmp_path / "train.py", tmp_path / "cache"

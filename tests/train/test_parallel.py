@@ -59,7 +59,14 @@ GPT_CASES: list[tuple[str, int, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "world", "plan", "more"), GPT_CASES, ids=[case[0] for case in GPT_CASES])
+DEEP = {"dp x tp", "tp x2 one head", "fsdp x pp", "fsdp x3"}
+"""What others of the quick tests show in parts."""
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "plan", "more"),
+    [pytest.param(*case, id=case[0], marks=[pytest.mark.slow] if case[0] in DEEP else []) for case in GPT_CASES],
+)
 def test_a_gpt_learns_as_on_one_process(name: str, world: int, plan: Any, more: Any, tmp_path: Path) -> None:
     _same(together(world, train, tmp_path, "gpt", plan, more), _alone("gpt", more.get("heads", 4)))
 
