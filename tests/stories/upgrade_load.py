@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 ANSWER_S = 30.0
+LINES = 48
+"""Connections to one address, as a client's pool has them: who finds none free waits, and the wait counts."""
 MIX = {"infer": 64, "show": 14, "list": 4, "get": 6, "put": 2, "log": 10}
 """Of 100 requests."""
 
@@ -62,8 +64,13 @@ class Pool:
         self.host, _, port = address.rpartition(":")
         self.port, self.address, self._context, self._told = int(port), address, context, told
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._free = asyncio.Semaphore(LINES)
 
     async def call(self, ask: Ask) -> tuple[int, bytes]:
+        async with self._free:
+            return await self._call(ask)
+
+    async def _call(self, ask: Ask) -> tuple[int, bytes]:
         reader, writer = await self._line()
         try:
             head = "".join(f"{name}: {value}\r\n" for name, value in ask.headers.items())
