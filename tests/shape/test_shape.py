@@ -12,6 +12,8 @@ EXCUSED: dict[str, str] = {
     "src/falaj/jobs/errands.py::submit": "docs/decisions/0007-shape-exceptions.md",
     "src/falaj/train/attention.py::_delta": "docs/decisions/0007-shape-exceptions.md",
     "src/falaj/train/attention.py::_keys": "docs/decisions/0007-shape-exceptions.md",
+    "src/falaj/train/attention.py::_over_keys": "docs/decisions/0007-shape-exceptions.md",
+    "src/falaj/train/attention.py::_over_queries": "docs/decisions/0007-shape-exceptions.md",
     "src/falaj/train/attention.py::_queries": "docs/decisions/0007-shape-exceptions.md",
     "src/falaj/train/kernels.py::_adamw": "docs/decisions/0007-shape-exceptions.md",
     "src/falaj/train/kernels.py::_fold": "docs/decisions/0007-shape-exceptions.md",

@@ -129,27 +129,37 @@ def _keys(  # type: ignore[no-untyped-def]
     key_grad = tl.zeros((columns, width), tl.float32)
     value_grad = tl.zeros((columns, width), tl.float32)
     if causal:  # the blocks on the diagonal first, with a mask, then those below it
-        for start in range(first, first + columns, rows):
-            at = start + tl.arange(0, rows)
-            query = tl.load(q + at[:, None] * qs + depth[None, :])
-            slope = tl.load(grad + at[:, None] * gs + depth[None, :])
-            share = tl.math.exp2(tl.dot(key, tl.trans(query)) * scale2 - tl.load(lse + at)[None, :] * log2e)
-            share = tl.where(at[None, :] >= mine[:, None], share, 0.0)
-            value_grad += tl.dot(share.to(query.dtype), slope)
-            inner = share * (tl.dot(value, tl.trans(slope)) - tl.load(delta + at)[None, :])
-            key_grad += tl.dot(inner.to(query.dtype), query)
-    below = first + columns if causal else 0
-    for start in range(below, length, rows):
+        key_grad, value_grad = _over_queries(
+            key_grad, value_grad, key, value, mine, q, grad, lse, delta, first, first + columns,
+            qs, gs, scale2, log2e, masked=True, width=width, rows=rows,
+        )  # fmt: skip
+    key_grad, value_grad = _over_queries(
+        key_grad, value_grad, key, value, mine, q, grad, lse, delta, first + columns if causal else 0, length,
+        qs, gs, scale2, log2e, masked=False, width=width, rows=rows,
+    )  # fmt: skip
+    kind = dk.dtype.element_ty
+    tl.store(dk + b * dkb + h * dkh + mine[:, None] * dks + depth[None, :], (key_grad * scale).to(kind))
+    tl.store(dv + b * dvb + h * dvh + mine[:, None] * dvs + depth[None, :], value_grad.to(kind))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _over_queries(  # type: ignore[no-untyped-def]
+    key_grad, value_grad, key, value, mine, q, grad, lse, delta, low, high, qs, gs, scale2, log2e,
+    masked: tl.constexpr, width: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    """What the queries from `low` to `high` add to the gradients of a block of keys; `masked`: but for earlier ones."""
+    depth = tl.arange(0, width)
+    for start in range(low, high, rows):
         at = start + tl.arange(0, rows)
         query = tl.load(q + at[:, None] * qs + depth[None, :])
         slope = tl.load(grad + at[:, None] * gs + depth[None, :])
         share = tl.math.exp2(tl.dot(key, tl.trans(query)) * scale2 - tl.load(lse + at)[None, :] * log2e)
+        if masked:
+            share = tl.where(at[None, :] >= mine[:, None], share, 0.0)
         value_grad += tl.dot(share.to(query.dtype), slope)
         inner = share * (tl.dot(value, tl.trans(slope)) - tl.load(delta + at)[None, :])
         key_grad += tl.dot(inner.to(query.dtype), query)
-    kind = dk.dtype.element_ty
-    tl.store(dk + b * dkb + h * dkh + mine[:, None] * dks + depth[None, :], (key_grad * scale).to(kind))
-    tl.store(dv + b * dvb + h * dvh + mine[:, None] * dvs + depth[None, :], value_grad.to(kind))
+    return key_grad, value_grad
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -171,24 +181,36 @@ def _queries(  # type: ignore[no-untyped-def]
     k += b * kb + h * kh
     v += b * vb + h * vh
     query_grad = tl.zeros((rows, width), tl.float32)
-    for start in range(0, first if causal else length, columns):
+    query_grad = _over_keys(
+        query_grad, query, slope, weight, taken, mine, k, v, 0, first if causal else length,
+        ks, vs, scale2, masked=False, width=width, columns=columns,
+    )  # fmt: skip
+    if causal:
+        query_grad = _over_keys(
+            query_grad, query, slope, weight, taken, mine, k, v, first, first + rows,
+            ks, vs, scale2, masked=True, width=width, columns=columns,
+        )  # fmt: skip
+    place = dq + b * dqb + h * dqh + mine[:, None] * dqs + depth[None, :]
+    tl.store(place, (query_grad * scale).to(dq.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _over_keys(  # type: ignore[no-untyped-def]
+    query_grad, query, slope, weight, taken, mine, k, v, low, high, ks, vs, scale2,
+    masked: tl.constexpr, width: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """What the keys from `low` to `high` add to the gradients of a block of queries; `masked`: but for later ones."""
+    depth = tl.arange(0, width)
+    for start in range(low, high, columns):
         at = start + tl.arange(0, columns)
         key = tl.load(k + at[:, None] * ks + depth[None, :])
         value = tl.load(v + at[:, None] * vs + depth[None, :])
         share = tl.math.exp2(tl.dot(query, tl.trans(key)) * scale2 - weight)
+        if masked:
+            share = tl.where(mine[:, None] >= at[None, :], share, 0.0)
         inner = share * (tl.dot(slope, tl.trans(value)) - taken)
         query_grad += tl.dot(inner.to(query.dtype), key)
-    if causal:
-        for start in range(first, first + rows, columns):
-            at = start + tl.arange(0, columns)
-            key = tl.load(k + at[:, None] * ks + depth[None, :])
-            value = tl.load(v + at[:, None] * vs + depth[None, :])
-            share = tl.math.exp2(tl.dot(query, tl.trans(key)) * scale2 - weight)
-            share = tl.where(mine[:, None] >= at[None, :], share, 0.0)
-            inner = share * (tl.dot(slope, tl.trans(value)) - taken)
-            query_grad += tl.dot(inner.to(query.dtype), key)
-    place = dq + b * dqb + h * dqh + mine[:, None] * dqs + depth[None, :]
-    tl.store(place, (query_grad * scale).to(dq.dtype.element_ty))
+    return query_grad
 
 
 _SHAPES: dict[int, tuple[tuple[Any, int, int, int, int], ...]] = {
