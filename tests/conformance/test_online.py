@@ -13,6 +13,7 @@ import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -311,6 +312,7 @@ def _read_as_child(online: Online) -> None:
 
 def test_a_child_goes_on_with_what_its_parent_opened(online: Online) -> None:
     online.put("s", [(b"k", row(1))], NOW)
+    assert cell(online) == row(1)
     process = forked.Process(target=_read_as_child, args=(online,))
     process.start()
     process.join(60)
@@ -558,6 +560,27 @@ def test_redis_one_row_a_call_is_the_same(redis_server: RedisServer) -> None:
     online = RedisOnline(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}&chunk=1")
     assert online.put("s", shuffled(1), NOW) >= 20
     assert dict(online.scan("s")) == NEWEST
+    online.close()
+
+
+def test_redis_readers_and_writers_share_few_connections(redis_server: RedisServer) -> None:
+    online = RedisOnline(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}&connections=3&wait_s=10")
+    online.put("s", [(b"k", row(1))], NOW)
+    with ThreadPoolExecutor(12) as pool:
+        reads = [pool.submit(lambda: [cell(online) for _ in range(200)]) for _ in range(11)]
+        writes = pool.submit(lambda: [online.put("s", [(b"w", row(n))], NOW) for n in range(1, 51)])
+        assert writes.result(60) == [1] * 50
+        assert all(set(read.result(60)) == {row(1)} for read in reads)
+    online.close()
+
+
+def test_redis_a_reader_whose_connection_was_ended_reads_on(redis_server: RedisServer) -> None:
+    online = RedisOnline(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}")
+    online.put("s", [(b"k", row(1))], NOW)
+    for _ in range(3):
+        assert cell(online) == row(1)
+        assert redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") >= 1
+    assert cell(online) == row(1)
     online.close()
 
 

@@ -4,9 +4,9 @@ What stands at a moment is decided by the same rule as offline: the highest rank
 view says so (an event exactly as old as that is out); FUTURE where the key has only later rows.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from falaj.asof.keys import key_bytes
@@ -20,6 +20,7 @@ Function = Callable[[dict[str, Any]], Mapping[str, Any]]
 Columns = Mapping[str, Sequence[Any]]
 Cells = Sequence[bytes | None]
 Events = Callable[[], list[int]]
+_INTS, _TEXTS = {int}, {str}
 
 
 class Answer:
@@ -28,9 +29,12 @@ class Answer:
     __slots__ = ("_events", "columns", "statuses")
 
     def __init__(
-        self, columns: dict[str, list[Any]], statuses: dict[str, list[int]], events: Mapping[str, Events] | None = None
+        self,
+        columns: dict[str, list[Any]],
+        statuses: dict[str, list[int]],
+        events: Sequence[tuple[Sequence[str], Events]] = (),
     ) -> None:
-        self.columns, self.statuses, self._events = columns, statuses, events or {}
+        self.columns, self.statuses, self._events = columns, statuses, events
 
     @classmethod
     def of(cls, columns: dict[str, list[Any]], statuses: dict[str, list[int]]) -> "Answer":
@@ -44,19 +48,24 @@ class Answer:
     @property
     def events(self) -> dict[str, list[int]]:
         """The event moment of the row behind each value, MISSING where there is none; not for what is computed."""
-        made: dict[Events, list[int]] = {one: one() for one in set(self._events.values())}
-        return {name: made[one] for name, one in self._events.items()}
+        made = [(names, events()) for names, events in self._events]
+        return {name: seen for names, seen in made for name in names if name in self.columns}
 
     def to_dict(self, *, statuses: bool = True) -> dict[str, list[Any]]:
         """Values by name, and codes by `<name>__status`: the columns that a training set has."""
         if not statuses:
             return dict(self.columns)
-        return {**self.columns, **{f"{name}__status": codes for name, codes in self.statuses.items()}}
+        return {**self.columns, **dict(zip(_beside(*self.statuses), self.statuses.values(), strict=True))}
 
     def to_dicts(self, *, statuses: bool = False) -> list[dict[str, Any]]:
         """A dict for each row."""
         whole = self.to_dict(statuses=statuses)
         return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+
+
+@lru_cache
+def _beside(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}__status" for name in names)
 
 
 class Reader:
@@ -96,19 +105,18 @@ class Reader:
         bars = [(space, _named((field,), keys)) for space, field in self.plan.barred]
         values: dict[str, list[Any]] = {}
         statuses: dict[str, list[int]] = {}
-        events: dict[str, Events] = {}
+        events: list[tuple[Sequence[str], Events]] = []
         for (view, _, read), cells in zip(self._views, _allowed(self._online, asks, bars), strict=True):
             columns, states, seen = read(cells, now)
             values.update(zip(view.names, columns, strict=True))
             statuses.update(zip(view.names, states, strict=True))
-            events.update(dict.fromkeys(view.names, seen))
+            events.append((view.names, seen))
         if self.plan.computed:
             self._compute(values, statuses, self._asked(request, size))
         if self._as_made:
             return Answer(values, statuses, events)
-        kept = {name: seen for name, seen in events.items() if name in self._names}
         return Answer(
-            {name: values[name] for name in self._names}, {name: statuses[name] for name in self._names}, kept
+            {name: values[name] for name in self._names}, {name: statuses[name] for name in self._names}, events
         )
 
     def _size(self, keys: Columns) -> int:
@@ -223,16 +231,25 @@ def _plain(column: Sequence[Any]) -> list[Any]:
 
 def _named(group: tuple[Field, ...], keys: Columns) -> list[bytes | None]:
     """The bytes of each key, None where a part is null. One number or one text, the common cases, go fast."""
+    plain = _quickly(group[0].type, keys[group[0].name]) if len(group) == 1 else None
+    if plain is not None:
+        return plain
     columns = [_plain(keys[field.name]) for field in group]
     kinds = tuple(field.type for field in group)
-    shown = set(map(type, columns[0])) if len(columns) == 1 else set()
-    # What does not fit is said in words below.
-    with contextlib.suppress(OverflowError, UnicodeEncodeError):
-        if kinds == ("int64",) and shown == {int}:
-            return [key.to_bytes(8, "little", signed=True) for key in columns[0]]
-        if kinds == ("string",) and shown == {str}:
-            return [key.encode() for key in columns[0]]
     return [key_bytes(parts, kinds) for parts in zip(*columns, strict=True)]
+
+
+def _quickly(kind: str, given: Sequence[Any]) -> list[bytes | None] | None:
+    column = given if type(given) is list else _plain(given)
+    shown = set(map(type, column))
+    try:
+        if kind == "int64" and shown == _INTS:
+            return [key.to_bytes(8, "little", signed=True) for key in column]
+        if kind == "string" and shown == _TEXTS:
+            return [key.encode() for key in column]
+    except (OverflowError, UnicodeEncodeError):
+        return None  # what does not fit is said in words by the slow way
+    return None
 
 
 def _allowed(
@@ -250,7 +267,10 @@ def _allowed(
 def _fetched(online: Online, asks: Sequence[tuple[str, list[bytes | None]]]) -> list[list[bytes | None]]:
     """Cells of all views in one round trip; of what has no key there is none."""
     whole: Any = asks
-    if not any(None in keys for _, keys in asks):
+    for _, keys in asks:
+        if None in keys:
+            break
+    else:
         return online.get(whole)
     found = online.get([(space, [key for key in keys if key is not None]) for space, keys in asks])
     each = [iter(cells) for cells in found]
