@@ -4,7 +4,7 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -102,6 +102,40 @@ def test_a_bare_number_is_no_loss() -> None:
     (step, *_) = run.steps(1, run.data(toys.samples(), 24))
     with pytest.raises(Invalid, match="a sum or a mean"):
         step.backward(toys.losses(model, toys.samples()).mean())
+
+
+class Own(torch.Tensor):
+    """A kind of tensor that wants to know of its gradients, as those of other libraries do."""
+
+    heard: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.heard.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_losses_of_any_kind_and_shape_move_alike() -> None:
+    """One number in 32, 16 or 64 bits, a row, a table, a kind of its own: the same gradients and the same loss."""
+    made: list[Any] = [
+        lambda one: one, lambda one: one.sum(), lambda one: one.double().sum(), lambda one: one.view(-1, 1),
+        lambda one: one.sum().as_subclass(Own), lambda one: one.sum().bfloat16(),
+    ]  # fmt: skip
+    told = []
+    for make in made:
+        torch.manual_seed(0)
+        run = toys.begin()
+        model = run.parallel(toys.net())
+        optimizer = run.sgd(model, lr=1e-2)
+        for step in run.steps(3, run.data(toys.samples(), 24, micro=8)):
+            for given in step.micro():
+                step.backward(make(toys.losses(model, given)), 8)
+            step.apply(optimizer)
+        told.append([float(step.values["loss"]), *(param.detach().sum().item() for param in model.parameters())])
+    for found in told[1:-1]:
+        assert found == pytest.approx(told[0], abs=1e-5)
+    assert told[-1] == pytest.approx(told[0], abs=1e-2)  # of 8 bits
+    assert torch.autograd.backward in Own.heard
 
 
 def _poisoned(run: Run, at: int) -> None:

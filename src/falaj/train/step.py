@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, 0x7FFFFFFFFFFFFFFF
 _SHAPES = 64
 _NAMED_SAMPLES = 20
-_WIDE = torch.float32
 _LOOK_S = 0.5
 """How often we look what became of saves."""
+Start = tuple[torch.Tensor, Callable[[torch.Tensor], Number]]
+# What torch.autograd.backward ends in. The shapes and kinds that it looks at before are right by how slopes are made,
+# and looking takes longer than many a small layer.
+_backward = torch.autograd.graph._engine_run_backward  # noqa: SLF001
 
 
 class Step:
@@ -61,13 +64,14 @@ class Step:
             if not losses.ndim:
                 raise Invalid("this loss is one number: a sum or a mean?", "give losses of items, or a sum and a count")
             count = losses.numel()
-        slope, ones = home.known.get(losses.shape) or home.slopes(losses, count)
+        slope, total = home.known.get(losses.shape) or home.slopes(losses, count)
         if slope.dtype is not losses.dtype:
-            slope, ones = home.slopes(losses, count)
-        detached = losses.detach()
-        total = detached.dot(ones) if ones is not None else detached.sum(dtype=torch.promote_types(losses.dtype, _WIDE))
-        home.tally.add(home.at, total, count)
-        torch.autograd.backward(losses, slope)
+            slope, total = home.slopes(losses, count)
+        home.tally.add(home.at, total(losses), count)
+        if type(losses) is torch.Tensor:
+            _backward((losses,), (slope,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        else:
+            torch.autograd.backward(losses, slope)
 
     def tally(self, loss: torch.Tensor, count: Number) -> None:
         """Count losses whose gradients somebody else makes, as pipelines do."""
@@ -103,7 +107,7 @@ class Stepping:
         self._stream: Iterator[Given] = iter(())
         self._next = -1
         self._moved: tuple[Number, Number] | None = None
-        self.known: dict[Any, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self.known: dict[Any, Start] = {}
         self._fixed, self._answered = run.strict is None, False
         self._lags = run.mesh.world > 1 or self.tally.late
         """Whether there is anything to read of what was said before."""
@@ -156,19 +160,27 @@ class Stepping:
             self.gauge.waited(given.waited_s)
             yield given.batch
 
-    def slopes(self, losses: torch.Tensor, count: Number) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the gradient of a sum of losses begins with: 1 / batch, so that sums stay in a range. And ones, where a
-        product with them is the quickest sum."""
+    def slopes(self, losses: torch.Tensor, count: Number) -> Start:
+        """What the gradient of a sum of losses begins with: 1 / batch, so that sums stay in a range. And how losses
+        like these are summed the quickest."""
         if not self._fixed:
             self.moving.fix(float(count) / self.feed.plan.micro, self.feed.plan.micros)
             self._fixed = True
         if len(self.known) >= _SHAPES:
             self.known.clear()
-        quick = losses.ndim == 1 and losses.dtype == torch.float32 and losses.device.type == "cpu"
-        found = self.moving.slope(losses), torch.ones(losses.shape) if quick else None
+        found = self.moving.slope(losses), self._sum(losses)
         if self.moving.scaler is None:  # its scale is another at every step
             self.known[losses.shape] = found
         return found
+
+    def _sum(self, losses: torch.Tensor) -> Callable[[torch.Tensor], Number]:
+        if losses.device.type == "cpu" and not losses.ndim and self.run.strict is None:
+            return torch.Tensor.item
+        if losses.device.type == "cpu" and losses.ndim == 1 and losses.dtype == torch.float32:
+            ones = torch.ones(losses.shape)
+            return lambda given: given.detach().dot(ones)
+        wide = torch.promote_types(losses.dtype, torch.float32)
+        return lambda given: given.detach().sum(dtype=wide)
 
     def apply(self, step: Step, optimizers: Sequence[torch.optim.Optimizer], clip: float) -> None:
         """Exchange counts, then move."""

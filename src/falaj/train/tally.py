@@ -35,9 +35,9 @@ class Tally:
     def __init__(self, mesh: "Mesh", *, exact: bool = False, late: bool | None = None) -> None:
         self._mesh, self._exact = mesh, exact
         self.late = mesh.device.type == "cuda" if late is None else late
-        self.parts: list[tuple[int, torch.Tensor]] = []
+        self.parts: list[tuple[int, Number]] = []
         """The losses of this process's micro-batches by number, of this step; those of the step before in `former`."""
-        self.former: list[tuple[int, torch.Tensor]] = []
+        self.former: list[tuple[int, Number]] = []
         self.units: Any = 0
         """The items of this process in this step."""
         self._counted: Any = 0
@@ -50,11 +50,11 @@ class Tally:
         self.former, self.parts = self.parts, []
         self._step, self._from, self._counted, self._answer, self.units = step, 0, 0, None, 0
 
-    def add(self, number: int, loss: torch.Tensor, count: Number) -> None:
+    def add(self, number: int, loss: Number, count: Number) -> None:
         """One micro-batch: the sum of its losses, and how many they are."""
         if self._exact:
             count = _fine(count)
-            loss = (loss.double() * _FINE).round() / _FINE
+            loss = (torch.as_tensor(loss).double() * _FINE).round() / _FINE
         self.parts.append((number, loss))
         self.units = self.units + count
 
