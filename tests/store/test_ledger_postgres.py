@@ -11,9 +11,9 @@ from falaj.backends import postgres
 from falaj.backends.postgres import PostgresStore
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Conflict, Invalid, Stale, Unavailable
-from falaj.core.ports import EventRow, Key, Query, Row
+from falaj.core.ports import EventRow, Key, Query, Row, Txn
 from falaj.core.ref import Ref
-from falaj.store.ledger import Ledger
+from falaj.store.ledger import Ledger, Writer
 
 CTX = Context(Actor("ann", "acme"), "uae")
 THING = Ref.parse("thing:p/a")
@@ -32,13 +32,20 @@ def event(name: str) -> EventRow:
     return EventRow(name, "t", "z", "v", "a", Key("t", "k", "p", "n", "r1"), 1.0, "", b"l" * 32, b"d")
 
 
+def begun(store: PostgresStore) -> Txn:
+    """One that the engine knows of: what only tells events is over in one statement."""
+    txn = store.begin(write=True)
+    txn.get(Key("t", "k", "p", "n"))
+    return txn
+
+
 def ids(rows: list[EventRow]) -> list[str]:
     return [row.id for row in rows]
 
 
 def test_a_late_commit_is_never_skipped(store: PostgresStore) -> None:
     """The early transaction takes the lower number and the lower id, and commits last."""
-    early, late = store.begin(write=True), store.begin(write=True)
+    early, late = begun(store), begun(store)
     early.append([event("early")])
     late.append([event("late")])
     late.commit()
@@ -52,7 +59,7 @@ def test_a_late_commit_is_never_skipped(store: PostgresStore) -> None:
 def test_an_edge_that_commits_late_is_not_lost_to_lineage(store: PostgresStore) -> None:
     """The graph was read while the earlier transaction was open, and goes on behind what it has read."""
     ledger, graphs = Ledger(store), Graphs()
-    early, late = store.begin(write=True), store.begin(write=True)
+    early, late = begun(store), begun(store)
     early.append([event("early")._replace(inputs=("k:p/a@r1",))])
     late.append([event("late")._replace(inputs=("k:p/b@r1",))])
     late.commit()
@@ -231,6 +238,7 @@ def test_a_broken_connection_is_replaced_before_the_body_runs(store: PostgresSto
     with ledger.write(CTX) as tx:
         tx.emit("add", tx.put(THING, {}).ref)
     with pytest.raises(Unavailable), ledger.write(CTX) as tx:  # noqa: PT012
+        tx.need(THING)
         with psycopg.connect(postgres_url, autocommit=True) as raw:
             raw.execute(KILL)
         tx.emit("change", tx.put(THING, {}, rev=1).ref)
@@ -239,7 +247,7 @@ def test_a_broken_connection_is_replaced_before_the_body_runs(store: PostgresSto
 
 
 def test_a_connection_lost_in_the_commit_says_that_nobody_knows(store: PostgresStore, postgres_url: str) -> None:
-    txn = store.begin(write=True)
+    txn = begun(store)
     txn.append([event("perhaps")])
     with psycopg.connect(postgres_url, autocommit=True) as raw:
         raw.execute(KILL)
@@ -290,3 +298,68 @@ def test_a_group_that_is_lost_holds_nothing_any_more(postgres_url: str) -> None:
         together()
     store.close()
     other.close()
+
+
+def test_what_only_tells_events_meets_nobody(store: PostgresStore, postgres_url: str) -> None:
+    """Neither alone nor in a group, whoever changes what it has read meanwhile."""
+    ledger, other = Ledger(store), Ledger(PostgresStore(postgres_url, {"connections": 2}))
+    with other.write(CTX) as tx:
+        tx.emit("make", tx.put(THING, {"n": 1}).ref)
+    with ledger.group():
+        with ledger.write(CTX) as tx:
+            assert tx.need(THING).body == {"n": 1}
+            tx.emit("look", THING.at("r1"))
+        with other.write(CTX) as tx:
+            tx.emit("change", tx.put(THING, {"n": 2}, rev=1).ref)
+        with ledger.write(CTX) as tx:
+            tx.emit("say", THING.at("r1"))
+    assert [row.verb for row in store.events()] == ["make", "change", "look", "say"]
+    other.close()
+
+
+def test_a_member_that_writes_after_others_changed_what_it_read_looks_again(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    ledger, other = Ledger(store), Ledger(PostgresStore(postgres_url, {"connections": 2}))
+    with other.write(CTX) as tx:
+        tx.emit("make", tx.put(THING, {"n": 1}).ref)
+    seen: list[int] = []
+
+    def count(tx: Writer) -> None:
+        found = tx.need(THING)
+        seen.append(found.body["n"])
+        if len(seen) == 1:
+            with other.write(CTX) as theirs:
+                theirs.emit("change", theirs.put(THING, {"n": 2}, rev=1).ref)
+        tx.emit("note", tx.put(Ref.parse("note:p/a"), {"of": found.body["n"]}).ref)
+
+    with ledger.group():
+        with ledger.write(CTX) as tx:
+            tx.emit("before", THING.at("r1"))
+        ledger.retry(CTX, count)
+    assert seen == [1, 2]
+    with other.read(CTX) as reader:
+        assert reader.need(Ref.parse("note:p/a")).body == {"of": 2}
+    assert [row.verb for row in store.events()] == ["make", "change", "before", "note"]
+    other.close()
+
+
+def test_events_that_are_told_together_do_not_suffer_for_one_that_cannot_be_kept(store: PostgresStore) -> None:
+    told, refused = list[str](), list[str]()
+
+    def tell(name: str) -> None:
+        txn = store.begin(write=True)
+        txn.append([event(name)])
+        try:
+            txn.commit()
+            told.append(name)
+        except Invalid:
+            refused.append(name)
+
+    threads = [threading.Thread(target=tell, args=(f"bad\0{n}" if n % 4 == 0 else f"good{n}",)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (len(told), len(refused)) == (12, 4)
+    assert sorted(ids(store.events())) == sorted(told)

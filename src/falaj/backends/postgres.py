@@ -10,7 +10,8 @@ their transaction's id, and the log is read in the order (xid, seq) and only bel
 open: everything there is final, and whatever commits later sorts behind it. Another long write transaction in the same
 cluster holds the reading back, never the writing.
 
-Groups. Calls that wait together share one transaction of the engine (`postgres_group`), so that they cannot meet.
+Groups. Calls that wait together share one transaction of the engine (`postgres_group`), so that they cannot meet. What
+only tells events needs none (`postgres_txn`).
 """
 
 import contextlib
@@ -23,12 +24,12 @@ from typing import Any
 import psycopg
 from psycopg_pool import ConnectionPool
 
-from falaj.backends.passage import Passage
+from falaj.backends.passage import ALONE, IN_TURN, Passage
 from falaj.backends.postgres_group import Groups, PostgresGroup
-from falaj.backends.postgres_txn import EPOCH, PostgresTxn, check_alive, clear_errors, marks
+from falaj.backends.postgres_txn import EPOCH, PostgresTxn, Teller, check_alive, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Conflict
+from falaj.core.errors import Conflict, Stale
 from falaj.core.ports import TABLES, EventRow, Key, Standing, Txn
 
 _DIALECT = {
@@ -74,6 +75,13 @@ _DUMP = {
 }
 _ROWS = """SELECT coalesce(sum(greatest(reltuples, 0)), 0)::bigint FROM pg_class
     WHERE relname IN ('records', 'events') AND relkind = 'r'"""
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# What reads a table whole meets everybody who adds to it.
+_WRITE = "BEGIN ISOLATION LEVEL SERIALIZABLE; SET LOCAL enable_seqscan = off"
+# The snapshot is taken by the first question and so after the lock: what all who had it wrote is in it.
+_IN_TURN = """SET LOCAL lock_timeout = '1s'; LOCK TABLE meta IN SHARE ROW EXCLUSIVE MODE;
+    SET LOCAL lock_timeout TO DEFAULT"""
+_ALONE = "LOCK TABLE records IN SHARE ROW EXCLUSIVE MODE"
 _LOCK, _LOCK_S = 0x66616C616A, 0.02
 _BRIEFLY, _AGAIN_S, _LOCK_TRIES = "SET LOCAL lock_timeout = '300ms'", 0.3, 200
 _CHANNEL = "falaj"
@@ -104,7 +112,8 @@ class PostgresStore:
         self._stopped = threading.Event()
         self._said = threading.Event()
         self.passage = Passage()
-        self._groups = Groups(self.alone, 3 * self._wait_s)
+        self._teller = Teller(self.pool, self._said.set)
+        self._groups = Groups(self.alone, self._teller.tell, 3 * self._wait_s)
         self._watcher: threading.Thread | None = None
         try:
             with clear_errors():
@@ -131,41 +140,44 @@ class PostgresStore:
         return self.alone(write=False)
 
     def alone(self, write: bool) -> PostgresTxn:
-        """A transaction of the engine's own."""
-        mode = "ISOLATION LEVEL SERIALIZABLE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        locks = write and self.passage.enter()
-        try:
-            txn = PostgresTxn(self._begun(mode), write, partial(self._ended, write))
-        except BaseException:
-            if write:
-                self.passage.leave(turned_away=False)
-            raise
-        if locks:
-            try:
-                # Before the first question, so that what is seen then is what all who had the table left behind.
-                txn.order("LOCK TABLE records IN SHARE ROW EXCLUSIVE MODE")
-            except BaseException:
-                txn.rollback()
-                raise
-        return txn
+        """A transaction of the engine's own, begun when it is first asked something."""
+        if write:
+            return PostgresTxn(self._begin_write, partial(self._ended, True), self._teller.tell)
+        return PostgresTxn(partial(self._begun, _READ), partial(self._ended, False))
 
-    def _begun(self, mode: str) -> "psycopg.Connection[Any]":
+    def _begin_write(self) -> "psycopg.Connection[Any]":
+        way = self.passage.enter()
+        try:
+            if way == IN_TURN:
+                with contextlib.suppress(Stale):  # whoever has the lock takes too long
+                    return self._begun(f"{_WRITE}; {_IN_TURN}")
+            return self._begun(f"{_WRITE}; {_ALONE}" if way == ALONE else _WRITE)
+        except BaseException:
+            self.passage.leave(turned_away=False)
+            raise
+
+    def _begun(self, words: str) -> "psycopg.Connection[Any]":
         """A connection on which a transaction has begun; a dead one is replaced here, before any work was done."""
         with clear_errors():
             while True:
                 connection = self.pool.getconn()
                 try:
-                    connection.execute(f"BEGIN {mode}")
+                    connection.execute(words, prepare=False)
                 except psycopg.OperationalError:
                     dead = connection.closed
-                    self.pool.putconn(connection)
+                    self._undone(connection)
                     if not dead:
                         raise
                 except BaseException:
-                    self.pool.putconn(connection)
+                    self._undone(connection)
                     raise
                 else:
                     return connection
+
+    def _undone(self, connection: "psycopg.Connection[Any]") -> None:
+        with contextlib.suppress(psycopg.Error):
+            connection.rollback()
+        self.pool.putconn(connection)
 
     def _ended(self, write: bool, connection: "psycopg.Connection[Any]", committed: bool, turned_away: bool) -> None:
         self.pool.putconn(connection)

@@ -1,28 +1,30 @@
 """Group commit on PostgreSQL: transactions of one thread that share one of the engine's, each behind a savepoint.
 
-The engine sees one transaction, SERIALIZABLE like every other: one snapshot, one commit, and none of its members can
-meet another of them. A member's events wait in memory and are written together before the commit. The engine may turn
-all of them away at once; that is Stale for the whole group, nothing of it happened, and whoever made the group runs it
-again. Groups of one process go one after the other: side by side they would only meet.
+Most calls change no record: they read, and tell an event. So a group begins with a snapshot that nobody can meet, and
+its events are written together at the end. The first member that changes a record makes it strong: one transaction of
+the engine, SERIALIZABLE like every other, in which that member asks again what it had read, and everybody after it
+reads. The engine may turn all of them away at once; that is Stale for the whole group, nothing of it happened, and
+whoever made the group runs it again. Strong groups of one process go one after the other: side by side they would only
+meet.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from psycopg.pq import TransactionStatus
 
 from falaj.backends.lane import again
-from falaj.backends.postgres_txn import PostgresTxn
+from falaj.backends.postgres_txn import PostgresTxn, PostgresWrites, Tell
 from falaj.backends.sql import statements as sql
-from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row
 
 if TYPE_CHECKING:
     from falaj.core.ports import Txn
 
+T = TypeVar("T")
 _KEPT = 1000
 """So many rows that were read are kept, since guard and verb ask for the same ones."""
 
@@ -30,9 +32,10 @@ _KEPT = 1000
 class Groups:
     """Who is in a group, and whose turn it is to write."""
 
-    def __init__(self, begin: Callable[[bool], PostgresTxn], wait_s: float) -> None:
-        """`begin` opens a transaction of the engine."""
+    def __init__(self, begin: Callable[[bool], PostgresTxn], tell: Tell, wait_s: float) -> None:
+        """`begin` opens a transaction of the engine, `tell` makes events durable without one."""
         self.begin = begin
+        self.tell = tell
         self.wait_s = wait_s
         self.turn = threading.Lock()
         self.local = _Local()
@@ -52,12 +55,14 @@ class PostgresGroup:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
+        self._snapshot: PostgresTxn | None = None
         self._whole: PostgresTxn | None = None
         self._saved = False
         self._rows: dict[Key, Row | None] = {}
         self._cells: dict[tuple[str, str], frozenset[str]] = {}
         self.events: list[EventRow] = []
-        self.members = 0
+        self.changes = 0
+        """Members that changed records."""
         self.error: FalajError | None = None
 
     def __enter__(self) -> "PostgresGroup":
@@ -70,23 +75,35 @@ class PostgresGroup:
         self._groups.local.group = None
         whole, error = self._whole, self.error
         try:
-            if whole is not None and error is None and self.members:
+            if whole is not None and error is None and self.changes:
                 whole.append(self.events)
                 whole.commit()
+                self.events = []
         finally:
             self.discard()
         if error is not None:
             raise again(error)
+        if self.events:
+            self._groups.tell(self.events)
 
     def begin(self, write: bool) -> "Txn":
-        """A member. Readers too: what the guard read is then what the verb reads, and is asked for once."""
+        """A member. Readers too: what the guard read need not be asked again."""
         if self.error is not None:
             if write:
                 raise again(self.error)
             return self._groups.begin(False)
-        if self._whole is None:
-            self._open()
         return Member(self, write)
+
+    @property
+    def strong(self) -> bool:
+        """True once a member has changed a record, or is about to."""
+        return self._whole is not None
+
+    def strengthen(self) -> None:
+        """Leave the snapshot for a transaction that may write."""
+        if self._whole is None:
+            self.discard()
+            self._open()
 
     def _open(self) -> None:
         self._groups.take_turn()
@@ -100,7 +117,10 @@ class PostgresGroup:
     def discard(self) -> None:
         """End the engine's transaction; a next member would begin another."""
         whole, self._whole, self._saved = self._whole, None, False
+        snapshot, self._snapshot = self._snapshot, None
         self._forget()
+        if snapshot is not None:
+            snapshot.rollback()
         if whole is not None:
             try:
                 whole.rollback()
@@ -110,9 +130,11 @@ class PostgresGroup:
     @contextlib.contextmanager
     def asking(self, saved: bool) -> "Iterator[PostgresTxn]":
         """The engine's transaction for one statement. An error that undid all of it is remembered for everyone."""
-        if self.error is not None or self._whole is None:
-            raise again(self.error or Stale("the group was undone", "call again"))
-        whole = self._whole
+        if self.error is not None:
+            raise again(self.error)
+        whole = self._whole or self._snapshot
+        if whole is None:
+            whole = self._snapshot = self._groups.begin(False)
         try:
             yield whole
         except FalajError as error:
@@ -154,7 +176,7 @@ class PostgresGroup:
 
     def save(self) -> bool:
         """Before the first change of a member: a point to come back to, unless nobody else is in it yet."""
-        if not self.members:
+        if not self.changes:
             return False
         with self.asking(saved=False) as whole:
             # One trip for both: the point of the member before is not needed any more.
@@ -165,7 +187,7 @@ class PostgresGroup:
     def undo(self, saved: bool) -> None:
         """A member that had changed something is undone."""
         self._forget()
-        if not self.members:
+        if not self.changes:
             self.error = None
             self.discard()
         elif saved and self.error is None:
@@ -173,29 +195,29 @@ class PostgresGroup:
                 whole.order("ROLLBACK TO SAVEPOINT one")
 
 
-class Member(RowWrites):
+class Member(PostgresWrites):
     """One transaction of a group."""
 
-    __slots__ = ("_ended", "_events", "_group", "_marked", "_saved", "_write")
+    __slots__ = ("_ended", "_events", "_group", "_marked", "_saved", "_seen", "_write")
 
     def __init__(self, group: PostgresGroup, write: bool) -> None:
         self._group = group
         self._write = write
         self._ended = self._marked = self._saved = False
         self._events: list[EventRow] = []
+        self._seen: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
 
     def get(self, key: Key) -> Row | None:
         """The row of a key."""
-        return self._group.row(key)
+        return self._noted(self._group.row, (key,), self._group.row(key))
 
     def find(self, query: Query) -> Found:
         """A page of rows."""
-        with self._group.asking(self._saved) as whole:
-            return whole.find(query)
+        return self._noted(self._find, (query,), self._find(query))
 
     def cells(self, tenant: str, kind: str) -> frozenset[str]:
         """The distinct cells of a kind."""
-        return self._group.cells(tenant, kind)
+        return self._noted(self._group.cells, (tenant, kind), self._group.cells(tenant, kind))
 
     def put(self, row: Row, rev: int) -> None:
         """Write over revision `rev`, or Stale."""
@@ -222,7 +244,7 @@ class Member(RowWrites):
         if group.error is not None:
             raise again(group.error)
         group.events += self._events
-        group.members += 1
+        group.changes += self._marked
 
     def rollback(self) -> None:
         """Nothing of it happened."""
@@ -243,9 +265,21 @@ class Member(RowWrites):
             raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
         return sql.terms_text(known.terms)
 
+    def _find(self, query: Query) -> Found:
+        with self._group.asking(self._saved) as whole:
+            return whole.find(query)
+
+    def _noted(self, ask: Callable[..., T], given: tuple[Any, ...], found: T) -> T:
+        if self._write and not self._group.strong:
+            self._seen.append((ask, given, found))
+        return found
+
     def _ready(self) -> None:
         self._ready_to_write()
         if not self._marked:
+            self._group.strengthen()
+            if any(ask(*given) != found for ask, given, found in self._seen):
+                raise Stale("another writer changed the same things meanwhile", "call again") from _Overtaken()
             self._marked = True
             self._saved = self._group.save()
 
@@ -258,7 +292,6 @@ class Member(RowWrites):
         with self._group.asking(self._saved) as whole:
             return whole.count(text, values)
 
-    def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
-        """One statement for many rows."""
-        with self._group.asking(self._saved) as whole:
-            whole.many(text, rows)
+
+class _Overtaken(Exception):
+    """What was read is not so any more: no engine said it, and it means the same."""

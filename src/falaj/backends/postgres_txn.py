@@ -1,7 +1,13 @@
-"""One transaction on PostgreSQL, and what the engine's errors mean for callers."""
+"""One transaction on PostgreSQL, events that need none, and what the engine's errors mean for callers.
+
+A transaction begins with the engine when it first asks something. One that only tells events never does: nobody can
+meet it, so its events are one statement, shared with whoever tells something at the same moment.
+"""
 
 import contextlib
+import logging
 import select
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +15,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
+from falaj.backends.lane import again
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
@@ -23,27 +30,70 @@ _APPEND = f"""INSERT INTO events (epoch, xid, {", ".join(_COLUMNS)})
     SELECT {EPOCH}, {_NOW}, {", ".join(_COLUMNS)}
     FROM unnest({", ".join(f"%b::{_KINDS.get(column, 'text')}[]" for column in _COLUMNS)})
         WITH ORDINALITY AS given ({", ".join(_COLUMNS)}, place) ORDER BY place"""  # noqa: S608 # nosec B608
+# A record and the index of its terms in one trip; as many rows as it has terms, or none where it exists already.
+_MAKE = """WITH made AS (INSERT INTO records (tenant, kind, project, name, version, rev, cell, body, at, terms)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+        RETURNING tenant, kind, project, name, version)
+    INSERT INTO terms (tenant, kind, field, value, project, name, version)
+    SELECT tenant, kind, field, value, project, name, version
+    FROM made, unnest(%s::text[], %s::text[]) AS given (field, value)"""
 _RETRY = ("40001", "40P01", "55P03")
+# It warns of errors that it raises as well.
+logging.getLogger("psycopg").setLevel(logging.ERROR)
+logging.getLogger("psycopg.pool").setLevel(logging.WARNING)
 
-
+Connection = psycopg.Connection[Any]
+Tell = Callable[[Sequence[EventRow]], None]
 End = Callable[["psycopg.Connection[Any]", bool, bool], None]
 """Takes the connection of an ended transaction: whether it was committed, and whether the engine turned it away."""
 
 
-class PostgresTxn(RowWrites):
+class PostgresWrites(RowWrites):
+    """How this engine writes records."""
+
+    __slots__ = ()
+
+    def put(self, row: Row, rev: int) -> None:
+        """Write over revision `rev`, or Stale."""
+        if rev or not row.terms:
+            super().put(row, rev)
+            return
+        self._ready()
+        fields, values = zip(*row.terms, strict=True)
+        about = (row.rev, row.cell, row.body, row.at, sql.terms_text(row.terms), list(fields), list(values))
+        if not self.count(_MAKE, (*sql.key_values(row.key), *about)):
+            raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry")
+
+    def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
+        """One statement for each of a few rows."""
+        for row in rows:
+            self.count(text, row)
+
+
+class PostgresTxn(PostgresWrites):
     """One transaction on one connection of the pool."""
 
-    def __init__(self, connection: psycopg.Connection[Any], write: bool, end: End) -> None:
-        """On a connection that has begun; `end` takes it back."""
-        self._connection = connection
-        self._write = write
+    def __init__(self, begin: "Callable[[], Connection]", end: End, tell: Tell | None = None) -> None:
+        """`begin` gives a connection that has begun, `end` takes it back; one that writes can `tell` without either."""
+        self._begin = begin
         self._end = end
+        self._tell = tell
+        self._held: Connection | None = None
+        self._told: list[EventRow] = []
         self._ended = False
+
+    @property
+    def _connection(self) -> "Connection":
+        if self._held is None:
+            if self._ended:
+                raise Invalid("the transaction has ended", "begin another")
+            self._held = self._begin()
+        return self._held
 
     @property
     def status(self) -> TransactionStatus:
         """How it stands with the engine."""
-        return self._connection.info.transaction_status
+        return TransactionStatus.IDLE if self._held is None else self._held.info.transaction_status
 
     def get(self, key: Key) -> Row | None:
         """The row of a key."""
@@ -62,11 +112,11 @@ class PostgresTxn(RowWrites):
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log, in this order."""
         self._ready()
-        if not events:
-            return
-        with clear_errors():
-            columns = zip(*[sql.event_values(event) for event in events], strict=True)
-            self._connection.execute(_APPEND, [list(column) for column in columns])
+        if self._held is None:
+            self._told += events
+        elif events:
+            with clear_errors():
+                insert(self._held, events)
 
     def stream(self, name: str, text: str) -> Iterator[tuple[Any, ...]]:
         """The rows of one statement as they come."""
@@ -88,28 +138,36 @@ class PostgresTxn(RowWrites):
         """Durable on return. When the connection breaks in the midst of it nobody knows: the error says so."""
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
-        self._ended, done = True, False
+        held, self._ended, done = self._held, True, False
+        if held is None:
+            if self._told and self._tell is not None:
+                self._tell(self._told)
+            return
         try:
-            with clear_errors(unsure=self._write):
-                if self._connection.execute("COMMIT").statusmessage != "COMMIT":
+            if self._told:
+                with clear_errors():
+                    insert(held, self._told)
+            with clear_errors(unsure=self._tell is not None):
+                if held.execute("COMMIT").statusmessage != "COMMIT":
                     raise Stale("the transaction was undone by an earlier error", "call again")
             done = True
         finally:
-            self._end(self._connection, done, not done)
+            self._end(held, done, not done)
 
     def rollback(self) -> None:
         """Nothing of it happened."""
         if self._ended:
             return
-        self._ended = True
-        status = self.status
+        held, self._ended, status = self._held, True, self.status
+        if held is None:
+            return
         with contextlib.suppress(psycopg.Error):
             if status != TransactionStatus.UNKNOWN:
-                self._connection.execute("ROLLBACK")
-        self._end(self._connection, False, status == TransactionStatus.INERROR)
+                held.execute("ROLLBACK")
+        self._end(held, False, status == TransactionStatus.INERROR)
 
     def _ready(self) -> None:
-        if not self._write or self._ended:
+        if self._tell is None or self._ended:
             raise Invalid("this transaction cannot write", "begin one that writes")
 
     def count(self, text: str, values: Sequence[Any]) -> int:
@@ -117,10 +175,61 @@ class PostgresTxn(RowWrites):
         with clear_errors():
             return self._connection.execute(marks(text), values).rowcount
 
-    def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
-        """One statement for many rows."""
-        with clear_errors():
-            self._connection.cursor().executemany(marks(text), rows)
+
+class Teller:
+    """Events without a transaction around them. Whoever comes while another tells waits, and one tells for all."""
+
+    def __init__(self, pool: ConnectionPool, told: Callable[[], None]) -> None:
+        """`told` is called when something is durable."""
+        self._pool, self._heard = pool, told
+        self._mutex, self._telling = threading.Lock(), threading.Lock()
+        self._waiting: list[_Told] = []
+
+    def tell(self, events: Sequence[EventRow]) -> None:
+        """Durable on return."""
+        mine = _Told(events)
+        with self._mutex:
+            self._waiting.append(mine)
+        with self._telling:
+            if not mine.done:
+                with self._mutex:
+                    some, self._waiting = self._waiting, []
+                self._write(some)
+        if mine.error is not None:
+            raise again(mine.error)
+
+    def _write(self, some: "Sequence[_Told]") -> None:
+        error = self._insert([event for one in some for event in one.events])
+        alone = isinstance(error, Invalid) and len(some) > 1  # the others must not suffer for what one of them says
+        for one in some:
+            one.error = self._insert(one.events) if alone else error
+            one.done = True
+
+    def _insert(self, events: Sequence[EventRow]) -> BaseException | None:
+        try:
+            with clear_errors(unsure=True), self._pool.connection() as connection:
+                insert(connection, events)
+        except FalajError as error:
+            return error
+        self._heard()
+        return None
+
+
+class _Told:
+    """What one caller tells."""
+
+    __slots__ = ("done", "error", "events")
+
+    def __init__(self, events: Sequence[EventRow]) -> None:
+        self.events = events
+        self.done = False
+        self.error: BaseException | None = Unavailable("the ledger was interrupted while it wrote", "call again")
+
+
+def insert(connection: "Connection", events: Sequence[EventRow]) -> None:
+    """Add events to the log, in this order."""
+    columns = zip(*[sql.event_values(event) for event in events], strict=True)
+    connection.execute(_APPEND, [list(column) for column in columns])
 
 
 def marks(text: str) -> str:
