@@ -1,6 +1,7 @@
-"""What is called often: judged each time, recorded once a minute with how often; nothing is forgotten at the end."""
+"""What is called often: told once a minute with how often, judged anew when something changed; nothing is forgotten."""
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
+from falaj.govern.guard import JUDGED_S
 from tests.town import Town
 
 DEFINITIONS = """
@@ -19,19 +21,37 @@ all_of_it = Service("fraud/all", [live])
 """
 
 
-def test_reads_are_counted_and_told(tmp_path: Path) -> None:
-    town = Town(tmp_path / "house")
-    amal = town.as_("amal")
-    (tmp_path / "features.py").write_text(DEFINITIONS)
-    amal.features.apply(str(tmp_path / "features.py"))
-    clock, actors = [time.time()], {name: town.actor(name) for name in ("amal", "mona")}
+Read = Callable[[str], Any]
 
-    def read(who: str) -> Any:
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Town]:
+    town = Town(tmp_path / "house")
+    (tmp_path / "features.py").write_text(DEFINITIONS)
+    town.as_("amal").features.apply(str(tmp_path / "features.py"))
+    yield town
+    town.close()
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [time.time()]
+
+
+@pytest.fixture
+def read(town: Town, clock: list[float]) -> Read:
+    actors = {name: town.actor(name) for name in ("amal", "mona")}
+
+    def call(who: str) -> Any:
         ctx = replace(town.house.context(actors[who], purpose="fraud"), now=lambda: clock[0])
         return town.house.call(
             "features", "read", ctx, {"service": Ref.parse("service:fraud/all"), "keys": {"id": [1]}}
         )
 
+    return call
+
+
+def test_reads_are_counted_and_told(town: Town, clock: list[float], read: Read) -> None:
     def told() -> list[tuple[str, int]]:
         return [(event.actor, int(event.body["times"])) for event in town.events(verb="features.read")]
 
@@ -43,11 +63,39 @@ def test_reads_are_counted_and_told(tmp_path: Path) -> None:
     read("amal")
     assert told()[-1] == ("amal", 5), "what was counted was not told"
     read("amal")
-    # Each time it is judged: whoever may no longer read is refused at once, within the minute too.
+    # Whoever may no longer read is refused at once, within the minute too.
     town.as_("fatima").people.suspend("amal")
     with pytest.raises(FalajError):
         read("amal")
     assert town.events(verb="guard.deny")
     town.house.guard.close()
     assert told()[-1] == ("amal", 1), "the rest was forgotten"
-    town.close()
+
+
+def test_a_judgement_is_good_for_a_moment(town: Town, clock: list[float], read: Read) -> None:
+    for who in ("amal", "mona"):
+        read(who)
+    # Not by a call of this house, as if another replica had done it.
+    town.house.accounts.mark_tenant(town.house.system(), "bank", suspended=True)
+    clock[0] += JUDGED_S
+    for who in ("amal", "mona"):
+        with pytest.raises(FalajError):
+            read(who)
+    town.house.accounts.mark_tenant(town.house.system(), "bank", suspended=False)
+    assert read("amal"), "a refusal was kept"
+
+
+def test_another_version_is_read_from_its_first_moment(town: Town, read: Read, tmp_path: Path) -> None:
+    assert str(read("amal").service) == "service:fraud/all@v1"
+    (tmp_path / "features.py").write_text(DEFINITIONS.replace("[live]", '[live.renamed(x="y")]'))
+    town.as_("amal").features.apply(str(tmp_path / "features.py"))
+    assert str(read("amal").service) == "service:fraud/all@v2"
+
+
+def test_purposes_are_judged_apart(town: Town, read: Read, tmp_path: Path) -> None:
+    (tmp_path / "features.py").write_text(DEFINITIONS.replace('"float64"', '"float64", label="purpose=fraud"'))
+    town.as_("amal").features.apply(str(tmp_path / "features.py"))
+    assert read("amal")
+    ctx = town.house.context(town.actor("amal"), purpose="marketing")
+    with pytest.raises(FalajError, match="purpose"):
+        town.house.call("features", "read", ctx, {"service": Ref.parse("service:fraud/all"), "keys": {"id": [1]}})

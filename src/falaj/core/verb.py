@@ -75,7 +75,8 @@ def verb(
     purpose: the parameter that says what for; checked against the label's purposes.
     outside: it acts outside the ledger (bytes, other systems), so it manages its own transactions: intent first.
     heads: those of `reads` that are about the name itself, whatever its versions: they are given as asked, not pinned.
-    often: it is called thousands of times a second; judged each time, it is recorded once a minute, with how often.
+    often: it is called thousands of times a second; a judgement is good for a quarter of a second unless something
+        is changed here, and it is recorded once a minute, with how often.
     once: what it gives holds a secret, shown this once: it is never kept, not even for a repeat of the same request.
     """
     chosen = group or ("write" if writes else "see")

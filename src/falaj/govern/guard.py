@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from threading import Lock, local
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from falaj.core.bind import options
 from falaj.core.context import Actor, Context, Decision
@@ -27,6 +27,8 @@ from falaj.store.ledger import Ledger, Writer
 
 TALLY_S = 60.0
 MOST_TALLIES = 10_000
+JUDGED_S = 0.25
+"""So long a judgement on what is called often is good for the same call again, unless something is changed here."""
 
 
 class Residency(Protocol):
@@ -37,6 +39,19 @@ class Residency(Protocol):
 
 class _Page(local):
     looks: list[tuple[Context, str, Ref]] | None = None
+
+
+class _Judged(NamedTuple):
+    """That a call may be made, as both judges said: when, and after which change."""
+
+    at: float
+    since: int
+    pins: Mapping[str, Any]
+    things: Sequence[Thing]
+    decision: Decision | None
+
+
+_Admitted = tuple[Mapping[str, Any], Sequence[Thing], Context]
 
 
 class Guard:
@@ -59,6 +74,8 @@ class Guard:
         self._standing = standing
         self._step_up = step_up
         self._tallies: dict[tuple[str, Ref, str, str, str], tuple[Context, float, int]] = {}
+        self._judged: dict[tuple[object, ...], _Judged] = {}
+        self._changed = 0
         self._counting = Lock()
         self._page = _Page()
 
@@ -66,8 +83,8 @@ class Guard:
         """Run one verb for one caller, or raise what forbids it."""
         action = f"{desk}.{verb.name}"
         try:
-            arguments, things = things_of(self._ledger, verb, ctx, arguments)
-            ctx = self._admit(action, verb, ctx, arguments, things)
+            admit = self._admit_often if verb.often and not ctx.keyed else self._admit_anew
+            arguments, things, ctx = admit(action, verb, ctx, arguments)
         except _Refused as refused:
             self.record_denial(replace(ctx, decision=refused.decision), action, refused.why)
             raise refused.told from None
@@ -111,6 +128,36 @@ class Guard:
         with self._ledger.write(ctx) as tx:
             tx.emit("guard.deny", _GUARD, action=action, about=error.ref, reason=error.message[:500])
 
+    def _admit_often(self, action: str, verb: Verb, ctx: Context, arguments: Mapping[str, Any]) -> _Admitted:
+        """What was judged a moment ago need not be judged again; a refusal is not kept, and is recorded each time."""
+        named = tuple([arguments.get(name) for name in verb.reads])
+        if verb.writes or verb.into or verb.purpose or self._ledger.transacting:
+            return self._admit_anew(action, verb, ctx, arguments)
+        key, now, since = (action, ctx.actor, ctx.tenant, ctx.zone, ctx.purpose, named), ctx.now(), self._ledger.since
+        held = self._judged.get(key)
+        if held is not None and held.since >= self._changed and 0 <= now - held.at < JUDGED_S:
+            return {**arguments, **held.pins}, held.things, self._ruled(action, ctx, held.things, held.decision)
+        arguments, things, ruled = self._admit_anew(action, verb, ctx, arguments)
+        if len(self._judged) >= MOST_TALLIES:
+            self._judged.clear()
+        pins = {name: arguments[name] for name in verb.reads if name in arguments}
+        self._judged[key] = _Judged(now, since, pins, things, ruled.decision)
+        return arguments, things, ruled
+
+    def _change(self, tx: Writer) -> None:
+        """Judge anew what is called often when this transaction has ended: it may have changed what decides."""
+
+        def ended(durable: bool) -> None:
+            del durable
+            with self._counting:
+                self._changed = self._ledger.note()
+
+        tx.after(ended)
+
+    def _admit_anew(self, action: str, verb: Verb, ctx: Context, arguments: Mapping[str, Any]) -> _Admitted:
+        arguments, things = things_of(self._ledger, verb, ctx, arguments)
+        return arguments, things, self._admit(action, verb, ctx, arguments, things)
+
     def _admit(
         self, action: str, verb: Verb, ctx: Context, arguments: Mapping[str, Any], things: Sequence[Thing]
     ) -> Context:
@@ -123,6 +170,9 @@ class Guard:
         decision: Decision | None = None
         for thing in things or (desk_thing(action.partition(".")[0], ctx.zone),):
             decision = self._ask(action, ctx, thing, self._movement(verb, ctx, thing, into))
+        return self._ruled(action, ctx, things, decision)
+
+    def _ruled(self, action: str, ctx: Context, things: Sequence[Thing], decision: Decision | None) -> Context:
         return ctx.ruled(
             decision,
             lambda op, name, zone: self._permit(ctx, things, op, name, zone),
@@ -205,6 +255,7 @@ class Guard:
                 return from_json(verb.result, known)
 
         def work(tx: Writer) -> Any:
+            self._change(tx)
             result = run()
             if not tx.emitted:
                 tx.emit(action, subject)
@@ -256,9 +307,11 @@ class Guard:
             result = run()
         except FalajError as error:
             with self._ledger.write(ctx) as tx:
+                self._change(tx)
                 tx.emit(action, subject, phase="outcome", failed=error.code)
             raise
         with self._ledger.write(ctx) as tx:
+            self._change(tx)
             tx.emit(action, subject, phase="outcome", result=str(result) if isinstance(result, Ref) else "done")
         return result
 
