@@ -76,6 +76,25 @@ def test_deletion_leaves_a_tombstone_and_nothing_to_read(town: Town, name: str) 
     assert town.as_("omar").audit.prove(event.id).event
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_tombstones_are_found_by_their_reason(town: Town, name: str, older: bool) -> None:
+    """Also those of a name from before reasons were kept to be found."""
+    amal, salem = town.as_("amal"), town.as_("salem").catalog
+    made = [publish(amal, name, text, label=LABEL) for text in ("one", "two", "three", "four")]
+    if older:
+        ctx = town.house.context(town.actor("amal"), purpose="fraud")
+        with town.house.ledger.write(ctx) as tx:
+            head = tx.need(made[0].bare)
+            tx.put(head.key, {key: held for key, held in head.body.items() if key != "findable"}, rev=head.rev)
+            tx.emit("catalog.describe", head.ref)
+    for ref, why in zip(made, ("erased 77: request 1", "erased 77", "erased 778: request 2"), strict=False):
+        salem.delete(ref, why, force=True)
+    assert [one.ref for one in amal.catalog.deleted(name, "erased 77").versions] == made[:2]
+    assert [one.message for one in salem.deleted(name, "erased 778: whatever").versions] == ["erased 778: request 2"]
+    assert amal.catalog.deleted(name, "tidy").versions == ()
+    assert isinstance(refusal(lambda: town.as_("sara").catalog.deleted(name, "erased 77")), NotFound)
+
+
 def test_what_others_were_made_from_goes_only_by_force(town: Town, name: str, project: str) -> None:
     amal, salem = town.as_("amal"), town.as_("salem").catalog
     v1 = publish(amal, name)

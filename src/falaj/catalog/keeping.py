@@ -6,8 +6,9 @@ from typing import Annotated
 
 from falaj.audit.graphs import sight
 from falaj.catalog.limits import MESSAGE, check_text
-from falaj.catalog.records import KINDS, STAGES, Version
-from falaj.catalog.shelf import Act, Shelf, as_version, nearest, tree_of
+from falaj.catalog.origins import covered
+from falaj.catalog.records import KINDS, STAGES, Version, VersionPage
+from falaj.catalog.shelf import FINDABLE, Act, Shelf, as_version, nearest, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.label import Label
@@ -18,6 +19,7 @@ from falaj.store.objects import close_intent, open_intent, refresh_intent
 from falaj.store.records import Record
 
 DAY_S = 86_400
+WHY = "why"
 _WHY = re.compile(r"[^\s,=*][^,=*\r\n\0]{0,199}")
 _NAMED = 5
 
@@ -99,6 +101,30 @@ class Keeping(Shelf):
             for alias in aliases:
                 self._point(tx, name, alias, "", Act("delete", reason))
             return self._bury(tx, ctx, record, reason, len(made))
+
+    @verb(reads=("name",), heads=("name",))
+    def deleted(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "the name, without a version"],
+        why: Annotated[str, "the reason that was given, up to its first colon"],
+        after: Annotated[str, "where the page before ended"] = "",
+        limit: Annotated[int, "how many at most"] = 1000,
+    ) -> VersionPage:
+        """List the tombstones of versions of a name that were deleted for a reason.
+
+        Example:
+            falaj catalog deleted dataset:fraud/tx "consent withdrawn"
+        """
+        of = (name.kind, name.project, name.name)
+        with self._ledger.read(ctx) as tx:
+            # Tombstones of names that are older than this question are not found by it: those are looked through.
+            terms = {WHY: _cause(why)} if tx.need(name.bare).body.get(FINDABLE) else {}
+            found, following = self._page(tx, ctx, of, terms, after, limit)
+            stones = [as_version(one, {}) for one in found if one.body.get("state") == "deleted"]
+            sees = sight(self._ledger, ctx, name)
+            wanted = (covered(stone, sees) for stone in stones if _cause(stone.message) == _cause(why))
+            return VersionPage(tuple(wanted), following)
 
     @verb(reads=("name",), group="move", into="to", outside=True)
     def copy(
@@ -229,7 +255,7 @@ class Keeping(Shelf):
             "inputs": body.get("inputs", {}), "stage": "destroyed", "state": "deleted", "zones": [], "batches": [],
             "message": reason, "deleted_by": ctx.actor.id, "deleted_at": ctx.now(),
         }  # fmt: skip
-        buried = tx.put(record.ref, stone, rev=record.rev, label=record.label, terms={})
+        buried = tx.put(record.ref, stone, rev=record.rev, label=record.label, terms={WHY: _cause(reason)})
         self._step_back(tx, record.ref)
         tx.emit(
             "catalog.delete", record.ref, root=body["root"], size_bytes=body["size"], num_files=body["num_files"],
@@ -251,6 +277,11 @@ class Keeping(Shelf):
             terms = {**newest.terms, "newest": "yes"}
             tx.put(newest.ref, newest.body, rev=newest.rev, label=newest.label, terms=terms)
         self._write_head(tx, deleted, {"newest": newest.key.version if newest else ""})
+
+
+def _cause(reason: str) -> str:
+    """What tombstones are found by."""
+    return reason.partition(":")[0].strip()[:200] or "-"
 
 
 def _check_kept(record: Record, aliases: list[str], now: float) -> None:

@@ -27,6 +27,8 @@ from falaj.store.transfer import Transfers
 
 HEAD = {"head": "yes"}
 """The term by which the names themselves are found."""
+FINDABLE = "findable"
+"""What a head says of itself when every tombstone of its versions is found by its reason."""
 MOST_TRAIL = 100
 _MOST_ALIASES = 1000
 _MOST_HEADS = 10_000
@@ -60,7 +62,7 @@ class Shelf:
     def _write_head(self, tx: Writer, name: Ref, changes: Mapping[str, Any], now: float = 0.0) -> Record:
         """Change the one mutable record of a name; made at `now` when it is not there."""
         head = tx.get(name.bare)
-        new = {"newest": "", "count": 0, "aliases": {}, "made_at": now}
+        new = {"newest": "", "count": 0, "aliases": {}, "made_at": now, **({} if head else {FINDABLE: True})}
         body = {**new, **(head.body if head else {}), **changes}
         try:
             return tx.put(name.bare, body, rev=head.rev if head else None, terms=HEAD)

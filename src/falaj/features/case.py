@@ -1,16 +1,15 @@
 """One erasure on its way: what it is about, what it took and made so far, and how that is found again later."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from falaj.audit.records import Impact
-from falaj.catalog.life_records import Named
 from falaj.catalog.publishing import Order
-from falaj.catalog.records import Facts, Version
+from falaj.catalog.records import Facts, Version, VersionPage
 from falaj.catalog.sources import Source
 from falaj.content.records import Column, Table
 from falaj.core.errand import Here
@@ -47,7 +46,9 @@ class Case:
     """What this run made: nobody has to look whether it holds the person."""
     impacts: dict[Ref, Impact] = field(default_factory=dict)
     stones: dict[Ref, Version] = field(default_factory=dict)
-    """What is deleted and was seen: it does not change any more."""
+    """What was deleted for this erasure, by whichever run."""
+    counts: dict[Ref, int] = field(default_factory=dict)
+    """How many versions there ever were of names of rows: of nothing else, since this erasure makes others."""
     run: str = field(default_factory=new_id)
 
     @property
@@ -81,16 +82,26 @@ class Case:
         else:
             self.kept[ref] = stays
 
-    def recall(self, name: Ref) -> None:
-        """Find what an earlier run of this erasure removed and made under a name."""
-        for ref in ever(self.here, name):
-            version = self.stones.get(ref) or self.show(ref)
-            if version.state == "deleted":
-                self.stones[ref] = version
-            if version.state == "deleted" and any(mark in version.message for mark in self.marks.values()):
-                self.removed.add(version.ref)
-            elif version.state == "live" and self.mark in version.tags.get(WITHOUT, "").split():
+    def recall(self, name: Ref, live: Iterable[Version]) -> None:
+        """Find what an earlier run of this erasure removed and made under a name, of which these versions live."""
+        for mark in sorted(set(self.marks.values())):
+            stones = {one.ref: one for one in deleted_for(self.here, name, f"erased {mark}")}
+            self.stones |= stones
+            self.removed |= stones.keys()
+        for version in live:
+            if self.mark in version.tags.get(WITHOUT, "").split():
                 self.made[version.ref] = version.inputs.get(BEFORE)
+
+    def inputs(self, ref: Ref) -> Mapping[str, Ref]:
+        """What a version was made from that was removed."""
+        return (self.stones.get(ref) or self.show(ref)).inputs
+
+    def ever(self, name: Ref) -> list[Ref]:
+        """Every version of a name, deleted ones too."""
+        if name not in self.counts:
+            with suppress(NotFound):
+                self.counts[name] = self.here.catalog.about(name).count
+        return [name.at(f"v{number}") for number in range(1, self.counts.get(name, 0) + 1)]
 
     def impact(self, ref: Ref) -> Impact:
         """What was made from a version, at any distance."""
@@ -128,13 +139,16 @@ class Case:
         return ref
 
 
-def ever(here: Here, name: Ref) -> list[Ref]:
-    """Every version of a name, deleted ones too."""
-    try:
-        named: Named = here.catalog.about(name)
-    except NotFound:
-        return []
-    return [name.at(f"v{number}") for number in range(1, named.count + 1)]
+def deleted_for(here: Here, name: Ref, why: str) -> Iterator[Version]:
+    """The tombstones of a name whose reason begins so."""
+    after = ""
+    with suppress(NotFound):
+        while True:
+            page: VersionPage = here.catalog.deleted(name, why, after)
+            yield from page.versions
+            after = page.next
+            if not after:
+                return
 
 
 def less(before: Table | None, gone: Sequence[Any], columns: Sequence[str]) -> Table | None:

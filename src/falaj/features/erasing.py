@@ -21,10 +21,10 @@ from falaj.catalog.records import STAGES, Version
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
-from falaj.features.case import BEFORE, WITHOUT, Case, ever, less
+from falaj.features.case import BEFORE, WITHOUT, Case, less
 from falaj.features.erasure import Erasure, Seen, Touched, kept_by_law, spread, spread_rows
 from falaj.features.persons import destroy_keys, keys_ref, lock_of, remove, versions_of
-from falaj.features.records import DefinedPage
+from falaj.features.records import Defined, DefinedPage
 from falaj.features.rewriting import (
     SEGMENT,
     files_of,
@@ -63,11 +63,23 @@ def erase(
     held = holdings(here, entity)
     if not held:
         raise NotFound(f"no view is about {entity.bare}", "falaj features list shows entities and views", entity)
+    return erase_from(open_case(here, entity, held, key, reason, dry=dry), held, purge=purge)
+
+
+def open_case(here: Here, entity: Ref, held: Sequence[Arrival], key: str, reason: str, *, dry: bool = False) -> Case:
+    """An erasure from the views of an entity, before anything is done."""
     person = person_of(held[0].entity, key)
     marks = {one.view: here.features.pseudonyms(one.view, (person.bytes.hex(),))[0][: 2 * NAME_BYTES] for one in held}
-    case = Case(here, entity, person, marks, reason, dry)
-    for one in () if dry else held:
-        here.features.forget(one.view, {person.field.name: [person.value]}, person.field.name)
+    return Case(here, entity, person, marks, reason, dry)
+
+
+def erase_from(case: Case, held: Sequence[Arrival], *, purge: bool = False) -> Erasure:
+    """Erase a person from these views and from what was made of them."""
+    here, person = case.here, case.person
+    if not case.dry:
+        for one in held:
+            here.features.forget(one.view, {person.field.name: [person.value]}, person.field.name)
+        held = [here.features.about(one.view) for one in held]  # what came in until they were barred is there, too
     for one in {dataset_of(each.stream): each for each in held}.values():
         if one.stream.keys:
             destroy_key(case, one)
@@ -77,15 +89,22 @@ def erase(
     return report(case, held, sets)
 
 
-def holdings(here: Here, entity: Ref) -> list[Arrival]:
+def holdings(here: Here, entity: Ref, views: Sequence[Defined] | None = None) -> list[Arrival]:
     """Every version of every view of an entity, with its stream."""
-    found, after = [], ""
+    found = []
+    for view in views_of(here) if views is None else views:
+        if entity.bare in {one.bare for one in view.uses}:
+            versions = (view.ref.at(f"v{number}") for number in range(1, _number(view.ref) + 1))
+            found += [cast(Arrival, here.features.about(one)) for one in versions]
+    return found
+
+
+def views_of(here: Here) -> list[Defined]:
+    """Every view the caller may see."""
+    found, after = list[Defined](), ""
     while True:
         page: DefinedPage = here.features.list(kind="view", after=after)
-        for view in page.items:
-            if entity.bare in {one.bare for one in view.uses}:
-                versions = (view.ref.at(f"v{number}") for number in range(1, _number(view.ref) + 1))
-                found += [cast(Arrival, here.features.about(one)) for one in versions]
+        found += page.items
         after = page.next
         if not after:
             return found
@@ -104,7 +123,7 @@ def destroy_key(case: Case, arrival: Arrival) -> None:
     done = destroy_keys(case.here, lock_of(case.here, arrival), [mark], case.said)
     for stays in done.kept:
         case.kept[stays.ref] = stays
-    case.recall(keys_ref(name))
+    case.recall(keys_ref(name), ())
     case.notes.append(f"the rows of {name} are sealed: the person's key is gone, and the bytes stay as they were")
 
 
@@ -134,12 +153,12 @@ def clear_sets(case: Case, held: Sequence[Arrival]) -> set[Ref]:
 def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     """What is gone, by this run or an earlier one, what is left, and which models learned from it."""
     own = {dataset_of(one.stream, face) for one in held for face in one.labels} | sets
-    for name in own:
-        case.recall(name)
+    for name in own - sets:  # of the sets it is known since they were looked at
+        case.recall(name, versions_of(case.here, name))
     used = set().union(*(_used(case.here.features.about(one.view)) for one in held))
     made = tuple(sorted(ref for ref in case.made if ref.bare in sets or ref in used))
     sources = {one.definition.source.address for one in held if one.definition.source.kind != "push"}
-    taken = [case.show(ref).inputs.values() for ref in case.removed if ref.bare in sets]
+    taken = [case.inputs(ref).values() for ref in case.removed if ref.bare in sets]
     sources |= {str(ref.bare) for refs in taken for ref in refs if ref.kind == "dataset" and ref.bare not in own}
     notes = [f"{source} was read to make them, and is no part of this" for source in sorted(filter(None, sources))]
     notes.append("requests that endpoints kept are no part of this: falaj serve forget, or falaj privacy erase for all")
@@ -222,7 +241,7 @@ def _clear_set_once(case: Case, name: Ref, known: dict[str, bool], *, each: bool
     versions = list(versions_of(case.here, name))
     seen = [one for version in versions if (one := _seen_set(case, version, known)) is not None]
     bad, newest = spread(seen), max((one.ref for one in versions), key=_number, default=None)
-    case.recall(name)
+    case.recall(name, versions)
     if bad <= case.kept.keys():
         return True
     for version in versions if not case.dry else ():
@@ -237,6 +256,8 @@ def _clear_set_once(case: Case, name: Ref, known: dict[str, bool], *, each: bool
 
 
 def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | None:
+    if version.ref in case.fresh:
+        return Seen(version.ref, frozenset(), False)
     columns = case.columns(version)
     holds = False
     try:
@@ -247,7 +268,7 @@ def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | No
     try:
         if not columns:
             raise Invalid(f"it has no column {case.person.field.name}, so nobody can tell whose rows are in it")
-        holds = version.ref not in case.fresh and set_holds(snapshot, columns, case.person, known)
+        holds = set_holds(snapshot, columns, case.person, known)
     except Invalid as error:
         case.keep(version.ref, error.message, _BY_HAND)
     return Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds)
@@ -300,7 +321,7 @@ def _models(case: Case, roots: Sequence[Ref], sets: set[Ref]) -> tuple[Touched, 
 def _roots(case: Case, held: Sequence[Arrival]) -> list[Ref]:
     """Where lineage begins: every version of the rows there ever was, and the views, for sets made without our rows."""
     rows = sorted({dataset_of(one.stream, face) for one in held for face in one.labels})
-    return [*sorted({one.view for one in held}), *(ref for name in rows for ref in ever(case.here, name))]
+    return [*sorted({one.view for one in held}), *(ref for name in rows for ref in case.ever(name))]
 
 
 def _after(case: Case, ref: Ref, kind: str) -> list[Ref]:

@@ -20,13 +20,12 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid
 from falaj.core.ref import Ref
 from falaj.features.chapters import open_chapter
-from falaj.features.erasing import holdings
 from falaj.features.rewriting import PARQUET, Person, files_of, person_of
 from falaj.features.stream import Arrival, dataset_of, schema_of
 from falaj.privacy.erasing import endpoints_of, entities_of
 from falaj.privacy.records import ACCESS, PORTABILITY, Request
 from falaj.privacy.shelf import digest_of
-from falaj.privacy.tables import datasets_of, keys_of_people, naming
+from falaj.privacy.tables import datasets_of, keys_of_people, naming, people_in
 from falaj.store.codec import to_plain
 
 _EVER_S = 4e9
@@ -88,8 +87,7 @@ class _Found:
 
     def views(self) -> None:
         """Rows of every view of every entity that is about people."""
-        for entity in entities_of(self.here, self.subject):
-            arrivals = holdings(self.here, entity)
+        for _, arrivals in entities_of(self.here, self.subject, people_in(self.here)):
             person = person_of(arrivals[0].entity, self.subject)
             for arrival in {dataset_of(one.stream): one for one in arrivals}.values():
                 self._keep(arrival.view, list(_rows(self.here, arrival, person)), _where(arrival))

@@ -6,7 +6,7 @@ again. So it may be killed anywhere: run again it goes on, and ends the same.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,19 @@ from falaj.catalog.records import Version
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.features.erasing import holdings
+from falaj.features.erasing import erase_from, holdings, open_case, views_of
 from falaj.features.erasure import Erasure, kept_by_law
 from falaj.features.persons import versions_of
+from falaj.features.records import EntityDef
 from falaj.features.rewriting import person_of
-from falaj.features.stream import dataset_of, quarantine_of
+from falaj.features.stream import Arrival, dataset_of, quarantine_of
 from falaj.privacy.records import Certificate, Request
-from falaj.privacy.tables import clear_tables, datasets_of, people_in
+from falaj.privacy.tables import clear_tables, datasets_of, keys_in, people_in
 from falaj.serve.records import EndpointPage
 from falaj.store.codec import to_json
+
+Held = Mapping[Ref, Sequence[Arrival]]
+"""Entities that may have somebody, with their views."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +72,38 @@ def erase(
     if asked.person != here.privacy.pseudonym(subject):
         raise Denied("this is not the person who asked", "check the identifier, letter by letter", request)
     if asked.state != "open":
-        return _ended(here, asked, subject, out)
+        _check_erased(asked)
+        return _ended(asked, cast(Certificate, here.privacy.certify(request, subject)), out)
     if "restrict" not in asked.steps:
         here.privacy.restrict(subject, f"erasure asked for: {request}")
         asked = here.privacy.step(request, "restrict", "nothing reads what is kept of them")
-    entities = list(entities_of(here, subject))
-    held = _held(here, entities, subject)
+    people = list(people_in(here))
+    entities = dict(entities_of(here, subject, people))
+    held = _held(here, entities, (subject, asked.person), people)
     if held or asked.held:
         asked = here.privacy.step(request, "holds", held=held)
     if held:
         return _told(asked, "held")
-    asked = _destroy(here, asked, entities, subject)
+    before = set(asked.steps)
+    asked = _destroy(here, asked, entities, subject, people)
     if any(not one.decision for one in asked.derived):
         return _told(asked, "waiting")
-    _forget_journals(here, subject, request)  # what a gateway had not written yet when it was asked first
-    here.privacy.certify(request, subject)
-    return _ended(here, here.privacy.request(request), subject, out)
+    if "journal" in before:
+        _forget_journals(here, subject, request)  # what a gateway had not written yet when it was asked first
+    certificate = cast(Certificate, here.privacy.certify(request, subject))
+    return _ended(asked, certificate, out)
 
 
-def _destroy(here: Here, asked: Request, entities: list[Ref], subject: str) -> Request:
+def _destroy(
+    here: Here, asked: Request, entities: Held, subject: str, people: Sequence[tuple[Ref, EntityDef]]
+) -> Request:
     """Every step that is not done yet, in order."""
-    request, done = asked.ref, set(asked.steps)
+    request, done, said = asked.ref, set(asked.steps), f"request {asked.ref.name}"
     if "keys" not in done:
         zones = here.privacy.shred(request, subject)
         asked = here.privacy.step(request, "keys", f"destroyed in {', '.join(zones)}")
     if "features" not in done:
-        found: list[Erasure] = [here.features.erase(one, subject, reason=f"request {request.name}") for one in entities]
+        found = [erase_from(open_case(here, one, held, subject, said), held) for one, held in entities.items()]
         kept = {str(stays.ref): stays.why for one in found for stays in one.kept}
         models = {str(each.ref): _why(each.sure) for one in found for each in one.models}
         hidden = sum(one.hidden for one in found)
@@ -101,36 +111,35 @@ def _destroy(here: Here, asked: Request, entities: list[Ref], subject: str) -> R
             raise Denied(f"{hidden} things about them may not be seen by you", "have somebody erase who may", request)
         asked = here.privacy.step(request, "features", _said(found), derived={**kept, **models})
     if "tables" not in done:
-        tables = clear_tables(here, subject, f"request {request.name}", set())
+        tables = clear_tables(here, keys_in(people), (subject, asked.person), said, set())
         kept = {str(ref): why for ref, why in tables.kept.items()}
         models = {str(ref): _why(False) for ref in tables.models}
-        said = f"{len(tables.removed)} versions removed, {len(tables.made)} made without them"
-        asked = here.privacy.step(request, "tables", said, derived={**models, **kept})
+        told = f"{len(tables.removed)} versions removed, {len(tables.made)} made without them"
+        asked = here.privacy.step(request, "tables", told, derived={**models, **kept})
     if "journal" not in done:
         gone = _forget_journals(here, subject, request)
         asked = here.privacy.step(request, "journal", f"{gone} requests and labels removed")
     if "caches" not in done:
-        said = "samples of reads and rows online went with the features; bytes leave the store with the next collection"
-        asked = here.privacy.step(request, "caches", said)
+        told = "samples of reads and rows online went with the features; bytes leave the store with the next collection"
+        asked = here.privacy.step(request, "caches", told)
     return asked
 
 
-def _held(here: Here, entities: list[Ref], subject: str) -> tuple[str, ...]:
+def _held(here: Here, entities: Held, who: tuple[str, str], people: Sequence[tuple[Ref, EntityDef]]) -> tuple[str, ...]:
     """What the law keeps of the person. Rows are looked at only where a label says that something is kept at all."""
     now, found = time.time(), set()
-    for entity in entities:
-        arrivals = holdings(here, entity)
+    for entity, arrivals in entities.items():
         names = {dataset_of(one.stream, face) for one in arrivals for face in one.labels}
         names |= {quarantine_of(one.stream) for one in arrivals}
         rows = [version for name in names for version in versions_of(here, name)]
         made = {ref for version in rows for ref in _made_from(here, version.ref)}
         if any(kept_by_law(one, now) for one in (*rows, *(_shown(here, ref) for ref in made)) if one):
-            report: Erasure = here.features.erase(entity, subject, dry=True)
+            report = erase_from(open_case(here, entity, arrivals, who[0], "", dry=True), arrivals)
             found |= {why for one in report.kept if (why := _law(here, one.ref, now))}
     tables = list(datasets_of(here))
     if kept := {one.ref.bare for one in tables if kept_by_law(one, now)}:
         free = {one.ref.bare for one in tables} - kept
-        told = clear_tables(here, subject, "", free, dry=True)
+        told = clear_tables(here, keys_in(people), who, "", free, dry=True)
         found |= {why for ref in told.kept if (why := _law(here, ref, now))}
     return tuple(sorted(found))
 
@@ -154,13 +163,16 @@ def _shown(here: Here, ref: Ref) -> Version | None:
     return None
 
 
-def entities_of(here: Here, subject: str) -> Iterator[Ref]:
-    """Every entity that is about people, has views, and could have this one."""
-    for ref, defined in people_in(here):
+def entities_of(
+    here: Here, subject: str, people: Iterable[tuple[Ref, EntityDef]]
+) -> Iterator[tuple[Ref, list[Arrival]]]:
+    """Every entity that is about people, has views, and could have this one; with those views."""
+    views = views_of(here)
+    for ref, defined in people:
         with suppress(Invalid):  # their keys are of another type than this identifier
             person_of(defined, subject)
-            if holdings(here, ref):
-                yield ref
+            if held := holdings(here, ref, views):
+                yield ref, held
 
 
 def _forget_journals(here: Here, subject: str, request: Ref) -> int:
@@ -181,12 +193,14 @@ def endpoints_of(here: Here) -> Iterator[Ref]:
             return
 
 
-def _ended(here: Here, asked: Request, subject: str, out: str) -> Erased:
+def _check_erased(asked: Request) -> None:
     if asked.type != "erasure" or asked.state == "refused":
         raise Conflict(
             f"{asked.ref} asks for {asked.type} and is {asked.state}", "there is nothing to erase", asked.ref
         )
-    certificate = cast(Certificate, here.privacy.certify(asked.ref, subject))
+
+
+def _ended(asked: Request, certificate: Certificate, out: str) -> Erased:
     if out:
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ What features made is taken care of by `falaj features erase`; this is for the r
 somebody published by hand.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -59,7 +59,12 @@ def people_in(here: Here) -> Iterator[tuple[Ref, EntityDef]]:
 
 def keys_of_people(here: Here) -> set[str]:
     """What the keys are called that name people."""
-    return {defined.subject for _, defined in people_in(here)}
+    return keys_in(people_in(here))
+
+
+def keys_in(people: Iterable[tuple[Ref, EntityDef]]) -> set[str]:
+    """The same of entities that are known."""
+    return {defined.subject for _, defined in people}
 
 
 def naming(version: Version, keys: set[str]) -> list[str]:
@@ -68,9 +73,13 @@ def naming(version: Version, keys: set[str]) -> list[str]:
     return [one.name for one in columns if one.name in keys or one.category == "personal"]
 
 
-def clear_tables(here: Here, subject: str, reason: str, done: set[Ref], *, dry: bool = False) -> Cleared:
-    """Put every version that holds the person aside for one without them, but of names that are `done` already."""
-    cleared, keys = Cleared(), keys_of_people(here)
+def clear_tables(
+    here: Here, keys: set[str], who: tuple[str, str], reason: str, done: set[Ref], *, dry: bool = False
+) -> Cleared:
+    """Put every version that holds the person aside for one without them, but of names that are `done` already.
+
+    `keys` are called what names people; `who` is the identifier and the pseudonym here."""
+    cleared, (subject, person) = Cleared(), who
     wanted: dict[tuple[Ref, str], None] = {}
     for version in datasets_of(here):
         if version.ref.bare not in done:
@@ -78,11 +87,10 @@ def clear_tables(here: Here, subject: str, reason: str, done: set[Ref], *, dry: 
             wanted |= {(version.ref.bare, column): None for column in columns}
             if columns and version.table and version.table.format != "parquet":
                 cleared.kept[version.ref] = f"it names people and is {version.table.format}: look at it by hand"
-    mark = str(here.privacy.pseudonym(subject))[: 2 * NAME_BYTES]
     for name, column in wanted:
         key = Field(column, "string")
-        person = Person(EntityDef("privacy/person", (key,), column), key, subject)
-        case = Case(here, Ref("entity", "privacy", "person"), person, {name: mark}, reason, dry)
+        whom = Person(EntityDef("privacy/person", (key,), column), key, subject)
+        case = Case(here, Ref("entity", "privacy", "person"), whom, {name: person[: 2 * NAME_BYTES]}, reason, dry)
         with suppress(Invalid):  # a column that cannot be compared with a text names nobody by it
             clear_set(case, name, each=True)
         _add(cleared, case)

@@ -20,6 +20,8 @@ JSON, GRPC, GONE = "json", "grpc", "gone"
 """What bodies are: OIP's JSON, messages of gRPC, or not kept; `binary(…)` names JSON with tensors behind it."""
 DAY_S = 86400.0
 _BLOCK_BYTES = 8 << 20
+_KEPT_OPEN = 4
+"""So many blocks of whoever is forgotten are kept open between two looks at them; of others there is a second."""
 
 
 class Logged(NamedTuple):
@@ -87,10 +89,12 @@ class Journal:
         while True:
             done.update(block.id for block in fresh)
             likely = [block for block in fresh if self._blocks.may_name(block, wanted)]
-            rows = (row for block in likely for row in self._blocks.rows(block))
-            gone += before([row.id for row in rows if row.key in wanted])
+            opened = {block.id: self._blocks.rows(block) for block in likely[:_KEPT_OPEN]}
+            found = (opened.get(block.id) or self._blocks.rows(block) for block in likely)
+            gone += before([row.id for rows in found for row in rows if row.key in wanted])
             for block in likely:
-                gone += self._without(whose._replace(zone=block.zone), block, wanted, done)
+                rows = opened.pop(block.id, None) or self._blocks.rows(block)
+                gone += self._without(whose._replace(zone=block.zone), (block, rows), wanted, done)
             fresh = [one for one in self._blocks.blocks(whose.tenant, whose.ref) if one.id not in done]
             if not fresh:
                 return gone
@@ -103,8 +107,8 @@ class Journal:
         """All of an endpoint."""
         self._blocks.delete(tenant, ref)
 
-    def _without(self, whose: Whose, block: Block, keys: frozenset[str], done: set[str]) -> int:
-        rows = self._blocks.rows(block)
+    def _without(self, whose: Whose, held: tuple[Block, Sequence[Logged]], keys: frozenset[str], done: set[str]) -> int:
+        block, rows = held
         left = [row for row in rows if row.key not in keys and row.id not in keys]
         if len(left) == len(rows):
             return 0
