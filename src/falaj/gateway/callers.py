@@ -17,7 +17,7 @@ from falaj.api.limits import Buckets
 from falaj.core.context import Actor
 from falaj.core.errors import Denied, FalajError, NotFound, QuotaExceeded, Unauthenticated, Unavailable
 from falaj.core.ref import Ref
-from falaj.gateway.table import Name
+from falaj.gateway.table import Name, Routed
 from falaj.serve.records import Rules
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ purpose."""
 class Caller:
     """Somebody who may call an endpoint, or the reason why not."""
 
-    __slots__ = ("actor", "early", "id", "name", "refused", "until")
+    __slots__ = ("actor", "early", "id", "name", "refused", "routed", "turn", "until")
 
     def __init__(self, actor: Actor | None, name: str, now: float, refused: FalajError | None = None) -> None:
         self.actor, self.refused = actor, refused
@@ -51,6 +51,9 @@ class Caller:
         if actor is not None and actor.expires:
             lasts = min(KNOWN_S, actor.expires - time.time())
         self.until, self.early = now + lasts, now + min(lasts, EARLY_S)
+        self.routed: Routed | None = None
+        self.turn = 0
+        """The endpoint, as it was in that turn of the table."""
 
 
 Then = Callable[[Caller], Any]

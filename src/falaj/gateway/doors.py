@@ -24,6 +24,7 @@ from falaj.gateway.protocols import GrpcPassing, RestPassing, grpc_problem
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
 from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.frames import Packed
 from falaj.oip.hop import LOST, Missed
 from falaj.oip.messages import METHODS
 from falaj.oip.proto import peek
@@ -65,6 +66,21 @@ class Pending:
             self.inner()
 
 
+class Lead:
+    """What HTTP requests that have one head share, found out once: what they ask for, and who asks."""
+
+    __slots__ = ("caller", "headers", "key", "named", "target", "who")
+
+    def __init__(self, target: Target, headers: Mapping[bytes, bytes]) -> None:
+        self.target, self.who = target, headers.get(b"authorization", b"")
+        self.key = key_of(headers, self.who, target.name)
+        length = headers.get(LENGTH)
+        self.headers = NO_HEADERS if length is None else Packed({LENGTH: length})
+        """What a replica is told of them."""
+        self.named = b"falaj-sequence" in headers
+        self.caller: Caller | None = None
+
+
 class Doors:
     """A RestDoor and a GrpcDoor. Nothing of a body is looked at before the caller is known."""
 
@@ -81,7 +97,8 @@ class Doors:
         """False while we drain: load balancers look elsewhere."""
         self._targets: dict[bytes, Target] = {}
         self._prefix, self._count = secrets.token_hex(4).encode(), 0
-        self._revisions: dict[int, tuple[bytes, bytes]] = {}
+        self._revisions: dict[int, tuple[bytes, tuple[bytes, bytes]]] = {}
+        """How each is told, in HTTP and in gRPC."""
         self._shadows = 0
 
     # What one request needs of us.
@@ -105,18 +122,19 @@ class Doors:
 
     def answered(self, one: Passing, reply: Any, status: int, now: float) -> None:
         """Give the answer back, with what names it; then keep a sample, and ask a shadow."""
-        headers = (b"falaj-request", one.id or self._new_id()), self._revision(one.revision)
-        if isinstance(reply, Reply):
-            reply.headers = (*reply.headers, *headers) if reply.headers else headers
+        line, pair = self._revisions.get(one.revision) or self._revision(one.revision)
+        name = one.id or self._new_id()
+        if reply.__class__ is Reply:
+            reply.lines = b"falaj-request: " + name + line
         else:
-            reply.metadata = (*reply.metadata, *headers) if reply.metadata else headers
+            reply.metadata = (*reply.metadata, (b"falaj-request", name), pair)
         one.reply(reply)
         if one.span is not None:
             self.traced(one, status)
         if not one.counts:
             return
-        route = one.routed.route
-        kept = route.rules.sample > 0.0 and random.random() < route.rules.sample  # noqa: S311 # nosec B311 - a sample
+        route, sample = one.routed.route, one.routed.rules.sample
+        kept = sample > 0.0 and random.random() < sample  # noqa: S311 # nosec B311 - a sample
         if kept:
             self._keep(one, reply, status, one.arm, now - one.began)
         if route.shadow is not None and one.arm != DIRECT:
@@ -136,27 +154,20 @@ class Doors:
 
     def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Cancel | None:
         """Answer one HTTP request, now or later."""
-        try:
-            target = self._targets.get(call.path) or self._target(call.path)
-        except FalajError as error:
-            self._refuse(error, reply)
-            return None
-        if target.method and call.method != target.method and (call.method, target.method) != (b"HEAD", b"GET"):
-            told = refusal(405, "this address takes another method", target.method.decode())
-            told.headers = ((b"allow", target.method),)
-            reply(told)
-            return None
-        if target.what in _FREE:
-            reply(self._plain(target.what))
-            return None
-        who = call.headers.get(b"authorization", b"")
-        key = key_of(call.headers, who, target.name)
-        caller = self._callers.known(key, who, time.monotonic())
-        if caller is not None:
-            return self._rest(target, call, reply, caller)
-        pending = Pending()
-        self._callers.ask(key, who, call.peer, partial(self._later, pending, partial(self._rest, target, call, reply)))
-        return pending.cancel
+        lead: Lead | None = call.head.lead if call.head is not None else None
+        if lead is None:
+            lead = self._lead(call, reply)
+            if lead is None:
+                return None
+        caller, now = lead.caller, time.monotonic()
+        if caller is None or now >= caller.early:
+            caller = lead.caller = self._callers.known(lead.key, lead.who, now)
+            if caller is None:
+                pending = Pending()
+                then = partial(self._later, pending, partial(self._rest, lead, call, reply))
+                self._callers.ask(lead.key, lead.who, call.peer, then)
+                return pending.cancel
+        return self._rest(lead, call, reply, caller)
 
     def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
         """Answer one message of a gRPC call, now or later."""
@@ -189,25 +200,45 @@ class Doors:
         if not pending.cancelled:
             pending.inner = go(caller)
 
-    def _rest(self, target: Target, call: Call, reply: Callable[[Reply], Any], caller: Caller) -> Cancel | None:
+    def _lead(self, call: Call, reply: Callable[[Reply], Any]) -> Lead | None:
+        """What is asked for, and by whom; None where that is answered already."""
+        try:
+            target = self._targets.get(call.path) or self._target(call.path)
+        except FalajError as error:
+            self._refuse(error, reply)
+            return None
+        if target.method and call.method != target.method and (call.method, target.method) != (b"HEAD", b"GET"):
+            told = refusal(405, "this address takes another method", target.method.decode())
+            told.headers = ((b"allow", target.method),)
+            reply(told)
+            return None
+        if target.what in _FREE:
+            reply(self._plain(target.what))
+            return None
+        lead = Lead(target, call.headers)
+        if call.head is not None:
+            call.head.lead = lead
+        return lead
+
+    def _rest(self, lead: Lead, call: Call, reply: Callable[[Reply], Any], caller: Caller) -> Cancel | None:
+        target, now = lead.target, time.monotonic()
         try:
             if target.what in _OWN:
                 return self._own(target.what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
             if target.what is paths.METRICS:
                 reply(self._told(caller))
                 return None
-            routed = self._admitted(caller)
+            routed = self._admitted(caller, now)
         except FalajError as error:
             self._refuse(error, reply)
             return None
         if target.what is paths.MODEL_READY and routed.route.asleep and not target.version:
             reply(said({"name": target.name, "ready": True}))  # whoever asks it is answered, if a little later
             return None
-        headers = call.headers
-        length = headers.get(LENGTH)
+        headers, body = call.headers, call.body
         # The request is ours alone: what a replica need not know is taken out of it.
-        call.path, call.headers = target.path, NO_HEADERS if length is None else {LENGTH: length}
-        one = RestPassing(self, routed, caller, call, reply)
+        call.path, call.headers = target.path, lead.headers
+        one = RestPassing(self, routed, caller, call, reply, now)
         one.key = headers.get(routed.sticky)
         if target.version:
             one.version = target.version
@@ -215,8 +246,9 @@ class Doors:
             one.counts = False
         else:
             call.name = one.id = self._new_id()
-            if sequence := paths.sequence_of(headers, call.body):
-                one.sequence, one.key = sequence, one.key or sequence
+            if lead.named or body.find(paths.SEQUENCE, 0, paths.LOOKED_BYTES) >= 0:
+                one.sequence = paths.sequence_of(headers, body)
+                one.key = one.key or one.sequence or one.key
         if self.tracer is not None and one.counts and (link := self._followed(one, headers)):
             call.headers = {**call.headers, b"traceparent": link}
         return one.begin()
@@ -234,14 +266,15 @@ class Doors:
                 made = METHODS[method][1]
                 wrap: Callable[[Any], Any] = (lambda rows: {"models": rows}) if what is paths.INDEX else dict
                 return self._own(what, caller, lambda rows: reply(GrpcReply(encode(made, wrap(rows)))), no)
-            routed = self._admitted(caller)
+            now = time.monotonic()
+            routed = self._admitted(caller, now)
         except FalajError as error:
             no(error)
             return None
         if method == "ModelReady" and routed.route.asleep and not version:
             reply(GrpcReply(encode(METHODS[method][1], {"ready": True})))
             return None
-        one = GrpcPassing(self, routed, caller, call, reply)
+        one = GrpcPassing(self, routed, caller, call, reply, now)
         if 0.0 < call.deadline < one.deadline:
             one.deadline, one.own = call.deadline, False
         call.deadline, call.metadata = one.deadline, NO_HEADERS
@@ -282,14 +315,18 @@ class Doors:
         connected = sum(len(one.connections) for one in self.listening)
         return Reply(200, (self.metrics.text(connected),), kind=_TEXT)
 
-    def _admitted(self, caller: Caller) -> Routed:
-        if caller.refused is not None:
-            raise caller.refused
-        routed = self._table.routes.get(caller.name)
-        if routed is None:
-            raise NotFound(f"there is no endpoint {caller.name[1][:80]!r}", "falaj serve list shows those you may call")
-        if routed.route.rules.per_s > 0.0:
-            wait_s = self._callers.take(caller, routed.route.rules, time.monotonic())
+    def _admitted(self, caller: Caller, now: float) -> Routed:
+        routed, turn = caller.routed, self._table.turn
+        if routed is None or caller.turn != turn:
+            if caller.refused is not None:
+                raise caller.refused
+            routed = self._table.routes.get(caller.name)
+            if routed is None:
+                hint = "falaj serve list shows those you may call"
+                raise NotFound(f"there is no endpoint {caller.name[1][:80]!r}", hint)
+            caller.routed, caller.turn = routed, turn
+        if routed.rules.per_s > 0.0:
+            wait_s = self._callers.take(caller, routed.rules, now)
             if wait_s > 0.0:
                 raise slow_down(wait_s, f"more requests than {caller.name[1]} gives one caller")
         return routed
@@ -343,10 +380,9 @@ class Doors:
         self._targets[path] = found
         return found
 
-    def _revision(self, number: int) -> tuple[bytes, bytes]:
-        found = self._revisions.get(number)
-        if found is None:
-            found = self._revisions[number] = (b"falaj-revision", b"%d" % number)
+    def _revision(self, number: int) -> tuple[bytes, tuple[bytes, bytes]]:
+        said = b"%d" % number
+        found = self._revisions[number] = b"\r\nfalaj-revision: " + said + b"\r\n", (b"falaj-revision", said)
         return found
 
     def _keep(self, one: Passing, reply: Any, status: int, arm: str, seconds: float, revision: int = 0) -> None:

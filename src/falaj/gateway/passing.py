@@ -54,10 +54,11 @@ class Passing:
     hedge: asyncio.TimerHandle | None = None
     span: Span | None = None
 
-    def __init__(self, hall: Hall, routed: Routed, caller: Caller, body: Any, reply: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, hall: Hall, routed: Routed, caller: Caller, body: Any, reply: Callable[[Any], Any], now: float
+    ) -> None:
         self.hall, self.routed, self.caller, self.body, self.reply = hall, routed, caller, body, reply
-        self.began = now = time.monotonic()
-        self.deadline = now + routed.route.rules.timeout_s
+        self.began, self.deadline = now, now + routed.rules.timeout_s
 
     @property
     def name(self) -> Name:
@@ -93,33 +94,44 @@ class Passing:
 
     def begin(self) -> "Callable[[], None] | None":
         """Go; gives what ends it."""
-        self.routed.budget.earn(self.routed.route.rules.retries)
-        self.go()
+        routed = self.routed
+        if not routed.budget.full:
+            routed.budget.earn(routed.rules.retries)
+        self._go(routed)
         return None if self.over else self.cancel
 
     def go(self) -> None:
-        """Choose an arm and a replica, and ask; or wait for one. Also called again by whoever held it."""
+        """Go again: it was held, or the replica could not."""
         if self.held:
             self._unheld()
             if self.own:  # it was not the replica's time
                 self.deadline = time.monotonic() + self.routed.route.rules.timeout_s
-        routed = self.hall.routed(self.name)
-        if routed is None or (self.version and self.version not in routed.route.live):
-            what = f"revision {self.version}" if routed else "an endpoint"
-            self.fail(NotFound(f"{what} of {self.name[1]} does not run", "see: falaj serve show"))
-            return
-        self.routed = routed
-        self.arm, self.revision = (DIRECT, self.version) if self.version else routed.arms.pick(self.key)
-        self.tally = routed.tallies.get(self.arm) or self.hall.tally(routed, self.arm, self.revision)
+        self._go(self.hall.routed(self.name))
+
+    def _go(self, routed: Routed | None) -> None:
+        """Choose an arm and a replica, and ask; or wait for one."""
+        pool: Sequence[Link]
+        if routed is not None and routed.only is not None and not self.version:
+            self.arm, self.revision, tally, pool = routed.only
+        else:
+            if routed is None or (self.version and self.version not in routed.route.live):
+                what = f"revision {self.version}" if routed else "an endpoint"
+                self.fail(NotFound(f"{what} of {self.name[1]} does not run", "see: falaj serve show"))
+                return
+            self.arm, self.revision = (DIRECT, self.version) if self.version else routed.arms.pick(self.key)
+            tally = routed.tallies.get(self.arm) or self.hall.tally(routed, self.arm, self.revision)
+            pool = routed.pools.get(self.revision, ())
+        self.routed, self.tally = routed, tally
         if routed.route.features and (barred := self.hall.barred(routed, self.revision)):
             self.fail(barred)
             return
-        pool = routed.pools.get(self.revision, ())
-        link = self._link(pool)
-        if link is None:
-            self._wait(pool)
-            return
-        self.tally.inflight += 1
+        link = pool[0] if len(pool) == 1 else None
+        if link is None or link.fails or not link.client.ready:
+            link = self._link(pool)
+            if link is None:
+                self._wait(pool)
+                return
+        tally.inflight += 1
         self.link = link
         try:
             self.stream = self.ask(link.client, self.took_first)
@@ -127,13 +139,11 @@ class Passing:
             self._left()
             self.fail(error)
             return
-        hedge_ms = routed.route.rules.hedge_ms
+        hedge_ms = routed.rules.hedge_ms
         if hedge_ms > 0.0 and len(pool) > 1 and not self.sequence:
             self.hedge = asyncio.get_running_loop().call_later(hedge_ms / 1000, self._hedged)
 
     def _link(self, pool: Sequence[Link]) -> Link | None:
-        if len(pool) == 1 and pool[0].client.ready and not pool[0].fails:
-            return pool[0]
         now = time.monotonic()
         link = pinned(pool, self.sequence) if self.sequence else pick(pool, now, self.tried)
         if link is None and self.tried:

@@ -20,7 +20,7 @@ _OF_MODELS = {
 }  # fmt: skip
 _ABSENT = ("generate", "generate_stream", "trace", "logging", "systemsharedmemory", "cudasharedmemory")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-_LOOKED_BYTES = 4096
+SEQUENCE, LOOKED_BYTES = b"sequence_id", 4096
 _JSON_SEQUENCE = re.compile(rb'"sequence_id"\s*:\s*(?:"([^"]{1,128})"|([1-9][0-9]{0,19}))')
 _GRPC_SEQUENCE = re.compile(rb"\x0a\x0bsequence_id\x12([\x01-\x7f])", re.DOTALL)
 
@@ -76,12 +76,12 @@ def sequence_of(headers: Mapping[bytes, bytes], body: bytes, pattern: "re.Patter
     named = headers.get(b"falaj-sequence")
     if named:
         return named[:128]
-    if body.find(b"sequence_id", 0, _LOOKED_BYTES) < 0:
+    if body.find(SEQUENCE, 0, LOOKED_BYTES) < 0:
         return b""
     if pattern is None:
-        found = _JSON_SEQUENCE.search(body, 0, _LOOKED_BYTES + 256)
+        found = _JSON_SEQUENCE.search(body, 0, LOOKED_BYTES + 256)
         return (found[1] or found[2]) if found else b""
-    found = pattern.search(body, 0, _LOOKED_BYTES + 256)
+    found = pattern.search(body, 0, LOOKED_BYTES + 256)
     return body[found.end() : found.end() + found[1][0]] if found else b""
 
 

@@ -44,20 +44,23 @@ def _better(one: Link, other: Link, now: float) -> Link | None:
 class Budget:
     """Retries are a share of requests: what fails for everybody is not asked twice by everybody."""
 
-    __slots__ = ("_saved", "taken")
+    __slots__ = ("_saved", "full", "taken")
 
     def __init__(self) -> None:
         self._saved, self.taken = MOST_SAVED, 0
+        self.full = True
+        """Nothing more can be saved."""
 
     def earn(self, share: float) -> None:
         """A request came."""
-        if self._saved < MOST_SAVED:
-            self._saved += share
+        self._saved += share
+        self.full = self._saved >= MOST_SAVED
 
     def take(self) -> bool:
         """Whether one may be asked again."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
+        self.full = False
         self.taken += 1
         return True

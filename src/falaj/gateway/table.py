@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 class Routed:
     """One endpoint as requests need it. Never changed: a new one takes its place."""
 
-    __slots__ = ("arms", "budget", "name", "pools", "route", "sticky", "tallies")
+    __slots__ = ("arms", "budget", "name", "only", "pools", "route", "rules", "sticky", "tallies")
 
     def __init__(self, route: Route, links: Mapping[Place, Link], budget: Budget, tallies: Tallies) -> None:
-        self.route, self.budget = route, budget
+        self.route, self.budget, self.rules = route, budget, route.rules
         self.name: Name = (route.tenant, route.name)
         self.arms = arms_of(route)
         self.sticky = (route.rules.sticky or "falaj-key").lower().encode()
@@ -36,6 +36,11 @@ class Routed:
         self.tallies: dict[str, Tally] = {
             arm: tallies.of(route, arm, revision) for arm, (revision, _) in route.shares.items()
         }
+        self.only: tuple[str, int, Tally, list[Link]] | None = None
+        """Where one arm has everybody: all that there is to choose. Those who read features are looked at each time."""
+        if len(self.arms.names) == 1 and not route.features:
+            arm, revision = self.arms.pick(None)
+            self.only = arm, revision, self.tallies[arm], self.pools.get(revision, [])
 
 
 class Table:
@@ -50,6 +55,8 @@ class Table:
     ) -> None:
         """`changed`: somebody who waits may look again. `fresh`: a replica was connected. `heard`: one spoke."""
         self.routes: dict[Name, Routed] = {}
+        self.turn = 0
+        """How often they were changed."""
         self._heard = heard
         self._tallies, self._changed, self._fresh = tallies, changed, fresh
         self._links: dict[Name, dict[Place, Link]] = {}
@@ -69,6 +76,7 @@ class Table:
                 routes[name] = known
         gone = [name for name in self._links if name not in found]
         self.routes = routes
+        self.turn += 1
         for name in gone:
             for link in self._links.pop(name).values():
                 link.leave()

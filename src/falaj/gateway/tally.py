@@ -41,7 +41,7 @@ class Tally:
         self.requests += 1
         self.seconds += seconds
         self.classes[status // 100 % 10] += 1
-        if status >= 500 or status in REFUSED:
+        if status >= 400 and (status >= 500 or status in REFUSED):
             self.errors += 1
         name = bucket(int(seconds * 1e6))
         self.latency_us[name] = self.latency_us.get(name, 0) + 1

@@ -20,7 +20,7 @@ def render(reply: Reply, head: Head, last: bool, out: list[bytes]) -> None:
     if last or reply.headers or reply.json_bytes or not head.modern:
         begin = b"%b%d\r\n%b\r\n" % (lead, size, _fields(reply, head, last))
     else:
-        begin = b"%b%d\r\n\r\n" % (lead, size)
+        begin = b"%b%d\r\n%b\r\n" % (lead, size, reply.lines)
     if head.method == b"HEAD":
         out.append(begin)
     elif size < _JOINED_BYTES:
@@ -38,7 +38,7 @@ def _lead(status: int, kind: bytes) -> bytes:
 
 
 def _fields(reply: Reply, head: Head, last: bool) -> bytes:
-    fields = b""
+    fields = reply.lines
     for name, value in reply.headers:
         fields += b"%b: %b\r\n" % (name, value.translate(None, b"\r\n\0"))
     if reply.json_bytes:

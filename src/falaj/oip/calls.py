@@ -1,93 +1,73 @@
-"""What passes between a connection and whoever answers it. Plain slots: one of each is made for every request."""
+"""What passes between a connection and whoever answers it. Structs: one of each is made for every request."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
+
+import msgspec
 
 from falaj.core.errors import FalajError
 
-NO_HEADERS: Mapping[bytes, bytes] = {}
+NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 JSON, OCTETS, PLAIN = b"application/json", b"application/octet-stream", b"text/plain; charset=utf-8"
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One HTTP request, whole: its body is here and decompressed."""
 
-    __slots__ = ("body", "headers", "method", "name", "path", "peer", "trusted")
-
-    def __init__(
-        self,
-        method: bytes,
-        path: bytes,
-        headers: Mapping[bytes, bytes] = NO_HEADERS,
-        body: bytes = b"",
-        *,
-        trusted: bool = False,
-        peer: str = "",
-    ) -> None:
-        self.method, self.path, self.headers, self.body = method, path, headers, body
-        """Names of headers are in small letters. The path is as sent, without the query."""
-        self.trusted = trusted
-        """True when whoever passes it on has proved who they are (a gateway): no token is asked for."""
-        self.peer = peer
-        self.name = b""
-        """What the gateway calls the request, and tells the caller; empty where there is none."""
+    method: bytes
+    path: bytes
+    """As sent, without the query."""
+    headers: Mapping[bytes, bytes] = NO_HEADERS
+    """Names are in small letters."""
+    body: bytes = b""
+    trusted: bool = False
+    """True when whoever passes it on has proved who they are (a gateway): no token is asked for."""
+    peer: str = ""
+    head: Any = None
+    """What it came with and others come with again; a door keeps in its `lead` what it made of it."""
+    name: bytes = b""
+    """What the gateway calls the request, and tells the caller; empty where there is none."""
 
 
-class Reply:
-    """One HTTP answer. `parts` are written one after the other; `json_bytes` is the length of the JSON among them where
-    tensors follow it (Inference-Header-Content-Length), else 0."""
+class Reply(msgspec.Struct, eq=False):
+    """One HTTP answer."""
 
-    __slots__ = ("headers", "json_bytes", "kind", "parts", "status")
-
-    def __init__(
-        self,
-        status: int,
-        parts: Sequence[bytes] = (),
-        *,
-        kind: bytes = JSON,
-        json_bytes: int = 0,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
-        self.status, self.parts, self.kind, self.json_bytes, self.headers = status, parts, kind, json_bytes, headers
+    status: int
+    parts: Sequence[bytes] = ()
+    """Written one after the other."""
+    kind: bytes = JSON
+    json_bytes: int = 0
+    """The length of the JSON among the parts where tensors follow it (Inference-Header-Content-Length), else 0."""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    lines: bytes = b""
+    """Headers as they are written: what we made ourselves, where nothing can end one too early."""
 
 
-class GrpcCall:
-    """One message of a gRPC call. `method` is the name behind the service's, for example ModelInfer."""
+class GrpcCall(msgspec.Struct, eq=False):
+    """One message of a gRPC call."""
 
-    __slots__ = ("deadline", "message", "metadata", "method", "name", "peer", "trusted")
-
-    def __init__(
-        self,
-        method: str,
-        message: bytes,
-        metadata: Mapping[bytes, bytes] = NO_HEADERS,
-        deadline: float = 0.0,
-        *,
-        trusted: bool = False,
-        peer: str = "",
-    ) -> None:
-        self.method, self.message, self.metadata, self.deadline = method, message, metadata, deadline
-        """`deadline` is a moment of time.monotonic(); 0: none."""
-        self.trusted, self.peer, self.name = trusted, peer, b""
+    method: str
+    """The name behind the service's, for example ModelInfer."""
+    message: bytes
+    metadata: Mapping[bytes, bytes] = NO_HEADERS
+    deadline: float = 0.0
+    """A moment of time.monotonic(); 0: none."""
+    trusted: bool = False
+    peer: str = ""
+    name: bytes = b""
 
 
-class GrpcReply:
+class GrpcReply(msgspec.Struct, eq=False):
     """One answer: a message, or a code that is not 0 with its text. Of a stream there may be several; the last one
     has `last`."""
 
-    __slots__ = ("code", "last", "message", "metadata", "text")
-
-    def __init__(
-        self,
-        message: bytes = b"",
-        *,
-        code: int = 0,
-        text: str = "",
-        last: bool = True,
-        metadata: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
-        self.message, self.code, self.text, self.last, self.metadata = message, code, text, last, metadata
+    message: bytes = b""
+    code: int = 0
+    text: str = ""
+    last: bool = True
+    metadata: Sequence[tuple[bytes, bytes]] = ()
 
 
 class RestDoor(Protocol):

@@ -45,7 +45,7 @@ def deflate(reply: Reply, coding: bytes) -> Reply:
     packed = [packing.compress(part) for part in reply.parts]
     parts = (b"".join([*packed, packing.flush()]),)
     headers = (*reply.headers, (b"content-encoding", coding), (b"vary", b"accept-encoding"))
-    return Reply(reply.status, parts, kind=reply.kind, json_bytes=reply.json_bytes, headers=headers)
+    return Reply(reply.status, parts, reply.kind, reply.json_bytes, headers, reply.lines)
 
 
 def _takes(accepts: bytes, coding: bytes) -> bool:

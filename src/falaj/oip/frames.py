@@ -37,8 +37,17 @@ _IN_ASK_REST, _IN_ASK_GRPC, _IN_REPLY_REST, _IN_REPLY_GRPC = (
 _KNOWN = 512
 _NAME = b"falaj-request\0"
 """The first header of a request that has a name. It is another one each time, so it is not remembered."""
-_packed: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
 _read: dict[bytes, dict[bytes, bytes]] = {}
+
+
+class Packed(dict[bytes, bytes]):
+    """Headers that many requests share: they are packed once."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
+        super().__init__(headers)
+        self.block = pack_headers(self)
 
 
 class Frames(asyncio.Protocol):
@@ -107,16 +116,17 @@ class Frames(asyncio.Protocol):
                 return
             data, self._kept = b"".join(self._kept), []
         at, size, head, length = 0, len(data), _HEAD.size, 0
+        read, frame = _HEAD.unpack_from, self.frame
         try:
             while size - at >= head:
-                length, kind, stream = _HEAD.unpack_from(data, at)
+                length, kind, stream = read(data, at)
                 if length > self._allowed:
                     raise Invalid(f"a frame of {length} bytes", f"{self._allowed} at most")
-                if size - at - head < length:
-                    break
                 begin = at + head
+                if size - begin < length:
+                    break
                 at = begin + length
-                self.frame(kind, stream, data[begin:at])
+                frame(kind, stream, data[begin:at])
                 if self._transport is None:
                     return
         except (Corrupt, Invalid):
@@ -130,9 +140,7 @@ class Frames(asyncio.Protocol):
 def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """An HTTP request as a frame."""
     method, path, body = call.method, call.path, call.body
-    block = pack_headers(tuple(call.headers.items())) if call.headers else b""
-    if call.name:
-        block = _with_name(call.name, block)
+    block = _block(call.name, call.headers)
     a, b, c = len(method), len(path), len(block)
     length = 5 + a + b + c + len(body)
     if b > 0xFFFF or a > 0xFF or c > 0xFFFF or length > most_bytes:
@@ -142,44 +150,45 @@ def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[byt
 
 def read_ask_rest(data: bytes) -> Call:
     """And back. Whoever sent it has proved who they are."""
-    method, path, block = _cut(_IN_ASK_REST, data)
+    if len(data) < 5:
+        raise Corrupt(*_CUT)
+    method, path, block = _IN_ASK_REST.unpack_from(data)
     a = 5 + method
     b = a + path
     c = b + block
     if c > len(data):
         raise Corrupt("a request is shorter than it says", "this is a fault of the sender")
-    name, headers = _read_name(data[b:c]) if block else (b"", NO_HEADERS)
-    call = Call(data[5:a], data[a:b], headers, data[c:], trusted=True)
-    call.name = name
-    return call
+    name, headers = _read_name(data, b, c) if block else (b"", NO_HEADERS)
+    return Call(data[5:a], data[a:b], headers, data[c:], trusted=True, name=name)
 
 
 def reply_rest(reply: Reply, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """An HTTP answer as a frame."""
     kind, parts = reply.kind, reply.parts
-    block = pack_headers(tuple(reply.headers)) if reply.headers else b""
+    block = pack_headers(dict(reply.headers)) if reply.headers else b""
     a, b = len(kind), len(block)
     length = 9 + a + b + (len(parts[0]) if len(parts) == 1 else sum(map(len, parts)))
-    _bound(length, most_bytes)
+    if length > most_bytes:
+        raise _too_long(length, most_bytes)
     return _REPLY_REST.pack(length, REPLY_REST, stream, reply.status, reply.json_bytes, a, b), kind, block, *parts
 
 
 def read_reply_rest(data: bytes) -> Reply:
     """And back."""
-    status, json_bytes, kind, block = _cut(_IN_REPLY_REST, data)
+    if len(data) < 9:
+        raise Corrupt(*_CUT)
+    status, json_bytes, kind, block = _IN_REPLY_REST.unpack_from(data)
     a = 9 + kind
     b = a + block
     if b > len(data):
         raise Corrupt("an answer is shorter than it says", "this is a fault of the sender")
     headers = tuple(read_headers(data[a:b]).items()) if block else ()
-    return Reply(status, (data[b:],), kind=data[9:a], json_bytes=json_bytes, headers=headers)
+    return Reply(status, (data[b:],), data[9:a], json_bytes, headers)
 
 
 def ask_grpc(call: GrpcCall, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """A message of a gRPC call as a frame; clocks differ, so the time that is left travels."""
-    block = pack_headers(tuple(call.metadata.items())) if call.metadata else b""
-    if call.name:
-        block = _with_name(call.name, block)
+    block = _block(call.name, call.metadata)
     method = call.method.encode()
     if len(method) > 0xFF or len(block) > 0xFFFF:
         raise Invalid("the method's name is too long", "see the protocol for the names")
@@ -187,37 +196,41 @@ def ask_grpc(call: GrpcCall, stream: int, most_bytes: int = MOST_BYTES) -> tuple
     if call.deadline:
         left_ms = min(0xFFFFFFFF, max(1, int((call.deadline - time.monotonic()) * 1000) + 1))
     length = 7 + len(method) + len(block) + len(call.message)
-    _bound(length, most_bytes)
+    if length > most_bytes:
+        raise _too_long(length, most_bytes)
     return _ASK_GRPC.pack(length, ASK_GRPC, stream, left_ms, len(method), len(block)), method, block, call.message
 
 
 def read_ask_grpc(data: bytes) -> GrpcCall:
     """And back."""
-    left_ms, method, block = _cut(_IN_ASK_GRPC, data)
+    if len(data) < 7:
+        raise Corrupt(*_CUT)
+    left_ms, method, block = _IN_ASK_GRPC.unpack_from(data)
     a = 7 + method
     b = a + block
     if b > len(data):
         raise Corrupt("a call is shorter than it says", "this is a fault of the sender")
     deadline = time.monotonic() + left_ms / 1000 if left_ms else 0.0
-    name, headers = _read_name(data[a:b]) if block else (b"", NO_HEADERS)
-    call = GrpcCall(_text(data[7:a]), data[b:], headers, deadline, trusted=True)
-    call.name = name
-    return call
+    name, headers = _read_name(data, a, b) if block else (b"", NO_HEADERS)
+    return GrpcCall(_text(data[7:a]), data[b:], headers, deadline, trusted=True, name=name)
 
 
 def reply_grpc(reply: GrpcReply, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """An answer to a gRPC call as a frame."""
     text = reply.text.encode()[:TEXT_BYTES] if reply.text else b""
-    block = pack_headers(tuple(reply.metadata)) if reply.metadata else b""
+    block = pack_headers(dict(reply.metadata)) if reply.metadata else b""
     length = 6 + len(text) + len(block) + len(reply.message)
-    _bound(length, most_bytes)
+    if length > most_bytes:
+        raise _too_long(length, most_bytes)
     head = _REPLY_GRPC.pack(length, REPLY_GRPC, stream, reply.code, reply.last, len(text), len(block))
     return head, text, block, reply.message
 
 
 def read_reply_grpc(data: bytes) -> GrpcReply:
     """And back."""
-    code, last, text, block = _cut(_IN_REPLY_GRPC, data)
+    if len(data) < 6:
+        raise Corrupt(*_CUT)
+    code, last, text, block = _IN_REPLY_GRPC.unpack_from(data)
     a = 6 + text
     b = a + block
     if b > len(data):
@@ -227,16 +240,11 @@ def read_reply_grpc(data: bytes) -> GrpcReply:
     return GrpcReply(data[b:], code=code, text=said, last=bool(last), metadata=headers)
 
 
-def pack_headers(pairs: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """Names and values between NULs. Most requests carry the same few, so what was packed is remembered."""
-    found = _packed.get(pairs)
-    if found is None:
-        found = b"\0".join(part for pair in pairs for part in pair)
-        if found.count(0) != 2 * len(pairs) - 1 or len(found) > 0xFFFF:
-            raise Invalid("headers are too long, or hold a NUL", "send fewer")
-        if len(_packed) >= _KNOWN:
-            _packed.clear()
-        _packed[pairs] = found
+def pack_headers(headers: Mapping[bytes, bytes]) -> bytes:
+    """Names and values between NULs."""
+    found = b"\0".join(part for pair in headers.items() for part in pair)
+    if headers and (found.count(0) != 2 * len(headers) - 1 or len(found) > 0xFFFF):
+        raise Invalid("headers are too long, or hold a NUL", "send fewer")
     return found
 
 
@@ -254,16 +262,20 @@ def read_headers(block: bytes) -> Mapping[bytes, bytes]:
     return found
 
 
-def _with_name(name: bytes, block: bytes) -> bytes:
-    return b"%b%b\0%b" % (_NAME, name, block) if block else _NAME + name
+def _block(name: bytes, headers: Mapping[bytes, bytes]) -> bytes:
+    if not headers:
+        return _NAME + name if name else b""
+    packed = headers.block if headers.__class__ is Packed else pack_headers(headers)
+    return _NAME + name + b"\0" + packed if name else packed
 
 
-def _read_name(block: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
+def _read_name(data: bytes, start: int, end: int) -> tuple[bytes, Mapping[bytes, bytes]]:
     """The name of a request, where it has one, and its headers."""
-    if not block.startswith(_NAME):
-        return b"", read_headers(block)
-    name, _, rest = block[len(_NAME) :].partition(b"\0")
-    return name, read_headers(rest) if rest else NO_HEADERS
+    if not data.startswith(_NAME, start, end):
+        return b"", read_headers(data[start:end])
+    start += len(_NAME)
+    cut = data.find(0, start, end)
+    return (data[start:end], NO_HEADERS) if cut < 0 else (data[start:cut], read_headers(data[cut + 1 : end]))
 
 
 def proof(key: bytes, side: bytes, *nonces: bytes) -> bytes:
@@ -287,16 +299,12 @@ def same(shown: bytes, wanted: bytes) -> bool:
     return hmac.compare_digest(shown, wanted)
 
 
-def _bound(length: int, most_bytes: int) -> None:
+def _too_long(length: int, most_bytes: int) -> Invalid:
     """The other side would end the connection, and with it everybody else's requests."""
-    if length > most_bytes:
-        raise Invalid(f"{length} bytes are too many for one message", f"{most_bytes} at most")
+    return Invalid(f"{length} bytes are too many for one message", f"{most_bytes} at most")
 
 
-def _cut(layout: Struct, data: bytes) -> tuple[Any, ...]:
-    if len(data) < layout.size:
-        raise Corrupt("a frame ends in its head", "this is a fault of the sender")
-    return layout.unpack_from(data)
+_CUT = "a frame ends in its head", "this is a fault of the sender"
 
 
 def _text(data: bytes) -> str:

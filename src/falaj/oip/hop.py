@@ -23,6 +23,7 @@ HANDSHAKE_S = 5.0
 _log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 64
 Control = Callable[[dict[str, Any]], Any]
+_FLOOD = "a stream that is open already, or too many", "wait for answers"
 
 
 class HopServer:
@@ -145,7 +146,7 @@ class HopConnection(f.Frames):
         if not self._known:
             self._meet(kind, data)
         elif kind == f.ASK_REST:
-            self._ask(stream, self._server.rest, f.read_ask_rest(data))
+            self._ask(stream, f.read_ask_rest(data))
         elif kind == f.ASK_GRPC:
             self._ask_grpc(stream, f.read_ask_grpc(data))
         elif kind == f.CANCEL:
@@ -185,26 +186,26 @@ class HopConnection(f.Frames):
         else:
             raise Invalid("nobody we know", "check the key")
 
-    def _ask(self, stream: int, door: RestDoor | None, call: Call) -> None:
+    def _ask(self, stream: int, call: Call) -> None:
+        door, opened = self._server.rest, self._open
         if door is None:
             raise Invalid("nobody answers HTTP here", "ask by gRPC")
-        self._begin(stream)
+        if stream in opened or len(opened) >= f.MOST_OPEN:
+            raise Invalid(*_FLOOD)
+        opened[stream] = None
         cancel = door.rest(call, partial(self._answer, stream))
-        if cancel is not None and stream in self._open:
-            self._open[stream] = cancel
+        if cancel is not None and stream in opened:
+            opened[stream] = cancel
 
     def _ask_grpc(self, stream: int, call: GrpcCall) -> None:
         if self._server.grpc is None:
             raise Invalid("nobody answers gRPC here", "ask by HTTP")
-        self._begin(stream)
+        if stream in self._open or len(self._open) >= f.MOST_OPEN:
+            raise Invalid(*_FLOOD)
+        self._open[stream] = None
         cancel = self._server.grpc.grpc(call, partial(self._answer_grpc, stream))
         if cancel is not None and stream in self._open:
             self._open[stream] = cancel
-
-    def _begin(self, stream: int) -> None:
-        if stream in self._open or len(self._open) >= f.MOST_OPEN:
-            raise Invalid("a stream that is open already, or too many", "wait for answers")
-        self._open[stream] = None
 
     def _answer(self, stream: int, reply: Reply) -> None:
         if stream in self._open:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import msgspec
+
 from falaj.oip.answers import render
 from falaj.oip.calls import Call, Reply, RestDoor
 from falaj.oip.codings import INLINE_BYTES, chosen, deflate, inflate
@@ -22,16 +24,13 @@ _LINGER_S = 2.0
 _GRACE_S = 0.5
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request and the place of its answer."""
 
-    __slots__ = ("cancel", "connection", "head", "reply")
-
-    def __init__(self, connection: "Http1", head: Head) -> None:
-        self.connection: Http1 | None = connection
-        self.head = head
-        self.reply: Reply | None = None
-        self.cancel: Callable[[], None] | None = None
+    connection: "Http1 | None"
+    head: Head
+    reply: Reply | None = None
+    cancel: Callable[[], None] | None = None
 
     def answer(self, reply: Reply) -> None:
         """Take the answer; the second one, and one for a client that went away, are dropped."""
@@ -158,7 +157,7 @@ class Http1(asyncio.Protocol):
             self._ask(exchange, exchange.head, body)
 
     def _ask(self, exchange: Exchange, head: Head, body: bytes) -> None:
-        call = Call(head.method, head.path, head.headers, body, peer=self._peer)
+        call = Call(head.method, head.path, head.headers, body, False, self._peer, head)
         cancel = self._server.door.rest(call, exchange.answer)
         if exchange.reply is None:
             exchange.cancel = cancel

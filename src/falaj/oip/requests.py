@@ -37,7 +37,7 @@ class Limits:
 class Head:
     """What stands before a body. Shared by all requests that have it, so nobody changes it."""
 
-    __slots__ = ("accepts", "coding", "headers", "keep", "length", "method", "modern", "path")
+    __slots__ = ("accepts", "coding", "headers", "keep", "lead", "length", "method", "modern", "path")
 
     def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes]) -> None:
         self.method, self.path, self.headers = method, path, headers
@@ -48,6 +48,8 @@ class Head:
         coding = headers.get(b"content-encoding", b"").lower()
         self.coding = b"" if coding == b"identity" else coding
         self.accepts = headers.get(b"accept-encoding", b"").lower()
+        self.lead: object = None
+        """What the door made of it."""
 
 
 Heads = dict[bytes, Head]
