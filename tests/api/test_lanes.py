@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from falaj.api import lanes as lanes_module
 from falaj.api.lanes import BATCH, TOGETHER, WAITING, Lanes
 from falaj.core.errors import Stale, Unavailable
 
@@ -148,3 +149,39 @@ def test_stopping_finishes_what_was_taken_in() -> None:
         assert {outcome.error for outcome in await asyncio.gather(*waiting)} == {None}
 
     asyncio.run(story())
+
+
+def test_a_question_does_not_wait_for_a_change() -> None:
+    groups = Groups()
+
+    async def story() -> None:
+        lanes = Lanes(groups.group)
+        lanes.start()
+        held = threading.Event()
+        change = lanes.short(held.wait, 20)
+        assert (await lanes.inside(groups.call, 7)).value == 7
+        assert not change.done()
+        held.set()
+        assert (await change).value is True
+        lanes.stop()
+
+    asyncio.run(story())
+
+
+def test_what_does_not_end_is_left_and_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(lanes_module, "LEAST_S", 0.2)
+    held, groups = threading.Event(), Groups()
+
+    async def story() -> None:
+        lanes = Lanes(groups.group)
+        lanes.start()
+        ended = await lanes.outside(groups.call, 1)
+        assert ended.value == 1
+        lanes.outside(held.wait, 60)
+        await asyncio.get_running_loop().run_in_executor(None, lanes.stop, 0.2)
+        with pytest.raises(Unavailable):
+            lanes.outside(groups.call, 2)
+
+    asyncio.run(story())
+    assert ("calls were left unfinished", 1) in [(one.message, getattr(one, "running", 0)) for one in caplog.records]
+    held.set()

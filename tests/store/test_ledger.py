@@ -17,7 +17,7 @@ from falaj.core.cell import Cell
 from falaj.core.context import Actor, Context, Decision
 from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound, SilentChange, Stale, Unavailable
 from falaj.core.label import Label
-from falaj.core.ports import Key
+from falaj.core.ports import Key, Store
 from falaj.core.ref import Ref
 from falaj.store.envelope import open_record
 from falaj.store.ledger import Ledger, Writer
@@ -218,6 +218,47 @@ def test_callers_hear_how_it_ended(ledger: Ledger, ctx: Context) -> None:
             tx.emit("say", THING.at("r1"))
         assert heard == [True, "commit", False], "not before the group is durable"
     assert heard == [True, "commit", False, True, "commit"]
+
+
+def check_what_comes_first(ledger: Ledger, store: Store) -> None:
+    """On any engine: `before` sees nothing durable, and its error undoes a transaction, or all of a group."""
+    ctx, seen = Context(Actor("ann", "acme"), "uae"), list[object]()
+
+    def told() -> None:
+        seen.append([row.verb for row in store.events()])
+
+    def refuse() -> None:
+        raise Unavailable("the other store is away", "call again")
+
+    with ledger.write(ctx) as tx:
+        tx.before(told)
+        tx.emit("first", Ref.parse("thing:p/a@r1"))
+    with ledger.group():
+        for name in ("b", "c"):
+            with ledger.write(ctx) as tx:
+                tx.before(told)
+                tx.emit("add", tx.put(Ref.parse(f"thing:p/{name}"), {}).ref)
+    assert seen == [[], ["first"], ["first"]]
+    with pytest.raises(Unavailable, match="away"), ledger.write(ctx) as tx:  # noqa: PT012
+        tx.before(refuse)
+        tx.after(seen.append)
+        tx.emit("lost", Ref.parse("thing:p/a@r1"))
+    with pytest.raises(Unavailable, match="away"), ledger.group():  # noqa: PT012
+        for name, callback in (("d", told), ("e", refuse)):
+            with ledger.write(ctx) as tx:
+                tx.before(callback)
+                tx.after(seen.append)
+                tx.emit("lost", tx.put(Ref.parse(f"thing:p/{name}"), {}).ref)
+    assert seen[3:] == [False, ["first", "add", "add"], False, False]
+    assert [row.verb for row in store.events()] == ["first", "add", "add"]
+    with ledger.write(ctx) as tx:
+        tx.emit("last", tx.put(Ref.parse("thing:p/d"), {}).ref)
+
+
+def test_what_must_be_durable_first_is_asked_once_all_is_there_and_can_undo_a_group(
+    ledger: Ledger, store: SqliteStore
+) -> None:
+    check_what_comes_first(ledger, store)
 
 
 def test_a_repeated_request_finds_its_outcome(ledger: Ledger, ctx: Context) -> None:

@@ -14,6 +14,7 @@ from falaj.core.errors import Conflict, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Key, Query, Row, Txn
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger, Writer
+from tests.store.test_ledger import check_what_comes_first
 
 CTX = Context(Actor("ann", "acme"), "uae")
 THING = Ref.parse("thing:p/a")
@@ -363,3 +364,7 @@ def test_events_that_are_told_together_do_not_suffer_for_one_that_cannot_be_kept
         thread.join(30)
     assert (len(told), len(refused)) == (12, 4)
     assert sorted(ids(store.events())) == sorted(told)
+
+
+def test_what_must_be_durable_first_is_asked_once_all_is_there_and_can_undo_a_group(store: PostgresStore) -> None:
+    check_what_comes_first(Ledger(store), store)

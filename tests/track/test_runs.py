@@ -274,6 +274,30 @@ def test_a_named_request_twice_is_one(town: Town, amal: Any, run: Ref) -> None:
     assert len(town.events(verb="track.log")) == 1
 
 
+def test_named_requests_that_commit_together_write_their_points_together_and_first(
+    town: Town, run: Ref, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a request is remembered its repeat writes nothing: so its points are durable before that."""
+    house = town.house
+    series, calls, told = house.track.measures._series, list[int](), list[int]()
+    append = series.append
+
+    def watched(blocks: Any) -> None:
+        calls.append(len(blocks))
+        told.append(len(house.ledger.tail(verb="track.log")))
+        append(blocks)
+
+    monkeypatch.setattr(series, "append", watched)
+    with house.ledger.group():
+        for step in range(5):
+            ctx = house.context(town.actor("amal"), request=f"once-{step}", purpose="fraud")
+            point = Metric("a", 1.0, 1.0, step)
+            asked = {"run": run, "metrics": (point,), "params": None, "tags": None, "drop": ()}
+            assert house.call("track", "log", ctx, asked) == 1
+    assert (calls, told) == ([5], [0])
+    assert len(town.events(verb="track.log")) == 5
+
+
 def test_what_was_refused_measured_nothing(town: Town, amal: Any, run: Ref) -> None:
     """A call whose transaction is undone leaves no point behind."""
     amal.track.log(run, params={"lr": "1"})

@@ -1,16 +1,18 @@
 """Lanes: where sync verbs run for an async edge. Verbs that queue together commit together, and are answered then.
 
 A lane is one thread or, for short calls of an embedded house, the event loop itself. It takes what waits, runs each
-call inside one group of the ledger, and wakes the event loop once for all of them. Calls that act outside the ledger,
-and streams, run in a pool so that no lane waits for a disk.
+call inside one group of the ledger, and wakes the event loop once for all of them. Questions have lanes of their own:
+they meet no other writer, and need not wait for those who do. Calls that act outside the ledger, and streams, run in a
+pool so that no lane waits for a disk.
 """
 
 import asyncio
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 from falaj.core.errors import Stale, Unavailable
@@ -20,6 +22,9 @@ WAITING = 4096
 OUTSIDE = 32
 TOGETHER = 3
 """How often calls are tried together when an engine turns their group away."""
+LEAST_S = 5.0
+"""So long what runs may go on when all ends, whatever else is said."""
+_log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
@@ -45,6 +50,9 @@ class _Job(NamedTuple):
     args: tuple[Any, ...]
 
 
+_Queue = queue.SimpleQueue[_Job | None]
+
+
 class Lanes:
     """The threads behind one event loop."""
 
@@ -55,9 +63,13 @@ class Lanes:
         self._group = group
         self._inline = inline
         self._together_soon: list[_Job] = []
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(OUTSIDE, thread_name_prefix="outside")
-        self._threads = [threading.Thread(target=self._drive, name=f"lane-{n}", daemon=True) for n in range(lanes)]
+        self._asked, self._told = _Queue(), _Queue()
+        self._outside = Pool()
+        ways = [self._asked] * lanes + ([] if inline else [self._told])
+        self._threads = [
+            threading.Thread(target=self._drive, args=(way,), name=f"lane-{n}", daemon=True)
+            for n, way in enumerate(ways)
+        ]
         self._loop: asyncio.AbstractEventLoop = _NO_LOOP
         self.batches = 0
         self.calls = 0
@@ -68,24 +80,27 @@ class Lanes:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Finish what is queued, then end."""
-        for _ in self._threads:
-            self._queue.put(None)
+    def stop(self, within_s: float = LEAST_S) -> None:
+        """Finish what is queued, then end; what takes longer than that is left, and told in the log."""
+        end = time.monotonic() + max(within_s, LEAST_S)
+        for way in [self._asked] * len(self._threads) + [self._told]:
+            way.put(None)
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(timeout=30)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+                thread.join(max(0.0, end - time.monotonic()))
+        left = self._outside.stop(end) + sum(thread.is_alive() for thread in self._threads)
+        if left or self.waiting:
+            _log.warning("calls were left unfinished", extra={"running": left, "waiting": self.waiting})
 
     @property
     def waiting(self) -> int:
         """Calls that no lane has taken yet."""
-        return self._queue.qsize()
+        return self._asked.qsize() + self._told.qsize()
 
     def short(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
         """Run a call that only writes a little, together with the others of this moment; durable when answered."""
         if not self._inline:
-            return self.inside(run, *args)
+            return self._queued(self._told, run, args)
         if not self._together_soon:
             self._loop.call_soon(self._run_soon)
         future: asyncio.Future[Outcome] = self._loop.create_future()
@@ -93,16 +108,26 @@ class Lanes:
         return future
 
     def inside(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
-        """Run a short call in a lane; the outcome comes when it is durable."""
-        if self._queue.qsize() >= WAITING:
-            raise Unavailable("too many calls are waiting", "try again shortly, or add a replica")
-        future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._queue.put(_Job(future, run, args))
-        return future
+        """Run a short question in a lane; the outcome comes when it is durable that it was asked."""
+        return self._queued(self._asked, run, args)
 
     def outside(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
         """Run a call that may take long, beside the lanes."""
-        return self._loop.run_in_executor(self._pool, attempt, run, args)
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self._outside.run(lambda: self._answer(_Job(future, run, args)))
+        return future
+
+    def _queued(self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[Outcome]:
+        if way.qsize() >= WAITING:
+            raise Unavailable("too many calls are waiting", "try again shortly, or add a replica")
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        way.put(_Job(future, run, args))
+        return future
+
+    def _answer(self, job: _Job) -> None:
+        outcome = attempt(job.run, job.args)
+        with suppress(RuntimeError):  # the loop has ended, and with it whoever asked
+            self._loop.call_soon_threadsafe(_deliver, (job,), (outcome,))
 
     def _run_soon(self) -> None:
         batch, self._together_soon = self._together_soon[:BATCH], self._together_soon[BATCH:]
@@ -110,12 +135,12 @@ class Lanes:
             self._loop.call_soon(self._run_soon)
         _deliver(batch, self._together(batch))
 
-    def _drive(self) -> None:
-        while (job := self._queue.get()) is not None:
+    def _drive(self, way: _Queue) -> None:
+        while (job := way.get()) is not None:
             batch, last = [job], False
             while len(batch) < BATCH:
                 try:
-                    more = self._queue.get_nowait()
+                    more = way.get_nowait()
                 except queue.Empty:
                     break
                 if more is None:
@@ -143,6 +168,53 @@ class Lanes:
     def _all(self, batch: Sequence[_Job], outcomes: list[Outcome]) -> None:
         with self._group():
             outcomes += [attempt(job.run, job.args) for job in batch]
+
+
+class Pool:
+    """Up to OUTSIDE threads, begun when they are needed. Unlike the library's they do not keep a process alive."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._change = threading.Condition()
+        self._threads = self._idle = self._running = 0
+        self._stopped = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Have it done, by and by."""
+        with self._change:
+            if self._stopped:
+                raise Unavailable("this replica is going", "another one answers")
+            self._waiting.put(work)
+            if self._idle < self._waiting.qsize() and self._threads < OUTSIDE:
+                self._threads += 1
+                threading.Thread(target=self._drive, name=f"outside-{self._threads}", daemon=True).start()
+
+    def stop(self, end: float) -> int:
+        """Take nothing new, and wait until then; how many still run."""
+        with self._change:
+            self._stopped = True
+            for _ in range(self._threads):
+                self._waiting.put(None)
+            self._change.wait_for(lambda: not self._threads, max(0.0, end - time.monotonic()))
+            return self._running
+
+    def _drive(self) -> None:
+        while True:
+            with self._change:
+                self._idle += 1
+            work = self._waiting.get()
+            with self._change:
+                self._idle -= 1
+                if work is None:
+                    self._threads -= 1
+                    self._change.notify_all()
+                    return
+                self._running += 1
+            try:
+                work()
+            finally:
+                with self._change:
+                    self._running -= 1
 
 
 def attempt(run: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:

@@ -153,6 +153,11 @@ class SqliteGroup:
         if mine or batch.error is not None:
             batch.wait()
 
+    def fail(self, error: FalajError) -> None:
+        """Have leaving it raise this, and make nothing durable."""
+        if self.holding and self._lane.held().error is None:
+            self._lane.held().error = error
+
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:

@@ -86,6 +86,10 @@ class PostgresGroup:
         if self.events:
             self._groups.tell(self.events)
 
+    def fail(self, error: FalajError) -> None:
+        """Have leaving it raise this, and make nothing durable."""
+        self.error = self.error or error
+
     def begin(self, write: bool) -> "Txn":
         """A member. Readers too: what the guard read need not be asked again."""
         if self.error is not None:

@@ -140,6 +140,9 @@ class Group(Protocol):
 
     def __enter__(self) -> "Group": ...
     def __exit__(self, *exc: object) -> None: ...
+    def fail(self, error: FalajError) -> None:
+        """Have leaving it raise this, and make nothing durable."""
+        ...
 
 
 TABLES: Mapping[str, tuple[str, ...]] = {

@@ -6,13 +6,14 @@ whoever its context speaks for. So never hold a lock of your own across one, nor
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
 from falaj.core.cell import Cell
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale
+from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale, Unavailable
 from falaj.core.event import Event
 from falaj.core.label import Label
 from falaj.core.ports import CanBundle, CanGroup, CanWatch, Cipher, EventRow, Group, Key, Query, Store, Txn
@@ -168,12 +169,13 @@ class Ledger:
 class Root:
     """What every Writer of one transaction shares."""
 
-    __slots__ = ("after", "changed", "events", "failed", "levels", "said", "touched", "txn")
+    __slots__ = ("after", "before", "changed", "events", "failed", "levels", "said", "touched", "txn")
 
     def __init__(self, txn: Txn) -> None:
         self.txn = txn
         self.said: list[Event] = []
         self.events: list[EventRow] = []
+        self.before: list[Callable[[], None]] = []
         self.after: list[Callable[[bool], None]] = []
         self.changed = False
         self.touched = 0
@@ -184,6 +186,7 @@ class Root:
 class _Local(threading.local):
     root: Root | None = None
     waiting: list[Callable[[bool], None]] | None = None
+    before: list[Callable[[], None]]
     since: int | None = None
     grouped: int = 0
     """How many transactions of the group there are."""
@@ -402,6 +405,10 @@ class Writer(Reader):
                 "the same request was carried out a moment ago", "call again: it will find that outcome"
             ) from error
 
+    def before(self, callback: Callable[[], None]) -> None:
+        """Call back once when all of the transaction is there and nothing of it durable; an error undoes it."""
+        self._root.before.append(callback)
+
     def after(self, callback: Callable[[bool], None]) -> None:
         """Call back once when the transaction has ended: True when it is durable, False when it is undone."""
         self._root.after.append(callback)
@@ -467,22 +474,26 @@ class Writer(Reader):
         if not root.touched:
             _undo(root)
             return
-        if root.events:
-            try:
+        local = self._ledger.local
+        try:
+            if root.events:
                 root.txn.append(root.events)
-            except BaseException:
-                _undo(root)  # an engine may refuse it here; what is not ended holds a connection for ever
-                raise
+            for callback in root.before if local.waiting is None else ():
+                callback()
+        except BaseException:
+            _undo(root)  # an engine may refuse it here; what is not ended holds a connection for ever
+            raise
         began = perf_counter()
         try:
             root.txn.commit()
         except BaseException:
             _tell(root.after, durable=False)
             raise
-        ledger, local = self._ledger, self._ledger.local
+        ledger = self._ledger
         verbs = [event.verb for event in root.events]
         if local.waiting is not None:
             local.waiting.extend(root.after)
+            local.before.extend(root.before)
             local.grouped += 1
             local.verbs.extend(verbs)
             return
@@ -506,6 +517,7 @@ class Together:
             self._group = store.group()
             self._group.__enter__()
             local.waiting, local.since, local.grouped, local.verbs = [], self._ledger.since, 0, []
+            local.before = []
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -516,6 +528,14 @@ class Together:
         after, local.waiting, local.since = local.waiting or [], None, None
         began = perf_counter()
         try:
+            try:
+                for callback in local.before:
+                    callback()
+            except BaseException as failed:
+                self._group.fail(failed if isinstance(failed, FalajError) else Unavailable("interrupted", "call again"))
+                with suppress(FalajError):
+                    self._group.__exit__(None, None, None)
+                raise
             self._group.__exit__(None, None, None)
         except BaseException:
             _tell(after, durable=False)

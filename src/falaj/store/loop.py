@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 15.0
 _LONGEST_PAUSE_S = 60.0
+REST_S = 0.05
+"""So long a loop rests at least after a step, however much is committed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,9 @@ class Turner:
             if self.turn():
                 continue
             # After a failure, or while another leads, other people's commits must not hurry us.
-            (self._stopping if self._failures or not self._token else self._awake).wait(self._pause())
+            began, calm = time.monotonic(), self._failures or not self._token
+            if (self._stopping if calm else self._awake).wait(self._pause()):
+                self._stopping.wait(began + REST_S - time.monotonic())
         getattr(self.loop, "close", lambda: None)()
         self._give_back()
 

@@ -82,11 +82,10 @@ class Measures:
         block = self._sealed(
             (run.key.tenant, run.key.name, run.zone), TAIL, pack_points(points), len(points), ctx.now()
         )
-        if ctx.keyed:
-            self.write([block])
-            return
-        staged = self._local.blocks
+        staged = self._local.early if ctx.keyed else self._local.blocks
         staged[block.id] = block
+        if ctx.keyed:
+            tx.before(lambda: self._write_staged(staged))
         tx.after(lambda durable: self._staged(staged, block, durable))
 
     def write(self, blocks: Sequence[Block]) -> None:
@@ -334,8 +333,12 @@ class Measures:
         if not durable:
             staged.pop(block.id, None)
         elif block.id in staged:
-            blocks = list(staged.values())
-            staged.clear()
+            self._write_staged(staged)
+
+    def _write_staged(self, staged: dict[str, Block]) -> None:
+        blocks = list(staged.values())
+        staged.clear()
+        if blocks:
             self.write(blocks)
 
     def _write_all(self, jobs: Sequence["_Job"]) -> None:
@@ -385,6 +388,7 @@ class _Job:
 class _Staged(threading.local):
     def __init__(self) -> None:
         self.blocks: dict[str, Block] = {}
+        self.early: dict[str, Block] = {}
 
 
 class Settler:
