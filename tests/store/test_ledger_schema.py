@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from falaj.backends import postgres, sqlite
+from falaj.backends import postgres, sqlite, sqlite_file
 from falaj.backends.sql import schema
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Unavailable
@@ -35,7 +35,7 @@ class Engine:
         """The database as a program that knew only `version` would have made it."""
         if self.name == "sqlite":
             connection = sqlite3.connect(self.url.partition(":")[2], isolation_level=None)
-            sqlite._upgrade(connection, version)
+            sqlite_file.upgrade(connection, version)
             connection.close()
         else:
             with psycopg.connect(self.url, autocommit=True) as raw:
@@ -118,7 +118,7 @@ def test_what_takes_away_waits_until_nobody_misses_it(engine: Engine, monkeypatc
     monkeypatch.setattr(schema, "CONTRACTS", frozenset({last}))
     for module, name in ((sqlite.sqlite_log, "STEPS"), (postgres, "_LOG_STEPS")):
         monkeypatch.setattr(module, name, (*getattr(module, name), ()))
-    for upgrade in (sqlite._upgrade, postgres._upgrade):
+    for upgrade in (sqlite_file.upgrade, postgres._upgrade):
         monkeypatch.setattr(upgrade, "__defaults__", (last, None))
     monkeypatch.setattr(schema.pending, "__defaults__", ((), last))
     new = engine.open()

@@ -20,12 +20,10 @@ from falaj.backends.lane import FLUSH_AT, Batch, Lane, SqliteGroup, again, clear
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
+from falaj.backends.sqlite_file import LEASES, RECORDS, SqliteFile, found_in, upgrade
 from falaj.core.errors import Conflict, FalajError, Invalid, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row, Standing
 
-_DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
-_RECORDS = sql.dump("records", "tenant, kind, project, name, version")
-_LEASES = sql.dump("leases", "name")
 _ROWS = "SELECT (SELECT coalesce(max(rowid), 0) FROM records) + (SELECT coalesce(max(n), 0) FROM events)"
 _LOAD = {table: sql.load(table) for table in ("records", "leases")}
 _INDEXES = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
@@ -48,7 +46,7 @@ class SqliteStore:
         with clear_errors():
             writer = self._connect()
             if (options or {}).get("settle", True):
-                _upgrade(writer)
+                upgrade(writer)
         self._lane = Lane(writer, self._busy_s)
 
     def begin(self, write: bool) -> "SqliteTxn":
@@ -96,14 +94,14 @@ class SqliteStore:
     def standing(self, now: float) -> Standing:
         """How far the schema is, and who is there."""
         with self._reader() as connection:
-            found, live = _found(connection, now)
+            found, live = found_in(connection, now)
             rows = connection.execute(_ROWS).fetchone()[0] if found else 0
         return Standing(found.get("schema", 0), found.get("oldest", 0), schema.NEWEST, live, rows)
 
     def settle(self, now: float) -> None:
         """Take the steps that may be taken now."""
         with clear_errors(), contextlib.closing(self._connect()) as connection:
-            _upgrade(connection, now=now)
+            upgrade(connection, now=now)
 
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
@@ -130,17 +128,64 @@ class SqliteStore:
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row of every table, from one snapshot; the writer goes on meanwhile."""
         with self._reader() as connection:
-            for row in connection.execute(_RECORDS):
+            for row in connection.execute(RECORDS):
                 yield "records", row
             for row in sqlite_log.dump(connection):
                 yield "events", row
-            for row in connection.execute(_LEASES):
+            for row in connection.execute(LEASES):
                 yield "leases", row
 
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Take a dump into an empty store, all or nothing; what follows it in the log is a new epoch."""
         with self._unlogged():
             self._write(lambda txn: txn.load(rows))
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[SqliteFile]:
+        """All that is committed as one file beside this one, gone afterwards; the writer goes on meanwhile.
+
+        Made anew from what is there: of what was deleted nothing is left in it.
+        """
+        with self._beside("snapshot") as path, clear_errors():
+            with contextlib.closing(self._connect()) as connection:
+                connection.execute("VACUUM INTO ?", (path,))
+            with contextlib.closing(SqliteFile(path)) as file:
+                yield file
+
+    def adopt(
+        self, fill: Callable[[int], object], look: Callable[[SqliteFile], None], ready: Callable[[], None]
+    ) -> None:
+        """Take a file that `snapshot` made into an empty store, all or nothing. `fill` writes it, `look` checks it and
+        may change it; the store is what it was until `ready` returned."""
+        self._write(SqliteWrite.check_empty)
+        with self._beside("adopted") as path, clear_errors():
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fill(file)
+            finally:
+                os.close(file)
+            with contextlib.closing(SqliteFile(path)) as taken:
+                look(taken)
+                taken.begin_epoch()
+                with self._unlogged():
+                    taken.copy_to(self._lane.connection, ready)
+                    upgrade(self._lane.connection)
+
+    @contextlib.contextmanager
+    def _beside(self, what: str) -> Iterator[str]:
+        """An empty file for the owner alone."""
+        path = f"{self._path}.{what}"
+        try:
+            Path(path).unlink(missing_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            yield path
+        except OSError as error:
+            raise Unavailable(
+                f"a file beside the ledger's cannot be written: {error.strerror}", "check the folder and its free space"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
 
     def close(self) -> None:
         """Close every connection; the last one moves the write-ahead log into the file."""
@@ -315,11 +360,15 @@ class SqliteWrite(RowWrites, SqliteTxn):
         with clear_errors():
             return sqlite_log.catch_up(self._connection, 4096)
 
-    def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
-        """The rows of a dump, into an empty store."""
+    def check_empty(self) -> None:
+        """Conflict when something is in the store already."""
         self._ready()
         if self.run(sql.OCCUPIED):
             raise Conflict("the store is not empty", "restore into a new store")
+
+    def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        """The rows of a dump, into an empty store."""
+        self.check_empty()
         log, held = sqlite_log.Loader(self._connection), dict[str, list[Any]](records=[], leases=[])
         with clear_errors():
             # An index that is made of what lies there costs a fraction of one that grows with every row.
@@ -448,28 +497,3 @@ def _prepare_file(path: str) -> None:
         raise Unavailable(
             f"the ledger's file cannot be opened: {error.strerror}", "check the folder, its owner and its free space"
         ) from error
-
-
-def _upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST, now: float | None = None) -> None:
-    """Bring the schema up to date in one transaction; of two processes that start at once the second finds it done."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute(schema.META.format_map(_DIALECT))
-        found, live = _found(connection, time.time() if now is None else now)
-        for step in schema.pending(found, _DIALECT, sqlite_log.STEPS, live, upto):
-            for statement in step.statements:
-                connection.execute(statement)
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _found(connection: sqlite3.Connection, now: float) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The numbers of the schema, and the replicas that are there; nothing of an empty file."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-        return {}, ()
-    found = dict(connection.execute(schema.NUMBERS).fetchall())
-    live = connection.execute(schema.LIVE, (now,)).fetchall() if found else []
-    return found, tuple(owner for (owner,) in live)

@@ -66,6 +66,9 @@ def revive(settings: "Settings", source: str, name: str = "", progress: "Progres
     def opened(port: str, url: str) -> Any:
         return stack.enter_context(contextlib.closing(plugin(port, url.partition(":")[0])(settings.at(url), {})))
 
+    def files(path: str) -> Any:
+        return contextlib.closing(plugin("store", "sqlite")(f"sqlite:{path}", {}))
+
     with contextlib.ExitStack() as stack:
         Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
         revival = Revival(Shelf(opened("blobs", source)), name, progress)
@@ -74,7 +77,7 @@ def revive(settings: "Settings", source: str, name: str = "", progress: "Progres
         own = opened("blobs", settings.blobs) if settings.zone == revival.made.zone else None
         ledger = Ledger(opened("store", settings.store))
         try:
-            revival.load(ledger, own, lambda record: _check_key(secrets, record))
+            revival.load(ledger, own, lambda record: _check_key(secrets, record), files)
         except Conflict:
             if not _begun(ledger, revival.made.name):
                 raise

@@ -9,6 +9,7 @@ from falaj.core.errors import Corrupt, Invalid
 HASH_BYTES = 32
 MAX_SIZE = 2**63 - 1
 EMPTY_ROOT = hashlib.sha256().digest()
+_sha256 = hashlib.sha256
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -46,9 +47,20 @@ class Frontier:
         self.size += 1
 
     def extend(self, leaves: Iterable[bytes]) -> None:
-        """Add many."""
-        for leaf in leaves:
-            self.append(leaf)
+        """Add many, level by level: what a tree of so many costs is then its hashes, and little else."""
+        nodes, bits = list(leaves), self.size
+        check_size(self.size + len(nodes))
+        self.size += len(nodes)
+        low: list[bytes] = []
+        while nodes:
+            if bits & 1:
+                nodes.insert(0, self.hashes.pop())
+            if len(nodes) & 1:
+                low.append(nodes.pop())
+            pairs = iter(nodes)
+            nodes = [_sha256(b"\x01" + left + right).digest() for left, right in zip(pairs, pairs, strict=True)]
+            bits >>= 1
+        self.hashes += reversed(low)
 
     def root(self) -> bytes:
         """The tree head: MTH of RFC 6962."""

@@ -1,6 +1,7 @@
 """The ports: what Falaj asks of a technology. Backends implement them; everything clever is written once, above."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -166,6 +167,58 @@ class CanCopy(Protocol):
 
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Take a dump into an empty store (Conflict otherwise), all or nothing. Cursors of the log stay true."""
+        ...
+
+
+class LedgerFile(Protocol):
+    """A ledger as one file that nobody uses."""
+
+    path: str
+
+    def rows(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Every row but those of the log, as `dump` gives them."""
+        ...
+
+    def leaves(self) -> Iterator[tuple[str, str, list[bytes]]]:
+        """Tenant and zone, and leaves of events that follow each other in their log; all of all logs."""
+        ...
+
+    def replace(self, values: tuple[Any, ...]) -> None:
+        """Another body for a record that is there."""
+        ...
+
+
+@runtime_checkable
+class CanAdopt(Protocol):
+    """A store that is a file, and can be copied as one: faster by far than row by row."""
+
+    def snapshot(self) -> AbstractContextManager[LedgerFile]:
+        """All that is committed in a file that is gone afterwards."""
+        ...
+
+    def adopt(
+        self, fill: Callable[[int], object], look: Callable[[LedgerFile], None], ready: Callable[[], None]
+    ) -> None:
+        """Take a file that `snapshot` made into an empty store (Conflict otherwise), all or nothing. `fill` writes it
+        into an open file, `look` checks and may change it; nothing is taken before `ready` returned."""
+        ...
+
+
+@runtime_checkable
+class CanPour(Protocol):
+    """A store of blobs whose objects are files of this machine."""
+
+    def pour(self, key: str, file: int) -> int:
+        """A whole object into an open file, from file to file inside the kernel; gives the size."""
+        ...
+
+
+@runtime_checkable
+class Poured(Protocol):
+    """Chunks for `put` that would rather write themselves into the file, and check there what they wrote."""
+
+    def pour(self, file: int) -> int:
+        """All of them into a file that is open for both; gives the size."""
         ...
 
 

@@ -9,6 +9,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from blake3 import blake3
@@ -16,7 +17,7 @@ from blake3 import blake3
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Conflict, Corrupt, FalajError, Invalid, NotFound, Stale, Unavailable
 from falaj.core.event import new_id
-from falaj.core.ports import Blobs, KeepsOut
+from falaj.core.ports import Blobs, CanAdopt, KeepsOut
 from falaj.core.ref import Ref
 from falaj.store.backup import LogState, Rows, Tally, copier, written
 from falaj.store.blobs import BlobStore, in_order
@@ -24,7 +25,19 @@ from falaj.store.holding import Holding, Judge, Left, Tomb
 from falaj.store.ledger import Ledger
 from falaj.store.loop import LEASE_S, Turn
 from falaj.store.objects import Object, cursor_key
-from falaj.store.shelf import FORMAT, Contents, Copied, Manifest, Passing, Shelf, blob_key, new_name, packed
+from falaj.store.shelf import (
+    FORMAT,
+    ROWS,
+    SQLITE,
+    Contents,
+    Copied,
+    Manifest,
+    Passing,
+    Shelf,
+    blob_key,
+    new_name,
+    packed,
+)
 
 LEASE = "loop:backup"
 LOOK_S = 60.0
@@ -32,6 +45,7 @@ AGAIN_S = 600.0
 _THREADS = 3
 _BEAT_S = 3.0
 _NAMED = 100
+_CHUNK = 1 << 20
 Alive = Callable[[], bool]
 
 
@@ -82,6 +96,27 @@ class Kept:
     zone: str
     logs: tuple[LogState, ...]
     left_first: tuple[Left, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is learnt of a ledger while it is copied."""
+
+    tally: Tally
+    holding: Holding
+    lost: Alive
+
+    def check(self) -> None:
+        """Stale once somebody else makes the backups."""
+        if self.lost():
+            raise Stale("another replica makes the backups now", "look again")
+
+    def through(self, rows: Rows) -> Rows:
+        """The same rows, looked at."""
+        for table, values in rows:
+            self.check()
+            self.holding.row(table, values)
+            yield table, values
 
 
 class Backups:
@@ -162,8 +197,7 @@ class Backups:
     def _written(self, shelf: Shelf, name: str, now: float, lost: Alive) -> Manifest:
         plan, tally = self.plan, Tally()
         holding = Holding(self.ledger.cipher, plan.holders)
-        passing = Passing(written(self._seen(holding, lost), tally))
-        shelf.store.put(f"ledger/{name}", passing)
+        passing, form = self._ledger(shelf, name, Seen(tally, holding, lost))
         go, left = holding.sorted_out(plan.place, self.ways.judge) if plan.bytes else ([], [])
         copied = self._copied(shelf, go, left, lost)
         certified = shelf.erased()[1]
@@ -172,15 +206,25 @@ class Backups:
         return Manifest(
             FORMAT, name, now, plan.zone, plan.place, tally.rows, tally.logs(), passing.size,
             passing.digest.hexdigest(), blake3(listed).hexdigest(), len(copied), sum(one.size for one in copied),
-            len(left), tuple(left[:_NAMED]),
+            len(left), tuple(left[:_NAMED]), form,
         )  # fmt: skip
 
-    def _seen(self, holding: Holding, lost: Alive) -> Rows:
-        for table, values in copier(self.ledger).dump():
-            if lost():
-                raise Stale("another replica makes the backups now", "look again")
-            holding.row(table, values)
-            yield table, values
+    def _ledger(self, shelf: Shelf, name: str, seen: "Seen") -> tuple[Passing[bytes], str]:
+        """The whole ledger on the shelf, and in what form."""
+        store = self.ledger.store
+        if not isinstance(store, CanAdopt):
+            passing = Passing(written(seen.through(copier(self.ledger).dump()), seen.tally))
+            shelf.store.put(f"ledger/{name}", passing)
+            return passing, ROWS
+        with store.snapshot() as file, Path(file.path).open("rb") as data:
+            for table, values in seen.through(file.rows()):
+                seen.tally.row(table, values)
+            for tenant, zone, leaves in file.leaves():
+                seen.check()
+                seen.tally.leaves(tenant, zone, leaves)
+            passing = Passing(iter(lambda: data.read(_CHUNK), b""))
+            shelf.store.put(f"ledger/{name}", passing)
+        return passing, SQLITE
 
     def _copied(self, shelf: Shelf, go: list[Object], left: list[Left], lost: Alive) -> list[Copied]:
         """Every object that goes, on the shelf; what cannot be read is said and does not hold up the rest."""

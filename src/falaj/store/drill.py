@@ -16,8 +16,9 @@ from blake3 import blake3
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Corrupt, FalajError
 from falaj.core.ref import Ref
-from falaj.store.backup import Tally, copier
+from falaj.store.backup import Tally
 from falaj.store.backups import Backups
+from falaj.store.bringing import Way, bring
 from falaj.store.ledger import Ledger
 from falaj.store.objects import READABLE, Object, ObjectKeys, objects_after
 from falaj.store.shelf import Copied, Manifest, Shelf, blob_key
@@ -83,7 +84,7 @@ class _Trial:
             tempfile.TemporaryDirectory(prefix="falaj-drill-") as folder,
             self._backups.ways.scratch(folder) as (ledger, keys),
         ):
-            copier(ledger).load(shelf.rows(made, self._tally))
+            bring(ledger, shelf, made, Way(self._tally))
             self._bytes += made.ledger_bytes
             self._prefix(made)
             self._blobs(shelf, made, ledger, keys)

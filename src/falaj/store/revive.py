@@ -6,15 +6,16 @@ asked. Keys of persons that were destroyed after the backup was made are never l
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict
 from falaj.core.ports import Blobs, Key
-from falaj.store.backup import LogState, Progress, Rows, Tally, copier
+from falaj.store.backup import LogState, Progress, Tally
 from falaj.store.blobs import BlobStore, in_order
+from falaj.store.bringing import Files, Way, bring
 from falaj.store.envelope import open_record, seal_record
 from falaj.store.holding import Tomb, row_of, tomb_of
 from falaj.store.ledger import Ledger, Writer
@@ -57,12 +58,24 @@ class Revival:
         self.repeat = tuple(f"{one.tenant}: {one.name}" for one in certified if one.at > self.made.at)
         self.moved = self.moved_bytes = 0
 
-    def load(self, ledger: Ledger, own: Blobs | None, check: Check) -> None:
+    def load(self, ledger: Ledger, own: Blobs | None, check: Check, files: Files) -> None:
         """The ledger into its empty store and, in the house's own zone, the bytes into `own` beside it.
 
         The ledger commits when the bytes are there: what was killed before leaves an empty store, to be tried again.
         """
-        copier(ledger).load(self._rows(check, own))
+        laying: list[Future[None]] = []
+        with ThreadPoolExecutor(1, "falaj-restore") as beside:  # which waits for what it began, whatever happens
+
+            def begin() -> None:
+                if own is not None:
+                    laying.append(beside.submit(self._lay_own, own))
+
+            def ready() -> None:
+                for one in laying:
+                    one.result()
+
+            way = Way(self.tally, files, lambda values: self._buried(values, check), begin, ready)
+            bring(ledger, self.shelf, self.made, way)
 
     def lay(self, wanted: Iterable[Copied], store: Blobs) -> None:
         """Sealed bytes into a zone's store, those it lacks, each held against its digest."""
@@ -86,18 +99,6 @@ class Revival:
         return Revived(
             self.made.name, zone, rows, logs, self.moved, self.moved_bytes, left, len(self.buried), self.repeat
         )
-
-    def _rows(self, check: Check, own: Blobs | None) -> Rows:
-        # Not before a store that is not empty has refused.
-        with ThreadPoolExecutor(1, "falaj-restore") as beside:  # which waits for what it began, whatever happens
-            laying = beside.submit(self._lay_own, own) if own is not None else None
-            for table, values in self.shelf.rows(self.made, self.tally):
-                if table == "records" and values[1] == "key":
-                    yield table, self._buried(values, check)
-                else:
-                    yield table, values
-            if laying is not None:
-                laying.result()
 
     def _buried(self, values: tuple[Any, ...], check: Check) -> tuple[Any, ...]:
         """A key's row, as a tomb where the key was destroyed since. Rows of keys are not sealed."""

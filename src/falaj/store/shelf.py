@@ -1,7 +1,7 @@
 """The shelf of backups: what lies in the folder or bucket they go to, and how it is read back.
 
     backups/<name>          the manifest, JSON, written last: without it there is no such backup
-    ledger/<name>           the whole ledger as store/backup.py writes it
+    ledger/<name>           the whole ledger: as its own file where it is one, else as store/backup.py writes it
     contents/<name>         which bytes belong to it, which stayed behind and why, whose keys are destroyed
     blobs/<zone>/<key>      sealed bytes as they lay in the zone, shared by all backups
     erased/<name>           keys of persons destroyed since the last backup
@@ -9,22 +9,28 @@
 Nothing here opens without the root keys, which are never here.
 """
 
+import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from blake3 import blake3
 
 from falaj.core.errors import Corrupt, Invalid, NotFound
 from falaj.core.event import new_id
-from falaj.core.ports import Blobs, Stat
+from falaj.core.ports import Blobs, CanPour, Stat
 from falaj.store.backup import LogState, Rows, Tally, read
 from falaj.store.holding import Left, Tomb
 
-FORMAT = "falaj-shelf-1"
+FORMAT, BEFORE = "falaj-shelf-2", "falaj-shelf-1"
+ROWS, SQLITE = "rows", "sqlite"
+"""How the ledger lies there."""
 T = TypeVar("T")
+Chunk = TypeVar("Chunk", bytes, memoryview)
+_READ = 1 << 20
 
 
 class Copied(msgspec.Struct, array_like=True, frozen=True):
@@ -67,6 +73,7 @@ class Manifest:
     blobs_bytes: int
     left: int
     left_first: tuple[Left, ...] = ()
+    form: str = ROWS
 
 
 class Shelf:
@@ -94,7 +101,7 @@ class Shelf:
         if not set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789TZ-") or len(name) > 64:
             raise Invalid(f"{name[:80]!r} is no name of a backup", "falaj store backups lists them")
         made = _decoded(self._all(f"backups/{name}"), Manifest)
-        if made.format != FORMAT:
+        if made.format not in (FORMAT, BEFORE) or made.form not in (ROWS, SQLITE):
             raise Invalid("the backup is of a format this program does not know", "use the program that wrote it")
         if made.name != name:
             raise Corrupt(f"the backup {name} says that it is another", "restore another backup")
@@ -108,23 +115,32 @@ class Shelf:
         return _unpacked(data, Contents)
 
     def rows(self, made: Manifest, tally: Tally) -> Rows:
-        """The rows of its ledger; Corrupt after the last one when anything was not as written."""
-        passing = Passing(self.store.open(f"ledger/{made.name}"))
-        yield from read(passing, tally)
-        if (passing.size, passing.digest.hexdigest()) != (made.ledger_bytes, made.ledger_digest):
-            raise _damaged(made.name, "its ledger is not the one it was made with")
-        if tally.logs() != made.logs:
+        """The rows of a ledger that lies there as rows; Corrupt after the last one when anything was not as written."""
+        yield from read(self.ledger(made), tally)
+        self.check(made, tally)
+
+    def ledger(self, made: Manifest) -> "Lying":
+        """The bytes of its ledger, held against the manifest."""
+        wrong = _damaged(made.name, "its ledger is not the one it was made with")
+        try:
+            sealed = bytes.fromhex(made.ledger_digest)
+        except ValueError:
+            raise wrong from None
+        return self._lying(Promise(f"ledger/{made.name}", made.ledger_bytes, sealed, wrong, wrong))
+
+    def check(self, made: Manifest, tally: Tally) -> None:
+        """Corrupt unless what was counted is what the manifest says."""
+        if (tally.logs(), tally.rows) != (made.logs, made.rows):
             raise _damaged(made.name, "its logs do not give the roots they gave")
 
-    def blob(self, one: Copied) -> Iterator[bytes]:
+    def blob(self, one: Copied) -> "Lying":
         """Sealed bytes chunk by chunk; Corrupt after the last when they are not what was written."""
-        passing = Passing(self.store.open(blob_key(one.zone, one.key)))
-        try:
-            yield from passing
-        except NotFound:
-            raise Corrupt(f"the bytes {one.key[:16]} of zone {one.zone} are not in the backup", _OTHER) from None
-        if (passing.size, passing.digest.digest()) != (one.size, one.sum):
-            raise Corrupt(f"the bytes {one.key[:16]} of zone {one.zone} are not what was written", _OTHER)
+        there = f"the bytes {one.key[:16]} of zone {one.zone} are"
+        gone, wrong = Corrupt(f"{there} not in the backup", _OTHER), Corrupt(f"{there} not what was written", _OTHER)
+        return self._lying(Promise(blob_key(one.zone, one.key), one.size, one.sum, gone, wrong))
+
+    def _lying(self, what: "Promise") -> "Lying":
+        return LyingFile(self.store, what) if isinstance(self.store, CanPour) else Lying(self.store, what)
 
     def blobs(self) -> dict[str, Stat]:
         """All sealed bytes on the shelf by their key here."""
@@ -160,19 +176,84 @@ class Shelf:
             raise NotFound(f"there is no {key}", "falaj store backups lists what there is") from None
 
 
-class Passing:
+class Passing(Generic[Chunk]):
     """Chunks that are counted and hashed as they go by."""
 
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self._chunks: Iterable[Chunk] = chunks
         self.size = 0
         self.digest = blake3()
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Chunk]:
         for chunk in self._chunks:
             self.size += len(chunk)
             self.digest.update(chunk)
             yield chunk
+
+
+class Promise(NamedTuple):
+    """What must lie under a key, and what to say when nothing does, or something else."""
+
+    key: str
+    size: int
+    sum: bytes
+    """BLAKE3."""
+    gone: Corrupt
+    wrong: Corrupt
+
+
+class Lying:
+    """Bytes on the shelf, held against what was written as they go by."""
+
+    def __init__(self, store: Blobs, what: Promise) -> None:
+        self._store, self._what = store, what
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._checked(self._store.open(self._what.key)) as passing:
+            yield from passing
+
+    @contextlib.contextmanager
+    def _checked(self, chunks: Iterable[Chunk]) -> "Iterator[Passing[Chunk]]":
+        passing, what = Passing(chunks), self._what
+        try:
+            yield passing
+        except NotFound:
+            raise what.gone from None
+        if (passing.size, passing.digest.digest()) != (what.size, what.sum):
+            raise what.wrong
+
+    def fill(self, file: int) -> None:
+        """All of them into an open file."""
+        with os.fdopen(os.dup(file), "wb") as out:
+            for chunk in self:
+                out.write(chunk)
+
+
+class LyingFile(Lying):
+    """The same in a file of this machine: it goes through the kernel alone, and what arrived is checked."""
+
+    def fill(self, file: int) -> None:
+        """All of them into an open file."""
+        self.pour(file)
+
+    def pour(self, file: int) -> int:
+        """Into a file that is open for both; gives the size."""
+        with self._checked(self._poured(file)) as passing:
+            for _ in passing:
+                pass
+        return passing.size
+
+    def _poured(self, file: int) -> Iterator[memoryview]:
+        cast(CanPour, self._store).pour(self._what.key, file)
+        yield from read_back(file)
+
+
+def read_back(file: int) -> Iterator[memoryview]:
+    """What a file holds, from its beginning, in one buffer: each part is gone when the next one is asked for."""
+    held, at = bytearray(_READ), 0
+    while size := os.preadv(file, [held], at):
+        yield memoryview(held)[:size]
+        at += size
 
 
 def blob_key(zone: str, key: str) -> str:
