@@ -2,7 +2,7 @@
 
 A house of 300,000 events, 60,000 records and 2 GB of bytes is backed up to a folder, then brought back by turns with
 `cp -r` and a sync of the very bytes that the backup has, on the same disk. Everything that a restore does is in its
-time: every digest and every root computed again, indexes made, all of it durable. The ledger alone is told beside it.
+time: every digest and every root computed again, all of it durable.
 """
 
 import os
@@ -21,7 +21,7 @@ from falaj.cli.restore import revive
 from falaj.core.context import Actor, Context
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
-from falaj.platform import House, Platform, load_settings, restore_into
+from falaj.platform import House, Platform, load_settings
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 EVENTS = int(os.environ.get("EVENTS", "300000"))
@@ -36,30 +36,20 @@ def restore() -> None:
     with folder() as home:
         _house(home / "house", f"dir:{home}/shelf")
         size = sum(path.stat().st_size for path in (home / "shelf").rglob("*") if path.is_file())
-        took: dict[str, list[tuple[float, float]]] = {
-            "copy": [],
-            "restore": [],
-            "ledger copy": [],
-            "ledger restore": [],
-        }
         (ledger,) = (home / "shelf/objects").rglob("ledger~*")
+        of = ledger.stat().st_size
+        took: dict[str, list[tuple[float, float]]] = {"copy": [], "restore": []}
         for number in range(ROUNDS):
             again = home / f"again-{number}"
             took["copy"].append(_timed(_copy, home / "shelf", again))
             shutil.rmtree(again)
             took["restore"].append(_timed(_revive, home, again))
             shutil.rmtree(again)
-            again.mkdir()
-            took["ledger copy"].append(_timed(_copy, ledger, again / "copy"))
-            took["ledger restore"].append(_timed(_ledger, ledger, again))
-            shutil.rmtree(again)
         middle = {name: statistics.median(wall for wall, _ in values) for name, values in took.items()}
         busy = {name: statistics.median(cpu for _, cpu in values) for name, values in took.items()}
-        of, alone = ledger.stat().st_size, middle["ledger copy"] / middle["ledger restore"]
     note = f"{size / 1e9:.2f} GB: copied in {middle['copy']:.1f} s, restored in {middle['restore']:.1f} s"
     bar("restore_vs_copy", middle["copy"] / middle["restore"], ">=", 0.5, note)
-    pace = EVENTS / middle["ledger restore"]
-    print(f"    the ledger alone: {of / 1e6:.0f} MB, {alone:.2f} of a copy, {pace:,.0f} events a second")
+    print(f"    of it the ledger: {of / 1e6:.0f} MB, {EVENTS:,} events")
     print("    processor seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in busy.items()))
 
 
@@ -92,10 +82,6 @@ def _revive(home: Path, again: Path) -> None:
     again.mkdir(mode=0o700)
     shutil.copytree(home / "house/keys", again / "keys")
     revive(load_settings(str(again), {"sandbox": "off"}), f"dir:{home}/shelf")
-
-
-def _ledger(file: Path, again: Path) -> None:
-    restore_into(load_settings(str(again / "alone")), str(file))
 
 
 def _copy(source: Path, target: Path) -> None:
