@@ -69,10 +69,12 @@ class Pending:
 class Lead:
     """What HTTP requests that have one head share, found out once: what they ask for, and who asks."""
 
-    __slots__ = ("caller", "headers", "key", "named", "target", "who")
+    __slots__ = ("caller", "headers", "infers", "key", "named", "path", "target", "version", "who")
 
     def __init__(self, target: Target, headers: Mapping[bytes, bytes]) -> None:
-        self.target, self.who = target, headers.get(b"authorization", b"")
+        self.target, self.infers = target, target.what is paths.INFER
+        self.path, self.version = target.path, target.version
+        self.who = headers.get(b"authorization", b"")
         self.key = key_of(headers, self.who, target.name)
         length = headers.get(LENGTH)
         self.headers = NO_HEADERS if length is None else Packed({LENGTH: length})
@@ -167,7 +169,7 @@ class Doors:
                 then = partial(self._later, pending, partial(self._rest, lead, call, reply))
                 self._callers.ask(lead.key, lead.who, call.peer, then)
                 return pending.cancel
-        return self._rest(lead, call, reply, caller)
+        return self._rest(lead, call, reply, caller, now)
 
     def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
         """Answer one message of a gRPC call, now or later."""
@@ -220,29 +222,32 @@ class Doors:
             call.head.lead = lead
         return lead
 
-    def _rest(self, lead: Lead, call: Call, reply: Callable[[Reply], Any], caller: Caller) -> Cancel | None:
-        target, now = lead.target, time.monotonic()
+    def _rest(
+        self, lead: Lead, call: Call, reply: Callable[[Reply], Any], caller: Caller, now: float = 0.0
+    ) -> Cancel | None:
+        what, now = lead.target.what, now or time.monotonic()
         try:
-            if target.what in _OWN:
-                return self._own(target.what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
-            if target.what is paths.METRICS:
-                reply(self._told(caller))
-                return None
+            if not lead.infers:
+                if what in _OWN:
+                    return self._own(what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
+                if what is paths.METRICS:
+                    reply(self._told(caller))
+                    return None
             routed = self._admitted(caller, now)
         except FalajError as error:
             self._refuse(error, reply)
             return None
-        if target.what is paths.MODEL_READY and routed.route.asleep and not target.version:
-            reply(said({"name": target.name, "ready": True}))  # whoever asks it is answered, if a little later
+        if what is paths.MODEL_READY and routed.route.asleep and not lead.version:
+            reply(said({"name": lead.target.name, "ready": True}))  # whoever asks it is answered, if a little later
             return None
         headers, body = call.headers, call.body
         # The request is ours alone: what a replica need not know is taken out of it.
-        call.path, call.headers = target.path, lead.headers
+        call.path, call.headers = lead.path, lead.headers
         one = RestPassing(self, routed, caller, call, reply, now)
         one.key = headers.get(routed.sticky)
-        if target.version:
-            one.version = target.version
-        if target.what is not paths.INFER:
+        if lead.version:
+            one.version = lead.version
+        if not lead.infers:
             one.counts = False
         else:
             call.name = one.id = self._new_id()

@@ -17,10 +17,12 @@ def render(reply: Reply, head: Head, last: bool, out: list[bytes]) -> None:
     parts = reply.parts
     size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
     lead = _LEADS.get((reply.status, reply.kind)) or _lead(reply.status, reply.kind)
-    if last or reply.headers or reply.json_bytes or not head.modern:
-        begin = b"%b%d\r\n%b\r\n" % (lead, size, _fields(reply, head, last))
-    else:
-        begin = b"%b%d\r\n%b\r\n" % (lead, size, reply.lines)
+    lines = reply.lines
+    if reply.json_bytes:
+        lines += b"inference-header-content-length: %d\r\n" % reply.json_bytes
+    if last or reply.headers or not head.modern:
+        lines += _fields(reply, head, last)
+    begin = b"%b%d\r\n%b\r\n" % (lead, size, lines)
     if head.method == b"HEAD":
         out.append(begin)
     elif size < _JOINED_BYTES:
@@ -38,11 +40,9 @@ def _lead(status: int, kind: bytes) -> bytes:
 
 
 def _fields(reply: Reply, head: Head, last: bool) -> bytes:
-    fields = reply.lines
+    fields = b""
     for name, value in reply.headers:
         fields += b"%b: %b\r\n" % (name, value.translate(None, b"\r\n\0"))
-    if reply.json_bytes:
-        fields += b"inference-header-content-length: %d\r\n" % reply.json_bytes
     if last:
         return fields + b"connection: close\r\n"
     return fields if head.modern else fields + b"connection: keep-alive\r\n"

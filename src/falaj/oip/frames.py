@@ -140,7 +140,7 @@ class Frames(asyncio.Protocol):
 def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[bytes, ...]:
     """An HTTP request as a frame."""
     method, path, body = call.method, call.path, call.body
-    block = _block(call.name, call.headers)
+    block = _block(call.name, call.headers) if call.headers or not call.name else _NAME + call.name
     a, b, c = len(method), len(path), len(block)
     length = 5 + a + b + c + len(body)
     if b > 0xFFFF or a > 0xFF or c > 0xFFFF or length > most_bytes:

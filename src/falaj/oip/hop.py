@@ -143,10 +143,10 @@ class HopConnection(f.Frames):
 
     def frame(self, kind: int, stream: int, data: bytes) -> None:
         """One frame of the gateway."""
-        if not self._known:
-            self._meet(kind, data)
-        elif kind == f.ASK_REST:
+        if kind == f.ASK_REST and self._known:
             self._ask(stream, f.read_ask_rest(data))
+        elif not self._known:
+            self._meet(kind, data)
         elif kind == f.ASK_GRPC:
             self._ask_grpc(stream, f.read_ask_grpc(data))
         elif kind == f.CANCEL:

@@ -94,22 +94,16 @@ class HopClient(f.Frames):
 
     def ask_rest(self, call: Call, deadline: float, reply: Callable[[Reply | Missed], Any]) -> int:
         """Ask; `reply` is called once, with LOST or LATE where there is no answer. Gives the stream, for `cancel`."""
-        stream = self._stream(reply, deadline)
-        try:
-            self.send(f.ask_rest(call, stream, self.most_bytes))
-        except Invalid:
-            del self._waiting[stream]
-            raise
+        stream = self._stream()
+        self.send(f.ask_rest(call, stream, self.most_bytes))
+        self._waiting[stream] = (reply, deadline)
         return stream
 
     def ask_grpc(self, call: GrpcCall, deadline: float, reply: Callable[[GrpcReply | Missed], Any]) -> int:
         """The same for gRPC; of a stream there may be several answers, the last one says so."""
-        stream = self._stream(reply, deadline)
-        try:
-            self.send(f.ask_grpc(call, stream, self.most_bytes))
-        except Invalid:
-            del self._waiting[stream]
-            raise
+        stream = self._stream()
+        self.send(f.ask_grpc(call, stream, self.most_bytes))
+        self._waiting[stream] = (reply, deadline)
         return stream
 
     def cancel(self, stream: int) -> None:
@@ -130,14 +124,14 @@ class HopClient(f.Frames):
 
     def frame(self, kind: int, stream: int, data: bytes) -> None:
         """One frame of the replica."""
-        if self._met < 2:
-            self._meet(kind, data)
-        elif kind == f.REPLY_REST:
+        if kind == f.REPLY_REST and self._met == 2:
             waiting = self._waiting.pop(stream, None)
             if waiting is not None:
                 waiting[0](f.read_reply_rest(data))
             if self.draining:
                 self._leave()
+        elif self._met < 2:
+            self._meet(kind, data)
         elif kind == f.REPLY_GRPC:
             self._answered(stream, f.read_reply_grpc(data))
         elif kind == f.DRAIN:
@@ -183,14 +177,15 @@ class HopClient(f.Frames):
             self._flush()
             self._transport.close()
 
-    def _stream(self, reply: Ended, deadline: float) -> int:
+    def _stream(self) -> int:
+        """The next one that is free."""
         waiting = self._waiting
         if self._transport is None or self._met != 2 or len(waiting) >= f.MOST_OPEN:
             raise Unavailable("the replica is not connected, or has too much to do", "ask another one")
-        stream = self._next = (self._next + 1) & 0xFFFFFFFF
+        stream = (self._next + 1) & 0xFFFFFFFF
         while stream in waiting:
-            stream = self._next = (stream + 1) & 0xFFFFFFFF
-        waiting[stream] = (reply, deadline)
+            stream = (stream + 1) & 0xFFFFFFFF
+        self._next = stream
         return stream
 
     def _sweep(self) -> None:
