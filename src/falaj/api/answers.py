@@ -66,13 +66,18 @@ def head(answer: Answer, size: int) -> Headers:
     ]
 
 
+def head_lines(answer: Answer) -> bytes:
+    """The same as they are written."""
+    if answer.headers:
+        return b"".join([b"%s: %s\r\n" % pair for pair in head(answer, len(answer.body))])
+    lines = b"content-type: %s\r\ncontent-length: %d\r\n%s: %s\r\n%s"
+    return lines % (answer.kind, len(answer.body), REQUEST_HEADER, answer.request.encode(), _SECURITY)
+
+
 async def send_answer(send: Send, answer: Answer) -> None:
     """Status, headers and body, all at once."""
-    if not answer.headers:
-        lines = b"content-type: %s\r\ncontent-length: %d\r\n%s: %s\r\n%s"
-        fill = (answer.kind, len(answer.body), REQUEST_HEADER, answer.request.encode(), _SECURITY)
-        if write_whole(send, answer.status, lines % fill, answer.body):
-            return
+    if not answer.headers and write_whole(send, answer.status, head_lines(answer), answer.body):
+        return
     await send({"type": "http.response.start", "status": answer.status, "headers": head(answer, len(answer.body))})
     await send({"type": "http.response.body", "body": answer.body})
 

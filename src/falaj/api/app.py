@@ -18,6 +18,7 @@ from falaj.api.gate import Gate
 from falaj.api.lanes import Lanes, attempt
 from falaj.api.logs import enter
 from falaj.api.metrics import Metrics, by, counter, exposition, gauge
+from falaj.api.quick import Quick
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
 from falaj.api.stream import Inlet, Outlet, Receive
 from falaj.api.trace import make_span
@@ -83,6 +84,10 @@ class App:
         """True once we go: balancers look elsewhere, and what is asked is still answered."""
         self._stands, self._looked = False, 0.0
         self._add_routes()
+        often = (route for route in self.router.routes() if route.call is not None and route.call.verb.often)
+        self.quick = Quick(
+            self, {route.path.encode(): route.call for route in often if route.call} if self._at_hand else {}
+        )
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -212,14 +217,15 @@ class App:
             return await self.streamed(call, ask, ctx, arguments.decode_header(ask.text(ARGS_HEADER.encode())))
         body = await self.body(ask)
         if len(body) > LARGE:
-            given = (await self.lanes.outside(self._parsed, arguments, body)).unwrap()
+            given = (await self.lanes.outside(self.parsed, arguments, body)).unwrap()
         else:
-            given = self._parsed(arguments, body)
+            given = self.parsed(arguments, body)
         if arguments.gives_stream:
             return await self.streamed(call, ask, ctx, given)
         return await self._run(call, ask, ctx, given)
 
-    def _parsed(self, arguments: Arguments, body: bytes) -> dict[str, Any]:
+    def parsed(self, arguments: Arguments, body: bytes) -> dict[str, Any]:
+        """What the body says, within its limit of depth."""
         check_depth(body, self._limits.body_depth)
         return arguments.decode(body)
 
@@ -234,18 +240,18 @@ class App:
     async def _run(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer:
         if call.verb.outside:
             self.unhurried(OUTSIDE_TIMES)
-            body, error = await self.lanes.outside(self._within, call, ask, ctx, given)
+            body, error = await self.lanes.outside(self.within, call, ask, ctx, given)
         elif call.verb.often and self._at_hand:
-            body, error = attempt(self._within, (call, ask, ctx, given))
+            body, error = attempt(self.within, (call, ask, ctx, given))
         elif call.verb.reading or call.verb.often:
-            body, error = await self.lanes.inside(self._within, call, ask, ctx, given)
+            body, error = await self.lanes.inside(self.within, call, ask, ctx, given)
         else:
-            body, error = await self.lanes.short(self._within, call, ask, ctx, given)
+            body, error = await self.lanes.short(self.within, call, ask, ctx, given)
         if call.changes_people:
             self.gate.forget()
         return Answer(200, body, ctx.request) if error is None else render(error, ctx.request)
 
-    def _within(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> bytes:
+    def within(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> bytes:
         """In a lane: the guarded call and the JSON of its result."""
         enter(ctx.actor.id, ctx.request)
         with self._span(call.action, ask.headers):

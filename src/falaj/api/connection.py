@@ -1,10 +1,12 @@
 """The connection: uvicorn's HTTP parser with the limits it lacks on heads and waiting, and our one error renderer."""
 
+from collections.abc import Collection
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from falaj.api.answers import head, render
+from falaj.api.answers import Answer, head_lines, render
+from falaj.api.quick import BODY_BYTES
 from falaj.core.errors import Invalid, Unavailable
 
 HEAD_BYTES = 65_536
@@ -32,6 +34,8 @@ class Connection(HttpToolsProtocol):
     _in_body = False
     _since: float | None = None
     _certified = ""
+    _quick: bytearray | None = None
+    """The body so far of a call that may be answered as soon as it is whole."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -60,14 +64,63 @@ class Connection(HttpToolsProtocol):
             raise HeadTooLarge
         if not self.url.startswith(b"/"):  # a whole URL would carry a second host name
             raise HeadTooLarge
-        cast(dict[str, Any], self.scope)["certified"] = self._certified
-        super().on_headers_complete()
-        if getattr(self.app, "draining", False):
-            self.cycle.keep_alive = False
+        scope = cast(dict[str, Any], self.scope)
+        scope["certified"] = self._certified
+        if self.url in self._calls() and self._plain():
+            scope |= {"method": "POST", "raw_path": self.url}
+            self._quick = bytearray()
+        else:
+            self._begin()
+
+    def on_body(self, body: bytes) -> None:
+        if self._quick is None:
+            super().on_body(body)
+            return
+        self._quick += body
+        if len(self._quick) > BODY_BYTES:
+            self._begin()
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        if self._quick is not None:
+            answer = cast(Any, self.app).quick.answer(self.scope, bytes(self._quick))
+            if answer is not None:
+                self._quick = None
+                self._write(answer)
+                return
+            self._begin()
         super().on_message_complete()
+
+    def _calls(self) -> Collection[bytes]:
+        app: Any = self.app
+        return () if getattr(app, "draining", True) else app.quick.calls
+
+    def _plain(self) -> bool:
+        """A request that nothing stands before, and that asks for nothing but its answer."""
+        return (
+            self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and not self.parser.should_upgrade()
+            and not self.expect_100_continue
+            and getattr(self.cycle, "response_complete", True)
+        )
+
+    def _begin(self) -> None:
+        """The ordinary way: a task, with what of the body is here."""
+        body, self._quick = self._quick, None
+        super().on_headers_complete()
+        if getattr(self.app, "draining", False):
+            self.cycle.keep_alive = False
+        if body:
+            super().on_body(bytes(body))
+
+    def _write(self, answer: Answer) -> None:
+        if self.transport.is_closing():
+            return
+        defaults = b"".join([b"%s: %s\r\n" % pair for pair in self.server_state.default_headers])
+        self.transport.write(b"".join((STATUS_LINE[answer.status], defaults, head_lines(answer), b"\r\n", answer.body)))
+        self.on_response_complete()
 
     def part(self) -> None:
         """The answer that is being made is the last one here; a caller that is silent may ask once more."""
@@ -76,6 +129,8 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Asked to end. A caller that is silent is told so and left; TLS would wait half a minute for a last word."""
+        if self._quick is not None:
+            self._begin()
         super().shutdown()
         self.loop.call_later(FAREWELL_S, self._leave)
 
@@ -94,8 +149,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         answer = render(error)
-        lines = [b"%s: %s\r\n" % pair for pair in head(answer, len(answer.body))]
-        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", answer.body]))
+        lines = head_lines(answer) + b"connection: close\r\n\r\n"
+        self.transport.write(b"".join((STATUS_LINE[status], lines, answer.body)))
         self.transport.close()
 
     def _watch(self) -> None:
@@ -105,4 +160,6 @@ class Connection(HttpToolsProtocol):
         if self._since is not None and self.loop.time() - self._since > HEAD_S:
             self.transport.close()
             return
+        if self._quick is not None:  # its body takes its time, and the ordinary way has an end for that
+            self._begin()
         self.loop.call_later(HEAD_S / 3, self._watch)

@@ -83,6 +83,18 @@ class Gate:
             raise too_fast(wait, "more requests than your share")
         return actor
 
+    def at_hand(self, ask: Ask) -> bool:
+        """Whether who asks is known without asking anybody, and may ask now; then the request has its actor."""
+        known = self._known.get(self.shown(ask))
+        if known is None or self._clock() >= known.until or ask.certified:
+            return False
+        ask.token, ask.actor = known.token, known.actor
+        return self._rates.wait((known.actor.tenant, known.actor.id), self._clock()) <= 0.0
+
+    def spend(self, ask: Ask) -> None:
+        """Count a request of a caller who was at hand."""
+        self._rates.take((ask.caller.tenant, ask.caller.id), self._clock())
+
     def context(self, ask: Ask, actor: Actor, *, repeatable: bool = True) -> Context:
         """The caller's context: the purpose and, where an outcome can be kept, the request key that headers name."""
         key, purpose = ask.text(b"idempotency-key"), ask.text(b"falaj-purpose")

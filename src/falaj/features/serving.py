@@ -1,8 +1,10 @@
 """Reading online: a service opened once and read many times, or one read through the guard; and samples of reads."""
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from typing import Annotated, Any
@@ -29,12 +31,13 @@ SAMPLE_EVERY = 1000
 MOST_KEYS = 10_000
 MOST_ANCESTORS = 100
 _READERS = 256
+_FLOATS = frozenset({"float64", "float32"})
 
 
 class Serving(Shelf):
     """How features are read."""
 
-    _readers: "OrderedDict[tuple[str, str, tuple[str, ...]], Reader]"
+    _readers: "OrderedDict[tuple[str, str, tuple[str, ...]], tuple[Reader, Ref, dict[str, str]]]"
     _plans: dict[tuple[str, str, str], tuple[float, ServicePlan]]
     _lock: Lock
     reads = rows_read = 0
@@ -79,17 +82,14 @@ class Serving(Shelf):
             with self._ledger.read(ctx) as tx:
                 plan = self._plan(tx, ctx, self._bound(tx, service, model))
         now = ctx.now()
-        answer = self._reader(ctx, plan).read(keys, request, round(now * 1e6))
-        columns = {one.name: _wire(answer.columns[one.name], one.type) for one in plan.outputs}
+        reader, ref, types = self._reader(ctx, plan)
+        answer = reader.read(keys, request, round(now * 1e6))
         # Columns of one view mostly share one list of codes: each is put into words once.
-        words: dict[int, list[str]] = {}
-        for codes in answer.statuses.values():
-            if id(codes) not in words:
-                words[id(codes)] = [STATUSES[code] for code in codes]
-        statuses = {name: words[id(codes)] for name, codes in answer.statuses.items()}
-        types = {one.name: one.type for one in plan.outputs}
+        codes = {id(one): one for one in answer.statuses.values()}
+        words = {key: [STATUSES[code] for code in one] for key, one in codes.items()}
+        statuses = {name: words[id(one)] for name, one in answer.statuses.items()}
         self.reads, self.rows_read = self.reads + 1, self.rows_read + max(map(len, keys.values()))
-        return Values(Ref.parse(plan.ref), columns, statuses, now, types)
+        return Values(ref, _wired(answer.columns, types), statuses, now, types)
 
     @verb(reads=("model",))
     def bound(self, ctx: Context, model: Annotated[Ref, "which model"]) -> tuple[Ref, ...]:
@@ -101,12 +101,14 @@ class Serving(Shelf):
         with self._ledger.read(ctx) as tx:
             return tuple(trained_on(tx, model))
 
-    def _reader(self, ctx: Context, plan: ServicePlan) -> Reader:
+    def _reader(self, ctx: Context, plan: ServicePlan) -> tuple[Reader, Ref, dict[str, str]]:
+        """What reads by a plan, whose it is, and the types of what it gives."""
         key = (ctx.tenant, plan.ref, tuple(one.space for one in plan.views) + tuple(one for one, _ in plan.barred))
         with self._lock:
             found = self._readers.get(key)
             if found is None:
-                found = self._readers[key] = Reader(plan, self._opened(ctx, plan))
+                types = {one.name: one.type for one in plan.outputs}
+                found = self._readers[key] = Reader(plan, self._opened(ctx, plan)), Ref.parse(plan.ref), types
             self._readers.move_to_end(key)
             if len(self._readers) > _READERS:
                 self._readers.popitem(last=False)
@@ -226,15 +228,19 @@ def _by_face(plan: ViewPlan, view: View, tenant: str) -> list[ViewPlan]:
     return found
 
 
+def _wired(columns: dict[str, list[Any]], types: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Columns as JSON can say them."""
+    if _FLOATS.issuperset(types.values()) and len(columns) == len(types):
+        with suppress(TypeError):  # some are null
+            # A sum that is finite has only finite parts; where it is not, each is looked at.
+            if math.isfinite(sum(map(sum, columns.values()))):
+                return columns
+    return {name: _wire(columns[name], kind) for name, kind in types.items()}
+
+
 def _wire(values: list[Any], kind: str) -> list[Any]:
-    """Values as JSON can say them."""
-    if kind in ("float64", "float32"):
-        try:
-            total = sum(values)
-        except TypeError:  # some are null
-            total = sum(one for one in values if one is not None)
-        # A sum that is finite has only finite parts, or it overflowed: then each is looked at.
-        return values if total - total == 0 else [one if one is None or one - one == 0 else repr(one) for one in values]
+    if kind in _FLOATS:
+        return [one if one is None or one - one == 0 else repr(one) for one in values]
     if "float" in kind:
         return [None if one is None else _wire(list(one), kind[5:-1]) for one in values]
     if "bytes" in kind:
