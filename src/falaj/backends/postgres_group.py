@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from psycopg.pq import TransactionStatus
 
 from falaj.backends.lane import again
-from falaj.backends.postgres_txn import PostgresTxn, PostgresWrites, Tell
-from falaj.backends.sql import statements as sql
+from falaj.backends.postgres_txn import PostgresTxn, Tell
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from falaj.core.ports import Txn
 
 T = TypeVar("T")
-_KEPT = 1000
-"""So many rows that were read are kept, since guard and verb ask for the same ones."""
 
 
 class Groups:
@@ -58,8 +55,6 @@ class PostgresGroup:
         self._snapshot: PostgresTxn | None = None
         self._whole: PostgresTxn | None = None
         self._saved = False
-        self._rows: dict[Key, Row | None] = {}
-        self._cells: dict[tuple[str, str], frozenset[str]] = {}
         self.events: list[EventRow] = []
         self.changes = 0
         """Members that changed records."""
@@ -122,7 +117,6 @@ class PostgresGroup:
         """End the engine's transaction; a next member would begin another."""
         whole, self._whole, self._saved = self._whole, None, False
         snapshot, self._snapshot = self._snapshot, None
-        self._forget()
         if snapshot is not None:
             snapshot.rollback()
         if whole is not None:
@@ -142,7 +136,9 @@ class PostgresGroup:
         try:
             yield whole
         except FalajError as error:
-            if isinstance(error, Stale) or whole.status == TransactionStatus.UNKNOWN:
+            # With a cause it is the engine that asks for a retry; else one member looked at an old revision.
+            turned_away = isinstance(error, Stale) and error.__cause__ is not None
+            if turned_away or whole.status == TransactionStatus.UNKNOWN:
                 self.error = error
             elif whole.status == TransactionStatus.INERROR and not saved:
                 self.error = Stale("a call that was to be recorded together with this one broke", "call again")
@@ -150,33 +146,6 @@ class PostgresGroup:
                 # All of it is lost. Its locks go now: whoever waits for them may hold the connections that we ask for.
                 self.discard()
             raise
-
-    def row(self, key: Key) -> Row | None:
-        """The row of a key. One snapshot, so what was read once need not be asked again."""
-        if key not in self._rows:
-            with self.asking(saved=False) as whole:
-                found = whole.get(key)
-            if len(self._rows) >= _KEPT:
-                self._rows.clear()
-            self._rows[key] = found
-        return self._rows[key]
-
-    def cells(self, tenant: str, kind: str) -> frozenset[str]:
-        """The distinct cells of a kind, asked once until somebody here writes one."""
-        found = self._cells.get((tenant, kind))
-        if found is None:
-            with self.asking(saved=False) as whole:
-                found = self._cells[tenant, kind] = whole.cells(tenant, kind)
-        return found
-
-    def known(self, key: Key, row: Row | None) -> None:
-        """A member wrote this."""
-        self._rows[key] = row
-        self._cells.pop((key.tenant, key.kind), None)
-
-    def _forget(self) -> None:
-        self._rows.clear()
-        self._cells.clear()
 
     def save(self) -> bool:
         """Before the first change of a member: a point to come back to, unless nobody else is in it yet."""
@@ -190,16 +159,16 @@ class PostgresGroup:
 
     def undo(self, saved: bool) -> None:
         """A member that had changed something is undone."""
-        self._forget()
         if not self.changes:
             self.error = None
             self.discard()
         elif saved and self.error is None:
             with contextlib.suppress(FalajError), self.asking(saved=False) as whole:
                 whole.order("ROLLBACK TO SAVEPOINT one")
+                whole.forget()
 
 
-class Member(PostgresWrites):
+class Member:
     """One transaction of a group."""
 
     __slots__ = ("_ended", "_events", "_group", "_marked", "_saved", "_seen", "_write")
@@ -213,25 +182,27 @@ class Member(PostgresWrites):
 
     def get(self, key: Key) -> Row | None:
         """The row of a key."""
-        return self._noted(self._group.row, (key,), self._group.row(key))
+        return self._noted(PostgresTxn.get, (key,))
 
     def find(self, query: Query) -> Found:
         """A page of rows."""
-        return self._noted(self._find, (query,), self._find(query))
+        return self._noted(PostgresTxn.find, (query,))
 
     def cells(self, tenant: str, kind: str) -> frozenset[str]:
         """The distinct cells of a kind."""
-        return self._noted(self._group.cells, (tenant, kind), self._group.cells(tenant, kind))
+        return self._noted(PostgresTxn.cells, (tenant, kind))
 
     def put(self, row: Row, rev: int) -> None:
         """Write over revision `rev`, or Stale."""
-        super().put(row, rev)
-        self._group.known(row.key, row)
+        self._ready()
+        with self._group.asking(self._saved) as whole:
+            whole.put(row, rev)
 
     def delete(self, key: Key, rev: int) -> None:
         """Remove the row at revision `rev`, or Stale."""
-        super().delete(key, rev)
-        self._group.known(key, None)
+        self._ready()
+        with self._group.asking(self._saved) as whole:
+            whole.delete(key, rev)
 
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log; written with the whole group, in the order of commits."""
@@ -258,31 +229,21 @@ class Member(PostgresWrites):
         if self._marked or self._group.error is not None:
             self._group.undo(self._saved)
 
-    def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
-        """All rows of one statement."""
-        with self._group.asking(self._saved) as whole:
-            return whole.run(text, values)
-
-    def _old_terms(self, key: Key, rev: int) -> str:
-        known = self._group.row(key)
-        if known is None or known.rev != rev:
-            raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
-        return sql.terms_text(known.terms)
-
-    def _find(self, query: Query) -> Found:
-        with self._group.asking(self._saved) as whole:
-            return whole.find(query)
-
-    def _noted(self, ask: Callable[..., T], given: tuple[Any, ...], found: T) -> T:
+    def _noted(self, ask: Callable[..., T], given: tuple[Any, ...]) -> T:
+        found = self._ask(ask, given)
         if self._write and not self._group.strong:
             self._seen.append((ask, given, found))
         return found
+
+    def _ask(self, ask: Callable[..., T], given: tuple[Any, ...]) -> T:
+        with self._group.asking(self._saved) as whole:
+            return ask(whole, *given)
 
     def _ready(self) -> None:
         self._ready_to_write()
         if not self._marked:
             self._group.strengthen()
-            if any(ask(*given) != found for ask, given, found in self._seen):
+            if any(self._ask(ask, given) != found for ask, given, found in self._seen):
                 raise Stale("another writer changed the same things meanwhile", "call again") from _Overtaken()
             self._marked = True
             self._saved = self._group.save()
@@ -290,11 +251,6 @@ class Member(PostgresWrites):
     def _ready_to_write(self) -> None:
         if not self._write or self._ended:
             raise Invalid("this transaction cannot write", "begin one that writes")
-
-    def count(self, text: str, values: Sequence[Any]) -> int:
-        """How many rows a statement changed."""
-        with self._group.asking(self._saved) as whole:
-            return whole.count(text, values)
 
 
 class _Overtaken(Exception):

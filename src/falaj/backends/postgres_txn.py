@@ -37,6 +37,8 @@ _MAKE = """WITH made AS (INSERT INTO records (tenant, kind, project, name, versi
     INSERT INTO terms (tenant, kind, field, value, project, name, version)
     SELECT tenant, kind, field, value, project, name, version
     FROM made, unnest(%s::text[], %s::text[]) AS given (field, value)"""
+_KEPT = 1000
+"""So many rows that were read are kept: guard, verb and writing ask for the same ones."""
 _RETRY = ("40001", "40P01", "55P03")
 # It warns of errors that it raises as well.
 logging.getLogger("psycopg").setLevel(logging.ERROR)
@@ -81,6 +83,8 @@ class PostgresTxn(PostgresWrites):
         self._held: Connection | None = None
         self._told: list[EventRow] = []
         self._ended = False
+        self._rows: dict[Key, Row | None] = {}
+        self._cells: dict[tuple[str, str], frozenset[str]] = {}
 
     @property
     def _connection(self) -> "Connection":
@@ -96,9 +100,13 @@ class PostgresTxn(PostgresWrites):
         return TransactionStatus.IDLE if self._held is None else self._held.info.transaction_status
 
     def get(self, key: Key) -> Row | None:
-        """The row of a key."""
-        rows = self.run(sql.GET, sql.key_values(key))
-        return sql.row_of(key, rows[0] if rows else None)
+        """The row of a key. One snapshot, so what was read once need not be asked again."""
+        if key not in self._rows:
+            rows = self.run(sql.GET, sql.key_values(key))
+            if len(self._rows) >= _KEPT:
+                self._rows.clear()
+            self._rows[key] = sql.row_of(key, rows[0] if rows else None)
+        return self._rows[key]
 
     def find(self, query: Query) -> Found:
         """A page of rows."""
@@ -106,8 +114,32 @@ class PostgresTxn(PostgresWrites):
         return sql.found(query, self.run(text, values))
 
     def cells(self, tenant: str, kind: str) -> frozenset[str]:
-        """The distinct cells of a kind."""
-        return frozenset(cell for (cell,) in self.run(sql.CELLS, (tenant, kind, tenant, kind)))
+        """The distinct cells of a kind, asked once until one is written."""
+        found = self._cells.get((tenant, kind))
+        if found is None:
+            rows = self.run(sql.CELLS, (tenant, kind, tenant, kind))
+            found = self._cells[tenant, kind] = frozenset(cell for (cell,) in rows)
+        return found
+
+    def put(self, row: Row, rev: int) -> None:
+        """Write over revision `rev`, or Stale."""
+        super().put(row, rev)
+        self.known(row.key, row)
+
+    def delete(self, key: Key, rev: int) -> None:
+        """Remove the row at revision `rev`, or Stale."""
+        super().delete(key, rev)
+        self.known(key, None)
+
+    def known(self, key: Key, row: Row | None) -> None:
+        """This was written."""
+        self._rows[key] = row
+        self._cells.pop((key.tenant, key.kind), None)
+
+    def forget(self) -> None:
+        """Some of what was written is undone: ask again."""
+        self._rows.clear()
+        self._cells.clear()
 
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log, in this order."""
@@ -165,6 +197,12 @@ class PostgresTxn(PostgresWrites):
             if status != TransactionStatus.UNKNOWN:
                 held.execute("ROLLBACK")
         self._end(held, False, status == TransactionStatus.INERROR)
+
+    def _old_terms(self, key: Key, rev: int) -> str:
+        known = self.get(key)
+        if known is None or known.rev != rev:
+            raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
+        return sql.terms_text(known.terms)
 
     def _ready(self) -> None:
         if self._tell is None or self._ended:
