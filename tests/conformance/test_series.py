@@ -13,6 +13,7 @@ from falaj.backends.series_postgres import PostgresSeries
 from falaj.backends.series_sqlite import SqliteSeries
 from falaj.core.errors import Corrupt, Invalid, Unavailable
 from falaj.core.ports import Block, Series
+from falaj.store.measures import Measured, bring
 
 ENGINES = ("sqlite", "postgresql")
 Open = Callable[[], Series]
@@ -151,6 +152,28 @@ def test_what_is_old_expires(series: Series) -> None:
     )
     assert series.expire("t", "log.", 5.0) == 1
     assert ids(series.read("t", ["log.1", "run"], "")) == ["b", "c"]
+
+
+def test_everything_is_given_out_and_taken_back(series: Series) -> None:
+    every = [
+        block(f"b{n:04d}", f"{n:04d}", series=f"s{n % 7}", shelf="x" * (n % 2), told=n % 3 > 0) for n in range(1200)
+    ]
+    series.append([*every, block("other", tenant="u", zone="y")])
+    given = [*series.dump()]
+    assert len(given) == 1201
+    assert {one.id: one for one in given} == {
+        **{one.id: one for one in every},
+        "other": block("other", tenant="u", zone="y"),
+    }
+    series.delete("t", "s1")
+    chunks = [*Measured(series, "z")]
+    assert len(chunks) == 1
+    assert bring([chunks[0][n : n + 1000] for n in range(0, len(chunks[0]), 1000)], series) == 1200 - len(every[1::7])
+    assert ids(series.read("t", ["s1"], "")) == []
+    series.append([one for one in given if one.series == "s1"])
+    assert sorted(series.dump()) == sorted(given)
+    with pytest.raises(Corrupt):
+        bring([chunks[0][:-1]], series)
 
 
 def test_two_open_the_same(opened: Open) -> None:

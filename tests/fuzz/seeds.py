@@ -229,6 +229,19 @@ def backup_manifest() -> bytes:
     return msgspec.json.encode(Manifest(FORMAT, "n", 1.0, "z", "z", {"events": 2}, logs, 3, "0", "0", 1, 5, 1, left))
 
 
+def backup_measures() -> bytes:
+    """Two blocks of measurements."""
+    import struct
+
+    import msgspec
+
+    from falaj.core.ports import Block
+
+    blocks = [Block("t", "s", "", f"b{n}", "z", "0", "1", 2, 1.0, b"sealed") for n in range(2)]
+    data = msgspec.msgpack.encode(blocks)
+    return struct.pack(">I", len(data)) + data
+
+
 def backup_contents() -> bytes:
     """What belongs to it beside the ledger."""
     from falaj.store.holding import Left, Tomb

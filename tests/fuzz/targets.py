@@ -141,6 +141,7 @@ def _blocks() -> tuple[Target, ...]:
     from falaj.fleet.frames import Frame
     from falaj.snapshot.format import decode_page, decode_recipe
     from falaj.store.backup import Tally, read
+    from falaj.store.measures import read as read_measures
     from falaj.store.shelf import Contents, Manifest, _decoded, _unpacked
     from falaj.track.points import unpack_columns, unpack_heads, unpack_points
     from tests.fuzz import seeds as s
@@ -168,6 +169,7 @@ def _blocks() -> tuple[Target, ...]:
         Target("statistics of a column", lambda data: from_plain(read_json(data, "it")), (s.stats(),)),
         Target("proof of an event", proof, (s.proof(),)),
         Target("backup", lambda data: sum(1 for _ in read([data], Tally())), (s.backup(),)),
+        Target("measurements of a backup", lambda data: [*read_measures([data])], (s.backup_measures(),)),
         Target("manifest of a backup", lambda data: _decoded(data, Manifest), (s.backup_manifest(),)),
         Target("contents of a backup", lambda data: _unpacked(data, Contents), (s.backup_contents(),)),
         _text("tile of the log", unpack, "A" * 86 + "=="),

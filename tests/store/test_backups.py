@@ -278,6 +278,24 @@ class TestRestore:
         with pytest.raises(Conflict):
             revive(load_settings(str(tmp_path / "old")), f"dir:{tmp_path}/shelf")
 
+    def test_curves_come_back(self, town: Town, tmp_path: Path) -> None:
+        amal = town.as_("amal")
+        amal.track.create("experiment:fraud/loss")
+        run = amal.track.start("experiment:fraud/loss").ref
+        amal.track.log(run, metrics=[{"key": "loss", "value": 1.0 / (n + 1), "step": n, "at": 1.0} for n in range(50)])
+        curve = amal.track.history(run, "loss")
+        made = town.as_("admin").store.preserve()
+        assert town.as_("admin").store.drill().ok
+        house, report = again(tmp_path, "new")
+        assert report.series > 0
+        assert as_amal(house, town).track.history(run, "loss") == curve
+        house.close()
+        (file,) = files(tmp_path, "series~")
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(Corrupt, match="series"):
+            again(tmp_path, "another", made.name)
+        assert not town.as_("admin").store.drill().ok
+
     def test_without_the_right_root_keys_nothing_is_restored(self, town: Town, tmp_path: Path) -> None:
         town.as_("admin").store.preserve()
         home = tmp_path / "new"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +51,11 @@ def backups_of(
         finally:
             made.close()
 
-    return Backups(
-        ledger, blobs, plan, Ways(shelf, way.admits, way.judge, _Roots(ledger, sealer, settings.zone).at, scratch)
-    )
+    def series() -> Any:
+        return closing(opened("series", settings.series_url))
+
+    roots = _Roots(ledger, sealer, settings.zone).at
+    return Backups(ledger, blobs, plan, Ways(shelf, way.admits, way.judge, roots, series, scratch))
 
 
 class _Way:

@@ -4,7 +4,7 @@ Transaction numbers become visible out of order. The cursor of changes is theref
 when somebody looked: everything before it has been told, and what was told after it is told again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -34,6 +34,7 @@ _ADD = f"""INSERT INTO blocks ({_COLUMNS})
     SELECT * FROM unnest({", ".join(f"%b::{kind}[]" for kind in _KINDS)}) ON CONFLICT DO NOTHING"""  # noqa: S608 # nosec B608
 _READ = f"""SELECT {_COLUMNS} FROM blocks WHERE tenant = %s AND series = ANY(%s) AND shelf = %s AND high >= %s
     ORDER BY series, low, high, id LIMIT %s"""  # noqa: S608 # nosec B608
+_ALL, _EACH = f"SELECT {_COLUMNS} FROM blocks", 500  # noqa: S608 # nosec B608
 _NOW = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
 # One statement, one snapshot: what it does not see commits behind its cursor.
 _CHANGES = f"""SELECT now.xmin, {_COLUMNS} FROM ({_NOW}) AS now (xmin)
@@ -115,6 +116,18 @@ class PostgresSeries:
         """Remove what is older."""
         with clear_errors(unsure=True), self._pool.connection() as connection:
             return connection.execute(_EXPIRE, (tenant, len(prefix), prefix, before)).rowcount
+
+    def dump(self) -> Iterator[Block]:
+        """Every block, as they lie."""
+        with (
+            clear_errors(),
+            self._pool.connection() as connection,
+            connection.transaction(),
+            connection.cursor("falaj_series", binary=True) as rows,
+        ):
+            rows.itersize = _EACH
+            for row in rows.execute(_ALL):
+                yield Block._make(row)
 
     def close(self) -> None:
         """Close every connection."""

@@ -31,6 +31,7 @@ _ADD = f"INSERT INTO blocks ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 _READ = f"""SELECT {_COLUMNS} FROM blocks WHERE tenant = ? AND series IN (SELECT value FROM json_each(?))
     AND shelf = ? AND high >= ? ORDER BY series, low, high, id LIMIT ?"""  # noqa: S608 # nosec B608
 _CHANGES = f"SELECT {_COLUMNS} FROM blocks WHERE tenant = ? AND n > ? AND told ORDER BY n"  # noqa: S608 # nosec B608
+_ALL = f"SELECT {_COLUMNS} FROM blocks ORDER BY n"  # noqa: S608 # nosec B608
 _NOW = "SELECT seq FROM sqlite_sequence WHERE name = 'blocks'"
 _GONE = "DELETE FROM blocks WHERE tenant = ? AND series = ? AND id IN (SELECT value FROM json_each(?))"
 _DELETE = "DELETE FROM blocks WHERE tenant = ? AND series = ?"
@@ -100,6 +101,12 @@ class SqliteSeries:
         """Remove what is older."""
         with self._writing() as connection:
             return connection.execute(_EXPIRE, (tenant, len(prefix), prefix, before)).rowcount
+
+    def dump(self) -> Iterator[Block]:
+        """Every block, in the order of their commits."""
+        with self._reading() as connection:
+            for row in connection.execute(_ALL):
+                yield Block(*row[:-1], told=bool(row[-1]))
 
     def close(self) -> None:
         """Close every connection."""

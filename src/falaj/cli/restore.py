@@ -140,6 +140,8 @@ def _check_key(secrets: Any, record: "Record") -> None:
 
 
 def _settled(house: "House", revival: "Revival") -> "Revived":
+    from falaj.platform import plugin
+
     ctx, own = house.system(), house.settings.zone
     subject = Ref("backup", revival.made.zone, revival.made.name, "r1")
     with house.ledger.write(ctx) as tx:
@@ -148,6 +150,8 @@ def _settled(house: "House", revival: "Revival") -> "Revived":
     here = next((zone for zone in house.zones.list(ctx) if zone.id == own), None)
     if here is not None and house.settings.at(here.store) != house.settings.at(house.settings.blobs):
         house.zones.change(ctx, own, {"store": house.settings.blobs})
+    url = house.settings.series_url
+    revival.measure(lambda: contextlib.closing(plugin("series", url.partition(":")[0])(url, {})))
     left = len(revival.contents.left)
     for zone in sorted({one.zone for one in revival.contents.blobs}):
         if zone == own or own == revival.made.zone:

@@ -343,6 +343,10 @@ class Series(Protocol):
         """Remove the blocks written before a moment of all series whose name begins so; gives how many."""
         ...
 
+    def dump(self) -> Iterator[Block]:
+        """Every block of everybody, from one snapshot; whoever appends goes on."""
+        ...
+
     def close(self) -> None: ...
 
 

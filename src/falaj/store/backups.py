@@ -24,6 +24,7 @@ from falaj.store.blobs import BlobStore, in_order
 from falaj.store.holding import Holding, Judge, Left, Tomb
 from falaj.store.ledger import Ledger
 from falaj.store.loop import LEASE_S, Turn
+from falaj.store.measures import Measured
 from falaj.store.objects import Object, cursor_key
 from falaj.store.shelf import (
     FORMAT,
@@ -46,6 +47,7 @@ _THREADS = 3
 _BEAT_S = 3.0
 _NAMED = 100
 _CHUNK = 1 << 20
+_PARTS = ("ledger", "series", "contents")
 Alive = Callable[[], bool]
 
 
@@ -74,6 +76,8 @@ class Ways:
     judge: Judge
     roots: Callable[[str, str, int], str]
     """The root of the running house's log of so many events, held against its signed checkpoint."""
+    series: Callable[[], Any]
+    """The house's store of series, as a context."""
     scratch: Callable[[str], Any]
     """A ledger in an empty folder, with a keyring on the house's own root keys: (Ledger, ObjectKeys), as a context."""
 
@@ -200,13 +204,14 @@ class Backups:
         passing, form = self._ledger(shelf, name, Seen(tally, holding, lost))
         go, left = holding.sorted_out(plan.place, self.ways.judge) if plan.bytes else ([], [])
         copied = self._copied(shelf, go, left, lost)
+        series = self._series(shelf, name) if plan.bytes else (0, 0, "")
         certified = shelf.erased()[1]
         listed = packed(Contents(copied, left, holding.tombs, certified))
         shelf.store.put(f"contents/{name}", [listed])
         return Manifest(
             FORMAT, name, now, plan.zone, plan.place, tally.rows, tally.logs(), passing.size,
             passing.digest.hexdigest(), blake3(listed).hexdigest(), len(copied), sum(one.size for one in copied),
-            len(left), tuple(left[:_NAMED]), form,
+            len(left), tuple(left[:_NAMED]), form, *series,
         )  # fmt: skip
 
     def _ledger(self, shelf: Shelf, name: str, seen: "Seen") -> tuple[Passing[bytes], str]:
@@ -225,6 +230,14 @@ class Backups:
             passing = Passing(iter(lambda: data.read(_CHUNK), b""))
             shelf.store.put(f"ledger/{name}", passing)
         return passing, SQLITE
+
+    def _series(self, shelf: Shelf, name: str) -> tuple[int, int, str]:
+        """Measurements on the shelf; how many blocks, how many bytes, and their digest."""
+        with self.ways.series() as series:
+            measured = Measured(series, "" if self.plan.place == self.plan.zone else self.plan.place)
+            passing = Passing(measured)
+            shelf.store.put(f"series/{name}", passing)
+        return measured.blocks, passing.size, passing.digest.hexdigest()
 
     def _copied(self, shelf: Shelf, go: list[Object], left: list[Left], lost: Alive) -> list[Copied]:
         """Every object that goes, on the shelf; what cannot be read is said and does not hold up the rest."""
@@ -266,7 +279,7 @@ class Backups:
         return Copied(thing.zone, thing.key, len(data), blake3(data).digest())
 
     def _record(self, ctx: Context, made: Manifest, cursor: str) -> None:
-        size = made.ledger_bytes + made.blobs_bytes
+        size = made.ledger_bytes + made.blobs_bytes + made.series_bytes
         known = {"at": made.at, "name": made.name, "size": size, "to": self.plan.to, "every_s": self.plan.every_s}
         self._note(ctx, {**known, "erased": cursor})
         ref = Ref("backup", self.plan.zone, made.name, "r1")
@@ -283,7 +296,7 @@ class Backups:
         """Let the oldest go, what dead attempts left, and bytes that no kept backup names."""
         names = shelf.names()
         keep = names[-max(1, self.plan.keep) :]
-        for name in {*names, *shelf.names("ledger"), *shelf.names("contents")} - set(keep):
+        for name in {*names, *(one for kind in _PARTS for one in shelf.names(kind))} - set(keep):
             if not lost():
                 shelf.drop(name)
         wanted = set[str]()
@@ -320,7 +333,7 @@ class BackupLoop:
 
 def kept(made: Manifest, now: float) -> Kept:
     """A backup as lists show it."""
-    size = made.ledger_bytes + made.blobs_bytes
+    size = made.ledger_bytes + made.blobs_bytes + made.series_bytes
     return Kept(
         made.name, made.at, round(now - made.at, 1), size, made.ledger_bytes, made.blobs, made.left, made.place,
         made.zone, made.logs, made.left_first,

@@ -20,6 +20,7 @@ from falaj.store.backup import Tally
 from falaj.store.backups import Backups
 from falaj.store.bringing import Way, bring
 from falaj.store.ledger import Ledger
+from falaj.store.measures import read
 from falaj.store.objects import READABLE, Object, ObjectKeys, objects_after
 from falaj.store.shelf import Copied, Manifest, Shelf, blob_key
 
@@ -86,6 +87,7 @@ class _Trial:
         ):
             bring(ledger, shelf, made, Way(self._tally))
             self._bytes += made.ledger_bytes
+            self._measured(shelf, made)
             self._prefix(made)
             self._blobs(shelf, made, ledger, keys)
 
@@ -97,6 +99,14 @@ class _Trial:
             not self.wrong, made.name if made else "", rows, len(logs), own[0] if own else "",
             made.blobs if made else 0, self._opened, self._bytes, seconds, tuple(self.wrong),
         )  # fmt: skip
+
+    def _measured(self, shelf: Shelf, made: Manifest) -> None:
+        """Every block of measurements can be read, and none is missing."""
+        if made.series_digest:
+            found = sum(len(frame) for frame in read(shelf.series(made)))
+            self._bytes += made.series_bytes
+            if found != made.series:
+                self.wrong.append(f"there are {found} blocks of measurements, and {made.series} were written")
 
     def _prefix(self, made: Manifest) -> None:
         """What was backed up is the beginning of what the house has now."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 from falaj.core.context import Context
 from falaj.core.errors import Conflict
 from falaj.core.ports import Blobs, Key
+from falaj.store import measures
 from falaj.store.backup import LogState, Progress, Tally
 from falaj.store.blobs import BlobStore, in_order
 from falaj.store.bringing import Files, Way, bring
@@ -43,6 +44,8 @@ class Revived:
     """Keys of persons that were destroyed after this backup, and were not let in again."""
     repeat: tuple[str, ...] = ()
     """Requests for erasure certified after this backup: what they deleted beside keys is back, so do them again."""
+    series: int = 0
+    """Blocks of measurements."""
 
 
 class Revival:
@@ -56,7 +59,7 @@ class Revival:
         self._tombs = {(one.tenant, one.name): one for one in tombs}
         self.buried: list[Tomb] = []
         self.repeat = tuple(f"{one.tenant}: {one.name}" for one in certified if one.at > self.made.at)
-        self.moved = self.moved_bytes = 0
+        self.moved = self.moved_bytes = self.measured = 0
 
     def load(self, ledger: Ledger, own: Blobs | None, check: Check, files: Files) -> None:
         """The ledger into its empty store and, in the house's own zone, the bytes into `own` beside it.
@@ -90,6 +93,12 @@ class Revival:
         for size in in_order(iter(wanted), put, _THREADS, 2):
             self.moved, self.moved_bytes = self.moved + (size > 0), self.moved_bytes + size
 
+    def measure(self, opened: Callable[[], Any]) -> None:
+        """Measurements into the house's store of series; what is there already is left as it is."""
+        if self.made.series_digest:
+            with opened() as series:
+                self.measured = measures.bring(self.shelf.series(self.made), series)
+
     def _lay_own(self, own: Blobs) -> None:
         self.lay([one for one in self.contents.blobs if one.zone == self.made.zone], own)
 
@@ -97,8 +106,9 @@ class Revival:
         """The report."""
         rows, logs = dict(self.tally.rows), self.tally.logs()
         return Revived(
-            self.made.name, zone, rows, logs, self.moved, self.moved_bytes, left, len(self.buried), self.repeat
-        )
+            self.made.name, zone, rows, logs, self.moved, self.moved_bytes, left, len(self.buried), self.repeat,
+            self.measured,
+        )  # fmt: skip
 
     def _buried(self, values: tuple[Any, ...], check: Check) -> tuple[Any, ...]:
         """A key's row, as a tomb where the key was destroyed since. Rows of keys are not sealed."""

@@ -2,6 +2,7 @@
 
     backups/<name>          the manifest, JSON, written last: without it there is no such backup
     ledger/<name>           the whole ledger: as its own file where it is one, else as store/backup.py writes it
+    series/<name>           measurements, as store/measures.py writes them
     contents/<name>         which bytes belong to it, which stayed behind and why, whose keys are destroyed
     blobs/<zone>/<key>      sealed bytes as they lay in the zone, shared by all backups
     erased/<name>           keys of persons destroyed since the last backup
@@ -74,6 +75,11 @@ class Manifest:
     left: int
     left_first: tuple[Left, ...] = ()
     form: str = ROWS
+    series: int = 0
+    """Blocks of measurements."""
+    series_bytes: int = 0
+    series_digest: str = ""
+    """Empty when it was made without them."""
 
 
 class Shelf:
@@ -121,12 +127,18 @@ class Shelf:
 
     def ledger(self, made: Manifest) -> "Lying":
         """The bytes of its ledger, held against the manifest."""
-        wrong = _damaged(made.name, "its ledger is not the one it was made with")
+        return self._told(made.name, "ledger", made.ledger_bytes, made.ledger_digest)
+
+    def series(self, made: Manifest) -> "Lying":
+        """The bytes of its measurements, likewise."""
+        return self._told(made.name, "series", made.series_bytes, made.series_digest)
+
+    def _told(self, name: str, what: str, size: int, digest: str) -> "Lying":
+        wrong = _damaged(name, f"its {what} is not the one it was made with")
         try:
-            sealed = bytes.fromhex(made.ledger_digest)
+            return self._lying(Promise(f"{what}/{name}", size, bytes.fromhex(digest), wrong, wrong))
         except ValueError:
             raise wrong from None
-        return self._lying(Promise(f"ledger/{made.name}", made.ledger_bytes, sealed, wrong, wrong))
 
     def check(self, made: Manifest, tally: Tally) -> None:
         """Corrupt unless what was counted is what the manifest says."""
@@ -166,7 +178,7 @@ class Shelf:
 
     def drop(self, name: str) -> None:
         """Remove a backup, its manifest first; its bytes stay until nothing names them."""
-        for kind in ("backups", "ledger", "contents"):
+        for kind in ("backups", "ledger", "series", "contents"):
             self.store.delete(f"{kind}/{name}")
 
     def _all(self, key: str) -> bytes:
