@@ -368,3 +368,18 @@ def test_events_that_are_told_together_do_not_suffer_for_one_that_cannot_be_kept
 
 def test_what_must_be_durable_first_is_asked_once_all_is_there_and_can_undo_a_group(store: PostgresStore) -> None:
     check_what_comes_first(Ledger(store), store)
+
+
+def test_a_look_in_a_group_that_only_reads_needs_no_second_connection(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, {"connections": 1, "wait_s": 3})
+    ledger = Ledger(store)
+    with ledger.group():
+        with ledger.write(CTX) as tx:
+            assert tx.get(THING) is None
+            tx.emit("say", THING.at("r1"))
+        with ledger.look(CTX) as seen:
+            assert seen.get(THING) is None
+        with ledger.read(CTX) as reader:
+            assert reader.get(THING) is None
+    assert [row.verb for row in store.events()] == ["say"]
+    store.close()

@@ -136,7 +136,10 @@ class PostgresStore:
         return PostgresGroup(self._groups)
 
     def look(self) -> PostgresTxn:
-        """A snapshot of what is committed now."""
+        """A snapshot of what is committed now; a group that has only read gives its own up for it."""
+        group = self._groups.local.group
+        if group is not None and not group.strong:
+            group.discard()  # whoever holds one connection and waits for another may wait for ever
         return self.alone(write=False)
 
     def alone(self, write: bool) -> PostgresTxn:
