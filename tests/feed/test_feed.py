@@ -2,11 +2,13 @@
 
 import gc
 import os
+import resource
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, Invalid, Unavailable, UserCodeFailed
 from falaj.feed.feed import Feed, Given
+from falaj.feed.shards import write_shards
 from falaj.feed.sources import open_source
 from tests.feed.shelf import KINDS, SIZE, Mapped, columns, numbers, put
 from tests.feed.transforms import die, double, fails_at_77
@@ -164,6 +167,32 @@ def test_memory_on_the_processor_needs_no_thread() -> None:
     stream = Feed(columns(), 8).stream(0, 3)
     assert next(stream).waited_s > 0
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_what_is_mapped_needs_a_thread_only_where_a_disk_is_waited_for(cold: bool, tmp_path: Path) -> None:
+    held = {"x": np.arange(4000)[:, None].repeat(2048, 1), "y": np.arange(4000)}
+    (shard,) = write_shards(held, tmp_path / "x").glob("*.shard")
+    with shard.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED if cold else os.POSIX_FADV_WILLNEED)
+        if cold and not _waits(shard):
+            pytest.skip("this file system keeps all its files in memory")
+    feed = Feed(tmp_path / "x", 64, micro=32, seed=3)
+    seen, threads = [], set()
+    for one in feed.stream(0, 60):
+        assert np.array_equal(one.batch["x"][:, 7], one.batch["y"])
+        seen.append((one.step, one.number, one.batch["y"].tolist()))
+        threads |= {thread.name for thread in threading.enumerate() if thread.name.startswith("falaj-feed")}
+    assert seen == [(step, n, feed.plan.ids(step, n).tolist()) for step in range(60) for n in range(2)]
+    assert bool(threads) == cold
+
+
+def _waits(file: Path) -> bool:
+    """Whether a page near the end of a file, which was to be forgotten, has to be waited for."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+    np.memmap(file, np.uint8, "r")[-(1 << 20)].item()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt > before
 
 
 def test_writing_into_a_batch_leaves_the_samples_alone(tmp_path: Path) -> None:

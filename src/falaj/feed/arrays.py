@@ -88,7 +88,7 @@ def open_npy(files: Sequence[Path], columns: Sequence[str] | None, window: int) 
         return Arrays({name: found[0] for name, found in mapped.items()})
     pieces: list[Columns] = [{name: found[n] for name, found in mapped.items()} for n in range(len(counts[first]))]
     size = sum(part.nbytes for found in mapped.values() for part in found)
-    return Pieces(counts[first], lambda some: pieces[some[0]], size_bytes=size, window=window)
+    return Pieces(counts[first], lambda some: pieces[some[0]], size_bytes=size, window=window, inline=True)
 
 
 def open_npz(file: Path, columns: Sequence[str] | None) -> Arrays:

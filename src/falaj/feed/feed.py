@@ -1,5 +1,6 @@
 """A source read in canonical micro-batches, ahead of whoever asks."""
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
@@ -13,6 +14,8 @@ from falaj.feed.plan import AT_ONCE, Arranged, Plan
 Batch = Any
 """What a source gives for some samples: columns by name, or what the user's own dataset makes of them."""
 __all__ = ["Arrays", "Batch", "Feed", "Given", "Reading", "Source"]
+_FEW_FAULTS = 8
+"""More pages that a disk was waited for, in one step, are no accident."""
 
 
 class Source(Protocol):
@@ -77,18 +80,25 @@ class Feed:
         """The micro-batches of one reader, from step `first` up to `last`, in their order."""
         steps, share, device = range(first, last), self.plan.share(rank, world), Device(self.device)
         plain = not self._reading.get("transform") and not self._reading.get("workers")
-        if plain and device.plain and getattr(self.source, "inline", False):
+        quick = getattr(self.source, "inline", False) and self.plan.micro <= getattr(self.source, "chunk", AT_ONCE)
+        if plain and device.plain and quick:
             return self._at_once(steps, share, device)
         return self._ahead(steps, share, device)
 
     def _at_once(self, steps: range, share: range, device: Device) -> Iterator[Given]:
-        """For what lies in memory: a thread would cost more than the gather."""
-        take, tensors, clock = self.source.take, device.tensors, time.perf_counter
+        """For what lies in memory, or is mapped and at hand: a thread would cost more than the gather. Once a step has
+        to wait for a disk, the rest is read ahead."""
+        take, tensors, clock, faults = self.source.take, device.tensors, time.perf_counter, _faults()
         for names, rows in self.plan.blocks(steps, share, max(1, AT_ONCE // self.plan.micro)):
             for (step, number), ids in zip(names, rows, strict=True):
                 began = clock()
                 batch = tensors(take(ids))
                 yield Given(step, number, batch, clock() - began)
+                if number == share[-1]:
+                    if (now := _faults()) - faults > _FEW_FAULTS:
+                        yield from self._ahead(range(step + 1, steps.stop), share, device)
+                        return
+                    faults = now
 
     def _ahead(self, steps: range, share: range, device: Device) -> Iterator[Given]:
         ahead = Ahead(self.source, device, self._reading)
@@ -100,6 +110,11 @@ class Feed:
                     waited_s = 0.0  # noqa: PLW2901 - the others of a block were there already
         finally:
             ahead.close()
+
+
+def _faults() -> int:
+    """How many pages this thread has waited for a disk to give."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _opened(what: Any) -> Source:

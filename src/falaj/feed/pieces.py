@@ -40,8 +40,11 @@ class Pieces:
         size_bytes: int,
         window: int = 0,
         joined: bool = False,
+        inline: bool = False,
     ) -> None:
         self.counts, self._load, self._joined = np.asarray(counts, np.int64), load, joined
+        self.inline = inline
+        """Whether loading only maps a file, so that taking is a mere copy."""
         # About two megabytes: enough to forget what a turn costs, little enough to stay near the processor.
         self.chunk = max(1, min(4096, (sum(counts) << 21) // max(1, size_bytes)))
         self.window = window if 0 < window < len(counts) else 0

@@ -83,7 +83,8 @@ def open_shards(folder: Path, columns: Sequence[str] | None, window: int, cache:
             return _read(path, known, columns or tuple(known))
 
     counts, size = ([shard[key] for shard in index["shards"]] for key in ("rows", "bytes"))
-    return Pieces(counts, load, size_bytes=sum(size), window=window)
+    plain = cache is None and all(known[name] == "fixed" for name in columns or known)
+    return Pieces(counts, load, size_bytes=sum(size), window=window, inline=plain)
 
 
 def verify(folder: Path | str) -> None:
