@@ -158,8 +158,10 @@ class Blocked(Board):
 
     def _settle_all(self) -> None:
         """Look after the blocked jobs of leaves that changed; who must wait for that is first in later cycles."""
-        if any(self.turns.room(pool(self.shapes.all[number])) for number in self.closed):
+        if self._turns_left():
             for queue in self._neediest(self._unsettled):
+                if self._plan.claims >= self._most_claims() and not self._turns_left():
+                    break
                 self._settle(queue)
         waiting = sorted(self._unsettled, key=lambda queue: (self._asked_at.get(queue, -1), queue))
         for queue in waiting:
@@ -170,6 +172,10 @@ class Blocked(Board):
                     return
                 self._claim(*claimant)
             self._unsettled.discard(queue)
+
+    def _turns_left(self) -> bool:
+        """May one more blocked job have a turn?"""
+        return any(map(self.turns.room, {self.shapes.pools[number] for number in self.closed}))
 
     def _most_claims(self) -> int:
         return MOST_CLAIMS if len(self.demand) <= MANY_LEAVES else 2
@@ -205,12 +211,15 @@ class Blocked(Board):
         claimant = self._claimant(queue)
         if claimant is not None and (before is None or self.lines.heads(queue)[0][0] < before):
             self._claim(*claimant)
+        if not self._turns_left():
+            return
         for rank, number in list(self.lines.heads(queue)):
             if before is not None and rank >= before:
                 return
             if number in self.closed and number not in self.parked.get(queue, ()):
                 job = self.lines.jobs[rank[-1]]
-                if job.id not in self.turns.of and self.turns.room(pool(job.shape)) and self._deserves(job, number):
+                room = self.turns.room(self.shapes.pools[number])
+                if room and job.id not in self.turns.of and self._deserves(job, number):
                     refusal = self.tree.refusal(queue, self.amount(number))
                     if refusal is not None:
                         self._hold_back(job, number, refusal)

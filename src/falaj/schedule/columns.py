@@ -2,14 +2,15 @@
 
 Most nodes of a fleet are alike, and so is what is left on them. A state is a type of node, what is free, and what is
 left on its devices. When a node changes, it moves to another state. Each ask has a row: how many of its slots fit in
-each state, and how much it likes it. When a row is asked for, only the states that are new to it are worked out.
+each state, and how much it likes it. When a row is asked for, only the states that are new to it are worked out. What
+fits does not depend on what others ask for; what is liked does, and is worked out only where places are looked for.
 """
 
 import numpy as np
 
 from falaj.schedule.mix import Mix
 from falaj.schedule.model import Node
-from falaj.schedule.score import NOWHERE, Pieces, joined, prices
+from falaj.schedule.score import NOWHERE, Pieces, joined, prices, slots
 from falaj.schedule.traits import Flags, Ints, Small, Types
 
 __all__ = ["NOTHING", "Columns", "Flags", "Ints", "Small"]
@@ -39,11 +40,10 @@ class Columns:
         self._type, self._piece, self._worth = (np.zeros(_ROOM, np.int64) for _ in range(3))
         self._counts: Small = np.zeros((0, _ROOM), np.int32)
         self._scores: Ints = np.zeros((0, _ROOM), np.int64)
-        self._worked: Ints = np.zeros(0, np.int64)
-        """By ask: of how many states its row is worked out."""
-        self._shelf: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._scored: Ints = np.zeros(0, np.int64)
+        """By ask: of how many states it is known how it likes them."""
         self._typed = self._wished = -1
-        self._pieced = 0
+        self._forget()
         # Closed nodes are in this state, of a type without anything.
         self.state(self.types.type(Node("", "", "", {})), self._free[0], self._dev[0] - 1)
 
@@ -78,10 +78,17 @@ class Columns:
         self._keep(live, max(_ROOM, 2 * len(live)))
         self._keys = [self._keys[number] for number in live.tolist()]
         self._states = {key: number for number, key in enumerate(self._keys)}
-        self._worked.fill(0)
-        self._shelf.clear()
-        self._pieced = 0
+        self._forget()
         return numbers
+
+    def _forget(self) -> None:
+        """Know nothing of any state but what it is."""
+        self._shelf: dict[tuple[int, tuple[int, ...]], int] = {}
+        """What is left on the devices of a type of nodes, by number: many states have the same."""
+        self._slots: Ints = np.zeros((len(self.types.unit), 0), np.int64)
+        self._pieces: Pieces | None = None
+        self._shelved = self._counted = self._valued = 0
+        self._scored.fill(0)
 
     def _keep(self, states: Ints, room: int) -> None:
         picked = np.zeros(room, np.int64)
@@ -92,74 +99,98 @@ class Columns:
 
     def counts(self, ask: int, states: Ints) -> Small:
         """How many slots of an ask fit in these states."""
-        self._work(ask)
+        self._count()
         counts: Small = self._counts[ask].take(states)
         return counts
 
+    def fits(self, asks: Ints, states: Ints) -> Flags:
+        """By ask: does a slot of it fit in one of these states?"""
+        self._count()
+        fits: Flags = (self._counts[asks[:, None], states] > 0).max(axis=1, initial=False)
+        return fits
+
     def scores(self, ask: int, states: Ints) -> Ints:
         """How much an ask likes these states; NOWHERE where it does not fit."""
-        self._work(ask)
+        self._score(ask)
         scores: Ints = self._scores[ask].take(states)
         return scores
 
     def left(self, ask: int, state: int) -> int:
         """What is left on the device that a part of one is best cut from."""
-        self._ready()
-        return int(self._pieces.left[self.types.wish[ask], self._piece[state]])
+        return int(self._worthy().left[self.types.wish[ask], self._piece[state]])
 
-    def _ready(self) -> None:
-        """Bring up to date what scores rest on, and get to know the devices of new states."""
+    def _shelve(self) -> None:
+        """Get to know the devices of new states, once for all alike."""
         types = self.types
-        if self.mix.weigh(types) or (self._typed, self._wished) != (len(types.nodes), len(types.unit)):
+        if (self._typed, self._wished) != (len(types.nodes), len(types.unit)):
             self._typed, self._wished = len(types.nodes), len(types.unit)
             self._prices = prices(types.nodes)
-            self._shelf.clear()
-            self._pieced = 0
-            self._worked.fill(0)
-        if self._pieced < self.size:
-            self._shelve(np.arange(self._pieced, self.size))
-            self._pieced = self.size
-
-    def _shelve(self, states: Ints) -> None:
-        """Work out what these states are worth as they are, and once for all alike what their devices would become."""
-        fresh = []
-        for state in states.tolist():
+            self._forget()
+        if self._shelved == self.size:
+            return
+        known = len(self._shelf)
+        for state in range(self._shelved, self.size):
             kind, _, left = self._keys[state]
-            if (kind, left) not in self._shelf:
-                self._shelf[kind, left] = len(self._shelf)
-                fresh.append(state)
-            self._piece[state] = self._shelf[kind, left]
-        if fresh:
-            pieces = Pieces(self.mix, self.types, self._type[fresh], self._dev[fresh])
-            if len(self._shelf) == len(fresh):
-                self._pieces = pieces
-            else:
-                self._pieces.extend(pieces)
-        cpu, memory = self._free[states, 0], self._free[states, 1]
-        self._worth[states] = self._pieces.worth(self.mix, self._piece[states], 0, cpu, memory)
+            self._piece[state] = self._shelf.setdefault((kind, left), len(self._shelf))
+        self._shelved = self.size
+        if known < len(self._shelf):
+            self._slots = np.concatenate([self._slots, slots(types, *self._alike(known))], axis=1)
 
-    def _work(self, ask: int) -> None:
-        """Work out the row of an ask in the states that are new to it."""
-        if ask >= len(self._worked):
-            more = len(self.types.asks)
-            self._counts = np.pad(self._counts, ((0, more), (0, 0)))
-            self._scores = np.pad(self._scores, ((0, more), (0, 0)))
-            self._worked = np.pad(self._worked, (0, more))
-        self._ready()
-        start, stop = int(self._worked[ask]), self.size
+    def _alike(self, start: int) -> tuple[Ints, Ints]:
+        """From the start on: the types of nodes on the shelf, and what is left on their devices."""
+        some = list(self._shelf)[start:]
+        return np.array([kind for kind, _ in some], np.int64), np.array([left for _, left in some], np.int64)
+
+    def _worthy(self) -> Pieces:
+        """What places are worth, with what is asked for as it is now."""
+        self._shelve()
+        if self.mix.weigh(self.types) or self._pieces is None:
+            self._pieces, self._valued = Pieces(self.mix, self.types, *self._alike(0)), 0
+            self._scored.fill(0)
+        if self._valued < self.size:
+            if self._pieces.size < len(self._shelf):
+                self._pieces.extend(Pieces(self.mix, self.types, *self._alike(self._pieces.size)))
+            new = slice(self._valued, self.size)
+            cpu, memory = self._free[new, 0], self._free[new, 1]
+            self._worth[new] = self._pieces.worth(self.mix, self._piece[new], 0, cpu, memory)
+            self._valued = self.size
+        return self._pieces
+
+    def _count(self) -> None:
+        """Work out how many slots of every ask fit in the states that are new, and of asks that are new in all."""
+        self._shelve()
+        known, asks = len(self._scored), len(self.types.asks)
+        if known < asks:
+            room = ((0, asks - known), (0, 0))
+            self._counts, self._scores = np.pad(self._counts, room), np.pad(self._scores, room)
+            self._scored = np.pad(self._scored, room[0])
+            self._fill(slice(known, asks), slice(0, self._counted))
+        if self._counted < self.size:
+            self._fill(slice(0, asks), slice(self._counted, self.size))
+            self._counted = self.size
+
+    def _fill(self, asks: slice, states: slice) -> None:
+        types = self.types
+        room = self._slots.take(types.wish[asks], axis=0).take(self._piece[states], axis=1)
+        room *= types.allows[asks].take(self._type[states], axis=1)
+        for free, need in zip(self._free[states].T, types.need[asks].T, strict=True):
+            np.minimum(room, np.where(need[:, None], free // np.maximum(need, 1)[:, None], room), out=room)
+        self._counts[asks, states] = np.maximum(room, 0)
+        self._counts[asks, NOTHING] = 0
+
+    def _score(self, ask: int) -> None:
+        """Work out how an ask likes the states that are new to it."""
+        self._count()
+        pieces = self._worthy()
+        start, stop = int(self._scored[ask]), self.size
         if start == stop:
             return
-        states, types, wish = slice(start, stop), self.types, int(self.types.wish[ask])
-        kinds, free, rows, need = self._type[states], self._free[states], self._piece[states], types.need[ask].tolist()
-        room = self._pieces.slots[wish].take(rows) * types.allows[ask].take(kinds)
-        for name, amount in enumerate(need):
-            if amount:
-                np.minimum(room, free[:, name] // amount, out=room)
-        worth = self._pieces.worth(self.mix, rows, wish + 1, free[:, 0] - need[0], free[:, 1] - need[1])
+        states, wish = slice(start, stop), int(self.types.wish[ask])
+        free, rows, need = self._free[states], self._piece[states], self.types.need[ask].tolist()
+        worth = pieces.worth(self.mix, rows, wish + 1, free[:, 0] - need[0], free[:, 1] - need[1])
         loss = (self._worth[states] - worth) // self.mix.total
-        base = self._prices[min(types.per[wish], 1)].take(kinds)
-        score = joined(base, loss, self._pieces.misfit[wish].take(rows))
-        self._counts[ask, states] = np.maximum(room, 0)
-        self._scores[ask, states] = np.where(room > 0, score, NOWHERE)
-        self._counts[ask, NOTHING], self._scores[ask, NOTHING] = 0, NOWHERE
-        self._worked[ask] = stop
+        base = self._prices[min(self.types.per[wish], 1)].take(self._type[states])
+        score = joined(base, loss, pieces.misfit[wish].take(rows))
+        self._scores[ask, states] = np.where(self._counts[ask, states] > 0, score, NOWHERE)
+        self._scores[ask, NOTHING] = NOWHERE
+        self._scored[ask] = stop

@@ -105,9 +105,9 @@ class Scheduler(Blocked):
 
     def _sift(self) -> None:
         """Close what fitted only in what was just taken, without asking every leaf for it."""
-        for number in sorted(self.reopened & self._open):
-            if not self.fits_again(number):
-                self._close(number)
+        again = self.reopened & self._open
+        for number in sorted(again.difference(self.fitting(again))):
+            self._close(number)
 
     def _close(self, number: int) -> None:
         self.closed.add(number)

@@ -63,11 +63,14 @@ class Growth:
     def _candidates(self, now: int) -> list[tuple[Job, Callable[[int], int]]]:
         """Jobs that could grow and would gain, best first, and what each gains by so many slots more."""
         table = self._running.table
+        able = (table[:, Col.ROOM] > 0) & (table[:, Col.LEAF] >= 0)
+        if not able.any():
+            return []
         rested = now - np.maximum(table[:, Col.RESIZED], table[:, Col.STARTED]) >= self._knobs.resize_gap_s
         left = self._running.service(now) * WHOLE // np.maximum(table[:, Col.SIZE], 1)
         cost = WORTH * (table[:, Col.RESTART] + lost_s(self._running, now))
         best = []
-        for row in np.flatnonzero((table[:, Col.LEAF] >= 0) & rested & (table[:, Col.ROOM] > 0)).tolist():
+        for row in np.flatnonzero(able & rested).tolist():
             job = self._running.jobs[self._running.ids[row]]
             gain_of = partial(_gain, int(left[row]), int(cost[row]), job.width)
             gain = gain_of(job.shape.most - job.width)

@@ -168,19 +168,21 @@ class Ground:
         self.freed.clear()
         self.turns.released.clear()
         self.rows = sorted({*rows, *(self.rows if self.reopened else ())})
-        for number in sorted(self.closed) if rows else ():
-            if self.fits_again(number):
-                self.closed.discard(number)
-                self.reopened.add(number)
-                self.fresh |= self.lines.behind.get(number, set()) & self.asleep
+        for number in self.fitting(self.closed) if rows else ():
+            self.closed.discard(number)
+            self.reopened.add(number)
+            self.fresh |= self.lines.behind.get(number, set()) & self.asleep
 
-    def fits_again(self, number: int) -> bool:
-        """May a shape that fitted nowhere fit, thanks to what was freed since?"""
-        shape = self.shapes.all[number]
-        ask = self.world.ask(shape.roles[0].ask)
-        if not self.world.room(ask, self.rows).any():
-            return False
-        return shape.least == 1 or int(self.world.counts(ask).sum()) >= shape.least
+    def fitting(self, numbers: set[int]) -> list[int]:
+        """Those of these shapes that fitted nowhere and may fit, thanks to what was freed since."""
+        shapes, world, ranked = self.shapes.all, self.world, sorted(numbers)
+        asks = [world.ask(shapes[number].roles[0].ask) for number in ranked]
+        some = world.fits(asks, self.rows).tolist() if ranked else []
+        return [
+            number
+            for number, ask, fits in zip(ranked, asks, some, strict=True)
+            if fits and (shapes[number].least == 1 or int(world.counts(ask).sum()) >= shapes[number].least)
+        ]
 
     def overdue(self) -> None:
         """Expect more of what runs longer than was expected."""
@@ -224,19 +226,31 @@ class Ground:
         self._expect(job)
 
     def _expect(self, job: Job) -> None:
-        end = self.forecast.end(job, self._key(job), self.now)
+        """Know how long it will run; where nothing else of it changed, nothing else is touched."""
+        left = self.forecast.left(job, self._key(job), self.now)
+        end = self.forecast.end(job, self._key(job), self.now) if left is None else self.now + left[1]
+        middle = None if left is None else left[0]
+        if self.table.jobs.get(job.id) is job:
+            before = self.profile.end(job.id)
+            self.profile.until(job.id, end)
+            self.table.expect(job, middle, self.now)
+        else:
+            before = -1
+            self._lay(job, end, middle)
+        if end != before:  # else it is among the ends already
+            heappush(self._ends, (end, job.id))
+        if middle is not None and not job.stopping:
+            heappush(self._ends, (self.now + middle, job.id))
+
+    def _lay(self, job: Job, end: int, left: int | None) -> None:
         self.profile.put(job.id, job.spots, job.shape.roles, end)
-        heappush(self._ends, (end, job.id))
         if job.stopping:
             self.stopping.add(job.id)
-        else:
-            left = self.forecast.left(job, self._key(job), self.now)
-            if left is not None:
-                heappush(self._ends, (self.now + left[0], job.id))
-            # What it started with may know fewer kinds of devices than there are by now; new ones come last.
-            counted, amount = self._counted[job.id], np.zeros(len(self.tree.quotas), np.int64)
-            amount[: len(counted)] = counted
-            self.table.put(job, None if left is None else left[0], self.now, amount)
+            return
+        # What it started with may know fewer kinds of devices than there are by now; new ones come last.
+        counted, amount = self._counted[job.id], np.zeros(len(self.tree.quotas), np.int64)
+        amount[: len(counted)] = counted
+        self.table.put(job, left, self.now, amount)
 
     def _leave(self, job_id: str, keeps: tuple[Spot, ...] = ()) -> Job | None:
         job = self.running.pop(job_id, None)

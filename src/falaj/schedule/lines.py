@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from falaj.schedule.forecast import Cells, Forecast, key, size
+from falaj.schedule.forecast import Cells, Forecast, key, pool, size
 from falaj.schedule.kin import Kin
 from falaj.schedule.model import NEVER, WHOLE, Job, Shape
 
@@ -29,6 +29,7 @@ class Shapes:
         self.all: list[Shape] = []
         self.keys: list[str] = []
         self.sizes: list[int] = []
+        self.pools: list[str] = []
         self._ids: dict[Shape, int] = {}
         self._seen: dict[int, tuple[Shape, int]] = {}
 
@@ -43,6 +44,7 @@ class Shapes:
             self.all.append(shape)
             self.keys.append(key(shape))
             self.sizes.append(size(shape))
+            self.pools.append(pool(shape))
             self._seen[id(shape)] = (shape, number)
         return number
 

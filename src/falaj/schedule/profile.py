@@ -70,6 +70,17 @@ class Profile:
         self._owed.pop(name, None)
         self._sorted = None
 
+    def until(self, name: str, end: int) -> None:
+        """Let a job use the places that it has until then."""
+        if self.end(name) in (end, -1):
+            return
+        self._end[self._rows[name]] = end
+        for user in self._spots[name]:
+            users = self._users[user]
+            users[name] = end
+            self._free_at[user] = max(users.values())
+        self._sorted = None
+
     def end(self, name: str) -> int:
         """Until when a job's places are used; -1: it has none."""
         rows = self._rows.get(name)

@@ -36,13 +36,13 @@ class Running:
         self.jobs: dict[str, Job] = {}
         self.ids: list[str] = []
         self.rows: dict[str, int] = {}
-        self.table = np.zeros((64, 15), np.int64)
+        self.table = np.zeros((64, 15), np.int64, "F")  # columns are read whole, rows one by one
         self.amounts = np.zeros((64, len(tree.quotas)), np.int64)
         self.base = np.zeros_like(self.amounts)
         """Amounts by quota, now and at the smallest width."""
         self._totals = np.zeros((2, tree.top, len(BANDS), len(tree.quotas)), np.int64)
         """The sums of both, by leaf and band."""
-        self.entries = np.zeros((64, 6), np.int64)
+        self.entries = np.zeros((64, 6), np.int64, "F")
         self._mine: dict[str, list[int]] = {}
         self._free_rows: list[int] = []
         self._free_entries: list[int] = []
@@ -63,14 +63,13 @@ class Running:
             self.ids.append("")
             if row == len(self.table):
                 self.table, self.amounts, self.base = _twice(self.table), _twice(self.amounts), _twice(self.base)
-        served = job.served + (now - job.started) * size // WHOLE
         self.jobs[job.id], self.ids[row], self.rows[job.id] = job, job.id, row
         self.table[row] = (
             self._tree.leaf(job.queue), job.shape.band, not (job.shape.preemptible or job.shape.band == 0), size,
             job.started, job.risks, job.save_s + job.restart_s,
-            job.evictions, job.deadline, job.resized, served if left_s is None else left_s * size // WHOLE,
-            1 if left_s is None else -1, now, len(loose(job)), job.shape.most - job.width,
+            job.evictions, job.deadline, job.resized, 0, 0, 0, len(loose(job)), job.shape.most - job.width,
         )  # fmt: skip
+        self.expect(job, left_s, now)
         self.amounts[row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
         extra = loose(job)
         self.base[row] = (
@@ -78,6 +77,13 @@ class Running:
         )
         self._count(row, 1)
         self._enter(row, job, extra)
+
+    def expect(self, job: Job, left_s: int | None, now: int) -> None:
+        """A job that runs as before will run for so long, if that is known."""
+        row = self.rows[job.id]
+        size = int(self.table[row, Col.SIZE])
+        left = job.served + (now - job.started) * size // WHOLE if left_s is None else left_s * size // WHOLE
+        self.table[row, Col.LEFT : Col.SEEN + 1] = left, 1 if left_s is None else -1, now
 
     def promise(self, job: Job, spots: tuple[Spot, ...], now: int) -> None:
         """Others make room for it there: until it starts it counts for its queue like what runs, and is left alone."""

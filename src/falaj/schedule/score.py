@@ -34,12 +34,9 @@ class Pieces:
         dev = np.maximum(dev, 0)
         unit, per = types.unit[:, None, None], types.per[:, None]
         suits = types.suits.take(types.kinds[kinds], axis=1)
-        fits = (dev // unit * suits).sum(axis=2)
-        self.slots: Ints = np.where(per, fits // np.maximum(per, 1), MOST)
-        """By wish and row: how many slots there are devices for."""
         can = (dev == WHOLE) & suits & (unit == WHOLE)
         rest = np.where(can & (can.cumsum(axis=2) <= per[..., None]), 0, dev)
-        self.left = np.zeros(fits.shape, np.int64)
+        self.left = np.zeros(suits.shape[:2], np.int64)
         """By wish and row: what is left on the device that a part is best cut from."""
         start, rows = mix.start[kinds], np.arange(len(dev))
         parts = np.flatnonzero(types.unit < WHOLE)
@@ -55,6 +52,11 @@ class Pieces:
         self.idle: Ints = self.amount.sum(axis=2)
         self.misfit: Ints = _misfits(types, kinds, dev).astype(np.int64) << _MISFIT
 
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return len(self.misfit[0])
+
     def extend(self, more: "Pieces") -> None:
         """Rows of others after these."""
         for name, mine in vars(self).items():
@@ -67,6 +69,14 @@ class Pieces:
         place += mix.offset(cpu, memory)[:, None]
         worth: Ints = usable + np.einsum("ij,ij->i", self.amount[wish].take(rows, axis=0), mix.worth.take(place))
         return worth
+
+
+def slots(types: Types, kinds: Ints, dev: Ints) -> Ints:
+    """By wish and row: how many slots the devices of nodes with so much left have room for."""
+    per, suits = types.per[:, None], types.suits.take(types.kinds[kinds], axis=1)
+    fits = (np.maximum(dev, 0) // types.unit[:, None, None] * suits).sum(axis=2)
+    room: Ints = np.where(per, fits // np.maximum(per, 1), MOST)
+    return room
 
 
 def _cuts(mix: Mix, at: Ints, dev: Ints, unit: Small, suits: Flags) -> Ints:

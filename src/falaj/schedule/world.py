@@ -17,7 +17,7 @@ from falaj.core.errors import Conflict, Corrupt, NotFound
 from falaj.schedule.columns import NOTHING, Columns
 from falaj.schedule.devices import slots
 from falaj.schedule.model import GPU, WHOLE, Ask, Node, Role, Shape, Spot
-from falaj.schedule.traits import Ints, Small
+from falaj.schedule.traits import Flags, Ints, Small
 
 Number = TypeVar("Number", np.int32, np.int64)
 _ROWS = ("free", "dev", "_all", "_whole", "_floor", "_type_of", "_state", "_empty")
@@ -69,9 +69,9 @@ class World:
         """How many slots of this ask fit on each node now."""
         return self._columns.counts(ask, self._state)
 
-    def room(self, ask: int, rows: Sequence[int]) -> Small:
-        """The same on some nodes only."""
-        return self._columns.counts(ask, self._state[rows])
+    def fits(self, asks: Sequence[int], rows: Sequence[int]) -> Flags:
+        """By ask: does a slot of it fit on one of these nodes now?"""
+        return self._columns.fits(np.array(asks, np.int64), np.unique(self._state[rows]))
 
     def possible(self, ask: int) -> Small:
         """How many would fit on each node if nothing ran and all were open."""

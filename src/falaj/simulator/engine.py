@@ -117,7 +117,7 @@ class Engine:
 
     def _started(self, now: int, start: Start) -> None:
         life = self.lives[start.job]
-        life.job = replace(self.scheduler.running[start.job], started=now)
+        life.job = self.scheduler.running[start.job]
         life.debt = life.job.restart_s if life.first >= 0 else 0.0
         life.first = now if life.first < 0 else life.first
         life.since = now
