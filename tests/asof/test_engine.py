@@ -111,6 +111,13 @@ def test_a_view_without_rows_and_a_set_without_labels(tmp_path):
     assert made.schema.field("x").type == pa.int64()
 
 
+def test_nobodys_value_lies_under_a_null(tmp_path):
+    labels = pa.table({"k": [0, 1, 0], "at": [9, 9, 1]})
+    made = training_set(labels, "at", [Joined(plan(), rows(tmp_path, 5))])["x"].chunk(0)
+    assert made.is_valid().to_pylist() == [True, False, False]
+    assert pa.Array.from_buffers(made.type, 3, [None, made.buffers()[1]]).to_pylist()[1:] == [0, 0]
+
+
 def test_a_name_that_is_taken_or_lacking_is_refused(tmp_path):
     view = Joined(plan(), rows(tmp_path, 10))
     with pytest.raises(Invalid, match="called x"):

@@ -89,5 +89,22 @@ def from_column(column: Column) -> pa.Array:
     return pa.Array.from_buffers(kind, column.num, [bits, *middle, pa.py_buffer(column.data)])
 
 
+def numbers_in(array: pa.Array, kind: str) -> NDArray[Any] | None:
+    """The values of a column of one width over the same memory, whatever lies under nulls; None of other types."""
+    if kind not in _FIXED:
+        return None
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(array), _FIXED[kind])
+    return _view(buffer, _FIXED[kind])[array.offset : array.offset + len(array)]
+
+
+def from_numbers(values: NDArray[Any], kind: str, present: NDArray[np.bool_]) -> pa.Array:
+    """The other way, null where there is none."""
+    absent = len(present) - int(np.count_nonzero(present))
+    bits = pa.py_buffer(np.packbits(present, bitorder="little")) if absent else None
+    return pa.Array.from_buffers(arrow_type(kind), len(values), [bits, pa.py_buffer(values)], absent)
+
+
 def _view(buffer: Any, dtype: str) -> NDArray[Any]:
     return np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype)

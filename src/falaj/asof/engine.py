@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from falaj.asof.arrow import arrow_type, whole
+from falaj.asof.arrow import arrow_type, from_numbers, numbers_in, whole
 from falaj.asof.keys import key_column
 from falaj.asof.looking import ROW, STATUS, over, over_source, wanted_types
 from falaj.asof.moments import micros, moments
@@ -113,18 +114,39 @@ def _laid(num: int, plan: ViewPlan, pieces: Sequence[pa.Table], status: bool) ->
         inverse[places] = np.arange(num)
     if len(places) != num or bool(np.any(inverse < 0)):
         raise Invalid("these pieces are not all of a view's", "give one piece for each partition")
-    back = None if bool(np.all(places[1:] > places[:-1])) else pa.array(inverse)
+    said = whole(table[STATUS]).to_numpy()[inverse]
+    present = said == PRESENT
+    absent, every = num - int(np.count_nonzero(present)), pa.array(said)
     features, statuses = {}, {}
     for name, kind in zip(plan.names, wanted_types(plan), strict=True):
-        column = whole(table[name]) if back is None else whole(table[name]).take(back)
-        # Offsets of 32 bits, as everybody expects, unless there is too much for them.
-        features[name] = column.cast(arrow_type(kind)) if column.nbytes < _MAX_SMALL_BYTES else column
-    if status:
-        said = whole(table[STATUS] if back is None else whole(table[STATUS]).take(back)).to_numpy()
-        for name, column in features.items():
-            empty = (said == PRESENT) & column.is_null().to_numpy(zero_copy_only=False)
+        plain = table[name].null_count == absent  # no cell of a row that is there is null
+        column = _numbers(table[name], kind, places, present) if plain else None
+        if column is None:
+            column = whole(table[name]).take(pa.array(inverse))
+            # Offsets of 32 bits, as everybody expects, unless there is too much for them.
+            column = column.cast(arrow_type(kind)) if column.nbytes < _MAX_SMALL_BYTES else column
+        features[name] = column
+        if status and plain:
+            statuses[f"{name}__status"] = every
+        elif status:
+            empty = present & column.is_null().to_numpy(zero_copy_only=False)
             statuses[f"{name}__status"] = pa.array(np.where(empty, np.uint8(NULL), said))
     return features, statuses
+
+
+def _numbers(
+    column: pa.ChunkedArray, kind: str, places: NDArray[np.int64], present: NDArray[np.bool_]
+) -> pa.Array | None:
+    """A column of numbers in the order of the labels, each piece written where it belongs; None of other types."""
+    laid, at = None, 0
+    for chunk in column.chunks:
+        piece = numbers_in(chunk, kind)
+        if piece is None:
+            return None
+        laid = np.zeros(len(places), piece.dtype) if laid is None else laid
+        laid[places[at : at + len(piece)]] = piece
+        at += len(piece)
+    return None if laid is None else from_numbers(laid, kind, present)
 
 
 def _beside(labels: pa.Table, laid: Sequence[tuple[Columns, Columns]]) -> pa.Table:

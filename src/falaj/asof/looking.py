@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from falaj.asof.arrow import arrow_type
+from falaj.asof.arrow import arrow_type, from_numbers, numbers_in
 from falaj.asof.kernel import status_of
 from falaj.asof.keys import KeyColumn, key_column
 from falaj.asof.moments import Moments
@@ -166,7 +166,7 @@ def _piece(
     values: Mapping[str, pa.Array] | None = None,
 ) -> pa.Table:
     """The values of the rows that labels see; `values` are those already made."""
-    picks = pa.array(row, mask=status != PRESENT)
+    taken = _taker(row, status == PRESENT)
     columns = {ROW: pa.array(labels), STATUS: pa.array(status)}
     for name, want, kind in zip(plan.names, plan.wanted, wanted_types(plan), strict=True):
         if raw is None:
@@ -177,8 +177,26 @@ def _piece(
             column = raw(want)
             if column.type != arrow_type(kind, large=True):
                 raise Corrupt(f"column {want} is of another type than in its view", "build the edition anew")
-            columns[name] = column.take(picks)
+            columns[name] = taken(column, kind)
     return pa.table(columns)
+
+
+def _taker(row: Moments, present: NDArray[np.bool_]) -> Callable[[pa.Array, str], pa.Array]:
+    """What takes the rows that labels see out of one column after the other."""
+    picks = np.where(present, row, 0)
+    (absent,) = np.nonzero(~present)
+    most = int(picks.max(initial=0))
+
+    def take(column: pa.Array, kind: str) -> pa.Array:
+        numbers = None if column.null_count or most >= len(column) else numbers_in(column, kind)
+        if numbers is None:
+            return column.take(pa.array(row, mask=~present))
+        # A quarter of what Arrow's own takes with picks that may be null.
+        found = np.take(numbers, picks, mode="clip")
+        found[absent] = 0  # nobody's value lies under a null
+        return from_numbers(found, kind, present)
+
+    return take
 
 
 def _by_partition(rows: OwnRows, plan: ViewPlan, asked: Asked) -> Iterator[pa.Table]:
