@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
@@ -296,6 +297,29 @@ def test_named_requests_that_commit_together_write_their_points_together_and_fir
             assert house.call("track", "log", ctx, asked) == 1
     assert (calls, told) == ([5], [0])
     assert len(town.events(verb="track.log")) == 5
+
+
+def test_points_in_the_ledgers_own_database_are_committed_with_their_event(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town = Town(tmp_path, store=postgres_url)
+    amal, series = town.as_("amal"), town.house.track.measures._series
+    made = amal.track.create("experiment:fraud/one")
+    run = amal.track.start(made.ref).ref
+    monkeypatch.setattr(series, "append", lambda blocks: pytest.fail("they are not written by themselves"))
+    amal.track.log(run, metrics=(Metric("a", 1.0, 1.0, 0),))
+    with town.house.ledger.group():
+        for step in (1, 2):
+            amal.track.log(run, metrics=(Metric("a", 1.0, 1.0, step),))
+            amal.track.log(run, tags={"step": str(step)})
+        with pytest.raises(Invalid):
+            amal.track.log(run, metrics=(Metric("b", 1.0),), params={"": "no name"})
+    assert [one.step for one in amal.track.history(run, "a").points] == [0, 1, 2]
+    assert set(amal.track.show(run).metrics) == {"a"}
+    with psycopg.connect(postgres_url) as raw:
+        shared = "SELECT count(DISTINCT id) FROM blocks WHERE xid IN (SELECT xid FROM events WHERE verb = 'track.log')"
+        assert raw.execute(shared).fetchone() == (3,)
+    town.close()
 
 
 def test_what_was_refused_measured_nothing(town: Town, amal: Any, run: Ref) -> None:

@@ -113,7 +113,7 @@ class PostgresStore:
         self._said = threading.Event()
         self.passage = Passage()
         self._teller = Teller(self.pool, self._said.set)
-        self._groups = Groups(self.alone, self._teller.tell, 3 * self._wait_s)
+        self._groups = Groups(url, self.alone, self._teller.tell, 3 * self._wait_s)
         self._watcher: threading.Thread | None = None
         try:
             with clear_errors():
@@ -145,8 +145,8 @@ class PostgresStore:
     def alone(self, write: bool) -> PostgresTxn:
         """A transaction of the engine's own, begun when it is first asked something."""
         if write:
-            return PostgresTxn(self._begin_write, partial(self._ended, True), self._teller.tell)
-        return PostgresTxn(partial(self._begun, _READ), partial(self._ended, False))
+            return PostgresTxn(self._url, self._begin_write, partial(self._ended, True), self._teller.tell)
+        return PostgresTxn(self._url, partial(self._begun, _READ), partial(self._ended, False))
 
     def _begin_write(self) -> "psycopg.Connection[Any]":
         way = self.passage.enter()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from psycopg.pq import TransactionStatus
 
 from falaj.backends.lane import again
-from falaj.backends.postgres_txn import PostgresTxn, Tell
+from falaj.backends.postgres_txn import PostgresTxn, Riders, Tell
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row
 
@@ -29,8 +29,9 @@ T = TypeVar("T")
 class Groups:
     """Who is in a group, and whose turn it is to write."""
 
-    def __init__(self, begin: Callable[[bool], PostgresTxn], tell: Tell, wait_s: float) -> None:
+    def __init__(self, url: str, begin: Callable[[bool], PostgresTxn], tell: Tell, wait_s: float) -> None:
         """`begin` opens a transaction of the engine, `tell` makes events durable without one."""
+        self.url = url
         self.begin = begin
         self.tell = tell
         self.wait_s = wait_s
@@ -56,6 +57,7 @@ class PostgresGroup:
         self._whole: PostgresTxn | None = None
         self._saved = False
         self.events: list[EventRow] = []
+        self.riders: Riders = {}
         self.changes = 0
         """Members that changed records."""
         self.error: FalajError | None = None
@@ -72,6 +74,8 @@ class PostgresGroup:
         try:
             if whole is not None and error is None and self.changes:
                 whole.append(self.events)
+                for text, rows in self.riders.items():
+                    whole.ride(text, rows)
                 whole.commit()
                 self.events = []
         finally:
@@ -79,7 +83,7 @@ class PostgresGroup:
         if error is not None:
             raise again(error)
         if self.events:
-            self._groups.tell(self.events)
+            self._groups.tell(self.events, self.riders)
 
     def fail(self, error: FalajError) -> None:
         """Have leaving it raise this, and make nothing durable."""
@@ -91,7 +95,7 @@ class PostgresGroup:
             if write:
                 raise again(self.error)
             return self._groups.begin(False)
-        return Member(self, write)
+        return Member(self, write, self._groups.url)
 
     @property
     def strong(self) -> bool:
@@ -171,13 +175,14 @@ class PostgresGroup:
 class Member:
     """One transaction of a group."""
 
-    __slots__ = ("_ended", "_events", "_group", "_marked", "_saved", "_seen", "_write")
+    __slots__ = ("_ended", "_events", "_group", "_marked", "_riders", "_saved", "_seen", "_write", "url")
 
-    def __init__(self, group: PostgresGroup, write: bool) -> None:
-        self._group = group
+    def __init__(self, group: PostgresGroup, write: bool, url: str) -> None:
+        self._group, self.url = group, url
         self._write = write
         self._ended = self._marked = self._saved = False
         self._events: list[EventRow] = []
+        self._riders: Riders = {}
         self._seen: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
 
     def get(self, key: Key) -> Row | None:
@@ -209,6 +214,11 @@ class Member:
         self._ready_to_write()
         self._events.extend(events)
 
+    def ride(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Have rows of another table of this database written with the events."""
+        self._ready_to_write()
+        self._riders.setdefault(text, []).extend(rows)
+
     def commit(self) -> None:
         """Durable when the group ends."""
         if self._ended:
@@ -219,6 +229,8 @@ class Member:
         if group.error is not None:
             raise again(group.error)
         group.events += self._events
+        for text, rows in self._riders.items():
+            group.riders.setdefault(text, []).extend(rows)
         group.changes += self._marked
 
     def rollback(self) -> None:

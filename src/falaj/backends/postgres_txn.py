@@ -45,7 +45,9 @@ logging.getLogger("psycopg").setLevel(logging.ERROR)
 logging.getLogger("psycopg.pool").setLevel(logging.WARNING)
 
 Connection = psycopg.Connection[Any]
-Tell = Callable[[Sequence[EventRow]], None]
+Riders = dict[str, list[Sequence[Any]]]
+"""Rows that go into a table beside the ledger's, by the statement that takes them as columns."""
+Tell = Callable[[Sequence[EventRow], Riders], None]
 End = Callable[["psycopg.Connection[Any]", bool, bool], None]
 """Takes the connection of an ended transaction: whether it was committed, and whether the engine turned it away."""
 
@@ -75,13 +77,15 @@ class PostgresWrites(RowWrites):
 class PostgresTxn(PostgresWrites):
     """One transaction on one connection of the pool."""
 
-    def __init__(self, begin: "Callable[[], Connection]", end: End, tell: Tell | None = None) -> None:
+    def __init__(self, url: str, begin: "Callable[[], Connection]", end: End, tell: Tell | None = None) -> None:
         """`begin` gives a connection that has begun, `end` takes it back; one that writes can `tell` without either."""
+        self.url = url
         self._begin = begin
         self._end = end
         self._tell = tell
         self._held: Connection | None = None
         self._told: list[EventRow] = []
+        self._riders: Riders = {}
         self._ended = False
         self._rows: dict[Key, Row | None] = {}
         self._cells: dict[tuple[str, str], frozenset[str]] = {}
@@ -144,11 +148,12 @@ class PostgresTxn(PostgresWrites):
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log, in this order."""
         self._ready()
-        if self._held is None:
-            self._told += events
-        elif events:
-            with clear_errors():
-                insert(self._held, events)
+        self._told += events
+
+    def ride(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Have rows of another table of this database written with the events."""
+        self._ready()
+        self._riders.setdefault(text, []).extend(rows)
 
     def stream(self, name: str, text: str) -> Iterator[tuple[Any, ...]]:
         """The rows of one statement as they come."""
@@ -173,12 +178,12 @@ class PostgresTxn(PostgresWrites):
         held, self._ended, done = self._held, True, False
         if held is None:
             if self._told and self._tell is not None:
-                self._tell(self._told)
+                self._tell(self._told, self._riders)
             return
         try:
             if self._told:
                 with clear_errors():
-                    insert(held, self._told)
+                    insert(held, self._told, self._riders)
             with clear_errors(unsure=self._tell is not None):
                 if held.execute("COMMIT").statusmessage != "COMMIT":
                     raise Stale("the transaction was undone by an earlier error", "call again")
@@ -223,9 +228,9 @@ class Teller:
         self._mutex, self._telling = threading.Lock(), threading.Lock()
         self._waiting: list[_Told] = []
 
-    def tell(self, events: Sequence[EventRow]) -> None:
+    def tell(self, events: Sequence[EventRow], riders: Riders) -> None:
         """Durable on return."""
-        mine = _Told(events)
+        mine = _Told(events, riders)
         with self._mutex:
             self._waiting.append(mine)
         with self._telling:
@@ -237,16 +242,20 @@ class Teller:
             raise again(mine.error)
 
     def _write(self, some: "Sequence[_Told]") -> None:
-        error = self._insert([event for one in some for event in one.events])
+        riders: Riders = {}
+        for one in some:
+            for text, rows in one.riders.items():
+                riders.setdefault(text, []).extend(rows)
+        error = self._insert([event for one in some for event in one.events], riders)
         alone = isinstance(error, Invalid) and len(some) > 1  # the others must not suffer for what one of them says
         for one in some:
-            one.error = self._insert(one.events) if alone else error
+            one.error = self._insert(one.events, one.riders) if alone else error
             one.done = True
 
-    def _insert(self, events: Sequence[EventRow]) -> BaseException | None:
+    def _insert(self, events: Sequence[EventRow], riders: Riders) -> BaseException | None:
         try:
             with clear_errors(unsure=True), self._pool.connection() as connection:
-                insert(connection, events)
+                insert(connection, events, riders)
         except FalajError as error:
             return error
         self._heard()
@@ -256,18 +265,20 @@ class Teller:
 class _Told:
     """What one caller tells."""
 
-    __slots__ = ("done", "error", "events")
+    __slots__ = ("done", "error", "events", "riders")
 
-    def __init__(self, events: Sequence[EventRow]) -> None:
-        self.events = events
+    def __init__(self, events: Sequence[EventRow], riders: Riders) -> None:
+        self.events, self.riders = events, riders
         self.done = False
         self.error: BaseException | None = Unavailable("the ledger was interrupted while it wrote", "call again")
 
 
-def insert(connection: "Connection", events: Sequence[EventRow]) -> None:
-    """Add events to the log, in this order."""
-    columns = zip(*[sql.event_values(event) for event in events], strict=True)
-    connection.execute(_APPEND, [list(column) for column in columns])
+def insert(connection: "Connection", events: Sequence[EventRow], riders: Riders) -> None:
+    """Add events to the log, in this order, and what rides with them: one statement, one trip, one commit."""
+    given = [[list(column) for column in zip(*rows, strict=True)] for rows in riders.values()]
+    given.append([list(column) for column in zip(*[sql.event_values(event) for event in events], strict=True)])
+    beside = ", ".join(f"rider{n} AS ({text})" for n, text in enumerate(riders))
+    connection.execute(f"WITH {beside} {_APPEND}" if riders else _APPEND, [one for some in given for one in some])
 
 
 def marks(text: str) -> str:

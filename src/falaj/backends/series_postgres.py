@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 from psycopg_pool import ConnectionPool
 
-from falaj.backends.postgres_txn import check_alive, clear_errors
+from falaj.backends.postgres_group import Member
+from falaj.backends.postgres_txn import PostgresTxn, check_alive, clear_errors
 from falaj.core.errors import Invalid
-from falaj.core.ports import Block
+from falaj.core.ports import Block, Txn
 
 _TEXT = 'TEXT COLLATE "C" NOT NULL'
 _SCHEMA = (
@@ -53,6 +54,7 @@ class PostgresSeries:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         chosen = options or {}
+        self._url = url
         wait_s = float(chosen.get("wait_s", 10.0))
         self._pool = ConnectionPool(
             url,
@@ -79,6 +81,13 @@ class PostgresSeries:
         """Add blocks; durable on return."""
         with clear_errors(unsure=True), self._pool.connection() as connection:
             connection.execute(_ADD, _by_column(blocks))
+
+    def ride(self, blocks: Sequence[Block], txn: Txn) -> bool:
+        """Add blocks in a transaction of the ledger, where it lies in the same database."""
+        if not isinstance(txn, (PostgresTxn, Member)) or txn.url != self._url:
+            return False
+        txn.ride(_ADD, blocks)
+        return True
 
     def read(
         self, tenant: str, series: Sequence[str], shelf: str, low: str = "", limit: int = 1_000_000

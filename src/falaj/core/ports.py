@@ -350,6 +350,15 @@ class Series(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class CanRide(Protocol):
+    """A series that may lie in the ledger's own database."""
+
+    def ride(self, blocks: Sequence[Block], txn: Txn) -> bool:
+        """Have blocks written and committed with this transaction; False, and nothing happened, where they cannot."""
+        ...
+
+
 class Online(Protocol):
     """The newest row of features by key, in spaces. Of a row it knows the first 24 bytes: its rank (core/online.py),
     which orders the rows of one key. Whatever order rows arrive in, repeated or late, the same one stands.

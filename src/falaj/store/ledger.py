@@ -5,7 +5,7 @@ whoever its context speaks for. So never hold a lock of your own across one, nor
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
@@ -16,7 +16,21 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale, Unavailable
 from falaj.core.event import Event
 from falaj.core.label import Label
-from falaj.core.ports import CanBundle, CanGroup, CanWatch, Cipher, EventRow, Group, Key, Query, Store, Txn
+from falaj.core.ports import (
+    Block,
+    CanBundle,
+    CanGroup,
+    CanRide,
+    CanWatch,
+    Cipher,
+    EventRow,
+    Group,
+    Key,
+    Query,
+    Series,
+    Store,
+    Txn,
+)
 from falaj.core.ref import Ref
 from falaj.store import requests
 from falaj.store.additions import carried, marked
@@ -404,6 +418,12 @@ class Writer(Reader):
             raise Stale(
                 "the same request was carried out a moment ago", "call again: it will find that outcome"
             ) from error
+
+    def ride(self, series: Series, blocks: Sequence[Block]) -> bool:
+        """Have measurements durable with this transaction or not at all; False where they lie elsewhere."""
+        rides = isinstance(series, CanRide) and series.ride(blocks, self._root.txn)
+        self._root.changed |= rides  # they are written with its events, so there must be one
+        return rides
 
     def before(self, callback: Callable[[], None]) -> None:
         """Call back once when all of the transaction is there and nothing of it durable; an error undoes it."""

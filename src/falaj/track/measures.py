@@ -75,13 +75,17 @@ class Measures:
         self._folder = Settler(self.fold)
 
     def stage(self, tx: Writer, ctx: Context, run: Record, points: Sequence[Point]) -> None:
-        """Write points once the transaction is durable, and before its caller hears of it.
+        """Write points with the transaction or, where they lie elsewhere, once it is durable and before its caller
+        hears of it.
 
         A named request is remembered in that transaction and a repeat of it writes nothing: its points go first.
         """
         block = self._sealed(
             (run.key.tenant, run.key.name, run.zone), TAIL, pack_points(points), len(points), ctx.now()
         )
+        if tx.ride(self._series, (block,)):
+            tx.after(lambda durable: self._count((block,)) if durable else None)
+            return
         staged = self._local.early if ctx.keyed else self._local.blocks
         staged[block.id] = block
         if ctx.keyed:
