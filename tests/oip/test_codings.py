@@ -3,7 +3,7 @@
 import pytest
 
 from falaj.oip.calls import OCTETS, Reply
-from falaj.oip.codings import chosen
+from falaj.oip.codings import chosen, deflate
 
 LARGE = (b"x" * 4096,)
 
@@ -23,3 +23,9 @@ LARGE = (b"x" * 4096,)
 )
 def test_answers_are_compressed_as_asked_and_errors_never(accepts: bytes, reply: Reply, coding: bytes) -> None:
     assert chosen(accepts, reply) == coding
+
+
+def test_what_is_compressed_keeps_what_names_it() -> None:
+    packed = deflate(Reply(200, (b"x" * 2000,), headers=((b"a", b"b"),), lines=b"falaj-request: 018f\r\n"), b"gzip")
+    assert (packed.lines, packed.headers[0]) == (b"falaj-request: 018f\r\n", (b"a", b"b"))
+    assert len(packed.parts[0]) < 100

@@ -98,6 +98,15 @@ def test_requests_and_answers_come_out_as_they_went_in(
     assert (told.message, told.code, told.text, told.last, tuple(told.metadata)) == (body, 5, "no", False, pairs)
 
 
+@pytest.mark.parametrize("name", [b"", b"018f"])
+def test_headers_that_are_packed_already_are_said_as_others_are(name: bytes) -> None:
+    for headers in ({}, {b"inference-header-content-length": b"93"}, {b"a": b"1", b"b": b""}):
+        said = f.ask_rest(Call(b"POST", b"/v2", headers, b"body", name=name), 7)
+        assert b"".join(f.ask_rest(Call(b"POST", b"/v2", f.Packed(headers), b"body", name=name), 7)) == b"".join(said)
+        call = f.read_ask_rest(whole(said))
+        assert (call.name, call.headers, call.body) == (name, headers, b"body")
+
+
 @given(st.binary(max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_a_frame_or_corrupt(data: bytes) -> None:

@@ -37,6 +37,7 @@ _IN_ASK_REST, _IN_ASK_GRPC, _IN_REPLY_REST, _IN_REPLY_GRPC = (
 _KNOWN = 512
 _NAME = b"falaj-request\0"
 """The first header of a request that has a name. It is another one each time, so it is not remembered."""
+_NAMED = len(_NAME)
 _read: dict[bytes, dict[bytes, bytes]] = {}
 
 
@@ -158,7 +159,7 @@ def read_ask_rest(data: bytes) -> Call:
     c = b + block
     if c > len(data):
         raise Corrupt("a request is shorter than it says", "this is a fault of the sender")
-    name, headers = _read_name(data, b, c) if block else (b"", NO_HEADERS)
+    name, headers = _read_name(data[b:c]) if block else (b"", NO_HEADERS)
     return Call(data[5:a], data[a:b], headers, data[c:], trusted=True, name=name)
 
 
@@ -211,7 +212,7 @@ def read_ask_grpc(data: bytes) -> GrpcCall:
     if b > len(data):
         raise Corrupt("a call is shorter than it says", "this is a fault of the sender")
     deadline = time.monotonic() + left_ms / 1000 if left_ms else 0.0
-    name, headers = _read_name(data, a, b) if block else (b"", NO_HEADERS)
+    name, headers = _read_name(data[a:b]) if block else (b"", NO_HEADERS)
     return GrpcCall(_text(data[7:a]), data[b:], headers, deadline, trusted=True, name=name)
 
 
@@ -269,13 +270,15 @@ def _block(name: bytes, headers: Mapping[bytes, bytes]) -> bytes:
     return _NAME + name + b"\0" + packed if name else packed
 
 
-def _read_name(data: bytes, start: int, end: int) -> tuple[bytes, Mapping[bytes, bytes]]:
+def _read_name(block: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
     """The name of a request, where it has one, and its headers."""
-    if not data.startswith(_NAME, start, end):
-        return b"", read_headers(data[start:end])
-    start += len(_NAME)
-    cut = data.find(0, start, end)
-    return (data[start:end], NO_HEADERS) if cut < 0 else (data[start:cut], read_headers(data[cut + 1 : end]))
+    if block[:_NAMED] != _NAME:
+        return b"", read_headers(block)
+    name = block[_NAMED:]
+    if 0 not in name:
+        return name, NO_HEADERS
+    name, _, rest = name.partition(b"\0")
+    return name, read_headers(rest)
 
 
 def proof(key: bytes, side: bytes, *nonces: bytes) -> bytes:
