@@ -2,9 +2,9 @@
 
 People with rows in a sealed view (offline and online), with requests in an endpoint's journal, and in a table somebody
 published. One of them is erased by `falaj privacy erase`, whole: from the open request to the certificate. Beside it
-stands the bare cost of the same deletions in the same run: the same cell online, the same table of keys written anew
-and the old one deleted, the same block of the journal swapped, the same file of the table written without the person;
-each called directly on the backends, without looking for anything.
+stands the bare cost of the same deletions in the same run: the same cell online, the same file of the table of keys
+written anew and the old one deleted, the same block of the journal swapped, the same file of the table written without
+the person; each called directly on the backends, without looking for anything.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from scratch import ahead, folder  # noqa: E402
 from falaj.asof.sealed import new_keys, pack_keys, unpack_keys  # noqa: E402
 from falaj.backends.dir import DirBlobs  # noqa: E402
 from falaj.core.ref import Ref  # noqa: E402
+from falaj.features.persons import part_of, parted  # noqa: E402
 from falaj.serve.blocks import Blocks, Whose  # noqa: E402
 from falaj.serve.journal import PREFIX, Logged  # noqa: E402
 from tests.infer import models  # noqa: E402
@@ -117,23 +119,24 @@ class Bare:
         self.ground, self.house = ground, ground.town.house
         self.blobs, self.cipher = DirBlobs(f"dir:{ground.home}/bare", {}), AESGCM(AESGCM.generate_key(256))
         people, home = ground.people, ground.home
-        keys = new_keys([hashlib.sha256(name(n).encode()).digest()[:16] for n in range(people)])
-        self.blobs.put("keys", [*self._sealed(pack_keys(keys))])
+        parts = parted(new_keys([hashlib.sha256(name(n).encode()).digest()[:16] for n in range(people)]))
+        self.num_parts = len(parts)
+        for number, keys in enumerate(parts.values()):
+            self.blobs.put(f"keys-{number}-", [*self._sealed(pack_keys(keys))])
         held = people // 2 // 50_000 * 50_000
         self.files = {"spends": home / "spends.parquet", "accounts": home / f"accounts/part-{held:09d}.parquet"}
         for each, path in self.files.items():
             self.blobs.put(each, [*self._sealed(path.read_bytes())])
-        self.turn = 0
+        self.turns: Counter[str] = Counter()
 
     def erase(self, number: int) -> None:
         """All of it."""
-        self.turn += 1
         who, mark = name(number), hashlib.sha256(name(number).encode()).digest()[:16]
         ctx = self.house.context(self.ground.town.actor("salem"), purpose="fraud")
         for zone in ("ae-dubai", "eu-west"):
             self.house.keyring.subject_forget(ctx, zone, f"bare {who}")
         self.house.online().delete("bare", [who.encode()])
-        self._again("keys", lambda data: pack_keys(unpack_keys(data).without([mark])))
+        self._again(f"keys-{part_of(mark, self.num_parts)}-", lambda data: pack_keys(unpack_keys(data).without([mark])))
         for each in self.files:
             self._again(each, lambda data: _less(data, who))
         blocks = Blocks(PREFIX, Logged, self.house.desks["serve"].series, self.house.ledger)
@@ -145,9 +148,10 @@ class Bare:
         blocks.swap("bank", SCORE, [block.id], [made])
 
     def _again(self, key: str, change: Callable[[bytes], bytes]) -> None:
-        before = self._opened(b"".join(self.blobs.open(f"{key}{self.turn - 1 or ''}")))
-        self.blobs.put(f"{key}{self.turn}", self._sealed(change(before)))
-        self.blobs.delete(f"{key}{self.turn - 1 or ''}")
+        old = f"{key}{self.turns[key] or ''}"
+        self.turns[key] += 1
+        self.blobs.put(f"{key}{self.turns[key]}", self._sealed(change(self._opened(b"".join(self.blobs.open(old))))))
+        self.blobs.delete(old)
 
     def _sealed(self, data: bytes) -> Iterator[bytes]:
         for at in range(0, len(data), _CHUNK):

@@ -28,7 +28,7 @@ from falaj.catalog.reading import open_version
 from falaj.catalog.records import Facts, Version
 from falaj.catalog.sources import Source
 from falaj.content.records import Column, Table
-from falaj.core.errors import Denied, Invalid, NotFound
+from falaj.core.errors import Denied, Invalid, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.chapters import open_chapter
@@ -459,6 +459,9 @@ def test_a_sealed_view_loses_the_key_and_keeps_its_bytes(town: Town) -> None:
     for ref in (*one.faces.values(), *two.faces.values()):
         assert shop.here.catalog.verify(ref).ok, "the digests of what is left"
     assert shop.erase("ana") == done
+    view, now = shop.arrival.view, shop.arrival.stream.keys
+    back = refusal(lambda: shop.here.features.rekey(view, done.removed[0], now))
+    assert isinstance(back, Stale), "a table that is deleted came to count"
     shop.bring([("eve", 9, 9.0)])
     assert len(shop.read()) == 4
 

@@ -3,17 +3,19 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from falaj.asof.sealed import bound_to, open_runs, pseudonym, seal_runs
+from falaj.asof.sealed import bound_to, new_keys, open_runs, pack_keys, pseudonym, seal_runs
 from falaj.catalog.publishing import Order
 from falaj.catalog.reading import open_version
 from falaj.catalog.sources import Source
 from falaj.core.errors import Corrupt, Denied, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref
+from falaj.features import persons
 from falaj.features.persons import (
     FILE,
     Lock,
@@ -21,11 +23,16 @@ from falaj.features.persons import (
     ensure_keys,
     keys_ref,
     names_of,
+    part_of,
+    parted,
     publish_apart,
     read_keys,
     tidy,
     versions_of,
 )
+from falaj.snapshot import amend
+from falaj.snapshot.amend import holding
+from falaj.snapshot.format import written
 from falaj.store.collect import Collector
 from tests.town import LABEL, Town, refusal
 
@@ -68,6 +75,13 @@ def lock() -> Lock:
     return Lock(keys_ref(rows), Label.parse(LABEL), "", pointer.current, pointer.swap, pseudonyms)
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables lie in several files from few people on."""
+    monkeypatch.setattr(persons, "_PEOPLE", 16_384)
+    monkeypatch.setattr(amend, "BATCH_BYTES", 256 << 10)
+
+
 def test_keys_are_made_once_and_destroyed_for_good(town: Town, lock: Lock) -> None:
     salem = town.as_("salem")
     names = names_of(lock, [b"c1", b"c2", b"c3"])
@@ -91,20 +105,24 @@ def test_keys_are_made_once_and_destroyed_for_good(town: Town, lock: Lock) -> No
     assert isinstance(refusal(lambda: open_version(salem, done.gone[0])), NotFound)
 
 
-def test_no_later_version_keeps_the_bytes_of_a_destroyed_key(town: Town, lock: Lock) -> None:
-    """A table large enough to be cut into chunks: the chunks of the others are stored again all the same."""
+def test_no_later_version_keeps_the_bytes_of_a_destroyed_key(town: Town, lock: Lock, small: None) -> None:
+    """A table large enough to lie in several files, and those in chunks: what lay beside the key is stored again."""
     salem = town.as_("salem")
-    names = names_of(lock, [b"%d" % i for i in range(60_000)])
+    names = names_of(lock, [b"%d" % i for i in range(40_000)])
     keys = ensure_keys(salem, lock, names)
-    first, _ = open_version(salem, lock.current())
+    first, before = open_version(salem, lock.current())
+    assert len(list(before.entries())) == 4
     lost = keys.take(names[:1])[0]
     assert lost is not None
+    assert lost in _stored(salem, lock.current())
+    [batch] = holding(before, [before.entry(parted_name(keys, names[0]))])
     destroy_keys(salem, lock, names[:1], "erased 77aa")
-    opened, snapshot = open_version(salem, lock.current())
-    assert not {batch.bundle for batch in first.tree.batches} & {batch.bundle for batch in opened.tree.batches}
-    assert lost not in b"".join(snapshot.read(snapshot.entry(FILE.encode())))
-    gone = refusal(lambda: list(salem.bytes.get(opened.ticket, first.tree.batches[0].shard)))
-    assert isinstance(gone, Denied)
+    opened, _ = open_version(salem, lock.current())
+    kept = {batch.bundle for batch in first.tree.batches} & {batch.bundle for batch in opened.tree.batches}
+    assert 0 < len(kept) < len(first.tree.batches), "one person's leaving wrote the whole table, or nothing"
+    assert lost not in _stored(salem, lock.current())
+    [shard] = [one.shard for one in first.tree.batches if one.bundle == batch]
+    assert isinstance(refusal(lambda: list(salem.bytes.get(opened.ticket, shard))), Denied)
     # What the collector finds nobody needs goes for good.
     ctx = replace(town.house.system(), tenant="bank")
     later = replace(ctx, now=lambda: ctx.now() + 30_000.0)
@@ -112,6 +130,65 @@ def test_no_later_version_keeps_the_bytes_of_a_destroyed_key(town: Town, lock: L
     assert collector.collect(later).condemned
     assert collector.collect(replace(ctx, now=lambda: ctx.now() + 90_000.0)).deleted
     assert read_keys(salem, lock).missing(names) == [names[0]]
+
+
+def _stored(here: Any, ref: Ref | None) -> bytes:
+    """All that whoever may read a version can ask for."""
+    assert ref is not None
+    opened, snapshot = open_version(here, ref)
+    packs = {place.pack for load in snapshot.shards for _, place in load().chunks()}
+    return b"".join(b"".join(here.bytes.get(opened.ticket, written(pack))) for pack in sorted(packs))
+
+
+def parted_name(keys: Any, name: bytes) -> bytes:
+    """In which file of a table somebody is."""
+    parts = parted(keys)
+    return [*parts][part_of(name, len(parts))].encode()
+
+
+def test_a_table_grows_and_shrinks_file_by_file(town: Town, lock: Lock, small: None) -> None:
+    salem = town.as_("salem")
+    names = names_of(lock, [b"%d" % i for i in range(40_000)])
+    keys = ensure_keys(salem, lock, names)
+    one = names_of(lock, [b"x"])
+    grown = ensure_keys(salem, lock, one)
+    assert grown == read_keys(salem, lock)
+    assert grown.without(one) == keys
+    # Some in every file, and one who is nowhere.
+    some = [*names[::1000], *names_of(lock, [b"nobody"])]
+    destroy_keys(salem, lock, some, "erased 77aa")
+    assert read_keys(salem, lock) == grown.without(some)
+    done = destroy_keys(salem, lock, some, "erased 77aa")
+    assert (done.gone, done.kept) == ((), ())
+
+
+def test_a_table_of_one_file_that_is_large_is_parted_when_somebody_leaves(
+    town: Town, lock: Lock, small: None, tmp_path: Path
+) -> None:
+    """Tables from before there were parts."""
+    salem = town.as_("salem")
+    keys = new_keys(names_of(lock, [b"%d" % i for i in range(20_000)]))
+    (tmp_path / FILE).write_bytes(pack_keys(keys))
+    old = publish_apart(salem, Order(lock.table, Source(tmp_path), label=lock.label))
+    lock.swap(None, old)
+    assert read_keys(salem, lock) == keys
+    gone = names_of(lock, [b"7"])
+    destroy_keys(salem, lock, gone, "erased 77aa")
+    assert read_keys(salem, lock) == keys.without(gone)
+    assert len(list(open_version(salem, lock.current())[1].entries())) == 2
+
+
+@pytest.mark.parametrize("files", [{"other": 0}, {"people-00-of-02.keys": 0}, {FILE: 0, "people-00-of-02.keys": 1},
+    {"people-00-of-02.keys": 1, "people-01-of-02.keys": 0}])  # fmt: skip
+def test_a_table_with_wrong_files_is_refused(town: Town, lock: Lock, tmp_path: Path, files: dict[str, int]) -> None:
+    """Else somebody's key would be looked for where it is not."""
+    salem = town.as_("salem")
+    halves = list(parted(new_keys([bytes([i]) * 16 for i in range(256)]), 2).values())
+    for name, half in files.items():
+        (tmp_path / name).write_bytes(pack_keys(halves[half]))
+    lock.swap(None, publish_apart(salem, Order(lock.table, Source(tmp_path), label=lock.label)))
+    assert isinstance(refusal(lambda: read_keys(salem, lock)), Corrupt)
+    assert isinstance(refusal(lambda: destroy_keys(salem, lock, [b"\x07" * 16, b"\xf7" * 16], "erased 77aa")), Corrupt)
 
 
 def test_two_that_add_people_at_once_lose_nobody(town: Town, lock: Lock) -> None:

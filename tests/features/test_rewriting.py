@@ -7,11 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.asof.records import Field
 from falaj.content.records import Column, Table
+from falaj.features import rewriting
 from falaj.features.case import less
 from falaj.features.records import EntityDef
 from falaj.features.rewriting import Person, in_file
@@ -27,7 +28,39 @@ def holds(column: pa.Array, who: Person, rows: int = 3, *, bounds: bool = True) 
     data = io.BytesIO()
     pq.write_table(pa.table({"who": column}), data, row_group_size=rows, write_statistics=bounds)
     with pq.ParquetFile(pa.BufferReader(data.getvalue())) as file:
-        return in_file(file, ("who",), who)
+        return bool(in_file(file, ("who",), who))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.integers(0, 9)), min_size=1, max_size=40),
+    st.integers(1, 9),
+    st.sampled_from([0, 40, 1 << 20]),
+    st.sampled_from([0, 1 << 20]),
+)
+def test_a_file_is_written_without_the_person_and_else_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str | None, int]], group: int, room: int, most: int
+) -> None:
+    """Whether what was read to find them was kept or not, and whether a group fits in memory."""
+    struct = [{"n": number} for _, number in pairs]
+    table = pa.table({"n": [number for _, number in pairs], "who": [who for who, _ in pairs], "s": struct})
+    data, path = io.BytesIO(), tmp_path_factory.mktemp("rewrite") / "x.parquet"
+    pq.write_table(table, data, row_group_size=group)
+    with pytest.MonkeyPatch.context() as patch, pq.ParquetFile(pa.BufferReader(data.getvalue())) as file:
+        patch.setattr(rewriting, "_GROUP_BYTES", most)
+        patch.setattr(rewriting, "_FEW", 2)
+        theirs = in_file(file, ("who",), person("b"), room)
+        gone = rewriting._rewrite(file, path, ("who",), person("b"), theirs)
+        num_groups = file.num_row_groups
+    mask = [who == "b" for who, _ in pairs]
+    assert pq.read_table(path).equals(table.filter(pa.array([not one for one in mask])))
+    assert sum(one.num_rows for one in gone) == sum(mask)
+    assert (
+        not gone
+        or pa.concat_tables(gone).column("n").to_pylist() == table.filter(pa.array(mask)).column("n").to_pylist()
+    )
+    assert bool(theirs) == any(mask)
+    assert pq.ParquetFile(path).num_row_groups <= num_groups
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=4)), min_size=1, max_size=12), st.text(max_size=4), st.booleans())

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,20 @@ class Keys:
         left = np.ones(len(self), bool)
         left[at[at >= 0]] = False
         return Keys(self.names[left], self.keys[left])
+
+    def parts(self, bounds: Sequence[int]) -> list["Keys"]:
+        """The same in parts: people whose first four bytes, as a number, reach the next bound go into the next."""
+        firsts = np.frombuffer(b"".join(bound.to_bytes(4, "big").ljust(NAME_BYTES, b"\0") for bound in bounds), _NAME)
+        ends = [0, *np.searchsorted(self.names, firsts).tolist(), len(self)]
+        return [Keys(self.names[a:b], self.keys[a:b]) for a, b in pairwise(ends)]
+
+
+def joined(parts: Sequence[Keys]) -> Keys:
+    """What `parts` gave, in one."""
+    if len(parts) == 1:
+        return parts[0]
+    names, keys = [one.names for one in parts], [one.keys for one in parts]
+    return Keys(np.concatenate(names), np.concatenate(keys)) if parts else new_keys([])
 
 
 def new_keys(names: Sequence[bytes]) -> Keys:

@@ -17,8 +17,9 @@ from falaj.core.errors import Denied, NotFound, Stale
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
 from falaj.features.erasure import kept_by_law
-from falaj.features.persons import Kept, publish_apart, remove
+from falaj.features.persons import Kept, publish_amended, publish_apart, remove
 from falaj.features.rewriting import Person
+from falaj.snapshot.read import Snapshot
 
 WITHOUT, BEFORE = "without", "before"
 """The tag of versions that people were taken out of (pseudonyms), and the role of the version each is made from."""
@@ -47,6 +48,8 @@ class Case:
     impacts: dict[Ref, Impact] = field(default_factory=dict)
     stones: dict[Ref, Version] = field(default_factory=dict)
     """What was deleted for this erasure, by whichever run."""
+    opened: dict[Ref, Snapshot] = field(default_factory=dict)
+    """Versions that hold the person, between the look at them and what replaces them."""
     counts: dict[Ref, int] = field(default_factory=dict)
     """How many versions there ever were of names of rows: of nothing else, since this erasure makes others."""
     run: str = field(default_factory=new_id)
@@ -82,12 +85,15 @@ class Case:
         else:
             self.kept[ref] = stays
 
-    def recall(self, name: Ref, live: Iterable[Version]) -> None:
-        """Find what an earlier run of this erasure removed and made under a name, of which these versions live."""
+    def recall(self, name: Ref) -> None:
+        """Find what this erasure removed under a name, be it by an earlier run."""
         for mark in sorted(set(self.marks.values())):
             stones = {one.ref: one for one in deleted_for(self.here, name, f"erased {mark}")}
             self.stones |= stones
             self.removed |= stones.keys()
+
+    def know(self, live: Iterable[Version]) -> None:
+        """Find what an earlier run of this erasure made among versions."""
         for version in live:
             if self.mark in version.tags.get(WITHOUT, "").split():
                 self.made[version.ref] = version.inputs.get(BEFORE)
@@ -123,8 +129,16 @@ class Case:
         there = {column.name for column in (version.table.columns if version.table else ())}
         return tuple(name for name in names if name in there)
 
-    def publish(self, before: Version, folder: Path, table: Table | None = None) -> Ref:
-        """The next version of the same name, with all that was said of the one it follows."""
+    def publish(self, before: Version, folder: Path) -> Ref:
+        """The next version of the same name from a folder, with all that was said of the one it follows."""
+        return self._made(before, publish_apart(self.here, self._order(before, folder)))
+
+    def amend(self, before: Version, snapshot: Snapshot, changed: Mapping[bytes, Path], table: Table | None) -> Ref:
+        """The same, of the very files of the one it follows but for those that changed."""
+        order = self._order(before, Path(), table)
+        return self._made(before, publish_amended(self.here, order, (before.ref, snapshot), changed))
+
+    def _order(self, before: Version, folder: Path, table: Table | None = None) -> Order:
         if before.state != "live":
             raise Stale(f"{before.ref} was deleted meanwhile", "look again", before.ref)
         people = dict.fromkeys([*before.tags.get(WITHOUT, "").split(), self.mark])
@@ -132,8 +146,9 @@ class Case:
         tags = {**before.tags, WITHOUT: " ".join(people), "erasure": self.run}
         facts = Facts(before.message, table, tags=tags)
         inputs = {**before.inputs, BEFORE: before.ref}
-        order = Order(before.ref.bare, Source(folder), facts, before.label, inputs, before.zones[0])
-        ref = publish_apart(self.here, order)
+        return Order(before.ref.bare, Source(folder), facts, before.label, inputs, before.zones[0])
+
+    def _made(self, before: Version, ref: Ref) -> Ref:
         self.made[ref] = before.ref
         self.fresh.add(ref)
         return ref

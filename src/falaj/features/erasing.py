@@ -27,18 +27,22 @@ from falaj.features.persons import destroy_keys, keys_ref, lock_of, remove, vers
 from falaj.features.records import Defined, DefinedPage
 from falaj.features.rewriting import (
     SEGMENT,
+    Theirs,
     files_of,
     person_of,
     rows_hold,
     rows_without,
-    set_holds,
+    set_holding,
     set_without,
 )
 from falaj.features.stream import Arrival, Chapter, dataset_of, quarantine_of
+from falaj.snapshot.amend import holding
 
 __all__ = ["erase", "lock_of"]
 _BY_HAND = "look at it, and delete it if it holds them: falaj catalog delete"
 _TRIES = 8
+_OPENED = 4
+"""So many versions are kept open at once, each with some megabytes of what was read of it."""
 
 
 @errand
@@ -123,7 +127,7 @@ def destroy_key(case: Case, arrival: Arrival) -> None:
     done = destroy_keys(case.here, lock_of(case.here, arrival), [mark], case.said)
     for stays in done.kept:
         case.kept[stays.ref] = stays
-    case.recall(keys_ref(name), ())
+    case.recall(keys_ref(name))
     case.notes.append(f"the rows of {name} are sealed: the person's key is gone, and the bytes stay as they were")
 
 
@@ -154,7 +158,8 @@ def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
     """What is gone, by this run or an earlier one, what is left, and which models learned from it."""
     own = {dataset_of(one.stream, face) for one in held for face in one.labels} | sets
     for name in own - sets:  # of the sets it is known since they were looked at
-        case.recall(name, versions_of(case.here, name))
+        case.recall(name)
+        case.know(versions_of(case.here, name))
     used = set().union(*(_used(case.here.features.about(one.view)) for one in held))
     made = tuple(sorted(ref for ref in case.made if ref.bare in sets or ref in used))
     sources = {one.definition.source.address for one in held if one.definition.source.kind != "push"}
@@ -228,7 +233,7 @@ def _amend(case: Case, arrival: Arrival, chapter: Chapter) -> None:
 
 
 def clear_set(case: Case, name: Ref, *, each: bool) -> None:
-    known: dict[str, bool] = {}
+    known: dict[str, Theirs] = {}
     for _ in range(_TRIES):
         with suppress(Stale, NotFound):
             if _clear_set_once(case, name, known, each=each) or case.dry:
@@ -236,12 +241,14 @@ def clear_set(case: Case, name: Ref, *, each: bool) -> None:
     raise Unavailable(f"others kept changing {name}", "call again", name)
 
 
-def _clear_set_once(case: Case, name: Ref, known: dict[str, bool], *, each: bool) -> bool:
+def _clear_set_once(case: Case, name: Ref, known: dict[str, Theirs], *, each: bool) -> bool:
     """Look once at all versions and take out what is found; True when there was nothing to do."""
     versions = list(versions_of(case.here, name))
     seen = [one for version in versions if (one := _seen_set(case, version, known)) is not None]
     bad, newest = spread(seen), max((one.ref for one in versions), key=_number, default=None)
-    case.recall(name, versions)
+    case.know(versions)
+    if bad <= case.kept.keys() or case.dry:
+        case.recall(name)
     if bad <= case.kept.keys():
         return True
     for version in versions if not case.dry else ():
@@ -255,11 +262,11 @@ def _clear_set_once(case: Case, name: Ref, known: dict[str, bool], *, each: bool
     return False
 
 
-def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | None:
+def _seen_set(case: Case, version: Version, known: dict[str, Theirs]) -> Seen | None:
     if version.ref in case.fresh:
         return Seen(version.ref, frozenset(), False)
     columns = case.columns(version)
-    holds = False
+    theirs: frozenset[str] = frozenset()
     try:
         opened, snapshot = open_version(case.here, version.ref)
     except Denied as error:
@@ -268,18 +275,21 @@ def _seen_set(case: Case, version: Version, known: dict[str, bool]) -> Seen | No
     try:
         if not columns:
             raise Invalid(f"it has no column {case.person.field.name}, so nobody can tell whose rows are in it")
-        holds = set_holds(snapshot, columns, case.person, known)
+        theirs = holding(snapshot, set_holding(snapshot, columns, case.person, known))
+        if theirs and len(case.opened) < _OPENED:
+            case.opened[version.ref] = snapshot
     except Invalid as error:
         case.keep(version.ref, error.message, _BY_HAND)
-    return Seen(version.ref, frozenset(batch.bundle for batch in opened.tree.batches), holds)
+    batches = frozenset(batch.bundle for batch in opened.tree.batches)
+    return Seen(version.ref, batches, bool(theirs), theirs=theirs)
 
 
-def _replace_set(case: Case, version: Version, known: dict[str, bool], *, each: bool) -> None:
+def _replace_set(case: Case, version: Version, known: dict[str, Theirs], *, each: bool) -> None:
     columns = case.columns(version)
+    snapshot = case.opened.pop(version.ref, None) or open_version(case.here, version.ref)[1]
     with tempfile.TemporaryDirectory(prefix="falaj-erase-") as scratch:
-        folder = Path(scratch) / "set"
-        gone = set_without(case.here, version.ref, (columns, known), case.person, folder)
-        made = case.publish(version, folder, less(version.table, gone, columns))
+        changed, gone = set_without(snapshot, columns, case.person, known, Path(scratch))
+        made = case.amend(version, snapshot, changed, less(version.table, gone, columns))
     others = [one for one in versions_of(case.here, version.ref.bare) if _number(one.ref) < _number(made)]
     later = [one.ref for one in others if _number(one.ref) > _number(version.ref) and not each]
     later += [one.ref for one in others if one.inputs.get(BEFORE) == version.ref]

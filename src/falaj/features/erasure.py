@@ -58,6 +58,8 @@ class Seen:
     """What its bytes lie in; they live, and can be asked for, as long as any version that names one of them."""
     holds: bool
     files: frozenset[str] = frozenset()
+    theirs: frozenset[str] | None = None
+    """In which of the batches the person is; in any, where nobody knows."""
 
 
 def spread(seen: Iterable[Seen], known: Iterable[Ref] = ()) -> set[Ref]:
@@ -65,7 +67,8 @@ def spread(seen: Iterable[Seen], known: Iterable[Ref] = ()) -> set[Ref]:
     left, given = list(seen), set(known)
     found = {one.ref for one in left if one.holds or one.ref in given}
     while True:
-        bad: frozenset[str] = frozenset().union(*(one.batches for one in left if one.ref in found))
+        known_bad = (one.batches if one.theirs is None else one.theirs for one in left if one.ref in found)
+        bad: frozenset[str] = frozenset().union(*known_bad)
         more = {one.ref for one in left if one.ref not in found and one.batches & bad}
         if not more:
             return found

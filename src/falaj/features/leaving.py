@@ -95,7 +95,7 @@ class Leaving(Shelf):
         after: Annotated[Ref, "the version of the table of keys that counts from now on"],
         before: Annotated[Ref | None, "the one that counted; none when it is the first"] = None,
     ) -> Stream:
-        """Let another version of the table of people's keys count; Stale when a third one does already.
+        """Let another version of the table of people's keys count; Stale when a third one does already, or it is deleted.
 
         Example:
             falaj features rekey view:fraud/spend dataset:fraud/spend.rows1.keys@v2
@@ -103,9 +103,10 @@ class Leaving(Shelf):
         with self._ledger.write(ctx) as tx:
             found = self._view(tx, view)
             table = keys_ref(dataset_of(found.stream))
-            if after.bare != table or not tx.need(after).label.covers(labels_of(found.definition)[""]):
+            record = tx.need(after)
+            if after.bare != table or not record.label.covers(labels_of(found.definition)[""]):
                 raise Denied(f"{after} is not the table of keys of {view.bare}", f"publish {table}", view)
-            if found.stream.keys != before:
+            if found.stream.keys != before or record.body.get("state") != "live":
                 raise Stale("another table of keys counts already", "look again", view)
             stream = replace(found.stream, keys=after)
             keep(tx, found, stream)

@@ -4,17 +4,18 @@ The table is a dataset of its own, `dataset:<project>/<view>.rows<k>.keys`, unde
 version a change. Which version counts stands in the record of the stream, and moves only from the one that was read: of
 two that add people at the same moment one is told to look again, so nobody's rows are sealed under a key that is lost.
 
-A version is published apart: it shares no stored bytes with those before it. Else a pack that held a destroyed key
-would live on for the sake of its neighbours, and whoever may read the newest table could ask for the pack.
+A large table lies in several files, each with the people whose pseudonyms begin alike, so that one person's leaving
+writes one of them. A version shares with those before it only what holds no other key than its own. Else a pack that
+held a destroyed key would live on for the sake of its neighbours, and whoever may read the newest table could ask for
+the pack.
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from falaj.asof.sealed import NAME_BYTES, Keys, new_keys, pack_keys, unpack_keys
+from falaj.asof.sealed import NAME_BYTES, Keys, joined, new_keys, pack_keys, unpack_keys
 from falaj.catalog.publishing import Order, Sink
 from falaj.catalog.reading import open_version
 from falaj.catalog.records import Begun, Facts, Made, Version, VersionPage
@@ -24,11 +25,18 @@ from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stal
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.stream import Arrival, dataset_of
+from falaj.snapshot.amend import Changes, amend
+from falaj.snapshot.read import Snapshot
 from falaj.snapshot.write import publish_folder
 
-FILE = "people.keys"
+FILE, _PART = "people.keys", "people-{:02}-of-{:02}.keys"
+_PEOPLE, _MOST_PARTS = 262_144, 64
+"""How many people a file of a table has (as many as one pack can), unless there are more than so many files."""
 _TRIES, _ASKED = 16, 5_000
 """How often somebody else may be faster, and how many people are asked about at once."""
+
+Held = tuple[Ref, Snapshot]
+"""A version, opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,20 @@ def names_of(lock: Lock, subjects: Sequence[bytes]) -> list[bytes]:
 
 def read_keys(here: Here, lock: Lock) -> Keys:
     """The table that counts."""
-    return _read(here, lock.current())
+    return _Table(here, lock.current()).whole()
+
+
+def part_of(name: bytes, of: int) -> int:
+    """Which of so many files somebody is in."""
+    return int.from_bytes(name[:4], "big") * of >> 32
+
+
+def parted(keys: Keys, least: int = 1) -> dict[str, Keys]:
+    """The files of a table by name; at least so many, a power of two."""
+    of = max(least, 1)
+    while of < _MOST_PARTS and len(keys) > of * _PEOPLE:
+        of *= 2
+    return dict(zip(_paths(of), keys.parts([(number << 32) // of for number in range(1, of)]), strict=True))
 
 
 def ensure_keys(here: Here, lock: Lock, names: Sequence[bytes]) -> Keys:
@@ -106,12 +127,16 @@ def ensure_keys(here: Here, lock: Lock, names: Sequence[bytes]) -> Keys:
     """
     for _ in range(_TRIES):
         at = lock.current()
-        keys = _read(here, at)
+        table = _Table(here, at)
+        keys = table.whole()
         missing = keys.missing(names)
         if not missing:
             return keys
         grown = keys.merge(new_keys(missing))
-        made = _publish(here, lock, grown)
+        parts = parted(grown, len(table.entries))
+        if len(parts) == len(table.entries):
+            parts = {path: parts[path] for path in table.of(missing)}
+        made = _publish(here, lock, table, parts)
         try:
             lock.swap(at, made)
         except Stale:
@@ -126,14 +151,16 @@ def ensure_keys(here: Here, lock: Lock, names: Sequence[bytes]) -> Keys:
 def destroy_keys(here: Here, lock: Lock, names: Sequence[bytes], reason: str) -> Destroyed:
     """Make what was sealed for these people unreadable, wherever a copy of it lies; the same again does nothing."""
     for _ in range(_TRIES):
-        at = lock.current()
-        keys = _read(here, at)
-        left = keys.without(names)
-        if len(left) == len(keys):
-            return tidy(here, lock, reason)
-        made = _publish(here, lock, left)
         with suppress(Stale):
-            lock.swap(at, made)
+            at = lock.current()
+            table = _Table(here, at)
+            held = {path: table.part(path) for path in table.of(names)}
+            left = {path: keys.without(names) for path, keys in held.items()}
+            changed = {path: keys for path, keys in left.items() if len(keys) < len(held[path])}
+            if FILE in changed:  # it may be large, and of a time when every table was one file
+                changed = parted(changed[FILE])
+            if changed:
+                lock.swap(at, _publish(here, lock, table, changed))
             return tidy(here, lock, reason)
     raise _busy(lock)
 
@@ -183,30 +210,76 @@ def publish_apart(here: Here, order: Order) -> Ref:
     begun: Begun = here.catalog.begin(order.name, zone=order.zone)
     with here.progress.task(f"publishing {order.name}") as task:
         done = publish_folder(order.source.path, Sink(here, begun.ticket), advance=task.advance)
-    made = Made(begun.ticket, done.tree, done.receipts)
+    return _commit(here, order, Made(begun.ticket, done.tree, done.receipts), None)
+
+
+def publish_amended(here: Here, order: Order, base: Held | None, changed: Changes) -> Ref:
+    """Publish the next version of a name: another one with some files changed, so that it shares no stored bytes with
+    it but those that lie beside nothing else. The source of the order is not looked at."""
+    begun: Begun = here.catalog.begin(order.name, zone=order.zone)
+    ref, snapshot = base or (None, None)
+    done = amend(snapshot, changed, Sink(here, begun.ticket))
+    return _commit(here, order, Made(begun.ticket, done.tree, done.receipts), ref)
+
+
+def _commit(here: Here, order: Order, made: Made, base: Ref | None) -> Ref:
     for _ in range(_TRIES):
         with suppress(Stale):
             ref: Ref = here.catalog.commit(
-                order.name, made, facts=order.facts, label=order.label, inputs=dict(order.inputs)
+                order.name, made, facts=order.facts, label=order.label, inputs=dict(order.inputs), base=base
             )
             return ref
     raise Unavailable(f"others kept publishing {order.name}", "call again", order.name)
 
 
-def _publish(here: Here, lock: Lock, keys: Keys) -> Ref:
-    with tempfile.TemporaryDirectory(prefix="falaj-keys-") as folder:
-        (Path(folder) / FILE).write_bytes(pack_keys(keys))
-        facts = Facts("keys of people", tags={"holds": "keys"})
-        return publish_apart(here, Order(lock.table, Source(Path(folder)), facts, lock.label, {}, lock.zone))
+class _Table:
+    """One version of the keys, of which nothing is read but what is asked for."""
+
+    def __init__(self, here: Here, at: Ref | None) -> None:
+        if at is not None and not at.pinned:
+            raise Invalid(f"{at} names no version", "the record of the stream says which version counts", at)
+        self.held: Held | None = None if at is None else (at, open_version(here, at)[1])
+        found = self.held[1].entries() if self.held is not None else ()
+        self.entries = {entry.path.decode("utf-8", "replace"): entry for entry in found}
+        of = len(self.entries)
+        if self.entries.keys() - set(_paths(of)) or of & (of - 1):
+            raise _broken()
+
+    def of(self, names: Iterable[bytes]) -> list[str]:
+        """The files in which these people are, if they are in any."""
+        paths = _paths(len(self.entries))
+        return [paths[number] for number in sorted({part_of(name, len(paths)) for name in names})] if paths else []
+
+    def part(self, path: str) -> Keys:
+        """The keys in a file."""
+        if self.held is None:
+            return new_keys([])
+        keys, paths = unpack_keys(b"".join(self.held[1].read(self.entries[path]))), _paths(len(self.entries))
+        ends = keys.names[[0, -1]].tolist() if len(keys) else []
+        if any(paths[part_of(name.ljust(NAME_BYTES, b"\0"), len(paths))] != path for name in ends):
+            raise _broken()  # else somebody's key would be looked for where it is not
+        return keys
+
+    def whole(self) -> Keys:
+        """All keys."""
+        return joined([self.part(path) for path in _paths(len(self.entries))])
 
 
-def _read(here: Here, at: Ref | None) -> Keys:
-    if at is None:
-        return new_keys([])
-    if not at.pinned:
-        raise Invalid(f"{at} names no version", "the record of the stream says which version counts", at)
-    _, snapshot = open_version(here, at)
-    return unpack_keys(b"".join(snapshot.read(snapshot.entry(FILE.encode()))))
+def _paths(of: int) -> list[str]:
+    """What the files of a table are called, in the order of the people in them."""
+    return [_PART.format(number, of) for number in range(of)] if of != 1 else [FILE]
+
+
+def _publish(here: Here, lock: Lock, before: _Table, parts: Mapping[str, Keys]) -> Ref:
+    """The next version: these files, and the others of the table before where it has the same."""
+    facts = Facts("keys of people", tags={"holds": "keys"})
+    order = Order(lock.table, Source(Path()), facts, lock.label, {}, lock.zone)
+    base = before.held if parts.keys() <= before.entries.keys() else None
+    return publish_amended(here, order, base, {path.encode(): pack_keys(keys) for path, keys in parts.items()})
+
+
+def _broken() -> Corrupt:
+    return Corrupt("a table of keys has other files than tables of keys have", "restore it from a backup")
 
 
 def _busy(lock: Lock) -> Unavailable:

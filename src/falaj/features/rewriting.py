@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,10 @@ from falaj.features.stream import STATS, Arrival, Chapter, schema_of
 from falaj.snapshot.read import Entry, Snapshot
 
 SEGMENT, PARQUET = b".seg", b".parquet"
+_GROUP_BYTES, _KEPT_BYTES, _FEW = 256 << 20, 64 << 20, 64
+Theirs = Mapping[int, tuple[Any, Any] | None]
+"""The groups of rows of a file that somebody has rows in: the columns that name people, and which rows; None where that
+was not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Person:
         import pyarrow.compute as pc
 
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if self.field.type == "string" and pa.types.is_string(column.type):  # as most are: nothing needs a cast
+            return pc.equal(column, self.value).fill_null(False).to_numpy(zero_copy_only=False)
         try:
             typed = typed_key(column, self.field.type)
         except Invalid:  # rows that broke a rule may have the key in another type: as text it is still the person
@@ -116,8 +121,8 @@ def rows_without(here: Here, about: Arrival, chapter: Chapter, person: Person, f
     return left
 
 
-def set_holds(snapshot: Snapshot, columns: Sequence[str], person: Person, known: dict[str, bool]) -> bool:
-    """Whether a table in Parquet files has a row about this person; `known` remembers files by digest.
+def set_holding(snapshot: Snapshot, columns: Sequence[str], person: Person, known: dict[str, Theirs]) -> list[Entry]:
+    """The files of a table in Parquet that have a row about this person; `known` remembers files by digest.
 
     Of a file only its footer is read, and these columns of the groups of rows whose bounds let the person in.
     """
@@ -126,26 +131,28 @@ def set_holds(snapshot: Snapshot, columns: Sequence[str], person: Person, known:
     files = files_of(snapshot, PARQUET)
     for entry in files:
         if entry.digest not in known:
+            kept = (held[0].nbytes for one in known.values() for held in one.values() if held)
+            room = _KEPT_BYTES - sum(kept)
             with pq.ParquetFile(_Ranges(fetcher(snapshot, entry), entry.size)) as file:
-                known[entry.digest] = in_file(file, columns, person)
-    return any(known[entry.digest] for entry in files)
+                known[entry.digest] = in_file(file, columns, person, room)
+    return [entry for entry in files if known[entry.digest]]
 
 
 def set_without(
-    here: Here, ref: Ref, where: tuple[Sequence[str], Mapping[str, bool]], person: Person, folder: Path
-) -> list[Any]:
-    """Write the files of a version, those in Parquet less the person's rows; what does not hold them stays as it is.
-    `where` names the columns, and files by digest of which it is known. Gives the rows that are gone, in batches."""
-    from falaj.snapshot.checkout import checkout
+    snapshot: Snapshot, columns: Sequence[str], person: Person, known: Mapping[str, Theirs], folder: Path
+) -> tuple[dict[bytes, Path], list[Any]]:
+    """Write the files of a table that hold a person, as is `known`, into a folder, less their rows. Gives the files by
+    path, and the rows that are gone."""
+    import pyarrow.parquet as pq
 
-    columns, known = where
-    _, snapshot = open_version(here, ref)
-    checkout(snapshot, folder)
+    changed: dict[bytes, Path] = {}
     gone: list[Any] = []
     for entry in files_of(snapshot, PARQUET):
-        if known.get(entry.digest, True):
-            gone += _rewrite(folder / os.fsdecode(entry.path), columns, person)
-    return gone
+        if known[entry.digest]:
+            changed[entry.path] = folder / f"{len(changed)}.parquet"
+            with pq.ParquetFile(_Ranges(fetcher(snapshot, entry), entry.size)) as file:
+                gone += _rewrite(file, changed[entry.path], columns, person, known[entry.digest])
+    return changed, gone
 
 
 def _others(parts: Sequence[Part], schema: RowSchema, person: Person) -> Iterator[Any]:
@@ -168,34 +175,70 @@ def _measured(
         yield table
 
 
-def _rewrite(path: Path, columns: Sequence[str], person: Person) -> list[Any]:
+def _rewrite(file: Any, path: Path, columns: Sequence[str], person: Person, theirs: Theirs) -> list[Any]:
+    """Write a file less a person's rows, which it gives; in the same groups of rows, unless one is too large."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    part = path.with_name(f"{path.name}.part")
     gone: list[Any] = []
-    with pq.ParquetFile(path) as file, pq.ParquetWriter(part, file.schema_arrow) as out:
-        there = [name for name in columns if name in file.schema_arrow.names]
-        for batch in file.iter_batches():
-            theirs = _about(batch, there, person)
-            gone += [batch.filter(pa.array(theirs))] if theirs.any() else []
-            out.write_batch(batch.filter(pa.array(np.logical_not(theirs))) if theirs.any() else batch)
-    if gone:
-        part.replace(path)
-    else:
-        part.unlink()
+    there = [name for name in columns if name in file.schema_arrow.names]
+    with pq.ParquetWriter(path, file.schema_arrow) as out:
+        for number in range(file.num_row_groups):
+            keys, known = theirs.get(number) or (None, ())
+            for rows in _pieces(file, number, keys=keys):
+                look = number in theirs and keys is None
+                at = np.flatnonzero(_about(rows, there, person)) if look else known
+                gone += [rows.take(pa.array(at))] if len(at) else []
+                left = _less(rows, at) if len(at) else rows
+                if left.num_rows:
+                    out.write_table(left, row_group_size=left.num_rows)
     return gone
 
 
-def in_file(file: Any, columns: Sequence[str], person: Person) -> bool:
-    """Whether a row of a file is about a person."""
+def _pieces(file: Any, number: int, columns: Sequence[str] | None = None, keys: Any = None) -> Iterator[Any]:
+    """A group of rows as a table, or as several where it is too large for memory; `keys`: what was read of it."""
+    import pyarrow as pa
+
+    names = file.schema_arrow.names
+    if keys is not None and len(set(names)) == len(names):
+        others = [name for name in names if name not in keys.schema.names]
+        rest = file.read_row_group(number, others) if others else keys
+        found = {name: (keys if name in keys.schema.names else rest).column(name) for name in names}
+        yield pa.table(found, schema=file.schema_arrow)
+    elif file.metadata.row_group(number).total_byte_size <= _GROUP_BYTES:
+        yield file.read_row_group(number, columns)
+    else:
+        batches = file.iter_batches(row_groups=[number], columns=columns)
+        yield from (pa.Table.from_batches([batch]) for batch in batches)
+
+
+def _less(rows: Any, gone: Any) -> Any:
+    """Rows without some: where those are few nothing is copied."""
+    import numpy as np
+    import pyarrow as pa
+
+    if len(gone) > _FEW:
+        return rows.take(pa.array(np.setdiff1d(np.arange(rows.num_rows), gone)))
+    starts, ends = [0, *(gone + 1).tolist()], [*gone.tolist(), rows.num_rows]
+    return pa.concat_tables([rows.slice(start, end - start) for start, end in zip(starts, ends, strict=True)])
+
+
+def in_file(file: Any, columns: Sequence[str], person: Person, room: int = 0) -> Theirs:
+    """The groups of a file with rows about a person; what was read of them is kept as far as there is room."""
+    import numpy as np
+
     there = [name for name in columns if name in file.schema_arrow.names]
-    groups = [
-        number for number in range(file.num_row_groups) if _lets_in(file.metadata.row_group(number), there, person)
-    ]
-    batches = file.iter_batches(row_groups=groups, columns=there) if there and groups else ()
-    return any(_about(batch, there, person).any() for batch in batches)
+    found: dict[int, tuple[Any, Any] | None] = {}
+    for number in range(file.num_row_groups) if there else ():
+        group = file.metadata.row_group(number)
+        for rows in _pieces(file, number, there) if _lets_in(group, there, person) else ():
+            at = np.flatnonzero(_about(rows, there, person))
+            if len(at):
+                found[number] = (rows, at) if rows.num_rows == group.num_rows and rows.nbytes <= room else None
+                room -= rows.nbytes if found[number] else 0
+                break
+    return found
 
 
 def _lets_in(group: Any, columns: Sequence[str], person: Person) -> bool:

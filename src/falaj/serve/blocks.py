@@ -55,7 +55,7 @@ class Blocks(Generic[T]):
         packed = _encode(rows)
         plain = b"\0" + packed if len(packed) < _SMALL else b"\1" + zlib.compress(packed, 1)
         cipher = self._ledger.cipher
-        marks = b"".join(sorted({_mark(name) for name in names if name}))
+        marks = _marks(names)
         parts = [(plain, _aad(bare))] + ([(marks, _aad(bare, "marks"))] if marks else [])
         data = [part if cipher is None else cipher.seal(whose.tenant, whose.zone, part, aad) for part, aad in parts]
         behind = data[1] + len(data[1]).to_bytes(4, "little") + _MARKED if marks else b""
@@ -93,7 +93,7 @@ class Blocks(Generic[T]):
 
         if len(found) % 4:
             return True
-        known, wanted = np.frombuffer(found, "<u4"), np.frombuffer(b"".join(map(_mark, names)), "<u4")
+        known, wanted = np.frombuffer(found, "<u4"), np.frombuffer(_marks(names), "<u4")
         return any(bool((known == mark).any()) for mark in wanted)
 
     def swap(self, tenant: str, ref: Ref, gone: Sequence[str], blocks: Sequence[Block]) -> bool:
@@ -124,8 +124,12 @@ def _inflated(plain: bytes) -> bytes:
     return found
 
 
-def _mark(name: str) -> bytes:
-    return zlib.crc32(name.encode()).to_bytes(4, "little")
+def _marks(names: Iterable[str]) -> bytes:
+    """The mark of each name, sorted and each once."""
+    import numpy as np
+
+    found = [zlib.crc32(name.encode()) for name in names if name]
+    return np.unique(np.array(found, "<u4")).tobytes()
 
 
 def _parted(data: bytes) -> tuple[bytes, bytes]:

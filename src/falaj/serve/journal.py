@@ -5,6 +5,7 @@ is kept whole or not at all.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -20,6 +21,8 @@ JSON, GRPC, GONE = "json", "grpc", "gone"
 """What bodies are: OIP's JSON, messages of gRPC, or not kept; `binary(…)` names JSON with tensors behind it."""
 DAY_S = 86400.0
 _BLOCK_BYTES = 8 << 20
+_LATE_S = 600.0
+"""So late may a gateway write what it answered."""
 _KEPT_OPEN = 4
 """So many blocks of whoever is forgotten are kept open between two looks at them; of others there is a second."""
 
@@ -84,8 +87,9 @@ class Journal:
         """Remove every row of these keys (a person's), or of these ids; gives how many. What was written meanwhile is
         looked at, too. `before` is told the ids of rows that are about to go, be there any or none: they are
         nowhere else."""
-        gone, wanted, done = 0, frozenset(keys), set[str]()
+        gone, wanted, done, lost = 0, frozenset(keys), set[str](), False
         fresh = self._blocks.blocks(whose.tenant, whose.ref)
+        since = time.time() - _LATE_S
         while True:
             done.update(block.id for block in fresh)
             likely = [block for block in fresh if self._blocks.may_name(block, wanted)]
@@ -94,8 +98,11 @@ class Journal:
             gone += before([row.id for rows in found for row in rows if row.key in wanted])
             for block in likely:
                 rows = opened.pop(block.id, None) or self._blocks.rows(block)
-                gone += self._without(whose._replace(zone=block.zone), (block, rows), wanted, done)
-            fresh = [one for one in self._blocks.blocks(whose.tenant, whose.ref) if one.id not in done]
+                went = self._without(whose._replace(zone=block.zone), (block, rows), wanted, done)
+                lost, gone = lost or went is None, gone + (went or 0)
+            # What is written meanwhile is of now; only whoever took a block away first may have put an old one there.
+            again = self._blocks.blocks(whose.tenant, whose.ref, 0.0 if lost else since)
+            fresh = [one for one in again if one.id not in done]
             if not fresh:
                 return gone
 
@@ -107,7 +114,10 @@ class Journal:
         """All of an endpoint."""
         self._blocks.delete(tenant, ref)
 
-    def _without(self, whose: Whose, held: tuple[Block, Sequence[Logged]], keys: frozenset[str], done: set[str]) -> int:
+    def _without(
+        self, whose: Whose, held: tuple[Block, Sequence[Logged]], keys: frozenset[str], done: set[str]
+    ) -> int | None:
+        """Put a block without some rows in the place of one; how many went, None when it was not there any more."""
         block, rows = held
         left = [row for row in rows if row.key not in keys and row.id not in keys]
         if len(left) == len(rows):
@@ -115,7 +125,7 @@ class Journal:
         made = [self._sealed(whose, left)] if left else []
         done.update(one.id for one in made)
         swapped = self._blocks.swap(whose.tenant, whose.ref, [block.id], made)
-        return len(rows) - len(left) if swapped else 0  # else it expired, or somebody else removed them
+        return len(rows) - len(left) if swapped else None  # it expired, or somebody else removed them
 
     def _sealed(self, whose: Whose, rows: Sequence[Logged], *, once: bool = False) -> Block:
         ats = [row.at for row in rows]

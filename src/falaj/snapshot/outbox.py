@@ -105,16 +105,24 @@ class _Done(NamedTuple):
     batch: Batch
     receipts: tuple[Receipt, ...]
     shard: Shard
+    tied: Receipt | None = None
+    """Of the bundle, where it was tied by this publish."""
 
 
 class Outbox:
     """What a publish keeps and sends: dedup, packs, batches, and the journal of what has arrived."""
 
-    def __init__(self, sink: Sink, base: Snapshot | None, state: State) -> None:
+    def __init__(self, sink: Sink, base: Snapshot | None, state: State, kept: frozenset[int] | None = None) -> None:
+        """`kept`: of which batches of the base something may be kept; of all where it is not said."""
         self._sink = sink
         self._base = base
         self._state = state
-        self._index = Index(_worth_keeping(base.shards)) if base is not None else Index(())
+        self._whole = kept is None
+        shards = base.shards if base is not None else ()
+        named = [load if kept is None or n in kept else lambda: _NONE for n, load in enumerate(shards)]
+        self._index = Index(_worth_keeping(named))
+        self.filled = 0
+        """How many bytes the batch has that is filled now."""
         self._base_used: set[int] = set()
         self._base_numbers = {raw(batch.bundle): n for n, batch in enumerate(base.tree.batches)} if base else {}
         self._touched: set[int] = set()
@@ -161,7 +169,7 @@ class Outbox:
     def holds(self, body: bytes) -> bool:
         """Whether every chunk of an encoded content is in the house, so that its file need not be read."""
         if body[8:10] == b"\0\1":  # one piece: by far the most files
-            return self._has(body[10:42])
+            return self.has(body[10:42])
         content, _ = decode_content(body)
         return self._holds(content.pieces, content.depth)
 
@@ -170,7 +178,7 @@ class Outbox:
         numbers = {self._base_numbers.get(bundle, -1) for bundle in bundles}
         if not numbers or not all(number >= 0 and self._index.readable(number) for number in numbers):
             return False
-        if not self._has(page):
+        if not self.has(page):
             return False
         self._base_used |= numbers
         self._touched.clear()
@@ -192,31 +200,45 @@ class Outbox:
     def adopt(self, receipt: Receipt) -> None:
         """Count a whole blob as a chunk of the batch."""
         digest = raw(receipt.digest)
-        if not self._has(digest):
+        if not self.has(digest):
             self._make_room()
             self._number += 1
             self._receipts[self._number] = receipt
             self._used.add(self._number)
+            self.filled += receipt.size
             self._places[digest] = receipt.size << 64 | self._number << 32
+
+    def pour(self, data: Iterable[bytes]) -> None:
+        """Keep a chunk that is too large for a pack."""
+        self.adopt(self._sink.put(data))
+
+    @property
+    def alone(self) -> bool:
+        """Whether all there is lies in the batch that is filled now."""
+        return not self._base_used and not self._done
+
+    def end_batch(self) -> None:
+        """Send what there is: what follows goes into another batch."""
+        if self._used:
+            self._close_batch()
 
     def finish(self, root: bytes, num_files: int, size_bytes: int) -> Written:
         """Send the rest and give the tree."""
         base = self._base
-        if base is not None and base.tree.root == written(root):
+        if base is not None and self._whole and base.tree.root == written(root):
             return Written(base.tree, (), self._new_bytes, self._new_chunks)
-        if self._used:
-            self._close_batch()
+        self.end_batch()
         held = [base.tree.batches[number] for number in sorted(self._base_used)] if base is not None else []
         ours = [self._done[number] for number in sorted(self._done_used)]
         self._state.forget(done.batch.bundle for n, done in enumerate(self._done) if n not in self._done_used)
         tree = Tree(written(root), num_files, size_bytes, (*held, *(done.batch for done in ours)))
-        # Tied again, a batch of an earlier publish proves that the house still has it; one of ours costs nothing.
-        receipts = tuple(self._tie(done.receipts) for done in ours)
+        # Tied again, a batch of an earlier publish proves that the house still has it.
+        receipts = tuple(done.tied or self._tie(done.receipts) for done in ours)
         return Written(tree, receipts, self._new_bytes, self._new_chunks)
 
     def _keep(self, kind: int, data: bytes | memoryview) -> bytes:
         digest: bytes = blake3(data).digest()
-        if self._has(digest):
+        if self.has(digest):
             return digest
         self._make_room()
         if self._filling[kind].used + len(data) > PACK_BYTES:
@@ -226,9 +248,11 @@ class Outbox:
         self._used.add(pack.number)
         self._touched.add(-1 - len(self._done))
         self._new_chunks += 1
+        self.filled += len(data)
         return digest
 
-    def _has(self, digest: bytes) -> bool:
+    def has(self, digest: bytes) -> bool:
+        """Whether a chunk is in the house; counts it as used."""
         place = self._places.get(digest)
         if place is not None:
             self._used.add(place >> 32 & 0xFFFFFFFF)
@@ -249,7 +273,7 @@ class Outbox:
 
     def _holds(self, pieces: Iterable[Piece], depth: int) -> bool:
         for digest, _ in pieces:
-            if not self._has(digest):
+            if not self.has(digest):
                 return False
             if not depth:
                 continue
@@ -296,11 +320,13 @@ class Outbox:
         data = encode_shard([(pack.digest, pack.size) for pack in packs], _records(self._places, order))
         shard = self._sink.put(_Slices(memoryview(data)))
         self._new_bytes += shard.size
-        batch = Batch(self._tie((*packs, shard)).digest, shard.digest)
+        tied = self._tie((*packs, shard))
+        batch = Batch(tied.digest, shard.digest)
         self._state.sent_batch(SentBatch(batch, (*packs, shard), data))
         self._done_used.add(len(self._done))
-        self._finished(_Done(batch, (*packs, shard), Shard(mapped((data,)))), self._places)
+        self._finished(_Done(batch, (*packs, shard), Shard(mapped((data,))), tied), self._places)
         self._places, self._receipts, self._used = {}, {}, set()
+        self.filled = 0
 
     def _finished(self, done: _Done, digests: Iterable[bytes]) -> None:
         self._done.append(done)

@@ -70,6 +70,7 @@ class Snapshot:
         self.shards = [partial(self._shard, batch.shard) for batch in tree.batches]
         self._fetch = fetch
         self._cache = cache
+        self._shards: dict[str, Shard] = {}
         self._index = Index(self.shards)
         self._blocks: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
@@ -274,6 +275,11 @@ class Snapshot:
         return block
 
     def _shard(self, digest: str) -> Shard:
+        if digest not in self._shards:
+            self._shards[digest] = self._load(digest)
+        return self._shards[digest]
+
+    def _load(self, digest: str) -> Shard:
         file = self._cache / f"{raw(digest).hex()}-shard" if self._cache is not None else None
         if file is not None:
             with contextlib.suppress(OSError, ValueError), file.open("rb") as kept:

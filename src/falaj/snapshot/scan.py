@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from blake3 import blake3
 
 from falaj.core.errors import Invalid, NotFound
-from falaj.snapshot.format import SMALL, Content, PieceWriter, shown
+from falaj.snapshot.format import PACK_BYTES, SMALL, Content, PieceWriter, shown
 
 try:
     from pyfastcdc.cy import FastCDC
@@ -192,6 +192,21 @@ def read_file(found: Found, keep: Keep) -> tuple[Content, bytes]:
             break
         before = after
     raise Invalid(f"{shown(found.path)} changes while it is read", "publish a copy that nothing writes to")
+
+
+def content_of(file_or_bytes: Path | bytes, keep: Keep) -> Content:
+    """Keep a file of our own, that nobody else writes to, in chunks; bytes in as few as packs can have."""
+    if isinstance(file_or_bytes, bytes):
+        pieces = PieceWriter(keep.page)
+        view = memoryview(file_or_bytes)
+        for at in range(0, len(view), PACK_BYTES):
+            pieces.add(keep.chunk(view[at : at + PACK_BYTES]), len(view[at : at + PACK_BYTES]))
+        return pieces.finish()
+    with file_or_bytes.open("rb") as file:
+        content = _content(file.fileno(), os.fstat(file.fileno()), keep)
+    if content is None:
+        raise Invalid(f"{file_or_bytes.name} changes while it is read", "call again")
+    return content
 
 
 def cut(fd: int, size: int, *, sparse: bool) -> Iterator[memoryview]:
