@@ -97,7 +97,7 @@ def test_images_want_their_channels_innermost() -> None:
 
 
 APPLIED = """
-import os, sys, threading, torch
+import ctypes, os, sys, threading, torch
 from falaj.train import cpus
 from falaj.train.options import Options
 parked = threading.Event()
@@ -107,7 +107,9 @@ if "OWN" in os.environ:
 done = cpus.apply(Options(threads=int(sys.argv[3])), int(sys.argv[1]), int(sys.argv[2]))
 masks = {tuple(sorted(os.sched_getaffinity(int(one)))) for one in os.listdir("/proc/self/task")}
 parked.set()
-print(torch.get_num_threads(), done.threads, ",".join(map(str, done.cores)), len(masks))
+library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+chooses = library.mkl_serv_get_dynamic() if hasattr(library, "mkl_serv_get_dynamic") else -1
+print(torch.get_num_threads(), done.threads, ",".join(map(str, done.cores)), len(masks), chooses)
 """
 
 
@@ -133,3 +135,14 @@ def test_who_was_given_cores_or_threads_keeps_them() -> None:
     assert applied(0, 1, OMP_NUM_THREADS="1")[:2] == ["1", "1"]
     assert applied(0, 1, threads=3, OMP_NUM_THREADS="1")[:2] == ["3", "3"]
     assert applied(0, 1, OWN="7")[:2] == ["7", "7"]
+
+
+def test_a_number_that_is_torch_s_own_leaves_small_products_to_mkl() -> None:
+    """Whoever sets one, though it be the same, has products spread over all threads that are too small for it."""
+    known = cpus.look()
+    if cpus.fair(known, cpus.quota()) != len(known.every):
+        pytest.skip("torch takes more threads here than it is given")
+    free, held = applied(0, 1)[4], applied(0, 1, threads=len(known.every) + 1)[4]
+    if held == "-1":
+        pytest.skip("this torch has no MKL")
+    assert (free, held) == ("1", "0")

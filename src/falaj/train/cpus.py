@@ -48,7 +48,9 @@ def apply(options: Options, local_rank: int = 0, local_world: int = 1) -> Applie
     said = asked() or (now if now not in (len(every.every), len(every.physical)) else 0)
     threads = options.threads or said or fair(mine, quota() / (1 if alone else local_world))
     pinned = mine.every if mine is not every and _keep_to(mine.every) else ()
-    torch.set_num_threads(threads)
+    if threads != now or options.reproducible == "strict":
+        # Whoever says a number, be it the same, takes from MKL the choice to use fewer threads for small products.
+        torch.set_num_threads(threads)
     with contextlib.suppress(RuntimeError):  # only before the first parallel work
         torch.set_num_interop_threads(min(_MOST_INTEROP, threads))
     if options.reproducible != "strict":
