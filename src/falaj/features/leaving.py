@@ -95,7 +95,7 @@ class Leaving(Shelf):
         after: Annotated[Ref, "the version of the table of keys that counts from now on"],
         before: Annotated[Ref | None, "the one that counted; none when it is the first"] = None,
     ) -> Stream:
-        """Let another version of the table of people's keys count; Stale when a third one does already, or it is deleted.
+        """Let another version of the table of people's keys count; Stale when a third one does, or it is deleted.
 
         Example:
             falaj features rekey view:fraud/spend dataset:fraud/spend.rows1.keys@v2
