@@ -18,7 +18,7 @@ import falaj
 from falaj.api.carrier import BUNDLE, GET, PUT, TICKET_HEADER, Tied, Wanted
 from falaj.api.stream import BLOCK
 from falaj.api.tls import client_context
-from falaj.api.wire import ARGS_HEADER, encode_header
+from falaj.api.wire import ARGS_HEADER, ELSEWHERE, encode_header
 from falaj.bound import BoundDesk
 from falaj.core import trace
 from falaj.core.bind import options
@@ -38,8 +38,6 @@ LONGEST_WAIT_S = 10.0
 SAFE_GROUPS = frozenset({"see", "read"})
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """After these nobody has heard of the call."""
-ELSEWHERE = ": elsewhere"
-"""The last word of an event stream whose replica goes."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

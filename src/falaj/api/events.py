@@ -13,7 +13,7 @@ from falaj.api.lanes import Lanes
 from falaj.api.metrics import Metrics
 from falaj.api.routes import Ask
 from falaj.api.stream import left
-from falaj.api.streams import ELSEWHERE, Streams
+from falaj.api.streams import LAST, Streams
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, Invalid
 
@@ -90,7 +90,7 @@ class Events:
             _log.info("event stream ended", extra={"request": ctx.request, "why": error.code})
         finally:
             gone.cancel()
-        await ask.send({"type": "http.response.body", "body": ELSEWHERE if self._ending else b""})
+        await ask.send({"type": "http.response.body", "body": LAST if self._ending else b""})
 
     async def _still_welcome(self, ask: Ask, ctx: Context) -> None:
         """A revoked or expired caller stops hearing within a heartbeat."""

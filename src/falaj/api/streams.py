@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from falaj.api.gate import too_fast
+from falaj.api.wire import ELSEWHERE
 from falaj.core.context import Actor
 from falaj.store.ledger import Ledger
 
 HEARTBEAT_S = 15.0
-ELSEWHERE = b"retry: 250\n: elsewhere\n\n"
+LAST = f"retry: 250\n{ELSEWHERE}\n\n".encode()
 """The last word of a stream that ends because we go: listen on elsewhere, from the last event seen."""
 
 

@@ -19,6 +19,8 @@ from falaj.core.stream import Stream
 from falaj.core.verb import Verb
 from falaj.store.codec import from_plain
 
+ELSEWHERE = ": elsewhere"
+"""The last word of an event stream whose replica goes."""
 ARGS_HEADER = "falaj-args"
 ARGS_BYTES = 16_384
 _INT = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -5,12 +5,12 @@ wait in the zone's relay (core/relay.py) until the agent's own connection takes 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
 from falaj.core.errors import Corrupt, Denied, Invalid
 from falaj.core.execute import WAITING, Attempt, Device, LogChunk, NodeFacts, SlotExit, Status
 from falaj.core.outbox import Facts
-from falaj.core.ports import Stat
+from falaj.core.ports import Shut, Stat
 from falaj.core.relay import Relay, relay_of
 
 LOOK_S = 8.0
@@ -75,7 +75,7 @@ class AgentExecutor:
         """The connection is the agent's."""
 
 
-class AgentBlobs:
+class AgentBlobs(Shut):
     """The bytes of a zone that are its agent's alone: sealed there, under keys that are there. Here they can be counted
     and given up, never read or written."""
 
@@ -95,16 +95,6 @@ class AgentBlobs:
         """Have the agent look into files, as the platform would."""
         return self._relay.ask("look", given, LONG_S)
 
-    def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Not here."""
-        del key, chunks
-        self._refuse()
-
-    def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Not here."""
-        del key, start, stop
-        self._refuse()
-
     def stat(self, keys: Iterable[str]) -> dict[str, Stat]:
         """How many sealed bytes lie there under each name."""
         found = self._relay.ask("stat", {"keys": list(keys)})
@@ -121,9 +111,6 @@ class AgentBlobs:
 
     def close(self) -> None:
         """The connection is the agent's."""
-
-    def _refuse(self) -> NoReturn:
-        raise self.refusal()
 
 
 def _relay(url: str) -> Relay:

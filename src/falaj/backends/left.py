@@ -1,13 +1,13 @@
 """`left:ae-dubai`: bytes that stayed in a zone when the house was brought back in another. Nothing of them is here."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from falaj.core.errors import Unavailable
-from falaj.core.ports import Stat, open_url
+from falaj.core.ports import Shut, Stat, open_url
 
 
-class LeftBlobs:
+class LeftBlobs(Shut):
     """The store of such a zone: it says so to whoever reads or writes."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -23,36 +23,19 @@ class LeftBlobs:
 
     def look(self, given: Mapping[str, Any]) -> Any:
         """Not here."""
-        del given
-        self._refuse()
-
-    def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Not here."""
-        del key, chunks
-        self._refuse()
-
-    def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Not here."""
-        del key, start, stop
-        self._refuse()
+        raise self.refusal()
 
     def stat(self, keys: Iterable[str]) -> dict[str, Stat]:
         """Nobody can say."""
-        del keys
-        self._refuse()
+        raise self.refusal()
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Nobody can say."""
-        del prefix
-        self._refuse()
+        raise self.refusal()
 
     def delete(self, key: str) -> None:
         """Not here."""
-        del key
-        self._refuse()
+        raise self.refusal()
 
     def close(self) -> None:
         """Nothing is open."""
-
-    def _refuse(self) -> NoReturn:
-        raise self.refusal()

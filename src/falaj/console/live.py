@@ -11,7 +11,7 @@ from falaj.api.answers import EVENTS, SECURITY
 from falaj.api.app import App
 from falaj.api.routes import Ask
 from falaj.api.stream import left
-from falaj.api.streams import ELSEWHERE, HEARTBEAT_S, Streams
+from falaj.api.streams import HEARTBEAT_S, LAST, Streams
 from falaj.core.errors import FalajError
 from falaj.desks import actions
 
@@ -64,7 +64,7 @@ class Live:
             said = b": here\n\n"
             if not await self._welcome(ask):
                 break
-        last = ELSEWHERE if self._app.stopping.is_set() else b""
+        last = LAST if self._app.stopping.is_set() else b""
         await ask.send({"type": "http.response.body", "body": last})
 
     async def _welcome(self, ask: Ask) -> bool:

@@ -412,6 +412,22 @@ class KeepsOut(Protocol):
         ...
 
 
+class Shut:
+    """What such blobs share wherever they lie: no byte is written or read from here."""
+
+    def refusal(self) -> FalajError:
+        """Why not, and where to go."""
+        raise NotImplementedError
+
+    def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Not here."""
+        raise self.refusal()
+
+    def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Not here."""
+        raise self.refusal()
+
+
 class Identity(Protocol):
     """Who a bearer token is."""
 
