@@ -336,3 +336,18 @@ def test_a_turn_that_came_just_before_a_restart_is_not_passed_over() -> None:
     fleet.refuse()
     again = Scheduler(fleet.it.snapshot(fleet.now + 30)).cycle(fleet.now + 30)
     assert [start.why for start in again.starts][:1] == ["its turn, reserved for 4600"]
+
+
+def test_a_model_that_is_gone_takes_no_share_from_whoever_waits_for_it() -> None:
+    fleet = Fleet()
+    fleet.build(limit=0, promise=0, budget=False, ratio=0)
+    fleet.drain(which=2, open_=False)
+    for leaf, shape in (("root/b/c", 2), ("root/b/d", 8), ("root/b/d", 0), ("root/a", 4)):
+        fleet.submit(leaf=leaf, shape=SHAPES[shape], limit=50 if leaf != "root/b/c" else 0, more=False)
+    fleet.lose(which=1)
+    fleet.drain(which=4, open_=False)
+    fleet.submit(leaf="root/e", shape=SHAPES[9], limit=500, more=True)
+    fleet.lose(which=3)
+    fleet.refuse()
+    fleet.refuse()
+    fleet.cycle(seconds=30)

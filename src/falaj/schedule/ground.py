@@ -84,6 +84,8 @@ class Ground:
         """The shapes of those that run in a lower band than they asked for."""
         self._potential: Potential | None = None
         self._stale, self._worked = True, -1
+        self._recount = False
+        """There is something that there was not, or the other way round: demand is to be counted anew."""
         self._tops: dict[str, int] = {}
         for node_shape in dict.fromkeys(job.shape for job in snapshot.jobs):
             for role in node_shape.roles:
@@ -97,10 +99,12 @@ class Ground:
         return min(shape.band, self._tops.get(queue, shape.band))
 
     def amount(self, number: int) -> list[int]:
-        """What a shape counts at least, by quota."""
+        """What a shape counts at least, by quota. What no node has, or has any more, does not count: whoever waits for
+        it could have no share of anything else."""
         if number not in self._amounts:
-            shape = self.shapes.all[number]
-            self._amounts[number] = self.world.quota(shape, None, shape.least).tolist()
+            shape, whole = self.shapes.all[number], self.tree.capacity
+            amount = self.world.quota(shape, None, shape.least).tolist()
+            self._amounts[number] = [part if most else 0 for part, most in zip(amount, whole, strict=False)]
         return self._amounts[number]
 
     def counts(self, job: Job, spots: tuple[Spot, ...], width: int) -> list[int]:
@@ -318,6 +322,7 @@ class Ground:
         for name in self.used:
             tree.charge(name, self.tree.usage[self.tree.index[name]])
         same = (tree.names, tree.quotas) == (self.tree.names, self.tree.quotas)
+        self._recount |= [*map(bool, tree.capacity)] != [*map(bool, self.tree.capacity)]
         self._queues, self.budgets = tuple(queues), Budgets(_unheld(queue) for queue in queues)
         for job in self.running.values():
             self.budgets.hold(job.queue, job.charged)
@@ -339,6 +344,10 @@ class Ground:
     def potential(self, tick: int) -> Potential:
         """What leaves are promised and deserve, as things are wanted now; of very many leaves, as they were lately."""
         lately = self._worked == tick and len(self.demand) > MANY_LEAVES
+        if self._recount:
+            self._recount, self.demand = False, {}
+            for job in (*self.lines.jobs.values(), *self.running.values()):
+                self._want(job, 1)
         if self._potential is None or (self._stale and not lately):
             self._stale, self._worked = False, tick
             demand = np.zeros((len(self.tree.names), len(self.tree.quotas)), np.int64)

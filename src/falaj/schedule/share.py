@@ -216,10 +216,12 @@ class Tree:
 
     def _guarantee(self, queue: Queue) -> list[int]:
         """Its guarantee and what goes along: GPUs with those of each model, the same part of all that is not GPUs."""
-        given = {quota: amount for quota, amount in queue.guarantee.items() if quota in self.quotas}
+        whole = dict(zip(self.quotas, self.capacity, strict=True))
+        # A model that no node has any more is as good as one that none ever had.
+        there = {quota for quota, most in whole.items() if most or not quota.startswith("gpu:")}
+        given = {quota: amount for quota, amount in queue.guarantee.items() if quota in there}
         models = sum(amount for quota, amount in given.items() if quota.startswith("gpu:"))
         gpus = max(given.get(GPU, 0), models)
-        whole = dict(zip(self.quotas, self.capacity, strict=True))
         parts = [(amount * ONE // max(whole[quota], 1)) for quota, amount in given.items()]
         part = min(max(parts, default=0), ONE)
         out = []
