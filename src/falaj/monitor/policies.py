@@ -96,10 +96,6 @@ class Policies(Incidents, Challenges):
 
     # For the loop.
 
-    def state_after(self, record: Record, window: Window, now: float) -> str:
-        """How the watch will stand after a window; nothing is written."""
-        return decide.after(machine_of(record), window, plan_in(record.body), now)[0].state
-
     def judged(self, ctx: Context, record: Record, window: Window, body: Body | None = None) -> Record:
         """What follows from a new window, written with `body` (the watch as it is to be kept) in one transaction."""
         machine, now = machine_of(record), ctx.now()

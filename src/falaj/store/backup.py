@@ -5,7 +5,7 @@
     the end    one frame more, JSON: the BLAKE3 of all before it, and of each log its size and its RFC 6962 root
 
 What events share (they are sealed together) is written once. Root keys are not in it: without their holder a backup
-opens nothing. Files of the format before, zips of JSON lines, are read too (store/backup_zip.py).
+opens nothing.
 """
 
 import json
@@ -27,7 +27,6 @@ from falaj.store.ledger import Ledger
 Progress = Callable[[int], None]
 Rows = Iterator[tuple[str, tuple[Any, ...]]]
 MAGIC = b"falaj-backup-2\n"
-ZIP = b"PK\x03\x04"
 _HEAD = struct.Struct(">BI")
 _NAMES = tuple(TABLES)
 _EVENTS, _END = 1, 255
@@ -215,15 +214,9 @@ def read(chunks: Iterable[bytes], tally: Tally) -> Rows:
 
 
 def rows_of(path: str, tally: Tally) -> Rows:
-    """Every row of a file of either format."""
+    """Every row of a file."""
     try:
         with Path(path).open("rb") as file:
-            if file.read(len(ZIP)) == ZIP:
-                from falaj.store.backup_zip import read_zip
-
-                yield from read_zip(path, tally)
-                return
-            file.seek(0)
             yield from read(iter(lambda: file.read(_READ), b""), tally)
     except FileNotFoundError as error:
         raise Invalid("there is no such backup", "give the path of a file that a backup wrote") from error
