@@ -521,7 +521,7 @@ def test_redis_over_tls_trusts_only_a_certificate_that_verifies(redis_server: Re
 @pytest.mark.parametrize(
     "address",
     [
-        "redis://falaj:secret@127.0.0.1:6379/0",
+        "redis://falaj:secret@127.0.0.1:6379/0",  # pragma: allowlist secret
         "redis://127.0.0.1:6379/0?password=secret",
         "redis://127.0.0.1:6379/zero",
         "redis://127.0.0.1:port/0",

@@ -106,7 +106,7 @@ class SqliteSeries:
         """Every block, in the order of their commits."""
         with self._reading() as connection:
             for row in connection.execute(_ALL):
-                yield Block(*row[:-1], told=bool(row[-1]))
+                yield Block._make((*row[:10], bool(row[10])))
 
     def close(self) -> None:
         """Close every connection."""
