@@ -117,7 +117,7 @@ class RemotePlatform:
             return self._download(path, to_json(said))
         link = trace.here()
         headers = {"content-type": "application/json", **({"traceparent": link.header} if link else {})}
-        safe = verb.group in SAFE_GROUPS and not verb.writes
+        safe = verb.reading or (verb.group in SAFE_GROUPS and not verb.writes)
         # Naming the request makes a repeat find the first outcome, so that it may be tried again.
         headers |= {} if safe or verb.outside else {"idempotency-key": uuid.uuid4().hex}
         text = to_json(said)

@@ -247,7 +247,8 @@ class Guard:
         if ctx.keyed and Stream in options(verb.result):
             ctx = replace(ctx, keyed=False)  # bytes are not kept for a repeat, and reading them twice harms nobody
         if ctx.keyed:
-            fingerprint = hashlib.sha256(action.encode() + b"\0" + to_stable_json(dict(arguments))).hexdigest()
+            digest = hashlib.sha256(action.encode() + b"\0" + to_stable_json(dict(arguments))).hexdigest()
+            fingerprint = f"{action} {digest}"
             known = self._ledger.outcome(ctx, fingerprint)
             if known is not None and verb.once:
                 raise Conflict("this was done, and what it showed is not shown again", "ask for a new one")

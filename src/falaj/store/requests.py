@@ -21,8 +21,10 @@ def recall(record: Record | None, fingerprint: str) -> str | None:
     """The outcome in `record`; Conflict when the same request id now asks for something else."""
     if record is None:
         return None
-    if fingerprint and record.body["fingerprint"] != fingerprint:
-        raise Conflict("this request id was used for another call", "give each call a request id of its own")
+    known, now = (text.rpartition(" ") for text in (str(record.body["fingerprint"]), fingerprint))
+    if fingerprint and known[2] != now[2]:
+        other = f"another call of {known[0]}" if known[0] == now[0] else f"another call, {known[0] or 'unnamed'}"
+        raise Conflict(f"this request id was used for {other}", "give each call a request id of its own")
     outcome: str = record.body["outcome"]
     return outcome
 
