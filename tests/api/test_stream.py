@@ -119,6 +119,24 @@ def test_a_head_without_end_is_refused(server: Server) -> None:
             raise OSError("closed")
 
 
+def test_a_body_that_never_came_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is cut off behind the head asked for something, and we do not know what."""
+    house, called = SmallHouse(), list[str]()
+    plain = house.call
+    monkeypatch.setattr(house, "call", lambda desk, name, *rest: (called.append(name), plain(desk, name, *rest))[1])
+    with serving(house) as server:
+        host = server.url.partition("://")[2]
+        head = f"POST /v1/echo/{{}} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n"
+        head += "content-type: application/json\r\ncontent-length: {}\r\n\r\n"
+        with socket.create_connection(tuple(host.split(":")), timeout=20) as connection:
+            connection.sendall(head.format("nothing", 12).encode())
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+        assert b" 200 " in raw(server, head.format("nothing", 2).encode() + b"{}")
+    assert called == ["nothing"]
+
+
 def test_a_slow_body_and_a_slow_verb_are_ended() -> None:
     house = SmallHouse(limits=Limits(timeout_s=0.3))
     with serving(house) as server:

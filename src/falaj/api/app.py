@@ -313,10 +313,7 @@ class App:
         limit = min(most or self._limits.body_bytes, self._limits.body_bytes)
         if (length(ask) or 0) > limit:
             raise _too_large(limit)
-        message = await ask.receive()
-        body: bytes = message.get("body", b"")
-        if message.get("more_body", False):
-            body = await self._rest(ask, [body], limit)
+        body = await self._whole(ask, limit)
         ask.unread = False
         if body and content_type(ask) not in kinds:
             raise Refusal(Invalid("the body is not declared as JSON", "send content-type: application/json"), 415)
@@ -324,18 +321,18 @@ class App:
             raise Refusal(Invalid("the body is compressed", "send it as it is"), 415)
         return body
 
-    async def _rest(self, ask: Ask, parts: list[bytes], limit: int) -> bytes:
-        held = len(parts[0])
+    async def _whole(self, ask: Ask, limit: int) -> bytes:
+        parts, held = list[bytes](), 0
         while True:
             message = await ask.receive()
-            if message["type"] == "http.disconnect":
+            if message["type"] == "http.disconnect":  # before its first byte, too: an empty body is another call
                 raise Invalid("the body ended before its end", "send it again")
             parts.append(message.get("body", b""))
             held += len(parts[-1])
             if held > limit:
                 raise _too_large(limit)
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _health(self, ask: Ask) -> Answer:
         del ask

@@ -65,10 +65,10 @@ class Lanes:
         self._together_soon: list[_Job] = []
         self._asked, self._told = _Queue(), _Queue()
         self._outside = Pool()
-        ways = [self._asked] * lanes + ([] if inline else [self._told])
+        self._ways = [self._asked] * lanes + ([] if inline else [self._told])
         self._threads = [
             threading.Thread(target=self._drive, args=(way,), name=f"lane-{n}", daemon=True)
-            for n, way in enumerate(ways)
+            for n, way in enumerate(self._ways)
         ]
         self._loop: asyncio.AbstractEventLoop = _NO_LOOP
         self.batches = 0
@@ -83,7 +83,7 @@ class Lanes:
     def stop(self, within_s: float = LEAST_S) -> None:
         """Finish what is queued, then end; what takes longer than that is left, and told in the log."""
         end = time.monotonic() + max(within_s, LEAST_S)
-        for way in [self._asked] * len(self._threads) + [self._told]:
+        for way in self._ways:
             way.put(None)
         for thread in self._threads:
             if thread.ident is not None:
