@@ -167,7 +167,7 @@ class _File:
             finally:
                 self._inside.pop()
             with self._writer, self._alone():
-                _mend(env, trouble)
+                self._mend(env, trouble)
         raise Unavailable("the online store is too busy", "call again")
 
     def write(self, work: "Callable[[lmdb.Transaction[bytes]], _T]") -> _T:
@@ -194,6 +194,14 @@ class _File:
             with self._alone():
                 txn.abort()
             raise
+
+    def _mend(self, env: lmdb.Environment, trouble: lmdb.Error) -> None:
+        if not isinstance(trouble, lmdb.BadRslotError):
+            _mend(env, trouble)
+        elif env is self._env:
+            # A child left what it had of us, and with it the places that our readers keep: they take new ones.
+            env.close()
+            self._env = None
 
     def release(self) -> None:
         """One user less; the last closes it."""
