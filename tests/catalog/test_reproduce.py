@@ -62,7 +62,9 @@ def test_a_program_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path
     pid = int((tmp_path / "child").read_text())
     with suppress(ProcessLookupError):
         watch = os.pidfd_open(pid)  # readable once the process has ended; the kernel may take a moment
-        ended, _, _ = select.select([watch], [], [], 20)
+        looking = select.poll()
+        looking.register(watch, select.POLLIN)
+        ended = looking.poll(20_000)
         os.close(watch)
         assert ended
 

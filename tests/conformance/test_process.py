@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -86,6 +87,19 @@ def test_devices_are_given_by_id_and_the_platforms_environment_is_not(
     assert "the platform's own" not in "\n".join(lab.lines(handle))
     with pytest.raises(Invalid, match="device 4"):
         lab.executor.launch(replace(lab.attempt("true"), slots=(replace(slot, devices=(4,)),)))
+
+
+def test_a_platform_with_many_open_files_launches_on(lab: Lab) -> None:
+    """More than select() knows of: each connection of a caller is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        lab.until(lab.executor.launch(lab.attempt("true")), SUCCEEDED)
+    finally:
+        for file in many:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_slots_keep_to_cores_of_their_own(opened: Callable[[str], Lab]) -> None:
