@@ -187,13 +187,14 @@ def restart() -> None:
 
 
 def tune() -> None:
-    """Autotune: its choice, its prediction, and the truth about the largest micro-batch. Takes a quarter of an hour."""
+    """Autotune: its choice, its prediction, and the truth about the largest micro-batch. Takes a quarter of an hour;
+    what was chosen is kept, so one that was cut off goes on with the truth when run again."""
     batch, size_name = 960, "82M"  # A quarter of the layers compile in a quarter of the time; the question is the same.
     env = {**os.environ, "SIZE": size_name, "BATCH": str(batch), "STEPS": "100000"}
     began = time.time()
     # Told as it goes: every candidate is a process of its own and some compile for a minute.
     with subprocess.Popen(
-        [sys.executable, "-m", "falaj.train.autotune", "--steps", "6", "--limit-s", "75", SCRIPT],
+        [sys.executable, "-m", "falaj.train.autotune", "--steps=6", "--limit-s=75", "--cache=bench-tuned", SCRIPT],
         env={**env, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, text=True, cwd=ROOT,
     ) as asked:  # fmt: skip
         lines = []
