@@ -32,6 +32,7 @@ class Work:
 
     def __init__(self, do: Callable[[Turn], bool], name: str = "work", every_s: float = 30.0) -> None:
         self.name, self.every_s, self._do, self.eager = name, every_s, do, True
+        self.hears: tuple[str, ...] = ()
 
     def step(self, turn: Turn) -> bool:
         return self._do(turn)
@@ -217,6 +218,28 @@ def test_threads_wake_on_commit_and_stop_within_a_second(ledger: Ledger) -> None
     running.stop(timeout_s=1.0)
     assert not [t for t in threading.enumerate() if t.name == "falaj-loop-work"]
     assert ledger.lease("loop:work", "two", 10, 0.0) == 2, "the lease was given back"
+
+
+def test_one_that_says_what_it_hears_is_woken_by_that_and_nothing_else(ledger: Ledger) -> None:
+    steps = {"jobs": threading.Semaphore(0), "all": threading.Semaphore(0)}
+    hearing = Work(lambda turn: bool(steps["jobs"].release()), "jobs", every_s=3600.0)
+    hearing.hears = ("job",)
+    running = Loops(ledger, "one", [hearing, Work(lambda turn: bool(steps["all"].release()), "all", every_s=3600.0)])
+    running.start()
+    ctx = Context(Actor("ann", HOUSE), "home")
+    assert all(stepped.acquire(timeout=10) for stepped in steps.values()), "once at the start"
+    with ledger.write(ctx) as tx:
+        tx.emit("note", Ref("note", "house", "one", "v1"))
+    assert steps["all"].acquire(timeout=10)
+    with ledger.group():
+        advance(ledger, ctx, None)
+    assert steps["jobs"].acquire(timeout=10)
+    ledger.wake(("job",))
+    assert steps["jobs"].acquire(timeout=10), "without a commit"
+    ledger.wake()
+    assert steps["jobs"].acquire(timeout=10), "and by whoever cannot say what it was"
+    running.stop(timeout_s=1.0)
+    assert not steps["jobs"].acquire(timeout=0), "the note woke it"
 
 
 def test_more_to_do_means_again_at_once(ledger: Ledger, clock: Clock) -> None:

@@ -14,7 +14,7 @@ from falaj.core.execute import OVER as ENDED
 from falaj.core.execute import SUCCEEDED as ENDED_WELL
 from falaj.dispatch.crew import Crew, Report, Watched
 from falaj.dispatch.hands import Hands, patiently
-from falaj.dispatch.lead import Lead
+from falaj.dispatch.lead import KINDS, Lead
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.records import Cluster
 from falaj.jobs import life
@@ -30,6 +30,8 @@ from falaj.track.service import Track
 
 log = logging.getLogger(__name__)
 EVERY_S = 0.5
+INBOX = "jobs.report"
+"""What we wake ourselves with: no thing is of this kind."""
 GAP_S = 0.02
 """So long after a cycle what comes in is gathered, and looked at together."""
 MOST_STARTS = 200
@@ -51,6 +53,7 @@ class JobsLoop:
 
     name = "jobs"
     eager = True
+    hears = (*KINDS, INBOX)
     every_s = EVERY_S
 
     def __init__(
@@ -464,7 +467,7 @@ class JobsLoop:
 
     def _tell(self, report: Report) -> None:
         self._inbox.put(report)
-        self._ledger.wake()
+        self._ledger.wake((INBOX,))
 
     def _leading(self) -> bool:
         return time.monotonic() < self._leads_until + LEASE_S / 2

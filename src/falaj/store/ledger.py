@@ -57,7 +57,7 @@ class Ledger:
         self.bundled = isinstance(store, CanBundle)
         self.local = _Local()
         self.counts = Counts()
-        self._callbacks: tuple[Callable[[], None], ...] = ()
+        self._callbacks: tuple[tuple[frozenset[str], Callable[[], None]], ...] = ()
         self._noting = threading.Lock()
         self._noted = 0
 
@@ -131,9 +131,12 @@ class Ledger:
         self._demand_no_transaction()
         self.store.release(name, owner)
 
-    def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call back after every commit here (and elsewhere, where the store can tell); be quick, never raise."""
-        first, self._callbacks = not self._callbacks, (*self._callbacks, callback)
+    def on_commit(self, callback: Callable[[], None], kinds: Iterable[str] = ()) -> None:
+        """Call back after every commit here (and elsewhere, where the store can tell); be quick, never raise.
+
+        With `kinds`, of commits here only after those with events about such things.
+        """
+        first, self._callbacks = not self._callbacks, (*self._callbacks, (frozenset(kinds), callback))
         if first and isinstance(self.store, CanWatch):
             self.store.watch(self.wake)
 
@@ -174,10 +177,12 @@ class Ledger:
                 "a lease has no place inside a transaction", "an undone one would hand the same token out twice"
             )
 
-    def wake(self) -> None:
-        """Tell everyone who asked that there is something new."""
-        for callback in self._callbacks:
-            callback()
+    def wake(self, kinds: Iterable[str] | None = None) -> None:
+        """Tell everyone who asked that there is something new; where `kinds` says of what, only who asked for that."""
+        about = None if kinds is None else frozenset(kinds)
+        for wanted, callback in self._callbacks:
+            if about is None or not wanted or wanted & about:
+                callback()
 
 
 class Root:
@@ -205,6 +210,7 @@ class _Local(threading.local):
     grouped: int = 0
     """How many transactions of the group there are."""
     verbs: list[str]
+    kinds: set[str]
     spoke: Context | None = None
     voice: Voice | None = None
 
@@ -510,16 +516,17 @@ class Writer(Reader):
             _tell(root.after, durable=False)
             raise
         ledger = self._ledger
-        verbs = [event.verb for event in root.events]
+        verbs, kinds = [event.verb for event in root.events], {event.subject.kind for event in root.events}
         if local.waiting is not None:
             local.waiting.extend(root.after)
             local.before.extend(root.before)
             local.grouped += 1
             local.verbs.extend(verbs)
+            local.kinds |= kinds
             return
         ledger.counts.durable(perf_counter() - began, 1, verbs)
         _tell(root.after, durable=True)
-        ledger.wake()
+        ledger.wake(kinds)
 
 
 class Together:
@@ -537,7 +544,7 @@ class Together:
             self._group = store.group()
             self._group.__enter__()
             local.waiting, local.since, local.grouped, local.verbs = [], self._ledger.since, 0, []
-            local.before = []
+            local.before, local.kinds = [], set()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -563,7 +570,7 @@ class Together:
         if local.grouped:
             self._ledger.counts.durable(perf_counter() - began, local.grouped, local.verbs)
         _tell(after, durable=True)
-        self._ledger.wake()
+        self._ledger.wake(local.kinds)
 
 
 def _undo(root: Root) -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 LEASE_S = 15.0
 _LONGEST_PAUSE_S = 60.0
 REST_S = 0.05
-"""So long a loop rests at least after a step, however much is committed meanwhile."""
+"""So long a loop that every commit wakes rests at least after a step. One that says what it hears gathers by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Loop(Protocol):
 
     name: str
     every_s: float
-    """How long it rests. One that has `eager = True` is also woken by every commit; one that has `close` is closed."""
+    """How long it rests. One that has `eager = True` is also woken by every commit, one that has `hears` at once by
+    commits about things of those kinds and by no others; one that has `close` is closed."""
 
     def step(self, turn: Turn) -> bool: ...
 
@@ -73,8 +74,8 @@ class Loops:
 
     def start(self) -> None:
         """Start a thread for each loop."""
-        if self._eager:
-            self._ledger.on_commit(self._wake)
+        for turner in self._eager:
+            self._ledger.on_commit(turner.wake, turner.hears)
         for turner in self._turners:
             thread = threading.Thread(target=turner.run, name=f"falaj-loop-{turner.loop.name}", daemon=True)
             self._threads.append(thread)
@@ -103,10 +104,6 @@ class Loops:
         """How each of them does."""
         return tuple(turner.turned for turner in self._turners)
 
-    def _wake(self) -> None:
-        for turner in self._eager:
-            turner.wake()
-
 
 def house_context(loop: str, zone: str = "home") -> Context:
     """The context of a loop that speaks for the house."""
@@ -118,6 +115,7 @@ class Turner:
 
     def __init__(self, ledger: Ledger, owner: str, loop: Loop, ctx: Context) -> None:
         self.loop = loop
+        self.hears: tuple[str, ...] = getattr(loop, "hears", ())
         self._ledger = ledger
         self._owner = owner
         self._ctx = ctx
@@ -137,7 +135,7 @@ class Turner:
                 continue
             # After a failure, or while another leads, other people's commits must not hurry us.
             began, calm = time.monotonic(), self._failures or not self._token
-            if (self._stopping if calm else self._awake).wait(self._pause()):
+            if (self._stopping if calm else self._awake).wait(self._pause()) and not self.hears:
                 self._stopping.wait(began + REST_S - time.monotonic())
         getattr(self.loop, "close", lambda: None)()
         self._give_back()
