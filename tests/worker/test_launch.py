@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from falaj.worker import bundle
 from falaj.worker.bundle import launcher
 from tests.servers.process import wait_until
 from tests.worker.slot import SlotUnderTest, gone
@@ -279,6 +281,14 @@ def test_a_launcher_goes_on_when_whoever_asked_for_it_is_gone(tmp_path: Path) ->
         nursery.stdin.close()
     wait_until((tmp_path / "slot-0.exit").exists, 20)
     assert (tmp_path / "slot-0.log").read_text() == "work\n"
+
+
+def test_the_bundle_is_made_once_for_all_who_ask_together() -> None:
+    bundle._made.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: launcher(), range(4)))
+    assert len(set(made)) == 1
+    assert bundle._made.cache_info().misses == 1
 
 
 def test_the_bundle_has_every_room_that_its_rooms_need() -> None:

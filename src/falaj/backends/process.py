@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl
 
 from falaj.backends.process_cage import OPTIONS as CAGE_OPTIONS
 from falaj.backends.process_cage import Cages, powers
-from falaj.backends.process_files import Seen, context_of, kill, locked, look, nodes_of, number, read_json, write
+from falaj.backends.process_files import Known, Seen, kill, known, locked, look, nodes_of, number, read_json, write
 from falaj.backends.process_limits import Limits
 from falaj.backends.process_node import choose_cores, this_machine
 from falaj.backends.process_nursery import Nursery
@@ -62,6 +62,7 @@ _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_
 _FILES = ("claim", "cage.lock", "stop", "falaj-worker.pyz", "context.json")
 _LOG_BYTES = 1 << 20
 _BEGIN_S = 60.0
+_REMEMBERED = 10_000
 _HUNG_S = 10.0
 """How long after its grace a launcher may still need to end its slot."""
 
@@ -83,6 +84,8 @@ class ProcessExecutor:
         self._first = this_machine(wanted, self._limits.kind)
         self._cages = Cages(wanted, self._root)
         self._nursery = Nursery()
+        self._seen: dict[str, Known] = {}
+        self._bundle: tuple[bytes, str] = (b"", "")
 
     def capacity(self) -> Sequence[NodeFacts]:
         """This machine, or its imitation nodes."""
@@ -151,18 +154,18 @@ class ProcessExecutor:
 
     def stop(self, handle: str, grace_s: float) -> None:
         """TERM to the launchers; one that has not begun finds the file and does not begin."""
-        if (folder := self._known(handle)) is not None:
-            write(folder / "stop", json.dumps({"grace_s": grace_s, "until": time.time() + grace_s}).encode())
+        if (one := self._known(handle)) is not None:
+            write(one.folder / "stop", json.dumps({"grace_s": grace_s, "until": time.time() + grace_s}).encode())
             self._signal(handle, signal.SIGTERM)
 
     def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
         """Whole lines after a byte; the end of a torn one when nothing will follow."""
-        folder = self._known(handle)
-        if folder is None or not 0 <= slot < len(nodes_of(folder)):
+        one = self._known(handle)
+        if one is None or not 0 <= slot < len(one.nodes):
             raise NotFound(f"there is no slot {slot} of {handle!r} here", "it was forgotten, or ran elsewhere")
         if not (after or "0").isdigit() and after != END:
             raise Invalid("this is no cursor of a log", "begin again without one")
-        name, over = folder / f"slot-{slot}.log", look(folder, slot).phase in OVER
+        name, over = one.folder / f"slot-{slot}.log", look(one.folder, slot).phase in OVER
         start = last_lines(name, limit, _LOG_BYTES // 2) if after == END else int(after or "0")
         data = read_file(name, start, _LOG_BYTES)
         lines = _LINE.findall(data)[:limit]
@@ -175,24 +178,23 @@ class ProcessExecutor:
 
     def outbox(self, handle: str, after: str = "") -> tuple[Facts, str]:
         """What the attempt's launchers and processes said."""
-        folder = self._known(handle)
-        if folder is None:
-            return [], after
-        return read_outbox(str(context_of(folder).get("outbox") or folder / "outbox"), after)
+        one = self._known(handle)
+        return read_outbox(one.outbox, after) if one is not None else ([], after)
 
     def forget(self, handle: str) -> None:
         """Remove what is kept of it: our folder, or our files in a folder that is not ours."""
-        if (folder := self._known(handle)) is None:
+        if (one := self._known(handle)) is None:
             return
         if self._status(handle).phase not in OVER | {UNKNOWN}:
             raise Conflict(f"the attempt {handle!r} still runs", "stop it first")
-        for slot in range(len(nodes_of(folder))):
+        for slot in range(len(one.nodes)):
             self._limits.end(handle, slot)
         entry = self._root / handle
-        if context_of(folder).get("own"):
+        self._seen.pop(handle, None)
+        if one.own:
             shutil.rmtree(entry)
             return
-        for path in (*folder.glob("slot-*"), *(folder / name for name in _FILES)):
+        for path in (*one.folder.glob("slot-*"), *(one.folder / name for name in _FILES)):
             path.unlink(missing_ok=True)
         if entry.is_symlink():
             entry.unlink()
@@ -251,15 +253,20 @@ class ProcessExecutor:
     def _lay_bundle(self, folder: Path, launcher: bytes) -> None:
         """What lets processes `from falaj import worker` in any Python: written once, and only named in each folder."""
         if launcher:
-            kept = self._root / f"falaj-worker-{zlib.crc32(launcher):08x}.pyz"
-            if not kept.exists():
-                write(kept, launcher)
+            if self._bundle[0] is not launcher:
+                self._bundle = launcher, str((self._root / f"falaj-worker-{zlib.crc32(launcher):08x}.pyz").absolute())
+            if not os.path.exists(kept := self._bundle[1]):  # noqa: PTH110 - for every attempt
+                write(Path(kept), launcher)
             with contextlib.suppress(FileExistsError):
-                (folder / "falaj-worker.pyz").symlink_to(kept.absolute())
+                os.symlink(kept, f"{folder}/falaj-worker.pyz")  # noqa: PTH211
 
-    def _known(self, handle: str) -> Path | None:
-        entry = self._root / handle
-        return entry.resolve() if _ID.fullmatch(handle) and (entry / "context.json").exists() else None
+    def _known(self, handle: str) -> Known | None:
+        found = known(f"{self._root}/{handle}", self._seen.get(handle)) if _ID.fullmatch(handle) else None
+        if found is not None:
+            if len(self._seen) >= _REMEMBERED:
+                self._seen.clear()
+            self._seen[handle] = found
+        return found
 
     def _document(self, attempt: Attempt, folder: Path) -> dict[str, Any]:
         """The context with what only this machine knows: all slots meet on loopback, on a port free now, each on cores
@@ -276,17 +283,16 @@ class ProcessExecutor:
     def _choose_cores(self, attempt: Attempt, folder: Path) -> dict[int, list[int]]:
         """Whole cores for slots that asked for whole ones; those of slots that live are taken. Imitation nodes have
         no cores of their own."""
-        if "nodes" in self._wanted:
+        if "nodes" in self._wanted or not any(_whole_cores(slot) for slot in attempt.slots):
             return {}
         ledger = self._root / "cores.json"
         with locked(self._root / "cores.lock"):
             taken = [one for one in read_json(ledger).get("taken", []) if self._lives(*one)]
             chosen: dict[int, list[int]] = {}
             for slot in attempt.slots:
-                cpu = slot.amounts.get("cpu", 0)
                 numa = next((one.numa for one in self._nodes[slot.node].devices if one.index in slot.devices), 0)
                 used = {core for one in taken for core in one[2]}
-                if cores := choose_cores(used, cpu // 1000 if cpu % 1000 == 0 else 0, numa):
+                if cores := choose_cores(used, _whole_cores(slot), numa):
                     chosen[slot.index] = cores
                     taken.append([str(folder), slot.index, cores, time.time()])
             write(ledger, json.dumps({"taken": taken}).encode())
@@ -311,14 +317,14 @@ class ProcessExecutor:
         return own | {"PATH": path} | dict(attempt.env) | dict(attempt.secret_env) | ours
 
     def _status(self, handle: str) -> Status:
-        if (folder := self._known(handle)) is None:
+        if (attempt := self._known(handle)) is None:
             return Status(handle, UNKNOWN, reason="nobody launched it here, or it was forgotten")
-        stop = read_json(folder / "stop")
-        seen = [_settled(look(folder, slot), stop) for slot in range(len(nodes_of(folder)))]
+        stop = read_json(f"{attempt.folder}/stop")
+        seen = [_settled(look(attempt.folder, slot), stop) for slot in range(len(attempt.nodes))]
         over = all(one.phase in OVER for one in seen)
         bad = sorted((one.ended or time.time(), slot) for slot, one in enumerate(seen) if one.phase in (FAILED, LOST))
         if not over and (bad or stop):
-            self._end_others(handle, folder, seen, stop)
+            self._end_others(handle, attempt, seen, stop)
         for slot in [slot for slot, one in enumerate(seen) if one.phase == LOST]:
             self._sweep(handle, slot)
         return Status(
@@ -334,9 +340,9 @@ class ProcessExecutor:
             f"slot {bad[0][1]}: {seen[bad[0][1]].reason}" if bad else "",
         )
 
-    def _end_others(self, handle: str, folder: Path, seen: Sequence[Seen], stop: Mapping[str, Any]) -> None:
+    def _end_others(self, handle: str, attempt: Known, seen: Sequence[Seen], stop: Mapping[str, Any]) -> None:
         if not stop:
-            self.stop(handle, number(context_of(folder).get("grace_s"), 30.0))
+            self.stop(handle, attempt.grace_s)
         elif time.time() > number(stop.get("until"), 0.0) + _HUNG_S:
             for slot, one in enumerate(seen):
                 if one.phase == RUNNING:
@@ -353,10 +359,16 @@ class ProcessExecutor:
                     kill(int(entry.name), signal.SIGKILL)
 
     def _signal(self, handle: str, number: int) -> None:
-        if (folder := self._known(handle)) is not None:
-            for slot in range(len(nodes_of(folder))):
-                if (seen := look(folder, slot)).phase == RUNNING:
+        if (one := self._known(handle)) is not None:
+            for slot in range(len(one.nodes)):
+                if (seen := look(one.folder, slot)).phase == RUNNING:
                     kill(seen.pid, number)
+
+
+def _whole_cores(slot: Slot) -> int:
+    """How many cores of its own a slot asks for."""
+    cpu = slot.amounts.get("cpu", 0)
+    return cpu // 1000 if cpu % 1000 == 0 else 0
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +31,14 @@ class Seen(NamedTuple):
 
 def look(folder: Path, slot: int) -> Seen:
     """One slot by its files: `waiting` before its launcher claimed it, `lost` when that is gone without a word."""
-    name = folder / f"slot-{slot}"
-    who = read_json(f"{name}.pid")
-    held = bool(who) and _is_held(f"{name}.lock")
-    # Asked last: it may have ended while we looked.
-    how = read_json(f"{name}.exit")
+    name = f"{folder}/slot-{slot}"
+    who: dict[str, Any] = {}
+    held = False
+    if not (how := read_json(f"{name}.exit")):
+        who = read_json(f"{name}.pid")
+        held = bool(who) and _is_held(f"{name}.lock")
+        # Asked again, and last: it may have ended while we looked.
+        how = read_json(f"{name}.exit") if who and not held else {}
     try:
         if how:
             code, times = int(how["code"]), (float(how["started"]), float(how["ended"]))
@@ -57,8 +60,11 @@ def locked(path: Path) -> Iterator[None]:
 
 def _is_held(path: str) -> bool:
     try:
-        with Path(path).open("rb") as file:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(file)
     except BlockingIOError:
         return True
     except OSError:
@@ -72,9 +78,41 @@ def kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+class Known(NamedTuple):
+    """An attempt's folder with what its context says; that is written once, so it is read again only when it moved."""
+
+    folder: Path
+    moved: tuple[int, int, int]
+    nodes: tuple[str, ...]
+    """The node of every slot."""
+    outbox: str
+    grace_s: float
+    own: bool
+    """Whether the folder is the executor's."""
+
+
+def known(entry: str, last: Known | None) -> Known | None:
+    """The attempt that lies here, `last` where nothing moved; None where there is none."""
+    try:
+        found = os.stat(f"{entry}/context.json")  # noqa: PTH116 - for every attempt at every look
+    except OSError:
+        return None
+    moved = (found.st_ino, found.st_mtime_ns, found.st_size)
+    if last is not None and last.moved == moved:
+        return last
+    folder = Path(entry).resolve()
+    told = context_of(folder)
+    outbox = str(told.get("outbox") or folder / "outbox")
+    return Known(folder, moved, tuple(_nodes(told)), outbox, number(told.get("grace_s"), 30.0), bool(told.get("own")))
+
+
 def nodes_of(folder: Path) -> list[str]:
     """The node of every slot of the attempt."""
-    slots = context_of(folder).get("slots")
+    return _nodes(context_of(folder))
+
+
+def _nodes(told: Mapping[str, Any]) -> list[str]:
+    slots = told.get("slots")
     return [str(slot.get("node")) for slot in slots if isinstance(slot, dict)] if isinstance(slots, list) else []
 
 
@@ -99,6 +137,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 def write(path: Path, data: bytes) -> None:
     """Whole or not at all, for whoever reads meanwhile."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    draft.write_bytes(data)
-    draft.replace(path)
+    draft = f"{path}.{os.getpid()}.{time.monotonic_ns()}"
+    with open(draft, "wb") as file:  # noqa: PTH123 - pathlib takes as long as the kernel, for every attempt
+        file.write(data)
+    os.replace(draft, path)  # noqa: PTH105

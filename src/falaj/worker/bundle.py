@@ -5,6 +5,7 @@ import zipfile
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from threading import Lock
 
 _MAIN = "import sys\nfrom falaj.worker.launch import main\nsys.exit(main(sys.argv[1:]))\n"
 _GIVE_WAY = """
@@ -25,9 +26,17 @@ _ROOMS = ("core", "worker", "feed", "gauge", "state", "train", "asof", "drift")
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
-@cache
+_MAKING = Lock()
+
+
 def launcher() -> bytes:
     """A zip application of all that code on a node may need; the same sources give the same bytes."""
+    with _MAKING:  # the first attempts come together, and each would make it
+        return _made()
+
+
+@cache
+def _made() -> bytes:
     home = files("falaj")
     sources = {"falaj/__init__.py": home / "__init__.py"}
     for room in _ROOMS:
