@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from falaj.audit.graphs import Graphs
-from falaj.backends import postgres
+from falaj.backends import postgres, postgres_log
 from falaj.backends.postgres import PostgresStore
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Conflict, Invalid, Stale, Unavailable
@@ -383,3 +383,72 @@ def test_a_look_in_a_group_that_only_reads_needs_no_second_connection(postgres_u
             assert reader.get(THING) is None
     assert [row.verb for row in store.events()] == ["say"]
     store.close()
+
+
+def told(store: PostgresStore, name: str, kind: str = "k") -> None:
+    txn = store.begin(write=True)
+    txn.append([event(name)._replace(subject=Key("t", kind, "p", "n", "r1"))])
+    txn.commit()
+
+
+def test_what_was_silent_is_not_read_again_and_a_late_commit_is_heard(store: PostgresStore) -> None:
+    """Whoever follows one kind asks from its last event on; the others must not make each question longer."""
+    told(store, "first")
+    cursor = store.events(kind="k")[-1].pos
+    late = begun(store)
+    late.append([event("late")])
+    for n in range(20):
+        told(store, f"other{n}", "other")
+    assert store.events(cursor, kind="k") == [], "the late one is not final, and nothing after it is"
+    late.commit()
+    assert ids(store.events(cursor, kind="k")) == ["late"]
+    after = store.events(cursor, kind="k")[-1].pos
+    assert store.events(after, kind="k") == []
+    with psycopg.connect(store.pool.conninfo, autocommit=True) as raw:
+        raw.execute("UPDATE events SET kind = 'k' WHERE id = 'other3'")
+    assert store.events(after.upper(), kind="k") == [], "nobody looks there again, however the cursor is written"
+    told(store, "new")
+    assert ids(store.events(after, kind="k")) == ["new"]
+    assert ids(store.events(cursor, kind="k", limit=1)) == ["late"], "an older cursor is answered from where it is"
+
+
+def test_a_full_page_says_nothing_of_what_is_behind_it(store: PostgresStore) -> None:
+    for n in range(5):
+        told(store, f"{n}")
+    found, cursor = [], ""
+    while rows := store.events(cursor, kind="k", limit=2):
+        found += ids(rows)
+        cursor = rows[-1].pos
+    assert found == ["0", "1", "2", "3", "4"]
+    assert store.events(limit=0) == []
+    assert len(store.events(kind="k")) == 5
+
+
+def test_what_is_near_is_read_from_the_cursor_on(store: PostgresStore) -> None:
+    """The engine cannot tell how little is behind a cursor, and would look through all there ever was of a kind."""
+    told(store, "first")
+    for where in ({"kind": "k"}, {"tenant": "t", "kind": "k"}, {"verb": "a b"}):
+        text, values = postgres_log._question(where, near=True)
+        with psycopg.connect(store.pool.conninfo, autocommit=True) as raw:
+            raw.execute("SET enable_seqscan = off")
+            plan = raw.execute(f"EXPLAIN {text.replace('?', '%s')}", [0, 0, 0, *values, 10]).fetchall()
+        used = {word for (line,) in plan for word in line.split() if word.startswith("events_")}
+        assert used == {"events_pkey"}, plan
+
+
+def test_a_connection_that_broke_in_a_commit_comes_back_clean(
+    store: PostgresStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    txn = begun(store)
+    txn.append([event("nul\0")])
+    with pytest.raises(Invalid):
+        txn.commit()
+    one, two = begun(store), begun(store)
+    for mine, name in ((one, "x"), (two, "y")):
+        mine.find(Query("t", "k"))
+        mine.append([event(name)])
+    one.commit()
+    with pytest.raises(Stale):
+        two.commit()
+    assert not [record for record in caplog.records if record.name == "psycopg.pool"]
+    assert ids(store.events()) == ["x"]

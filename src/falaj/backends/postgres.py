@@ -26,7 +26,8 @@ from psycopg_pool import ConnectionPool
 
 from falaj.backends.passage import ALONE, IN_TURN, Passage
 from falaj.backends.postgres_group import Groups, PostgresGroup
-from falaj.backends.postgres_txn import EPOCH, PostgresTxn, Teller, check_alive, clear_errors, marks
+from falaj.backends.postgres_log import EPOCH, Tail
+from falaj.backends.postgres_txn import PostgresTxn, Teller, check_alive, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.core.errors import Conflict, Stale
@@ -61,13 +62,9 @@ _LOG_STEPS = (
         "CREATE INDEX events_inputs ON events (tenant, epoch, xid, seq) WHERE inputs <> ''",
     ),
 )
-# An earlier epoch came in by a restore: its xids are another cluster's and all of it is final.
-_VISIBLE = f"(epoch < {EPOCH} OR xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint)"
 # Nothing that this cluster wrote can be seen with an id that it has not yet given out.
 _FOREIGN = f"""SELECT 1 FROM events
     WHERE epoch = {EPOCH} AND xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint LIMIT 1"""  # noqa: S608 # nosec B608
-_END = f"SELECT {EPOCH}, pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-_MOST = 2**63 - 1
 _DUMP = {
     "records": sql.dump("records", "tenant, kind, project, name, version"),
     "events": sql.dump("events", "epoch, xid, seq"),
@@ -112,6 +109,7 @@ class PostgresStore:
         self._stopped = threading.Event()
         self._said = threading.Event()
         self.passage = Passage()
+        self._tail = Tail(self._ask)
         self._teller = Teller(self.pool, self._said.set)
         self._groups = Groups(url, self.alone, self._teller.tell, 3 * self._wait_s)
         self._watcher: threading.Thread | None = None
@@ -193,24 +191,11 @@ class PostgresStore:
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
     ) -> list[EventRow]:
         """The log after a cursor, as far as it is final."""
-        asked = sql.asked({"tenant": tenant, "zone": zone, **where})
-        parts, values = ["(epoch, xid, seq) > (?, ?, ?)", _VISIBLE], list[Any](sql.place(after))
-        if asked.pop("inputs", ""):
-            parts.append("inputs <> ''")
-        if " " in asked.get("verb", ""):
-            parts.append("verb = ANY(?)")
-            values.append(asked.pop("verb").split())
-        for column, value in asked.items():
-            parts.append(f"{column} = ?")
-            values.append(value)
-        text = f"""SELECT {", ".join(TABLES["events"])} FROM events WHERE {" AND ".join(parts)}
-            ORDER BY epoch, xid, seq LIMIT ?"""  # noqa: S608 # nosec B608
-        return [sql.event_of(row) for row in self._ask(text, [*values, max(0, limit)])]
+        return self._tail.read(after, max(0, limit), sql.asked({"tenant": tenant, "zone": zone, **where}))
 
     def end(self) -> str:
         """The cursor behind everything that is final."""
-        ((epoch, xid),) = self._ask(_END, ())
-        return sql.cursor(epoch, xid - 1, _MOST)
+        return self._tail.end()
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
         """Take or extend a lease in one statement, which commits by itself. Its end is by the server's clock.
@@ -272,6 +257,7 @@ class PostgresStore:
                 raise Conflict("the store is not empty", "restore into a new store")
             _copy_in(connection, rows)
             connection.execute(sql.NEW_EPOCH)
+        self._tail.forget()
 
     def close(self) -> None:
         """Close every connection."""

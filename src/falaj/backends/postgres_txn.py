@@ -16,12 +16,12 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
 from falaj.backends.lane import again
+from falaj.backends.postgres_log import EPOCH
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
 
-EPOCH = "(SELECT value FROM meta WHERE name = 'epoch')"
 _NOW = "pg_current_xact_id()::text::bigint"
 _COLUMNS = TABLES["events"][3:]
 _KINDS = {"at": "float8", "leaf": "bytea", "data": "bytea", "part": "bigint"}
@@ -189,6 +189,8 @@ class PostgresTxn(PostgresWrites):
                     raise Stale("the transaction was undone by an earlier error", "call again")
             done = True
         finally:
+            if not done:
+                _roll_back(held)
             self._end(held, done, not done)
 
     def rollback(self) -> None:
@@ -198,9 +200,7 @@ class PostgresTxn(PostgresWrites):
         held, self._ended, status = self._held, True, self.status
         if held is None:
             return
-        with contextlib.suppress(psycopg.Error):
-            if status != TransactionStatus.UNKNOWN:
-                held.execute("ROLLBACK")
+        _roll_back(held)
         self._end(held, False, status == TransactionStatus.INERROR)
 
     def _old_terms(self, key: Key, rev: int) -> str:
@@ -279,6 +279,13 @@ def insert(connection: "Connection", events: Sequence[EventRow], riders: Riders)
     given.append([list(column) for column in zip(*[sql.event_values(event) for event in events], strict=True)])
     beside = ", ".join(f"rider{n} AS ({text})" for n, text in enumerate(riders))
     connection.execute(f"WITH {beside} {_APPEND}" if riders else _APPEND, [one for some in given for one in some])
+
+
+def _roll_back(connection: "Connection") -> None:
+    """Before it goes back to the others; the pool would do it, and warn users of what is no fault."""
+    with contextlib.suppress(psycopg.Error):
+        if connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
+            connection.execute("ROLLBACK")
 
 
 def marks(text: str) -> str:
