@@ -1,6 +1,8 @@
 """Where rows come from: files of every kind, SQL, databases, lakes; what only grew is read from where it ended."""
 
+import json
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +56,6 @@ def _write(path: Path, kind: str, rows: dict[str, list[Any]]) -> None:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
             out.write_table(table)
     else:
-        import json
-
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
 
 
@@ -118,12 +118,30 @@ def test_databases(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert values(here, view) == [None, 8.0, None, None]
 
 
-def test_kafka_says_what_it_needs(here: Any, tmp_path: Path) -> None:
-    """No broker can be had here; what is tested is what whoever lacks a client hears."""
+def test_kafka_without_a_client_says_what_to_install(
+    here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view = defined(here, tmp_path, "topic", 'Source("kafka:events", event="at")')
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     found = refusal(lambda: here.features.ingest(view))
     assert isinstance(found, Invalid)
-    assert "kafka" in found.hint.lower()
+    assert "falaj[kafka]" in found.hint
+
+
+def test_records_need_not_be_alike(here: Any, tmp_path: Path) -> None:
+    """A column that the first record lacks, and values of several kinds in one."""
+    at = "2026-01-01T00:00:00Z"
+    rows: list[dict[str, Any]] = [{"id": 1, "at": at}, {"id": 2, "at": at, "x": 2}, {"id": 3, "at": at, "x": "much"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    here.catalog.publish("dataset:lake/ragged", str(tmp_path / "rows.jsonl"))
+    view = defined(here, tmp_path, "ragged", 'Source("dataset:lake/ragged", event="at")')
+    done = here.features.ingest(view)
+    assert (done.rows, done.quarantined) == (2, 1)
+    assert values(here, view) == [None, 2.0, None, None]
+    pushed = defined(here, tmp_path, "pushed", 'Source("push", event="at")')
+    assert here.features.push(pushed, rows[:2]).taken == 2
+    assert values(here, pushed) == [None, 2.0, None, None]
+    assert "no record" in refusal(lambda: here.features.push(pushed, [1, 2])).message
 
 
 def test_a_dataset_without_tables(here: Any, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from falaj.features.records import Definitions, Migrated, Opening, Plan
 from falaj.features.rows import MOST_ROWS, Appended
 from falaj.features.sources import read_files
 from falaj.features.stream import Arrival
+from falaj.features.tabling import tabled
 from falaj.store.codec import to_plain
 
 _PUSH_ROWS = 5_000
@@ -274,7 +275,7 @@ def _columns(rows: Any) -> Iterable[Mapping[str, list[Any]]]:
     if isinstance(rows, Mapping):
         rows = pa.table({name: pa.array(values) for name, values in rows.items()})
     if isinstance(rows, (list, tuple)):
-        rows = pa.Table.from_pylist(list(rows))
+        rows = tabled(rows)
     if hasattr(rows, "to_arrow"):
         rows = rows.to_arrow()
     if isinstance(rows, str):

@@ -100,7 +100,7 @@ def ingest_rows(here: Here, view: Ref, full: bool, now_s: float) -> Ingested:
         batch = batch_of(here, arrival, "ingest", inputs)
         chapter = publish_rows(here, batch, intake.rows(found.tables), arrival.seq)
         quarantined = publish_quarantine(here, batch, intake.bad)
-        findings = intake.findings
+        findings = (*intake.findings, *found.notes)[:50]
         chapter = replace(chapter, quarantined=quarantined, findings=findings, source=found.pinned)
         kept: Stream = here.features.record(
             arrival.view, chapter, dict(chapter.faces), arrival.seq, anew=found.anew and bool(stream.chapters)

@@ -15,6 +15,7 @@ from falaj.core.errand import Here
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.ref import Ref
 from falaj.features.records import SourceDef
+from falaj.features.tabling import tabled
 
 BATCH_ROWS = 1 << 20
 """Rules about a whole table look at so many rows at a time."""
@@ -33,6 +34,8 @@ class Found:
     anew: bool = True
     """False when these are only what came since the state that was read last."""
     size_bytes: int = 0
+    notes: Sequence[str] = ()
+    """What its owner should know; complete when the tables were read."""
 
 
 @contextmanager
@@ -46,8 +49,8 @@ def open_rows(here: Here, source: SourceDef, since: str = "") -> Iterator[Found]
     elif source.kind == "kafka":
         from falaj.features.kafka import open_topic
 
-        tables, state = open_topic(source, since)
-        yield Found(tables, state, anew=False)
+        topic = open_topic(source, since)
+        yield Found(topic.tables, topic.state, anew=not since, notes=topic.notes)
     else:
         raise Invalid("rows of this view are pushed", "falaj features push VIEW FILE")
 
@@ -172,11 +175,9 @@ def _batches(path: Path) -> Iterator[Any]:
 
 def _lines(path: Path) -> Iterator[Any]:
     """Batches of JSON lines. Texts stay texts: Arrow's own reader takes moments of any zone for moments of none."""
-    import pyarrow as pa
-
     with path.open("rb") as file:
         while rows := [json.loads(line) for line in itertools.islice(file, _ROWS) if line.strip()]:
-            yield from pa.Table.from_pylist(rows).to_batches()
+            yield from tabled(rows).to_batches()
 
 
 def _grouped(batches: Iterable[Any]) -> Iterator[Any]:
@@ -185,6 +186,9 @@ def _grouped(batches: Iterable[Any]) -> Iterator[Any]:
     held: list[Any] = []
     count = 0
     for batch in batches:
+        if held and batch.schema != held[0].schema:  # records of a later part may have other columns
+            yield pa.Table.from_batches(held)
+            held, count = [], 0
         held.append(batch)
         count += batch.num_rows
         if count >= BATCH_ROWS:
