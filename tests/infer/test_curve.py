@@ -47,3 +47,34 @@ def test_never_beyond_what_the_model_allows(cost: list[float], most: int) -> Non
     for _ in range(600):
         assert 1 <= curve.limit() <= curve.most
         curve.note(1, 1, 1e-6)
+
+
+def test_a_size_on_trial_is_left_as_soon_as_it_is_known_to_be_worse() -> None:
+    curve = _measured([1.0, 0.9, 0.8, 0.75])
+    assert curve.cap == 16  # nobody has seen it yet
+    for _ in range(SURE):
+        curve.note(16, 4, 0.8 * 16)
+    assert curve.cap == 32  # two that are no better end the search
+    for _ in range(SURE):
+        curve.note(32, 4, 0.8 * 32)
+    assert curve.cap == 8
+
+
+def test_a_batch_counts_for_the_size_that_it_is_cut_by() -> None:
+    curve = _measured([1.0, 0.9, 0.8, 0.77, 0.8, 0.8])
+    for _ in range(64):
+        curve.note(6, 4, 0.77 * 6)  # as cheap as eight, but four are not
+    assert curve.cap == 8
+
+
+def test_what_a_size_cost_long_ago_is_not_held_against_what_another_costs_now() -> None:
+    now = [1.0, 0.9, 0.8, 0.7, *[0.8] * 8]
+    curve = _measured(now)
+    assert curve.cap == 8
+    others = 0
+    for _ in range(640):
+        rows = curve.limit()
+        curve.note(rows, 4, 1.3 * now[rows.bit_length() - 1] * rows)  # the machine has more to do, whatever the size
+        others += rows != 8
+    assert curve.cap == 8
+    assert others < 128
