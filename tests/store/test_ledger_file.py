@@ -108,6 +108,7 @@ def test_of_what_was_deleted_nothing_goes_along(tmp_path: Path) -> None:
         "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM events; END",
         "CREATE VIEW v AS SELECT 1",
         "CREATE TABLE more (x)",
+        "CREATE TABLE sqlitelike (x)",
         "DROP INDEX records_at",
         "UPDATE meta SET value = 99 WHERE name = 'schema'",
         "DELETE FROM meta",

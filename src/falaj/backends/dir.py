@@ -82,30 +82,18 @@ class DirBlobs:
 
     def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """The bytes from `start` to `stop`; fewer where the object is shorter."""
-        fan, name = _where(key)
-        try:
-            with self._folder(fan) as folder, _opened(name, os.O_RDONLY, folder) as file:
-                if not stat.S_ISREG(os.fstat(file).st_mode):
-                    raise OSError(errno.ELOOP, "no file")
-                while stop is None or start < stop:
-                    data = os.pread(file, _READ if stop is None else min(_READ, stop - start), start)
-                    if not data:
-                        return
-                    start += len(data)
-                    yield data
-        except OSError as error:
-            raise self._failed(error) from None
+        with self._object(key) as file:
+            while stop is None or start < stop:
+                data = os.pread(file, _READ if stop is None else min(_READ, stop - start), start)
+                if not data:
+                    return
+                start += len(data)
+                yield data
 
     def pour(self, key: str, file: int) -> int:
         """A whole object into an open file, from file to file inside the kernel; gives the size."""
-        fan, name = _where(key)
-        try:
-            with self._folder(fan) as folder, _opened(name, os.O_RDONLY, folder) as source:
-                if not stat.S_ISREG(os.fstat(source).st_mode):
-                    raise OSError(errno.ELOOP, "no file")
-                return _poured(source, file)
-        except OSError as error:
-            raise self._failed(error) from None
+        with self._object(key) as source:
+            return _poured(source, file)
 
     def stat(self, keys: Iterable[str]) -> dict[str, Stat]:
         """What is known of those of `keys` that exist."""
@@ -143,6 +131,18 @@ class DirBlobs:
         for descriptor in (self._incoming, self._objects, self._root, *self._former):
             with contextlib.suppress(OSError):  # a mount that is gone says so once more
                 os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _object(self, key: str) -> Iterator[int]:
+        """The open file of an object, which is a plain one; what fails while it is read is said in our words."""
+        fan, name = _where(key)
+        try:
+            with self._folder(fan) as folder, _opened(name, os.O_RDONLY, folder) as file:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise OSError(errno.ELOOP, "no file")
+                yield file
+        except OSError as error:
+            raise self._failed(error) from None
 
     def _write(self, draft: str, chunks: Iterable[bytes | memoryview]) -> int:
         size = 0

@@ -19,7 +19,9 @@ from falaj.core.errors import Corrupt, Invalid
 _DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
 RECORDS = sql.dump("records", "tenant, kind, project, name, version")
 LEASES = sql.dump("leases", "name")
-_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%' ORDER BY type, name"
+# SQLite's own things begin with sqlite_, and nobody else's may.
+_SCHEMA = """SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!'
+    ORDER BY type, name"""
 _HIDDEN = "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index')"
 _REPLACE = """UPDATE records SET rev = ?, cell = ?, body = ?, at = ?
     WHERE tenant = ? AND kind = ? AND project = ? AND name = ? AND version = ?"""

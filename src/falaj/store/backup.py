@@ -179,7 +179,7 @@ def written(rows: Rows, tally: Tally) -> Iterator[bytes]:
 
 def read(chunks: Iterable[bytes], tally: Tally) -> Rows:
     """Every row; Corrupt after the last one when anything was not as it was written, so that a load is undone."""
-    source = _Source(chunks)
+    source = Source(chunks, _damaged)
     named = source.take(len(MAGIC))
     if named != MAGIC:
         if not named.startswith(b"falaj-backup-"):
@@ -192,8 +192,6 @@ def read(chunks: Iterable[bytes], tally: Tally) -> Rows:
         while True:
             head = source.take(_HEAD.size)
             kind, length = _HEAD.unpack(head)
-            if length > _MOST:
-                raise _damaged("a part of it is too large")
             payload = source.take(length)
             if kind == _END:
                 _check_end(json.loads(payload), digest.hexdigest(), tally)
@@ -255,33 +253,42 @@ def _check_end(end: Any, digest: str, tally: Tally) -> None:
         raise _damaged("its logs do not give the roots they gave")
 
 
-class _Source:
-    """Bytes that come in chunks, taken in the pieces one needs."""
+class Source:
+    """Bytes that come in chunks, taken in the pieces one needs; `wrong` makes an error of what is wrong with them."""
 
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
+    def __init__(self, chunks: Iterable[bytes], wrong: Callable[[str], Corrupt]) -> None:
+        self._chunks = (chunk for chunk in chunks if chunk)
+        self._wrong = wrong
         self._held = b""
         self._at = 0
 
     def take(self, count: int) -> bytes:
-        """Exactly so many bytes; Corrupt when there are not."""
+        """Exactly so many bytes; Corrupt when there are not, or when nobody writes so many at once."""
+        if count > _MOST:
+            raise self._wrong("a part of it is too large")
         have = len(self._held) - self._at
         if have < count:
             parts = [self._held[self._at :]]
             while have < count:
                 chunk = next(self._chunks, b"")
                 if not chunk:
-                    raise _damaged("it ends too soon")
+                    raise self._wrong("it ends too soon")
                 parts.append(chunk)
                 have += len(chunk)
             self._held, self._at = b"".join(parts), 0
         self._at += count
         return self._held[self._at - count : self._at]
 
+    def more(self) -> bool:
+        """Whether anything is left."""
+        if self._at == len(self._held):
+            self._held, self._at = next(self._chunks, b""), 0
+        return bool(self._held)
+
     def end(self) -> None:
         """Corrupt unless that was all."""
-        if self._at != len(self._held) or next(self._chunks, b""):
-            raise _damaged("something follows its end")
+        if self.more():
+            raise self._wrong("something follows its end")
 
 
 def _damaged(what: str) -> Corrupt:

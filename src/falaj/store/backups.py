@@ -112,8 +112,7 @@ class Seen:
 
     def check(self) -> None:
         """Stale once somebody else makes the backups."""
-        if self.lost():
-            raise Stale("another replica makes the backups now", "look again")
+        check(self.lost)
 
     def through(self, rows: Rows) -> Rows:
         """The same rows, looked at."""
@@ -155,8 +154,7 @@ class Backups:
         with _beating(alive) as lost:
             try:
                 made = self._written(shelf, name, now, lost)
-                if lost():
-                    raise Stale("another replica makes the backups now", "look again")
+                check(lost)
                 shelf.write(made)
             except FalajError:
                 with contextlib.suppress(FalajError):
@@ -256,8 +254,7 @@ class Backups:
                 return Left("", thing.zone, thing.digest, error.message)
 
         for one in in_order(iter(go), copy, _THREADS, 2):
-            if lost():
-                raise Stale("another replica makes the backups now", "look again")
+            check(lost)
             if isinstance(one, Copied):
                 found.append(one)
             else:
@@ -338,6 +335,12 @@ def kept(made: Manifest, now: float) -> Kept:
         made.name, made.at, round(now - made.at, 1), size, made.ledger_bytes, made.blobs, made.left, made.place,
         made.zone, made.logs, made.left_first,
     )  # fmt: skip
+
+
+def check(lost: Alive) -> None:
+    """Stale once somebody else makes the backups."""
+    if lost():
+        raise Stale("another replica makes the backups now", "look again")
 
 
 @contextlib.contextmanager

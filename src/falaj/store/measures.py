@@ -13,9 +13,10 @@ import msgspec
 
 from falaj.core.errors import Corrupt
 from falaj.core.ports import Block, Series
+from falaj.store.backup import Source
 
 _HEAD = struct.Struct(">I")
-_FRAME, _MOST = 1 << 20, 1 << 28
+_FRAME = 1 << 20
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[Block]).decode
 
@@ -58,29 +59,18 @@ def bring(chunks: Iterable[bytes], series: Series) -> int:
 
 def read(chunks: Iterable[bytes]) -> Iterator[list[Block]]:
     """Every frame; Corrupt where there is none."""
-    held = b""
-    for chunk in chunks:
-        held += chunk
-        at = 0
-        while len(held) - at >= _HEAD.size:
-            (length,) = _HEAD.unpack_from(held, at)
-            if length > _MOST:
-                raise _damaged()
-            if len(held) - at - _HEAD.size < length:
-                break
-            yield _decoded(held[at + _HEAD.size : at + _HEAD.size + length])
-            at += _HEAD.size + length
-        held = held[at:]
-    if held:
-        raise _damaged()
+    source = Source(chunks, _damaged)
+    while source.more():
+        (length,) = _HEAD.unpack(source.take(_HEAD.size))
+        yield _decoded(source.take(length))
 
 
 def _decoded(data: bytes) -> list[Block]:
     try:
         return _unpack(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _damaged() from error
+        raise _damaged("a part of them is none") from error
 
 
-def _damaged() -> Corrupt:
-    return Corrupt("the measurements of the backup cannot be read", "use another backup")
+def _damaged(what: str) -> Corrupt:
+    return Corrupt(f"the measurements of the backup cannot be read: {what}", "use another backup")
