@@ -1,8 +1,8 @@
 """What the audit room hands out: checkpoints, proofs, log lines, packs, checks and lineage."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 
 

@@ -1,13 +1,14 @@
 """Comparing two versions: which files, which columns, which rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from falaj.catalog.reading import open_version, printable, text_of
 from falaj.catalog.records import Opened
 from falaj.content.records import Column, Table
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.ref import Ref
 from falaj.snapshot.compare import Change, compare

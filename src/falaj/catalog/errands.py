@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from falaj.catalog.publishing import Order, Published, carry_out
 from falaj.catalog.reading import FileRow, open_version, path_of, printable, row_of, text_of
 from falaj.catalog.records import Code, Facts, Opened
 from falaj.catalog.sources import Source, open_source
+from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.label import Label

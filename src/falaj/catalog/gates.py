@@ -19,9 +19,10 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from falaj.catalog.life_records import Attestation, Evidence
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 GATED = ("staging", "production", "retired")

@@ -1,9 +1,10 @@
 """What the catalog knows of names and of a version's life: aliases, stages, gates, evidence. Frozen, plain."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 
 

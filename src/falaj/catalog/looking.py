@@ -1,13 +1,13 @@
 """Looking: the platform's own look at a model's files. A gate believes no publisher about what loading a file does."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from falaj.catalog.cards import hash_files
 from falaj.catalog.shelf import Shelf, nearest, tree_of
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.ports import KeepsOut
 from falaj.core.ref import Ref

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +10,7 @@ from falaj.catalog.reading import Reading
 from falaj.catalog.records import Begun, Facts, Made, Opened
 from falaj.catalog.sources import Source, forget, memory_of
 from falaj.content.records import Table
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.label import Label

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from falaj.catalog.records import Opened
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Denied, Unavailable
 from falaj.core.ref import Ref

@@ -1,10 +1,11 @@
 """What the catalog knows of a version. Frozen, plain, and the same on the wire."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from falaj.content.records import Table
+from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt

@@ -5,7 +5,7 @@ the `trail` of versions it meant before. Every move of an alias is an event `cat
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from falaj.audit.graphs import sight
@@ -13,6 +13,7 @@ from falaj.catalog.life_records import Named
 from falaj.catalog.records import KINDS, Card, Version
 from falaj.content.records import Table
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref

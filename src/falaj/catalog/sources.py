@@ -13,12 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
 from falaj.content.records import Table
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.desks import DESKS
 

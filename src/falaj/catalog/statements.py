@@ -8,13 +8,13 @@ the command are what the publisher declared, and each statement says so.
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from falaj.audit.records import Graph
 from falaj.catalog.records import Card, Version
+from falaj.core.data import dataclass
 from falaj.core.label import ANY, CLASS_NAMES, Label
 from falaj.store.codec import to_plain
 

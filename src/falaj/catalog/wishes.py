@@ -10,11 +10,12 @@ question in a softer way, later, has gained nothing.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from falaj.catalog.gates import Rule, digest_of_rules
 from falaj.catalog.life_records import Evidence
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 from falaj.govern.approvals import ROLES, approval_ref, find_approval, standing, stricter
 from falaj.govern.records import Approval, Standing

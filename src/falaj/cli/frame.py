@@ -5,9 +5,9 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from falaj.core.data import dataclass
 from falaj.core.errors import FalajError, Invalid
 
 Run = Callable[["Frame", list[str]], int]

@@ -5,11 +5,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from falaj.cli.frame import Frame, Parser, read
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, Unauthenticated
 
 

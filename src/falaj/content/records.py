@@ -1,6 +1,6 @@
 """What is known of a table: its columns, its rows, and how much of them may be told."""
 
-from dataclasses import dataclass
+from falaj.core.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ the allowed ones into the query, so a list never shows more than a direct questi
 """
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 
+from falaj.core.data import dataclass
 from falaj.core.label import Label
 
 

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Denied
 from falaj.core.event import new_id
 from falaj.core.label import ANY, Label

@@ -5,8 +5,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.ref import Ref
 

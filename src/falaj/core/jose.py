@@ -8,9 +8,9 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Unauthenticated
 
 SKEW_S = 60.0

@@ -3,8 +3,8 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 OPEN, CONFIDENTIAL, SENSITIVE, SECRET = range(4)

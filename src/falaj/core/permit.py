@@ -13,8 +13,9 @@ import json
 import secrets
 import threading
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Denied, Invalid
 from falaj.core.transfer import Receipt
 

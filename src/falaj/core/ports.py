@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from falaj.core.context import Actor
+from falaj.core.data import dataclass
 from falaj.core.errors import FalajError
 
 

@@ -1,6 +1,6 @@
 """A replica: a process that works with the store, as it says of itself to the others. The text is a lease's owner."""
 
-from dataclasses import dataclass
+from falaj.core.data import dataclass
 
 LEASES = "replica:"
 """Replicas hold leases of these names, one each."""

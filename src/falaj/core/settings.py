@@ -2,9 +2,10 @@
 
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 

@@ -5,8 +5,9 @@ sent for one thing, so that a later verb may build on them: nobody can claim byt
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
+
+from falaj.core.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)

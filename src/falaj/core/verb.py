@@ -3,11 +3,11 @@
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,10 +7,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.event import new_id
 from falaj.core.label import Label

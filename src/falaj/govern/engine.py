@@ -8,11 +8,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.core.later import put_off
 from falaj.core.verb import GROUPS

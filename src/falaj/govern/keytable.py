@@ -15,12 +15,12 @@ import contextlib
 import secrets as random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Corrupt, NotFound, Unavailable
 from falaj.core.ports import Key, Secrets
 from falaj.core.ref import Ref

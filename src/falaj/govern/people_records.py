@@ -1,8 +1,8 @@
 """What the people and policy desks remember and answer with."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.label import ANY
 from falaj.core.ref import Ref
 

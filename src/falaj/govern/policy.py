@@ -6,7 +6,7 @@ and anything that asks a database.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 
 from falaj.core.cell import Cell
 from falaj.core.context import Actor, Decision
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.govern.engine import (
     FOLDER,

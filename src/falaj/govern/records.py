@@ -1,9 +1,10 @@
 """What governance remembers and answers with. Frozen dataclasses, nothing else; one section per subject."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, NamedTuple
 
+from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 

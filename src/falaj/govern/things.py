@@ -1,12 +1,12 @@
 """What a call names: each reference found in the ledger, with the facts that decide about it. No judgement here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from falaj.core.cell import Cell
 from falaj.core.context import HOUSE, Context
+from falaj.core.data import dataclass
 from falaj.core.errors import NotFound
 from falaj.core.label import Label, join_all
 from falaj.core.ref import Ref

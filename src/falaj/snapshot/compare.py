@@ -1,8 +1,8 @@
 """What differs between two trees. Pages that are equal are skipped unread, so the cost is that of the change."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from falaj.core.data import dataclass
 from falaj.snapshot.format import Entry, PageRef
 from falaj.snapshot.read import Snapshot
 

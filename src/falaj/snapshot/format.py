@@ -9,12 +9,12 @@ the BLAKE3 of their bytes. Everything read is bounded and checked; what is malfo
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from blake3 import blake3
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 
 VERSION = 1

@@ -10,13 +10,13 @@ import sqlite3
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from blake3 import blake3
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, NotFound
 from falaj.core.transfer import Receipt
 from falaj.snapshot.format import PACK_BYTES, Piece, decode_content, decode_recipe, raw, written

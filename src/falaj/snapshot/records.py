@@ -1,6 +1,6 @@
 """What a tree of files is once it is published: its root, how much it holds, and the batches its bytes lie in."""
 
-from dataclasses import dataclass
+from falaj.core.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)
