@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from falaj.backends.process import ProcessExecutor
+from falaj.backends.process_files import look
 from falaj.core.errors import Invalid, Unavailable
 from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt, CanScale, Executor
 from tests.conformance.executors import EXECUTORS, Lab
@@ -252,6 +253,31 @@ def test_a_lost_nursery_is_replaced(lab: Lab) -> None:
     except Unavailable:
         handle = lab.executor.launch(with_luck)
     lab.until(handle)
+
+
+def test_who_waits_to_become_a_launcher_goes_with_the_executor_and_launchers_stay(lab: Lab) -> None:
+    handle = lab.executor.launch(lab.attempt("sh", "-c", f"echo up; {FOREVER}"))
+    lab.says(handle, "up")
+    nursery = lab.executor._nursery._process.pid  # type: ignore[attr-defined]
+    children = Path(f"/proc/{nursery}/task/{nursery}/children")
+    wait_until(lambda: len(children.read_text().split()) == 2, 20)  # the launcher, and who waits
+    launcher = look(Path(lab.executor._root) / handle, 0).pid  # type: ignore[attr-defined]
+    (waits,) = {int(pid) for pid in children.read_text().split()} - {launcher}
+    lab.executor.close()
+    wait_until(lambda: not Path(f"/proc/{waits}").exists(), 20)
+    assert lab.status(handle).phase == RUNNING
+    lab.executor.stop(handle, 0)
+    lab.until(handle)
+
+
+def test_one_who_waits_and_is_killed_is_replaced(lab: Lab) -> None:
+    lab.until(lab.executor.launch(lab.attempt("true")))
+    nursery = lab.executor._nursery._process  # type: ignore[attr-defined]
+    children = Path(f"/proc/{nursery.pid}/task/{nursery.pid}/children")
+    wait_until(lambda: len(children.read_text().split()) == 1, 20)
+    os.kill(int(children.read_text()), signal.SIGKILL)
+    nursery.wait(20)
+    assert lab.until(lab.executor.launch(lab.attempt("true"))).phase == SUCCEEDED
 
 
 def test_a_folder_that_cannot_be_written_is_said(lab: Lab) -> None:

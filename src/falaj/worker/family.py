@@ -10,14 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from falaj.core.outbox import read_file
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _LIBC = ctypes.CDLL(None)  # opened before any fork: a thread may hold the loader's lock then
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
-_MORE_LIKELY_KILLED = "300"
+_MORE_LIKELY_KILLED = b"300"
 
 
 def adopt_orphans() -> None:
@@ -164,8 +163,8 @@ def _settle(launcher: int, log: str, cores: Iterable[int]) -> None:
     os.dup2(1, 2)
     if cores := set(cores) & os.sched_getaffinity(0):
         os.sched_setaffinity(0, cores)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_MORE_LIKELY_KILLED, encoding="ascii")
+    with contextlib.suppress(OSError):  # as bytes: a coding would be loaded anew by every child
+        os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), _MORE_LIKELY_KILLED)
 
 
 def _complain(word: str, error: OSError) -> None:

@@ -1,15 +1,14 @@
-"""The nursery: a process that has loaded the launcher already and becomes one by forking, in a millisecond or two.
+"""The nursery: a process that has loaded the launcher already, and always has a child ready to become one at once.
 
 An executor of this machine writes a line for each slot it wants begun, {context, slot, log, env}, and reads one when it
-is claimed: empty, or what went wrong. The nursery ends when its executor does; the launchers, each in a session of
-its own, go on.
+is claimed: empty, or what went wrong. It asks for one slot at a time, so the child that waits reads what is meant for
+it and no more. Nursery and child end when the executor does; the launchers, each in a session of its own, go on.
 """
 
 import contextlib
 import json
 import os
 import signal
-import sys
 from typing import Any
 
 from falaj.worker import cage, launch
@@ -20,13 +19,31 @@ __all__ = ["cage", "main"]  # the cage is only loaded here, so that whoever need
 def main() -> int:
     """Serve until the pipe closes. A child leaves by returning too, as the launcher it became."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers that end are nobody's zombies
-    for line in sys.stdin.buffer:
+    while True:
+        heard, told = os.pipe()
         if os.fork() == 0:
-            return _become(json.loads(line))
-    return 0
+            os.close(heard)
+            line = _line()
+            return _become(json.loads(line), told) if line else 0
+        os.close(told)
+        taken = os.read(heard, 1)
+        os.close(heard)
+        if not taken:
+            return 0  # nobody asks any more; or our child was killed, and whoever asks next begins another nursery
 
 
-def _become(request: dict[str, Any]) -> int:
+def _line() -> bytes:
+    """What we are asked for; nothing once nobody can ask."""
+    found = b""
+    while not found.endswith(b"\n"):
+        part = os.read(0, 1 << 16)
+        if not part:
+            return b""
+        found += part
+    return found
+
+
+def _become(request: dict[str, Any], told: int) -> int:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     answer = os.dup(1)
@@ -40,6 +57,9 @@ def _become(request: dict[str, Any]) -> int:
     def begun(trouble: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # whoever asked may be gone; the slot is claimed all the same
             os.write(answer, trouble.replace("\n", " ").encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # so may the nursery
+            os.write(told, b"1")  # not before: who waits next is made while nobody waits for us
         os.close(answer)
+        os.close(told)
 
     return launch.main([request["context"], str(request["slot"])], begun)
