@@ -4,10 +4,10 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from falaj.feed.device import Device
 from falaj.feed.order import Ids
 
 Names = list[tuple[int, int]]
+Wholes = list[tuple[Any, int]]
+"""Batches that were taken in one go, and how many micro-batches each holds."""
 _ours: list[Any] = []
 """Of a worker process: the source it reads, and what it makes of a batch."""
 
@@ -37,7 +39,7 @@ class Ahead:
             if self._workers
             else ThreadPoolExecutor(threads, "falaj-feed")
         )
-        self._waiting: deque[tuple[Names, Ids, Future[list[Any]]]] = deque()
+        self._waiting: deque[tuple[Names, Ids, Future[Any]]] = deque()
         # The C library keeps up to twice the largest block that was ever given back to it, before it returns memory to
         # the system: without this, every batch would be made of pages that must be cleared first.
         np.empty(31 << 20, np.uint8)
@@ -47,9 +49,9 @@ class Ahead:
         if self._transform or self._workers:
             return 1
         fitting = max(1, _fitting(self._source, micro))
-        return fitting * max(2, 4 // fitting) if getattr(self._source, "chunk", 0) else 1
+        return fitting * max(1, 4 // fitting) if getattr(self._source, "chunk", 0) else 1
 
-    def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, list[Any], float]]:
+    def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, Iterable[Any], float]]:
         """Blocks in their order, and how long each was waited for."""
         turns = max(2, -(-self._depth // self.together(micro)))
         for names, ids in blocks:
@@ -64,7 +66,7 @@ class Ahead:
         self._waiting.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, ids: Ids) -> "Future[list[Any]]":
+    def _begin(self, ids: Ids) -> "Future[Any]":
         try:
             if self._workers:
                 return self._pool.submit(_work, ids)
@@ -72,11 +74,13 @@ class Ahead:
         except BrokenProcessPool as error:
             raise _lost(ids) from error
 
-    def _make(self, ids: Ids) -> list[Any]:
-        batches = gather(self._source, self._transform, ids, self._device.tensors)
+    def _make(self, ids: Ids) -> Iterable[Any]:
+        batches = _cut(gather(self._source, self._transform, ids), ids.shape[1], self._device.tensors)
+        # Cut by whoever reads them, where that is all: thousands of tensors that wait would be looked through by
+        # Python's collector again and again.
         return batches if self._device.plain else [self._device.send(batch) for batch in batches]
 
-    def _next(self) -> tuple[Names, list[Any], float]:
+    def _next(self) -> tuple[Names, Iterable[Any], float]:
         names, ids, future = self._waiting.popleft()
         began = time.perf_counter()
         error = future.exception()
@@ -89,33 +93,29 @@ class Ahead:
                 f"samples {_some(ids)} could not be made ready: {type(error).__name__}: {error}",
                 "the cause is shown above: the dataset's code or the transform",
             ) from error
-        batches = future.result()
+        batches: Iterable[Any] = future.result()
         if self._workers:
             batches = [self._device.send(self._device.tensors(batch)) for batch in batches]
         return names, batches, time.perf_counter() - began
 
 
-def gather(
-    source: Any, transform: Callable[[Any], Any] | None, ids: Ids, tensors: Callable[[Any], Any] = lambda batch: batch
-) -> list[Any]:
-    """A batch for each row of ids; several are taken in one go where the source gives columns, and cut then."""
-    micro, fitting, batches = ids.shape[1], max(1, _fitting(source, ids.shape[1])), []
+def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> Wholes:
+    """Samples for each row of ids; those of several rows are taken in one go where the source gives columns."""
+    fitting, wholes = max(1, _fitting(source, ids.shape[1])), []
     for nth in range(0, len(ids), fitting):
-        whole = source.take(ids[nth : nth + fitting].ravel())
-        if transform is not None:
-            batches.append(tensors(transform(whole)))
-        elif fitting == 1:
-            batches.append(tensors(whole))
-        else:
-            parts = [_cut(column, micro) for column in tensors(whole).values()]
-            batches += [dict(zip(whole, some, strict=True)) for some in zip(*parts, strict=True)]
-    return batches
+        some = ids[nth : nth + fitting]
+        whole = source.take(some.ravel())
+        wholes.append((whole if transform is None else transform(whole), len(some)))
+    return wholes
 
 
-def _cut(column: Any, micro: int) -> Sequence[Any]:
-    if hasattr(column, "split"):
-        return cast(Sequence[Any], column.split(micro))
-    return [column[low : low + micro] for low in range(0, len(column), micro)]
+def _cut(wholes: Wholes, micro: int, tensors: Callable[[Any], Any]) -> Iterator[Any]:
+    for whole, number in wholes:
+        if number == 1:
+            yield tensors(whole)
+            continue
+        for low in range(0, number * micro, micro):
+            yield tensors({name: column[low : low + micro] for name, column in whole.items()})
 
 
 def _fitting(source: Any, micro: int) -> int:
@@ -138,7 +138,7 @@ def _prepare(source: Any, opens: Callable[[], Any] | None, transform: Callable[[
 
 def _work(ids: Ids) -> list[Any]:
     source, transform = _ours
-    return gather(source, transform, ids)
+    return [batch for batch, _ in gather(source, transform, ids)]
 
 
 def _lost(ids: Ids) -> Unavailable:

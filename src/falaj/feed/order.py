@@ -41,9 +41,11 @@ class Order:
         down = math.isqrt(max(0, size - 1)) + 1
         self._across = -(-size // down)
         sides = (down, self._across)
+        rounds = range(0 if size <= SMALL else ROUNDS)
+        # All in one go: what a call costs is more than what it does.
+        hashed = _hashed(down, *(mix(seed, epoch, number) for number in rounds)) >> np.uint64(32) if rounds else ()
         self._rounds = [
-            (sides[number % 2], _moves(sides[1 - number % 2], sides[number % 2], mix(seed, epoch, number)))
-            for number in range(0 if size <= SMALL else ROUNDS)
+            (sides[number % 2], _moves(hashed[number][: sides[1 - number % 2]], sides[number % 2])) for number in rounds
         ]
 
     def at(self, positions: Ids) -> Ids:
@@ -72,18 +74,19 @@ class Order:
         return first
 
 
-def _moves(count: int, side: int, key: int) -> Ids:
-    """How far each of `count` values of one half moves the other, which is below `side`."""
-    return ((_hashed(count, key) >> np.uint64(32)) * np.uint64(side) >> np.uint64(32)).astype(np.int64)
+def _moves(hashed: Words, side: int) -> Ids:
+    """How far each value of one half, by its hash of 32 bits, moves the other, which is below `side`."""
+    return (hashed * np.uint64(side) >> np.uint64(32)).view(np.int64)
 
 
 @lru_cache(maxsize=8)
 def _sorted(size: int, key: int) -> Ids:
-    return np.argsort(_hashed(size, key), kind="stable").astype(np.int64)
+    return np.argsort(_hashed(size, key)[0], kind="stable").astype(np.int64)
 
 
-def _hashed(count: int, key: int) -> Words:
-    hashed = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+def _hashed(count: int, *keys: int) -> Words:
+    """For each key a row: a number of 64 bits for each of `count`."""
+    hashed = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) + np.array(keys, np.uint64)[:, None]
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         hashed = (hashed ^ (hashed >> np.uint64(shift))) * np.uint64(factor)
     return hashed ^ (hashed >> np.uint64(31))

@@ -5,6 +5,7 @@ position falls into is a function, so any step can be begun at once, and only a 
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ class Listed(Protocol):
 
 Column = NDArray[Any] | Listed
 Columns = Mapping[str, Column]
+_TOLD = 64
+"""So many windows that were looked up and not yet loaded are known of, at most."""
 
 
 class Pieces:
@@ -53,6 +56,7 @@ class Pieces:
         even = len(counts) > 0 and 0 < counts[-1] <= counts[0] and set(counts[:-1]) <= {counts[0]}
         self._even = counts[0] if even else 0
         self._held: dict[int, tuple[Future[Columns], int]] = {}
+        self._told: deque[list[int]] = deque(maxlen=_TOLD)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -60,7 +64,7 @@ class Pieces:
 
     def order(self, seed: int, epoch: int) -> Arranged | None:
         """Windows of pieces, or any order where all pieces are at hand."""
-        return Windows(self.counts, self.window, seed, epoch) if self.window else None
+        return Windows(self.counts, self.window, seed, epoch, self._tell) if self.window else None
 
     def take(self, ids: Ids) -> dict[str, Any]:
         """One gather a column, out of each block that has some of these samples."""
@@ -76,9 +80,35 @@ class Pieces:
         if len(blocks) == 1:
             return _picked(held[0][0], rows)
         owners[needed] = [id(columns) for columns, _ in held]
-        places = [np.flatnonzero(owners.take(pieces) == block) for block in blocks]
+        mine = owners.take(pieces)
+        turns = np.flatnonzero(np.diff(mine)) + 1
+        if len(turns) + 1 == len(blocks):
+            # One block after the other, as windows are read.
+            ordered = [blocks[block] for block in mine[[0, *turns]].tolist()]
+            return {name: _in_turn([one[name] for one in ordered], np.split(rows, turns)) for name in ordered[0]}
+        places = [np.flatnonzero(mine == block) for block in blocks]
         parts = [_picked(columns, rows[place]) for columns, place in zip(blocks.values(), places, strict=True)]
         return {name: _joined([part[name] for part in parts], places, len(ids)) for name in parts[0]}
+
+    def _tell(self, pieces: list[int]) -> None:
+        """A window of pieces was looked up: they will be needed together."""
+        with self._lock:
+            self._told.append(pieces)
+
+    def _together(self, missing: list[int]) -> list[list[int]]:
+        """What is loaded in one go. A window as a whole, also where a batch at its edge needs only some of its pieces
+        yet: a window in two blocks would be gathered from twice."""
+        if not self._joined:
+            return [[piece] for piece in missing]
+        found, left = [], set(missing)
+        while left and self._told:
+            window = max(self._told, key=lambda one: len(left.intersection(one)))
+            if left.isdisjoint(window):
+                break
+            self._told.remove(window)
+            found.append([piece for piece in window if piece not in self._held])
+            left.difference_update(window)
+        return [*found, sorted(left)] if left else found
 
     def _get(self, needed: list[int]) -> list[tuple[Columns, int]]:
         """The block that each piece lies in, and where it begins there. Pieces that nobody loads yet are loaded here,
@@ -86,14 +116,16 @@ class Pieces:
         mine: list[tuple[list[int], Future[Columns]]] = []
         with self._lock:
             if missing := [piece for piece in needed if piece not in self._held]:
-                for some in [missing] if self._joined else [[piece] for piece in missing]:
+                for some in self._together(missing):
                     mine.append((some, Future()))
                     bases = np.cumsum([0, *self.counts[some]]).tolist()
                     self._held.update((piece, (mine[-1][1], base)) for piece, base in zip(some, bases, strict=False))
-            for piece in needed if self.window else ():
-                self._held[piece] = self._held.pop(piece)
             found = [self._held[piece] for piece in needed]
-            while self.window and len(self._held) > max(2 * self.window, len(needed)):
+            for piece, where in zip(needed, found, strict=True) if self.window else ():
+                del self._held[piece]
+                self._held[piece] = where
+            wanted = {*needed, *(piece for some, _ in mine for piece in some)}
+            while self.window and len(self._held) > max(2 * self.window, len(wanted)):
                 del self._held[next(iter(self._held))]
         for some, future in mine:
             self._fulfil(some, future)
@@ -113,12 +145,14 @@ class Pieces:
 class Windows:
     """An order of an epoch that stays inside `window` pieces for as long as it can."""
 
-    def __init__(self, counts: Ids, window: int, seed: int, epoch: int) -> None:
-        self._key = mix(seed, epoch)
-        pieces = Order(len(counts), self._key).at(np.arange(len(counts)))
+    def __init__(
+        self, counts: Ids, window: int, seed: int, epoch: int, told: Callable[[list[int]], None] | None = None
+    ) -> None:
+        self._key, self._told = mix(seed, epoch), told
+        self._pieces = pieces = Order(len(counts), self._key).at(np.arange(len(counts)))
         self._counts, self._starts = counts[pieces], (np.cumsum(counts) - counts)[pieces]
         self._window, self._ends = window, np.cumsum(np.add.reduceat(self._counts, np.arange(0, len(counts), window)))
-        self._known: tuple[int, Order, Ids, Ids] | None = None
+        self._known: tuple[int, Order, Ids, Ids, int] | None = None
 
     def at(self, positions: Ids) -> Ids:
         """The samples at these positions, which grow."""
@@ -133,10 +167,14 @@ class Windows:
             some = slice(window * self._window, (window + 1) * self._window)
             ends = np.cumsum(self._counts[some])
             moved = self._starts[some] - ends + self._counts[some]
-            self._known = window, Order(int(ends[-1]), self._key, window + 1), ends, moved
-        _, order, ends, moved = self._known
+            if self._told:
+                self._told(self._pieces[some].tolist())
+            # Where all but the last are as large as the first, a division finds the piece sooner than a search.
+            even = (ends[:-1] == ends[0] * np.arange(1, len(ends))).all() and ends[-1] <= ends[0] * len(ends)
+            self._known = window, Order(int(ends[-1]), self._key, window + 1), ends, moved, int(ends[0]) * bool(even)
+        _, order, ends, moved, each = self._known
         found = order.at(positions - (int(self._ends[window]) - int(ends[-1])))
-        return np.asarray(found + moved.take(np.searchsorted(ends, found, side="right")))
+        return np.asarray(found + moved.take(found // each if each else np.searchsorted(ends, found, side="right")))
 
 
 def _picked(columns: Columns, rows: Ids) -> dict[str, Any]:
@@ -145,6 +183,20 @@ def _picked(columns: Columns, rows: Ids) -> dict[str, Any]:
         name: column.take(rows, axis=0) if isinstance(column, np.ndarray) else column.pick(rows)
         for name, column in columns.items()
     }
+
+
+def _in_turn(columns: list[Column], rows: list[Ids]) -> Any:
+    """Values of one block after those of another, each gathered to its place and not copied there."""
+    arrays = [column for column in columns if isinstance(column, np.ndarray)]
+    if len(arrays) < len(columns):
+        picked = (_picked({"": column}, some)[""] for column, some in zip(columns, rows, strict=True))
+        return [value for values in picked for value in values]
+    whole = np.empty((sum(map(len, rows)), *arrays[0].shape[1:]), arrays[0].dtype)
+    ends = np.cumsum([len(some) for some in rows]).tolist()
+    for column, some, end in zip(arrays, rows, ends, strict=True):
+        # All rows are there. Told to look again, numpy would gather elsewhere first, and copy.
+        column.take(some, axis=0, out=whole[end - len(some) : end], mode="clip")
+    return whole
 
 
 def _joined(parts: list[Any], places: list[Ids], size: int) -> Any:

@@ -22,6 +22,9 @@ from falaj.feed.pieces import Column, Columns, Pieces
 WINDOW_BYTES, LEAST, MOST = 1 << 26, 4, 64
 """A window is of so many bytes when decoded, but of no fewer and no more pieces. Part of the order: never to change."""
 
+NARROW, AT_ONCE = 16, 65536
+"""Columns of so few bytes a value are gathered so many rows at a time, in eight megabytes or less."""
+
 MANY = 100_000
 """So many rows are decoded by all processors at once."""
 
@@ -74,7 +77,11 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
         return {name: column(table[name], name in gaps, partial(place, name)) for name in wanted}
 
     window = window or min(max(fitting, LEAST), MOST)
-    return Pieces(counts, load, size_bytes=size, window=window, joined=True)
+    pieces = Pieces(counts, load, size_bytes=size, window=window, joined=True)
+    if size <= NARROW * sum(counts) * len(schema.names):
+        # A column is near the processor while its values are picked, and no longer: many at once, then.
+        pieces.chunk = max(pieces.chunk, min(AT_ONCE, (sum(counts) << 23) // max(1, size)))
+    return pieces
 
 
 def _read(scanned: "Scanned", file: Path, groups: list[int], wanted: list[str]) -> Any:
