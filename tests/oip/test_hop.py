@@ -107,6 +107,17 @@ def test_headers_that_are_packed_already_are_said_as_others_are(name: bytes) -> 
         assert (call.name, call.headers, call.body) == (name, headers, b"body")
 
 
+def test_a_head_that_is_packed_once_says_what_others_say() -> None:
+    for headers in ({}, {b"inference-header-content-length": b"93"}, {b"a": b"1", b"b": b""}):
+        stub = f.Stub(b"POST", b"/v2/models/m/infer", headers, 4)
+        for body in (b"", b"body"):
+            said = b"".join(f.ask_rest(Call(b"POST", b"/v2/models/m/infer", headers, body, name=b"018f"), 7))
+            head = stub.head(stub.size + len(body), 7)
+            assert b"".join((head, stub.begin, b"018f", stub.end, body)) == said
+    with pytest.raises(Invalid):
+        f.Stub(b"POST", b"/" * 70_000, {}, 4)
+
+
 @given(st.binary(max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_a_frame_or_corrupt(data: bytes) -> None:

@@ -495,3 +495,15 @@ def test_no_bytes_break_a_server(small: Running, pieces: list[bytes], step: int)
     with small.connect() as client:
         client.say(GET)
         assert client.hear()[0][2] == b"GET /a "
+
+
+def test_a_head_that_comes_before_its_body_is_known_again() -> None:
+    head = b"POST /v2 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+    heads: dict[bytes, Head] = {}
+    found = []
+    for body in (b"one.", b"two."):
+        requests = Requests(SMALL, heads)
+        assert requests.feed(head) == []
+        found += requests.feed(body)
+    assert [body for _, body in found] == [b"one.", b"two."]
+    assert found[0][0] is found[1][0]

@@ -21,6 +21,7 @@ from falaj.gateway.paths import Target
 from falaj.gateway.pick import pick
 from falaj.gateway.plans import Plans
 from falaj.gateway.protocols import GrpcPassing, RestPassing, grpc_problem
+from falaj.gateway.straight import Straight, Way, way_of
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
 from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
@@ -69,7 +70,7 @@ class Pending:
 class Lead:
     """What HTTP requests that have one head share, found out once: what they ask for, and who asks."""
 
-    __slots__ = ("caller", "headers", "infers", "key", "named", "path", "target", "version", "who")
+    __slots__ = ("caller", "headers", "infers", "key", "named", "path", "target", "turn", "version", "way", "who")
 
     def __init__(self, target: Target, headers: Mapping[bytes, bytes]) -> None:
         self.target, self.infers = target, target.what is paths.INFER
@@ -81,6 +82,9 @@ class Lead:
         """What a replica is told of them."""
         self.named = b"falaj-sequence" in headers
         self.caller: Caller | None = None
+        self.way: Way | None = None
+        self.turn = -1
+        """Where they all go, as it was in that turn of the table; None where each is looked at."""
 
 
 class Doors:
@@ -99,6 +103,8 @@ class Doors:
         """False while we drain: load balancers look elsewhere."""
         self._targets: dict[bytes, Target] = {}
         self._prefix, self._count = secrets.token_hex(4).encode(), 0
+        self._stamp, self._stamped = b"", 0.0
+        """How names begin in this millisecond, and when it is over."""
         self._revisions: dict[int, tuple[bytes, tuple[bytes, bytes]]] = {}
         """How each is told, in HTTP and in gRPC."""
         self._shadows = 0
@@ -125,7 +131,7 @@ class Doors:
     def answered(self, one: Passing, reply: Any, status: int, now: float) -> None:
         """Give the answer back, with what names it; then keep a sample, and ask a shadow."""
         line, pair = self._revisions.get(one.revision) or self._revision(one.revision)
-        name = one.id or self._new_id()
+        name = one.id or self._new_id(now)
         if reply.__class__ is Reply:
             reply.lines = b"falaj-request: " + name + line
         else:
@@ -164,11 +170,19 @@ class Doors:
         caller, now = lead.caller, time.monotonic()
         if caller is None or now >= caller.early:
             caller = lead.caller = self._callers.known(lead.key, lead.who, now)
+            lead.turn = -1
             if caller is None:
                 pending = Pending()
                 then = partial(self._later, pending, partial(self._rest, lead, call, reply))
                 self._callers.ask(lead.key, lead.who, call.peer, then)
                 return pending.cancel
+        way = lead.way
+        if way is not None and lead.turn == self._table.turn:
+            link = way.link
+            fit = link.client.ready and not link.fails and way.budget.full
+            if fit and call.body.find(paths.SEQUENCE, 0, paths.LOOKED_BYTES) < 0:
+                call.path, call.headers, call.name = lead.path, lead.headers, self._new_id(now)
+                return Straight(self, way, caller, call, reply, now).start(way)
         return self._rest(lead, call, reply, caller, now)
 
     def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
@@ -241,6 +255,7 @@ class Doors:
             reply(said({"name": lead.target.name, "ready": True}))  # whoever asks it is answered, if a little later
             return None
         headers, body = call.headers, call.body
+        self._lay(lead, call, routed)
         # The request is ours alone: what a replica need not know is taken out of it.
         call.path, call.headers = lead.path, lead.headers
         one = RestPassing(self, routed, caller, call, reply, now)
@@ -250,7 +265,7 @@ class Doors:
         if not lead.infers:
             one.counts = False
         else:
-            call.name = one.id = self._new_id()
+            call.name = one.id = self._new_id(now)
             if lead.named or body.find(paths.SEQUENCE, 0, paths.LOOKED_BYTES) >= 0:
                 one.sequence = paths.sequence_of(headers, body)
                 one.key = one.key or one.sequence or one.key
@@ -289,17 +304,28 @@ class Doors:
         if method not in ("ModelInfer", "ModelStreamInfer"):
             one.counts = False
         else:
-            call.name = one.id = self._new_id()
+            call.name = one.id = self._new_id(now)
             if sequence := paths.grpc_sequence_of(metadata, call.message):
                 one.sequence, one.key = sequence, one.key or sequence
         if self.tracer is not None and one.counts and (link := self._followed(one, metadata)):
             call.metadata = {b"traceparent": link}
         return one.begin()
 
-    def _new_id(self) -> bytes:
+    def _lay(self, lead: Lead, call: Call, routed: Routed) -> None:
+        """Find the way of the next ones with this head, where they have one; good for this turn of the table."""
+        if lead.turn == self._table.turn:
+            return
+        plain = lead.infers and not lead.version and not lead.named and self.tracer is None
+        lead.way = way_of(routed, call, lead.headers, lead.path) if plain else None
+        lead.turn = self._table.turn
+
+    def _new_id(self, now: float) -> bytes:
         """What a request is called by the caller, the replica, the journal and late labels: when it came, by whom."""
+        if now >= self._stamped:
+            self._stamp = b"%012x%b" % (time.time_ns() // 1_000_000, self._prefix)
+            self._stamped = now + 0.001
         self._count += 1
-        return b"%012x%b%012x" % (time.time_ns() // 1_000_000, self._prefix, self._count)
+        return b"%b%012x" % (self._stamp, self._count)
 
     def _followed(self, one: Passing, headers: Mapping[bytes, bytes]) -> bytes:
         """Begin a span where this request is traced; what its replica is told then."""

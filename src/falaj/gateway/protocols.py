@@ -32,10 +32,19 @@ class RestPassing(Passing):
         link = self.link
         if link is None:
             return
-        if reply.__class__ is Reply and reply.status < 429 and not link.fails:
-            self.end(reply, reply.status, time.monotonic())
-        else:
+        tally = self.tally
+        if (
+            reply.__class__ is not Reply or reply.status >= 429 or link.fails
+            or tally is None or self.rival is not None or self.hedge is not None
+        ):  # fmt: skip
             self.took(link, reply)
+            return
+        status, now = reply.status, time.monotonic()
+        self.over, self.link = True, None
+        tally.inflight -= 1
+        if self.counts:
+            tally.done(now - self.began, status)
+        self.hall.answered(self, reply, status, now)
 
     def status(self, reply: Reply) -> tuple[int, str]:
         """What the replica said."""

@@ -17,6 +17,8 @@ from falaj.serve.records import Place, Route
 EVERY_S, HURRIED_S = 0.25, 0.02
 """How often the ledger is looked at; and while somebody waits for a first replica."""
 Name = tuple[str, str]
+Only = tuple[str, int, Tally, list[Link]]
+"""An arm, its revision, where it is counted, and its replicas."""
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +38,7 @@ class Routed:
         self.tallies: dict[str, Tally] = {
             arm: tallies.of(route, arm, revision) for arm, (revision, _) in route.shares.items()
         }
-        self.only: tuple[str, int, Tally, list[Link]] | None = None
+        self.only: Only | None = None
         """Where one arm has everybody: all that there is to choose. Those who read features are looked at each time."""
         if len(self.arms.names) == 1 and not route.features:
             arm, revision = self.arms.pick(None)

@@ -149,6 +149,24 @@ def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[byt
     return _ASK_REST.pack(length, ASK_REST, stream, a, b, c), method, path, block, body
 
 
+class Stub:
+    """What frames of HTTP requests that have one head share: all but the stream, the name and the body."""
+
+    __slots__ = ("_block", "_method", "_path", "begin", "end", "size")
+
+    def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], name_bytes: int) -> None:
+        """Of requests whose names have so many bytes."""
+        self.begin, self.end = method + path + _NAME, b"\0" + pack_headers(headers) if headers else b""
+        self._method, self._path, self._block = len(method), len(path), _NAMED + name_bytes + len(self.end)
+        if self._path > 0xFFFF or self._method > 0xFF or self._block > 0xFFFF:
+            raise Invalid("the request is too long to be passed on", "send shorter headers")
+        self.size = 5 + self._method + self._path + self._block
+
+    def head(self, length: int, stream: int) -> bytes:
+        """How the frame begins; then come `begin`, the name, `end` and the body."""
+        return _ASK_REST.pack(length, ASK_REST, stream, self._method, self._path, self._block)
+
+
 def read_ask_rest(data: bytes) -> Call:
     """And back. Whoever sent it has proved who they are."""
     if len(data) < 5:

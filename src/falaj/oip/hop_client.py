@@ -13,6 +13,7 @@ from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
 
 SWEEP_S = 0.025
 PING_S, SILENT_S = 3.0, 12.0
+_LAST = 0xFFFFFFFF
 Ended = Callable[[Any], Any]
 
 
@@ -99,6 +100,19 @@ class HopClient(f.Frames):
         self._waiting[stream] = (reply, deadline)
         return stream
 
+    def pass_rest(self, stub: f.Stub, call: Call, deadline: float, reply: Callable[[Reply | Missed], Any]) -> int:
+        """`ask_rest` for a call whose head was packed before; in fewer steps, since most calls come by here."""
+        waiting, body = self._waiting, call.body
+        stream, length = self._next + 1, stub.size + len(body)
+        if length > self.most_bytes:
+            return self.ask_rest(call, deadline, reply)  # it says why not
+        if not self.ready or stream in waiting or stream > _LAST or len(waiting) >= f.MOST_OPEN:
+            stream = self._stream()
+        self._next = stream
+        self.send((stub.head(length, stream), stub.begin, call.name, stub.end, body))
+        waiting[stream] = (reply, deadline)
+        return stream
+
     def ask_grpc(self, call: GrpcCall, deadline: float, reply: Callable[[GrpcReply | Missed], Any]) -> int:
         """The same for gRPC; of a stream there may be several answers, the last one says so."""
         stream = self._stream()
@@ -182,9 +196,9 @@ class HopClient(f.Frames):
         waiting = self._waiting
         if self._transport is None or self._met != 2 or len(waiting) >= f.MOST_OPEN:
             raise Unavailable("the replica is not connected, or has too much to do", "ask another one")
-        stream = (self._next + 1) & 0xFFFFFFFF
+        stream = (self._next + 1) & _LAST
         while stream in waiting:
-            stream = (stream + 1) & 0xFFFFFFFF
+            stream = (stream + 1) & _LAST
         self._next = stream
         return stream
 

@@ -187,6 +187,11 @@ class Requests:
         candidate, self._candidate = self._candidate, b""
         # As many lines as headers and the two around them: so the bytes are this head, and all of it.
         if plain and candidate and candidate.count(b"\n") == len(self._headers) + 2:
+            # Many clients send a body by itself, so that it was not here with its head; what is known of that still is.
+            known = self._heads.get(candidate)
+            if known is not None:
+                self._head = known
+                return
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
             self._heads[candidate] = head
