@@ -17,7 +17,7 @@ from tests.servers.oidc import OidcServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import Missing
 from tests.servers.ray import RayServer
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisCluster, RedisServer
 from tests.servers.registry import RegistryServer
 from tests.servers.seaweed import Bucket, SeaweedServer
 from tests.servers.slurm import SlurmServer, shared_folder
@@ -118,6 +118,12 @@ def oci_registry() -> Iterator[RegistryServer]:
 def redis_server() -> Iterator[RedisServer]:
     """The Redis-compatible server shared by this process: `url`. Use a prefix of your own; to kill one, make one."""
     yield from _running(RedisServer)
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """The Redis cluster of three servers shared by this process: `url`. Use a prefix of your own; to kill, make one."""
+    yield from _running(RedisCluster)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What every Online must do, asked of a real LMDB file and a real Redis-compatible server."""
+"""What every Online must do, asked of a real LMDB file, a real Redis-compatible server and a cluster of three."""
 
 import contextlib
 import itertools
@@ -12,6 +12,7 @@ import ssl
 import stat
 import threading
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,10 +27,10 @@ from falaj.core.errors import Corrupt, Invalid, Unavailable
 from falaj.core.online import due, has_later, merge, pack_rank, rows_in
 from falaj.core.ports import Online
 from tests.servers.process import wait_until
-from tests.servers.redis import RedisServer
+from tests.servers.redis import ClusterNode, RedisCluster, RedisServer
 from tests.servers.transit import _tls
 
-ENGINES = ("lmdb", "redis")
+ENGINES = ("lmdb", "redis", "cluster")
 NOW = 1_700_000_000_000_000
 Open = Callable[[], Online]
 forked = multiprocessing.get_context("fork")
@@ -44,7 +45,11 @@ def make(url: str) -> Online:
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "lmdb":
         return f"lmdb:{tmp_path}/online"
-    server: RedisServer = request.getfixturevalue("redis_server")
+    server: RedisServer | RedisCluster
+    if request.param == "cluster":
+        server = request.getfixturevalue("redis_cluster")
+        return f"{server.url}&prefix=t{uuid.uuid4().hex}"
+    server = request.getfixturevalue("redis_server")
     return f"{server.url}?prefix=t{uuid.uuid4().hex}"
 
 
@@ -527,6 +532,10 @@ def test_redis_over_tls_trusts_only_a_certificate_that_verifies(redis_server: Re
         "redis://127.0.0.1:port/0",
         "redis://127.0.0.1/0?prefix={a}",
         "redis://127.0.0.1/0?ssl_cert_reqs=none",
+        "redis://127.0.0.1:1,127.0.0.1:2/0",
+        "redis://127.0.0.1:1,/?cluster=yes",
+        "redis://127.0.0.1/1?cluster=yes",
+        "rediss://127.0.0.1/0?socket=/run/redis.sock",
         "redis:",
         "http://127.0.0.1/",
     ],
@@ -595,4 +604,121 @@ def test_redis_leaves_nothing_behind(redis_server: RedisServer) -> None:
     online.drop("s")
     online.drop("t")
     assert redis_server.ask("KEYS", f"{prefix}*") == []
+    online.close()
+
+
+# A cluster alone
+
+
+def _slot_of(cluster: RedisCluster, prefix: str, key: bytes) -> tuple[int, ClusterNode, ClusterNode]:
+    """The slot of a key's bucket, who has it, and another server."""
+    slot = int(cluster.nodes[0].ask("CLUSTER", "KEYSLOT", f"{prefix}{{{zlib.crc32(key) & 0xFFF:03x}}}"))
+    owner = cluster.nodes[next(n for n in range(3) if slot < 16384 * (n + 1) // 3)]
+    return slot, owner, next(node for node in cluster.nodes if node is not owner)
+
+
+def test_cluster_spreads_rows_over_all_servers(redis_cluster: RedisCluster) -> None:
+    prefix = f"t{uuid.uuid4().hex}"
+    online = RedisOnline(f"{redis_cluster.url}&prefix={prefix}")
+    online.put("s", [(b"%d" % n, row(n)) for n in range(300)], NOW)
+    held = [len(node.ask("KEYS", f"{prefix}*")) for node in redis_cluster.nodes]
+    assert min(held) > 50
+    assert online.note("s") is None
+    online.note("s", b"full")
+    online.drop("s")
+    assert [node.ask("KEYS", f"{prefix}*") for node in redis_cluster.nodes] == [[], [], []]
+    online.close()
+
+
+def test_cluster_slots_that_move_are_followed(redis_cluster: RedisCluster) -> None:
+    prefix, keys = f"t{uuid.uuid4().hex}", [b"%d" % n for n in range(30)]
+    online = RedisOnline(f"{redis_cluster.url}&prefix={prefix}")
+    online.put("s", [(key, row(1)) for key in keys], NOW)
+    slot, source, target = _slot_of(redis_cluster, prefix, keys[0])
+
+    def all_is_there(event: int) -> None:
+        assert online.get([("s", keys)]) == [[row(event)] * len(keys)]
+        assert dict(online.scan("s")) == dict.fromkeys(keys, row(event))
+
+    redis_cluster.begin_move(slot, source, target)
+    assert online.get([("s", [*keys, b"nobody"])]) == [[row(1)] * len(keys) + [None]]
+    redis_cluster.end_move(slot, source, target)
+    all_is_there(1)
+    assert online.put("s", [(key, row(2)) for key in keys], NOW) == len(keys)
+    all_is_there(2)
+    redis_cluster.begin_move(slot, target, source)
+    redis_cluster.end_move(slot, target, source)
+    assert online.delete("s", keys) == len(keys), "a row was counted twice, or not at all"
+    assert online.scan("s") == []
+    online.close()
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_cluster_a_server_that_came_back_empty_leaves_no_space_filled(lost: int) -> None:
+    rows = [(b"%d" % n, row(n)) for n in range(200)]
+    with RedisCluster() as cluster:
+        online = RedisOnline(f"{cluster.url}&wait_s=1")
+        assert online.note("s") is None
+        online.put("s", rows, NOW)
+        online.note("s", b"full")
+        assert online.note("s") == b"full"
+        cluster.nodes[lost].kill()
+        with pytest.raises(Unavailable):
+            online.get([("s", [key for key, _ in rows])])
+        cluster.nodes[lost].start()
+        wait_until(cluster.whole, 60)
+        found = online.get([("s", [key for key, _ in rows])])[0]
+        assert 0 < found.count(None) < len(rows)
+        assert online.note("s") is None, "it passes for filled, and a third of its rows is gone"
+        online.put("s", rows, NOW)
+        online.note("s", b"full")
+        assert online.note("s") == b"full"
+        assert dict(online.scan("s")) == dict(rows)
+        online.close()
+
+
+def test_cluster_what_is_lost_before_the_first_mark_is_seen() -> None:
+    with RedisCluster() as cluster:
+        online = RedisOnline(f"{cluster.url}&wait_s=1")
+        assert online.note("s") is None
+        online.put("s", [(b"%d" % n, row(n)) for n in range(200)], NOW)
+        cluster.nodes[1].kill()
+        cluster.nodes[1].start()
+        wait_until(cluster.whole, 60)
+        online.note("s", b"full")
+        assert online.note("s") is None
+        online.close()
+
+
+def test_cluster_must_be_called_one(redis_cluster: RedisCluster) -> None:
+    online = RedisOnline(redis_cluster.nodes[0].url)
+    for act in (lambda: online.put("s", shuffled(1), NOW), lambda: online.get([("s", list(NEWEST))])):
+        with pytest.raises(Unavailable, match="cluster=yes"):
+            act()
+    online.close()
+
+
+def test_redis_through_a_socket_of_this_machine(redis_server: RedisServer, tmp_path: Path) -> None:
+    with RedisServer(unixsocket=f"{tmp_path}/redis.sock") as server:
+        online = RedisOnline(f"redis://localhost/0?socket={tmp_path}/redis.sock&wait_s=1")
+        online.put("s", [(b"k", row(1))], NOW)
+        assert cell(online) == row(1)
+        server.kill()
+        with pytest.raises(Unavailable):
+            cell(online)
+        online.close()
+    assert redis_server.pid
+
+
+def test_redis_that_does_not_answer_is_given_up(redis_server: RedisServer) -> None:
+    online = RedisOnline(f"{redis_server.url}?wait_s=0.2")
+    online.put("s", [(b"k", row(1))], NOW)
+    assert cell(online) == row(1)
+    os.kill(redis_server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unavailable):
+            cell(online)
+    finally:
+        os.kill(redis_server.pid, signal.SIGCONT)
+    assert cell(online) == row(1)
     online.close()

@@ -16,7 +16,8 @@ import pytest
 import falaj
 from falaj.asof.reading import Reader
 from tests.features import feeding
-from tests.servers.redis import RedisServer
+from tests.servers.process import wait_until
+from tests.servers.redis import RedisCluster, RedisServer
 
 IDS = list(range(40))
 
@@ -120,6 +121,20 @@ def test_redis_dies_and_comes_back_empty(tmp_path: Path) -> None:
         assert set(answer.statuses["x"]) == {"NOT_FOUND"}
         here.features.materialize("service:f/all")
         assert same_as_history(here)["count_30d"][1] == 1
+        here.close()
+
+
+def test_a_server_of_a_cluster_dies_and_comes_back_empty(tmp_path: Path) -> None:
+    with RedisCluster() as cluster:
+        here = house(tmp_path, online=f"{cluster.url}&wait_s=1")
+        here.features.materialize("service:f/all")
+        whole = same_as_history(here)
+        cluster.nodes[1].kill()
+        cluster.nodes[1].start()
+        wait_until(cluster.whole, 60)
+        assert here.features.read("service:f/all", {"id": IDS}).columns["x"] != whole["x"]
+        here.features.materialize("service:f/all")
+        assert same_as_history(here)["x"] == whole["x"]
         here.close()
 
 

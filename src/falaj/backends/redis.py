@@ -1,23 +1,26 @@
-"""Online features in Redis or Valkey: `redis://host:6379/0`, `rediss://…` with TLS. Replicas share it.
+"""Online features in Redis or Valkey: `redis://host:6379/0`, `rediss://…` with TLS, `?cluster=yes`. Replicas share it.
 
-A get is one MGET over all spaces: one round trip. A put goes through a script that compares ranks inside the server, so
-rows that arrive late, twice or from several writers converge. Redis is memory: what it loses (a restart without its
-append-only file) is filled again by the platform, which sees that the space's mark is gone.
+A get is one MGET over all spaces (in a cluster, to all servers at once): one round trip. A put goes through a script
+that compares ranks inside the server, so rows that arrive late, twice or from several writers converge. Redis is
+memory: what it loses (a restart without its append-only file) is filled again by the platform, which sees that the
+space's mark is gone.
 
 Keys: PREFIX{bucket}, 16 bytes of the space's hash, a dot, the key. A bucket is one of 4,096 by the key's checksum. What
 stands before the dot is the name of a set: the keys of that space in that bucket. A cluster spreads buckets, and keeps
-a row and its set together, so one row a call (`chunk=1`) would work there.
+a row and its set together.
+
+One server of a cluster may come back empty while the mark of a space lies on another. So in a cluster every bucket has
+a seed of the space before the first row comes in, and a space whose seeds are not all there passes for not filled.
 """
 
 import contextlib
 import hashlib
 import itertools
-import os
 import re
 import ssl
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from threading import Lock
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,6 +29,9 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -34,6 +40,8 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from falaj.backends.redis_reach import Cluster, OneServer, Reach
+from falaj.backends.redis_wire import SocketWire, TlsWire, Wire
 from falaj.core.credential import credential
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.online import after as after_moment
@@ -41,9 +49,10 @@ from falaj.core.online import checked, space_bytes
 
 BUCKETS = 4096
 _PAGE = 64
-_PIPELINE = 16
+_PIPELINE_ROWS = 3200
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
-_OPTIONS = {"prefix", "password", "ca", "wait_s", "chunk", "connections"}
+_OPTIONS = {"prefix", "password", "ca", "wait_s", "chunk", "connections", "cluster", "socket"}
+_SEED = b"*"
 _EXAMPLE = "for example rediss://falaj@redis.example:6379/0?password=env:REDIS_PASSWORD"
 # Strings in Lua compare by the server's locale, so ranks are compared as numbers of 32 bits.
 _PUT = """
@@ -110,12 +119,20 @@ for i, key in ipairs(KEYS) do
 end
 return changed
 """
-_SHA = hashlib.sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
+# At once, or a put between the two would stand and not be named in its set.
+_DELETE = """
+local head, gone = tonumber(ARGV[1]), 0
+for _, key in ipairs(KEYS) do
+  gone = gone + redis.call('UNLINK', key)
+  redis.call('SREM', string.sub(key, 1, head), string.sub(key, head + 2))
+end
+return gone
+"""
 
 
 class RedisOnline:
     """Options, also in the address: `prefix`, `password` (env:NAME or file:/path), `ca`, `wait_s`, `chunk`
-    (rows a script call), `connections` (at most, for this process).
+    (rows a script call), `connections` (at most, for this process and each server), `cluster` (yes), `socket` (a path).
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -126,14 +143,9 @@ class RedisOnline:
         self._heads = [f"{prefix}{{{bucket:03x}}}".encode() for bucket in range(BUCKETS)]
         self._prefix = prefix.encode()
         self._chunk = max(1, int(asked.get("chunk", "200")))
-        self._pool: Any = _pool(url, asked)
-        self._client: Any = redis.Redis(connection_pool=self._pool)
-        # Half of the connections stay with readers: asking the pool for one and giving it back takes half as long as a
-        # read. Those that wait for the next are a stack, since adding to a list and taking from it needs no lock.
-        self._idle: list[Any] = []
-        self._ours: set[Any] = set()
-        self._choosing, self._owner = Lock(), os.getpid()
+        self._reach = _reach(url, asked, self._heads)
         self._kept = False
+        self._sown: set[str] = set()
         self._closed = False
 
     def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
@@ -144,19 +156,24 @@ class RedisOnline:
         head = len(self._heads[0]) + len(hashed)
         calls = [
             (len(part), *(key for key, _ in part), after_moment(now_us), head, *(row for _, row in part))
-            for part in _pieces(pairs, self._chunk)
+            for part in self._reach.groups(pairs, self._chunk)
         ]
-        return sum(self._run(part) for part in _pieces(calls, _PIPELINE))
+        return self._run(_PUT, calls)
 
     def get(self, asks: Sequence[tuple[str, Sequence[bytes]]]) -> list[list[bytes | None]]:
         """What lies under keys of several spaces, in one command."""
+        if self._closed:
+            raise _closed()
         heads, crc = self._heads, zlib.crc32
         places = [
             heads[crc(key) & 0xFFF] + hashed + key
             for hashed, keys in ((space_bytes(space) + b".", keys) for space, keys in asks)
             for key in keys
         ]
-        found = self._mget(places) if places else []
+        try:
+            found = self._reach.mget(places) if places else []
+        except (RedisError, OSError) as error:
+            raise _failure(error) from None
         if len(asks) == 1:
             return [found]
         ends = list(itertools.accumulate(len(keys) for _, keys in asks))
@@ -184,38 +201,51 @@ class RedisOnline:
 
     def delete(self, space: str, keys: Sequence[bytes]) -> int:
         """Remove keys; gives how many were there."""
-        hashed, gone = space_bytes(space), 0
+        hashed = space_bytes(space)
         head = len(self._heads[0]) + len(hashed)
-        for part in _pieces([self._place(hashed, key) for key in keys], 500):
-            pairs = [(("UNLINK", place), ("SREM", place[:head], place[head + 1 :])) for place in part]
-            # At once, or a put between the two would stand and not be named in its set.
-            gone += sum(self._pipeline([command for pair in pairs for command in pair], atomic=True)[::2])
-        return gone
+        pairs = [(self._place(hashed, key), None) for key in keys]
+        calls = [(len(part), *(place for place, _ in part), head) for part in self._reach.groups(pairs, self._chunk)]
+        return self._run(_DELETE, calls)
 
     def drop(self, space: str) -> None:
         """Remove a space, its mark first: what is left of a drop that was killed passes for nothing filled."""
         self._ask("UNLINK", self._mark(space))
-        hashed = space_bytes(space)
+        hashed, sown = space_bytes(space), bool(self._seeds())
+        self._sown.discard(space)
         for start in range(0, BUCKETS, _PAGE):
             names = [head + hashed for head in self._heads[start : start + _PAGE]]
             sets = self._pipeline([("SMEMBERS", name) for name in names])
-            places = [name + b"." + key for name, members in zip(names, sets, strict=True) for key in members]
-            for part in _pieces(places, 1000):
-                self._pipeline([("UNLINK", place) for place in part])
-            self._pipeline([("UNLINK", name) for name, members in zip(names, sets, strict=True) if members])
+            held = [(name, list(members)) for name, members in zip(names, sets, strict=True) if members]
+            # The set goes last: what is left of a drop that was killed is still named.
+            gone = [
+                command
+                for name, members in held
+                for command in (
+                    *(("UNLINK", *(name + b"." + key for key in part)) for part in _pieces(members, 1000)),
+                    ("UNLINK", name),
+                )
+            ]
+            self._pipeline(gone + [("UNLINK", name + _SEED) for name in names if sown])
 
     def note(self, space: str, value: bytes | None = None) -> bytes | None:
         """Read, or write, the mark of a space."""
-        if value is None:
-            return cast(bytes | None, self._ask("GET", self._mark(space)))
-        self._ask("SET", self._mark(space), value)
-        return value
+        seeds = [("GET", self._heads[bucket] + space_bytes(space) + _SEED) for bucket in self._seeds()]
+        if value is not None:
+            # Where it was read before, seeds were there before the rows; to sow now would hide what was lost since.
+            if seeds and space not in self._sown and self._ask("GET", self._mark(space)) is None:
+                self._sow(space)
+            self._ask("SET", self._mark(space), value)
+            return value
+        mark, *found = self._pipeline([("GET", self._mark(space)), *seeds])
+        if seeds and (mark is None or None in found):
+            self._sow(space)
+            return None
+        return cast(bytes | None, mark)
 
     def close(self) -> None:
         """Close every connection."""
         self._closed = True
-        self._idle.clear()
-        self._pool.disconnect()
+        self._reach.close()
 
     def _place(self, hashed: bytes, key: bytes) -> bytes:
         return self._heads[zlib.crc32(key) & 0xFFF] + hashed + b"." + key
@@ -223,11 +253,26 @@ class RedisOnline:
     def _mark(self, space: str) -> bytes:
         return self._prefix + b":mark:" + space_bytes(space)
 
-    def _run(self, calls: Sequence[tuple[Any, ...]]) -> int:
-        commands = [("EVALSHA", _SHA, *call) for call in calls]
+    def _seeds(self) -> list[int]:
+        with self._clear_errors():
+            return self._reach.seeds()
+
+    def _sow(self, space: str) -> None:
+        """Before a space is filled (again): what a server loses from now on is seen. Its mark goes first."""
+        self._ask("UNLINK", self._mark(space))
+        self._sown.add(space)
+        self._pipeline([("SET", head + space_bytes(space) + _SEED, b"") for head in self._heads])
+
+    def _run(self, script: str, calls: Sequence[tuple[Any, ...]]) -> int:
+        return sum(self._run_some(script, part) for part in _loads(calls))
+
+    def _run_some(self, script: str, calls: Sequence[tuple[Any, ...]]) -> int:
+        name = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+        commands = [("EVALSHA", name, *call) for call in calls]
         with contextlib.suppress(NoScriptError):
             return sum(self._pipeline(commands))
-        self._ask("SCRIPT LOAD", _PUT)
+        with self._clear_errors():
+            self._reach.everywhere("SCRIPT LOAD", script)
         # Once more is no harm: a row that stands already changes nothing.
         return sum(self._pipeline(commands))
 
@@ -235,60 +280,27 @@ class RedisOnline:
         """Refuse a server that throws rows away by itself: whoever reads could not tell that from nothing known."""
         if self._kept:
             return
-        policy = str(self._ask("INFO", "memory").get("maxmemory_policy", ""))
-        if policy.startswith("allkeys"):
+        with self._clear_errors():
+            told = self._reach.everywhere("INFO", "memory")
+        if any(str(one.get("maxmemory_policy", "")).startswith("allkeys") for one in told):
             raise Invalid(
                 "this Redis throws away keys when it is full, so features would go missing in silence",
                 "set its maxmemory-policy to noeviction",
             )
         self._kept = True
 
-    def _mget(self, places: Sequence[bytes]) -> list[bytes | None]:
-        """The command is written out here: going through the client's layers takes as long as the server does."""
-        words = b"".join([b"$%d\r\n%b\r\n" % (len(place), place) for place in places])
-        command = [b"*%d\r\n$4\r\nMGET\r\n%b" % (len(places) + 1, words)]
-        with self._clear_errors():
-            connection = self._connection()
-
-            def exchange() -> Any:
-                connection.send_packed_command(command)
-                return connection.read_response()
-
-            try:
-                found = connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
-            except BaseException:
-                self._ours.discard(connection)
-                self._pool.release(connection)  # which looks, before it lends it again, whether something is left in it
-                raise
-            (self._idle.append if connection in self._ours else self._pool.release)(connection)
-            return cast(list[bytes | None], found)
-
-    def _connection(self) -> Any:
-        """One for a read."""
-        if self._owner != os.getpid():  # what a parent opened is not ours
-            self._idle, self._ours, self._choosing, self._owner = [], set(), Lock(), os.getpid()
-        with contextlib.suppress(IndexError):
-            return self._idle.pop()
-        connection = self._pool.get_connection()
-        with self._choosing:
-            if len(self._ours) < self._pool.max_connections // 2:
-                self._ours.add(connection)
-        return connection
-
     def _ask(self, *command: Any) -> Any:
         with self._clear_errors():
-            return self._client.execute_command(*command)
+            return self._reach.ask(*command)
 
-    def _pipeline(self, commands: Iterable[tuple[Any, ...]], *, atomic: bool = False) -> list[Any]:
-        with self._clear_errors(), self._client.pipeline(transaction=atomic) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            return cast(list[Any], pipeline.execute())
+    def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        with self._clear_errors():
+            return self._reach.pipeline(commands)
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
         if self._closed:
-            raise Unavailable("the online store is closed", "open it again")
+            raise _closed()
         try:
             yield
         except NoScriptError:
@@ -300,7 +312,7 @@ class RedisOnline:
 
 def _asked(url: str, options: Mapping[str, Any]) -> dict[str, str]:
     parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+    if parts.scheme not in ("redis", "rediss") or not parts.netloc:
         raise Invalid("this is no address of a Redis server", _EXAMPLE)
     if parts.password is not None:
         raise Invalid("the address of the Redis server holds a password", f"point at it, {_EXAMPLE}")
@@ -310,35 +322,64 @@ def _asked(url: str, options: Mapping[str, Any]) -> dict[str, str]:
     return asked
 
 
-def _pool(url: str, asked: Mapping[str, str]) -> redis.ConnectionPool:
+def _reach(url: str, asked: Mapping[str, str], heads: Sequence[bytes]) -> Reach:
+    """What speaks to the server, or to the servers."""
     parts = urlsplit(url)
+    nodes = _nodes(parts.netloc.rpartition("@")[2])
     wait_s = float(asked.get("wait_s", "5"))
-    more: dict[str, Any] = {}
+    # What the second version of the protocol does not have is of no use here, and its replies are what they look like.
+    more: dict[str, Any] = {"socket_timeout": wait_s, "socket_connect_timeout": wait_s, "protocol": 2}
+    tls: dict[str, Any] = {}
     if parts.scheme == "rediss":
-        more = {"connection_class": redis.SSLConnection, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
-        more |= {"ssl_min_version": ssl.TLSVersion.TLSv1_2} | ({"ssl_ca_certs": asked["ca"]} if "ca" in asked else {})
+        tls = {"ssl_cert_reqs": "required", "ssl_check_hostname": True, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
+        tls |= {"ssl_ca_certs": asked["ca"]} if "ca" in asked else {}
     if "password" in asked:
         more |= {"username": parts.username, "password": credential(asked["password"], "password")}
+    most = {"max_connections": int(asked.get("connections", "32"))}
+    kind: Any = TlsWire if tls else Wire
+
+    def pool(**where: Any) -> Any:
+        made: Any = redis.BlockingConnectionPool
+        retry = Retry(ExponentialBackoff(cap=0.5, base=0.02), 3)
+        return made(**where, **most, timeout=wait_s, retry=retry, **more, **tls)
+
+    if asked.get("cluster", "no") == "yes":
+        if parts.path.strip("/0") or "socket" in asked:
+            raise Invalid("a Redis cluster has the database 0 only, and no socket", _EXAMPLE)
+        spread = partial(pool, connection_class=kind)
+        return Cluster(nodes, spread, heads, {**more, **most, **tls, **({"ssl": True} if tls else {})})
+    if len(nodes) != 1 or ("socket" in asked and tls):
+        raise Invalid("several servers are a cluster (?cluster=yes), and a socket has no TLS", _EXAMPLE)
     try:
-        more |= {"port": parts.port or 6379, "db": int(parts.path.strip("/") or 0)}
+        number = int(parts.path.strip("/") or 0)
     except ValueError:
-        raise Invalid("the port or the number of the Redis database is no number", _EXAMPLE) from None
-    made: Any = redis.BlockingConnectionPool
-    return cast(
-        redis.ConnectionPool,
-        made(
-            host=parts.hostname,
-            max_connections=int(asked.get("connections", "32")),
-            timeout=wait_s,
-            socket_timeout=wait_s,
-            socket_connect_timeout=wait_s,
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
-            **more,
-        ),
-    )
+        raise Invalid("the number of the Redis database is no number", _EXAMPLE) from None
+    if "socket" in asked:
+        return OneServer(pool(path=asked["socket"], connection_class=SocketWire, db=number))
+    return OneServer(pool(host=nodes[0][0], port=nodes[0][1], connection_class=kind, db=number))
+
+
+def _nodes(said: str) -> list[tuple[str, int]]:
+    """Hosts and ports, with commas between them."""
+    try:
+        found = [urlsplit(f"//{one}") for one in said.split(",")]
+        nodes = [(one.hostname or "", one.port or 6379) for one in found]
+    except ValueError:
+        raise Invalid("the port of the Redis server is no number", _EXAMPLE) from None
+    if not all(host for host, _ in nodes):
+        raise Invalid("this is no address of a Redis server", _EXAMPLE)
+    return nodes
+
+
+def _closed() -> FalajError:
+    return Unavailable("the online store is closed", "open it again")
 
 
 def _failure(error: BaseException) -> FalajError:
+    if str(error).startswith(("MOVED", "CROSSSLOT")) or isinstance(error, (ClusterCrossSlotError, MovedError)):
+        return Unavailable("this Redis is one server of a cluster", "say so in the address: ?cluster=yes")
+    if isinstance(error, ClusterDownError):
+        return Unavailable("a part of the Redis cluster is down", "try again; then check its health")
     if isinstance(error, (AuthenticationError, NoPermissionError)):
         return Unavailable("Redis refuses our credentials", "check who the platform is there and what it may do")
     if isinstance(error, OutOfMemoryError):
@@ -352,3 +393,17 @@ def _failure(error: BaseException) -> FalajError:
 
 def _pieces(many: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     return (many[start : start + size] for start in range(0, len(many), size))
+
+
+def _loads(calls: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Calls of a script that go together: each begins with how many keys it has."""
+    load: list[tuple[Any, ...]] = []
+    size = 0
+    for call in calls:
+        load.append(call)
+        size += call[0]
+        if size >= _PIPELINE_ROWS:
+            yield load
+            load, size = [], 0
+    if load:
+        yield load
