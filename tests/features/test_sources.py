@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import deltalake
 import duckdb
+import psycopg
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
 import falaj
-from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
+from tests.servers.peers import peer
+from tests.servers.process import Missing
 from tests.town import refusal
 
 ROWS = {
@@ -98,6 +102,60 @@ def test_delta(here: Any, tmp_path: Path) -> None:
     view = defined(here, tmp_path, "delta", 'Source("dataset:lake/delta", event="at")')
     assert here.features.ingest(view).rows == 3
     assert values(here, view) == [1.5, 2.5, None, None]
+
+
+ICEBERG = """
+import sys
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+home = sys.argv[1]
+catalog = SqlCatalog("here", uri=f"sqlite:///{home}/catalog.db", warehouse=f"file://{home}/warehouse")
+catalog.create_namespace("lake")
+at = pa.array([1767225600000000, 1767312000000000, 1767398400000000], pa.timestamp("us", "UTC"))
+rows = pa.table({"id": [1, 2, 3], "at": at, "x": [1.5, 2.5, None]})
+table = catalog.create_table("lake.rows", schema=rows.schema)
+table.append(rows)
+print(table.metadata_location)
+table.delete("id = 1")
+print(table.metadata_location)
+"""
+
+
+def test_iceberg(here: Any, tmp_path: Path) -> None:
+    """A table that another program wrote, and what it deleted since."""
+    try:
+        python = peer("iceberg", "pyiceberg[sql-sqlite,pyarrow]==0.12.0") / "python"
+    except Missing as missing:
+        pytest.skip(str(missing))
+    (tmp_path / "warehouse").mkdir()
+    done = subprocess.run([python, "-c", ICEBERG, str(tmp_path)], capture_output=True, text=True, check=True)
+    first, second = (line.removeprefix("file://") for line in done.stdout.split())
+    here.catalog.publish("dataset:lake/iceberg", f"iceberg:{first}")
+    view = defined(here, tmp_path, "iceberg", 'Source("dataset:lake/iceberg", event="at")')
+    assert here.features.ingest(view).rows == 3
+    assert values(here, view) == [1.5, 2.5, None, None]
+    here.catalog.publish("dataset:lake/iceberg", f"iceberg:{second}")
+    here.features.ingest(view)
+    assert values(here, view) == [None, 2.5, None, None], "what was deleted there is still here"
+
+
+def test_postgresql(here: Any, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as base:
+        base.execute("create table t (id bigint, at timestamptz, x double precision, secret text)")
+        base.execute("insert into t values (1, '2026-01-01 00:00:00+04', 7.5, 'a'), (2, '2026-01-02Z', null, 'b')")
+    source = 'Source(sql="adbc:postgresql", query="select id, at, x from t", event="at", uri="PAY_DATABASE")'
+    view = defined(here, tmp_path, "postgresql", source)
+    monkeypatch.setenv("PAY_DATABASE", postgres_url)
+    assert here.features.ingest(view).rows == 2
+    assert values(here, view) == [7.5, None, None, None]
+    wrong = source.replace("x from t", "y from t")
+    told = refusal(lambda: here.features.ingest(defined(here, tmp_path, "wrong", wrong)))
+    assert isinstance(told, UserCodeFailed)
+    assert '"y"' in told.message
+    monkeypatch.setenv("PAY_DATABASE", "postgresql://amal:weir-9@127.0.0.1:1/none")  # pragma: allowlist secret
+    told = refusal(lambda: here.features.ingest(view))
+    assert isinstance(told, Unavailable)
+    assert "weir-9" not in str(told)
 
 
 def test_databases(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from falaj.catalog.reading import open_version, path_of
 from falaj.core.errand import Here
-from falaj.core.errors import Invalid, UserCodeFailed
+from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
 from falaj.core.ref import Ref
 from falaj.features.records import SourceDef
 from falaj.features.tabling import tabled
@@ -133,10 +133,18 @@ def _adbc(driver: str, source: SourceDef) -> Iterator[Any]:
     except ModuleNotFoundError:
         raise Invalid(f"the ADBC driver {driver!r:.40} is not installed", f"pip install adbc-driver-{driver}") from None
     # The address of a database may hold a password: it comes from the environment, never from a definition.
-    uri = os.environ.get(source.more.get("uri", "FALAJ_ADBC_URI"), "")
-    with module.connect(uri) as connection, connection.cursor() as cursor:
-        cursor.execute(source.query)
-        yield from _grouped(cursor.fetch_record_batch())
+    variable = source.more.get("uri", "FALAJ_ADBC_URI")
+    try:
+        connection = module.connect(os.environ.get(variable, ""))
+    except module.Error:
+        # Its words may name hosts and people.
+        raise Unavailable("the database does not answer", f"check ${variable}, and who you are there") from None
+    with connection, connection.cursor() as cursor:
+        try:
+            cursor.execute(source.query)
+            yield from _grouped(cursor.fetch_record_batch())
+        except module.Error as error:
+            raise UserCodeFailed(f"the query failed: {str(error)[:300]}", "correct it in the definition") from error
 
 
 def _answer(engine: Any, query: str) -> Iterator[Any]:
