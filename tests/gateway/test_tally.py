@@ -3,6 +3,7 @@
 import pytest
 
 from falaj.gateway.tally import Tally
+from falaj.serve.counts import bucket
 
 
 @pytest.mark.parametrize(
@@ -12,3 +13,14 @@ def test_what_a_revision_did_not_answer(status: int, errors: int) -> None:
     tally = Tally("canary", 2)
     tally.done(0.001, status)
     assert (tally.requests, tally.errors) == (1, errors)
+
+
+@pytest.mark.parametrize(
+    "at_us", [0, 7, 8, 100, 127, 128, 143, 144, 1000, 2047, 2048, 30_001, 65_535, 65_536, 9_000_000]
+)
+def test_a_latency_is_counted_in_its_bucket(at_us: int) -> None:
+    tally = Tally("main", 1)
+    tally.done((at_us + 0.5) / 1e6, 200)
+    tally.done((at_us + 0.5) / 1e6, 404)
+    assert tally.latency_us == {bucket(at_us): 2}
+    assert tally.classes[2] == tally.classes[4] == 1

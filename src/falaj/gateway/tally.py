@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from falaj.core.ref import Ref
@@ -14,6 +15,9 @@ BOUNDS_US = tuple(1 << bits for bits in (*range(9, 21), 22, 24))
 """Of what is told to Prometheus: from half a millisecond to 17 s, each where one of our own buckets begins."""
 MOST_BYTES = 64 << 20
 """Of bodies that wait to be written; what comes then is not kept, and counted."""
+_FINE_US, _LONG_US = 128, 1 << 16
+_NAMES = tuple(bucket(at_us) for at_us in range(0, _LONG_US, 16))
+"""The buckets of latencies in between, by sixteenths: from 128 us on none begins within one."""
 REFUSED = (400, 422)
 """What a model refuses, or breaks over, counts as an error of its revision, though it may be the caller's fault: arms
 get the same requests, so where one of them refuses more of them, it is that revision's."""
@@ -30,7 +34,7 @@ class Tally:
     def __init__(self, arm: str, revision: int) -> None:
         self.arm, self.revision = arm, revision
         self.requests = self.errors = self.inflight = self.held = 0
-        self.latency_us: dict[int, int] = {}
+        self.latency_us: dict[int, int] = defaultdict(int)
         self.classes, self.slots, self.seconds, self.failed = [0] * 10, [0] * (len(BOUNDS_US) + 1), 0.0, 0
         """Since the start: answers by their status' first digit, by latency, their time, and the errors among them."""
         self.told = False
@@ -40,18 +44,21 @@ class Tally:
         """One was answered, or was not."""
         self.requests += 1
         self.seconds += seconds
-        self.classes[status // 100 % 10] += 1
-        if status >= 400 and (status >= 500 or status in REFUSED):
-            self.errors += 1
-        name = bucket(int(seconds * 1e6))
-        self.latency_us[name] = self.latency_us.get(name, 0) + 1
+        if status == 200:  # what nearly all are
+            self.classes[2] += 1
+        else:
+            self.classes[status // 100 % 10] += 1
+            if status >= 400 and (status >= 500 or status in REFUSED):
+                self.errors += 1
+        at_us = int(seconds * 1e6)
+        self.latency_us[_NAMES[at_us >> 4] if _FINE_US <= at_us < _LONG_US else bucket(at_us)] += 1
 
     def turn(self) -> None:
         """A second is over: what it had is added to what was before."""
         for name, num in self.latency_us.items():
             self.slots[bisect_right(BOUNDS_US, low_us(name))] += num
         self.failed += self.errors
-        self.requests, self.errors, self.latency_us = 0, 0, {}
+        self.requests, self.errors, self.latency_us = 0, 0, defaultdict(int)
 
 
 class Tallies:
