@@ -10,6 +10,7 @@ import pytest
 from falaj.api import lanes as lanes_module
 from falaj.api.lanes import BATCH, TOGETHER, WAITING, Lanes
 from falaj.core.errors import Stale, Unavailable
+from falaj.core.ports import Key
 
 
 class Groups:
@@ -185,3 +186,23 @@ def test_what_does_not_end_is_left_and_told(monkeypatch: pytest.MonkeyPatch, cap
     asyncio.run(story())
     assert ("calls were left unfinished", 1) in [(one.message, getattr(one, "running", 0)) for one in caplog.records]
     held.set()
+
+
+def test_what_calls_will_look_at_is_told_to_their_group_before_the_first_runs() -> None:
+    groups, told = Groups(), list[tuple[int, list[Key]]]()
+    one, two = Key("t", "run", "p", "one"), Key("t", "run", "p", "two")
+
+    async def story() -> None:
+        lanes = Lanes(groups.group, ahead=lambda keys: told.append((groups.calls, list(keys))))
+        lanes.start()
+        groups.gate.clear()
+        first = lanes.short(groups.call, 0)
+        await asyncio.get_running_loop().run_in_executor(None, groups.begun.wait, 20)
+        others = [lanes.short(groups.call, n, needs=needs) for n, needs in ((1, (one,)), (2, ()), (3, (two, one)))]
+        groups.gate.set()
+        await asyncio.gather(first, *others)
+        await lanes.outside(groups.call, 4, needs=(one,))
+        lanes.stop()
+
+    asyncio.run(story())
+    assert told == [(0, []), (1, [one, two, one])]

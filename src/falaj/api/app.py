@@ -27,6 +27,7 @@ from falaj.core.bind import options
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Denied, FalajError, Invalid, Unavailable
 from falaj.core.event import new_id
+from falaj.core.ports import CanReadAhead
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verbs_of
@@ -67,7 +68,9 @@ class App:
     def __init__(self, house: "House", hosts: Iterable[str], lanes: int = 1) -> None:
         self.house = house
         self.metrics, self.figures = Metrics(), Figures(house)
-        self.lanes = Lanes(house.ledger.group, lanes, inline=house.settings.embedded)
+        store = house.ledger.store
+        ahead = store.ahead if isinstance(store, CanReadAhead) else None
+        self.lanes = Lanes(house.ledger.group, lanes, inline=house.settings.embedded, ahead=ahead)
         self.gate = Gate(house, self.lanes, hosts)
         self.router = Router()
         self._limits = house.settings.limits

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 from falaj.core.errors import Stale, Unavailable
+from falaj.core.ports import Key
 
 BATCH = 256
 WAITING = 4096
@@ -48,6 +49,8 @@ class _Job(NamedTuple):
     future: asyncio.Future[Outcome]
     run: Callable[..., Any]
     args: tuple[Any, ...]
+    needs: Sequence[Key] = ()
+    """Records that it will look at; it may end with Stale for it, and whoever knows of them is to ask again."""
 
 
 _Queue = queue.SimpleQueue[_Job | None]
@@ -57,10 +60,17 @@ class Lanes:
     """The threads behind one event loop."""
 
     def __init__(
-        self, group: Callable[[], AbstractContextManager[None]], lanes: int = 1, *, inline: bool = False
+        self,
+        group: Callable[[], AbstractContextManager[None]],
+        lanes: int = 1,
+        *,
+        inline: bool = False,
+        ahead: Callable[[Sequence[Key]], None] | None = None,
     ) -> None:
-        """`inline`: short calls run on the event loop itself, for a house in which none of them leaves the process."""
+        """`inline`: short calls run on the event loop itself, for a house in which none of them leaves the process.
+        `ahead` is told what the calls of a group will look at, where it costs less to read that at once."""
         self._group = group
+        self._ahead = ahead
         self._inline = inline
         self._together_soon: list[_Job] = []
         self._asked, self._told = _Queue(), _Queue()
@@ -97,31 +107,34 @@ class Lanes:
         """Calls that no lane has taken yet."""
         return self._asked.qsize() + self._told.qsize()
 
-    def short(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
+    def short(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = ()) -> asyncio.Future[Outcome]:
         """Run a call that only writes a little, together with the others of this moment; durable when answered."""
         if not self._inline:
-            return self._queued(self._told, run, args)
+            return self._queued(self._told, run, args, needs)
         if not self._together_soon:
             self._loop.call_soon(self._run_soon)
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._together_soon.append(_Job(future, run, args))
+        self._together_soon.append(_Job(future, run, args, needs))
         return future
 
-    def inside(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
+    def inside(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = ()) -> asyncio.Future[Outcome]:
         """Run a short question in a lane; the outcome comes when it is durable that it was asked."""
-        return self._queued(self._asked, run, args)
+        return self._queued(self._asked, run, args, needs)
 
-    def outside(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
+    def outside(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = ()) -> asyncio.Future[Outcome]:
         """Run a call that may take long, beside the lanes."""
+        del needs  # it shares nothing with others
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._outside.run(lambda: self._answer(_Job(future, run, args)))
         return future
 
-    def _queued(self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[Outcome]:
+    def _queued(
+        self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...], needs: Sequence[Key]
+    ) -> asyncio.Future[Outcome]:
         if way.qsize() >= WAITING:
             raise Unavailable("too many calls are waiting", "try again shortly, or add a replica")
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        way.put(_Job(future, run, args))
+        way.put(_Job(future, run, args, needs))
         return future
 
     def _answer(self, job: _Job) -> None:
@@ -167,6 +180,8 @@ class Lanes:
 
     def _all(self, batch: Sequence[_Job], outcomes: list[Outcome]) -> None:
         with self._group():
+            if self._ahead is not None:
+                self._ahead([key for job in batch for key in job.needs])
             outcomes += [attempt(job.run, job.args) for job in batch]
 
 

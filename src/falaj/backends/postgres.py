@@ -140,6 +140,12 @@ class PostgresStore:
         """Transactions of this thread join into one."""
         return PostgresGroup(self._groups)
 
+    def ahead(self, keys: Sequence[Key]) -> None:
+        """Say what the group of this thread will ask for."""
+        group = self._groups.local.group
+        if group is not None:
+            group.wanted = tuple(dict.fromkeys(keys))
+
     def look(self) -> PostgresTxn:
         """A snapshot of what is committed now; a group that has only read gives its own up for it."""
         group = self._groups.local.group
@@ -150,8 +156,8 @@ class PostgresStore:
     def alone(self, write: bool) -> PostgresTxn:
         """A transaction of the engine's own, begun when it is first asked something."""
         if write:
-            return PostgresTxn(self._url, self._begin_write, partial(self._ended, True), self._teller.tell)
-        return PostgresTxn(self._url, partial(self._begun, _READ), partial(self._ended, False))
+            return PostgresTxn(self._url, self._begin_write, partial(self._ended, True), tell=self._teller.tell)
+        return PostgresTxn(self._url, partial(self._begun, _READ), partial(self._ended, False), glance=self._ask)
 
     def _begin_write(self) -> "psycopg.Connection[Any]":
         way = self.passage.enter()

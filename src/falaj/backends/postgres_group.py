@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from psycopg.pq import TransactionStatus
 
 from falaj.backends.lane import again
-from falaj.backends.postgres_txn import PostgresTxn, Riders, Tell
+from falaj.backends.postgres_txn import Overtaken, PostgresTxn, Riders, Tell
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row
 
@@ -56,6 +56,8 @@ class PostgresGroup:
         self._snapshot: PostgresTxn | None = None
         self._whole: PostgresTxn | None = None
         self._saved = False
+        self.wanted: tuple[Key, ...] = ()
+        """What its members will look at; asked for together by the first who does."""
         self.events: list[EventRow] = []
         self.riders: Riders = {}
         self.changes = 0
@@ -102,6 +104,11 @@ class PostgresGroup:
         """True once a member has changed a record, or is about to."""
         return self._whole is not None
 
+    @property
+    def glancing(self) -> bool:
+        """True while all that was read is one statement's, and no snapshot holds it still."""
+        return self._snapshot is not None and not self._snapshot.begun
+
     def strengthen(self) -> None:
         """Leave the snapshot for a transaction that may write."""
         if self._whole is None:
@@ -137,6 +144,7 @@ class PostgresGroup:
         whole = self._whole or self._snapshot
         if whole is None:
             whole = self._snapshot = self._groups.begin(False)
+            whole.wanted = self.wanted
         try:
             yield whole
         except FalajError as error:
@@ -175,19 +183,23 @@ class PostgresGroup:
 class Member:
     """One transaction of a group."""
 
-    __slots__ = ("_ended", "_events", "_group", "_marked", "_riders", "_saved", "_seen", "_write", "url")
+    __slots__ = ("_ended", "_events", "_glanced", "_group", "_marked", "_riders", "_saved", "_seen", "_write", "url")
 
     def __init__(self, group: PostgresGroup, write: bool, url: str) -> None:
         self._group, self.url = group, url
         self._write = write
         self._ended = self._marked = self._saved = False
         self._events: list[EventRow] = []
+        self._glanced: set[Key] = set()
         self._riders: Riders = {}
         self._seen: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
 
     def get(self, key: Key) -> Row | None:
         """The row of a key."""
-        return self._noted(PostgresTxn.get, (key,))
+        found = self._noted(PostgresTxn.get, (key,))
+        if self._group.glancing:
+            self._glanced.add(key)
+        return found
 
     def find(self, query: Query) -> Found:
         """A page of rows."""
@@ -249,21 +261,20 @@ class Member:
 
     def _ask(self, ask: Callable[..., T], given: tuple[Any, ...]) -> T:
         with self._group.asking(self._saved) as whole:
-            return ask(whole, *given)
+            found = ask(whole, *given)
+            if not self._glanced.isdisjoint(whole.overtaken):
+                raise Stale("another writer changed the same things meanwhile", "call again") from Overtaken()
+            return found
 
     def _ready(self) -> None:
         self._ready_to_write()
         if not self._marked:
             self._group.strengthen()
             if any(self._ask(ask, given) != found for ask, given, found in self._seen):
-                raise Stale("another writer changed the same things meanwhile", "call again") from _Overtaken()
+                raise Stale("another writer changed the same things meanwhile", "call again") from Overtaken()
             self._marked = True
             self._saved = self._group.save()
 
     def _ready_to_write(self) -> None:
         if not self._write or self._ended:
             raise Invalid("this transaction cannot write", "begin one that writes")
-
-
-class _Overtaken(Exception):
-    """What was read is not so any more: no engine said it, and it means the same."""

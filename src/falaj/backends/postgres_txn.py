@@ -37,6 +37,12 @@ _MAKE = """WITH made AS (INSERT INTO records (tenant, kind, project, name, versi
     INSERT INTO terms (tenant, kind, field, value, project, name, version)
     SELECT tenant, kind, field, value, project, name, version
     FROM made, unnest(%s::text[], %s::text[]) AS given (field, value)"""
+# One look into the index for each key, in one trip; a join would let the engine choose to read the table whole.
+_KEY = ("tenant", "kind", "project", "name", "version")
+_GET_MANY = f"""SELECT {", ".join(f"asked.{column}" for column in _KEY)}, rev, cell, body, at, terms
+    FROM unnest({", ".join("%s::text[]" for _ in _KEY)}) AS asked ({", ".join(_KEY)}), LATERAL (
+        SELECT rev, cell, body, at, terms FROM records AS r
+        WHERE {" AND ".join(f"r.{column} = asked.{column}" for column in _KEY)} LIMIT 1) AS found"""  # noqa: S608 # nosec B608
 _KEPT = 1000
 """So many rows that were read are kept: guard, verb and writing ask for the same ones."""
 _RETRY = ("40001", "40P01", "55P03")
@@ -48,6 +54,8 @@ Connection = psycopg.Connection[Any]
 Riders = dict[str, list[Sequence[Any]]]
 """Rows that go into a table beside the ledger's, by the statement that takes them as columns."""
 Tell = Callable[[Sequence[EventRow], Riders], None]
+Glance = Callable[[str, Sequence[Any]], list[Any]]
+"""Asks one question outside any transaction."""
 End = Callable[["psycopg.Connection[Any]", bool, bool], None]
 """Takes the connection of an ended transaction: whether it was committed, and whether the engine turned it away."""
 
@@ -77,9 +85,22 @@ class PostgresWrites(RowWrites):
 class PostgresTxn(PostgresWrites):
     """One transaction on one connection of the pool."""
 
-    def __init__(self, url: str, begin: "Callable[[], Connection]", end: End, tell: Tell | None = None) -> None:
-        """`begin` gives a connection that has begun, `end` takes it back; one that writes can `tell` without either."""
+    def __init__(
+        self,
+        url: str,
+        begin: "Callable[[], Connection]",
+        end: End,
+        *,
+        tell: Tell | None = None,
+        glance: Glance | None = None,
+    ) -> None:
+        """`begin` gives a connection that has begun, `end` takes it back; one that writes can `tell` without either,
+        and one that reads can `glance` at what it is known to want."""
         self.url = url
+        self._glance = glance
+        self._glanced: dict[Key, Row | None] = {}
+        self.overtaken: set[Key] = set()
+        """What was glanced at and is another thing in the transaction that began after all."""
         self._begin = begin
         self._end = end
         self._tell = tell
@@ -87,6 +108,9 @@ class PostgresTxn(PostgresWrites):
         self._told: list[EventRow] = []
         self._riders: Riders = {}
         self._ended = False
+        self.wanted: tuple[Key, ...] = ()
+        """What will be asked for: the first question for one of them reads all, and where that is the first question
+        at all it needs no transaction. One statement is one snapshot."""
         self._rows: dict[Key, Row | None] = {}
         self._cells: dict[tuple[str, str], frozenset[str]] = {}
 
@@ -96,7 +120,16 @@ class PostgresTxn(PostgresWrites):
             if self._ended:
                 raise Invalid("the transaction has ended", "begin another")
             self._held = self._begin()
+            if self._glanced:
+                fresh = self._many(tuple(self._glanced))
+                self.overtaken = {key for key, row in fresh.items() if row != self._glanced[key]}
+                self._rows |= fresh
         return self._held
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine knows of it."""
+        return self._held is not None
 
     @property
     def status(self) -> TransactionStatus:
@@ -105,12 +138,28 @@ class PostgresTxn(PostgresWrites):
 
     def get(self, key: Key) -> Row | None:
         """The row of a key. One snapshot, so what was read once need not be asked again."""
+        if key in self.wanted and key not in self._rows:
+            wanted, self.wanted = self.wanted, ()
+            self._rows |= self._many(wanted)
         if key not in self._rows:
             rows = self.run(sql.GET, sql.key_values(key))
             if len(self._rows) >= _KEPT:
                 self._rows.clear()
             self._rows[key] = sql.row_of(key, rows[0] if rows else None)
         return self._rows[key]
+
+    def _many(self, keys: tuple[Key, ...]) -> dict[Key, Row | None]:
+        """The rows of keys, in one trip."""
+        values = [list(column) for column in zip(*map(sql.key_values, keys), strict=True)]
+        first = self._held is None and self._glance is not None
+        rows = self._glance(_GET_MANY, values) if first and self._glance else self.run(_GET_MANY, values)
+        found: dict[Key, Row | None] = dict.fromkeys(keys)
+        for row in rows:
+            key = Key(*row[:5])
+            found[key] = sql.row_of(key, row[5:])
+        if first:
+            self._glanced = found
+        return found
 
     def find(self, query: Query) -> Found:
         """A page of rows."""
@@ -217,6 +266,10 @@ class PostgresTxn(PostgresWrites):
         """How many rows a statement changed."""
         with clear_errors():
             return self._connection.execute(marks(text), values).rowcount
+
+
+class Overtaken(Exception):
+    """What was read is not so any more: no engine said it, and it means the same."""
 
 
 class Teller:

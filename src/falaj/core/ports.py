@@ -137,6 +137,16 @@ class CanGroup(Protocol):
         ...
 
 
+@runtime_checkable
+class CanReadAhead(Protocol):
+    """A store that can be told what a group is about to read, and then reads all of it at once."""
+
+    def ahead(self, keys: Sequence["Key"]) -> None:
+        """Say what the group of this thread will ask for; nothing is read before somebody does. A transaction that
+        asks for more than that may find it changed: Stale."""
+        ...
+
+
 class Group(Protocol):
     """While entered, commits on this thread wait; leaving makes them all durable, or raises for all of them."""
 

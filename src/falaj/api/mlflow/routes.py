@@ -18,6 +18,7 @@ from falaj.core.errors import Stale
 from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import desk_class
+from falaj.store.envelope import key_of
 
 if TYPE_CHECKING:
     from falaj.api.app import App
@@ -79,13 +80,16 @@ class Facade:
         visit = Visit(app.house, ctx, workspace, ask.named, self._places)
         if lane == app.lanes.outside:
             app.unhurried(OUTSIDE_TIMES)
-        answer, error = await lane(_within, one, visit, asked)
+        place = self._places.get((ctx.tenant, getattr(asked, "run_id", "")))
+        # What this may cost, a Stale now and then, is made good below.
+        needs = (key_of(place.bare, ctx.tenant),) if place is not None else ()
+        answer, error = await lane(_within, one, visit, asked, needs=needs)
         for turn in range(TRIES):
             if not isinstance(error, Stale):
                 break
             # Others wrote the same things at that moment, and nothing of this happened. MLflow's clients would give up.
             await asyncio.sleep(secrets.randbelow(1000) * 1e-5 * 2**turn)
-            answer, error = await lane(_within, one, visit, asked)
+            answer, error = await lane(_within, one, visit, asked, needs=needs)
         if error is not None:
             return said(error, ctx.request)
         if visit.found:
