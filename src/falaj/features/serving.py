@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from falaj.asof.reading import Reader
 from falaj.asof.records import STATUSES, Field, ServicePlan, ViewPlan
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Invalid
+from falaj.core.errors import Conflict, Denied, Invalid
 from falaj.core.ports import Online
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
@@ -163,8 +163,10 @@ class Serving(Shelf):
         """A view by itself is read as the service of its ordinary columns."""
         if pinned.kind == "view":
             view = self._view(tx, pinned)
-            plain = tuple(one.name for one in view.definition.features if one.label is None)
-            columns = tuple(one.name for one in view.definition.windows) or plain
+            columns = _ordinary(view)
+            if not columns:  # a pick of none would be a pick of all
+                hint = "name a service that takes them"
+                raise Denied(f"every column of {pinned} has a label of its own", hint, pinned)
             picks = (Pick(f"{pinned.project}/{pinned.name}@{pinned.version}", columns),)
             service, views = ServiceDef(f"{pinned.project}/{pinned.name}", picks), {str(pinned): view}
         else:
@@ -174,6 +176,14 @@ class Serving(Shelf):
         plan = service_plan(service, views, str(pinned))
         split = [face for one in plan.views for face in _by_face(one, views[one.ref], ctx.tenant)]
         return replace(plan, views=tuple(split), barred=_barred(tx, ctx, plan, views))
+
+
+def _ordinary(view: View) -> tuple[str, ...]:
+    """What a view shows under its own label: no column with a stricter one, and no number made of such a column."""
+    stricter = {one.name for one in view.definition.features if one.label is not None}
+    if view.definition.windows:
+        return tuple(one.name for one in view.definition.windows if one.of not in stricter)
+    return tuple(one.name for one in view.definition.features if one.name not in stricter)
 
 
 def trained_on(tx: Books, model: Ref) -> list[Ref]:
