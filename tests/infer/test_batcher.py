@@ -219,6 +219,31 @@ async def test_the_regime_follows_what_runs_take() -> None:
     await engine.close()
 
 
+@pytest.mark.parametrize("sleeps", [False, True], ids=["robbed", "asleep"])
+@on_loop
+async def test_what_other_processes_take_moves_no_model_to_a_thread_but_its_own_sleep_does(
+    monkeypatch: Any, sleeps: bool
+) -> None:
+    runtime = Slow()
+    engine = await engine_of(runtime)
+    batcher = _batcher(engine)
+    await _until_inline(engine)
+    times = 0
+
+    def used() -> tuple[float, int]:
+        """Runs take 2 ms by the clock and next to nothing of the processor, with or without going to sleep."""
+        nonlocal times
+        times += 1
+        return times * 1e-6, times if sleeps else 0
+
+    monkeypatch.setattr("falaj.infer.batcher._used", used)
+    runtime.seconds = 0.002
+    for _ in range(100):
+        await asked(engine, ask_of(rows([1])))
+    assert batcher.inline is not sleeps
+    await engine.close()
+
+
 async def _until_inline(engine: Engine) -> None:
     """Small requests until they run on the loop's thread; a busy machine may look slow at first."""
     for _ in range(20_000):

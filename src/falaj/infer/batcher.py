@@ -12,7 +12,8 @@ from _thread import allocate_lock
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from time import monotonic
+from resource import RUSAGE_THREAD, getrusage
+from time import monotonic, thread_time
 from typing import Any, NamedTuple
 
 from falaj.core.errors import FalajError, Unavailable, UserCodeFailed
@@ -76,7 +77,8 @@ class Batcher:
         self._loop, self._deliver = loop, deliver
         self._queue = Queue(options.queue)
         self._fresh: list[Waiting] = []
-        self._due = False
+        self._due = self._looks = False
+        """A turn is on its way; the last run on the loop's thread took long, so the next one is looked at."""
         self._turns = self._slow = 0
         self._timer: TimerHandle | None = None
         self._timer_at = 0.0
@@ -227,14 +229,17 @@ class Batcher:
             self._again()
 
     def _run_here(self, members: list[Waiting]) -> None:
+        looked = self._looks or self._turns & 3 == 0 or self._turns < 256  # not each time: it costs a tenth of a run
+        before = _used() if looked else (0.0, 0)
         try:
             results = self._execute(members, monotonic)
         except BaseException:  # nothing that we know of; whoever waits is told
             self.fail(members, _ended_badly())
             raise
         self._turns += 1
-        if self._turns & 3 == 0 or self._turns < 256 or results[0].ended - results[0].began > INLINE_S:
-            self._measure(results)  # not each time: it costs a tenth of a small run
+        self._looks = results[0].ended - results[0].began > INLINE_S
+        if looked:
+            self._measure([_own(results[0], before)] if self._looks and len(results) == 1 else results)
         for ran in results:
             self._deliver(ran)
 
@@ -436,13 +441,25 @@ class Batcher:
         # One slow run says little: the machine did something else meanwhile. Several in a row say much.
         cost = min(ran.cost_s, 4 * known) if known else ran.cost_s
         self.took_s = known + (cost - known) * (0.5 if cost < known else 0.05)
-        self._slow = self._slow + 1 if took > AT_ONCE_S else 0
+        self._slow = self._slow + 1 if (ran.cost_s if self.inline else took) > AT_ONCE_S else 0
         if self.inline:
             if self.took_s > INLINE_S or self._slow > 2:
                 self.inline = False
         elif self.options.inline and self.took_s < BACK_INLINE_S and took < BACK_INLINE_S:
             with self._lock:
                 self.inline = not self._running and not self._queue.size and self._idle == self._workers
+
+
+def _used() -> tuple[float, int]:
+    """CPU seconds of this thread, and how often it went to sleep by itself."""
+    return thread_time(), getrusage(RUSAGE_THREAD).ru_nvcsw
+
+
+def _own(ran: Ran, before: tuple[float, int]) -> Ran:
+    """A run that took long with what it cost by itself. One that never slept cost its CPU time: the rest went to other
+    processes, and models are not moved to a thread for what their neighbours do."""
+    used_s, sleeps = _used()
+    return ran if sleeps != before[1] else ran._replace(cost_s=min(ran.cost_s, max(1e-9, used_s - before[0])))
 
 
 def _ended_badly() -> Unavailable:
