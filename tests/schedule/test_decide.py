@@ -54,6 +54,29 @@ def test_a_big_gang_has_its_turn_while_small_jobs_keep_coming() -> None:
     assert started(cluster.cycle(1000)) == ["gang"]
 
 
+def test_what_is_held_is_lent_to_one_after_another_in_one_cycle() -> None:
+    jobs = [job("gang", "root/c", 8, 2), job("a", "root/a", 5, submitted=1), job("b", "root/b", 2, submitted=3)]
+    jobs += [job(f"brief{number}", "root/c", number, 2, submitted=2 * number) for number in (1, 2)]
+    queues = (Queue("root/a", limit={"gpu": 5000}), Queue("root/b", guarantee={"gpu": 4000}))
+    cluster = Scheduler(snapshot(2, jobs, queues))
+    plan = cluster.cycle(1)
+    assert [turn.job for turn in plan.reservations] == ["gang"]
+    assert started(plan) == ["b", "a", "brief1", "brief2"]
+    assert not decide(cluster.snapshot(1)).starts, "looking at everything again finds no more"
+
+
+def test_a_job_that_is_as_it_was_planned_is_no_news() -> None:
+    cluster = Scheduler(snapshot(1, [job("a")]))
+    cluster.cycle(5)
+    planned = cluster.running["a"]
+    assert not cluster.change(replace(planned))
+    assert not cluster.change(replace(planned, started=7)), "it began later than it was given its places"
+    assert cluster.running["a"].started == 7
+    assert cluster.change(replace(planned, started=7, stopping=9))
+    assert cluster.change(replace(planned, spots=(), started=0))
+    assert cluster.change(job("b")), "nobody knew it"
+
+
 def test_a_turn_is_for_those_who_waited_long_for_what_they_ask() -> None:
     cluster = Scheduler(snapshot(1, [job("r", gpus=8, limit_s=10_000)], knobs=Knobs()))
     cluster.cycle(0)

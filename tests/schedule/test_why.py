@@ -1,7 +1,7 @@
 """One reason for every job that waits, and a change that starts it: made, and decided again."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import NotFound
@@ -135,6 +135,8 @@ def test_what_can_never_run_is_refused_with_the_nearest_that_can() -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8), st.integers(1, 3)), min_size=3, max_size=8),
     st.integers(0, 10),
 )
+@example([("c", 8, 2), ("a", 5, 1), ("c", 1, 2), ("b", 2, 1), ("c", 2, 2)], 5)
+@example([("c", 8, 2), ("c", 2, 3), ("a", 8, 1), ("b", 3, 2), ("c", 4, 1), ("a", 6, 2), ("c", 4, 3)], 7)
 def test_a_change_that_is_told_does_start_the_job(jobs: list[tuple[str, int, int]], limit: int) -> None:
     made = [job(f"j{at}", f"root/{leaf}", gpus, n, submitted=at) for at, (leaf, gpus, n) in enumerate(jobs)]
     queues = (Queue("root/a", limit={"gpu": limit * 1000} if limit else {}), Queue("root/b", guarantee={"gpu": 4000}))

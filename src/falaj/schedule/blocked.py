@@ -293,11 +293,10 @@ class Blocked(Board):
                 brief = self.lines.brief(number, self.parked)
                 if brief is None or self.now + brief[0] > last:
                     continue
-                stamp = (self.turns.version, brief[1].id)
-                if self._tried.get(number) != stamp:
+                if self._tried.get(number) != (self.turns.version, brief[1].id):
                     short.append((brief[0], brief[1].submitted, brief[1].id, number))
-                    self._tried[number] = stamp
             for one in sorted(short):
+                self._tried[one[3]] = self.turns.version, one[2]  # not before: whoever stands behind is tried after it
                 if self._some(one[3]) and self._lend(*one):
                     lent = True
                     break

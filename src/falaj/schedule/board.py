@@ -27,15 +27,21 @@ class Board(Ground):
         self._want(job, 1)
         self._enter(job)
 
-    def change(self, job: Job) -> None:
-        """Other facts of a job: progress, a checkpoint, other places, or none any more."""
+    def change(self, job: Job) -> bool:
+        """Other facts of a job: progress, a checkpoint, other places, or none any more.
+
+        False when a cycle need not look: it is as a plan said, but for the second in which it began.
+        """
         old = self.running.get(job.id) or self.lines.jobs.get(job.id)
         if old is None:
             self.submit(job)
-            return
+            return True
         job = self.shapes.shared(job)
         if old.spots and job.spots and not job.charged:
             job = replace(job, charged=old.charged)
+        if job == old:
+            return False
+        news = job != replace(old, started=job.started)
         if old.spots and old.spots == job.spots and old.queue == job.queue and old.charged == job.charged:
             self.running[job.id] = job
             self._expect(job)
@@ -47,6 +53,7 @@ class Board(Ground):
             else:
                 self._leave(job.id)
                 self._enter(job)
+        return news
 
     def end(self, job_id: str) -> None:
         """A job is over, or nobody wants it any more."""
