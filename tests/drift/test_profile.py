@@ -1,7 +1,7 @@
 """Profiles: cut where the reference says, counted as later rows are, and read with every bound checked."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -76,6 +76,18 @@ def test_edges_are_where_values_really_are_cut(profile, columns):
 def test_odd_values_are_counted_beside_the_bins(profile, name, at, share):
     place = [axis.name for axis in profile.axes].index(name)
     assert abs(profile.counts[place][-4 + at] / ROWS - share) < 0.02
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_the_range_of_a_column_is_that_of_its_finite_values(kind):
+    column = np.array([np.nan, 3, -np.inf, -7, np.inf, 0.5, np.nan, np.inf, 12], kind)
+    (axis,) = profile_of({"x": column}).axes
+    assert (axis.low, axis.high, axis.centre) == (-7.0, 12.0, 3.0)
+
+
+def test_a_profile_is_written_field_by_field_and_whole(profile):
+    plain = json.dumps(asdict(profile), allow_nan=False, sort_keys=True, separators=(",", ":"))
+    assert to_json(profile) == plain.encode()
 
 
 def test_a_profile_comes_back_as_it_was(profile):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, Invalid
+from falaj.drift.cutting import ranks, true_edges
 from falaj.drift.packing import joined as packed_join
 from falaj.drift.profile import profile_of
 from falaj.drift.records import Axis, Profile
@@ -79,6 +80,32 @@ def test_any_reference_is_cut_at_its_true_edges(values, factor):
     wanted = np.bincount(np.searchsorted(found.axes[0].edges, values, side="left"), minlength=found.axes[0].bins)
     assert wanted.tolist() == list(found.counts[0][:-4])
     assert found.counts[0][-4:] == (0, 0, 0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=40),
+    st.floats(-1e12, 1e12),
+    st.floats(1e-12, 1e12),
+)
+def test_an_edge_is_the_greatest_number_that_is_cut_as_it_is(values, centre, scale):
+    wanted = np.sort(np.array([*values, centre, centre + scale, centre - 2.5 * scale]))
+    low, high = float(wanted[0]), float(wanted[-1])
+    edges = true_edges(wanted, centre, scale, low, high)
+    above = np.nextafter(edges, np.inf)
+    assert (ranks(above, centre, scale) > ranks(edges, centre, scale)).all()
+    below_top = np.unique(ranks(wanted, centre, scale))
+    assert ranks(edges, centre, scale).tolist() == below_top[below_top < ranks(wanted[-1:], centre, scale)].tolist()
+
+
+def test_many_rows_at_once_are_counted_as_one_by_one():
+    draw = np.random.default_rng(8)
+    block = {"x": draw.normal(size=3_000), "y": draw.normal(3, 2, 3_000)}
+    whole, single = Tally(PROFILE, seed=1), Tally(PROFILE, seed=1)
+    whole.add(block)
+    for at in range(3_000):
+        single.add_matrix(np.array([[block["x"][at], block["y"][at]]]), ("x", "y"))
+    assert (whole.counts == single.counts).all()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,20 @@ _RANK, RANKS = _ranked()
 """The second: bytes of table that a column takes."""
 
 
+def _lasts() -> NDArray[np.float64]:
+    """Of every rank, the greatest number that has it: halfway from the last of its float32s to the next."""
+    bits = (np.arange(1 << 16, dtype=np.uint32) << 16) | np.where(np.arange(1 << 16) >> 15, 0, 0xFFFF).astype(np.uint32)
+    ends = bits.view(np.float32)
+    last: Floats = np.full(RANKS, -float(_HUGE))
+    real = np.abs(ends) < _HUGE
+    above = np.nextafter(ends[real], np.float32(np.inf)).astype(np.float64)
+    np.maximum.at(last, _RANK[real], (ends[real] + above) / 2)
+    return last
+
+
+_LAST = _lasts()
+
+
 def frame(axis: Axis) -> tuple[float, float]:
     """What a number of this axis is moved and scaled by."""
     if axis.scale > 0:
@@ -80,8 +94,14 @@ def true_edges(wanted: Floats, centre: float, scale: float, low: float, high: fl
     keep = found < ranks(np.array([high]), centre, scale)[0]
     found, least = found[keep], _ordered(np.maximum(wanted[first], low)[keep])
     most = np.broadcast_to(_ordered(np.array([high])), found.shape)
-    for _ in range(64):  # Between `least`, which is cut so, and `most`, which is not: halve.
-        middle = (least >> 1) + (most >> 1) + (least & most & 1)
+    # Where it should be but for rounding, and a little to both sides of that: what is left to search is short.
+    with np.errstate(over="ignore", invalid="ignore"):
+        near = _LAST[found] * scale
+        off = 8 * np.finfo(np.float64).eps * (abs(near) + abs(centre))
+        guesses = [_ordered(np.nan_to_num(near + centre + side)) for side in (-off, off)]
+    while guesses or (most - 1 > least).any():  # Between `least`, which is cut so, and `most`, which is not: halve.
+        halfway = (least >> 1) + (most >> 1) + (least & most & 1)
+        middle = np.clip(guesses.pop(), least, most) if guesses else halfway
         inside = ranks(_unordered(middle), centre, scale) <= found
         least, most = np.where(inside, middle, least), np.where(inside, most, middle)
     return _unordered(least)

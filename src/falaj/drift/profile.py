@@ -5,7 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -188,11 +188,10 @@ def _segments(column: Array) -> tuple[str, ...]:
 
 def number_axis(name: str, column: Array, picks: Any = slice(None)) -> Axis:
     """Cut into parts of equally many rows, as far as equal values let it."""
-    values = as_numbers(column[picks])
-    values = np.sort(values[np.isfinite(values)])
+    values = _ascending(column[picks])
     if not len(values):
         return Axis(name)
-    low, high = _range(column)
+    low, high = (float(values[0]), float(values[-1])) if len(column[picks]) == len(column) else _range(column)
     trim = len(values) // 1000
     inner = values[trim : len(values) - trim]
     top = float(max(abs(inner[0]), abs(inner[-1]))) or 1.0  # In parts of it: the sum of large numbers is none.
@@ -207,6 +206,14 @@ def number_axis(name: str, column: Array, picks: Any = slice(None)) -> Axis:
     return replace(bare, edges=tuple(edges.tolist()))
 
 
+def _ascending(column: Array) -> Floats:
+    """Its finite values as numbers, sorted; as narrow as they came, which takes half the time."""
+    values = np.sort(column if column.dtype == np.float32 else as_numbers(column))
+    # Sorted, what is infinite stands at the ends, and what is missing after all.
+    first, last = np.searchsorted(values, -np.inf, side="right"), np.searchsorted(values, np.inf, side="left")
+    return np.asarray(values[first:last], np.float64)
+
+
 def _range(column: Array) -> tuple[float, float]:
     """The least and the greatest finite value of all rows."""
     least: list[float] = []
@@ -219,7 +226,13 @@ def _range(column: Array) -> tuple[float, float]:
 
 def to_json(profile: Profile) -> bytes:
     """As it lies in a model's folder: the same profile has the same bytes."""
-    return json.dumps(asdict(profile), allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+    plain = _named(profile) | {"axes": [_named(axis) for axis in profile.axes], "quality": _named(profile.quality)}
+    return json.dumps(plain, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _named(record: Profile | Axis | Quality) -> dict[str, Any]:
+    """Its fields as they are: to copy thousands of numbers, one by one, takes longer than to write them."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def digest(profile: Profile) -> str:
@@ -232,7 +245,7 @@ def layout(profile: Profile) -> str:
     held = _LAYOUTS.get(id(profile))
     if held is not None and held[0] is profile:
         return held[1]
-    cuts = [[asdict(axis) | {"weight": 0} for axis in profile.axes], profile.segment, profile.segments]
+    cuts = [[_named(axis) | {"weight": 0} for axis in profile.axes], profile.segment, profile.segments]
     made = hashlib.sha256(json.dumps(cuts, sort_keys=True).encode()).hexdigest()[:32]
     if len(_LAYOUTS) >= _MOST_LAYOUTS:
         _LAYOUTS.clear()
