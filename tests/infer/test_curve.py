@@ -78,3 +78,16 @@ def test_what_a_size_cost_long_ago_is_not_held_against_what_another_costs_now() 
         others += rows != 8
     assert curve.cap == 8
     assert others < 128
+
+
+def test_a_small_batch_after_many_large_ones_is_no_trial_of_its_size() -> None:
+    cost = [10 / (1 << index) + 0.1 for index in range(11)]
+    curve = _measured(cost)
+    cap = curve.cap
+    for _ in range(8):
+        for _ in range(200):
+            curve.note(64, 4, cost[6] * 64)
+            assert curve.cap == cap
+        curve.note(2, 4, cost[1] * 2)
+        curve.note(64, 4, cost[6] * 64)
+        assert curve.cap == cap

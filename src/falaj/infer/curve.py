@@ -32,15 +32,16 @@ class Curve:
         It counts for the cap that it would be cut by, so five rows for eight and not for four. Where the last run of a
         size is long ago, what it cost then is forgotten: times differ more than sizes do."""
         index = min((rows - 1).bit_length(), _SIZES - 1)
-        if self._runs - self._at[index] > OLD:
-            self._cost[index], self._seen[index] = 0.0, 0
+        old = self._runs - self._at[index] > OLD
         self._at[index] = self._runs
-        cost, known = seconds / (rows * unit), self._cost[index]
+        cost, known = seconds / (rows * unit), 0.0 if old else self._cost[index]
         self._cost[index] = known + (cost - known) * (0.5 if cost < known else 0.05) if known else cost
         before, self._runs = self._seen[index], self._runs + 1
         self._seen[index] = before + times
-        # A size that was on trial is decided on with the run that makes it sure: others wait, and it may be a poor one.
-        if self._runs & 31 == 0 or before < SURE <= before + times or (before + times < SURE and self._runs & 3 == 0):
+        # A size that was on trial is decided on with the run that makes it sure, and one that seemed better long ago
+        # with the first that says what it costs now: others wait, and it may be a poor one.
+        sure = before < SURE <= before + times or (old and 1 << index == self.cap)
+        if sure or self._runs & 31 == 0 or (before + times < SURE and self._runs & 3 == 0):
             self.decide()
 
     def decide(self) -> None:
