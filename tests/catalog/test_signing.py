@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -173,7 +174,7 @@ def test_a_signed_claim_that_contradicts_itself_is_refused(house: House) -> None
         kind = told["dsseEnvelope"]["payloadType"]
         pae = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
         told["dsseEnvelope"]["payload"] = base64.b64encode(payload).decode()
-        sig = key.sign(pae, ec.ECDSA(signing.hashes.SHA256()))
+        sig = key.sign(pae, ec.ECDSA(hashes.SHA256()))
         told["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(sig).decode()
         with pytest.raises(FalajError, match=said):
             signing.verify(json.dumps(told), public(key), hashed(FILES))

@@ -18,7 +18,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from falaj.core.credential import credential
 from falaj.core.errors import Corrupt, Invalid, NotFound, Unavailable
@@ -235,6 +234,8 @@ def _bound(name: str, version: int, context: bytes) -> bytes:
 
 
 def _stretch(passphrase: str, salt: bytes, n: int, r: int, p: int) -> bytes:
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
     return Scrypt(salt=salt, length=32, n=n, r=r, p=p).derive(passphrase.encode())
 
 

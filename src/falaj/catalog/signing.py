@@ -10,15 +10,17 @@ import binascii
 import hashlib
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from falaj.core.errors import Corrupt, Invalid
 from falaj.govern.keys import Keyring
+
+if TYPE_CHECKING:
+    # Every command about versions loads this module, and few sign or check a signature.
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 MOST_FILES = 10_000
 MOST_BYTES = 32 << 20
@@ -27,7 +29,7 @@ MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
-_HASHES = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "secp521r1": hashes.SHA512()}
+_HASHES = {"secp256r1": "SHA256", "secp384r1": "SHA384", "secp521r1": "SHA512"}
 _AGAIN = "do not load it: check it out again, or publish it anew"
 
 
@@ -88,7 +90,7 @@ def sign_model(keyring: Keyring, tenant: str, zone: str, name: str, files: Mappi
     payload = msgspec.json.encode(statement)
     key = keyring.model_signer(tenant, zone)
     pem = _pem(key.public_key())
-    signature = key.sign(_encoded(payload), ec.ECDSA(hashes.SHA256()))
+    signature = key.sign(_encoded(payload), _ecdsa("SHA256"))
     envelope = _Envelope(_b64(payload), PAYLOAD_TYPE, (_Signature(_b64(signature)),))
     material = {"publicKey": {"hint": key_hint(pem)}, "tlogEntries": []}
     return msgspec.json.encode(_Bundle(MEDIA_TYPE, material, envelope)).decode(), pem
@@ -138,7 +140,7 @@ def _encodes(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _opened(bundle: str, key: ec.EllipticCurvePublicKey) -> _Statement:
+def _opened(bundle: str, key: "EllipticCurvePublicKey") -> _Statement:
     """The statement inside, once its signature is proved; nothing of it is looked at before that."""
     if len(bundle) > MOST_BYTES:
         raise Corrupt("a signature of this size is none", _AGAIN)
@@ -154,7 +156,7 @@ def _opened(bundle: str, key: ec.EllipticCurvePublicKey) -> _Statement:
     if public != {"hint": key_hint(_pem(key))}:
         raise Corrupt("the signature was made by another key", _AGAIN)
     try:
-        key.verify(signatures[0], _encoded(payload), ec.ECDSA(_HASHES[key.curve.name]))
+        key.verify(signatures[0], _encoded(payload), _ecdsa(_HASHES[key.curve.name]))
         statement = msgspec.json.decode(payload, type=_Statement)
     except InvalidSignature as error:
         raise Corrupt("the signature is not that of this key over this model", _AGAIN) from error
@@ -166,19 +168,28 @@ def _opened(bundle: str, key: ec.EllipticCurvePublicKey) -> _Statement:
     return statement
 
 
-def _public(pem: str) -> ec.EllipticCurvePublicKey:
+def _ecdsa(name: str) -> Any:
+    """How keys on a curve sign, with this hash."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.ECDSA(getattr(hashes, name)())
+
+
+def _public(pem: str) -> "EllipticCurvePublicKey":
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
         key = load_pem_public_key(pem.encode())
     except (ValueError, UnicodeError, UnsupportedAlgorithm) as error:
         raise Corrupt("the public key cannot be read", _AGAIN) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _HASHES:
+    if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in _HASHES:
         raise Corrupt("the public key is not one that signs models", _AGAIN)
     return key
 
 
-def _pem(key: ec.EllipticCurvePublicKey) -> str:
+def _pem(key: "EllipticCurvePublicKey") -> str:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()

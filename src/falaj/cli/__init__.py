@@ -46,7 +46,27 @@ def main(argv: list[str] | None = None) -> int:
         # Whoever read our output has enough. Python would complain once more while closing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    if argv is None:
+        _leave(code)
     return code
+
+
+def _leave(code: int) -> None:
+    """End here, where nothing is left to do: taking apart what a command has loaded takes a tenth of its time.
+
+    What asked to be called at the end is called. Where somebody still works, or watches, the usual way is taken.
+    """
+    import atexit
+    import threading
+
+    if any(each is not threading.main_thread() and not each.daemon for each in threading.enumerate()):
+        return
+    if sys.gettrace() is not None or sys.getprofile() is not None or sys.flags.interactive:
+        return
+    atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter itself ends with it
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _run(arguments: list[str]) -> int:

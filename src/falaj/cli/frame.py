@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from falaj.core.data import dataclass
@@ -47,8 +48,23 @@ class Frame:
 class Parser(argparse.ArgumentParser):
     """argparse with our errors and our exit code."""
 
+    def __init__(self, *, formatter: "type[argparse.HelpFormatter]" = argparse.HelpFormatter, **said: Any) -> None:
+        # Every flag that is added asks for the width; left to itself, argparse loads three compressors to find it.
+        super().__init__(formatter_class=partial(formatter, width=columns() - 2), **said)
+
     def error(self, message: str) -> NoReturn:
         raise Invalid(message, f"{self.prog} --help")
+
+
+def columns() -> int:
+    """How many signs a line of the terminal has."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said):
+        return int(said)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
 
 
 COMMON = ("at", "name", "ca", "purpose", "as_json")
@@ -79,7 +95,9 @@ def run(command: Run, name: str, before: list[str], after: list[str]) -> int:
     """Run a command in its frame; errors become a message, a hint and their class's exit code."""
     as_json = "--json" in before or "--json" in after
     try:
-        frame, _ = read(Frame(name), Parser(prog="falaj", add_help=False), before)
+        frame = Frame(name)
+        if before:
+            frame, _ = read(frame, Parser(prog="falaj", add_help=False), before)
         return command(frame, after)
     except FalajError as error:
         say(error, as_json=as_json)

@@ -40,16 +40,16 @@ def desk(frame: Frame, arguments: list[str]) -> int:
     rest = list(arguments)
     rest.remove(word)
     frame, found = read(frame, parser_of(name, verb), rest, plain=False)
-    platform = frame.connect()
-    gc.freeze()
-    gc.enable()
-    if verb.group == ERRAND:
-        platform.progress = watched()
-    result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
-    if isinstance(result, Stream):
-        outward(result, found.out)
-    else:
-        put(result, as_json=frame.as_json)
+    with frame.connect() as platform:
+        gc.freeze()
+        gc.enable()
+        if verb.group == ERRAND:
+            platform.progress = watched()
+        result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
+        if isinstance(result, Stream):
+            outward(result, found.out)
+        else:
+            put(result, as_json=frame.as_json)
     # What checks something says by its exit code, too, that it is not as it should be.
     return 1 if getattr(result, "ok", True) is False else 0
 
@@ -102,7 +102,7 @@ def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
         usage=usage(name, verb),
         description=about.strip(),
         epilog="\n".join(["examples:", *(f"  {line}" for line in shown)]) if shown else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter=argparse.RawDescriptionHelpFormatter,
         conflict_handler="resolve",
         allow_abbrev=False,
     )

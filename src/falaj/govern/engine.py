@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ def schema_text(actions: Mapping[str, str]) -> str:
     """The schema: the file of the repository and one action a verb, each in its group."""
     lines = [(FOLDER / "schema.cedarschema").read_text(encoding="utf-8")]
     applies = "appliesTo { principal: [Actor], resource: [Thing], context: Facts }"
-    lines += [f"action {json.dumps(group)} {applies};" for group in GROUPS]
-    lines += [f"action {json.dumps(name)} in [{json.dumps(actions[name])}] {applies};" for name in sorted(actions)]
+    lines += [f"action {quoted(group)} {applies};" for group in GROUPS]
+    lines += [f"action {quoted(name)} in [{quoted(actions[name])}] {applies};" for name in sorted(actions)]
     return "\n".join(lines) + "\n"
 
 

@@ -8,12 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING, Any
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.ports import Key, Secrets
@@ -21,6 +16,11 @@ from falaj.govern.keytable import FRESH_S, PROJECT, KeyTable, Slot
 from falaj.govern.sealing import HEAD, Lane, Opener, bound, sealed_version, unwrap, wrap, wrapped_version
 from falaj.govern.subjects import Subjects
 from falaj.store.ledger import Ledger, Writer
+
+if TYPE_CHECKING:
+    # Most commands sign nothing, and do not wait for what signs.
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 LANES = 4096
 OPENERS = 8192
@@ -107,21 +107,25 @@ class Keyring:
 
     # signing keys
 
-    def log_signer(self, tenant: str, zone: str) -> Ed25519PrivateKey:
+    def log_signer(self, tenant: str, zone: str) -> "Ed25519PrivateKey":
         """What signs the checkpoints of one log; its public half is a record of kind log-key."""
-        return Ed25519PrivateKey.from_private_bytes(self.table.newest(Slot(tenant, zone, "log"))[1])
+        return _ed25519(self.table.newest(Slot(tenant, zone, "log"))[1])
 
-    def model_signer(self, tenant: str, zone: str) -> ec.EllipticCurvePrivateKey:
+    def model_signer(self, tenant: str, zone: str) -> "EllipticCurvePrivateKey":
         """What signs models, on the curve their verifiers know; each signature travels with the public half."""
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
         # 16 bytes more than the order of the curve has, so that no scalar is likelier than another
         wide = HKDF(hashes.SHA256(), 48, None, b"falaj model signer").derive(
             self.table.newest(Slot(tenant, zone, "model"))[1]
         )
         return ec.derive_private_key(1 + int.from_bytes(wide) % (P256_ORDER - 1), ec.SECP256R1())
 
-    def token_signer(self) -> Ed25519PrivateKey:
+    def token_signer(self) -> "Ed25519PrivateKey":
         """What signs the workload tokens of this installation."""
-        return Ed25519PrivateKey.from_private_bytes(self.table.newest(Slot(HOUSE, HOUSE, "token"))[1])
+        return _ed25519(self.table.newest(Slot(HOUSE, HOUSE, "token"))[1])
 
     def permit_key(self) -> bytes:
         """The secret between the guard and storage, shared by the replicas of this installation."""
@@ -203,7 +207,13 @@ class Keyring:
         raise TypeError("a keyring is never pickled")
 
 
-def key_id(public: Ed25519PublicKey) -> str:
+def _ed25519(key: bytes) -> "Ed25519PrivateKey":
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(key)
+
+
+def key_id(public: "Ed25519PublicKey") -> str:
     """The short name of a public key: the first 16 hex digits of the SHA-256 of its raw bytes."""
     return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
 
@@ -211,7 +221,7 @@ def key_id(public: Ed25519PublicKey) -> str:
 def _publish(tx: Writer, slot: Slot, version: int, key: bytes) -> None:
     if slot.purpose != "log":
         return
-    public = Ed25519PrivateKey.from_private_bytes(key).public_key()
+    public = _ed25519(key).public_key()
     raw = public.public_bytes_raw()
     body: dict[str, Any] = {"key_id": key_id(public), "public": base64.b64encode(raw).decode(), "zone": slot.zone}
     tx.put(Key(slot.tenant, "log-key", PROJECT, slot.key.name, f"v{version}"), body, zone=slot.zone)

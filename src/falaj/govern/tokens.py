@@ -3,9 +3,7 @@
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from typing import TYPE_CHECKING, Any, Protocol
 
 from falaj.core.context import Actor
 from falaj.core.errors import Invalid
@@ -13,6 +11,9 @@ from falaj.core.jose import audiences, check_times, is_signed_token, read_token,
 from falaj.core.label import ANY
 from falaj.govern.keys import key_id
 from falaj.govern.people_records import Workload
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ISSUER = "falaj"
 LONGEST_S = 900.0
@@ -25,7 +26,7 @@ _RENEW_S = 30.0
 class Signers(Protocol):
     """Who holds the signing key (the keyring)."""
 
-    def token_signer(self) -> Ed25519PrivateKey: ...
+    def token_signer(self) -> "Ed25519PrivateKey": ...
 
 
 class WorkloadTokens:
@@ -95,7 +96,7 @@ class WorkloadTokens:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _current(self, now: float) -> tuple[str, Ed25519PrivateKey]:
+    def _current(self, now: float) -> "tuple[str, Ed25519PrivateKey]":
         with self._lock:
             if self._signer is None or not now < self._until:
                 key = self._signers.token_signer()
@@ -105,7 +106,7 @@ class WorkloadTokens:
                 self._public = dict([*list(self._public.items())[-3:], (kid, key.public_key())])
             return self._signer
 
-    def _find(self, kid: str, now: float) -> Ed25519PublicKey:
+    def _find(self, kid: str, now: float) -> "Ed25519PublicKey":
         self._current(now)
         key = self._public.get(kid)
         if key is None:
