@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from operator import lt
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
 from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, NodeFacts, Status
-from falaj.dispatch import crew, loop
+from falaj.dispatch import crew, lead, loop
 from falaj.dispatch.lead import Lead
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import Plan
@@ -224,3 +226,23 @@ def test_nobody_backs_off_until_a_day_that_a_wrong_clock_named(lab: Bad) -> None
     lab.faults.clear()
     house.ledger.retry(ctx, put_off)
     assert lab.done(job).state == "succeeded"
+
+
+def test_a_cluster_that_another_process_closed_takes_nothing_that_came_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "_LOOK_S", 3600.0)
+    mine = Lab(tmp_path)
+    other = Lab(tmp_path)  # as a process beside ours: its commits do not wake us
+    with mine.here, other.here, mine.here.working():
+        assert mine.done(mine.submit("print(1)", "first")).state == "succeeded"
+        other.here.clusters.change("local", {"state": "closed"})
+        late = other.submit("print(2)", "late")
+        until(lambda: _steps(mine), partial(lt, _steps(mine) + 2))
+        assert mine.show(late).state == "waiting"
+        other.here.clusters.change("local", {"state": "open"})
+        assert other.done(late, other.submit("print(3)", "last")).state == "succeeded"
+
+
+def _steps(lab: Lab) -> int:
+    return next(one.steps for one in lab.here.house._loops.turned() if one.loop == "jobs")

@@ -234,12 +234,37 @@ def test_one_that_says_what_it_hears_is_woken_by_that_and_nothing_else(ledger: L
     with ledger.group():
         advance(ledger, ctx, None)
     assert steps["jobs"].acquire(timeout=10)
-    ledger.wake(("job",))
+    assert steps["all"].acquire(timeout=10)
+    ledger.nudge("job")
     assert steps["jobs"].acquire(timeout=10), "without a commit"
     ledger.wake()
     assert steps["jobs"].acquire(timeout=10), "and by whoever cannot say what it was"
+    assert steps["all"].acquire(timeout=10)
     running.stop(timeout_s=1.0)
     assert not steps["jobs"].acquire(timeout=0), "the note woke it"
+    assert not steps["all"].acquire(timeout=0), "the nudge woke it"
+
+
+def test_one_that_hears_is_not_woken_by_what_it_wrote_itself(ledger: Ledger) -> None:
+    ctx, steps = Context(Actor("ann", HOUSE), "home"), list[int | None]()
+    there = threading.Semaphore(0)
+
+    def work(turn: Turn) -> bool:
+        steps.append(revision(ledger, ctx))
+        if steps == [None]:
+            advance(ledger, ctx, None)
+        there.release()
+        return False
+
+    hearing = Work(work, every_s=3600.0)
+    hearing.hears = ("job",)
+    running = Loops(ledger, "one", [hearing])
+    running.start()
+    assert there.acquire(timeout=10)
+    advance(ledger, ctx, 1)
+    assert there.acquire(timeout=10), "others wake it"
+    running.stop(timeout_s=1.0)
+    assert steps == [None, 2]
 
 
 def test_more_to_do_means_again_at_once(ledger: Ledger, clock: Clock) -> None:

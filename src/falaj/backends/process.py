@@ -248,7 +248,7 @@ class ProcessExecutor:
             Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 entry.symlink_to(Path(attempt.folder).absolute())
-        return entry.resolve()
+        return Path(os.path.realpath(entry))
 
     def _lay_bundle(self, folder: Path, launcher: bytes) -> None:
         """What lets processes `from falaj import worker` in any Python: written once, and only named in each folder."""

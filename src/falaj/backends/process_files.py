@@ -100,7 +100,7 @@ def known(entry: str, last: Known | None) -> Known | None:
     moved = (found.st_ino, found.st_mtime_ns, found.st_size)
     if last is not None and last.moved == moved:
         return last
-    folder = Path(entry).resolve()
+    folder = Path(os.path.realpath(entry))
     told = context_of(folder)
     outbox = str(told.get("outbox") or folder / "outbox")
     return Known(folder, moved, tuple(_nodes(told)), outbox, number(told.get("grace_s"), 30.0), bool(told.get("own")))
@@ -129,7 +129,7 @@ def context_of(folder: Path) -> dict[str, Any]:
 def read_json(path: str | Path) -> dict[str, Any]:
     """An object from a file; an empty one when there is none."""
     try:
-        found = json.loads(read_file(path, 0, _MOST_BYTES))
+        found = json.loads(read_file(path, 0, _MOST_BYTES) or b"0")
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -70,6 +70,8 @@ class Crew:
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._watched: dict[str, Watched] = {}
         self._executor: Executor | None = None
+        self._carrier: CanCarry | None = None
+        """The same, where it carries what attempts say."""
         self._busy_since = 0.0
         self._retired = False
         self._due: dict[str, float] = {}
@@ -155,7 +157,8 @@ class Crew:
         self._busy_since = time.monotonic()
         try:
             if self._executor is None:
-                self._executor = self._opened()
+                self._executor = opened = self._opened()
+                self._carrier = opened if isinstance(opened, CanCarry) else None
             with suppress(NotFound):  # it is gone: what we wanted of it needs no more doing
                 work(self._executor)
         except (FalajError, *BROKEN) as error:
@@ -170,11 +173,13 @@ class Crew:
     def _look(self, executor: Executor) -> None:
         if self._is_due("nodes", NODES_S):
             self._report("nodes", nodes={one.name: one for one in executor.capacity()})
-        watched = self._watched
-        if watched and isinstance(executor, CanCarry):
-            self._hear(executor, watched)
-        if watched and self._is_due("poll", self._poll_s):
-            self._poll(executor, watched)
+        if self._watched and self._is_due("poll", self._poll_s):
+            self._poll(executor, self._watched)
+        if self._watched and self._carrier is not None:
+            # Of those that are over everything was heard before that was told.
+            self._hear(
+                self._carrier, {name: one for name, one in self._watched.items() if self._said.get(name) not in OVER}
+            )
 
     def _hear(self, executor: CanCarry, watched: Mapping[str, Watched]) -> None:
         if self._is_due("carry", CARRY_S):
@@ -200,8 +205,8 @@ class Crew:
             if status.phase == LOST:
                 # Which nodes are left is known before anybody looks for other places.
                 self._report("nodes", nodes={one.name: one for one in executor.capacity()})
-            if status.phase in OVER and isinstance(executor, CanCarry):
-                self._carry(executor, self._watched.get(one.attempt, one))
+            if status.phase in OVER and self._carrier is not None:
+                self._carry(self._carrier, self._watched.get(one.attempt, one))
             self._said[one.attempt] = status.phase
             self._report("seen", one.attempt, one.job, status=status)
 

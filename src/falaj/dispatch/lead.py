@@ -34,9 +34,12 @@ from falaj.store.records import Record
 from falaj.track.service import Track
 
 FENCE = house_key("fence", "jobs")
-KINDS = ("job", "cluster", "queue")
+RARE = ("cluster", "queue")
+KINDS = ("job", *RARE)
 _PATIENCE_S, _WINDOW_S, _LEARN_S = 10.0, 60.0, 5.0
-_REMEMBERED, _REMEMBERED_TIMES = 10_000, 50
+_LOOK_S = 0.5
+"""So long a change of clusters or queues may go unnoticed that another process wrote, where its store cannot tell."""
+_REMEMBERED, _REMEMBERED_TIMES, _TOGETHER = 10_000, 50, 1000
 _STATUS = {"succeeded": "finished", "failed": "failed", "cancelled": "killed"}
 
 
@@ -72,6 +75,10 @@ class Lead:
         self.owing = 0.0
         """When budgets are looked at again."""
         self._cursor: dict[str, str] = {}
+        self._moved, self._look_at = True, 0.0
+        """Whether clusters or queues may be others, and when we look at them anyway."""
+        ledger.on_commit(self._move, RARE)
+        self._mine: tuple[Context, Context] | None = None
         self._alarms: list[float] = []
         self._over: dict[Key, str] = {}
         self._learned: dict[tuple[str, str], float] = {}
@@ -93,10 +100,13 @@ class Lead:
 
     def follow(self) -> bool:
         """Take in what others wrote since; True when there was something."""
-        changed = False
+        changed, due = False, self._rare_due()
         for kind in KINDS:
-            while facts := self.ledger.tail(self._cursor[kind], kind=kind, limit=1000):
-                self._cursor[kind] = facts[-1].pos
+            if kind in RARE and not (due or changed):
+                continue  # whoever wrote of a job may have written of its queue before: that counts for it already
+            more = True
+            while more and (facts := self.ledger.tail(self._cursor[kind], kind=kind, limit=_TOGETHER)):
+                self._cursor[kind], more = facts[-1].pos, len(facts) == _TOGETHER
                 subjects = {(fact.event.tenant, fact.event.subject) for fact in facts}
                 if kind != "job":
                     self._read(self.ctx.now())
@@ -105,6 +115,17 @@ class Lead:
                 changed |= self._reread(subjects)
         self.dirty |= changed
         return changed
+
+    def _rare_due(self) -> bool:
+        """Whether somebody wrote of clusters or queues, or we have not looked for a while."""
+        now = time.monotonic()
+        if not self._moved and now < self._look_at:
+            return False
+        self._moved, self._look_at = False, now + _LOOK_S  # before we look: what comes meanwhile is for the next time
+        return True
+
+    def _move(self) -> None:
+        self._moved = True
 
     def write(
         self,
@@ -135,7 +156,10 @@ class Lead:
 
     def mine(self, record: Record) -> Context:
         """Ourselves, at work in a job's tenant."""
-        return replace(self.ctx, tenant=record.key.tenant)
+        tenant, last = record.key.tenant, self._mine
+        if last is None or last[0] is not self.ctx or last[1].tenant != tenant:
+            last = self._mine = self.ctx, replace(self.ctx, tenant=tenant)
+        return last[1]
 
     def guard(self, tx: Reader) -> None:
         """Fenced unless we lead, as of this transaction."""
@@ -150,8 +174,8 @@ class Lead:
         known = self.jobs.get(job_id)
         if known is not None and known.rev >= record.rev:
             return
-        self.dirty = True
         if body["state"] in OVER:
+            self.dirty = True
             self._forget(record)
             return
         self.jobs[job_id], self.ids[record.key] = record, job_id
@@ -159,7 +183,7 @@ class Lead:
         if body["not_before"] > self.ctx.now():
             heappush(self._alarms, float(body["not_before"]))
         if body["state"] != HELD:
-            self.scheduler.change(self._job(record))
+            self.dirty |= self.scheduler.change(self._job(record))
 
     def _job(self, record: Record) -> Job:
         """A job as the scheduler sees it. Nobody backs off for days: that was written by a clock that was ahead."""

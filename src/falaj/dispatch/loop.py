@@ -82,7 +82,7 @@ class JobsLoop:
         self._told: dict[str, Mapping[str, NodeFacts]] = {}
 
     def step(self, turn: Turn) -> bool:
-        """Take facts in, decide, write, order. True when a cycle had more to start than one may."""
+        """Take facts in, decide, write, order. True when there is more to decide, or to take in again."""
         try:
             return self._step(turn)
         except BaseException:
@@ -107,7 +107,7 @@ class JobsLoop:
         self._tend()
         now = turn.ctx.now()
         if not (lead.rings(now) or lead.dirty or now >= self._next_cycle):
-            return False
+            return not self._inbox.empty()
         lead.dirty, self._next_cycle = False, now + LOOK_AGAIN_S
         self._rested = time.monotonic() + GAP_S
         lead.charge()
@@ -115,7 +115,7 @@ class JobsLoop:
         plan = lead.scheduler.cycle(int(now), MOST_STARTS)
         self._apply(plan)
         self._tend()
-        return len(plan.starts) >= MOST_STARTS
+        return len(plan.starts) >= MOST_STARTS or lead.dirty or not self._inbox.empty()
 
     def close(self) -> None:
         """Let the crews go; attempts run on."""
@@ -467,7 +467,7 @@ class JobsLoop:
 
     def _tell(self, report: Report) -> None:
         self._inbox.put(report)
-        self._ledger.wake((INBOX,))
+        self._ledger.nudge(INBOX)
 
     def _leading(self) -> bool:
         return time.monotonic() < self._leads_until + LEASE_S / 2

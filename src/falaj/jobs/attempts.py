@@ -1,8 +1,8 @@
 """Attempts: a job and its places made ready to run. Where its files lie, which words start it, whose rights it has."""
 
+import posixpath
 import re
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.execute import Attempt, Slot
@@ -29,30 +29,34 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 class Layout:
     """Where an attempt's files lie: in a folder that the platform shares with the node, or on the node alone."""
 
-    base: PurePosixPath
+    base: str
     """Empty on the node alone: there, every slot has a folder of its own, which goes with it."""
-    checkpoints: PurePosixPath
+    checkpoints: str
     shared: bool
 
     @property
     def code(self) -> str:
         """Where the program lies."""
-        return str(self.base / "code")
+        return self.below("code")
 
     def input(self, role: str) -> str:
         """Where an input lies."""
-        return str(self.base / "inputs" / role)
+        return self.below("inputs", role)
 
     def output(self, name: str) -> str:
         """Where an output is written."""
-        return str(self.base / "outputs" / name)
+        return self.below("outputs", name)
+
+    def below(self, *names: str) -> str:
+        """A path of the node."""
+        return posixpath.join(self.base, *names)
 
 
 def layout_of(cluster: Cluster, attempt: str, job: str) -> Layout:
     """The folders of an attempt. Checkpoints belong to the job: the next attempt finds them."""
-    root = PurePosixPath(cluster.folder)
-    kept = cluster.checkpoints or (root / "checkpoints" if cluster.folder else AWAY)
-    return Layout(root / attempt if cluster.folder else root, PurePosixPath(kept) / job, bool(cluster.folder))
+    root = cluster.folder
+    kept = cluster.checkpoints or (posixpath.join(root, "checkpoints") if root else AWAY)
+    return Layout(posixpath.join(root, attempt) if root else "", posixpath.join(kept, job), bool(root))
 
 
 def attempt_name(name: str, job: str) -> str:
@@ -134,7 +138,7 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         slots=tuple(slots),
         command=tuple(spec.command),
         framework=spec.framework,
-        folder=str(place.base) if place.shared else "",
+        folder=place.base,
         env={**tracing.environment(body), **spec.env},
         secret_env=secrets,
         image=spec.image,
@@ -163,10 +167,10 @@ def _with_context(bare: Attempt, body: Body, place: Layout, address: str) -> Att
         "code": place.code if body["code"] or place.shared else "",
         "inputs": {role: place.input(role) for role in body["inputs"]},
         "outputs": {name: place.output(name) for name in body["outputs"]},
-        "checkpoints": str(place.checkpoints),
+        "checkpoints": place.checkpoints,
     }
     if place.shared:
-        more["outbox"] = str(place.base / "outbox")
+        more["outbox"] = place.below("outbox")
     else:
         more |= {"address": address, "stage": _stage(body, place), "after": _after(body, place)}
     return replace(bare, context=document(bare, **more))

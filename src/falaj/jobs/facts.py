@@ -19,8 +19,10 @@ from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
-_SPECS: dict[tuple[str, int], JobSpec] = {}
-_KEPT_SPECS = 50_000
+_SPECS: dict[str, tuple[Mapping[str, Any], JobSpec]] = {}
+_SHAPES: dict[str, tuple[JobSpec, tuple[Any, ...], Shape]] = {}
+_KEPT = 50_000
+"""Of so many jobs we know what their specs say: it stays the same while the rest of a record changes."""
 REMEMBERED = 500
 """So many of a tenant's last jobs tell how long the next will run."""
 
@@ -104,6 +106,7 @@ def job_of(record: Record, clusters: Mapping[str, Cluster]) -> Job:
         save_s=body["save_s"] or spec.save_s,
         restart_s=spec.restart_s,
         resumes=spec.resumes or bool(body["save_s"]),
+        resized=int(attempt["admitted"]) if attempt else 0,
         stopping=int(stop.get("since", 0)),
         stopped_for=stop.get("for", ""),
         charged=tuple(sorted(body["use"]["charge"].items())),
@@ -128,17 +131,26 @@ def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shap
         names.remove(body["avoid"])  # it was refused there: elsewhere first, where there is an elsewhere
     # Naming all of them would make a shape of its own for every change of the list; naming none means any.
     allowed = () if len(names) == len(clusters) else tuple(names) or ("-",)
-    return shape_of(spec, band, zones, allowed)
+    last, asked = _SHAPES.get(body["id"]), (band, zones, allowed)
+    if last is not None and last[0] is spec and last[1] == asked:
+        return last[2]
+    if len(_SHAPES) >= _KEPT:
+        _SHAPES.clear()
+    made = shape_of(spec, band, zones, allowed)
+    _SHAPES[body["id"]] = (spec, asked, made)
+    return made
 
 
 def spec_in(record: Record) -> JobSpec:
-    """The spec a record holds, read once a revision."""
-    name = (record.body["id"], record.rev)
-    found = _SPECS.get(name)
-    if found is None:
-        if len(_SPECS) >= _KEPT_SPECS:
-            _SPECS.clear()
-        found = _SPECS[name] = from_plain(JobSpec, record.body["spec"])
+    """The spec a record holds, read once while it stays the same."""
+    job, plain = record.body["id"], record.body["spec"]
+    last = _SPECS.get(job)
+    if last is not None and (last[0] is plain or last[0] == plain):
+        return last[1]
+    if len(_SPECS) >= _KEPT:
+        _SPECS.clear()
+    found: JobSpec = from_plain(JobSpec, plain)
+    _SPECS[job] = (plain, found)
     return found
 
 

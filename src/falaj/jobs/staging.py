@@ -64,7 +64,7 @@ class Staging:
                 "set url in falaj.toml to the address under which they reach this platform",
             )
         if place.shared:
-            for folder in (place.checkpoints, place.base, Path(place.code)):
+            for folder in (place.checkpoints, place.base, place.code):
                 Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             here = self.act(actor, body["who"]["purpose"])
             wanted = {place.input(role): ref for role, ref in body["inputs"].items()}
@@ -105,7 +105,7 @@ class Staging:
         place = layout_of(cluster, attempt, record.body["id"])
         if place.shared:
             for name in ("code", "inputs", "outputs"):
-                shutil.rmtree(place.base / name, ignore_errors=True)
+                shutil.rmtree(place.below(name), ignore_errors=True)
 
     def sweep(self, cluster: Cluster, live: frozenset[str], forget: Callable[[str], None]) -> None:
         """Let go of attempts that nobody touched for long: their logs, and then what their executor keeps of them."""

@@ -165,6 +165,12 @@ class Ledger:
         """Close the store; what was acknowledged is durable already."""
         self.store.close()
 
+    def nudge(self, word: str) -> None:
+        """Wake whoever asked for this word as if it were a kind, and nobody else: nothing was committed."""
+        for wanted, callback in self._callbacks:
+            if word in wanted:
+                callback()
+
     def _parts(self, after: str, tenant: str, zone: str, limit: int) -> Iterable[tuple[str, list[EventRow]]]:
         if isinstance(self.store, CanBundle):
             return self.store.bundles(after, tenant=tenant, zone=zone, limit=limit)

@@ -55,7 +55,7 @@ class Loop(Protocol):
     name: str
     every_s: float
     """How long it rests. One that has `eager = True` is also woken by every commit, one that has `hears` at once by
-    commits about things of those kinds and by no others; one that has `close` is closed."""
+    commits of others about things of those kinds, and by no more; one that has `close` is closed."""
 
     def step(self, turn: Turn) -> bool: ...
 
@@ -124,11 +124,13 @@ class Turner:
         self._token = 0
         self._failures = self._failed_ever = self._steps = 0
         self._seconds, self._at = 0.0, time.time()
+        self._thread = 0
         self._awake = threading.Event()
         self._stopping = threading.Event()
 
     def run(self) -> None:
         """Until stopped: a turn whenever something was committed, and every `every_s` anyway."""
+        self._thread = threading.get_ident()
         while not self._stopping.is_set():
             self._awake.clear()
             if self.turn():
@@ -175,8 +177,9 @@ class Turner:
         self._awake.set()
 
     def wake(self) -> None:
-        """There is something new to look at."""
-        self._awake.set()
+        """There is something new to look at. A loop that hears knows what it wrote itself."""
+        if not self.hears or threading.get_ident() != self._thread:
+            self._awake.set()
 
     def _claim(self) -> bool:
         now = self._ctx.now()
