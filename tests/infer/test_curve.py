@@ -67,17 +67,14 @@ def test_a_batch_counts_for_the_size_that_it_is_cut_by() -> None:
     assert curve.cap == 8
 
 
-def test_what_a_size_cost_long_ago_is_not_held_against_what_another_costs_now() -> None:
-    now = [1.0, 0.9, 0.8, 0.7, *[0.8] * 8]
-    curve = _measured(now)
-    assert curve.cap == 8
-    others = 0
-    for _ in range(640):
-        rows = curve.limit()
-        curve.note(rows, 4, 1.3 * now[rows.bit_length() - 1] * rows)  # the machine has more to do, whatever the size
-        others += rows != 8
-    assert curve.cap == 8
-    assert others < 128
+def test_one_run_that_the_machine_held_up_changes_nothing() -> None:
+    cost = [10 / (1 << index) + 0.1 for index in range(11)]
+    curve = _measured(cost)
+    cap = curve.cap
+    for index in (2, 3, 6):
+        curve.note(1 << index, 4, 1000 * cost[index] * (1 << index))
+    curve.decide()
+    assert curve.cap == cap
 
 
 def test_a_small_batch_after_many_large_ones_is_no_trial_of_its_size() -> None:

@@ -7,41 +7,37 @@ GROWS, PAYS = 0.02, 1.1
 SURE = 4
 """Runs of a size before it is believed."""
 PROBE_EVERY = 128
-OLD = 64
-"""Runs of other sizes, and what was known of a size is old: the machine may have had more to do then, or less."""
+ODD = 4.0
+"""So many times what a size cost before is as much as one run may say: the machine did something else meanwhile."""
 _SIZES = 22
 
 
 class Curve:
     """Seconds a row by size, in powers of two. `cap` is the rows of one run."""
 
-    __slots__ = ("_at", "_cost", "_runs", "_seen", "cap", "most")
+    __slots__ = ("_cost", "_runs", "_seen", "cap", "most")
 
     def __init__(self, most: int = 0) -> None:
         self.most = most or MOST
         """What a run may have at all: the model's own bound, or memory's."""
         self.cap = min(8, self.most)
         """Small until something is known."""
-        self._cost, self._seen, self._at = [0.0] * _SIZES, [0] * _SIZES, [0] * _SIZES
-        """Of each size: what a row costs, runs that say so, and when the last of them was."""
+        self._cost, self._seen = [0.0] * _SIZES, [0] * _SIZES
         self._runs = 0
 
     def note(self, rows: int, unit: int, seconds: float, times: int = 1) -> None:
         """A run of `rows` rows, each of size `unit`. Noise only ever makes a run slower: fall fast, rise slowly.
 
-        It counts for the cap that it would be cut by, so five rows for eight and not for four. Where the last run of a
-        size is long ago, what it cost then is forgotten: times differ more than sizes do."""
+        It counts for the cap that it would be cut by, so five rows for eight and not for four."""
         index = min((rows - 1).bit_length(), _SIZES - 1)
-        old = self._runs - self._at[index] > OLD
-        self._at[index] = self._runs
-        cost, known = seconds / (rows * unit), 0.0 if old else self._cost[index]
+        cost, known = seconds / (rows * unit), self._cost[index]
+        if known:
+            cost = min(cost, known * ODD)
         self._cost[index] = known + (cost - known) * (0.5 if cost < known else 0.05) if known else cost
         before, self._runs = self._seen[index], self._runs + 1
         self._seen[index] = before + times
-        # A size that was on trial is decided on with the run that makes it sure, and one that seemed better long ago
-        # with the first that says what it costs now: others wait, and it may be a poor one.
-        sure = before < SURE <= before + times or (old and 1 << index == self.cap)
-        if sure or self._runs & 31 == 0 or (before + times < SURE and self._runs & 3 == 0):
+        # A size that was on trial is decided on with the run that makes it sure: others wait, and it may be a poor one.
+        if self._runs & 31 == 0 or before < SURE <= before + times or (before + times < SURE and self._runs & 3 == 0):
             self.decide()
 
     def decide(self) -> None:
