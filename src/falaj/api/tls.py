@@ -13,10 +13,10 @@ import socket
 import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.settings import Tls
 

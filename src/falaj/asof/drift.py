@@ -7,12 +7,12 @@ much as the first threshold with one chance in twenty, the verdict is that there
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from falaj.asof.sketch import Ints, aligned, bounds
 from falaj.asof.stats import ColumnStats
+from falaj.core.data import dataclass
 from falaj.drift import measures
 
 WATCH, DRIFTED = 0.1, 0.25

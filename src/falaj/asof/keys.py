@@ -9,7 +9,6 @@ out by it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from falaj.asof.moments import micros, moments
 from falaj.asof.records import KEYS, MISSING
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 if TYPE_CHECKING:

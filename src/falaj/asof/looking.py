@@ -5,7 +5,6 @@ windows need the rows of a key together, so for them a partition's rows are laid
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ from falaj.asof.sources import (
     open_part,
     rows_of,
 )
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 
 Statuses = NDArray[np.uint8]

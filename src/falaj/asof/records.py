@@ -1,8 +1,10 @@
 """The words of feature values: types, statuses, windows, and the plan by which a service is read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from falaj.core.data import dataclass
 
 PRESENT, NULL, NOT_FOUND, EXPIRED, FUTURE = range(5)
 STATUSES = ("PRESENT", "NULL", "NOT_FOUND", "EXPIRED", "FUTURE")

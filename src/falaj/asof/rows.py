@@ -6,7 +6,6 @@ The same rows with the same seqs make the same files, whatever batches they came
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from falaj.asof.records import MISSING, Field
 from falaj.asof.segment import File, Ranks, write_segment
 from falaj.asof.sources import RANKS, Clustered, OwnRows, Part, cluster, open_part, rows_of
 from falaj.asof.spill import Spill
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 __all__ = [

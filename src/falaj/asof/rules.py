@@ -9,7 +9,6 @@ A null breaks not_null and nothing else; NaN breaks a range. Messages quote no v
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from secrets import token_bytes
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from falaj.asof.moments import micros, say_span, span_us
 from falaj.asof.records import Field
 from falaj.asof.sketch import Hashes, mixed
 from falaj.asof.stats import ColumnStats, measured, merged_tables
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 WHY = "__why"

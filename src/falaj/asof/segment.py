@@ -18,7 +18,6 @@ catalogue's digests say.
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from zlib import crc32
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from falaj.asof.records import KEYS, SCALARS, Field
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 
 Fetch = Callable[[int, int], bytes | memoryview]

@@ -1,7 +1,7 @@
 """Where labels look for rows: clustered rows of a segment or of memory, and what each label sees in them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from falaj.asof.keys import KeyColumn, key_column
 from falaj.asof.moments import Moments
 from falaj.asof.records import Field
 from falaj.asof.segment import Fetch, Segment
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 
 Raw = Callable[[str], pa.Array]

@@ -5,7 +5,7 @@ between, and how many texts (as hashes) fall into each of 32 cells. Bounds, mean
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -23,6 +23,7 @@ from falaj.asof.sketch import (
     quantile,
     totals,
 )
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 
 CELLS = 32

@@ -6,10 +6,11 @@ layer is ordered by the places of its neighbours, a few times to and fro.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from html import escape
 
 from falaj.audit.records import Edge, Graph
+from falaj.core.data import dataclass
 
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y, _PAD = 230, 44, 90, 22, 24
 _SWEEPS = 6

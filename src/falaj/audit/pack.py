@@ -9,7 +9,6 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,6 +18,7 @@ from falaj.audit.merkle import frontier_at
 from falaj.audit.prove import prove, prove_growth
 from falaj.audit.records import Checkpoint, Witness
 from falaj.audit.seal import Log
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.frontier import HASH_BYTES
 from falaj.store.records import Fact, Lines

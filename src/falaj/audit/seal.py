@@ -7,7 +7,7 @@ transaction is durable, so a log can never fork.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,6 +16,7 @@ from falaj.audit import note
 from falaj.audit.merkle import TILE_WIDTH, Tiles, grow
 from falaj.audit.records import Checkpoint
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid, NotFound, Stale, Unavailable
 from falaj.core.frontier import HASH_BYTES, Frontier
 from falaj.core.ports import Key

@@ -6,11 +6,12 @@ period, so that the same platform gives the same rows tomorrow.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 from falaj.comply import census
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Denied, FalajError, Invalid, NotFound, Unavailable
 from falaj.core.ref import Ref

@@ -9,7 +9,7 @@ and whoever put it together stands in the log with their name.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from falaj.comply.gather import MISSING, SOURCES, Ground, Rows, plain
 from falaj.comply.mapping import control_map, judge
 from falaj.comply.records import ABSENT, NOT_APPLICABLE, PRESENT, ControlMap, Evidence, Judged
 from falaj.comply.tally import Tally, unzipped, zip_stream
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import FalajError, Invalid
 from falaj.desks import actions

@@ -1,9 +1,9 @@
 """What the errands of compliance give. Frozen dataclasses, nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
+from falaj.core.data import dataclass
 from falaj.govern.records import Misplaced
 
 PRESENT, ABSENT, NOT_APPLICABLE = "present", "absent", "not-applicable"

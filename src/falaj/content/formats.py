@@ -7,7 +7,7 @@ is loaded, so it is kept and never loaded by us. To look for bad pickles instead
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +15,7 @@ import msgspec
 
 from falaj.content.archives import look_inside, pickled_array
 from falaj.content.onnx import external_data
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 MOST_FILES = 10_000

@@ -6,8 +6,10 @@ An attempt is one try of a job: a gang of slots, each on a node that the schedul
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, runtime_checkable
+
+from falaj.core.data import dataclass
 
 WAITING, RUNNING, SUCCEEDED, FAILED, LOST, UNKNOWN = "waiting", "running", "succeeded", "failed", "lost", "unknown"
 """What an attempt can be, as its executor sees it. `lost`: its node or its processes are gone and nobody knows how it

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 
 HASH_BYTES = 32

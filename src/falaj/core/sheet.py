@@ -5,9 +5,10 @@ file says it itself (ONNX), the sheet may be left out.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 FILE = "falaj.json"

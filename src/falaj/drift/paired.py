@@ -8,11 +8,12 @@ came: pairs of many replicas and days are added up in any order.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 BETTER, FINE, WORSE, WAIT = "better", "fine", "worse", "wait"

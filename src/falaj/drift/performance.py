@@ -6,12 +6,13 @@ findings = performed(profile.quality, found, rules)
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.drift import scoring
 from falaj.drift.records import BINARY, CLASSES, MOST_SEGMENTS, REGRESSION, Finding, Quality, Rules

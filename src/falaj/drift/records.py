@@ -1,7 +1,9 @@
 """A profile: how the values of a model's inputs and answers were when it was made, cut so that later ones compare."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from falaj.core.data import dataclass
 
 FILE = "falaj.profile.json"
 """Where it lies in a model's folder, or in that of a baseline."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from falaj.catalog.publishing import Order
 from falaj.catalog.records import Facts, Version, VersionPage
 from falaj.catalog.sources import Source
 from falaj.content.records import Column, Table
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Denied, NotFound, Stale
 from falaj.core.event import new_id

@@ -7,10 +7,11 @@ in nothing that rows depend on share their rows. A service whose picks float fol
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from falaj.asof.moments import say_span
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref

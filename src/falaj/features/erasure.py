@@ -1,10 +1,10 @@
 """What an erasure reports, and which versions have to go. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from falaj.catalog.records import Version
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 from falaj.features.persons import Kept
 

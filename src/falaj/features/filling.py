@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -22,6 +22,7 @@ from falaj.asof.sources import Clustered, cluster, open_part
 from falaj.asof.tiles import build, merge, pack, unpack
 from falaj.asof.tiles import shape_of as tiles_shape
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Unavailable
 from falaj.core.event import new_id
 from falaj.core.online import RANK_BYTES, pack_rank, rank_of, rows_in

@@ -12,7 +12,6 @@ the pack.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.asof.sealed import NAME_BYTES, Keys, joined, new_keys, pack_keys, unpack_keys
@@ -20,6 +19,7 @@ from falaj.catalog.publishing import Order, Sink
 from falaj.catalog.reading import open_version
 from falaj.catalog.records import Begun, Facts, Made, Version, VersionPage
 from falaj.catalog.sources import Source
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.label import Label

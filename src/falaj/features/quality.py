@@ -5,13 +5,13 @@ those columns only that the reader may see; the numbers of a column are as much 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any, ClassVar
 
 from falaj.asof.drift import MOVED, compare
 from falaj.asof.moments import say_span, span_us
 from falaj.asof.stats import ColumnStats, measured_table, merged_tables
+from falaj.core.data import dataclass
 from falaj.core.label import SENSITIVE
 from falaj.core.ref import Ref
 from falaj.features.drawing import shape, trend

@@ -1,10 +1,11 @@
 """What is known of entities, views and services; plain data, made of what a definition file says."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from falaj.asof.records import Computed, Field, ServicePlan, Window
+from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from falaj.asof.rows import Part, RowSchema, face_folder, open_part, read_name, 
 from falaj.asof.segment import Segment
 from falaj.asof.stats import ColumnStats, measured_table, merged_tables, to_plain
 from falaj.catalog.reading import open_version
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref

@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Denied, Invalid, Stale
 from falaj.core.ref import Ref
 from falaj.core.verb import verb

@@ -6,7 +6,7 @@ It runs beside whoever brings rows, or in the house for whoever defined the view
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from falaj.catalog.publishing import Order
 from falaj.catalog.records import Facts
 from falaj.catalog.sources import Source
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.label import Label
 from falaj.core.ref import Ref

@@ -1,11 +1,11 @@
 """What the parts of the features' desk share: definitions and streams as their records hold them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from falaj.asof.records import Window
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.label import Label

@@ -6,11 +6,12 @@ numbers of its own, in one transaction: a generation names exactly the rows that
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import sha256
 
 from falaj.asof.records import Field
 from falaj.asof.rows import RowSchema
+from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.records import EntityDef, ViewDef

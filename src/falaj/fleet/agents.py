@@ -8,10 +8,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Denied, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.relay import relay_of

@@ -1,10 +1,10 @@
 """Alerts as records: opened once, closed once, each with an event; and what went wrong with nodes, for their health."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from falaj.core.context import HOUSE, Context
+from falaj.core.data import dataclass
 from falaj.core.event import new_id
 from falaj.core.ports import Key
 from falaj.fleet import health

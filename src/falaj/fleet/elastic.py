@@ -3,10 +3,11 @@ bought and why; and the rules for it. A part of the desk `clusters`; the loop is
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from falaj.core.context import HOUSE, Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Denied, Invalid
 from falaj.core.execute import NodeFacts
 from falaj.core.verb import verb

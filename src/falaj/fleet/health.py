@@ -1,8 +1,9 @@
 """Health: a score for every node from what went wrong there, half forgotten every week, with its parts told. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
+
+from falaj.core.data import dataclass
 
 HALF_LIFE_S = 7 * 86_400
 WELL, WATCH, ILL = "well", "watch", "ill"

@@ -1,7 +1,8 @@
 """The kinds of what can look wrong, and what to do about each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from falaj.core.data import dataclass
 
 IDLE, LEAK, HEAT, FAULT, STRAGGLER, STARVED, DISK = (
     "gpu-idle", "memory-leak", "gpu-hot", "gpu-fault", "straggler", "gpu-starved", "disk-full"

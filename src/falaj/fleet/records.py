@@ -1,9 +1,10 @@
 """What the fleet knows: clusters, nodes, queues, budgets. Frozen, plain, the same on the wire."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.execute import Device
 
 

@@ -7,10 +7,10 @@ become rates here, so that what is kept can be averaged.
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.data import dataclass
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.subjects import node_subject, run_subject
 from falaj.fleet.telemetry import Telemetry

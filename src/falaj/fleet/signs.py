@@ -1,11 +1,11 @@
 """What nodes and pools show: figures, alerts, health, and how full they were. A part of the desk `clusters`."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from falaj.core.context import HOUSE, Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.execute import NodeFacts
 from falaj.core.ports import Series

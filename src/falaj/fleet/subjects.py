@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from falaj.core.context import HOUSE
+from falaj.core.data import dataclass
 
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 KEPT_S: Mapping[str, int] = {"raw": DAY_S, "minute": 30 * DAY_S, "hour": 396 * DAY_S}

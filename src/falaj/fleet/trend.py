@@ -1,9 +1,8 @@
 """Where use is going: a robust seasonal trend with an interval, and when a pool runs full. Pure."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from falaj.core.data import dataclass
 from falaj.fleet.frames import Numbers
 
 HOUR_S, DAY, WEEK = 3600, 24, 168

@@ -5,10 +5,11 @@ an attempt held is what it attained and what was lost of it, to the last unit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.execute import YIELDED
 from falaj.core.ports import Key
 from falaj.fleet.use import added

@@ -4,9 +4,9 @@ The room of jobs writes it; desks of the fleet and the scheduler read it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.data import dataclass
 from falaj.core.ports import Key
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record

@@ -1,9 +1,10 @@
 """What the parts of the desk that begin flows and tell of events take and give. Frozen, plain, the same on the wire."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 
 LAST, ALL, NONE = "last", "all", "none"

@@ -6,10 +6,10 @@ minutes: they are left out where they do not exist, and come twice where the clo
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 NAMED = {

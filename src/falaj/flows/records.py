@@ -1,9 +1,10 @@
 """What the desk of flows takes and gives. Frozen, plain, the same on the wire."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 from falaj.jobs.records import JobSpec
 

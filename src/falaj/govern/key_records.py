@@ -1,7 +1,6 @@
 """What the desks of keys and secrets give: names, ages and states, never material."""
 
-from dataclasses import dataclass
-
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 
 

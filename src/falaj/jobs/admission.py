@@ -1,10 +1,11 @@
 """Asking for a job: everything is pinned and checked before a line is written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from falaj.catalog.records import KINDS
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Denied, Invalid
 from falaj.core.event import new_id
 from falaj.core.ref import Ref

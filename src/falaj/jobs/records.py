@@ -2,9 +2,10 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 
 WAITING, HELD, STARTING, RUNNING, STOPPING = "waiting", "held", "starting", "running", "stopping"

@@ -1,9 +1,9 @@
 """What jobs asked for and how long they ran, for those who want to try another tree of queues on it."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from falaj.core.context import HOUSE, Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Denied
 from falaj.core.verb import verb
 from falaj.fleet.queues import read_rules

@@ -1,9 +1,9 @@
 """What is known now, beside windows, and what is done: in the owner's name, and harmless when it is done again."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.ref import Ref
 from falaj.drift.records import INPUT, PREDICTION, Profile

@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
+from falaj.core.data import dataclass
 from falaj.drift.records import Finding
 from falaj.monitor.records import (
     ACTING,

@@ -1,9 +1,10 @@
 """What the desk of watches takes and gives. Frozen, plain, the same on the wire."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 from falaj.drift.records import Finding, Rules
 

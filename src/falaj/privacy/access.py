@@ -9,13 +9,13 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from falaj.asof.keys import partition_of
 from falaj.asof.rows import open_part, rows_of
 from falaj.catalog.reading import open_version
+from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid
 from falaj.core.ref import Ref

@@ -8,12 +8,12 @@ again. So it may be killed anywhere: run again it goes on, and ends the same.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, cast
 
 from falaj.audit.records import Impact
 from falaj.catalog.records import Version
+from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref

@@ -2,10 +2,10 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from falaj.audit.records import Entries, Impact
+from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.ref import Ref
 from falaj.privacy.records import Breach

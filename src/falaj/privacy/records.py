@@ -1,10 +1,11 @@
 """What the desk of privacy remembers and answers with. Frozen dataclasses, nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from falaj.audit.records import Proof
+from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 
 ACCESS, PORTABILITY, CORRECTION, RESTRICTION, OBJECTION, ERASURE, REVIEW = TYPES = (

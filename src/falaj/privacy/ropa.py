@@ -8,11 +8,11 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from falaj.audit.records import Entries, Entry
+from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.errors import NotFound
 from falaj.core.label import CLASS_NAMES, Label

@@ -6,11 +6,12 @@ somebody published by hand.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from falaj.asof.records import Field
 from falaj.asof.sealed import NAME_BYTES
 from falaj.catalog.records import Version, VersionPage
+from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref

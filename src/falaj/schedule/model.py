@@ -5,8 +5,9 @@ same to the scheduler is their shape: it places shapes, and keeps lines of jobs 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.core.execute import Device
 

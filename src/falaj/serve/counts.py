@@ -6,9 +6,10 @@ month is read as fast as one of an hour.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, TypeVar
 
+from falaj.core.data import dataclass
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
 from falaj.core.ref import Ref

@@ -3,11 +3,11 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Corrupt, Invalid
 from falaj.core.ports import Series
 from falaj.core.ref import Ref

@@ -11,9 +11,10 @@ a p-value that is valid at any moment. It holds for bounded means as for yes and
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, inf, lgamma, log, log1p
 from typing import NamedTuple
+
+from falaj.core.data import dataclass
 
 WAIT, WORSE, FINE = "wait", "worse", "fine"
 _PRIORS = ((0.5, 0.5), (0.5, 50.0))

@@ -6,11 +6,11 @@ What is joined is what the journal kept.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from falaj.core.data import dataclass
 from falaj.core.ports import Block, Series
 from falaj.core.ref import Ref
 from falaj.serve.blocks import Blocks, Whose

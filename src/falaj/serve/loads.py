@@ -4,10 +4,10 @@ Everything is summed up here: whoever looks gets a few dozen numbers, however ma
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb

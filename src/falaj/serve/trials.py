@@ -5,9 +5,10 @@ and ends promoted, rolled back or inconclusive. While the revision has no replic
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Invalid
 from falaj.serve import life
 from falaj.serve.arms import BASE

@@ -1,7 +1,8 @@
 """Kinds of nodes that can be bought, and the rules for buying them. Facts only: whoever reads them loads no arrays."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from falaj.core.data import dataclass
 from falaj.schedule.model import Node
 
 HOUR_S = 3600

@@ -7,9 +7,10 @@ Nothing is remembered but the values at rungs, so the order in which reports cam
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from falaj.core.data import dataclass
 from falaj.study.records import BAD, BEHIND, GOOD, LIVE, SweepPlan
 from falaj.study.space import Params
 

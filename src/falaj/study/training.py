@@ -4,10 +4,11 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id

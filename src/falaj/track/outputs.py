@@ -3,10 +3,11 @@
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.core.verb import verb

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 

@@ -9,10 +9,10 @@ Clauses are joined by AND only. A clause about something that a run does not hav
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
 LONGEST, MOST_CLAUSES, MOST_VALUES, MOST_PIECES = 20_000, 64, 2_000, 64
