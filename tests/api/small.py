@@ -151,6 +151,8 @@ def every_error() -> list[type[FalajError]]:
 class SmallLedger:
     """A log in a list."""
 
+    store = None
+
     def __init__(self) -> None:
         self.facts: list[SimpleNamespace] = []
         self.groups = 0
