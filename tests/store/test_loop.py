@@ -235,9 +235,9 @@ def test_one_that_says_what_it_hears_is_woken_by_that_and_nothing_else(ledger: L
         advance(ledger, ctx, None)
     assert steps["jobs"].acquire(timeout=10)
     assert steps["all"].acquire(timeout=10)
-    ledger.nudge("job")
+    ledger.bells.nudge("job")
     assert steps["jobs"].acquire(timeout=10), "without a commit"
-    ledger.wake()
+    ledger.bells.ring()
     assert steps["jobs"].acquire(timeout=10), "and by whoever cannot say what it was"
     assert steps["all"].acquire(timeout=10)
     running.stop(timeout_s=1.0)

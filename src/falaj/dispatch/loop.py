@@ -467,7 +467,7 @@ class JobsLoop:
 
     def _tell(self, report: Report) -> None:
         self._inbox.put(report)
-        self._ledger.nudge(INBOX)
+        self._ledger.bells.nudge(INBOX)
 
     def _leading(self) -> bool:
         return time.monotonic() < self._leads_until + LEASE_S / 2

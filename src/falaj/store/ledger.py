@@ -34,6 +34,7 @@ from falaj.core.ports import (
 from falaj.core.ref import Ref
 from falaj.store import requests
 from falaj.store.additions import carried, marked
+from falaj.store.bells import Bells
 from falaj.store.counts import Counts
 from falaj.store.envelope import Voice, key_of, open_events, open_lines, open_record, seal_events, seal_record
 from falaj.store.records import Fact, Lines, Page, Record
@@ -57,7 +58,7 @@ class Ledger:
         self.bundled = isinstance(store, CanBundle)
         self.local = _Local()
         self.counts = Counts()
-        self._callbacks: tuple[tuple[frozenset[str], Callable[[], None]], ...] = ()
+        self.bells = Bells()
         self._noting = threading.Lock()
         self._noted = 0
 
@@ -136,9 +137,8 @@ class Ledger:
 
         With `kinds`, of commits here only after those with events about such things.
         """
-        first, self._callbacks = not self._callbacks, (*self._callbacks, (frozenset(kinds), callback))
-        if first and isinstance(self.store, CanWatch):
-            self.store.watch(self.wake)
+        if self.bells.hang(callback, kinds) and isinstance(self.store, CanWatch):
+            self.store.watch(self.bells.ring)
 
     @property
     def since(self) -> int:
@@ -165,12 +165,6 @@ class Ledger:
         """Close the store; what was acknowledged is durable already."""
         self.store.close()
 
-    def nudge(self, word: str) -> None:
-        """Wake whoever asked for this word as if it were a kind, and nobody else: nothing was committed."""
-        for wanted, callback in self._callbacks:
-            if word in wanted:
-                callback()
-
     def _parts(self, after: str, tenant: str, zone: str, limit: int) -> Iterable[tuple[str, list[EventRow]]]:
         if isinstance(self.store, CanBundle):
             return self.store.bundles(after, tenant=tenant, zone=zone, limit=limit)
@@ -182,13 +176,6 @@ class Ledger:
             raise Invalid(
                 "a lease has no place inside a transaction", "an undone one would hand the same token out twice"
             )
-
-    def wake(self, kinds: Iterable[str] | None = None) -> None:
-        """Tell everyone who asked that there is something new; where `kinds` says of what, only who asked for that."""
-        about = None if kinds is None else frozenset(kinds)
-        for wanted, callback in self._callbacks:
-            if about is None or not wanted or wanted & about:
-                callback()
 
 
 class Root:
@@ -532,7 +519,7 @@ class Writer(Reader):
             return
         ledger.counts.durable(perf_counter() - began, 1, verbs)
         _tell(root.after, durable=True)
-        ledger.wake(kinds)
+        ledger.bells.ring(kinds)
 
 
 class Together:
@@ -576,7 +563,7 @@ class Together:
         if local.grouped:
             self._ledger.counts.durable(perf_counter() - began, local.grouped, local.verbs)
         _tell(after, durable=True)
-        self._ledger.wake(local.kinds)
+        self._ledger.bells.ring(local.kinds)
 
 
 def _undo(root: Root) -> None:
