@@ -1,8 +1,8 @@
 """`dataclass` as the standard library has it, but for when its methods come to be.
 
 The standard one compiles six functions for every class while its module is loaded; a command loads a hundred classes
-and makes a few of them, and that was a third of its time. Ours takes fields and slots from the standard one, and
-compiles how objects are made, compared and hashed when the first one is. What is not frozen and slotted, inherits
+and makes a few of them, and that was a third of its time. Ours takes fields and slots from the standard one at once,
+and how objects are made, compared and hashed when the first one is. What is not frozen and slotted, inherits
 fields or writes one of those methods itself is left to the standard one.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["dataclass"]
 
 _OURS = ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__getstate__", "__setstate__")
-_UNSAID = object()
+_COMPILED = ("__init__", "__eq__", "__hash__")
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -37,8 +37,8 @@ def _lazy(given: type) -> Any:
     cls: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(given)
     if any(isinstance(each.type, dataclasses.InitVar) for each in cls.__dataclass_fields__.values()):
         raise TypeError(f"{cls.__qualname__} has an InitVar: make it a data class with the standard library's")
-    for name, write in (("__init__", _init), ("__eq__", _eq), ("__hash__", _hash)):
-        setattr(cls, name, _at_first(cls, name, write))
+    for name in _COMPILED:
+        setattr(cls, name, _at_first(cls, name))
     cls.__repr__ = _repr
     cls.__setattr__, cls.__delattr__ = _frozen(cls)
     cls.__getstate__, cls.__setstate__ = _state, _restore
@@ -47,67 +47,26 @@ def _lazy(given: type) -> Any:
     return cls
 
 
-def _at_first(cls: type, name: str, write: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
-    """A method that writes itself when it is first called."""
+def _at_first(cls: type, name: str) -> Callable[..., Any]:
+    """A method that comes to be, with its like, when it is first called."""
 
     def first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        written = write(cls)
-        written.__qualname__, written.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
-        setattr(cls, name, written)
-        return written(self, *args, **kwargs)
+        twin = _twin(cls)
+        for each in _COMPILED:
+            setattr(cls, each, vars(twin)[each])
+        return getattr(cls, name)(self, *args, **kwargs)
 
     return first
 
 
-def _init(cls: type) -> Callable[..., None]:
-    """Every slot is filled through its own descriptor, which no freezing stands before."""
-    order, named, body = ["self"], list[str](), list[str]()
-    known: dict[str, Any] = {"__unsaid": _UNSAID}
-    for n, each in enumerate(_fields(cls)):
-        name, default = each.name, ""
-        if each.default_factory is not dataclasses.MISSING:
-            known[f"__new{n}"], default = each.default_factory, "=__unsaid"
-            value = f"__new{n}() if {name} is __unsaid else {name}" if each.init else f"__new{n}()"
-        elif each.default is not dataclasses.MISSING:
-            known[f"__else{n}"], default = each.default, f"=__else{n}"
-            value = name if each.init else f"__else{n}"
-        elif each.init:
-            value = name
-        else:
-            continue  # whoever wrote it sets it after the making
-        known[f"__set{n}"] = vars(cls)[name].__set__
-        body.append(f"__set{n}(self, {value})")
-        if each.init:
-            (named if each.kw_only else order).append(name + default)
+def _twin(cls: Any) -> type:
+    """A class of the same fields that the standard library has made whole; its methods do for ours."""
+    fields = _fields(cls)
+    space = {each.name: each for each in fields} | {"__annotations__": {each.name: each.type for each in fields}}
+    space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     if hasattr(cls, "__post_init__"):
-        body.append("self.__post_init__()")
-    return _compiled(f"__init__({', '.join([*order, *(['*', *named] if named else [])])})", body or ["pass"], known)
-
-
-def _eq(cls: type) -> Callable[..., bool]:
-    names = [each.name for each in _fields(cls) if each.compare]
-    mine, other = ("".join(f"{who}.{name}, " for name in names) for who in ("self", "other"))
-    return _compiled(
-        "__eq__(self, other)",
-        [f"return ({mine}) == ({other}) if other.__class__ is self.__class__ else NotImplemented"],
-        {},
-    )
-
-
-def _hash(cls: type) -> Callable[..., int]:
-    names = [each.name for each in _fields(cls) if (each.compare if each.hash is None else each.hash)]
-    return _compiled("__hash__(self)", [f"return hash(({''.join(f'self.{name}, ' for name in names)}))"], {})
-
-
-def _compiled(head: str, body: list[str], known: dict[str, Any]) -> Callable[..., Any]:
-    """A function of these lines, for which some names are known."""
-    name = head.partition("(")[0]
-    lines = [f"def around({', '.join(known)}):", f" def {head}:", *(f"  {line}" for line in body), f" return {name}"]
-    space: dict[str, Any] = {}
-    # Nothing goes in but the names of a class's own fields, which Python has taken for names before.
-    exec("\n".join(lines), space)  # noqa: S102 # nosec B102
-    found: Callable[..., Any] = space["around"](**known)
-    return found
+        space["__post_init__"] = cls.__post_init__
+    return dataclasses.dataclass(frozen=True, slots=True, repr=False)(type(cls.__name__, (), space))
 
 
 @recursive_repr()
