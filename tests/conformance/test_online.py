@@ -653,7 +653,7 @@ def test_cluster_slots_that_move_are_followed(redis_cluster: RedisCluster) -> No
     online.close()
 
 
-@pytest.mark.parametrize("lost", range(3))
+@pytest.mark.parametrize("lost", [0, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 2))])
 def test_cluster_a_server_that_came_back_empty_leaves_no_space_filled(lost: int) -> None:
     rows = [(b"%d" % n, row(n)) for n in range(200)]
     with RedisCluster() as cluster:

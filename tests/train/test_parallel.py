@@ -59,7 +59,7 @@ GPT_CASES: list[tuple[str, int, Any, dict[str, Any]]] = [
 ]
 
 
-DEEP = {"dp x tp", "tp x2 one head", "fsdp x pp", "fsdp x3"}
+DEEP = {"dp x tp", "tp x2 one head", "fsdp x pp", "fsdp x3", "fsdp x4", "fsdp x tp", "tp x2 as the model says"}
 """What others of the quick tests show in parts."""
 
 
