@@ -1,11 +1,16 @@
 """The town that feature tests live in: on SQLite, folders and LMDB, or on PostgreSQL, S3 and Redis."""
 
+import math
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from falaj.asof.reading import Answer, Reader
 from tests.town import Town
 
 
@@ -25,3 +30,23 @@ def town_on(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Mo
         made = Town(folder / "house", store=request.getfixturevalue("new_postgres")(), online=online)
     yield made
     made.close()
+
+
+def same_as_history(here: Any, online: Any, service: str, keys: Mapping[str, list[Any]]) -> Answer:
+    """Read online, then ask history for the very same moment: every value and every status must be the same."""
+    at = round(time.time() * 1e6)
+    plan = here.features.open(service).plan
+    answer = Reader(plan, online).read(dict(keys), now_us=at)
+    moments = pa.array([at] * len(next(iter(keys.values()))), pa.int64())
+    truth = here.features.table(pa.table({**keys, "moment": moments}), service, moment="moment")
+    for name in [one.name for one in plan.outputs]:
+        assert answer.statuses[name] == truth.column(f"{name}__status").to_pylist(), name
+        assert _plain(answer.columns[name]) == _plain(truth.column(name).to_pylist()), name
+    return answer
+
+
+def _plain(value: Any) -> Any:
+    """To the last bit: -0.0 is not 0.0, and what is no number equals itself."""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value.hex()
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) or hasattr(value, "tolist") else value

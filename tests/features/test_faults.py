@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import falaj
-from falaj.asof.reading import Reader
 from tests.features import feeding
+from tests.features.house import same_as_history
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisCluster, RedisServer
 
@@ -47,17 +47,9 @@ def house(folder: Path, **overrides: Any) -> Any:
     return here
 
 
-def same_as_history(here: Any) -> dict[str, Any]:
-    """Every value and status online is that of history at the same moment."""
-    at = round(time.time() * 1e6)
-    plan = here.features.open("service:f/all").plan
-    answer = Reader(plan, here.online()).read({"id": IDS}, now_us=at)
-    labels = pa.table({"id": IDS, "moment": pa.array([at] * len(IDS), pa.int64())})
-    truth = here.features.table(labels, "service:f/all", moment="moment")
-    for name in [one.name for one in plan.outputs]:
-        assert answer.columns[name] == truth.column(name).to_pylist(), name
-        assert answer.statuses[name] == truth.column(f"{name}__status").to_pylist(), name
-    return answer.columns
+def as_in_history(here: Any) -> dict[str, Any]:
+    """The values that are the same online and in history."""
+    return same_as_history(here, here.online(), "service:f/all", {"id": IDS}).columns
 
 
 def child(folder: Path, what: str) -> subprocess.Popen[str]:
@@ -83,7 +75,7 @@ def test_killed_while_it_fills(tmp_path: Path) -> None:
             break
     assert done
     here = falaj.connect(str(tmp_path / "house"))
-    same_as_history(here)
+    as_in_history(here)
     here.close()
 
 
@@ -102,7 +94,7 @@ def test_killed_while_it_pushes(tmp_path: Path) -> None:
         process.stdout.close()
     here = falaj.connect(str(tmp_path / "house"))
     here.features.materialize("service:f/all")
-    counts = same_as_history(here)["count_30d"]
+    counts = as_in_history(here)["count_30d"]
     assert sum(one or 0 for one in counts) >= told, "a push that was acknowledged is lost"
     here.close()
 
@@ -120,7 +112,7 @@ def test_redis_dies_and_comes_back_empty(tmp_path: Path) -> None:
         answer = here.features.read("service:f/all", {"id": [1]})
         assert set(answer.statuses["x"]) == {"NOT_FOUND"}
         here.features.materialize("service:f/all")
-        assert same_as_history(here)["count_30d"][1] == 1
+        assert as_in_history(here)["count_30d"][1] == 1
         here.close()
 
 
@@ -128,13 +120,13 @@ def test_a_server_of_a_cluster_dies_and_comes_back_empty(tmp_path: Path) -> None
     with RedisCluster() as cluster:
         here = house(tmp_path, online=f"{cluster.url}&wait_s=1")
         here.features.materialize("service:f/all")
-        whole = same_as_history(here)
+        whole = as_in_history(here)
         cluster.nodes[1].kill()
         cluster.nodes[1].start()
         wait_until(cluster.whole, 60)
         assert here.features.read("service:f/all", {"id": IDS}).columns["x"] != whole["x"]
         here.features.materialize("service:f/all")
-        assert same_as_history(here)["x"] == whole["x"]
+        assert as_in_history(here)["x"] == whole["x"]
         here.close()
 
 

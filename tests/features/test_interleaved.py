@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import falaj
-from falaj.asof.reading import Reader
+from tests.features.house import same_as_history
 from tests.town import Town
 
 DAY = 86_400_000_000
@@ -135,16 +135,11 @@ class World:
 
     def check(self) -> None:
         """The online store, history, and the list."""
-        service, at = f"service:{self.name}/both", round(time.time() * 1e6)
-        plan = self.here.features.open(service).plan
-        online = Reader(plan, self.town.house.online()).read({"id": IDS}, now_us=at)
-        labels = pa.table({"id": IDS, "moment": pa.array([at] * len(IDS), pa.int64())})
-        history = self.here.features.table(labels, service, moment="moment")
+        service = f"service:{self.name}/both"
+        online = same_as_history(self.here, self.town.house.online(), service, {"id": IDS})
         wanted = self.expected()
-        for name in [one.name for one in plan.outputs]:
-            assert online.columns[name] == history.column(name).to_pylist(), name
-            assert online.statuses[name] == history.column(f"{name}__status").to_pylist(), name
-            assert [one or None for one in online.columns[name]] == [one or None for one in wanted[name]], name
+        for name, values in online.columns.items():
+            assert [one or None for one in values] == [one or None for one in wanted[name]], name
 
 
 @pytest.fixture(scope="module")

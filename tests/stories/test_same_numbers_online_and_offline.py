@@ -1,6 +1,5 @@
 """One definition, one number: batch and pushes, late and repeated rows, windows, and a store that lost it all."""
 
-import math
 import random
 import time
 from collections.abc import Iterator
@@ -11,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.asof.reading import Reader
-from tests.features.house import town_on
+from tests.features.house import same_as_history, town_on
 from tests.town import Town
 
 STATUS = ("PRESENT", "NULL", "NOT_FOUND", "EXPIRED", "FUTURE")
@@ -43,26 +41,9 @@ def keys() -> dict[str, list[Any]]:
 
 
 def same(town: Town, service: str = "service:fraud/both") -> dict[str, list[str]]:
-    """Read online, then ask history for the very same moment: every value and every status must be the same."""
-    amal, at = town.as_("amal"), round(time.time() * 1e6)
-    plan = amal.features.open(service).plan
-    answer = Reader(plan, town.house.online()).read(keys(), now_us=at)
-    labels = pa.table({**keys(), "moment": pa.array([at] * len(keys()["city"]), pa.int64())})
-    truth = amal.features.table(labels, service, moment="moment")
-    names = [one.name for one in plan.outputs]
-    for name in names:
-        online = [_plain(one) for one in answer.columns[name]]
-        offline = [_plain(one) for one in truth.column(name).to_pylist()]
-        statuses = [STATUS[one] for one in answer.statuses[name]]
-        assert statuses == [STATUS[one] for one in truth.column(f"{name}__status").to_pylist()], name
-        assert online == offline, name
-    return {name: [STATUS[one] for one in answer.statuses[name]] for name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return "nan" if math.isnan(value) else value.hex()
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) or hasattr(value, "tolist") else value
+    """The statuses of what is the same online and in history."""
+    answer = same_as_history(town.as_("amal"), town.house.online(), service, keys())
+    return {name: [STATUS[one] for one in codes] for name, codes in answer.statuses.items()}
 
 
 def states(rng: random.Random, count: int, now: int) -> pa.Table:

@@ -40,7 +40,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from falaj.backends.redis_reach import Cluster, OneServer, Reach
+from falaj.backends.redis_reach import Cluster, OneServer, Reach, pieces
 from falaj.backends.redis_wire import SocketWire, TlsWire, Wire
 from falaj.core.credential import credential
 from falaj.core.errors import FalajError, Invalid, Unavailable
@@ -128,6 +128,7 @@ for _, key in ipairs(KEYS) do
 end
 return gone
 """
+_NAMES = {script: hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest() for script in (_PUT, _DELETE)}
 
 
 class RedisOnline:
@@ -192,7 +193,7 @@ class RedisOnline:
                 for key in sorted(members)
                 if after is None or bucket > first or key > after
             ]
-            for part in _pieces(keys, limit):
+            for part in pieces(keys, limit):
                 cells = self.get([(space, part)])[0]
                 found += [(key, cell) for key, cell in zip(part, cells, strict=True) if cell is not None]
                 if len(found) >= limit:
@@ -221,7 +222,7 @@ class RedisOnline:
                 command
                 for name, members in held
                 for command in (
-                    *(("UNLINK", *(name + b"." + key for key in part)) for part in _pieces(members, 1000)),
+                    *(("UNLINK", *(name + b"." + key for key in part)) for part in pieces(members, 1000)),
                     ("UNLINK", name),
                 )
             ]
@@ -267,8 +268,7 @@ class RedisOnline:
         return sum(self._run_some(script, part) for part in _loads(calls))
 
     def _run_some(self, script: str, calls: Sequence[tuple[Any, ...]]) -> int:
-        name = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-        commands = [("EVALSHA", name, *call) for call in calls]
+        commands = [("EVALSHA", _NAMES[script], *call) for call in calls]
         with contextlib.suppress(NoScriptError):
             return sum(self._pipeline(commands))
         with self._clear_errors():
@@ -389,10 +389,6 @@ def _failure(error: BaseException) -> FalajError:
     if isinstance(error, BusyLoadingError):
         return Unavailable("Redis is still loading what it kept", "call again in a moment")
     return Unavailable("Redis does not answer as it should", "try again; then check its address and health")
-
-
-def _pieces(many: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (many[start : start + size] for start in range(0, len(many), size))
 
 
 def _loads(calls: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:

@@ -53,6 +53,11 @@ class Reach(Protocol):
     def close(self) -> None: ...
 
 
+def pieces(many: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Cut into parts of at most `size`."""
+    return (many[start : start + size] for start in range(0, len(many), size))
+
+
 class OneServer:
     """Everything on one server."""
 
@@ -73,7 +78,7 @@ class OneServer:
         return cast(list[bytes | None], self._lines.exchange(packed_mget(places)))
 
     def groups(self, pairs: Pairs, most: int) -> Iterator[Pairs]:
-        return (pairs[start : start + most] for start in range(0, len(pairs), most))
+        return pieces(pairs, most)
 
     def seeds(self) -> list[int]:
         return []
@@ -125,7 +130,7 @@ class Cluster:
         for pair in pairs:
             buckets.setdefault(pair[0][self._number], []).append(pair)
         for every in buckets.values():
-            yield from (every[start : start + most] for start in range(0, len(every), most))
+            yield from pieces(every, most)
 
     def seeds(self) -> list[int]:
         """Some buckets of each server."""
