@@ -1,6 +1,5 @@
 """`falaj up`: the whole platform in one process; and `falaj demo`, the story told on a throw-away one."""
 
-import ctypes
 import gc
 import os
 import sys
@@ -13,8 +12,7 @@ from typing import Any
 
 from falaj.cli.frame import Frame, Parser, read
 from falaj.core.errors import Invalid, lacking
-
-_ARENA_MAX = -8
+from falaj.core.heaps import share_heaps
 
 
 def up(frame: Frame, arguments: list[str]) -> int:
@@ -40,7 +38,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
         raise Invalid("a URL cannot be started from here", "falaj up --at FOLDER")
     # Nothing that is made on the way up is garbage; the server turns the collector on once it stands.
     gc.disable()
-    _share_heaps()
+    share_heaps()
     from falaj.api.app import App
     from falaj.api.logs import set_up
     from falaj.api.server import serve
@@ -72,14 +70,6 @@ def up(frame: Frame, arguments: list[str]) -> int:
     finally:
         house.close()
     return 0
-
-
-def _share_heaps() -> None:
-    """Two heaps for all threads. By default the C library gives each its own, and what one thread frees no other can
-    use: measured under a mixed load, a platform with thirty threads grew on and on by what lay free in them."""
-    choose = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if choose is not None and "MALLOC_ARENA_MAX" not in os.environ:  # glibc alone has it
-        choose(_ARENA_MAX, 2)
 
 
 @contextmanager

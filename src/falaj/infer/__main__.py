@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from falaj.core.errors import FalajError
+from falaj.core.heaps import share_heaps
 from falaj.infer.configuring import SERVE, of_attempt, read_config
 from falaj.infer.records import Config
 from falaj.infer.server import begun, run, told
@@ -13,6 +14,7 @@ from falaj.infer.server import begun, run, told
 
 def main(given: list[str]) -> int:
     """Serve until told to end."""
+    share_heaps()
     try:
         config = read_config(Path(given[0]).read_bytes()) if given else of_attempt()
         return run(_serve(config))

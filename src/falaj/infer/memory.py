@@ -1,7 +1,5 @@
-"""Memory of models: what one will take, about, and giving back what one took."""
+"""Memory of models: what one will take, about."""
 
-import ctypes
-import sys
 from pathlib import Path
 
 
@@ -10,11 +8,3 @@ def folder_bytes(folder: str) -> int:
     if not folder:
         return 0
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-
-
-def trim() -> None:
-    """The C library keeps what was freed; half of what a model took stays with the process unless it is told."""
-    if sys.platform == "linux":
-        give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if give_back is not None:  # glibc alone has it
-            give_back(0)

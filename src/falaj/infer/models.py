@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
+from falaj.core.heaps import trim
 from falaj.core.sheet import Sheet
 from falaj.infer.batcher import BROKEN
-from falaj.infer.memory import folder_bytes, trim
+from falaj.infer.memory import folder_bytes
 from falaj.infer.queue import Busy, Done, late_error
 from falaj.infer.records import Load, ModelConfig, Runtime
 from falaj.infer.session import Session
