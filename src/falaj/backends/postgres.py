@@ -27,7 +27,8 @@ from psycopg_pool import ConnectionPool
 from falaj.backends.passage import ALONE, IN_TURN, Passage
 from falaj.backends.postgres_group import Groups, PostgresGroup
 from falaj.backends.postgres_log import EPOCH, Tail
-from falaj.backends.postgres_txn import PostgresTxn, Teller, check_alive, clear_errors, marks
+from falaj.backends.postgres_tell import Teller
+from falaj.backends.postgres_txn import PostgresTxn, check_alive, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.core.errors import Conflict, Stale
@@ -90,13 +91,15 @@ _LOCK, _LOCK_S = 0x66616C616A, 0.02
 _BRIEFLY, _AGAIN_S, _LOCK_TRIES = "SET LOCAL lock_timeout = '300ms'", 0.3, 200
 _CHANNEL = "falaj"
 _QUIET_S = 0.05
+_KWARGS: dict[str, Any] = {"autocommit": True, "connect_timeout": 5, "application_name": "falaj"}
 
 
 class PostgresStore:
     """`postgresql://user@host/database?sslmode=verify-full&...`: every libpq parameter, TLS too, goes in the URL.
 
-    Options: `connections`, the most this process opens (default 16); `wait_s`, how long a call waits for the server;
-    `settle`, whether opening it brings the schema up to date (default yes).
+    Options: `connections`, the most this process opens (default 16), beside one that tells and one that listens;
+    `wait_s`, how long a call waits for the server; `settle`, whether opening it brings the schema up to date (default
+    yes).
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -109,7 +112,7 @@ class PostgresStore:
             max_size=int(chosen.get("connections", 16)),
             timeout=self._wait_s,
             max_idle=60.0,
-            kwargs={"autocommit": True, "connect_timeout": 5, "application_name": "falaj"},
+            kwargs=_KWARGS,
             check=check_alive,
             open=False,
         )
@@ -117,7 +120,7 @@ class PostgresStore:
         self._said = threading.Event()
         self.passage = Passage()
         self._tail = Tail(self._ask)
-        self._teller = Teller(self.pool, self._said.set)
+        self._teller = Teller(self.pool, lambda: psycopg.connect(url, **_KWARGS), self._said.set)
         self._groups = Groups(url, self.alone, self._teller.tell, 3 * self._wait_s)
         self._watcher: threading.Thread | None = None
         try:
@@ -273,6 +276,7 @@ class PostgresStore:
         self._said.set()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(timeout=5)
+        self._teller.close()
         self.pool.close()
 
     def _ask(self, text: str, values: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,6 @@ meet it, so its events are one statement, shared with whoever tells something at
 import contextlib
 import logging
 import select
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
-from falaj.backends.lane import again
+from falaj.backends.postgres_columns import Column, Plan, columns, plan
 from falaj.backends.postgres_log import EPOCH
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
@@ -224,23 +223,24 @@ class PostgresTxn(PostgresWrites):
         """Durable on return. When the connection breaks in the midst of it nobody knows: the error says so."""
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
-        held, self._ended, done = self._held, True, False
+        held, self._ended, committed = self._held, True, False
         if held is None:
             if self._told and self._tell is not None:
                 self._tell(self._told, self._riders)
             return
         try:
             if self._told:
+                whole, values = addition(self._told, self._riders)
                 with clear_errors():
-                    insert(held, self._told, self._riders)
+                    held.execute(whole.asked, values)
             with clear_errors(unsure=self._tell is not None):
                 if held.execute("COMMIT").statusmessage != "COMMIT":
                     raise Stale("the transaction was undone by an earlier error", "call again")
-            done = True
+            committed = True
         finally:
-            if not done:
+            if not committed:
                 _roll_back(held)
-            self._end(held, done, not done)
+            self._end(held, committed, not committed)
 
     def rollback(self) -> None:
         """Nothing of it happened."""
@@ -249,7 +249,7 @@ class PostgresTxn(PostgresWrites):
         held, self._ended, status = self._held, True, self.status
         if held is None:
             return
-        _roll_back(held)
+        _roll_back(held, "ROLLBACK" if self._tell is not None else "COMMIT")
         self._end(held, False, status == TransactionStatus.INERROR)
 
     def _old_terms(self, key: Key, rev: int) -> str:
@@ -272,73 +272,22 @@ class Overtaken(Exception):
     """What was read is not so any more: no engine said it, and it means the same."""
 
 
-class Teller:
-    """Events without a transaction around them. Whoever comes while another tells waits, and one tells for all."""
-
-    def __init__(self, pool: ConnectionPool, told: Callable[[], None]) -> None:
-        """`told` is called when something is durable."""
-        self._pool, self._heard = pool, told
-        self._mutex, self._telling = threading.Lock(), threading.Lock()
-        self._waiting: list[_Told] = []
-
-    def tell(self, events: Sequence[EventRow], riders: Riders) -> None:
-        """Durable on return."""
-        mine = _Told(events, riders)
-        with self._mutex:
-            self._waiting.append(mine)
-        with self._telling:
-            if not mine.done:
-                with self._mutex:
-                    some, self._waiting = self._waiting, []
-                self._write(some)
-        if mine.error is not None:
-            raise again(mine.error)
-
-    def _write(self, some: "Sequence[_Told]") -> None:
-        riders: Riders = {}
-        for one in some:
-            for text, rows in one.riders.items():
-                riders.setdefault(text, []).extend(rows)
-        error = self._insert([event for one in some for event in one.events], riders)
-        alone = isinstance(error, Invalid) and len(some) > 1  # the others must not suffer for what one of them says
-        for one in some:
-            one.error = self._insert(one.events, one.riders) if alone else error
-            one.done = True
-
-    def _insert(self, events: Sequence[EventRow], riders: Riders) -> BaseException | None:
-        try:
-            with clear_errors(unsure=True), self._pool.connection() as connection:
-                insert(connection, events, riders)
-        except FalajError as error:
-            return error
-        self._heard()
-        return None
-
-
-class _Told:
-    """What one caller tells."""
-
-    __slots__ = ("done", "error", "events", "riders")
-
-    def __init__(self, events: Sequence[EventRow], riders: Riders) -> None:
-        self.events, self.riders = events, riders
-        self.done = False
-        self.error: BaseException | None = Unavailable("the ledger was interrupted while it wrote", "call again")
-
-
-def insert(connection: "Connection", events: Sequence[EventRow], riders: Riders) -> None:
-    """Add events to the log, in this order, and what rides with them: one statement, one trip, one commit."""
-    given = [[list(column) for column in zip(*rows, strict=True)] for rows in riders.values()]
-    given.append([list(column) for column in zip(*[sql.event_values(event) for event in events], strict=True)])
+def addition(events: Sequence[EventRow], riders: Riders) -> tuple[Plan, list[Column]]:
+    """The statement that adds events to the log, in this order, and what rides with them, and the values it takes."""
     beside = ", ".join(f"rider{n} AS ({text})" for n, text in enumerate(riders))
-    connection.execute(f"WITH {beside} {_APPEND}" if riders else _APPEND, [one for some in given for one in some])
+    whole = plan(f"WITH {beside} {_APPEND}" if riders else _APPEND)
+    values = [one for text, rows in riders.items() for one in columns(plan(text).kinds, rows)]
+    values += columns(plan(_APPEND).kinds, [sql.event_values(event) for event in events])
+    return whole, values
 
 
-def _roll_back(connection: "Connection") -> None:
-    """Before it goes back to the others; the pool would do it, and warn users of what is no fault."""
+def _roll_back(connection: "Connection", words: str = "ROLLBACK") -> None:
+    """Before it goes back to the others; the pool would do it, and warn users of what is no fault. Where nothing was
+    written a COMMIT says the same, and the driver does not forget all that it has prepared, as it does after the other.
+    """
     with contextlib.suppress(psycopg.Error):
         if connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
-            connection.execute("ROLLBACK")
+            connection.execute(words)
 
 
 def marks(text: str) -> str:
@@ -349,10 +298,15 @@ def marks(text: str) -> str:
 def check_alive(connection: "psycopg.Connection[Any]") -> None:
     """Whether a connection of the pool still stands, without a trip: on one that rests there is nothing to read, unless
     the server has ended it."""
+    if not quiet(connection):
+        ConnectionPool.check_connection(connection)
+
+
+def quiet(connection: "psycopg.Connection[Any]") -> bool:
+    """Whether there is nothing to read on a connection that rests."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
-    if poll.poll(0):
-        ConnectionPool.check_connection(connection)
+    return not poll.poll(0)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,139 @@
+"""Telling on PostgreSQL: events without a transaction around them. Whoever comes while another tells waits, and one
+tells for all.
+
+A house that is used tells all day long. So it has a connection that does nothing else: its statements stay prepared,
+and the engine's process at its other end has at hand what they need. The pool's are lent to whoever comes next.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg_pool import ConnectionPool
+
+from falaj.backends.lane import again
+from falaj.backends.postgres_columns import Column, Plan
+from falaj.backends.postgres_txn import Connection, Riders, addition, clear_errors, quiet
+from falaj.core.errors import FalajError, Invalid, Unavailable
+from falaj.core.ports import EventRow
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+OFTEN = 16
+"""Who tells so often gets a connection for it; a command that tells a few times does not wait for one."""
+
+
+class Teller:
+    """Tells for all threads of a process."""
+
+    def __init__(self, pool: ConnectionPool, connect: Callable[[], Connection], told: Callable[[], None]) -> None:
+        """`told` is called when something is durable."""
+        self._pool, self._heard = pool, told
+        self._mutex, self._telling = threading.Lock(), threading.Lock()
+        self._waiting: list[_Told] = []
+        self._times = 0
+        self._own = Own(connect)
+
+    def tell(self, events: Sequence[EventRow], riders: Riders) -> None:
+        """Durable on return."""
+        mine = _Told(events, riders)
+        with self._mutex:
+            self._waiting.append(mine)
+        with self._telling:
+            if not mine.done:
+                with self._mutex:
+                    some, self._waiting = self._waiting, []
+                self._write(some)
+        if mine.error is not None:
+            raise again(mine.error)
+
+    def close(self) -> None:
+        """Let go of the connection; whoever tells after this opens another."""
+        with self._telling:
+            self._own.close()
+
+    def _write(self, some: "Sequence[_Told]") -> None:
+        riders: Riders = {}
+        for one in some:
+            for text, rows in one.riders.items():
+                riders.setdefault(text, []).extend(rows)
+        error = self._insert([event for one in some for event in one.events], riders)
+        alone = isinstance(error, Invalid) and len(some) > 1  # the others must not suffer for what one of them says
+        for one in some:
+            one.error = self._insert(one.events, one.riders) if alone else error
+            one.done = True
+
+    def _insert(self, events: Sequence[EventRow], riders: Riders) -> BaseException | None:
+        try:
+            self._run(*addition(events, riders))
+        except FalajError as error:
+            return error
+        self._heard()
+        return None
+
+    def _run(self, plan: Plan, values: Sequence[Column]) -> None:
+        self._times += 1
+        if self._times > OFTEN and self._own.ready():
+            with clear_errors(unsure=True):
+                self._own.run(plan, values)
+            return
+        with clear_errors(unsure=True), self._pool.connection() as connection:
+            connection.execute(plan.asked, values)
+
+
+class Own:
+    """A connection of one's own, opened when it is first needed and replaced when it broke."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._held: Connection | None = None
+        self._names: dict[bytes, bytes] = {}
+        """The statements that it knows."""
+
+    def ready(self) -> bool:
+        """Whether it stands; False where none can be had now, and the pool's are as good."""
+        held = self._held
+        if held is not None and (held.pgconn.status != ConnStatus.OK or not quiet(held)):
+            self.close()
+        if self._held is None:
+            with contextlib.suppress(psycopg.Error):
+                self._held = self._connect()
+        return self._held is not None
+
+    def run(self, plan: Plan, values: Sequence[Column]) -> None:
+        """Have the engine do it, and wait for that without the driver's turns through Python."""
+        if self._held is None:
+            raise Unavailable("the connection that tells is not open", "call again")
+        pgconn, name = self._held.pgconn, self._names.get(plan.text)
+        if name is None:
+            name = b"tell%d" % len(self._names)
+            _demand_done(pgconn.prepare(name, plan.text))
+            self._names[plan.text] = name
+        _demand_done(pgconn.exec_prepared(name, values, [Format.BINARY] * len(values)))
+
+    def close(self) -> None:
+        """Close it."""
+        held, self._held, self._names = self._held, None, {}
+        if held is not None:
+            held.close()
+
+
+class _Told:
+    """What one caller tells."""
+
+    __slots__ = ("done", "error", "events", "riders")
+
+    def __init__(self, events: Sequence[EventRow], riders: Riders) -> None:
+        self.events, self.riders = events, riders
+        self.done = False
+        self.error: BaseException | None = Unavailable("the ledger was interrupted while it wrote", "call again")
+
+
+def _demand_done(result: "PGresult") -> None:
+    if result.status != ExecStatus.COMMAND_OK:
+        raise error_from_result(result)
