@@ -200,3 +200,34 @@ def test_leaves_to_the_standard_one_what_it_does_not_know() -> None:
             """Takes what it does not keep."""
 
             a: dataclasses.InitVar[int]
+
+
+@pytest.mark.parametrize("act", [lambda one: type(one)(1), lambda one: one == copy.copy(one), hash])
+def test_what_is_done_often_is_done_by_the_methods_of_the_standard_library(act: Any) -> None:
+    one, standard = _point(data.dataclass)(1), _point(dataclasses.dataclass)(1)
+    by_hand = [vars(type(one))[name] for name in ("__init__", "__eq__", "__hash__")]
+    for _ in range(100):
+        act(one)
+    assert all(
+        vars(type(one))[each] is not hand
+        for each, hand in zip(("__init__", "__eq__", "__hash__"), by_hand, strict=True)
+    )
+    assert type(one)(1) == one
+    assert hash(type(one)(1)) == hash(one) == hash(standard)
+
+
+def test_two_ask_what_its_fields_are() -> None:
+    ours = _point(data.dataclass)
+    described = ours.__dataclass_fields__
+    assert ours.__dataclass_fields__ is described
+    assert ours(1).__dataclass_fields__ is described
+
+
+def test_a_default_that_all_would_share_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="mutable default"):
+
+        @data.dataclass(frozen=True, slots=True)
+        class Shared:
+            """One list for all."""
+
+            held: list[int] = []  # noqa: RUF012

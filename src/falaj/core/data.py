@@ -1,20 +1,23 @@
-"""`dataclass` as the standard library has it, but for when its methods come to be.
+"""`dataclass` as the standard library has it, but for when what it makes comes to be.
 
-The standard one compiles six functions for every class while its module is loaded; a command loads a hundred classes
-and makes a few of them, and that was a third of its time. Ours takes fields and slots from the standard one at once,
-and how objects are made, compared and hashed when the first one is. What is not frozen and slotted, inherits
-fields or writes one of those methods itself is left to the standard one.
+The standard one describes every field and compiles six functions for every class while its module is loaded; a command
+loads a hundred classes, makes a few objects of a few of them, and spent more than a quarter of its time so. Ours makes
+the slots at once. Fields are described when somebody asks for them; objects are made, compared and hashed by hand until
+that has happened often, and from then on by the methods that the standard library compiles. What is not frozen and
+slotted, inherits anything or writes one of those methods itself is left to the standard one.
 """
 
 import dataclasses
 from collections.abc import Callable
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 __all__ = ["dataclass"]
 
 _OURS = ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__getstate__", "__setstate__")
 _COMPILED = ("__init__", "__eq__", "__hash__")
+_OFTEN = 32
+_UNSAID = dataclasses.MISSING
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -24,49 +27,165 @@ else:
         """Make a class a data class; takes what the standard one takes."""
 
         def made(given: type) -> type:
-            plain = given.__doc__ and not any(name in vars(given) for name in _OURS)
-            heir = any(dataclasses.is_dataclass(base) for base in given.__mro__[1:])
-            if frozen and slots and plain and not heir and not more:
+            plain = given.__doc__ and given.__bases__ == (object,) and not any(name in vars(given) for name in _OURS)
+            if frozen and slots and plain and not more and not _strange(given):
                 return _lazy(given)
             return dataclasses.dataclass(frozen=frozen, slots=slots, **more)(given)
 
         return made if cls is None else made(cls)
 
 
+def _strange(given: type) -> bool:
+    """Whether the fields are such as the standard library should see at once, be it to refuse them."""
+    held = vars(given)
+    for name, kind in held.get("__annotations__", {}).items():
+        if isinstance(kind, dataclasses.InitVar) or kind is dataclasses.InitVar:
+            raise TypeError(f"{given.__qualname__} has an InitVar: make it a data class with the standard library's")
+        if kind is dataclasses.KW_ONLY or (isinstance(kind, str) and ("Var" in kind or "KW_ONLY" in kind)):
+            return True
+        if name in held and type(held[name]).__hash__ is None:
+            return True
+    return False
+
+
+class _Field:
+    """What making, comparing and hashing by hand have to know of a field."""
+
+    __slots__ = ("compared", "default", "factory", "given", "hashed", "name", "put")
+
+    def __init__(self, name: str, value: Any, put: Callable[[Any, Any], None]) -> None:
+        said = isinstance(value, dataclasses.Field)
+        self.name, self.put = name, put
+        self.default = value.default if said else value
+        self.factory = value.default_factory if said else _UNSAID
+        self.given = value.init if said else True
+        self.compared = value.compare if said else True
+        self.hashed = value.hash if said and value.hash is not None else self.compared
+
+
 def _lazy(given: type) -> Any:
-    cls: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(given)
-    if any(isinstance(each.type, dataclasses.InitVar) for each in cls.__dataclass_fields__.values()):
-        raise TypeError(f"{cls.__qualname__} has an InitVar: make it a data class with the standard library's")
-    for name in _COMPILED:
-        setattr(cls, name, _at_first(cls, name))
-    cls.__repr__ = _repr
-    cls.__setattr__, cls.__delattr__ = _frozen(cls)
-    cls.__getstate__, cls.__setstate__ = _state, _restore
-    said = cls.__dataclass_params__
-    said.init = said.repr = said.eq = said.frozen = True
+    space = dict(vars(given))
+    kinds = space.get("__annotations__", {})
+    names = [name for name, kind in kinds.items() if kind is not ClassVar and _origin(kind) is not ClassVar]
+    values = {name: space.pop(name, _UNSAID) for name in names}
+    for made_anew in ("__dict__", "__weakref__"):
+        space.pop(made_anew, None)
+    order = tuple(name for name in names if _in_order(values[name]))
+    space |= {"__slots__": tuple(names), "__match_args__": order, "__repr__": _repr}
+    space |= {"__getstate__": _state, "__setstate__": _restore}
+    cls: Any = type(given.__name__, (), space)
+    cls.__qualname__ = given.__qualname__
+    for name in ("__dataclass_fields__", "__dataclass_params__"):
+        setattr(cls, name, _Late(cls, name, {name: (kinds[name], values[name]) for name in names}))
+    cls.__signature__ = _Signature(cls)
+    cls.__init__, cls.__eq__, cls.__hash__ = _by_hand(cls, order, values)
+    cls.__setattr__, cls.__delattr__ = _frozen(cls, frozenset(names))
     return cls
 
 
-def _at_first(cls: type, name: str) -> Callable[..., Any]:
-    """A method that comes to be, with its like, when it is first called."""
-
-    def first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        twin = _twin(cls)
-        for each in _COMPILED:
-            setattr(cls, each, vars(twin)[each])
-        return getattr(cls, name)(self, *args, **kwargs)
-
-    return first
+def _origin(kind: Any) -> Any:
+    return getattr(kind, "__origin__", None)
 
 
-def _twin(cls: Any) -> type:
-    """A class of the same fields that the standard library has made whole; its methods do for ours."""
-    fields = _fields(cls)
-    space = {each.name: each for each in fields} | {"__annotations__": {each.name: each.type for each in fields}}
+def _in_order(value: Any) -> bool:
+    return not isinstance(value, dataclasses.Field) or (value.init and value.kw_only is not True)
+
+
+class _Late:
+    """What the standard library says of a class, found out when it is first asked for."""
+
+    def __init__(self, cls: type, name: str, fields: dict[str, tuple[Any, Any]]) -> None:
+        self._cls, self._name, self._fields = cls, name, fields
+
+    def __get__(self, one: object, owner: type) -> Any:
+        cls: Any = self._cls
+        if vars(cls)[self._name] is self:
+            twin: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(_like(cls, self._fields))
+            said = twin.__dataclass_params__
+            for name in ("init", "repr", "eq", "frozen", "slots"):
+                if hasattr(said, name):
+                    setattr(said, name, True)
+            cls.__dataclass_fields__, cls.__dataclass_params__ = twin.__dataclass_fields__, said
+        return vars(cls)[self._name]
+
+
+class _Signature:
+    """Who asks how objects are made is shown the compiled way, of which that can be read."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+
+    def __get__(self, one: object, owner: type) -> Any:
+        _compile(self._cls)
+        raise AttributeError("__signature__")
+
+
+def _by_hand(
+    cls: Any, order: tuple[str, ...], values: dict[str, Any]
+) -> tuple[Callable[..., None], Callable[..., Any], Callable[..., int]]:
+    """Making, comparing and hashing, until they are done often."""
+    found: list[_Field] = []
+    done = 0
+
+    def known() -> list[_Field]:
+        nonlocal done, found
+        done += 1
+        if done >= _OFTEN:
+            _compile(cls)
+        found = found or [_Field(name, value, vars(cls)[name].__set__) for name, value in values.items()]
+        return found
+
+    def make(self: Any, /, *args: Any, **given: Any) -> None:
+        fields, said = known(), dict(zip(order, args, strict=False))
+        if len(said) != len(args) or not said.keys().isdisjoint(given) or not _filled(self, fields, {**said, **given}):
+            # It does not fit. The compiled one says why, in the words that Python has for it.
+            _compile(cls)
+            vars(cls)["__init__"](self, *args, **given)
+        elif hasattr(cls, "__post_init__"):
+            self.__post_init__()
+
+    def same(self: Any, other: Any) -> Any:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        names = [each.name for each in known() if each.compared]
+        return tuple([getattr(self, name) for name in names]) == tuple([getattr(other, name) for name in names])
+
+    def hashed(self: Any) -> int:
+        return hash(tuple([getattr(self, each.name) for each in known() if each.hashed]))
+
+    return make, same, hashed
+
+
+def _filled(self: Any, fields: list[_Field], said: dict[str, Any]) -> bool:
+    """Fill every slot through its own descriptor, which no freezing stands before; False where that does not fit."""
+    for each in fields:
+        if each.given and each.name in said:
+            each.put(self, said.pop(each.name))
+        elif each.factory is not _UNSAID:
+            each.put(self, each.factory())
+        elif each.default is not _UNSAID:
+            each.put(self, each.default)
+        elif each.given:
+            return False
+    return not said
+
+
+def _compile(cls: Any) -> None:
+    """Let the standard library's methods take the place of ours."""
+    fields = {each.name: (each.type, each) for each in dataclasses.fields(cls)}
+    twin: Any = dataclasses.dataclass(frozen=True, slots=True, repr=False)(_like(cls, fields))
+    for name in _COMPILED:
+        setattr(cls, name, vars(twin)[name])
+
+
+def _like(cls: Any, fields: dict[str, tuple[Any, Any]]) -> type:
+    """A class with the same fields, for the standard library to make a data class of."""
+    space = {name: value for name, (_, value) in fields.items() if value is not _UNSAID}
+    space |= {"__annotations__": {name: kind for name, (kind, _) in fields.items()}}
     space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     if hasattr(cls, "__post_init__"):
         space["__post_init__"] = cls.__post_init__
-    return dataclasses.dataclass(frozen=True, slots=True, repr=False)(type(cls.__name__, (), space))
+    return type(cls.__name__, (), space)
 
 
 @recursive_repr()
@@ -75,9 +194,8 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({said})"
 
 
-def _frozen(cls: Any) -> tuple[Callable[[Any, str, Any], None], Callable[[Any, str], None]]:
+def _frozen(cls: Any, names: frozenset[str]) -> tuple[Callable[[Any, str, Any], None], Callable[[Any, str], None]]:
     """What refuses to set and to delete; a class made from this one may have attributes of its own."""
-    names = frozenset(each.name for each in _fields(cls))
 
     def refuse_to_set(self: Any, name: str, value: Any) -> None:
         if type(self) is cls or name in names:
@@ -90,10 +208,6 @@ def _frozen(cls: Any) -> tuple[Callable[[Any, str, Any], None], Callable[[Any, s
         super(cls, self).__delattr__(name)
 
     return refuse_to_set, refuse_to_delete
-
-
-def _fields(cls: Any) -> tuple["dataclasses.Field[Any]", ...]:
-    return dataclasses.fields(cls)
 
 
 def _state(self: Any) -> list[Any]:
