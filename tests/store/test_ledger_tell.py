@@ -14,7 +14,7 @@ from falaj.backends.postgres_columns import array, columns, plan
 from falaj.core.errors import FalajError, Invalid
 from falaj.core.ports import EventRow, Key
 
-KILL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+KILL = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
     WHERE pid <> pg_backend_pid() AND datname = current_database()"""
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "text": st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),

@@ -27,8 +27,9 @@ from psycopg_pool import ConnectionPool
 from falaj.backends.passage import ALONE, IN_TURN, Passage
 from falaj.backends.postgres_group import Groups, PostgresGroup
 from falaj.backends.postgres_log import EPOCH, Tail
+from falaj.backends.postgres_memory import Memory
 from falaj.backends.postgres_tell import Teller
-from falaj.backends.postgres_txn import PostgresTxn, check_alive, clear_errors, marks
+from falaj.backends.postgres_txn import Glance, PostgresTxn, check_alive, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.core.errors import Conflict, Stale
@@ -120,8 +121,9 @@ class PostgresStore:
         self._said = threading.Event()
         self.passage = Passage()
         self._tail = Tail(self._ask)
-        self._teller = Teller(self.pool, lambda: psycopg.connect(url, **_KWARGS), self._said.set)
-        self._groups = Groups(url, self.alone, self._teller.tell, 3 * self._wait_s)
+        self._teller = Teller(self.pool, self._voice, self._said.set)
+        self._glance = Glance(self._ask, Memory())
+        self._groups = Groups(url, self.alone, self._teller.tell, self._glance.memory, 3 * self._wait_s)
         self._watcher: threading.Thread | None = None
         try:
             with clear_errors():
@@ -159,8 +161,15 @@ class PostgresStore:
     def alone(self, write: bool) -> PostgresTxn:
         """A transaction of the engine's own, begun when it is first asked something."""
         if write:
-            return PostgresTxn(self._url, self._begin_write, partial(self._ended, True), tell=self._teller.tell)
-        return PostgresTxn(self._url, partial(self._begun, _READ), partial(self._ended, False), glance=self._ask)
+            begin, tell = self._begin_write, self._teller.tell
+            return PostgresTxn(self._url, begin, partial(self._ended, True), tell=tell, glance=self._glance)
+        return PostgresTxn(self._url, partial(self._begun, _READ), partial(self._ended, False), glance=self._glance)
+
+    def _voice(self) -> "psycopg.Connection[Any]":
+        """A connection for telling, and for nothing else. Its statements are planned once, while tables are small."""
+        connection = psycopg.connect(self._url, **_KWARGS)
+        connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+        return connection
 
     def _begin_write(self) -> "psycopg.Connection[Any]":
         way = self.passage.enter()

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from psycopg.pq import TransactionStatus
 
 from falaj.backends.lane import again
-from falaj.backends.postgres_txn import Overtaken, PostgresTxn, Riders, Tell
+from falaj.backends.postgres_memory import Memory, Seen, overtaken
+from falaj.backends.postgres_txn import PostgresTxn, Riders, Tell
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row
 
@@ -29,11 +30,14 @@ T = TypeVar("T")
 class Groups:
     """Who is in a group, and whose turn it is to write."""
 
-    def __init__(self, url: str, begin: Callable[[bool], PostgresTxn], tell: Tell, wait_s: float) -> None:
+    def __init__(
+        self, url: str, begin: Callable[[bool], PostgresTxn], tell: Tell, memory: Memory, wait_s: float
+    ) -> None:
         """`begin` opens a transaction of the engine, `tell` makes events durable without one."""
         self.url = url
         self.begin = begin
         self.tell = tell
+        self.memory = memory
         self.wait_s = wait_s
         self.turn = threading.Lock()
         self.local = _Local()
@@ -60,6 +64,8 @@ class PostgresGroup:
         """What its members will look at; asked for together by the first who does."""
         self.events: list[EventRow] = []
         self.riders: Riders = {}
+        self.unproven: dict[Key, Seen] = {}
+        """What members were told from memory, and nobody has looked yet whether it is still so."""
         self.changes = 0
         """Members that changed records."""
         self.error: FalajError | None = None
@@ -84,8 +90,14 @@ class PostgresGroup:
             self.discard()
         if error is not None:
             raise again(error)
-        if self.events:
-            self._groups.tell(self.events, self.riders)
+        try:
+            if self.events:
+                self._groups.tell(self.events, self.riders, self.unproven)
+            elif self.unproven:
+                self._look_again()
+        except Stale:
+            self._groups.memory.forget(self.unproven)
+            raise
 
     def fail(self, error: FalajError) -> None:
         """Have leaving it raise this, and make nothing durable."""
@@ -114,6 +126,18 @@ class PostgresGroup:
         if self._whole is None:
             self.discard()
             self._open()
+            if self.unproven:
+                with self.asking(saved=False) as whole:
+                    whole.prove(self.unproven)
+                self.unproven = {}
+
+    def _look_again(self) -> None:
+        """Nothing is told, and yet somebody will be answered."""
+        txn = self._groups.begin(False)
+        try:
+            txn.prove(self.unproven)
+        finally:
+            txn.rollback()
 
     def _open(self) -> None:
         self._groups.take_turn()
@@ -129,6 +153,7 @@ class PostgresGroup:
         whole, self._whole, self._saved = self._whole, None, False
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
+            self.unproven = {**snapshot.unproven, **self.unproven}  # of two, the later cannot vouch for the earlier
             snapshot.rollback()
         if whole is not None:
             try:
@@ -150,6 +175,8 @@ class PostgresGroup:
         except FalajError as error:
             # With a cause it is the engine that asks for a retry; else one member looked at an old revision.
             turned_away = isinstance(error, Stale) and error.__cause__ is not None
+            if turned_away:
+                self._groups.memory.forget((*self.unproven, *whole.unproven))
             if turned_away or whole.status == TransactionStatus.UNKNOWN:
                 self.error = error
             elif whole.status == TransactionStatus.INERROR and not saved:
@@ -263,7 +290,7 @@ class Member:
         with self._group.asking(self._saved) as whole:
             found = ask(whole, *given)
             if not self._glanced.isdisjoint(whole.overtaken):
-                raise Stale("another writer changed the same things meanwhile", "call again") from Overtaken()
+                raise overtaken()
             return found
 
     def _ready(self) -> None:
@@ -271,7 +298,7 @@ class Member:
         if not self._marked:
             self._group.strengthen()
             if any(self._ask(ask, given) != found for ask, given, found in self._seen):
-                raise Stale("another writer changed the same things meanwhile", "call again") from Overtaken()
+                raise overtaken()
             self._marked = True
             self._saved = self._group.save()
 

@@ -7,7 +7,7 @@ and the engine's process at its other end has at hand what they need. The pool's
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,9 +17,10 @@ from psycopg_pool import ConnectionPool
 
 from falaj.backends.lane import again
 from falaj.backends.postgres_columns import Column, Plan
-from falaj.backends.postgres_txn import Connection, Riders, addition, clear_errors, quiet
-from falaj.core.errors import FalajError, Invalid, Unavailable
-from falaj.core.ports import EventRow
+from falaj.backends.postgres_memory import Seen, overtaken
+from falaj.backends.postgres_txn import NOTHING, Connection, Riders, addition, clear_errors, quiet
+from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
+from falaj.core.ports import EventRow, Key
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -39,9 +40,9 @@ class Teller:
         self._times = 0
         self._own = Own(connect)
 
-    def tell(self, events: Sequence[EventRow], riders: Riders) -> None:
-        """Durable on return."""
-        mine = _Told(events, riders)
+    def tell(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen] = NOTHING) -> None:
+        """Durable on return; Stale, and nothing is told, where a row is not as it was seen."""
+        mine = _Told(events, riders, seen)
         with self._mutex:
             self._waiting.append(mine)
         with self._telling:
@@ -59,31 +60,36 @@ class Teller:
 
     def _write(self, some: "Sequence[_Told]") -> None:
         riders: Riders = {}
+        seen: dict[Key, Seen] = {}
         for one in some:
+            seen |= one.seen
             for text, rows in one.riders.items():
                 riders.setdefault(text, []).extend(rows)
-        error = self._insert([event for one in some for event in one.events], riders)
-        alone = isinstance(error, Invalid) and len(some) > 1  # the others must not suffer for what one of them says
+        error = self._insert([event for one in some for event in one.events], riders, seen)
+        # The others must not suffer for what one of them says, or has seen.
+        alone = isinstance(error, (Invalid, Stale)) and len(some) > 1
         for one in some:
-            one.error = self._insert(one.events, one.riders) if alone else error
+            one.error = self._insert(one.events, one.riders, one.seen) if alone else error
             one.done = True
 
-    def _insert(self, events: Sequence[EventRow], riders: Riders) -> BaseException | None:
+    def _insert(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen]) -> BaseException | None:
         try:
-            self._run(*addition(events, riders))
+            told = self._run(*addition(events, riders, seen))
         except FalajError as error:
             return error
+        if not told:
+            return overtaken()
         self._heard()
         return None
 
-    def _run(self, plan: Plan, values: Sequence[Column]) -> None:
+    def _run(self, plan: Plan, values: Sequence[Column]) -> int:
+        """How many events were added."""
         self._times += 1
         if self._times > OFTEN and self._own.ready():
             with clear_errors(unsure=True):
-                self._own.run(plan, values)
-            return
+                return self._own.run(plan, values)
         with clear_errors(unsure=True), self._pool.connection() as connection:
-            connection.execute(plan.asked, values)
+            return connection.execute(plan.asked, values).rowcount
 
 
 class Own:
@@ -105,8 +111,8 @@ class Own:
                 self._held = self._connect()
         return self._held is not None
 
-    def run(self, plan: Plan, values: Sequence[Column]) -> None:
-        """Have the engine do it, and wait for that without the driver's turns through Python."""
+    def run(self, plan: Plan, values: Sequence[Column]) -> int:
+        """How many rows it added; waits for that without the driver's turns through Python."""
         if self._held is None:
             raise Unavailable("the connection that tells is not open", "call again")
         pgconn, name = self._held.pgconn, self._names.get(plan.text)
@@ -114,7 +120,7 @@ class Own:
             name = b"tell%d" % len(self._names)
             _demand_done(pgconn.prepare(name, plan.text))
             self._names[plan.text] = name
-        _demand_done(pgconn.exec_prepared(name, values, [Format.BINARY] * len(values)))
+        return _demand_done(pgconn.exec_prepared(name, values, [Format.BINARY] * len(values))).command_tuples or 0
 
     def close(self) -> None:
         """Close it."""
@@ -126,14 +132,15 @@ class Own:
 class _Told:
     """What one caller tells."""
 
-    __slots__ = ("done", "error", "events", "riders")
+    __slots__ = ("done", "error", "events", "riders", "seen")
 
-    def __init__(self, events: Sequence[EventRow], riders: Riders) -> None:
-        self.events, self.riders = events, riders
+    def __init__(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen]) -> None:
+        self.events, self.riders, self.seen = events, riders, seen
         self.done = False
         self.error: BaseException | None = Unavailable("the ledger was interrupted while it wrote", "call again")
 
 
-def _demand_done(result: "PGresult") -> None:
+def _demand_done(result: "PGresult") -> "PGresult":
     if result.status != ExecStatus.COMMAND_OK:
         raise error_from_result(result)
+    return result

@@ -7,8 +7,10 @@ meet it, so its events are one statement, shared with whoever tells something at
 import contextlib
 import logging
 import select
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -16,6 +18,7 @@ from psycopg_pool import ConnectionPool
 
 from falaj.backends.postgres_columns import Column, Plan, columns, plan
 from falaj.backends.postgres_log import EPOCH
+from falaj.backends.postgres_memory import IF_STILL, STILL, Memory, Seen, overtaken, proof, read_many
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
@@ -28,7 +31,7 @@ _KINDS = {"at": "float8", "leaf": "bytea", "data": "bytea", "part": "bigint"}
 _APPEND = f"""INSERT INTO events (epoch, xid, {", ".join(_COLUMNS)})
     SELECT {EPOCH}, {_NOW}, {", ".join(_COLUMNS)}
     FROM unnest({", ".join(f"%b::{_KINDS.get(column, 'text')}[]" for column in _COLUMNS)})
-        WITH ORDINALITY AS given ({", ".join(_COLUMNS)}, place) ORDER BY place"""  # noqa: S608 # nosec B608
+        WITH ORDINALITY AS given ({", ".join(_COLUMNS)}, place) WHERE true ORDER BY place"""  # noqa: S608 # nosec B608
 # A record and the index of its terms in one trip; as many rows as it has terms, or none where it exists already.
 _MAKE = """WITH made AS (INSERT INTO records (tenant, kind, project, name, version, rev, cell, body, at, terms)
         VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
@@ -36,14 +39,9 @@ _MAKE = """WITH made AS (INSERT INTO records (tenant, kind, project, name, versi
     INSERT INTO terms (tenant, kind, field, value, project, name, version)
     SELECT tenant, kind, field, value, project, name, version
     FROM made, unnest(%s::text[], %s::text[]) AS given (field, value)"""
-# One look into the index for each key, in one trip; a join would let the engine choose to read the table whole.
-_KEY = ("tenant", "kind", "project", "name", "version")
-_GET_MANY = f"""SELECT {", ".join(f"asked.{column}" for column in _KEY)}, rev, cell, body, at, terms
-    FROM unnest({", ".join("%s::text[]" for _ in _KEY)}) AS asked ({", ".join(_KEY)}), LATERAL (
-        SELECT rev, cell, body, at, terms FROM records AS r
-        WHERE {" AND ".join(f"r.{column} = asked.{column}" for column in _KEY)} LIMIT 1) AS found"""  # noqa: S608 # nosec B608
 _KEPT = 1000
 """So many rows that were read are kept: guard, verb and writing ask for the same ones."""
+NOTHING: Mapping[Key, Seen] = MappingProxyType({})
 _RETRY = ("40001", "40P01", "55P03")
 # It warns of errors that it raises as well.
 logging.getLogger("psycopg").setLevel(logging.ERROR)
@@ -52,9 +50,17 @@ logging.getLogger("psycopg.pool").setLevel(logging.WARNING)
 Connection = psycopg.Connection[Any]
 Riders = dict[str, list[Sequence[Any]]]
 """Rows that go into a table beside the ledger's, by the statement that takes them as columns."""
-Tell = Callable[[Sequence[EventRow], Riders], None]
-Glance = Callable[[str, Sequence[Any]], list[Any]]
-"""Asks one question outside any transaction."""
+Tell = Callable[[Sequence[EventRow], Riders, Mapping[Key, Seen]], None]
+"""Makes events durable, if rows are still as they were seen."""
+
+
+class Glance(NamedTuple):
+    """How to ask one question outside any transaction, and what was answered a moment ago."""
+
+    ask: Callable[[str, Sequence[Any]], list[Any]]
+    memory: Memory
+
+
 End = Callable[["psycopg.Connection[Any]", bool, bool], None]
 """Takes the connection of an ended transaction: whether it was committed, and whether the engine turned it away."""
 
@@ -94,12 +100,14 @@ class PostgresTxn(PostgresWrites):
         glance: Glance | None = None,
     ) -> None:
         """`begin` gives a connection that has begun, `end` takes it back; one that writes can `tell` without either,
-        and one that reads can `glance` at what it is known to want."""
+        and one that is known to want something can `glance` at it."""
         self.url = url
         self._glance = glance
         self._glanced: dict[Key, Row | None] = {}
         self.overtaken: set[Key] = set()
         """What was glanced at and is another thing in the transaction that began after all."""
+        self.unproven: dict[Key, Seen] = {}
+        """What was only remembered: nobody has looked yet whether it is still so."""
         self._begin = begin
         self._end = end
         self._tell = tell
@@ -120,9 +128,9 @@ class PostgresTxn(PostgresWrites):
                 raise Invalid("the transaction has ended", "begin another")
             self._held = self._begin()
             if self._glanced:
-                fresh = self._many(tuple(self._glanced))
+                fresh = self.prove(self.unproven, tuple(self._glanced))
                 self.overtaken = {key for key, row in fresh.items() if row != self._glanced[key]}
-                self._rows |= fresh
+                self.unproven = {}
         return self._held
 
     @property
@@ -148,16 +156,26 @@ class PostgresTxn(PostgresWrites):
         return self._rows[key]
 
     def _many(self, keys: tuple[Key, ...]) -> dict[Key, Row | None]:
-        """The rows of keys, in one trip."""
-        values = [list(column) for column in zip(*map(sql.key_values, keys), strict=True)]
-        first = self._held is None and self._glance is not None
-        rows = self._glance(_GET_MANY, values) if first and self._glance else self.run(_GET_MANY, values)
-        found: dict[Key, Row | None] = dict.fromkeys(keys)
-        for row in rows:
-            key = Key(*row[:5])
-            found[key] = sql.row_of(key, row[5:])
-        if first:
-            self._glanced = found
+        """The rows of keys that are wanted, in one trip or, where they are remembered, in none."""
+        glance = self._glance if self._held is None else None
+        if glance is None:
+            return _rows(read_many(self.run, keys))
+        known = glance.memory.recall(keys)
+        if known is not None:
+            self.unproven, self._glanced = known, _rows(known)
+        else:
+            found = read_many(glance.ask, keys)
+            glance.memory.keep(found)
+            self._glanced = _rows(found)
+        return self._glanced
+
+    def prove(self, seen: Mapping[Key, Seen], more: tuple[Key, ...] = ()) -> dict[Key, Row | None]:
+        """Read rows in this transaction, and Stale unless those that were seen are the same."""
+        fresh = read_many(self.run, tuple(dict.fromkeys((*seen, *more))))
+        if any(fresh[key] != one for key, one in seen.items()):
+            raise overtaken()
+        found = _rows(fresh)
+        self._rows |= found
         return found
 
     def find(self, query: Query) -> Found:
@@ -185,6 +203,8 @@ class PostgresTxn(PostgresWrites):
 
     def known(self, key: Key, row: Row | None) -> None:
         """This was written."""
+        if self._glance is not None:
+            self._glance.memory.forget((key,))
         self._rows[key] = row
         self._cells.pop((key.tenant, key.kind), None)
 
@@ -226,7 +246,7 @@ class PostgresTxn(PostgresWrites):
         held, self._ended, committed = self._held, True, False
         if held is None:
             if self._told and self._tell is not None:
-                self._tell(self._told, self._riders)
+                self._tell(self._told, self._riders, {})
             return
         try:
             if self._told:
@@ -268,17 +288,28 @@ class PostgresTxn(PostgresWrites):
             return self._connection.execute(marks(text), values).rowcount
 
 
-class Overtaken(Exception):
-    """What was read is not so any more: no engine said it, and it means the same."""
-
-
-def addition(events: Sequence[EventRow], riders: Riders) -> tuple[Plan, list[Column]]:
-    """The statement that adds events to the log, in this order, and what rides with them, and the values it takes."""
-    beside = ", ".join(f"rider{n} AS ({text})" for n, text in enumerate(riders))
-    whole = plan(f"WITH {beside} {_APPEND}" if riders else _APPEND)
-    values = [one for text, rows in riders.items() for one in columns(plan(text).kinds, rows)]
+def addition(
+    events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen] = NOTHING
+) -> tuple[Plan, list[Column]]:
+    """The statement that adds events to the log, in this order, and what rides with them, and the values it takes.
+    With rows that were seen it adds all of it, or nothing where one of them has changed."""
+    whole = _statement(tuple(riders), bool(seen))
+    values = proof(seen) if seen else []
+    for text, rows in riders.items():
+        values += columns(plan(text).kinds, rows)
     values += columns(plan(_APPEND).kinds, [sql.event_values(event) for event in events])
     return whole, values
+
+
+@lru_cache(maxsize=64)
+def _statement(riders: tuple[str, ...], proven: bool) -> Plan:
+    beside = [f"rider{n} AS ({text})" for n, text in enumerate(riders)]
+    text = f"WITH {', '.join([STILL] * proven + beside)} {_APPEND}" if beside or proven else _APPEND
+    return plan(text.replace("WHERE true", f"WHERE {IF_STILL}") if proven else text)
+
+
+def _rows(found: "Mapping[Key, Seen] | Mapping[Key, Seen | None]") -> dict[Key, Row | None]:
+    return {key: seen and seen.row for key, seen in found.items()}
 
 
 def _roll_back(connection: "Connection", words: str = "ROLLBACK") -> None:

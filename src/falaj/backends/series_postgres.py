@@ -30,9 +30,9 @@ _SCHEMA = (
 )
 _COLUMNS = "tenant, series, shelf, id, zone, low, high, length, at, data, told"
 _KINDS = (*["text"] * 7, "bigint", "float8", "bytea", "bool")
-# All of them in one statement, which commits by itself.
+# All of them in one statement, which commits by itself; where it rides, the ledger says on which condition.
 _ADD = f"""INSERT INTO blocks ({_COLUMNS})
-    SELECT * FROM unnest({", ".join(f"%b::{kind}[]" for kind in _KINDS)}) ON CONFLICT DO NOTHING"""  # noqa: S608 # nosec B608
+    SELECT * FROM unnest({", ".join(f"%b::{kind}[]" for kind in _KINDS)}) WHERE true ON CONFLICT DO NOTHING"""  # noqa: S608 # nosec B608
 _READ = f"""SELECT {_COLUMNS} FROM blocks WHERE tenant = %s AND series = ANY(%s) AND shelf = %s AND high >= %s
     ORDER BY series, low, high, id LIMIT %s"""  # noqa: S608 # nosec B608
 _ALL, _EACH = f"SELECT {_COLUMNS} FROM blocks", 500  # noqa: S608 # nosec B608

@@ -1,0 +1,89 @@
+"""Rows that were read a moment ago. Calls come again and again about the same few things, each asking for them anew.
+
+What is remembered may be of the past, so nothing that rests on it is answered before it is proven: whoever writes has
+the engine look, in the very statement that writes, whether each of those rows is still the one that was read; whoever
+writes nothing asks for them again. Where one is not, nothing happened, all of it is forgotten, and the calls are run
+again on what is read then.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from falaj.backends.postgres_columns import Column, columns, plan
+from falaj.backends.sql import statements as sql
+from falaj.core.errors import Stale
+from falaj.core.ports import Key, Row
+
+MOST, LARGEST = 2048, 16_384
+"""So many rows are remembered, none with a larger body."""
+_KEY = ("tenant", "kind", "project", "name", "version")
+_ASKED = f"unnest({', '.join('%b::text[]' for _ in _KEY)}"
+_SAME = " AND ".join(f"r.{column} = asked.{column}" for column in _KEY)
+# One look into the index for each key, in one trip; a join would let the engine choose to read the table whole. The
+# transaction that wrote a row and the revision it gave it are one row only, ever.
+_GET_MANY = f"""SELECT {", ".join(f"asked.{column}" for column in _KEY)}, rev, cell, body, at, terms, mark
+    FROM {_ASKED}) AS asked ({", ".join(_KEY)}), LATERAL (
+        SELECT rev, cell, body, at, terms, xmin::text AS mark FROM records AS r WHERE {_SAME} LIMIT 1) AS found"""  # noqa: S608 # nosec B608
+STILL = f"""still AS MATERIALIZED (SELECT count(*) = count(found.rev) AS so
+    FROM {_ASKED}, %b::bigint[], %b::text[]) AS asked ({", ".join(_KEY)}, rev, mark) LEFT JOIN LATERAL (
+        SELECT r.rev FROM records AS r WHERE {_SAME} AND r.rev = asked.rev AND r.xmin::text = asked.mark LIMIT 1
+    ) AS found ON true)"""  # noqa: S608 # nosec B608
+"""A question of a statement that writes: whether rows are still as they were read."""
+IF_STILL = "(SELECT so FROM still)"
+Ask = Callable[[str, Sequence[Any]], list[Any]]
+
+
+class Seen(NamedTuple):
+    """A row, and the engine's mark of who wrote it."""
+
+    row: Row
+    mark: str
+
+
+class Overtaken(Exception):
+    """What was read is not so any more: no engine said it, and it means the same."""
+
+
+class Memory:
+    """What is remembered. Threads share it: a dictionary, of which each step is whole."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Key, Seen] = {}
+
+    def recall(self, keys: Iterable[Key]) -> dict[Key, Seen] | None:
+        """The rows of keys; None unless all are known."""
+        found = {key: seen for key in keys if (seen := self._rows.get(key)) is not None}
+        return found if all(key in found for key in keys) else None
+
+    def keep(self, found: Mapping[Key, Seen | None]) -> None:
+        """Remember what was just read."""
+        if len(self._rows) + len(found) > MOST:
+            self._rows.clear()
+        self._rows.update({key: seen for key, seen in found.items() if seen and len(seen.row.body) <= LARGEST})
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """They were written, or are not as remembered."""
+        for key in keys:
+            self._rows.pop(key, None)
+
+
+def read_many(ask: Ask, keys: Sequence[Key]) -> dict[Key, Seen | None]:
+    """The rows of keys, in one trip."""
+    found: dict[Key, Seen | None] = dict.fromkeys(keys)
+    for row in ask(_GET_MANY, columns(plan(_GET_MANY).kinds, [sql.key_values(key) for key in keys])):
+        key = Key(*row[:5])
+        kept = sql.row_of(key, row[5:10])
+        found[key] = Seen(kept, row[10]) if kept is not None else None
+    return found
+
+
+def proof(seen: Mapping[Key, Seen]) -> list[Column]:
+    """What STILL takes."""
+    return columns(plan(STILL).kinds, [(*sql.key_values(key), one.row.rev, one.mark) for key, one in seen.items()])
+
+
+def overtaken() -> Stale:
+    """Others changed what was read; raised from Overtaken, so that it is known for what it is."""
+    error = Stale("another writer changed the same things meanwhile", "call again")
+    error.__cause__ = Overtaken()
+    return error

@@ -1,0 +1,252 @@
+"""Rows that are remembered on PostgreSQL: nothing that rests on one which has changed is told, or answered."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from falaj.backends import postgres_memory, postgres_tell
+from falaj.backends.postgres import PostgresStore
+from falaj.backends.postgres_memory import Memory, Seen
+from falaj.backends.postgres_tell import _Told
+from falaj.backends.series_postgres import PostgresSeries
+from falaj.core.context import Actor, Context
+from falaj.core.errors import Stale
+from falaj.core.ports import Block, EventRow, Key, Row
+from falaj.core.ref import Ref
+from falaj.store.envelope import key_of
+from falaj.store.ledger import Ledger
+from tests.store.test_ledger_ahead import Counted
+
+CTX = Context(Actor("ann", "acme"), "uae")
+ONE, TWO, THREE = (Ref.parse(f"thing:p/{name}") for name in ("one", "two", "three"))
+KEYS = [key_of(ref, "acme") for ref in (ONE, TWO)]
+MADE = ["make", "make"]
+
+
+@pytest.fixture(params=[0, 1000], ids=["own", "pool"])
+def store(postgres_url: str, request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    monkeypatch.setattr(postgres_tell, "OFTEN", request.param)
+    made = Counted(postgres_url)
+    with Ledger(made).write(CTX) as tx:
+        for ref in (ONE, TWO):
+            tx.emit("make", tx.put(ref, {"n": 1}).ref)
+    look(made)
+    made.asked.clear()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(postgres_url: str) -> Iterator[Ledger]:
+    made = PostgresStore(postgres_url, {"connections": 2})
+    yield Ledger(made)
+    made.close()
+
+
+def look(store: PostgresStore) -> None:
+    """Have both read, and so remembered; nothing is told."""
+    ledger = Ledger(store)
+    with ledger.group():
+        store.ahead(KEYS)
+        with ledger.read(CTX) as reader:
+            reader.need(ONE)
+
+
+def say(store: PostgresStore, *verbs: str) -> list[Any]:
+    """Members of one group, each of which looks at one thing and tells of it."""
+    ledger, found = Ledger(store), list[Any]()
+    with ledger.group():
+        store.ahead(KEYS)
+        for verb in verbs:
+            with ledger.write(CTX) as tx:
+                found.append(tx.need(ONE).body["n"])
+                tx.emit(verb, tx.need(ONE).ref)
+    return found
+
+
+def change(ledger: Ledger, ref: Ref = ONE) -> None:
+    with ledger.write(CTX) as tx:
+        old = tx.need(ref)
+        tx.emit("change", tx.put(ref, {"n": old.body["n"] + 1}, rev=old.rev).ref)
+
+
+def verbs(store: PostgresStore) -> list[str]:
+    return [row.verb for row in store.events()]
+
+
+def test_what_is_remembered_is_not_asked_for_again(store: Counted) -> None:
+    assert say(store, "a", "b") == [1, 1]
+    assert store.asked == []
+    assert verbs(store) == [*MADE, "a", "b"]
+
+
+def test_what_rests_on_a_row_that_others_changed_is_not_told(store: Counted, other: Ledger) -> None:
+    change(other)
+    with pytest.raises(Stale):
+        say(store, "a", "b")
+    assert verbs(store) == [*MADE, "change"]
+    assert say(store, "a", "b") == [2, 2]
+    assert verbs(store) == [*MADE, "change", "a", "b"]
+
+
+def test_what_nobody_looked_at_counts_as_well_since_the_group_may_rest_on_it(store: Counted, other: Ledger) -> None:
+    change(other, TWO)
+    with pytest.raises(Stale):
+        say(store, "a")
+
+
+def test_a_row_made_anew_at_the_same_revision_is_another(store: Counted, other: Ledger) -> None:
+    with other.write(CTX) as tx:
+        tx.delete(ONE, 1)
+        tx.emit("delete", ONE.at("r1"))
+    with other.write(CTX) as tx:
+        tx.emit("make", tx.put(ONE, {"n": 7}).ref)
+    with pytest.raises(Stale):
+        say(store, "a")
+    assert say(store, "a") == [7]
+
+
+def test_a_row_that_is_gone_is_noticed(store: Counted, other: Ledger) -> None:
+    with other.write(CTX) as tx:
+        tx.delete(TWO, 1)
+        tx.emit("delete", TWO.at("r1"))
+    with pytest.raises(Stale):
+        say(store, "a")
+
+
+def test_measurements_that_ride_are_written_with_the_rest_or_not_at_all(
+    store: Counted, other: Ledger, postgres_url: str
+) -> None:
+    series, ledger = PostgresSeries(postgres_url), Ledger(store)
+
+    def log(name: str) -> None:
+        with ledger.group():
+            store.ahead(KEYS)
+            with ledger.write(CTX) as tx:
+                assert tx.ride(series, (Block("acme", "one", "", name, "uae", "", "", 1, 1.0, b"x", True),))
+                tx.emit("log", tx.need(ONE).ref)
+
+    log("first")
+    change(other)
+    with pytest.raises(Stale):
+        log("second")
+    log("third")
+    assert [block.id for block in series.read("acme", ("one",), "")] == ["first", "third"]
+    series.close()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_who_tells_nothing_is_answered_after_another_look(store: Counted, other: Ledger, changed: bool) -> None:
+    if changed:
+        change(other)
+        with pytest.raises(Stale):
+            look(store)
+        look(store)
+        assert say(store, "a") == [2]
+    else:
+        look(store)
+        assert say(store, "a") == [1]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_member_that_changes_something_proves_what_those_before_it_saw(
+    store: Counted, other: Ledger, changed: bool
+) -> None:
+    ledger = Ledger(store)
+
+    def both() -> None:
+        with ledger.group():
+            store.ahead(KEYS)
+            with ledger.write(CTX) as tx:
+                tx.emit("a", tx.need(ONE).ref)
+            with ledger.write(CTX) as tx:
+                tx.emit("b", tx.put(THREE, {"n": 1}).ref)
+
+    if changed:
+        change(other)
+        with pytest.raises(Stale):
+            both()
+        assert verbs(store) == [*MADE, "change"]
+    both()
+    assert verbs(store)[-2:] == ["a", "b"]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_another_question_proves_what_was_remembered(store: Counted, other: Ledger, changed: bool) -> None:
+    ledger = Ledger(store)
+
+    def ask() -> int:
+        with ledger.group():
+            store.ahead(KEYS)
+            with ledger.write(CTX) as tx:
+                found: int = tx.need(ONE).body["n"]
+                tx.emit("a", tx.need(ONE).ref)
+            with ledger.read(CTX) as reader:
+                assert len(reader.find("thing").records) == 2
+        return found
+
+    if changed:
+        change(other)
+        with pytest.raises(Stale):
+            ask()
+        assert verbs(store) == [*MADE, "change"]
+    assert ask() == 1 + changed
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_group_that_gives_its_snapshot_up_still_proves_what_it_saw(
+    store: Counted, other: Ledger, changed: bool
+) -> None:
+    ledger = Ledger(store)
+    if changed:
+        change(other)
+
+    def ask() -> None:
+        with ledger.group():
+            store.ahead(KEYS)
+            with ledger.write(CTX) as tx:
+                tx.emit("a", tx.need(ONE).ref)
+            with ledger.look(CTX) as reader:
+                assert reader.need(ONE).body == {"n": 1 + changed}
+
+    if changed:
+        with pytest.raises(Stale):
+            ask()
+        assert verbs(store) == [*MADE, "change"]
+    else:
+        ask()
+        assert verbs(store) == [*MADE, "a"]
+
+
+def test_what_this_process_writes_is_read_anew(store: Counted) -> None:
+    change(Ledger(store))
+    assert say(store, "a") == [2]
+
+
+def test_those_who_tell_together_do_not_suffer_for_what_one_of_them_saw(store: Counted) -> None:
+    def event(name: str) -> EventRow:
+        return EventRow(name, "t", "z", name, "a", Key("t", "k", "p", "n", "r1"), 1.0, "", b"l" * 32, b"d")
+
+    old = {KEYS[0]: Seen(Row(KEYS[0], 9, "", b"", 0.0), "1")}
+    good, bad = _Told([event("good")], {}, {}), _Told([event("bad")], {}, old)
+    store._teller._write([good, bad])
+    assert good.error is None
+    assert isinstance(bad.error, Stale)
+    assert verbs(store) == [*MADE, "good"]
+
+
+def test_memory_has_an_end_and_keeps_nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_memory, "MOST", 2)
+    keys = [Key("t", "k", "p", f"n{n}") for n in range(4)]
+    seen = [Seen(Row(key, 1, "", b"", 0.0), "1") for key in keys]
+    memory = Memory()
+    memory.keep({keys[0]: seen[0], keys[1]: None})
+    assert memory.recall(keys[:1]) == {keys[0]: seen[0]}
+    assert memory.recall(keys[:2]) is None
+    memory.keep({keys[1]: seen[1], keys[2]: seen[2]})
+    assert memory.recall(keys[:1]) is None
+    assert memory.recall(keys[1:3]) == {keys[1]: seen[1], keys[2]: seen[2]}
+    memory.forget(keys)
+    memory.keep({keys[3]: Seen(Row(keys[3], 1, "", b"x" * (postgres_memory.LARGEST + 1), 0.0), "1")})
+    assert memory.recall(keys[3:]) is None
