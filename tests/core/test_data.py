@@ -206,7 +206,7 @@ def test_leaves_to_the_standard_one_what_it_does_not_know() -> None:
 def test_what_is_done_often_is_done_by_the_methods_of_the_standard_library(act: Any) -> None:
     one, standard = _point(data.dataclass)(1), _point(dataclasses.dataclass)(1)
     by_hand = [vars(type(one))[name] for name in ("__init__", "__eq__", "__hash__")]
-    for _ in range(100):
+    for _ in range(250):
         act(one)
     assert all(
         vars(type(one))[each] is not hand

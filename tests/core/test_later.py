@@ -25,3 +25,20 @@ def test_it_runs_when_it_is_used_and_once(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("ran = []\nfrom outer import slow\n")
     (package / "slow.py").write_text("import outer\nouter.ran.append('slow')\nVALUE = 3\n")
     subprocess.run([sys.executable, "-c", _SCRIPT, str(tmp_path)], check=True)
+
+
+_KNOWN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from falaj.core.later import put_off
+put_off("slow", word=lambda: "said")
+from slow import word
+assert word() == "said" and sys.modules["slow"].__spec__ is None
+from slow import *
+assert VALUE == 3 and sys.modules["slow"].word() == "loaded"
+"""
+
+
+def test_what_is_known_of_it_is_given_without_it(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("__all__ = ['VALUE']\nVALUE = 3\ndef word():\n    return 'loaded'\n")
+    subprocess.run([sys.executable, "-c", _KNOWN, str(tmp_path)], check=True)

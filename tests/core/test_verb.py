@@ -1,6 +1,7 @@
 """Verbs: what the mark, the signature and the docstring say together."""
 
-from typing import Annotated
+import inspect
+from typing import Annotated, Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from falaj.core.context import Actor, Context
 from falaj.core.errors import Denied, Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.core.verb import GROUPS, verb, verbs_of
+from falaj.core.verb import GROUPS, read_verb, verb, verbs_of
 
 
 class Shelf:
@@ -124,3 +125,26 @@ def test_nobody_asked_so_nobody_may() -> None:
 def test_a_person_is_known_by_the_providers_name_for_them() -> None:
     assert Actor("amal", "bank").person == "bank/amal"
     assert Actor("amal", "bank", subject="idp|7").person == Actor("other", "bank", subject="idp|7").person
+
+
+def test_reads_what_a_function_says_of_its_parameters() -> None:
+    def plain(here: str, a: int, b: str = "x", *, c: float, d: bool = True) -> None:
+        """Say it.
+
+        More of it:
+            indented
+        """
+
+    def spoken(*args: Any) -> None: ...
+
+    for function in (plain, spoken):
+        function.__annotations__ = plain.__annotations__
+    spoken.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
+    mark = ("see", (), (), "", "", False, False, (), False)
+    for function in (plain, spoken):
+        found = read_verb("plain", function, mark)
+        assert [(p.name, p.required, p.default) for p in found.params] == [
+            ("a", True, None), ("b", False, "x"), ("c", True, None), ("d", False, True)
+        ]  # fmt: skip
+    assert read_verb("plain", plain, mark).doc == inspect.getdoc(plain)
+    assert read_verb("spoken", spoken, mark).doc == ""

@@ -45,6 +45,25 @@ def test_a_command_loads_its_own_desk_and_no_other(tmp_path: Path) -> None:
     assert loaded & (others | slow | {"falaj.catalog.errands"}) == set()
 
 
+_ALONE = """
+import json, os, sys
+from falaj.cli import main
+os._exit = lambda code: None
+main()
+print(json.dumps(sorted(name for name, each in sys.modules.items() if getattr(each, "__spec__", None))))
+"""
+
+
+def test_a_command_of_its_own_loads_no_module_to_have_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        command = [sys.executable, "-c", _ALONE, "catalog", "names", "--at", str(tmp_path / "home")]
+        result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    loaded = set(json.loads(result.stdout.splitlines()[-1]))
+    seldom = {"inspect", "ast", "ipaddress", "textwrap", "platform", "typing_extensions", "msgspec.inspect"}
+    assert "msgspec" in loaded
+    assert loaded & seldom == set()
+
+
 def _loaded(module: str) -> set[str]:
     command = [sys.executable, "-c", _LOADED, module]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)

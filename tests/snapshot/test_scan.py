@@ -135,7 +135,7 @@ def test_cuts_do_not_depend_on_how_a_file_is_read(tmp_path: Path, monkeypatch: p
 
 
 def test_without_the_wheel_blocks_have_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "FastCDC", None)
+    monkeypatch.setattr(scan, "_cutter", lambda: None)
     fill(tmp_path, {b"f": noise(1_000_000)})
     heap = Heap()
     content = take(tmp_path, heap)[b"f"]

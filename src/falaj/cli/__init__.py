@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     gc.disable()  # what is loaded stays: searching it for garbage while it is loaded finds none
     try:
-        code = _run(arguments)
+        code = _run(arguments, alone=argv is None)
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stderr.write("\n")
@@ -69,7 +69,8 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], *, alone: bool) -> int:
+    """`alone`: the process is ours."""
     before, command, after = split(arguments)
     if command == "" or (command == "help" and not after):
         return _no_command(before)
@@ -77,6 +78,10 @@ def _run(arguments: list[str]) -> int:
         command, after = after[0], [*after[1:], "--help"]
     if command not in COMMANDS and command not in DESKS:
         return _unknown(command)
+    if alone:
+        from falaj.cli.light import start_light
+
+        start_light()
     from falaj.cli.frame import run
 
     if command in COMMANDS:

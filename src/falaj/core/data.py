@@ -16,7 +16,7 @@ __all__ = ["dataclass"]
 
 _OURS = ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__getstate__", "__setstate__")
 _COMPILED = ("__init__", "__eq__", "__hash__")
-_OFTEN = 32
+_OFTEN = 200
 _UNSAID = dataclasses.MISSING
 
 if TYPE_CHECKING:

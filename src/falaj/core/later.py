@@ -6,21 +6,23 @@ from types import ModuleType
 from typing import Any
 
 
-def put_off(name: str) -> None:
-    """Load a part of a package not with the package, which imports it, but when something in it is first asked for.
+def put_off(name: str, **known: Any) -> None:
+    """Load a module not with whatever imports it, but when something in it is first asked for.
 
-    For a part of somebody else's package that takes long to load and that nobody here uses.
+    For a part of somebody else's package, or of Python, that takes long to load and that nobody here uses. What is
+    `known` of it is given without loading it.
     """
     if name in sys.modules:
         return
     stand_in: Any = ModuleType(name)
 
     def load(wanted: str) -> Any:
-        if wanted.startswith("__"):
+        if wanted == "__path__":  # asked of every module that something is imported from: is it a package?
             raise AttributeError(wanted)
         if sys.modules.get(name) is stand_in:
             del sys.modules[name]
         return getattr(import_module(name), wanted)
 
     stand_in.__getattr__ = load
+    vars(stand_in).update(known)
     sys.modules[name] = stand_in

@@ -1,6 +1,5 @@
 """verb: the one mark on a method that gives route, remote client, CLI command, OpenAPI entry and permission check."""
 
-import inspect
 import typing
 from collections.abc import Callable
 from functools import cache
@@ -10,6 +9,7 @@ from falaj.core.context import Context
 from falaj.core.data import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
+_REQUIRED = object()
 
 GROUPS = ("see", "read", "write", "move", "approve", "govern", "operate", "audit", "erase")
 """What roles are granted: see = metadata, read = the bytes, move = copy or carry out, operate = run the machine."""
@@ -124,13 +124,13 @@ def read_verb(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) ->
     group, reads, writes, into, purpose, outside, once, heads, often = mark
     hints = typing.get_type_hints(function, include_extras=True)
     params = []
-    for param in list(inspect.signature(function).parameters.values())[1:]:
-        if hints.get(param.name) is Context:
+    for given, default in _parameters(function):
+        if hints.get(given) is Context:
             continue
-        kind, help_text = _split(hints[param.name])
-        required = param.default is inspect.Parameter.empty
-        params.append(Param(param.name, kind, help_text, required, None if required else param.default))
-    doc = inspect.getdoc(function) or ""
+        kind, help_text = _split(hints[given])
+        required = default is _REQUIRED
+        params.append(Param(given, kind, help_text, required, None if required else default))
+    doc = _doc(function)
     return Verb(
         name,
         group,
@@ -147,6 +147,28 @@ def read_verb(name: str, function: Callable[..., Any], mark: tuple[Any, ...]) ->
         tuple(params),
         hints.get("return"),
     )
+
+
+def _parameters(function: Any) -> list[tuple[str, Any]]:
+    """The parameters after the first with their defaults, as they are written or as the function says itself."""
+    # Every start of a command asks, and `inspect` takes longer to load than four verbs to read.
+    said = getattr(function, "__signature__", None)
+    if said is not None:
+        written = list(said.parameters.values())[1:]
+        return [(each.name, _REQUIRED if each.default is each.empty else each.default) for each in written]
+    code = function.__code__
+    named = code.co_varnames[: code.co_argcount]
+    others = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    defaults = dict(zip(reversed(named), reversed(function.__defaults__ or ()), strict=False))
+    defaults |= function.__kwdefaults__ or {}
+    return [(name, defaults.get(name, _REQUIRED)) for name in (*named, *others)[1:]]
+
+
+def _doc(function: Any) -> str:
+    """A docstring without the indent that its lines share."""
+    first, *rest = (function.__doc__ or "").strip().expandtabs().splitlines() or [""]
+    indent = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
+    return "\n".join([first, *(line[indent:] for line in rest)])
 
 
 def _split(annotation: Any) -> tuple[Any, str]:

@@ -10,31 +10,45 @@ import struct
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
 from falaj.core.errors import Invalid, NotFound
 from falaj.snapshot.format import PACK_BYTES, SMALL, Content, PieceWriter, shown
 
-try:
-    from pyfastcdc.cy import FastCDC
-except ImportError:
-    # Without the wheel, blocks of one size: the tree is as good, but an insertion makes all that follows it new.
-    FastCDC = None
+
+@cache
+def _cutter() -> Any:
+    """What cuts by content, loaded by the first big file: where nothing changed there is nothing to cut."""
+    try:
+        from pyfastcdc.cy import FastCDC
+    except ImportError:
+        # Without the wheel, blocks of one size: the tree is as good, but an insertion makes all that follows it new.
+        return None
+    return FastCDC
+
+
+def _has_cutter() -> bool:
+    """Whether its compiled part is installed; found by its file, since loading it takes a while."""
+    spec = PathFinder.find_spec("pyfastcdc")
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    return any(Path(folder, "cy", f"fastcdc{end}").is_file() for folder in folders for end in EXTENSION_SUFFIXES)
+
 
 RESERVED = b".falaj"
 """The folder in which a checkout remembers what it wrote; no part of any tree (snapshot/format.py refuses it)."""
 TRIES = 4
-CUTTER = "fastcdc" if FastCDC else "fixed"
+CUTTER = "fastcdc" if _has_cutter() else "fixed"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _DEEPEST = 512
 _BLOCK = 4 << 20
 _LEAST, _AVERAGE, _MOST = 16 << 10, 64 << 10, 256 << 10
-_ZEROS = memoryview(bytes(_MOST if FastCDC else _AVERAGE))
+_ZEROS = memoryview(bytes(_MOST if CUTTER == "fastcdc" else _AVERAGE))
 _STAMP = struct.Struct("<QqqQI")
 STAMP_BYTES = _STAMP.size
 _NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
@@ -257,12 +271,13 @@ def _content(fd: int, before: os.stat_result, keep: Keep) -> Content | None:
 
 def _ends(view: memoryview) -> Iterator[int]:
     """Where the pieces of a buffer end."""
-    if FastCDC is None:
+    cutter = _cutter()
+    if cutter is None:
         yield from range(_AVERAGE, len(view), _AVERAGE)
         if len(view):
             yield len(view)
         return
-    for piece in FastCDC(_AVERAGE, min_size=_LEAST, max_size=_MOST).cut_buf(view):
+    for piece in cutter(_AVERAGE, min_size=_LEAST, max_size=_MOST).cut_buf(view):
         yield piece.offset + piece.length
 
 

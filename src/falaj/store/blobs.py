@@ -18,12 +18,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from blake3 import blake3
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ports import Blobs, CanPin, KeepsOut, Key

@@ -13,10 +13,11 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from falaj.core.context import Context
+from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Corrupt, NotFound, Stale
 from falaj.core.event import new_id
 from falaj.core.label import Label

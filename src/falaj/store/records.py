@@ -1,9 +1,10 @@
 """What the ledger gives: records, pages of them, and facts of the log."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from falaj.core.data import dataclass
 from falaj.core.event import Event
 from falaj.core.label import Label
 from falaj.core.ports import Key

@@ -10,11 +10,12 @@ open. Any chunk opens alone: a range is read by opening the chunks it touches an
 
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 
 SUITE = 1

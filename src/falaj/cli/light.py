@@ -1,0 +1,20 @@
+"""What modules of others import and no command needs, left out of a command's start.
+
+Only the command does this, in its own process: to a program that imports us, modules are what they are.
+"""
+
+import os
+import typing
+
+from falaj.core.later import put_off
+
+
+def start_light() -> None:
+    """Put off what is imported to be there and seldom used; whoever uses it after all loads it by that."""
+    for name in ("inspect", "ipaddress", "textwrap", "msgspec.inspect"):  # for dataclasses, urllib.parse and msgspec
+        put_off(name)
+    # `uuid` asks for one word, and msgspec for what Python itself has by now.
+    put_off("platform", system=lambda: os.uname().sysname)
+    put_off(
+        "typing_extensions", **{name: getattr(typing, name) for name in ("get_type_hints", "Required", "NotRequired")}
+    )
