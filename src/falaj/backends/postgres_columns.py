@@ -17,7 +17,7 @@ from psycopg.pq import Format
 from falaj.core.errors import Invalid
 
 _HEAD, _NONE = Struct(">iiiii"), Struct(">iii")
-_LONG, _REAL, _BOOL = Struct(">iq").pack, Struct(">id").pack, Struct(">i?").pack
+_SIZE, _LONG, _REAL, _BOOL = Struct(">i").pack, Struct(">iq").pack, Struct(">id").pack, Struct(">i?").pack
 _COLUMN = re.compile(r"%b::(\w+)\[\]")
 """Where a statement takes a column, and of what kind."""
 
@@ -70,22 +70,22 @@ def array(kind: str, values: Sequence[Any]) -> Column:
     number, write = _KINDS[kind]
     if not values:
         return Column(_NONE.pack(0, 0, number))
-    return Column(b"".join([_HEAD.pack(1, 0, number, len(values), 1), *[write(value) for value in values]]))
+    return Column(_HEAD.pack(1, 0, number, len(values), 1) + b"".join(write(values)))
 
 
-def _bytes(value: bytes) -> bytes:
-    return len(value).to_bytes(4, "big") + value
+def _bytes(values: Sequence[bytes]) -> list[bytes]:
+    return [_SIZE(len(value)) + value for value in values]
 
 
-def _text(value: str) -> bytes:
-    return _bytes(value.encode())
+def _texts(values: Sequence[str]) -> list[bytes]:
+    return [_SIZE(len(value)) + value for value in map(str.encode, values)]
 
 
-_KINDS: dict[str, tuple[int, Callable[[Any], bytes]]] = {
-    "text": (25, _text),
+_KINDS: dict[str, tuple[int, Callable[[Sequence[Any]], list[bytes]]]] = {
+    "text": (25, _texts),
     "bytea": (17, _bytes),
-    "bigint": (20, lambda value: _LONG(8, value)),
-    "float8": (701, lambda value: _REAL(8, value)),
-    "bool": (16, lambda value: _BOOL(1, value)),
+    "bigint": (20, lambda values: [_LONG(8, value) for value in values]),
+    "float8": (701, lambda values: [_REAL(8, value) for value in values]),
+    "bool": (16, lambda values: [_BOOL(1, value) for value in values]),
 }
-"""The number by which the engine knows a kind, and how a value of it is written, its length first."""
+"""The number by which the engine knows a kind, and how values of it are written, each with its length first."""

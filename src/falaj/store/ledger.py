@@ -19,8 +19,6 @@ from falaj.core.label import Label
 from falaj.core.ports import (
     Block,
     CanBundle,
-    CanGroup,
-    CanRide,
     CanWatch,
     Cipher,
     EventRow,
@@ -37,6 +35,7 @@ from falaj.store.additions import carried, marked
 from falaj.store.bells import Bells
 from falaj.store.counts import Counts
 from falaj.store.envelope import Voice, key_of, open_events, open_lines, open_record, seal_events, seal_record
+from falaj.store.fits import can_group, can_ride
 from falaj.store.records import Fact, Lines, Page, Record
 
 PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget", "ailment", "scaling"})
@@ -222,7 +221,7 @@ class Reader:
 
     def __enter__(self) -> "Reader":
         root, store = self._ledger.local.root, self._ledger.store
-        if self._latest and isinstance(store, CanGroup):
+        if self._latest and can_group(store):
             self._own, self._txn = True, store.look()
         else:
             self._own, self._txn = root is None, store.begin(write=False) if root is None else root.txn
@@ -420,7 +419,7 @@ class Writer(Reader):
 
     def ride(self, series: Series, blocks: Sequence[Block]) -> bool:
         """Have measurements durable with this transaction or not at all; False where they lie elsewhere."""
-        rides = isinstance(series, CanRide) and series.ride(blocks, self._root.txn)
+        rides = can_ride(series) and series.ride(blocks, self._root.txn)
         self._root.changed |= rides  # they are written with its events, so there must be one
         return rides
 
@@ -533,7 +532,7 @@ class Together:
 
     def __enter__(self) -> None:
         local, store = self._ledger.local, self._ledger.store
-        if local.waiting is None and local.root is None and isinstance(store, CanGroup):
+        if local.waiting is None and local.root is None and can_group(store):
             self._group = store.group()
             self._group.__enter__()
             local.waiting, local.since, local.grouped, local.verbs = [], self._ledger.since, 0, []
