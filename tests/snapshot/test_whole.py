@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from falaj.core.errors import Invalid
 from falaj.snapshot import state as state_file
-from falaj.snapshot.scan import meet, runs, walk
+from falaj.snapshot.scan import mark, marks, meet, runs, stamp_of, walk
 from falaj.snapshot.verify import verify
 from falaj.snapshot.whole import look
 from falaj.snapshot.write import Written, publish_folder
@@ -122,3 +123,28 @@ def test_runs_end_at_cuts_and_miss_nothing(tmp_path: Path) -> None:
         assert [path for _, path in met] == paths
         assert [cut for cut, _ in met] == [sum(cut < path for cut in cuts) for path in paths]
     assert look(folder, ()).fingerprint == look(folder, ()).fingerprint
+
+
+def test_many_at_a_time_are_marked_as_one_by_one_is(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "f", {b"a": b"1", b"b/1": b"", b"b/2\xff": b"22", b"b/c/3": b"", b"b-": b"x"})
+    os.utime(folder / "a", ns=(-5_000_000_001, -5_000_000_001))
+    (folder / "b" / "link").symlink_to("nowhere")
+    one_by_one = [mark(found.path, stamp_of(found.stat)) for found in walk(folder)]
+    together = [marks(run) for run in runs(folder)]
+    for part in (0, 1):
+        assert b"".join(each[part] for each in one_by_one) == b"".join(each[part] for each in together)
+    assert len(b"".join(each[1] for each in together)) == 6 * 40
+
+
+def test_what_goes_while_it_is_looked_at_is_gone_and_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "f", {b"a": b"1", b"b": b"", b"c": b"2"})
+    for run in runs(folder):
+        (folder / "b").unlink()
+        found = [mark(each.path, stamp_of(each.stat)) for each in walk(folder)]
+        assert marks(run) == (b"".join(path for path, _ in found), b"".join(stamp for _, stamp in found))
+        (folder / "a").unlink()
+        (folder / "c").unlink()
+        assert marks(run) == (b"", b"")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(Invalid, match="pipe is a pipe"):
+        look(folder, ())

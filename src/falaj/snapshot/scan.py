@@ -76,6 +76,10 @@ class Run(NamedTuple):
     names: list[bytes]
 
 
+Marks = tuple[bytes, bytes]
+"""The paths of some files, each with a zero behind it, and their stamps, each five numbers of eight bytes."""
+
+
 class Keep(Protocol):
     """Where the chunks of a file go; each gives the digest of what it kept."""
 
@@ -126,33 +130,38 @@ def meet(run: Run) -> Iterator[Found]:
         if found is None:
             continue
         if found.st_mode & 0o170000 not in _LEAVES:
-            raise _no_file(prefix + name, found)
+            raise _no_file(prefix + name, found.st_mode)
         yield Found(prefix + name, fd, name, found)
 
 
-def stamps(run: Run) -> bytes:
-    """Every path of a run with its stamp, as `line` writes them. Little more than one stat a file."""
+def marks(run: Run) -> Marks:
+    """Every path of a run and every stamp, as `mark` writes them. Little more than one stat a file."""
     _, fd, prefix, names = run
-    stat_of, pack = os.stat, _STAMP.pack
-    held: list[bytes] = []
-    for name in reversed(names):
+    names, stat_of, values = names[::-1], os.stat, list[int]()
+    gone: set[bytes] = set()
+    for name in names:
         try:
             found = stat_of(name, dir_fd=fd, follow_symlinks=False)
+            values += (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode)
         except FileNotFoundError:
-            found = None
-        if found is None:
-            continue
-        mode = found.st_mode
-        if mode & 0o170000 not in _LEAVES:
-            raise _no_file(prefix + name, found)
-        stamp = pack(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, mode)
-        held.append(b"%b%b\0%b" % (prefix, name, stamp))
-    return b"".join(held)
+            gone.add(name)
+    if gone:
+        names = [name for name in names if name not in gone]
+    if not names:
+        return b"", b""
+    if not _LEAVES.issuperset([mode & 0o170000 for mode in set(values[4::5])]):
+        strange = next(at for at, mode in enumerate(values[4::5]) if mode & 0o170000 not in _LEAVES)
+        raise _no_file(prefix + names[strange], values[4::5][strange])
+    try:
+        stamps = struct.pack(f"<{len(values)}Q", *values)
+    except struct.error:  # a time before 1970
+        stamps = struct.pack(f"<{len(values)}Q", *[value & 0xFFFFFFFFFFFFFFFF for value in values])
+    return prefix + (b"\0" + prefix).join(names) + b"\0", stamps
 
 
-def line(path: bytes, stamp: bytes) -> bytes:
-    """A path and its stamp, as fingerprints are made of."""
-    return b"%b\0%b" % (path, stamp)
+def mark(path: bytes, stamp: bytes) -> Marks:
+    """A path and its stamp, as fingerprints are made of: what many of them have is one after the other."""
+    return path + b"\0", stamp + bytes(4)
 
 
 def _runs(folder: Path) -> Iterator[tuple[int, bytes, list[bytes]]]:
@@ -303,8 +312,8 @@ def _within(prefix: bytes, cut: bytes, name: bytes) -> bool:
     return prefix + name <= cut
 
 
-def _no_file(path: bytes, found: os.stat_result) -> Invalid:
-    what = _KINDS.get(found.st_mode & 0o170000, "a folder now")
+def _no_file(path: bytes, mode: int) -> Invalid:
+    what = _KINDS.get(mode & 0o170000, "a folder now")
     return Invalid(f"{shown(path)} is {what}", "publish files, folders and links only; move it away")
 
 
@@ -323,15 +332,12 @@ def _open_top(folder: Path) -> tuple[int, list[bytes]]:
 
 def _listed(fd: int, path: bytes) -> list[bytes]:
     """The names in a folder, last first; a folder's ends with a slash, which is how it sorts among full paths."""
-    names: list[bytes] = []
-    encoding, errors = _NAMES
     try:
         with os.scandir(fd) as listing:
-            for entry in listing:
-                name = entry.name.encode(encoding, errors)
-                names.append(name + b"/" if entry.is_dir(follow_symlinks=False) else name)
+            found = [each.name + "/" if each.is_dir(follow_symlinks=False) else each.name for each in listing]
     except OSError as error:
         raise _unreadable(path, error) from None
+    names = "\0".join(found).encode(*_NAMES).split(b"\0") if found else []
     names.sort(reverse=True)
     return names
 

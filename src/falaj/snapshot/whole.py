@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from falaj.snapshot.scan import runs, stamps
+from falaj.snapshot.scan import Marks, marks, runs
 
 _HEAD = struct.Struct("<32s32sIQHH")
 
@@ -58,19 +58,35 @@ class Plan(NamedTuple):
         return [page.last for page in self.pages]
 
 
+class Fingerprint:
+    """A digest over paths and stamps; the same whether they came one by one or many at a time."""
+
+    def __init__(self, marks: Marks = (b"", b"")) -> None:
+        self._paths, self._stamps = blake3(marks[0]), blake3(marks[1])
+
+    def add(self, marks: Marks) -> None:
+        """Go on with these files."""
+        self._paths.update(marks[0])
+        self._stamps.update(marks[1])
+
+    def digest(self) -> bytes:
+        """Of all that was added."""
+        return blake3(self._paths.digest() + self._stamps.digest()).digest()
+
+
 def look(folder: Path, pages: Sequence[KeptPage]) -> Plan:
     """Compare the stamps of a folder with those of its pages; no file is opened."""
-    whole, part, same, at = blake3(), blake3(), set(), 0
+    whole, part, same, at = Fingerprint(), Fingerprint(), set(), 0
     cuts = [page.last for page in pages]
     for run in runs(folder, cuts):
         if run.cut != at:
             if part.digest() == pages[at].stamps:
                 same.add(at)
-            part, at = blake3(), run.cut
-        held = stamps(run)
-        whole.update(held)
+            part, at = Fingerprint(), run.cut
+        held = marks(run)
+        whole.add(held)
         if at < len(pages):
-            part.update(held)
+            part.add(held)
     if at < len(pages) and part.digest() == pages[at].stamps:
         same.add(at)
     return Plan(pages, frozenset(same), whole.digest())

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from blake3 import blake3
-
 from falaj.core.transfer import Receipt
 from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, raw
 from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
-from falaj.snapshot.scan import Found, line, meet, read_file, read_link, runs, stamp_of
+from falaj.snapshot.scan import Found, Marks, mark, meet, read_file, read_link, runs, stamp_of
 from falaj.snapshot.state import State, discard, is_settled
-from falaj.snapshot.whole import KeptPage, Plan, look
+from falaj.snapshot.whole import Fingerprint, KeptPage, Plan, look
 
 __all__ = ["Sink", "Written", "compose", "publish_folder"]
 
@@ -91,7 +89,7 @@ class _Folder:
         self._plan = plan
         self._advance = advance
         self._done = 0
-        self._hashed = blake3()
+        self._hashed = Fingerprint()
         self._settled = True
         self._read = self._kept = 0
         self._num_files = self._size_bytes = 0
@@ -113,7 +111,7 @@ class _Folder:
             if not self._takes(run.cut):
                 for found in meet(run):
                     self._add(found)
-        self._hashed.update(b"".join(self._open.lines))
+        self._hashed.add(self._open.marks)
         done = self._out.finish(self._pages.finish(), self._num_files, self._size_bytes)
         self._advance(self._done)
         return replace(done, read_files=self._read, kept_files=self._kept)
@@ -148,7 +146,7 @@ class _Folder:
         mode, body, stamp, settled = self._entry(found)
         size = 0 if mode == LINK else int.from_bytes(body[:8], "little")
         page = self._open
-        page.lines.append(line(found.path, stamp))
+        page.lines.append(mark(found.path, stamp))
         page.first = page.first or found.path
         page.size_bytes += size
         page.settled = page.settled and settled
@@ -161,9 +159,8 @@ class _Folder:
 
     def _close(self, last: bytes) -> None:
         page, self._open = self._open, _OpenPage()
-        lines = b"".join(page.lines)
-        self._hashed.update(lines)
-        marks = blake3(lines).digest() if page.settled else bytes(32)
+        self._hashed.add(page.marks)
+        marks = Fingerprint(page.marks).digest() if page.settled else bytes(32)
         kept = KeptPage(page.first, last, self._pages.leaf, marks, len(page.lines), page.size_bytes, ())
         self._closed.append((kept, page.touched))
         self._out.touched()  # what the pages above it lie in is not what it lies in
@@ -205,7 +202,12 @@ class _OpenPage:
 
     def __init__(self) -> None:
         self.first = b""
-        self.lines: list[bytes] = []
+        self.lines: list[Marks] = []
         self.size_bytes = 0
         self.settled = True
         self.touched: frozenset[int] = frozenset()
+
+    @property
+    def marks(self) -> Marks:
+        """Of all of them."""
+        return b"".join([path for path, _ in self.lines]), b"".join([stamp for _, stamp in self.lines])
