@@ -77,6 +77,8 @@ class Batcher:
         self._loop, self._deliver = loop, deliver
         self._queue = Queue(options.queue)
         self._fresh: list[Waiting] = []
+        self._coming = 0
+        """What came this turn, and how many requests that are."""
         self._due = self._looks = False
         """A turn is on its way; the last run on the loop's thread took long, so the next one is looked at."""
         self._turns = self._slow = 0
@@ -97,7 +99,7 @@ class Batcher:
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return self._queue.size + len(self._fresh)
+        return self._queue.size + self._coming
 
     @property
     def busy(self) -> bool:
@@ -106,9 +108,11 @@ class Batcher:
 
     def submit(self, one: Waiting) -> Busy | None:
         """Put it in line; an error when the line is full."""
-        if len(self._fresh) + self._queue.size >= self._queue.limit:
+        coming = self._coming + one.ask.num
+        if coming + self._queue.size > self._queue.limit:
             return self._busy(one)
         self._fresh.append(one)
+        self._coming = coming
         if one.rows > LARGE and self.inline and self.curve.expected_s(one.rows, one.key.unit) > LARGE_S:
             self.inline = False  # for this one; small ones bring it back
         if not self._due:
@@ -158,7 +162,7 @@ class Batcher:
 
     def _take_all(self) -> list[Waiting]:
         with self._lock:
-            fresh, self._fresh = self._fresh, []
+            fresh, self._fresh, self._coming = self._fresh, [], 0
             return self._queue.clear() + [one for one in fresh if one.state == WAITING]
 
     def _busy(self, one: Waiting) -> Busy:
@@ -171,7 +175,7 @@ class Batcher:
     def _turn(self) -> None:
         self._due = False
         now = monotonic()
-        fresh, self._fresh = self._fresh, []
+        fresh, self._fresh, self._coming = self._fresh, [], 0
         if self.inline and not self._queue.size and self._simple(fresh, now):
             for one in fresh:
                 one.state = TAKEN
@@ -415,7 +419,7 @@ class Batcher:
         try:
             inputs = assemble(members)
             outputs = self.runtime.run(inputs, members[0].key.parameters)
-            if len(members) > 1:
+            if len(members) > 1 or members[0].ask.num > 1:
                 check_rows(members, outputs)
             if self.note is not None:
                 self.note(inputs, outputs, members)

@@ -63,6 +63,13 @@ class Engine:
             return self._models.hold(entry, ask, done)
         return session.submit(ask, done)
 
+    def joining(self, model: str, version: str) -> Session | None:
+        """The session that takes requests which came as one as one; None where each is looked at by itself."""
+        versions = self._routes.get(model)
+        entry = versions.get(version) if versions is not None else None
+        session = entry.session if entry is not None and self._log is None else None
+        return session if session is not None and session.joins > 1 else None
+
     def ready(self, model: str = "", version: str = "") -> bool:
         """Whether a model can be asked; without a name, whether all can."""
         if self.draining:

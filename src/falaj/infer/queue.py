@@ -71,6 +71,7 @@ class Queue:
     def __init__(self, limit: int) -> None:
         self.limit = max(1, limit)
         self.size = self.rows = 0
+        """Requests and rows that wait."""
         self._numbers = self._dead = 0
         self._levels: dict[int, dict[Key, deque[Waiting]]] = {}
 
@@ -86,7 +87,7 @@ class Queue:
         self._numbers += 1
         one.number = self._numbers
         line.append(one)
-        self.size += 1
+        self.size += one.ask.num
         self.rows += one.rows
 
     def take(self, now: float, cap: int) -> tuple[list[Waiting], list[Waiting]]:
@@ -108,14 +109,14 @@ class Queue:
             if line:
                 break
             del self._levels[level][key]
-        self.size -= len(members)
+        self.size -= sum([one.ask.num for one in members])
         self.rows -= rows
         return members, late
 
     def remove(self, one: Waiting) -> None:
         """Whoever asked went away."""
         one.state = GONE
-        self.size -= 1
+        self.size -= one.ask.num
         self.rows -= one.rows
         self._dead += 1
         if self._dead > self.limit:  # they are skipped when their turn comes, unless it never does
@@ -174,7 +175,7 @@ class Queue:
         if self._on_time(one, now):
             return True
         one.state = TAKEN
-        self.size -= 1
+        self.size -= one.ask.num
         self.rows -= one.rows
         late.append(one)
         return False

@@ -10,8 +10,9 @@ import msgspec
 from falaj.core.errors import FalajError, Invalid, NotFound
 from falaj.infer.keys import Keys
 from falaj.infer.queue import Done
+from falaj.infer.together import Together
 from falaj.infer.tracing import tracing_of
-from falaj.oip.calls import Call, Reply
+from falaj.oip.calls import Asked, Call, Reply, Tell
 from falaj.oip.rest import Wanted, decode, decode_raw, encode, header_bytes, problem, refusal, said
 from falaj.oip.tensors import Answer, Ask
 
@@ -35,6 +36,8 @@ class _Route(NamedTuple):
     act: _Act
     guarded: bool = True
     """Whether a token is asked for."""
+    infers: tuple[str, str] | None = None
+    """The model and the version that it asks for an inference."""
 
 
 class Rest:
@@ -60,6 +63,7 @@ class Rest:
         }
         self._routes: dict[tuple[bytes, bytes], _Route] = {}
         """What answers a method and a path that came before."""
+        self._together = Together(engine, self._read, self._submit)
 
     def rest(self, call: Call, reply: _Reply) -> _Cancel:
         """Answer one request, now or later."""
@@ -71,6 +75,24 @@ class Rest:
         except FalajError as error:
             reply(problem(error))
             return None
+
+    def many(self, asked: Sequence[Asked], tell: Tell) -> list[tuple[int, _Cancel]]:
+        """Answer requests that came in one piece; what is given back ends those that are not answered yet."""
+        lots: dict[tuple[str, str], list[Asked]] = {}
+        left: list[tuple[int, _Cancel]] = []
+        for one in asked:
+            call = one[1]
+            route = self._routes.get((call.method, call.path))
+            infers = route.infers if route is not None and call.trusted else None
+            if infers is None or b"traceparent" in call.headers:
+                left.append((one[0], self.rest(call, partial(tell, one[0]))))
+            elif (lot := lots.get(infers)) is not None:
+                lot.append(one)
+            else:
+                lots[infers] = [one]
+        for (model, version), lot in lots.items():
+            left += self._together.take(model, version, lot, tell)
+        return left
 
     def _route(self, method: bytes, path: bytes) -> _Route:
         wanted, found = self._find(_parts(path))
@@ -104,15 +126,22 @@ class Rest:
             raise NotFound(
                 "nothing is at this address", "v2/models/NAME[/versions/VERSION][/infer, ready, config, stats]"
             )
-        return found[0], _Route(partial(found[1], name, version))
+        infers = (name, version) if found[1] == self._infer else None
+        return found[0], _Route(partial(found[1], name, version), infers=infers)
 
     def _infer(self, model: str, version: str, call: Call, reply: _Reply) -> _Cancel:
+        return self._submit(*self._read(model, version, call), call, reply)
+
+    def _read(self, model: str, version: str, call: Call) -> tuple[Ask, Wanted]:
         json_bytes = header_bytes(call.headers)
         if json_bytes:
             ask, wanted = decode(call.body, json_bytes, model, version)
         else:
             ask, wanted = self._raw(Ask(model, version, ()), call.body)
         ask.name = call.name
+        return ask, wanted
+
+    def _submit(self, ask: Ask, wanted: Wanted, call: Call, reply: _Reply) -> _Cancel:
         done: Done = partial(_answer, wanted, reply)
         if self._tracing is not None:
             done = self._tracing.noting(ask, call.headers, call.trusted, done)

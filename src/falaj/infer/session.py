@@ -66,6 +66,7 @@ class Session:
             self.submit = self._sequences.submit
         elif config.cache:
             self.submit = Cache(self.enter, config.cache, statistics).submit
+        self._plain = self.batches and not sheet.stateful and not config.cache and not config.delay_ms
 
     def warm(self) -> None:
         """Run it before anybody asks, and learn what runs cost. Called in a thread, before the first request."""
@@ -101,6 +102,12 @@ class Session:
             done(busy)
             return None
         return partial(self.batcher.cancel, one)
+
+    @property
+    def joins(self) -> int:
+        """So many rows of requests that came as one may be handed in as one; 0 where each is looked at by itself. What
+        runs in a thread is cut by rows when it is free, so there they stay apart."""
+        return self.curve.cap if self._plain and self.batcher.inline else 0
 
     def reap(self, now: float) -> None:
         """Forget sequences that nobody asks of any more."""
@@ -178,26 +185,27 @@ class Session:
             for one in members:
                 if one.state != GONE:
                     one.state = GONE
-                    statistics.failed += 1
+                    statistics.failed += one.ask.num == 1  # others are asked again, each by itself
                     one.done(ran.outputs)
             self.ran = None
             return
         began, outputs = monotonic(), ran.outputs
-        start = rows = 0
+        start = rows = num = 0
         add = statistics.queue.add
         lone = len(members) == 1
         for one in members:
             start, rows = rows, rows + one.rows
+            num += one.ask.num
             if one.state != GONE:
                 one.state = GONE
-                add(ran.began - one.at)
+                add(ran.began - one.at, one.ask.num)
                 try:
                     one.done(self._answer(one.ask, outputs, start, 0 if lone else rows))
                 except BROKEN:  # whoever writes the answer broke: the others are answered all the same
                     _log.exception("an answer could not be handed on")
         self.ran, ended = None, monotonic()
         statistics.last = ended
-        statistics.ran(rows, len(members), ran.ended - ran.began, ended - began)
+        statistics.ran(rows, num, ran.ended - ran.began, ended - began)
 
     def _answer(self, ask: Ask, outputs: Any, start: int, end: int) -> Answer:
         made = []

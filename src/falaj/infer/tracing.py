@@ -41,7 +41,7 @@ class Tracing:
             if isinstance(answer, FalajError):
                 span.failed = answer.code
             if ran is not None and ran.ended >= began:
-                span.about |= {"falaj.batch_requests": len(ran.members), "falaj.batch_rows": _rows(ran)}
+                span.about |= {"falaj.batch_requests": _requests(ran), "falaj.batch_rows": _rows(ran)}
                 for name, since, until in (
                     ("queue", began, ran.began), ("compute", ran.began, ran.ended), ("deliver", ran.ended, ended),
                 ):  # fmt: skip
@@ -60,6 +60,10 @@ def tracing_of(engine: "Engine") -> Tracing | None:
     """What the environment asks for."""
     found = tracer("falaj-infer", share=TRACED)
     return Tracing(found, engine.ran) if found is not None else None
+
+
+def _requests(ran: "Ran") -> int:
+    return sum(one.ask.num for one in ran.members)
 
 
 def _rows(ran: "Ran") -> int:

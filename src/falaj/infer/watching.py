@@ -24,6 +24,7 @@ from falaj.infer.columns import CHOSEN, chosen, derived, figures, plain, scores_
 from falaj.infer.queue import Waiting
 from falaj.infer.records import Arrays, Counting, ModelConfig
 from falaj.infer.runtimes.verify import Files
+from falaj.oip.tensors import Lot
 
 Specs = Sequence[TensorSpec]
 Tensors = dict[str, tuple[str, ...]]
@@ -240,10 +241,13 @@ def _laid(
 
 def _ids(members: Sequence[Waiting], rows: int) -> Sequence[str | bytes]:
     """What each row of a run is called: as the gateway calls its request, else as the caller does."""
-    names: list[str | bytes] = [one.ask.name or one.ask.id for one in members]
-    if len(names) == rows:
-        return names
-    whole = [name for name, one in zip(names, members, strict=True) for _ in range(one.rows)]
+    if len(members) == rows:
+        return [one.ask.name or one.ask.id for one in members]
+    whole: list[str | bytes] = []
+    for one in members:
+        ask = one.ask
+        names = ask.names if isinstance(ask, Lot) else [ask.name or ask.id]
+        whole += names if len(names) == one.rows else [name for name in names for _ in range(one.rows // len(names))]
     return whole if len(whole) == rows else [""] * rows
 
 

@@ -77,6 +77,14 @@ class RestDoor(Protocol):
     def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Callable[[], None] | None: ...
 
 
+Cancel = Callable[[], None]
+Asked = tuple[int, Call]
+Tell = Callable[[int, Reply], Any]
+Many = Callable[[Sequence[Asked], Tell], Sequence[tuple[int, Cancel | None]]]
+"""What a RestDoor may have as well, under the name `many`: answers requests that came in one piece, each told by its
+number. What is given back ends those that are not answered yet."""
+
+
 class GrpcDoor(Protocol):
     """Whoever answers gRPC calls; `reply` as above. Every message of a stream is one call."""
 

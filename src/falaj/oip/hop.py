@@ -16,7 +16,7 @@ from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.oip import frames as f
-from falaj.oip.calls import INTERNAL, Call, GrpcCall, GrpcDoor, GrpcReply, Reply, RestDoor
+from falaj.oip.calls import INTERNAL, Asked, GrpcCall, GrpcDoor, GrpcReply, Many, Reply, RestDoor
 from falaj.oip.hop_client import LATE, LOST, HopClient, Missed
 
 HANDSHAKE_S = 5.0
@@ -43,6 +43,8 @@ class HopServer:
             raise Invalid("the key of the hop is too short", "16 letters or more, by chance")
         self.rest, self.grpc, self.key = rest, grpc, key.encode()
         self.about, self.on_control, self.most_bytes = dict(about or {}), on_control, most_bytes
+        self.many: Many | None = getattr(rest, "many", None)
+        """Where the door takes several requests at once."""
         self.connections: set[HopConnection] = set()
         self.draining, self._empty = False, asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -100,6 +102,8 @@ class HopConnection(f.Frames):
         super().__init__(server.most_bytes)
         self._server, self._nonces, self._known = server, (b"", b""), False
         self._open: dict[int, Callable[[], None] | None] = {}
+        self._asked: list[Asked] = []
+        """What came in this piece and is not asked yet."""
         self._shy: asyncio.TimerHandle | None = None
         self.takes = False
         """It said that it takes words from replicas; older ones would hang up."""
@@ -141,11 +145,23 @@ class HopConnection(f.Frames):
         else:
             self.end()
 
+    def data_received(self, data: bytes) -> None:
+        """Requests that come in one piece are asked as one: the door may run them so."""
+        super().data_received(data)
+        if self._asked:
+            self._ask()
+
     def frame(self, kind: int, stream: int, data: bytes) -> None:
         """One frame of the gateway."""
         if kind == f.ASK_REST and self._known:
-            self._ask(stream, f.read_ask_rest(data))
-        elif not self._known:
+            if stream in self._open or len(self._open) >= f.MOST_OPEN:
+                raise Invalid(*_FLOOD)
+            self._open[stream] = None
+            self._asked.append((stream, f.read_ask_rest(data)))
+            return
+        if self._asked:  # what follows them may be about them
+            self._ask()
+        if not self._known:
             self._meet(kind, data)
         elif kind == f.ASK_GRPC:
             self._ask_grpc(stream, f.read_ask_grpc(data))
@@ -186,16 +202,19 @@ class HopConnection(f.Frames):
         else:
             raise Invalid("nobody we know", "check the key")
 
-    def _ask(self, stream: int, call: Call) -> None:
-        door, opened = self._server.rest, self._open
-        if door is None:
-            raise Invalid("nobody answers HTTP here", "ask by gRPC")
-        if stream in opened or len(opened) >= f.MOST_OPEN:
-            raise Invalid(*_FLOOD)
-        opened[stream] = None
-        cancel = door.rest(call, partial(self._answer, stream))
-        if cancel is not None and stream in opened:
-            opened[stream] = cancel
+    def _ask(self) -> None:
+        asked, self._asked = self._asked, []
+        door, many, opened = self._server.rest, self._server.many, self._open
+        if door is None:  # they should ask by gRPC
+            self.end()
+            return
+        if many is not None and len(asked) > 1:
+            began = many(asked, self._answer)
+        else:
+            began = [(stream, door.rest(call, partial(self._answer, stream))) for stream, call in asked]
+        for stream, cancel in began:
+            if cancel is not None and stream in opened:
+                opened[stream] = cancel
 
     def _ask_grpc(self, stream: int, call: GrpcCall) -> None:
         if self._server.grpc is None:

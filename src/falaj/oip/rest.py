@@ -113,7 +113,15 @@ def decode(body: bytes, json_bytes: int, model: str, version: str) -> tuple[Ask,
     return ask, wanted
 
 
-class _Known:
+def known(body: bytes, json_bytes: int) -> "tuple[Known, bytes | memoryview] | None":
+    """What a header that came before means, and what stands behind it; None where it did not come before."""
+    found = _KNOWN.get(body[:json_bytes])
+    if found is None or found.size != len(body) - json_bytes:
+        return None
+    return found, body[json_bytes:] if len(body) < SMALL_BYTES else memoryview(body)[json_bytes:]
+
+
+class Known:
     """A JSON header that says nothing of one request alone: clients send the same one again and again."""
 
     __slots__ = ("inputs", "outputs", "size", "wanted")
@@ -133,7 +141,7 @@ class _Known:
         return ask, self.wanted
 
 
-_KNOWN: dict[bytes, _Known] = {}
+_KNOWN: dict[bytes, Known] = {}
 _MOST_KNOWN, _LONGEST_KNOWN = 1024, 2048
 _BINARY = frozenset({"binary_data_output"})
 _LOOKED_AT = frozenset({"BOOL", "BYTES"})
@@ -148,7 +156,7 @@ def _remember(head: bytes, size: int, ask: Ask, wanted: Wanted, *, plain: bool) 
         return
     if len(_KNOWN) >= _MOST_KNOWN:
         _KNOWN.clear()
-    _KNOWN[head] = _Known(size, ask, wanted)
+    _KNOWN[head] = Known(size, ask, wanted)
 
 
 def decode_raw(body: bytes, ask: Ask, spec: Mapping[str, Any], *, batches: bool) -> tuple[Ask, Wanted]:

@@ -44,6 +44,8 @@ class Made:
 class Ask:
     """One inference, as every protocol gives it to the engine."""
 
+    num = 1
+    """How many requests it stands for."""
     __slots__ = (
         "deadline", "id", "inputs", "model", "name", "outputs", "parameters", "priority", "sequence", "sequence_end",
         "sequence_start", "version",
@@ -63,6 +65,17 @@ class Ask:
         """0 is ordinary; 1 is first, 2 next, …, as Triton counts."""
         self.sequence: int | str = 0
         self.sequence_start = self.sequence_end = False
+
+
+class Lot(Ask):
+    """Requests that ask alike, as one: each has as many of the rows, in order."""
+
+    __slots__ = ("names", "num")
+
+    def __init__(self, model: str, version: str, inputs: Sequence[Given], names: Sequence[bytes]) -> None:
+        super().__init__(model, version, inputs)
+        self.names, self.num = names, len(names)
+        """What the gateway calls each."""
 
 
 class Answer:
@@ -181,6 +194,8 @@ def values_of(made: Made) -> list[Any]:
                 f"the model's {made.name[:60]!r} holds bytes that are no text", "ask for it as binary data"
             ) from error
     data = made.data
+    if data.__class__ is list:  # they are already
+        return data
     if made.datatype == "BF16":
         data = (data.astype("<u4") << 16).view("<f4")
     return cast(list[Any], data.reshape(-1).tolist())

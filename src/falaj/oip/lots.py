@@ -1,0 +1,76 @@
+"""Inference over HTTP for requests that ask alike: many to one, and its answer to the answer of each."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from falaj.core.errors import FalajError
+from falaj.oip.calls import OCTETS, Reply
+from falaj.oip.rest import Known, Wanted, encode, problem
+from falaj.oip.tensors import Answer, Ask, Given, Lot, Made, raw_of, values_of
+
+Tails = Sequence[bytes | memoryview]
+
+
+def rows_of(shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many rows a request with inputs of these shapes has; 0 where it is to be looked at by itself."""
+    first = shapes[0][:1]
+    return first[0] if first and all(shape[:1] == first for shape in shapes) else 0
+
+
+def joined(model: str, version: str, asks: Sequence[Ask], names: Sequence[bytes]) -> Lot:
+    """Requests whose inputs have the same names, datatypes and shapes, as one."""
+    made, num = [], len(asks)
+    for at, one in enumerate(asks[0].inputs):
+        data = b"".join([ask.inputs[at].data for ask in asks])  # type: ignore[misc]
+        made.append(Given(one.name, one.datatype, (one.shape[0] * num, *one.shape[1:]), data))
+    return Lot(model, version, made, names)
+
+
+def joined_tails(model: str, version: str, known: Known, tails: Tails, names: Sequence[bytes]) -> Lot:
+    """The same for those that have one header before their bytes."""
+    made, num, at = [], len(tails), 0
+    for name, datatype, shape, size in known.inputs:
+        parts = tails if size == known.size else [tail[at : at + size] for tail in tails]
+        made.append(Given(name, datatype, (shape[0] * num, *shape[1:]), b"".join(parts)))
+        at += size
+    lot = Lot(model, version, made, names)
+    lot.outputs = known.outputs
+    return lot
+
+
+def encode_each(answer: Answer, wanted: Wanted, ids: Sequence[str]) -> Iterator[Reply]:
+    """The answer to each of the requests with these ids, as it is sent, in order."""
+    num, plain = len(ids), all(made.datatype != "BYTES" for made in answer.outputs)
+    if wanted is True and plain and not any(ids):
+        yield from _as_bytes(answer, num)
+        return
+    parts = [_parts(made, num, listed=plain and wanted is False) for made in answer.outputs]
+    for id_, outputs in zip(ids, zip(*parts, strict=True), strict=True):
+        try:
+            yield encode(Answer(answer.model, answer.version, id_, outputs), wanted)
+        except FalajError as error:  # the others are answered all the same
+            yield problem(error)
+
+
+def _as_bytes(answer: Answer, num: int) -> Iterator[Reply]:
+    """All outputs as bytes: the header is the same for all."""
+    firsts = [next(_parts(made, num)) for made in answer.outputs]
+    head = encode(Answer(answer.model, answer.version, "", firsts), True).parts[0]
+    size, cuts = len(head), [_cut(raw_of(made), num) for made in answer.outputs]
+    for tail in zip(*cuts, strict=True):
+        yield Reply(200, (head, *tail), OCTETS, size)
+
+
+def _cut(raw: bytes, num: int) -> list[bytes]:
+    step = len(raw) // num
+    return [raw[at : at + step] for at in range(0, len(raw), step)] if step else [b""] * num
+
+
+def _parts(made: Made, num: int, *, listed: bool = False) -> Iterator[Made]:
+    """An output in as many equal parts; `listed`: as numbers of Python, which are quicker to cut."""
+    shape = (made.shape[0] // num, *made.shape[1:])
+    data, step = made.data, shape[0]
+    if listed or made.datatype == "BYTES":
+        data, step = values_of(made) if listed else data, prod(shape)
+    for at in range(num):
+        yield Made(made.name, made.datatype, shape, data[at * step : (at + 1) * step])
