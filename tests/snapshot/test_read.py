@@ -1,6 +1,8 @@
 """Reading: any entry, any range, only what is needed, and nothing that is not what was published."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound
 from falaj.snapshot.checkout import checkout
+from falaj.snapshot.format import written
+from falaj.snapshot.read import Snapshot
 from falaj.snapshot.records import Tree
 from falaj.snapshot.verify import verify
 from falaj.snapshot.write import publish_folder
@@ -54,6 +58,34 @@ def test_any_range(published: tuple[Warehouse, Tree], start: int, length: int, p
     entry = snapshot.entry(path)
     assert b"".join(snapshot.read(entry, start, start + length)) == FILES[path][start : start + length]
     assert b"".join(snapshot.read(entry, start)) == FILES[path][start:]
+
+
+@given(step=st.integers(1, 5_000), spoil=st.none() | st.integers(0, 5_000), short=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_chunks_are_whole_and_right_in_whatever_blocks_they_come(
+    step: int, spoil: int | None, short: bool, published: tuple[Warehouse, Tree]
+) -> None:
+    """Each chunk of a run comes once; where one was changed, or the end is missing, it and what follows do not."""
+    warehouse, tree = published
+    honest = warehouse.open(tree)
+    wanted = {entry.content.pieces[0][0]: FILES[entry.path] for entry in honest.entries(b"a/01")}
+    (run,) = honest.plan(wanted)
+
+    def blocks(_: str, start: int, stop: int | None) -> Iterator[bytes]:
+        data = bytearray(b"".join(warehouse.fetch(written(run.pack), start, stop)))
+        if spoil is not None and spoil < len(data):
+            data[spoil] ^= 1
+        for at in range(0, len(data) - short, step):
+            yield bytes(data[at : min(at + step, len(data) - short)])
+
+    snapshot, got = Snapshot(tree, blocks), dict[bytes, bytes]()
+    hurt = spoil is not None and any(start <= spoil + run.start < start + length for _, start, length in run.chunks)
+    with pytest.raises(Corrupt) if hurt or short else contextlib.nullcontext():
+        for data, chunks in snapshot.each(run):
+            assert not got.keys() & {digest for digest, _, _ in chunks}
+            got |= {digest: bytes(data[begin:end]) for digest, begin, end in chunks}
+    assert got.items() <= wanted.items()
+    assert hurt or short or got == wanted
 
 
 def test_a_range_fetches_little(published: tuple[Warehouse, Tree]) -> None:
@@ -118,8 +150,8 @@ def test_any_damage_is_found_before_use(tmp_path: Path, how: str) -> None:
             assert wrong
             with pytest.raises((Corrupt, NotFound)):
                 checkout(snapshot, tmp_path / "out")
-            for written in (tmp_path / "out").iterdir():
-                assert written.name == ".falaj" or written.read_bytes() == files[written.name.encode()]
+            for file in (tmp_path / "out").iterdir():
+                assert file.name == ".falaj" or file.read_bytes() == files[file.name.encode()]
             shutil.rmtree(tmp_path / "out")
         piece.write_bytes(good)
     assert list(verify(warehouse.open(tree))) == []

@@ -17,11 +17,13 @@ PACKS = [(f"b3:{'a' * 64}", 1 << 24), (f"b3:{'b' * 64}", 1 << 40)]
 @given(st.sets(st.binary(min_size=32, max_size=32), max_size=60), st.binary(min_size=32, max_size=32))
 def test_what_is_in_is_found_and_nothing_else(digests: set[bytes], other: bytes) -> None:
     shard = Shard(encode_shard(PACKS, [(digest, 1, index, 5) for index, digest in enumerate(sorted(digests))]))
-    for digest in digests:
-        found = shard.find(digest)
-        assert found is not None
-        assert found.pack == b"\xbb" * 32
-    assert (shard.find(other) is not None) == (other in digests)
+    for change in (shard.learn, shard.forget):
+        for digest in digests:
+            found = shard.find(digest)
+            assert found is not None
+            assert found.pack == b"\xbb" * 32
+        assert (shard.find(other) is not None) == (other in digests)
+        change()
     assert dict(shard.chunks()).keys() == digests
 
 
@@ -71,3 +73,16 @@ def test_batches_are_asked_newest_first_and_only_as_far_as_needed() -> None:
     assert index.find(b"n" * 32) is None
     assert index.find(blake3(b"0 4999").digest()) == (0, Place(b"\xaa" * 32, 1, 2))
     assert loaded == [2, 1, 0]
+
+
+def test_one_batch_at_a_time_is_known_by_heart() -> None:
+    """Whoever reads much of one finds it by a map; the other's is given back."""
+    batches = [[bytes([which]) + number.to_bytes(31, "big") for number in range(5_000)] for which in (0, 1)]
+    shards = [
+        Shard(encode_shard(PACKS, [(digest, 0, which, 2) for digest in every])) for which, every in enumerate(batches)
+    ]
+    index = Index([iter([shard]).__next__ for shard in shards], learns=True)
+    for which in (0, 1, 0):
+        assert all(index.find(digest) == (which, Place(b"\xaa" * 32, which, 2)) for digest in batches[which])
+        assert [bool(shard._known) for shard in shards] == [which == 0, which == 1]
+    assert index.find(b"\2" * 32) is None

@@ -29,7 +29,7 @@ from falaj.core.ports import Poured, Stat, open_url
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}(/[A-Za-z0-9_-]{1,128}){0,3}", re.ASCII)
 _NAME_MAX = 240
-_READ = 1 << 20
+_READ = 4 << 20
 _POUR = 1 << 30
 _STALE_S, _UNLOCKED_S = 60.0, 86_400.0
 """A draft that nobody holds is cleared after so long; where files cannot be locked, one that is a day old."""

@@ -14,7 +14,7 @@ from falaj.catalog.reading import FileRow, open_version, path_of, printable, row
 from falaj.catalog.records import Code, Facts, Opened
 from falaj.catalog.sources import Source, open_source
 from falaj.core.data import dataclass
-from falaj.core.errand import Here, errand
+from falaj.core.errand import Here, errand, moves_much
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
@@ -110,6 +110,7 @@ def publish(
 
 
 @errand
+@moves_much
 def checkout(
     here: Here,
     name: Annotated[Ref, "which version; the newest when none is given"],
@@ -203,6 +204,7 @@ def diff(
 
 
 @errand
+@moves_much
 def verify(here: Here, name: Annotated[Ref, "which version; the newest when none is given"]) -> Verified:
     """Read every byte of a version and say whether it is what was published; name each file that is not.
 

@@ -45,6 +45,10 @@ def desk(frame: Frame, arguments: list[str]) -> int:
         gc.enable()
         if verb.group == ERRAND:
             platform.progress = watched()
+            if moves_much(name, verb.name):
+                from falaj.core.heaps import keep_heaps
+
+                keep_heaps()
         result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
         if isinstance(result, Stream):
             outward(result, found.out)
@@ -70,6 +74,12 @@ def word_of(name: str, word: str) -> Verb | None:
         return verb_of(desk_class(name), said)
     found = errand_of(DESKS[name].errands, said)
     return found[0] if found and not hasattr(found[1], "__for_python__") else None
+
+
+def moves_much(name: str, errand: str) -> bool:
+    """Whether it is worth a command's while to keep the memory that gigabytes go through."""
+    found = errand_of(DESKS[name].errands, errand)
+    return found is not None and hasattr(found[1], "__moves_much__")
 
 
 def typed(verb: Verb) -> str:

@@ -70,6 +70,12 @@ def for_python(function: F) -> F:
     return errand(function)
 
 
+def moves_much(function: F) -> F:
+    """Mark an errand that moves gigabytes: a command that runs it keeps the memory it moves them through."""
+    function.__moves_much__ = True  # type: ignore[attr-defined]
+    return function
+
+
 @cache
 def errands_of(modules: tuple[str, ...]) -> dict[str, tuple[Verb, Callable[..., Any]]]:
     """Every errand of these modules by name, in the order they are written, with its function."""

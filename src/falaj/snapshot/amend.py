@@ -117,9 +117,9 @@ def _fetch_into(base: Snapshot, wanted: Iterable[bytes], out: Outbox) -> None:
         if run.is_large:
             out.pour(base.stream(run.chunks[0][0]))
             continue
-        data = base.open(run)
-        for _, start, length in run.chunks:
-            out.chunk(data[start - run.start :][:length])
+        for data, chunks in base.each(run):
+            for _, begin, end in chunks:
+                out.chunk(data[begin:end])
 
 
 def _chunks(base: Snapshot, pieces: Iterable[Piece], depth: int) -> Iterator[bytes]:

@@ -149,15 +149,15 @@ class _Work:
     def _bring(self, run: Run, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[Record]]:
         if run.is_large:
             return self._pour(run.chunks[0][0], wanted)
-        data = self._snapshot.open(run)
         records: list[Record] = []
         written = 0
-        for file, at, begin, end in _writes(run, wanted):
-            if isinstance(file, SmallFile):
-                records.append(file.write(data[begin:end]))
-            else:
-                file.write(at, data[begin:end])
-            written += end - begin
+        for data, chunks in self._snapshot.each(run):
+            for file, at, begin, end in _writes(chunks, wanted):
+                if isinstance(file, SmallFile):
+                    records.append(file.write(data[begin:end]))
+                else:
+                    file.write(at, data[begin:end])
+                written += end - begin
         return written, records
 
     def _pour(self, digest: bytes, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[Record]]:
@@ -170,18 +170,19 @@ class _Work:
         return written * len(wanted[digest]), []
 
 
-def _writes(run: Run, wanted: dict[bytes, list[Spot]]) -> list[tuple[SmallFile | LargeFile, int, int, int]]:
-    """What goes where: file, place in it, begin and end in the run. Neighbours in both are one write."""
+def _writes(
+    chunks: list[tuple[bytes, int, int]], wanted: dict[bytes, list[Spot]]
+) -> list[tuple[SmallFile | LargeFile, int, int, int]]:
+    """What goes where: file, place in it, begin and end in the bytes. Neighbours in both are one write."""
     writes: list[tuple[SmallFile | LargeFile, int, int, int]] = []
-    for digest, start, length in run.chunks:
-        begin = start - run.start
+    for digest, begin, end in chunks:
         for file, at in wanted[digest]:
             if writes and writes[-1][0] is file and writes[-1][3] == begin:
                 _, first, since, _ = writes[-1]
                 if first + begin - since == at and begin - since < _WRITE_BYTES:
-                    writes[-1] = (file, first, since, begin + length)
+                    writes[-1] = (file, first, since, end)
                     continue
-            writes.append((file, at, begin, begin + length))
+            writes.append((file, at, begin, end))
     return writes
 
 

@@ -9,7 +9,7 @@ import itertools
 import mmap
 import secrets
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from falaj.snapshot.shard import Index, Place, Shard, mapped
 Fetch = Callable[[str, int, int | None], Iterator[bytes]]
 """Bytes by digest, from and to a place in them; a stop beyond the end gives what there is."""
 
-__all__ = ["Entry", "Fetch", "Run", "Snapshot"]
+__all__ = ["Entry", "Fetch", "Part", "Run", "Snapshot"]
 
 RUN_BYTES = PACK_BYTES
 """What is fetched in one go."""
@@ -62,6 +62,10 @@ class Run(NamedTuple):
         return self.stop - self.start > PACK_BYTES
 
 
+Part = tuple[memoryview, list[tuple[bytes, int, int]]]
+"""Some bytes, and the chunks in them: digest, begin and end of each."""
+
+
 class Snapshot:
     """A tree and a way to its bytes. Threads may share one."""
 
@@ -71,7 +75,7 @@ class Snapshot:
         self._fetch = fetch
         self._cache = cache
         self._shards: dict[str, Shard] = {}
-        self._index = Index(self.shards)
+        self._index = Index(self.shards, learns=True)
         self._blocks: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
         self._lock = Lock()
@@ -173,13 +177,31 @@ class Snapshot:
                 runs[-1] = last._replace(stop=max(last.stop, stop))
         return runs
 
-    def open(self, run: Run) -> memoryview:
-        """The bytes from a run's start to its stop, every chunk of it checked; for a chunk beyond a pack, `stream`."""
-        data = memoryview(b"".join(self._fetch(written(run.pack), run.start, run.stop)))
-        for digest, start, length in run.chunks:
-            if blake3(data[start - run.start : start - run.start + length]).digest() != digest:
-                raise _spoiled(digest, Place(run.pack, start, length))
-        return data
+    def each(self, run: Run) -> Iterator[Part]:
+        """The chunks of a run as their bytes come, checked: a block goes from hand to hand while the processor still
+        has it near. A chunk that came in several blocks is put together, by itself."""
+        waiting, held, at = deque(run.chunks), list[memoryview](), run.start
+        for block in self._fetch(written(run.pack), run.start, run.stop):
+            view, end, inside = memoryview(block), at + len(block), list[tuple[bytes, int, int]]()
+            if held:
+                digest, start, length = waiting[0]
+                held.append(view[: start + length - at])
+                if start + length > end:
+                    at = end
+                    continue
+                waiting.popleft()
+                yield self._checked(run, memoryview(b"".join(held)), [(digest, 0, length)])
+                held = []
+            while waiting and waiting[0][1] + waiting[0][2] <= end:
+                digest, start, length = waiting.popleft()
+                inside.append((digest, start - at, start - at + length))
+            yield self._checked(run, view, inside)
+            if waiting and waiting[0][1] < end:
+                held = [view[waiting[0][1] - at :]]
+            at = end
+        if waiting:
+            digest, start, length = waiting[0]
+            raise _spoiled(digest, Place(run.pack, start, length))
 
     def stream(self, digest: bytes) -> Iterator[bytes]:
         """A chunk that is too large for memory; its last block only when the digest of the whole is right."""
@@ -194,6 +216,12 @@ class Snapshot:
             raise _spoiled(digest, place)
         yield held
 
+    def _checked(self, run: Run, data: memoryview, chunks: list[tuple[bytes, int, int]]) -> Part:
+        for digest, begin, end in chunks:
+            if blake3(data[begin:end]).digest() != digest:
+                raise _spoiled(digest, next(Place(run.pack, *where) for known, *where in run.chunks if known == digest))
+        return data, chunks
+
     def _read_pieces(self, pieces: list[Piece], start: int, stop: int) -> Iterator[bytes]:
         """Neighbouring pieces, cut to a range that counts from the first of them."""
         if pieces[0][1] > PACK_BYTES:
@@ -202,8 +230,7 @@ class Snapshot:
         got: dict[bytes, memoryview] = {}
         if sum(length for _, length in pieces) > _BLOCK // 2:
             for run in self.plan({digest for digest, _ in pieces}):
-                data = self.open(run)
-                got |= {digest: data[at - run.start :][:length] for digest, at, length in run.chunks}
+                got |= {digest: data[begin:end] for data, all_ in self.each(run) for digest, begin, end in all_}
         at = 0
         for digest, length in pieces:
             piece = got[digest] if got else self.chunk(digest, keep=False)

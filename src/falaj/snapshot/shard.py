@@ -21,6 +21,7 @@ _PACK = struct.Struct("<32sQ")
 _CHUNK = struct.Struct("<32sIIQ")
 _PLACE = struct.Struct("<IIQ")
 _SMALL = 4096
+_MUCH = 16
 _MEMORY = 131_072
 _MAPPED_BYTES = 1 << 20
 
@@ -47,6 +48,7 @@ class Shard:
         self._chunks = _HEAD.size + self.num_packs * _PACK.size
         if len(data) != self._chunks + self.num_chunks * _CHUNK.size:
             raise _broken("is not as long as it says")
+        self._known: dict[bytes, int] = {}
 
     def pack(self, index: int) -> tuple[bytes, int]:
         """Digest and size of a pack."""
@@ -58,6 +60,9 @@ class Shard:
     def find(self, digest: bytes) -> Place | None:
         """Where a chunk lies, or None."""
         data, base, num = self._data, self._chunks, self.num_chunks
+        if self._known:
+            at = self._known.get(digest, 0)
+            return self._place(_PLACE.unpack_from(data, at)) if at else None
         low, high, turns = 0, num, 0
         key = int.from_bytes(digest[:8], "big")
         guess = key * num >> 64
@@ -77,6 +82,15 @@ class Shard:
             guess = middle + step if turns < 8 else (low + high) >> 1
         return None
 
+    def learn(self) -> None:
+        """Keep a map of all, which takes some memory: to make it costs what asking for a sixteenth by probes does."""
+        places = range(self._chunks, len(self._data), _CHUNK.size)
+        self._known = {bytes(self._data[at : at + 32]): at + 32 for at in places}
+
+    def forget(self) -> None:
+        """Give back the memory of the map."""
+        self._known = {}
+
     def chunks(self) -> Iterator[tuple[bytes, Place]]:
         """Every chunk with its place, by digest."""
         with memoryview(self._data) as view, view[self._chunks :] as records:
@@ -92,10 +106,14 @@ class Shard:
 
 
 class Index:
-    """The shards of several batches, newest first, loaded when they are first asked."""
+    """The shards of several batches, newest first, loaded when they are first asked.
 
-    def __init__(self, load: Sequence[Callable[[], Shard]]) -> None:
+    Whoever reads found much in a shard will find all: with `learns`, the one that was asked last keeps a map then."""
+
+    def __init__(self, load: Sequence[Callable[[], Shard]], *, learns: bool = False) -> None:
         self._load = load
+        self._learns = learns
+        self._hits = 0
         self._next = len(load) - 1
         self._full: set[int] = set()
         self._large: list[tuple[int, Shard]] = []
@@ -111,7 +129,12 @@ class Index:
             place = shard.find(digest)
             if place is not None:
                 if at:  # neighbours in a tree were sent together: the next will be here too
+                    self._large[0][1].forget()
                     self._large.insert(0, self._large.pop(at))
+                    self._hits = 0
+                self._hits += 1
+                if self._learns and self._hits == shard.num_chunks // _MUCH:
+                    shard.learn()
                 return number, place
         while self._next >= 0:
             number = self._next

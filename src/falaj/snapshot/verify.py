@@ -99,7 +99,7 @@ def _broken(snapshot: Snapshot, run: Run) -> dict[bytes, str]:
         if run.is_large:
             deque(snapshot.stream(run.chunks[0][0]), maxlen=0)
         else:
-            snapshot.open(run)
+            deque(snapshot.each(run), maxlen=0)
     except (Corrupt, NotFound) as error:
         if len(run.chunks) == 1:
             return {run.chunks[0][0]: error.message}
