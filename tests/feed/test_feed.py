@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, Invalid, Unavailable, UserCodeFailed
+from falaj.feed import device
+from falaj.feed.ahead import Ahead
+from falaj.feed.device import Device
 from falaj.feed.feed import Feed, Given
 from falaj.feed.shards import write_shards
 from falaj.feed.sources import open_source
@@ -221,3 +226,29 @@ def test_batches_arrive_whole_on_a_gpu(kind: str, tmp_path: Path) -> None:
         assert one.batch["x"].is_cuda
         # Work on the GPU at once: it must wait for the copy.
         assert torch.equal((one.batch["x"] * 2).cpu(), other.batch["x"] * 2)
+
+
+@pytest.mark.parametrize("most", [0, 1000, 1 << 20])
+def test_only_so_much_lies_on_a_device_before_it_is_asked_for(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "MOST_THERE", most)
+    pq.write_table(pa.table({"x": np.arange(4000, dtype=np.float32)}), tmp_path / "x.parquet", row_group_size=500)
+    source = open_source(tmp_path / "x.parquet", window=4)
+    plan = Feed(source, 16, micro=8, seed=3).plan
+    # Not the word for this process's own memory: batches are sent there, and can be counted.
+    ahead = Ahead(source, Device("cpu:0"), {})
+    together = ahead.together(8)
+    assert together >= 256
+    there, read = [], []
+    for _, batches, _ in ahead.run(plan.blocks(range(400), range(2), together), 8):
+        for batch in batches:
+            there.append((ahead.sending.there, ahead.sending.there_bytes))
+            read.append(batch["x"])
+    ahead.close()
+    assert max(size for _, size in there) <= max(most, device.LEAST_THERE * 32) + 32
+    assert min(number for number, _ in there[:-1]) >= 1, "the next one is always on its way"
+    assert there[0][0] == (len(there) - 1 if most > 32 * len(there) else max(1, most // 32 - 1))
+    assert (ahead.sending.there, ahead.sending.there_bytes) == (0, 0)
+    plain = Feed(open_source(tmp_path / "x.parquet", window=4), 16, micro=8, seed=3)
+    assert torch.equal(torch.cat(read), torch.cat([one.batch["x"] for one in plain.stream(0, 400)]))

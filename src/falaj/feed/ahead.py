@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
-from falaj.feed.device import Device
+from falaj.feed.device import Device, Sending
 from falaj.feed.order import Ids
 
 Names = list[tuple[int, int]]
@@ -39,6 +39,7 @@ class Ahead:
             if self._workers
             else ThreadPoolExecutor(threads, "falaj-feed")
         )
+        self.sending = Sending(device)
         self._waiting: deque[tuple[Names, Ids, Future[Any]]] = deque()
         # The C library keeps up to twice the largest block that was ever given back to it, before it returns memory to
         # the system: without this, every batch would be made of pages that must be cleared first.
@@ -78,7 +79,7 @@ class Ahead:
         batches = _cut(gather(self._source, self._transform, ids), ids.shape[1], self._device.tensors)
         # Cut by whoever reads them, where that is all: thousands of tensors that wait would be looked through by
         # Python's collector again and again.
-        return batches if self._device.plain else [self._device.send(batch) for batch in batches]
+        return batches if self._device.plain else self.sending.begin(batches)
 
     def _next(self) -> tuple[Names, Iterable[Any], float]:
         names, ids, future = self._waiting.popleft()
@@ -93,10 +94,12 @@ class Ahead:
                 f"samples {_some(ids)} could not be made ready: {type(error).__name__}: {error}",
                 "the cause is shown above: the dataset's code or the transform",
             ) from error
-        batches: Iterable[Any] = future.result()
+        batches = future.result()
         if self._workers:
-            batches = [self._device.send(self._device.tensors(batch)) for batch in batches]
-        return names, batches, time.perf_counter() - began
+            batches = self.sending.begin(map(self._device.tensors, batches))
+        elif self._device.plain:
+            return names, batches, time.perf_counter() - began
+        return names, self.sending.handed(batches), time.perf_counter() - began
 
 
 def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> Wholes:

@@ -1,6 +1,7 @@
 """Batches as tensors, where the model is: over a stream of their own to a GPU, from pinned memory, while it works."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -8,6 +9,8 @@ import numpy as np
 
 _SAME = frozenset("?bhilqBHILQefdFD")
 """Kinds of numpy's numbers that torch has, too."""
+LEAST_THERE, MOST_THERE = 2, 64 << 20
+"""Batches that are sent ahead in any case, and bytes beyond which no more are."""
 
 
 class Sent(NamedTuple):
@@ -59,6 +62,59 @@ class Device:
         stream.wait_event(batch.arrived)
         each(batch.batch, lambda tensor: tensor.record_stream(stream) if tensor.is_cuda else None)
         return batch.batch
+
+
+class _Load:
+    """A batch that is to be sent, or is on its way."""
+
+    __slots__ = ("batch", "size", "under_way")
+
+    def __init__(self, batch: Any) -> None:
+        self.batch, self.size, self.under_way = batch, _size(batch), False
+
+
+class Sending:
+    """Batches on their way to a device. However many are made ready together, only some are there before they are asked
+    for: the memory is the model's."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._lock = device, threading.Lock()
+        self.there = self.there_bytes = 0
+        """Batches that were sent and not yet handed over."""
+
+    def begin(self, batches: Iterable[Any]) -> list[_Load]:
+        """In the background: those are sent for which there is room."""
+        loads = [_Load(batch) for batch in batches]
+        for load in loads:
+            if not self._send(load, always=False):
+                break
+        return loads
+
+    def handed(self, loads: list[_Load]) -> Iterator[Any]:
+        """In the reader: one after the other, with the next one on its way."""
+        for at, load in enumerate(loads):
+            for one in loads[at : at + 2]:
+                self._send(one, always=True)
+            with self._lock:
+                self.there, self.there_bytes = self.there - 1, self.there_bytes - load.size
+            batch, load.batch = load.batch, None
+            yield batch
+
+    def _send(self, load: _Load, *, always: bool) -> bool:
+        if load.under_way:
+            return True
+        with self._lock:
+            if not always and self.there >= LEAST_THERE and self.there_bytes + load.size > MOST_THERE:
+                return False
+            self.there, self.there_bytes = self.there + 1, self.there_bytes + load.size
+        load.batch, load.under_way = self._device.send(load.batch), True
+        return True
+
+
+def _size(batch: Any) -> int:
+    sizes: list[int] = []
+    each(batch, lambda tensor: sizes.append(tensor.nbytes))
+    return sum(sizes)
 
 
 def each(batch: Any, change: Callable[[Any], Any]) -> Any:
