@@ -219,6 +219,14 @@ def _as_bytes(answer: Answer) -> Reply:
 _SAID: dict[tuple[Any, ...], bytes] = {}
 
 
+def around(model: str, version: str, outputs: Sequence[Made]) -> list[bytes]:
+    """An answer in JSON without its numbers: what stands before, between and behind those of its outputs."""
+    tensors = [_Tensor(made.name, made.datatype, made.shape, None, []) for made in outputs]
+    # No text holds these bytes: a quotation mark within one has a backslash before it.
+    before, *rest = _dump(_Response(model, tensors, version)).split(b'"data":[]')
+    return [before + b'"data":[', *(b"]" + one + b'"data":[' for one in rest[:-1]), b"]" + rest[-1]]
+
+
 def problem(error: FalajError) -> Reply:
     """An error as clients of the protocol read it: {"error": text}, and nothing else."""
     headers = ((b"www-authenticate", b"Bearer"),) if error.status == 401 else retry_after(error)

@@ -194,8 +194,6 @@ def values_of(made: Made) -> list[Any]:
                 f"the model's {made.name[:60]!r} holds bytes that are no text", "ask for it as binary data"
             ) from error
     data = made.data
-    if data.__class__ is list:  # they are already
-        return data
     if made.datatype == "BF16":
         data = (data.astype("<u4") << 16).view("<f4")
     return cast(list[Any], data.reshape(-1).tolist())
