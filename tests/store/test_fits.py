@@ -9,8 +9,7 @@ from falaj.store.fits import can_group, can_ride
 
 
 def test_it_says_what_looking_at_the_object_says() -> None:
-    for kind in (PostgresStore, SqliteStore):
-        store = kind.__new__(kind)
+    for store in (PostgresStore.__new__(PostgresStore), SqliteStore.__new__(SqliteStore)):
         assert can_group(store) == isinstance(store, CanGroup) is True
     assert can_ride(PostgresSeries.__new__(PostgresSeries))
     plain = SqliteSeries.__new__(SqliteSeries)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from falaj.backends import postgres_tell
 from falaj.backends.postgres import PostgresStore
-from falaj.backends.postgres_columns import array, columns, plan
+from falaj.backends.postgres_columns import columns, plan
 from falaj.core.errors import FalajError, Invalid
 from falaj.core.ports import EventRow, Key
 
@@ -53,8 +53,8 @@ def test_the_engine_reads_a_column_as_it_was_written(kind: str, postgres_url: st
         @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
         @given(st.lists(VALUES[kind]))
         def check(values: list[Any]) -> None:
-            query = f"SELECT $1::{kind}[]".encode()
-            found = connection.pgconn.exec_params(query, [array(kind, values)], param_formats=[1], result_format=1)
+            query, given = f"SELECT $1::{kind}[]".encode(), columns((kind,), [(value,) for value in values])
+            found = connection.pgconn.exec_params(query, given, param_formats=[1], result_format=1)
             expected = connection.execute(f"SELECT %b::{kind}[]", (values,), binary=True)
             assert found.get_value(0, 0) == expected.pgresult.get_value(0, 0)  # type: ignore[union-attr]
 
@@ -65,8 +65,9 @@ def test_a_statement_takes_its_columns_in_order() -> None:
     made = plan("INSERT INTO t SELECT * FROM unnest(%b::text[], %b::bigint[])")
     assert made.text == b"INSERT INTO t SELECT * FROM unnest($1::text[], $2::bigint[])"
     assert made.kinds == ("text", "bigint")
-    assert columns(made.kinds, [("a", 1), ("b", 2)]) == [array("text", ["a", "b"]), array("bigint", [1, 2])]
-    assert columns(made.kinds, []) == [array("text", []), array("bigint", [])]
+    one = [columns((kind,), [(value,) for value in values])[0] for kind, values in (("text", "ab"), ("bigint", (1, 2)))]
+    assert columns(made.kinds, [("a", 1), ("b", 2)]) == one
+    assert columns(made.kinds, []) == [*columns(("text",), []), *columns(("bigint",), [])]
 
 
 @pytest.mark.parametrize(("kind", "value"), [("text", "\ud800"), ("bigint", 2**63), ("bigint", "1"), ("float8", "x")])

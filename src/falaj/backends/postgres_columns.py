@@ -6,7 +6,7 @@ write. Whoever writes a table knows what its columns are.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from struct import Struct, error
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from psycopg.pq import Format
 
 from falaj.core.errors import Invalid
 
-_HEAD, _NONE = Struct(">iiiii"), Struct(">iii")
+_HEAD, _NONE = Struct(">iiiii").pack, Struct(">iii").pack
 _SIZE, _LONG, _REAL, _BOOL = Struct(">i").pack, Struct(">iq").pack, Struct(">id").pack, Struct(">i?").pack
 _COLUMN = re.compile(r"%b::(\w+)\[\]")
 """Where a statement takes a column, and of what kind."""
@@ -46,6 +46,11 @@ class Plan(NamedTuple):
     kinds: tuple[str, ...]
 
 
+def as_given(values: Sequence[bytes]) -> list[Column]:
+    """Columns for a statement that the driver runs."""
+    return [Column(value) for value in values]
+
+
 @lru_cache(maxsize=64)
 def plan(text: str) -> Plan:
     """The plan of a statement that takes columns as `%b::text[]`."""
@@ -54,38 +59,43 @@ def plan(text: str) -> Plan:
     return Plan(text, _COLUMN.sub(lambda found: f"${next(numbers)}::{found[1]}[]", text).encode(), kinds)
 
 
-def columns(kinds: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
+def columns(kinds: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> list[bytes]:
     """The columns of rows, one for each kind; Invalid when a value is not of its kind, or no text that can be kept."""
     given: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(kinds)
     try:
-        return [array(kind, values) for kind, values in zip(kinds, given, strict=True)]
+        return [
+            head + b"".join(map(write, values))
+            for (head, write), values in zip(_shape(kinds, len(rows)), given, strict=True)
+        ]
     except (error, UnicodeEncodeError) as wrong:
-        raise Invalid(
-            "PostgreSQL cannot store one of the values", "valid text without NUL characters, please"
-        ) from wrong
+        hint = "valid text without NUL characters, please"
+        raise Invalid("PostgreSQL cannot store one of the values", hint) from wrong
 
 
-def array(kind: str, values: Sequence[Any]) -> Column:
-    """Values of one kind as an array with one dimension."""
-    number, write = _KINDS[kind]
-    if not values:
-        return Column(_NONE.pack(0, 0, number))
-    return Column(_HEAD.pack(1, 0, number, len(values), 1) + b"".join(write(values)))
+def _bytes(value: bytes) -> bytes:
+    return _SIZE(len(value)) + value
 
 
-def _bytes(values: Sequence[bytes]) -> list[bytes]:
-    return [_SIZE(len(value)) + value for value in values]
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return _SIZE(len(raw)) + raw
 
 
-def _texts(values: Sequence[str]) -> list[bytes]:
-    return [_SIZE(len(value)) + value for value in map(str.encode, values)]
-
-
-_KINDS: dict[str, tuple[int, Callable[[Sequence[Any]], list[bytes]]]] = {
-    "text": (25, _texts),
+_Write = Callable[[Any], bytes]
+_KINDS: dict[str, tuple[int, _Write]] = {
+    "text": (25, _text),
     "bytea": (17, _bytes),
-    "bigint": (20, lambda values: [_LONG(8, value) for value in values]),
-    "float8": (701, lambda values: [_REAL(8, value) for value in values]),
-    "bool": (16, lambda values: [_BOOL(1, value) for value in values]),
+    "bigint": (20, partial(_LONG, 8)),
+    "float8": (701, partial(_REAL, 8)),
+    "bool": (16, partial(_BOOL, 1)),
 }
-"""The number by which the engine knows a kind, and how values of it are written, each with its length first."""
+"""The number by which the engine knows a kind, and how a value of it is written, its length first."""
+
+
+@lru_cache(maxsize=256)
+def _shape(kinds: tuple[str, ...], count: int) -> list[tuple[bytes, _Write]]:
+    """How arrays of so many values begin: one dimension, or none where there are no values; and how they go on."""
+    known = [_KINDS[kind] for kind in kinds]
+    if not count:
+        return [(_NONE(0, 0, number), write) for number, write in known]
+    return [(_HEAD(1, 0, number, count, 1), write) for number, write in known]

@@ -9,7 +9,7 @@ again on what is read then.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from falaj.backends.postgres_columns import Column, columns, plan
+from falaj.backends.postgres_columns import as_given, columns, plan
 from falaj.backends.sql import statements as sql
 from falaj.core.errors import Stale
 from falaj.core.ports import Key, Row
@@ -70,14 +70,14 @@ class Memory:
 def read_many(ask: Ask, keys: Sequence[Key]) -> dict[Key, Seen | None]:
     """The rows of keys, in one trip."""
     found: dict[Key, Seen | None] = dict.fromkeys(keys)
-    for row in ask(_GET_MANY, columns(plan(_GET_MANY).kinds, [sql.key_values(key) for key in keys])):
+    for row in ask(_GET_MANY, as_given(columns(plan(_GET_MANY).kinds, [sql.key_values(key) for key in keys]))):
         key = Key(*row[:5])
         kept = sql.row_of(key, row[5:10])
         found[key] = Seen(kept, row[10]) if kept is not None else None
     return found
 
 
-def proof(seen: Mapping[Key, Seen]) -> list[Column]:
+def proof(seen: Mapping[Key, Seen]) -> list[bytes]:
     """What STILL takes."""
     return columns(plan(STILL).kinds, [(*sql.key_values(key), one.row.rev, one.mark) for key, one in seen.items()])
 

@@ -16,7 +16,7 @@ from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg_pool import ConnectionPool
 
 from falaj.backends.lane import again
-from falaj.backends.postgres_columns import Column, Plan
+from falaj.backends.postgres_columns import Plan, as_given
 from falaj.backends.postgres_memory import Seen, overtaken
 from falaj.backends.postgres_txn import NOTHING, Connection, Riders, addition, clear_errors, quiet
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
@@ -82,14 +82,14 @@ class Teller:
         self._heard()
         return None
 
-    def _run(self, plan: Plan, values: Sequence[Column]) -> int:
+    def _run(self, plan: Plan, values: Sequence[bytes]) -> int:
         """How many events were added."""
         self._times += 1
         if self._times > OFTEN and self._own.ready():
             with clear_errors(unsure=True):
                 return self._own.run(plan, values)
         with clear_errors(unsure=True), self._pool.connection() as connection:
-            return connection.execute(plan.asked, values).rowcount
+            return connection.execute(plan.asked, as_given(values)).rowcount
 
 
 class Own:
@@ -111,7 +111,7 @@ class Own:
                 self._held = self._connect()
         return self._held is not None
 
-    def run(self, plan: Plan, values: Sequence[Column]) -> int:
+    def run(self, plan: Plan, values: Sequence[bytes]) -> int:
         """How many rows it added; waits for that without the driver's turns through Python."""
         if self._held is None:
             raise Unavailable("the connection that tells is not open", "call again")

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
-from falaj.backends.postgres_columns import Column, Plan, columns, plan
+from falaj.backends.postgres_columns import Plan, as_given, columns, plan
 from falaj.backends.postgres_log import EPOCH
 from falaj.backends.postgres_memory import IF_STILL, STILL, Memory, Seen, overtaken, proof, read_many
 from falaj.backends.sql import statements as sql
@@ -252,7 +252,7 @@ class PostgresTxn(PostgresWrites):
             if self._told:
                 whole, values = addition(self._told, self._riders)
                 with clear_errors():
-                    held.execute(whole.asked, values)
+                    held.execute(whole.asked, as_given(values))
             with clear_errors(unsure=self._tell is not None):
                 if held.execute("COMMIT").statusmessage != "COMMIT":
                     raise Stale("the transaction was undone by an earlier error", "call again")
@@ -290,7 +290,7 @@ class PostgresTxn(PostgresWrites):
 
 def addition(
     events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen] = NOTHING
-) -> tuple[Plan, list[Column]]:
+) -> tuple[Plan, list[bytes]]:
     """The statement that adds events to the log, in this order, and what rides with them, and the values it takes.
     With rows that were seen it adds all of it, or nothing where one of them has changed."""
     whole = _statement(tuple(riders), bool(seen))
