@@ -6,7 +6,7 @@ import pytest
 from falaj.drift.classify import domain, told_apart
 from falaj.drift.compare import compare
 from falaj.drift.measures import Floats
-from falaj.drift.mixture import SIZE, apart, chance, features, prepared
+from falaj.drift.mixture import FREE, SCALE, SIZE, WIDE, apart, chance, features, prepared
 from falaj.drift.profile import profile_of
 from falaj.drift.records import Profile, Rules
 from falaj.drift.tally import Tally
@@ -29,6 +29,18 @@ def test_chance_is_what_it_says() -> None:
         found.append(chance(apart((now.sum(0), 500.0), side, np.array(then.spread)), then.tests))
     assert np.mean(np.array(found) <= 0.05) <= 0.1
     assert np.mean(np.array(found) <= 0.5) == pytest.approx(0.5, abs=0.15)
+
+
+@pytest.mark.parametrize("tied", [0.0, 0.9])
+def test_what_chance_does_is_told_by_some_rows_as_by_all(tied: float) -> None:
+    every = features(rows(40_000, 5, tied=tied)).astype(np.float64)
+    alone = np.linalg.eigvalsh(np.corrcoef(every.T))
+    second, third = (alone**2).sum(), (alone**3).sum()
+    for many in (500, 20_000):
+        found = [prepared(rows(many, 50 + seed, tied=tied)).tests for seed in range(8)]
+        assert np.mean([one[FREE] for one in found]) == pytest.approx(second**3 / third**2, rel=0.05)
+        assert np.mean([one[WIDE] for one in found]) == pytest.approx(np.sqrt(2 * second) / SIZE, rel=0.05)
+        assert all(1 <= one[SCALE] < 1.1 for one in found)
 
 
 def test_what_is_missing_or_infinite_does_no_harm() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Invalid
+from falaj.drift.axes import even
 from falaj.drift.profile import digest, layout, profile_of, read_profile, to_json
 from falaj.drift.records import CATEGORY, INPUT, LABEL, NUMBER, PREDICTION, Quality
 from falaj.drift.tally import Tally
@@ -106,6 +107,40 @@ def test_a_reference_found_on_a_sample_still_counts_all_rows():
     found = profile_of({"x": values})
     assert sum(found.counts[0]) == found.rows == 101_000
     assert (found.axes[0].low, found.axes[0].high) == (values.min(), values.max())
+
+
+@pytest.mark.parametrize("rows", [7, ROWS, 40_000, 101_000])
+def test_rows_of_a_profile_are_counted_as_later_ones_are(columns, rows):
+    again = {name: np.resize(column, rows) for name, column in columns.items()}
+    again["late"] = np.where(np.arange(rows) == rows - 1, 1e300, np.nan)  # the only number, and no sample has it
+    found = profile_of(again)
+    tally = Tally(found)
+    tally.add(again)
+    assert [tuple(tally.of(at).tolist()) for at in range(len(found.axes))] == list(found.counts)
+    late = found.axes[-1]
+    assert (late.low, late.high, found.counts[-1]) == (1e300, 1e300, (1, rows - 1, 0, 0, 0))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_parts_of_a_large_reference_hold_equally_many_of_all_its_rows(kind):
+    values = np.sort(np.random.default_rng(0).gamma(2.0, size=60_000)).astype(kind)
+    found = profile_of({"x": values})
+    assert len(found.axes[0].edges) == 127
+    parts = np.array(found.counts[0][:-4])
+    # As fine as numbers are told from each other: a rank or two more or less.
+    assert abs(parts - 60_000 / 128).max() < 0.6 * 60_000 / 128
+    assert np.median(abs(parts - 60_000 / 128)) < 0.25 * 60_000 / 128
+    wanted = np.sort(values)[(np.arange(1, 128) * 60_000) // 128]
+    assert (np.array(found.axes[0].edges) >= wanted).all()
+    assert np.allclose(found.axes[0].edges, wanted, rtol=0, atol=0.05)
+
+
+def test_rows_of_a_sample_come_from_everywhere():
+    assert even(50, 50, 0) == slice(None)
+    found = even(100_000, 4_096, 1)
+    assert (np.diff(found) > 0).all()
+    assert abs(found - (np.arange(4_096) + 0.5) * 100_000 / 4_096).max() <= 1 + 0.5 * 100_000 / 4_096
+    assert (found != even(100_000, 4_096, 2)).any()
 
 
 def test_one_wild_value_moves_neither_mean_nor_bins():

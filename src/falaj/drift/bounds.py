@@ -1,7 +1,8 @@
 """What a profile must keep to: whoever wrote it, nothing in it is larger or odder than what is made here."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from math import isfinite
+from operator import lt
 
 from falaj.drift.records import (
     CATEGORY,
@@ -20,7 +21,7 @@ from falaj.drift.records import (
 
 MOST_PREDICTIONS = 40
 _MOST_NAME = 256
-_FARTHEST = sys.float_info.max
+_MOST_COUNT = 1 << 53
 _KINDS, _ROLES = (NUMBER, CATEGORY), (INPUT, PREDICTION, LABEL)
 
 
@@ -51,9 +52,9 @@ def _axis_faults(axis: Axis) -> Iterator[str]:
     numbers = (axis.low, axis.high, axis.mean, axis.std, axis.weight, axis.centre, axis.scale, *axis.edges)
     if axis.kind not in _KINDS or axis.role not in _ROLES:
         yield f"{axis.name!r} is of an unknown kind or role"
-    elif not all(_is_figure(one) for one in numbers):
+    elif not _are_figures(numbers):
         yield f"{axis.name!r} has a figure that is no finite number"
-    elif len(axis.edges) > MOST_EDGES or any(a >= b for a, b in zip(axis.edges, axis.edges[1:], strict=False)):
+    elif len(axis.edges) > MOST_EDGES or not all(map(lt, axis.edges, axis.edges[1:])):
         yield f"{axis.name!r} has too many edges, or they do not ascend"
     elif axis.low > axis.high or axis.std < 0 or axis.scale < 0 or axis.weight < 0:
         yield f"{axis.name!r} has a range or spread below nothing"
@@ -71,7 +72,7 @@ def _count_faults(profile: Profile) -> Iterator[str]:
         if len(part) != len(profile.axes):
             yield "it does not count every column"
         for axis, counts in zip(profile.axes, part, strict=False):
-            if len(counts) != axis.bins + len(ODD) or not all(_is_count(one) for one in counts):
+            if len(counts) != axis.bins + len(ODD) or not _are_counts(counts):
                 yield f"the counts of {axis.name!r} do not fit its bins"
             elif sum(counts) > profile.rows:
                 yield f"{axis.name!r} counts more rows than there are"
@@ -83,7 +84,7 @@ def _other_faults(profile: Profile) -> Iterator[str]:
     figures += [*quality.scores, *quality.chances, *(one for part in profile.mixture for one in part)]
     if len(figures) > 1 << 16 or len(quality.scores) != len(quality.chances):
         yield "its quality or mixture has parts that do not fit"
-    elif not all(_is_figure(one) for one in figures):
+    elif not _are_figures(figures):
         yield "its quality has a figure that is no finite number"
     if not (_is_text(profile.source) and _is_text(quality.task) and _is_count(quality.rows)):
         yield "what it says of its source is too long"
@@ -96,10 +97,20 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_NAME
 
 
-def _is_figure(value: object) -> bool:
-    """Finite; a whole number in JSON may be larger than any float."""
-    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= _FARTHEST
+def _are_figures(values: Collection[object]) -> bool:
+    """All finite; a whole number in JSON may be larger than any float. Thousands are looked at, in one go."""
+    kinds = {*map(type, values)}
+    if bool in kinds or not all(issubclass(kind, int | float) for kind in kinds):
+        return False
+    try:
+        return all(map(isfinite, values))  # type: ignore[arg-type]
+    except OverflowError:
+        return False
+
+
+def _are_counts(values: Collection[int]) -> bool:
+    return {*map(type, values)} <= {int} and (not values or (min(values) >= 0 and max(values) < _MOST_COUNT))
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 53
+    return type(value) is int and 0 <= value < _MOST_COUNT

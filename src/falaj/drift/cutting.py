@@ -9,7 +9,7 @@ Each step keeps order, so what a bin holds lies between two edges; `true_edges` 
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,25 +75,51 @@ def frame(axis: Axis) -> tuple[float, float]:
     return axis.mean, spread(axis)
 
 
-def spread(axis: Axis) -> float:
+class Spreading(Protocol):
+    """What has a middle and a width."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def std(self) -> float: ...
+
+
+def spread(axis: Spreading) -> float:
     """Its standard deviation; where it has none, so much that a change of a thousandth is a large one."""
     return axis.std if axis.std > 1e-290 else max(abs(axis.mean) * 1e-3, 1e-9)
 
 
-def ranks(values: Floats, centre: float, scale: float) -> NDArray[np.uint16]:
-    """How finite numbers of one column stand to each other, as coarse as they are cut."""
+def ranks(values: Floats, centre: Any, scale: Any) -> NDArray[np.uint16]:
+    """How finite numbers of a column stand to each other, as coarse as they are cut."""
     with np.errstate(over="ignore"):
         small = ((values - centre) * (1 / scale)).astype(np.float32)
     np.clip(small, -_HUGE, _HUGE, out=small)
-    return _RANK[small.view(np.uint16)[_UPPER::2]]
+    found: NDArray[np.uint16] = _RANK[small.view(np.uint16)[_UPPER::2]]
+    return found
+
+
+def rank_counts(values: Floats, centre: float, scale: float) -> Ints:
+    """How many numbers of a column have each rank: as they are cut, so that sums over ranks are counts of bins."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        small = ((values - centre) * (1 / scale)).astype(np.float32)
+    found = np.bincount(_RANK.take(small.view(np.uint16)[_UPPER::2]), minlength=RANKS)
+    if found[RANKS - 2]:  # Too large for a float32 is not infinite.
+        wild = small[np.isinf(small) & np.isfinite(values)]
+        found[RANKS - 2] -= len(wild)
+        np.add.at(found, ranks(np.copysign(_HUGE, wild).astype(np.float64), 0.0, 1.0), 1)
+    return found
 
 
 def true_edges(wanted: Floats, centre: float, scale: float, low: float, high: float) -> Floats:
     """The greatest numbers that are cut like those wanted, each once; none that leaves nothing above it."""
-    found, first = np.unique(ranks(wanted, centre, scale), return_index=True)
-    keep = found < ranks(np.array([high]), centre, scale)[0]
-    found, least = found[keep], _ordered(np.maximum(wanted[first], low)[keep])
-    most = np.broadcast_to(_ordered(np.array([high])), found.shape)
+    found = np.unique(ranks(wanted, centre, scale))
+    return last_of(found[found < ranks(np.array([high]), centre, scale)[0]], centre, scale, low, high)
+
+
+def last_of(found: NDArray[np.integer], centre: Any, scale: Any, low: Any, high: Any) -> Floats:
+    """The greatest number of each of these ranks; of several columns at once where the rest are arrays, too. `low` is
+    cut so or lower, and `high` higher."""
+    least, most = (_ordered(np.broadcast_to(one, found.shape)) for one in (low, high))
     # Where it should be but for rounding, and a little to both sides of that: what is left to search is short.
     with np.errstate(over="ignore", invalid="ignore"):
         near = _LAST[found] * scale

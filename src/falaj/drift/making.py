@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from falaj.core.errors import Invalid
 from falaj.drift.estimate import calibrate
 from falaj.drift.performance import task_of, texts
-from falaj.drift.profile import checked, counted, profile_of
+from falaj.drift.profile import checked, counted, unchecked
 from falaj.drift.records import BINARY, CLASSES, MOST_COLUMNS, MOST_SCORES, Axis, Profile, Quality
 
 Columns = dict[str, NDArray[Any]]
@@ -76,12 +76,12 @@ def made(
     their inputs (`aside`) at least the segment's column. Without `aside` they are the same rows. `about`: target,
     segment, source, tensors, weights, seed."""
     target, segment = str(about.pop("target", "")) or "label", str(about.get("segment", ""))
-    first = profile_of(columns, **about)
+    first = unchecked(columns, **about)
     answers = {name: _unlike(columns, columns_of(name, one, most=MOST_SCORES)) for name, one in outputs.items()}
     said = {column: values for found in answers.values() for column, values in found.items()}
     known = None if truth is None or _all_missing(truth) else np.asarray(truth)
     if not said and known is None:
-        return first
+        return checked(first)
     best = score_output(outputs)
     if best and len(answers[best]) > 2 and CHOSEN not in {*said, *columns}:
         said[CHOSEN] = np.stack(list(answers[best].values()), 1).argmax(1)
@@ -93,7 +93,7 @@ def made(
         if known is None
         else {"label": known, "label_name": f"{target} true" if target in {**columns, **said} else target}
     )
-    second = profile_of(beside, predictions=said, segment=segment, **label)  # type: ignore[arg-type]
+    second = unchecked(beside, predictions=said, segment=segment, **label)  # type: ignore[arg-type]
     if segment:
         # By the segments of the inputs, whatever the held-out rows have.
         second = counted(replace(second, segments=first.segments), {**beside, **said, **_named(label)})

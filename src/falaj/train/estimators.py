@@ -8,9 +8,8 @@ written in a format that carries no code. Boosters go through `boosters`, which 
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,7 @@ from falaj.core.errors import Invalid, NotFound
 from falaj.core.sheet import FILE as SHEET
 from falaj.core.sheet import Sheet, to_json
 from falaj.feed.order import Order
+from falaj.train.measuring import Answers, measure
 from falaj.train.profiles import MOST_ROWS, weights_of, write_profile
 
 _BLOCK = 8192
@@ -68,8 +68,8 @@ def fit_estimator(
         boosters = import_module("falaj.train.boosters")
         plan = boosters.planned(estimator, rows.y, seed=seed, **more)
         made: Fitted = boosters.boost(plan, rows, apart, folder=folder)
-        asks, labels = {"y": partial(boosters.answers, made.model, plan)}, boosters.labels_of(plan, rows.y)
-        _profiled(folder, rows, apart, "x", asks, target, labels=labels)
+        asks = {"y": lambda some: boosters.answers(made.model, plan, apart.x[some])} if apart else {}
+        _profiled(folder, rows, apart, "x", asks, target, labels=boosters.labels_of(plan, rows.y))
         return made
     if more:
         raise Invalid(f"{', '.join(sorted(more))}: only boosters know this", "leave it out")
@@ -77,10 +77,11 @@ def fit_estimator(
     use_cores(estimator)
     estimator.fit(rows.x) if rows.y is None else estimator.fit(rows.x, rows.y)
     # A figure of the very rows it was fitted on says so in its name.
-    metrics = measure(estimator, apart) if apart else measure(estimator, rows, "train_")
+    answers = Answers(estimator, (apart or rows).x)
+    metrics = measure(estimator, (apart or rows).y, answers, "" if apart else "train_")
     for name, value in metrics.items():
         here.metric(name, value, 1)
-    write_estimator(estimator, folder, rows, metrics, apart, target)
+    write_estimator(estimator, folder, rows, metrics, (apart, answers), target)
     here.progress(1, 1)
     return Fitted(estimator, metrics, folder)
 
@@ -132,36 +133,23 @@ def use_cores(estimator: Any) -> None:
             estimator.set_params(**{name: cores()})
 
 
-def measure(estimator: Any, rows: Rows, before: str = "") -> dict[str, float]:
-    """How good it is on these rows: by what it is, a classifier or something that foretells a number."""
-    if rows.y is None or not hasattr(estimator, "predict"):
-        return {}
-    known, said = import_module("sklearn.metrics"), estimator.predict(rows.x)
-    if not hasattr(estimator, "classes_"):
-        regress = {"r2": known.r2_score, "rmse": known.root_mean_squared_error, "mae": known.mean_absolute_error}
-        return {f"{before}{name}": float(score(rows.y, said)) for name, score in regress.items()}
-    found = {"accuracy": known.accuracy_score(rows.y, said)}
-    if hasattr(estimator, "predict_proba") and len(np.unique(rows.y)) == len(estimator.classes_) > 1:
-        chances = estimator.predict_proba(rows.x)
-        found["log_loss"] = known.log_loss(rows.y, chances, labels=estimator.classes_)
-        found["auc"] = known.roc_auc_score(
-            rows.y, chances[:, 1] if chances.shape[1] == 2 else chances, multi_class="ovr"
-        )
-    return {f"{before}{name}": float(value) for name, value in found.items()}
-
-
 def write_estimator(
-    estimator: Any, folder: Path, rows: Rows, metrics: Mapping[str, float], apart: Rows | None = None, target: str = ""
+    estimator: Any,
+    folder: Path,
+    rows: Rows,
+    metrics: Mapping[str, float],
+    apart: tuple[Rows | None, Answers | None] = (None, None),
+    target: str = "",
 ) -> str:
     """Write it as ONNX or skops, by what is installed; else its parameters and fitted arrays, which nothing loads back
     by itself. Gives the name of the format. Never a pickle: the platform loads none. Beside it lies its profile: of the
-    rows it was fitted on, and of its answers to those kept apart."""
+    rows it was fitted on, and of its answers to those kept apart (`apart`: rows and answers)."""
     about: dict[str, Any] = {"class": f"{type(estimator).__module__}.{type(estimator).__qualname__}"}
     about |= {"columns": list(rows.columns), "metrics": dict(metrics), "rows": len(rows.x), "target": target}
-    ends: tuple[str, ...] = ()
-    if made := _as_onnx(estimator, rows) if find_spec("skl2onnx") else b"":
+    made, ends = _as_onnx(estimator, rows) if find_spec("skl2onnx") else (b"", ())
+    if made:
         put_file(folder / "model.onnx", made)
-        form, ends = "onnx", _ends(made)
+        form = "onnx"
         put_sheet(folder, form, "model.onnx", rows.columns)
     elif find_spec("skops"):
         put_file(folder / "model.skops", import_module("skops.io").dumps(estimator))
@@ -179,11 +167,15 @@ def write_estimator(
             worker.attempt().note("nothing fitted could be written: install skl2onnx or skops")
     about["format"] = form
     put_file(folder / "model.json", json.dumps(about, indent=1, default=str).encode())
-    given, *answers = ends or _usual_ends(estimator)
-    asks = [estimator.predict] if hasattr(estimator, "predict") else []
-    asks += [estimator.predict_proba] if hasattr(estimator, "classes_") and hasattr(estimator, "predict_proba") else []
+    given, *names = ends or _usual_ends(estimator)
+    held, said = apart
+    asks: list[Callable[[slice], Any]] = []
+    if said and hasattr(estimator, "predict"):
+        asks.append(lambda some: said.said[some])
+    if said and hasattr(estimator, "classes_") and hasattr(estimator, "predict_proba"):
+        asks.append(lambda some: said.chances[some])
     more = {"weights": weights_of(estimator, rows.columns), "labels": np.asarray(getattr(estimator, "classes_", []))}
-    _profiled(folder, rows, apart, given, dict(zip(answers, asks, strict=False)), target, **more)
+    _profiled(folder, rows, held, given, dict(zip(names, asks, strict=False)), target, **more)
     return form
 
 
@@ -194,22 +186,22 @@ def put_sheet(folder: Path, runtime: str, file: str, columns: Sequence[str]) -> 
 
 
 def _profiled(
-    folder: Path, rows: Rows, apart: Rows | None, given: str, asks: Mapping[str, Any], target: str, **about: Any
+    folder: Path,
+    rows: Rows,
+    apart: Rows | None,
+    given: str,
+    asks: Mapping[str, Callable[[slice], Any]],
+    target: str,
+    **about: Any,
 ) -> None:
     """Answers to rows that it was fitted on are better than any later ones: without others, there are none."""
     answers: dict[str, Any] = {}
     truth = None
     if apart is not None and apart.y is not None:
         some = slice(None, None, -(-len(apart.x) // MOST_ROWS) or 1)
-        answers, truth = {name: np.asarray(ask(apart.x[some])) for name, ask in asks.items()}, np.asarray(apart.y)[some]
+        answers, truth = {name: np.asarray(ask(some)) for name, ask in asks.items()}, np.asarray(apart.y)[some]
     about["source"] = "the rows it was trained on" + (", held-out ones for its answers" if answers else "")
     write_profile(folder, {given: rows.x}, answers, truth, columns={given: rows.columns}, target=target, **about)
-
-
-def _ends(made: bytes) -> tuple[str, ...]:
-    """The names of the input and the outputs of an ONNX file."""
-    graph = import_module("onnx").load_from_string(made).graph
-    return (graph.input[0].name, *(one.name for one in graph.output))
 
 
 def _usual_ends(estimator: Any) -> tuple[str, ...]:
@@ -217,14 +209,15 @@ def _usual_ends(estimator: Any) -> tuple[str, ...]:
     return ("X", "label", "probabilities") if hasattr(estimator, "classes_") else ("X", "variable")
 
 
-def _as_onnx(estimator: Any, rows: Rows) -> bytes:
-    """The estimator as ONNX; nothing where the converter does not know it, or not in this version of ONNX."""
+def _as_onnx(estimator: Any, rows: Rows) -> tuple[bytes, tuple[str, ...]]:
+    """The estimator as ONNX, and the names of its input and outputs; nothing where the converter does not know it, or
+    not in this version of ONNX."""
     try:
         made = import_module("skl2onnx").to_onnx(estimator, rows.x[:1], options=_plain_chances(estimator))
-        return bytes(made.SerializeToString())
+        return bytes(made.SerializeToString()), (made.graph.input[0].name, *(one.name for one in made.graph.output))
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
         worker.attempt().note(f"it could not be written as ONNX: {type(error).__name__}: {str(error)[:200]}")
-        return b""
+        return b"", ()
 
 
 def output_folder(name: str) -> Path:

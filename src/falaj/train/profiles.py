@@ -16,7 +16,7 @@ from falaj import worker
 from falaj.core.errors import FalajError
 from falaj.drift.making import Columns, columns_of, made, task_says
 from falaj.drift.profile import to_json
-from falaj.drift.records import FILE
+from falaj.drift.records import FILE, MOST_COLUMNS
 
 MOST_ROWS = 200_000
 """Of more, an even choice: the reference gets no better, and training waits."""
@@ -75,4 +75,6 @@ def _some(values: Any) -> Any:
     plain = values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
     if plain.ndim < 1 or not len(plain) or (plain.dtype.kind == "O" and plain.ndim > 1):
         raise ValueError(f"an array of {plain.dtype} and the shape {plain.shape}")
-    return plain[:: -(-len(plain) // MOST_ROWS) or 1]
+    some = plain[:: -(-len(plain) // MOST_ROWS) or 1]
+    # Columns are looked at one after the other, each several times.
+    return np.asfortranarray(some) if some.ndim == 2 and some.shape[1] <= MOST_COLUMNS else some
