@@ -56,7 +56,8 @@ def test_every_example_of_every_verb_can_be_typed() -> None:
     """The examples in docstrings are parsed by the parser that users meet."""
     import shlex
 
-    from falaj.cli.frame import Frame, read
+    from falaj.cli.frame import Frame
+    from falaj.cli.parsing import read
     from falaj.cli.verbs import example, given, parser_of
     from falaj.core.errors import FalajError, Invalid
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from falaj.cli.frame import Frame, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import read
 from falaj.cli.verbs import given, parser_of
 from falaj.console.lines import Line
 from falaj.core.bind import bind

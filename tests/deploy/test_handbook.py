@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from falaj.cli import main
-from falaj.cli.frame import Parser
+from falaj.cli.parsing import Parser
 from falaj.cli.verbs import given as really_given
 from tests.deploy.test_dashboards import NAME, queries, rules
 from tests.town import Town

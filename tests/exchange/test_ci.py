@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from falaj.cli.frame import Frame, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import read
 from falaj.cli.verbs import given, parser_of, typed, words_of
 from tests.replica import Replica
 from tests.servers.oidc import OidcServer

@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 
 
 def agent(frame: Frame, arguments: list[str]) -> int:

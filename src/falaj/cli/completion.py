@@ -4,7 +4,8 @@ import sys
 from collections.abc import Mapping
 
 from falaj.cli import COMMANDS, GLOBALS
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 from falaj.cli.verbs import flags_of, typed, words_of
 from falaj.desks import DESKS
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 from falaj.cli.tables import put, rows
 from falaj.core.errors import Invalid
 

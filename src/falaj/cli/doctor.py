@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 from falaj.cli.tables import put, rows
 from falaj.core.errors import FalajError, Invalid
 from falaj.core.settings import Settings

@@ -6,7 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 from falaj.core.errors import Invalid
 
 if TYPE_CHECKING:

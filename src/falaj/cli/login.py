@@ -9,7 +9,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, Unauthenticated
 
@@ -40,6 +40,8 @@ class Login:
 
 def login(frame: Frame, arguments: list[str]) -> int:
     """`falaj login URL`: with the identity provider in a browser, or with a token."""
+    from falaj.cli.parsing import Parser, read
+
     parser = Parser(prog="falaj login", description="Sign in to a platform and remember it.")
     parser.add_argument("address", metavar="URL", help="for example https://falaj.bank.example")
     parser.add_argument("--token", action="store_true", help="ask for a token even where a browser could be used")
@@ -66,6 +68,8 @@ def login(frame: Frame, arguments: list[str]) -> int:
 
 def logout(frame: Frame, arguments: list[str]) -> int:
     """`falaj logout [URL]`."""
+    from falaj.cli.parsing import Parser, read
+
     parser = Parser(prog="falaj logout", description="Forget a platform's token.")
     parser.add_argument("address", metavar="URL", nargs="?", default="", help="the last one when absent")
     frame, found = read(frame, parser, arguments)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 from falaj.cli.tables import put
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Unavailable

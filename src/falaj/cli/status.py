@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 from falaj.cli.tables import put, rows
 from falaj.core.errors import FalajError, Unauthenticated
 from falaj.core.settings import Settings, listing

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from falaj.cli.frame import Frame, Parser, read
+from falaj.cli.frame import Frame
+from falaj.cli.parsing import Parser, read
 from falaj.cli.tables import put, rows
 from falaj.core.errors import FalajError, Invalid, NotFound
 from falaj.core.ports import CanJoin, Standing

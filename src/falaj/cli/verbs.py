@@ -1,6 +1,5 @@
 """Commands from verbs: verbs become subcommands, parameters arguments and flags, docstrings help."""
 
-import argparse
 import gc
 import json
 import sys
@@ -8,10 +7,11 @@ import typing
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from falaj.cli import GLOBALS
-from falaj.cli.frame import Frame, Parser, common, read
+from falaj.cli.frame import COMMON, Frame
 from falaj.cli.progress import watched
 from falaj.cli.streams import inward, outward
 from falaj.cli.tables import put
@@ -23,6 +23,11 @@ from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import Param, Verb, verb_of, verbs_of
 from falaj.desks import DESKS, desk_class
+
+if TYPE_CHECKING:
+    import argparse
+
+_COMMON = {"--at": "at", "--as": "name", "--ca": "ca", "--purpose": "purpose"}
 
 
 def desk(frame: Frame, arguments: list[str]) -> int:
@@ -39,7 +44,7 @@ def desk(frame: Frame, arguments: list[str]) -> int:
         return 0 if not arguments or {"-h", "--help"} & set(arguments) else 2
     rest = list(arguments)
     rest.remove(word)
-    frame, found = read(frame, parser_of(name, verb), rest, plain=False)
+    frame, found = plainly(frame, verb, rest) or parsed(frame, name, verb, rest)
     with frame.connect() as platform:
         gc.freeze()
         gc.enable()
@@ -103,8 +108,59 @@ def example(verb: Verb) -> list[str]:
     return [line.strip() for line in block.splitlines() if line.strip()] if found else []
 
 
-def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
+def plainly(frame: Frame, verb: Verb, arguments: list[str]) -> tuple[Frame, Any] | None:
+    """What argparse would read where every flag is one of the verb's or ours, written in full, with its value.
+
+    Anything else, help and mistakes too, is argparse's to read: None. It takes as long to load as a verb to run.
+    """
+    flags, words, taken = _flags(verb), list[str](), dict[str, Any]()
+    rest = iter(arguments)
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            words.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        name, kind = flags.get(flag, ("", ""))
+        if kind in ("yes", "no") and not equals:
+            taken[name] = kind == "yes"
+            continue
+        value = value if equals else next(rest, "-")
+        if kind not in ("one", "many") or (not equals and value.startswith("-")):
+            return None
+        taken[name] = [*taken.get(name, ()), value] if kind == "many" else value
+    late = {name: taken.pop(f"common_{name}") for name in COMMON if f"common_{name}" in taken}
+    taken = {**({"out": "-"} if Stream in options(verb.result) else {}), **taken}
+    return frame.later(late), SimpleNamespace(in_order=words, **taken)
+
+
+def _flags(verb: Verb) -> dict[str, tuple[str, str]]:
+    """Every flag: what it sets, and whether it takes one value or many, or says yes or no. The last one wins."""
+    flags = {flag: (f"common_{name}", "one") for flag, name in _COMMON.items()}
+    flags["--json"] = ("common_as_json", "yes")
+    for param in (*in_order(verb), *(each for each in verb.params if not _positional(each))):
+        flag, kind = _flag(param), _one(param.type)
+        if kind is bool:
+            flags |= {flag: (param.name, "yes"), f"--no-{flag[2:]}": (param.name, "no")}
+        elif typing.get_origin(kind) in (tuple, list, dict):
+            flags |= dict.fromkeys(_singular(flag), (param.name, "many"))
+        else:
+            flags[flag] = (param.name, "one")
+    return flags | ({"--out": ("out", "one")} if Stream in options(verb.result) else {})
+
+
+def parsed(frame: Frame, name: str, verb: Verb, arguments: list[str]) -> "tuple[Frame, argparse.Namespace]":
+    """The same by argparse."""
+    from falaj.cli.parsing import read
+
+    return read(frame, parser_of(name, verb), arguments, plain=False)
+
+
+def parser_of(name: str, verb: Verb) -> "argparse.ArgumentParser":
     """The parser of one verb. What is required comes in order or by its flag; a verb's own flag wins over ours."""
+    import argparse
+
+    from falaj.cli.parsing import Parser, common
+
     about, _, _ = verb.doc.partition("Example:")
     shown = example(verb)
     parser = Parser(
@@ -140,7 +196,7 @@ def in_order(verb: Verb) -> list[Param]:
     return sorted((p for p in verb.params if _positional(p)), key=_order)
 
 
-def given(desk_name: str, verb: Verb, found: argparse.Namespace) -> dict[str, Any]:
+def given(desk_name: str, verb: Verb, found: Any) -> dict[str, Any]:
     """What was typed, by parameter."""
     words: list[str] = list(found.in_order)
     taken = {p.name: getattr(found, p.name) for p in verb.params if getattr(found, p.name, None) is not None}
@@ -187,18 +243,23 @@ def _one(kind: Any) -> Any:
     return next((k for k in options(kind) if k is not type(None)), kind)
 
 
-def _add(parser: argparse.ArgumentParser, param: Param) -> None:
+def _singular(flag: str) -> list[str]:
+    """One at a time reads better in the singular: --input data=… --input labels=…"""
+    return [flag, *([flag[:-1]] if flag.endswith("s") and len(flag) > 4 else [])]
+
+
+def _add(parser: "argparse.ArgumentParser", param: Param) -> None:
+    from argparse import BooleanOptionalAction
+
     kind = _one(param.type)
     text = (param.help or type_name(kind)).replace("%", "%%")
     origin = typing.get_origin(kind)
     flag = _flag(param)
     if kind is bool:
-        parser.add_argument(flag, dest=param.name, action=argparse.BooleanOptionalAction, default=None, help=text)
+        parser.add_argument(flag, dest=param.name, action=BooleanOptionalAction, default=None, help=text)
     elif origin in (tuple, list, dict):
         shown, text = ("KEY=VALUE" if origin is dict else "A,B"), f"{text} (may be repeated)"
-        # One at a time reads better in the singular: --input data=… --input labels=…
-        flags = [flag, *([flag[:-1]] if flag.endswith("s") and len(flag) > 4 else [])]
-        parser.add_argument(*flags, dest=param.name, action="append", metavar=shown, help=text)
+        parser.add_argument(*_singular(flag), dest=param.name, action="append", metavar=shown, help=text)
     else:
         default = f" (default: {param.default})" if param.default not in (None, "", ()) else ""
         shown = _shown(param, kind)
