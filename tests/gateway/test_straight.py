@@ -20,9 +20,9 @@ def gone(monkeypatch: Any) -> list[bytes]:
     seen: list[bytes] = []
     start = Straight.start
 
-    def noted(self: Straight, way: Any) -> Any:
-        seen.append(self.body.body)
-        return start(self, way)
+    def noted(self: Straight) -> Any:
+        seen.append(self.call.body)
+        return start(self)
 
     monkeypatch.setattr(Straight, "start", noted)
     return seen

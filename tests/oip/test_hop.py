@@ -112,7 +112,7 @@ def test_a_head_that_is_packed_once_says_what_others_say() -> None:
         stub = f.Stub(b"POST", b"/v2/models/m/infer", headers, 4)
         for body in (b"", b"body"):
             said = b"".join(f.ask_rest(Call(b"POST", b"/v2/models/m/infer", headers, body, name=b"018f"), 7))
-            head = stub.head(stub.size + len(body), 7)
+            head = f.head(stub.size + len(body), f.ASK_REST, 7)
             assert b"".join((head, stub.begin, b"018f", stub.end, body)) == said
     with pytest.raises(Invalid):
         f.Stub(b"POST", b"/" * 70_000, {}, 4)

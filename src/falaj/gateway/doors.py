@@ -141,11 +141,16 @@ class Doors:
             self.traced(one, status)
         if not one.counts:
             return
-        route, sample = one.routed.route, one.routed.rules.sample
+        sample = one.routed.rules.sample
         kept = sample > 0.0 and random.random() < sample  # noqa: S311 # nosec B311 - a sample
+        if kept or one.routed.route.shadow is not None:
+            self.after(one, reply, now, kept=kept)
+
+    def after(self, one: Passing, reply: Any, now: float, *, kept: bool) -> None:
+        """What follows an answer that was given back."""
         if kept:
-            self._keep(one, reply, status, one.arm, now - one.began)
-        if route.shadow is not None and one.arm != DIRECT:
+            self._keep(one, reply, one.status(reply)[0], one.arm, now - one.began)
+        if one.routed.route.shadow is not None and one.arm != DIRECT:
             self._shadow(one, kept)
 
     def traced(self, one: Passing, status: int) -> None:
@@ -182,7 +187,7 @@ class Doors:
             fit = link.client.ready and not link.fails and way.budget.full
             if fit and call.body.find(paths.SEQUENCE, 0, paths.LOOKED_BYTES) < 0:
                 call.path, call.headers, call.name = lead.path, lead.headers, self._new_id(now)
-                return Straight(self, way, caller, call, reply, now).start(way)
+                return Straight(self, way, caller, call, reply, now).start()
         return self._rest(lead, call, reply, caller, now)
 
     def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
@@ -316,7 +321,7 @@ class Doors:
         if lead.turn == self._table.turn:
             return
         plain = lead.infers and not lead.version and not lead.named and self.tracer is None
-        lead.way = way_of(routed, call, lead.headers, lead.path) if plain else None
+        lead.way = way_of(routed, call, lead.headers, lead.path, self._line) if plain else None
         lead.turn = self._table.turn
 
     def _new_id(self, now: float) -> bytes:
@@ -410,6 +415,9 @@ class Doors:
             self._targets.clear()
         self._targets[path] = found
         return found
+
+    def _line(self, number: int) -> bytes:
+        return (self._revisions.get(number) or self._revision(number))[0]
 
     def _revision(self, number: int) -> tuple[bytes, tuple[bytes, bytes]]:
         said = b"%d" % number

@@ -28,6 +28,8 @@ MOST_OPEN = 16_384
 TEXT_BYTES = 4096
 _JOIN_BYTES = 256 << 10
 _HEAD = Struct("<IBI")
+head = _HEAD.pack
+"""How a frame begins: the length of what follows, the kind, the stream."""
 _ASK_REST, _ASK_GRPC = Struct("<IBIBHH"), Struct("<IBIIBH")
 _REPLY_REST, _REPLY_GRPC = Struct("<IBIHIBH"), Struct("<IBIBBHH")
 # The same without the head of the frame, as they are read.
@@ -152,19 +154,16 @@ def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[byt
 class Stub:
     """What frames of HTTP requests that have one head share: all but the stream, the name and the body."""
 
-    __slots__ = ("_block", "_method", "_path", "begin", "end", "size")
+    __slots__ = ("begin", "end", "size")
 
     def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], name_bytes: int) -> None:
-        """Of requests whose names have so many bytes."""
-        self.begin, self.end = method + path + _NAME, b"\0" + pack_headers(headers) if headers else b""
-        self._method, self._path, self._block = len(method), len(path), _NAMED + name_bytes + len(self.end)
-        if self._path > 0xFFFF or self._method > 0xFF or self._block > 0xFFFF:
+        """Of requests whose names have so many bytes. A frame is its head, `begin`, the name, `end` and the body."""
+        self.end = b"\0" + pack_headers(headers) if headers else b""
+        a, b, c = len(method), len(path), _NAMED + name_bytes + len(self.end)
+        if b > 0xFFFF or a > 0xFF or c > 0xFFFF:
             raise Invalid("the request is too long to be passed on", "send shorter headers")
-        self.size = 5 + self._method + self._path + self._block
-
-    def head(self, length: int, stream: int) -> bytes:
-        """How the frame begins; then come `begin`, the name, `end` and the body."""
-        return _ASK_REST.pack(length, ASK_REST, stream, self._method, self._path, self._block)
+        self.begin = _IN_ASK_REST.pack(a, b, c) + method + path + _NAME
+        self.size = 5 + a + b + c
 
 
 def read_ask_rest(data: bytes) -> Call:

@@ -108,8 +108,12 @@ class HopClient(f.Frames):
             return self.ask_rest(call, deadline, reply)  # it says why not
         if not self.ready or stream in waiting or stream > _LAST or len(waiting) >= f.MOST_OPEN:
             stream = self._stream()
-        self._next = stream
-        self.send((stub.head(length, stream), stub.begin, call.name, stub.end, body))
+        self._next, out = stream, self._out
+        parts = f.head(length, f.ASK_REST, stream), stub.begin, call.name, stub.end, body
+        if out:
+            out += parts
+        else:
+            self.send(parts)
         waiting[stream] = (reply, deadline)
         return stream
 

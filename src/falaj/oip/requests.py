@@ -54,7 +54,7 @@ class Head:
 
 Heads = dict[bytes, Head]
 """Heads that came before, by their bytes; shared by the connections of a server."""
-_MOST_HEADS, _KNOWN_BYTES = 1024, 2048
+_MOST_HEADS, KNOWN_BYTES = 1024, 2048
 _SLACK_BYTES = 1 << 20
 """Chunks may waste three times what they carry, and so much besides."""
 _CODINGS = (b"", b"gzip", b"x-gzip", b"deflate")
@@ -62,7 +62,7 @@ _ONCE = frozenset((
     b"host", b"authorization", b"content-length", b"content-encoding", b"content-type", b"transfer-encoding",
     b"inference-header-content-length", b"expect",
 ))  # fmt: skip
-_END = b"\r\n\r\n"
+END = b"\r\n\r\n"
 
 
 class Requests:
@@ -94,7 +94,7 @@ class Requests:
             data = self._known(data, whole)
             if not data:
                 return whole
-            end = data.find(_END, 0, _KNOWN_BYTES)
+            end = data.find(END, 0, KNOWN_BYTES)
             self._candidate = data[: end + 4] if end > 0 and data[:1].isupper() else b""
         self._done = whole
         try:
@@ -112,7 +112,7 @@ class Requests:
         """Take the requests whose heads came before and whose bodies are here; what is left."""
         at, size = 0, len(data)
         while at < size:
-            end = data.find(_END, at, at + _KNOWN_BYTES) + 4
+            end = data.find(END, at, at + KNOWN_BYTES) + 4
             head = self._heads.get(data[at:end]) if end > 3 else None
             if head is None or end + head.length > size:
                 break
