@@ -36,6 +36,28 @@ def test_a_refused_job_backs_off_alone() -> None:
     assert started(cluster.cycle(2)) == ["ill"]
 
 
+def test_what_runs_in_a_lower_band_is_weighed_as_what_it_runs_as_and_as_it_waits() -> None:
+    """I13: what is asked for is the same whether it was followed or read anew."""
+    queues = (Queue("root/a", top_band=2),)
+    cluster = Scheduler(snapshot(4, [job(f"j{number:02}", band=3) for number in range(25)], queues))
+
+    def agreed() -> bool:
+        return cluster.world._columns.mix._wanted == Scheduler(cluster.snapshot(0)).world._columns.mix._wanted
+
+    first = cluster.cycle(0).starts
+    assert {start.band for start in first} == {2}
+    assert len(first) == 25
+    assert agreed()
+    cluster.undo("j00")
+    assert cluster.lines.jobs["j00"].shape.band == 3
+    assert agreed()
+    cluster.change(job("j01", band=3))
+    assert agreed()
+    for number in range(2, 25):
+        cluster.end(f"j{number:02}")
+        assert agreed(), number
+
+
 # C11, C12: a big gang waits for ever while small jobs pass it.
 def test_a_big_gang_has_its_turn_while_small_jobs_keep_coming() -> None:
     cluster = Scheduler(snapshot(2, [job(f"s{number}", "root/b", 4, limit_s=1000) for number in range(4)]))

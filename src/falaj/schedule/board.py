@@ -42,6 +42,9 @@ class Board(Ground):
         if job == old:
             return False
         news = job != replace(old, started=job.started)
+        if job.shape is not old.shape:
+            self._weigh(old.shape, -1)
+            self._weigh(job.shape, 1)
         if old.spots and old.spots == job.spots and old.queue == job.queue and old.charged == job.charged:
             self.running[job.id] = job
             self._expect(job)
@@ -61,6 +64,7 @@ class Board(Ground):
         if job is not None:
             self.turns.drop(job_id)
             self._refused.pop(job_id, None)
+            self._asked.pop(job_id, None)
             self._weigh(job.shape, -1)
             self._want(job, -1)
 
@@ -70,8 +74,8 @@ class Board(Ground):
         if job is not None:
             times = self._refused[job_id] = self._refused.get(job_id, 0) + 1
             rest = self.now + min(1 << times, 600)
-            shape = self._asked.pop(job_id, job.shape)
-            job = replace(job, shape=shape, spots=(), started=0, stopping=0, stopped_for="", charged=())
+            job = self._reshaped(job, self._asked.pop(job_id)) if job_id in self._asked else job
+            job = replace(job, spots=(), started=0, stopping=0, stopped_for="", charged=())
             self._enter(replace(job, not_before=rest))
 
     def node(self, node: Node) -> None:

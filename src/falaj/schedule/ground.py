@@ -120,7 +120,7 @@ class Ground:
         self.lines.drop(job.id)
         if start.band != job.shape.band:
             self._asked[job.id] = job.shape
-            job = replace(job, shape=replace(job.shape, band=start.band))
+            job = self._reshaped(job, replace(job.shape, band=start.band))
         job = replace(
             job, spots=start.spots, started=self.now, saved=0, resized=self.now, not_before=0, charged=start.charged
         )  # fmt: skip
@@ -218,6 +218,12 @@ class Ground:
         after = roughly(self._many[number])
         if before != after:
             self.world.mix(shape, after - before)
+
+    def _reshaped(self, job: Job, shape: Shape) -> Job:
+        """The job with another shape, which it is known by from now on."""
+        self._weigh(job.shape, -1)
+        self._weigh(shape, 1)
+        return replace(job, shape=self.shapes.all[self.shapes.number(shape)])
 
     def _count(self, job: Job, amount: list[int]) -> None:
         self._fit()
