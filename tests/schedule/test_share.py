@@ -1,5 +1,7 @@
 """Shares: what a queue deserves, may have, and when its turn is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,6 +93,16 @@ def grove(leaves: list[tuple[int, int, int, int | None, int | None]], capacity: 
     for name, (_, want, *_) in zip(names, leaves, strict=True):
         demand[tree.index[name]] = want
     return tree, demand
+
+
+@given(leaves, st.integers(1000, 90_000))
+def test_where_nothing_is_promised_nothing_is_worked_out(
+    leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int
+) -> None:
+    tree, demand = grove([(weight, want, 0, limit, None) for weight, want, _, limit, _ in leaves], capacity)
+    bare = Tree([replace(queue, guarantee={}) for queue in tree.queues], {"gpu": capacity})
+    slow = bare._divided(demand, np.zeros((bare.top + 1, 1), np.int64), bare._promised, borrow=False)[: bare.top]
+    assert (bare.promised(demand) == slow).all()
 
 
 @given(leaves, st.integers(1000, 90_000))

@@ -113,7 +113,7 @@ class Blocked(Board):
 
     def _lasting(self, job: Job) -> Flags | None:
         """The nodes that do not go away under a job; None when none goes."""
-        return self._staying(self.now + self.run_s(job))
+        return self._staying(self.now + self.run_s(job)) if self.leaving else None
 
     def _staying(self, until: int = NEVER) -> Flags | None:
         if not self.leaving:
@@ -183,6 +183,8 @@ class Blocked(Board):
     def _claimant(self, queue: str) -> tuple[Job, int] | None:
         """The first blocked job of a leaf, while nobody was asked to make room for it; then those behind it, as far as
         others make room for all before them and a guarantee covers them all: it is met at once, not one by one."""
+        if not self.closed:
+            return None  # nobody is blocked
         parked, first = self.parked.get(queue, ()), True
         for rank, number in self.lines.heads(queue):
             if number not in self.closed or number in parked:
@@ -204,7 +206,7 @@ class Blocked(Board):
         mine = [self.amount(self.lines.numbers[one]) for one in waited if self.lines.jobs[one].queue == queue]
         leaf = self.table.leaf(queue)
         used = [sum(parts) for parts in zip(self.table.used(leaf, 1, base=False).tolist(), *mine, strict=True)]
-        return self.potential(self._tick).cause(leaf, used, self.amount(number)) == "guarantee"
+        return self.potential(self._tick).owes(leaf, used, self.amount(number))
 
     def _settle(self, queue: str, before: Rank | None = None) -> None:
         """Make room for the first blocked job of a leaf, and give turns: to those that stand before one that starts."""
@@ -234,7 +236,7 @@ class Blocked(Board):
         if self.band(job.queue, job.shape) > NORMAL:
             return True
         used = self.table.used(self.table.leaf(job.queue), 1, base=False).tolist()
-        return self.potential(self._tick).cause(self.table.leaf(job.queue), used, self.amount(number)) == "guarantee"
+        return self.potential(self._tick).owes(self.table.leaf(job.queue), used, self.amount(number))
 
     def _claim(self, job: Job, number: int) -> None:
         """Have others make room for it, where that is lawful."""

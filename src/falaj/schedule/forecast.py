@@ -73,6 +73,7 @@ class Forecast:
 
     def __init__(self, past: Iterable[Past] = ()) -> None:
         self._past: dict[tuple[str, str], Past] = {}
+        self._owns: dict[tuple[str, str], Cell] = {}
         self._cells: dict[str, Cell] = {}
         self._leaned: dict[str, Rungs | None] = {}
         for one in past:
@@ -83,6 +84,7 @@ class Forecast:
         own, who_cell, pool_cell = cells(past.template, past.key)
         old = self._past.get((past.template, past.key))
         self._past[past.template, past.key] = past
+        self._owns[past.template, past.key] = _cell(past)
         before = self._mean(pool_cell), self._lean(who_cell, pool_cell)
         for name in (who_cell, pool_cell):
             self._add(name, old, -1)
@@ -100,8 +102,7 @@ class Forecast:
     def expected(self, template: str, shape_key: str) -> tuple[int, int] | None:
         """P50 and P90 of the whole run in seconds; None when nothing like it ever ran."""
         _, who_cell, pool_cell = cells(template, shape_key)
-        own = self._past.get((template, shape_key))
-        rungs = _blend(_cell(own) if own else None, self._lean(who_cell, pool_cell))
+        rungs = _blend(self._owns.get((template, shape_key)), self._lean(who_cell, pool_cell))
         return None if rungs is None else (LADDER[rungs[0]], LADDER[max(rungs)])
 
     def left(self, job: Job, shape_key: str, now: int) -> tuple[int, int] | None:

@@ -28,6 +28,8 @@ def place(world: World, shape: Shape, width: int, allowed: Flags | None = None) 
     wants = [role.count if number else width for number, role in enumerate(shape.roles)]
     if wants == [1] and shape.level != "island":
         return _one(world, shape.roles[0].ask, allowed)
+    if len(wants) == 1 and 0 < wants[0] <= _FEW and not shape.level and allowed is None and world.is_one:
+        return _few(world, shape.roles[0].ask, wants[0])
     mask = np.ones(len(world.nodes), np.bool_) if allowed is None else allowed
     order = sorted(range(len(wants)), key=lambda role: _size(shape.roles[role].ask), reverse=True)
     for turn in range(len(order)):
@@ -47,6 +49,22 @@ def _one(world: World, ask: Ask, allowed: Flags | None) -> tuple[Spot, ...] | No
     if row < 0 or scores[row] == NOWHERE:
         return None
     return tuple(world.spots([row], [1], number, 0))
+
+
+def _few(world: World, ask: Ask, want: int) -> tuple[Spot, ...] | None:
+    """A few slots anywhere in the one cluster there is: one best node after another, as a gang would be placed."""
+    number = world.ask(ask)
+    scores = world.scores(number)  # our own: they are gathered anew for whoever asks
+    rows, fill = list[int](), list[int]()
+    while want > 0:
+        row = int(scores.argmax()) if len(scores) else -1
+        if row < 0 or scores[row] == NOWHERE:
+            return None
+        rows.append(row)
+        fill.append(min(world.room(number, row), want))
+        want -= fill[-1]
+        scores[row] = NOWHERE
+    return tuple(world.spots(rows, fill, number, 0))
 
 
 def _size(ask: Ask) -> tuple[int, ...]:

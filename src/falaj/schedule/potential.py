@@ -11,6 +11,7 @@ its smallest width; the higher band's counts first. Best effort and width beyond
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
@@ -22,14 +23,31 @@ Change = tuple[int, Row, Row]
 
 
 class Potential:
-    """Promises and deserts of the leaves of a tree, as long as what they want stays the same."""
+    """Promises and deserts of the leaves of a tree, as long as what they want stays the same.
+
+    Each is worked out when somebody asks for it: most who are blocked need to know of promises only.
+    """
 
     def __init__(self, tree: Tree, demand: Amounts) -> None:
-        self.promised, self.deserved = tree.promised(demand), tree.deserved(demand)
-        whole = np.maximum(np.array(tree.capacity, np.int64), 1)
+        self._tree, self._demand = tree, demand
         self.slack = [1 + (part >> 18) for part in tree.capacity]
         """What rounding may cost."""
-        self._marks = [
+
+    @cached_property
+    def promised(self) -> Amounts:
+        """What nobody may take from each."""
+        return self._tree.promised(self._demand)
+
+    @cached_property
+    def deserved(self) -> Amounts:
+        """What each should have."""
+        return self._tree.deserved(self._demand)
+
+    @cached_property
+    def _marks(self) -> list[list[tuple[int, int]]]:
+        """Of both, each leaf's most important quota and how much of it."""
+        whole = np.maximum(np.array(self._tree.capacity, np.int64), 1)
+        return [
             list(zip(most.tolist(), table[np.arange(len(table)), most].tolist(), strict=True))
             for table in (self.promised, self.deserved)
             for most in (((table * ONE) // whole).argmax(axis=1),)
@@ -37,9 +55,13 @@ class Potential:
 
     def cause(self, row: int, used: Row, more: Row) -> str:
         """By what right a leaf that uses so much may take back so much more: guarantee, share or none."""
-        if self._within(self.promised[row].tolist(), used, more):
+        if self.owes(row, used, more):
             return "guarantee"
         return "share" if self._within(self.deserved[row].tolist(), used, more) else ""
+
+    def owes(self, row: int, used: Row, more: Row) -> bool:
+        """Is so much more promised to a leaf that uses so much?"""
+        return self._within(self.promised[row].tolist(), used, more)
 
     def spare(self, cause: str, used: Amounts) -> tuple[Amounts, Amounts]:
         """Each leaf's most important quota, and how much of it is above what that cause leaves to it."""

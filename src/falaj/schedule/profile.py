@@ -50,7 +50,7 @@ class Profile:
             row, node = self._row(), self._ids[spot.node]
             rows.append(row)
             self._node[row], self._end[row], self._amount[row] = node, end, needs[spot.role]
-            users += [(node, column) for column in columns(self._world, spot)]
+            users += [(node, column) for column in self._world.places(spot)]
         self._owed[name] = rows[there:] if there is not None else []
         self._grow()
         for user in users:
@@ -252,13 +252,6 @@ def amounts(world: World, ask: Ask) -> Ints:
     """What one slot takes of each resource of the world."""
     named = dict(ask.amounts)
     return np.array([named.get(name, 0) for name in world.resources], np.int64)
-
-
-def columns(world: World, spot: Spot) -> list[int]:
-    """Where the devices of a place stand in the row of its node."""
-    row = world.index.get(spot.node)
-    devices = world.nodes[row].devices if row is not None else ()
-    return [column for column, device in enumerate(devices) if device.index in spot.devices]
 
 
 def slots_in(suits: Flags, needs: Ints, ask: Ask, free: Ints, dev: Ints) -> Ints:

@@ -73,11 +73,13 @@ def rights(claim: Claim, running: Running, potential: Potential, amount: list[in
     mine, same = table[:, Col.LEAF] == leaf, table[:, Col.BAND] == band
     old = now - table[:, Col.STARTED] >= knobs.min_run_s
     evict, wide = np.zeros((2, len(table)), np.int64)
-    others = np.zeros(len(table), np.bool_)
-    cause = potential.cause(leaf, running.used(leaf, 1, base=False).tolist(), amount)
-    if cause:
-        others = able & ~mine & (table[:, Col.BAND] <= band) & (table[:, Col.BAND] > BEST_EFFORT)
-        others &= old | (cause == "guarantee")
+    used = running.used(leaf, 1, base=False).tolist()
+    owed = potential.owes(leaf, used, amount)
+    others = able & ~mine & (table[:, Col.BAND] <= band) & (table[:, Col.BAND] > BEST_EFFORT) & (old | owed)
+    # What is deserved is of no use where there is nobody to take it from, and takes longer to find out than the rest.
+    cause = "guarantee" if owed else potential.cause(leaf, used, amount) if others.any() else ""
+    others &= bool(cause)
+    if others.any():
         few, some = _above(running, potential, cause, np.flatnonzero(others), price)
         evict[few] = CAUSES.index(cause)
         wide[some] = CAUSES.index(cause)

@@ -1,13 +1,12 @@
 """What runs, as a table: one row a job, and one entry for each node it lies on. For searching many at once."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from falaj.schedule.filling import Amounts
-from falaj.schedule.model import BANDS, CPU, WHOLE, Job, Shape, Spot
+from falaj.schedule.model import BANDS, CPU, WHOLE, Ask, Job, Shape, Spot
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
 
@@ -55,7 +54,7 @@ class Running:
     def put(self, job: Job, left_s: int | None, now: int, amount: Amounts | None = None) -> None:
         """A job runs, or runs otherwise. `left_s`: how long it still will, if known; `amount`: what it counts."""
         self.drop(job.id)
-        size = self._size(job)
+        size, extra = self._size(job), loose(job)
         if self._free_rows:
             row = self._free_rows.pop()
         else:
@@ -67,11 +66,10 @@ class Running:
         self.table[row] = (
             self._tree.leaf(job.queue), job.shape.band, not (job.shape.preemptible or job.shape.band == 0), size,
             job.started, job.risks, job.save_s + job.restart_s,
-            job.evictions, job.deadline, job.resized, 0, 0, 0, len(loose(job)), job.shape.most - job.width,
+            job.evictions, job.deadline, job.resized, 0, 0, 0, len(extra), job.shape.most - job.width,
         )  # fmt: skip
         self.expect(job, left_s, now)
         self.amounts[row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
-        extra = loose(job)
         self.base[row] = (
             self._world.quota(job.shape, firm(job.shape, job.spots), job.shape.least) if extra else self.amounts[row]
         )
@@ -137,12 +135,13 @@ class Running:
         self._totals[1, leaf, band] += sign * self.base[row]
 
     def _enter(self, row: int, job: Job, extra: tuple[Spot, ...]) -> None:
-        sums: dict[str, Counter[int]] = {}
-        for spots, devices, cores in ((job.spots, Lay.DEVICES, Lay.CORES), (extra, Lay.LOOSE_DEVICES, Lay.LOOSE_CORES)):
+        sums: dict[str, list[int]] = {}
+        cores = [cores_of(role.ask) for role in job.shape.roles]
+        for spots, first in ((job.spots, 0), (extra, Lay.LOOSE_DEVICES - Lay.DEVICES)):
             for spot in spots:
-                part = sums.setdefault(spot.node, Counter())
-                part[devices] += len(spot.devices) * spot.milli
-                part[cores] += dict(job.shape.roles[spot.role].ask.amounts).get(CPU, 0)
+                part = sums.get(spot.node) or sums.setdefault(spot.node, [0] * (Lay.LOOSE_CORES + 1 - Lay.DEVICES))
+                part[first] += len(spot.devices) * spot.milli
+                part[first + 1] += cores[spot.role]
         mine = self._mine[job.id] = []
         for node, part in sums.items():
             if self._free_entries:
@@ -152,18 +151,23 @@ class Running:
                 if entry == len(self.entries):
                     self.entries = _twice(self.entries)
             number = self._nodes.setdefault(node, len(self._nodes))
-            self.entries[entry] = (row, number, *(part[column] for column in range(Lay.DEVICES, Lay.LOOSE_CORES + 1)))
+            self.entries[entry] = (row, number, *part)
             mine.append(entry)
 
     def _size(self, job: Job) -> int:
-        devices = sum(len(spot.devices) * spot.milli for spot in job.spots)
-        cores = sum(dict(job.shape.roles[spot.role].ask.amounts).get(CPU, 0) for spot in job.spots)
-        return devices or cores or WHOLE
+        devices = sum([len(spot.devices) * spot.milli for spot in job.spots])
+        return devices or sum([cores_of(job.shape.roles[spot.role].ask) for spot in job.spots]) or WHOLE
+
+
+def cores_of(ask: Ask) -> int:
+    """The milli-cores that a slot asks for."""
+    return next((amount for name, amount in ask.amounts if name == CPU), 0)
 
 
 def loose(job: Job) -> tuple[Spot, ...]:
     """Its slots beyond its smallest width."""
-    return tuple(spot for spot in job.spots if spot.role == 0)[job.shape.least :]
+    least = job.shape.least
+    return tuple([spot for spot in job.spots if spot.role == 0][least:]) if len(job.spots) > least else ()
 
 
 def firm(shape: Shape, spots: tuple[Spot, ...]) -> tuple[Spot, ...]:

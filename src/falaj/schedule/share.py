@@ -152,6 +152,8 @@ class Tree:
 
     def promised(self, demand: Amounts) -> Amounts:
         """The same without what is borrowed at the top: what nobody may take."""
+        if not any(self.guarantee[-1]) and not self._keepers:
+            return np.zeros((self.top, len(self.quotas)), np.int64)
         want = np.where(self._leaves[:, None], np.minimum(demand, _MOST), 0)
         none = np.zeros((self.top + 1, len(self.quotas)), np.int64)
         got = self._divided(want, none, self._promised, borrow=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from falaj.schedule.columns import Flags, Ints
 from falaj.schedule.model import Ask, Reservation, Role, Shape, Spot
-from falaj.schedule.profile import Profile, amounts, columns
+from falaj.schedule.profile import Profile, amounts
 from falaj.schedule.world import World
 
 Held = dict[tuple[int, int], Spot]
@@ -191,7 +191,7 @@ class Turns:
             if (number, -1) not in held and bool((free >= needs[spot.role]).all()):
                 places[number, -1] = Spot(spot.node, spot.role)
                 free -= needs[spot.role]
-            for column in columns(world, spot):
+            for column in world.places(spot):
                 if (number, column) not in held and world.dev[row, column] - parts[row, column] >= spot.milli:
                     parts[row, column] += spot.milli
                     device = world.nodes[row].devices[column].index

@@ -24,6 +24,9 @@ _ROWS = ("free", "dev", "_all", "_whole", "_floor", "_type_of", "_state", "_empt
 _SPARE = 4
 """States are swept when there are so many times more of them than nodes, and some."""
 _SLACK = 1024
+_CUTS = 10_000
+Cut = tuple[int, int, int, int, int, bytes]
+"""Type, ask, how many slots, what is left on the device that is best to cut, island, and what is left on all."""
 
 
 class World:
@@ -40,6 +43,9 @@ class World:
         self._journal: list[Callable[[], None]] = []
         self._marks = 0
         self._domains: dict[str, Small] = {}
+        self._one: bool | None = None
+        self._cuts: dict[Cut, list[tuple[int, ...]]] = {}
+        """Which devices were given to so many slots of an ask, by what was left: nodes of one type are alike."""
         self.free: Ints = np.zeros((len(self.nodes), 0), np.int64)
         self.dev: Small = np.zeros((len(self.nodes), 0), np.int32)
         self._again()
@@ -69,6 +75,10 @@ class World:
         """How many slots of this ask fit on each node now."""
         return self._columns.counts(ask, self._state)
 
+    def room(self, ask: int, row: int) -> int:
+        """How many of them fit on one node."""
+        return int(self._columns.counts(ask, self._state[row]))
+
     def fits(self, asks: Sequence[int], rows: Sequence[int]) -> Flags:
         """By ask: does a slot of it fit on one of these nodes now?"""
         return self._columns.fits(np.array(asks, np.int64), np.unique(self._state[rows]))
@@ -93,19 +103,22 @@ class World:
         """
         types, request = self._types, self._types.asks[ask]
         suits, milli = types.suits[types.wish[ask]], request.milli or WHOLE
-        known: dict[tuple[int, int, bytes], list[tuple[int, ...]]] = {}
         spots: list[Spot] = []
         for row, count in zip(rows, counts, strict=True):
             kind, dev = int(self._type_of[row]), self.dev[row]
-            key = (kind, count, dev.tobytes())
-            if key not in known:
+            best = self._columns.left(ask, int(self._state[row])) if request.milli else 0
+            key = (kind, ask, count, best, island, dev.tobytes())
+            cut = self._cuts.get(key)
+            if cut is None:
+                if len(self._cuts) >= _CUTS:
+                    self._cuts.clear()
                 fit = suits.take(types.kinds[kind])
                 if island >= 0:
                     fit &= types.islands[kind] == island
-                best = self._columns.left(ask, int(self._state[row]))
-                known[key] = slots(request, self.nodes[row].devices, np.where(fit, dev, 0).tolist(), count, best)
+                cut = slots(request, self.nodes[row].devices, np.where(fit, dev, 0).tolist(), count, best)
+                self._cuts[key] = cut
             name = self.nodes[row].name
-            spots += [Spot(name, role, devices, milli) for devices in known[key]]
+            spots += [Spot(name, role, devices, milli) for devices in cut]
         return spots
 
     def rooms(self, ask: int) -> Small:
@@ -119,6 +132,19 @@ class World:
         rooms = np.stack([(fits * (islands == one)).sum(axis=1) for one in range(count)], axis=1)
         least: Small = np.minimum(rooms // types.per[wish], self.counts(ask)[:, None])
         return least
+
+    @property
+    def is_one(self) -> bool:
+        """Are all nodes of one cluster?"""
+        if self._one is None:
+            self._one = len({node.cluster for node in self.nodes}) == 1 and bool(self.nodes[0].cluster)
+        return self._one
+
+    def places(self, spot: Spot) -> list[int]:
+        """Where the devices of a place stand in the row of its node."""
+        row = self.index.get(spot.node)
+        known = self._places[row] if row is not None else {}
+        return sorted([known[device] for device in spot.devices if device in known])
 
     def domains(self, level: str) -> Small:
         """The domain of each node at a level (node, cluster, zone or a label), by number; -1: in none."""
@@ -136,7 +162,8 @@ class World:
         """These places are taken from now on."""
         known = all(device in self._places[self.row(spot.node)] for spot in spots for device in spot.devices)
         rows = self._move(spots, roles, -1)
-        if not known or (self.free[rows] < 0).any() or (self.dev[rows] < self._floor[rows]).any():
+        at = rows[0] if len(rows) == 1 else rows  # of one row a view is enough
+        if not known or (self.free[at] < 0).any() or (self.dev[at] < self._floor[at]).any():
             self._move(spots, roles, 1)
             raise Corrupt(f"{spots[0].node} has less than would be taken there", "report this: it is a defect")
 
@@ -148,7 +175,8 @@ class World:
         """These places are free again. Those on nodes that are gone went with them."""
         spots = [spot for spot in spots if spot.node in self.index]
         rows = self._move(spots, roles, 1)
-        if (self.free[rows] > self._all[rows]).any() or (self.dev[rows] > self._whole[rows]).any():
+        at = rows[0] if len(rows) == 1 else rows
+        if (self.free[at] > self._all[at]).any() or (self.dev[at] > self._whole[at]).any():
             self._move(spots, roles, -1)
             raise Corrupt(f"more would be given back on {spots[0].node} than it has", "report this: it is a defect")
 
@@ -235,11 +263,13 @@ class World:
             del rows[row]
         self.index = {one.name: at for at, one in enumerate(self.nodes)}
         self._domains.clear()
+        self._one = None
 
     def _again(self) -> None:
         """Lay all rows out anew: some node or ask has a resource, a device or a label that none had before."""
         types, size = self._types, len(self.nodes)
         self._columns.clear()
+        self._cuts.clear()
         self.free, self.dev = _padded(self.free, len(types.resources), 0), _padded(self.dev, types.width, -1)
         self._all: Ints = np.zeros((size, len(types.resources)), np.int64)
         self._whole: Small = np.full((size, types.width), -1, np.int32)
@@ -263,6 +293,7 @@ class World:
         kind = self._type_of[row] = types.type(node)
         self._empty[row] = self._columns.state(kind, self._all[row], self._whole[row])
         self._domains.clear()
+        self._one = None
 
     def _restore(self, rows: Sequence[int], free: Ints, dev: Small) -> None:
         self.free[rows, : free.shape[-1]] = free
@@ -338,9 +369,8 @@ class World:
     def model(self, name: str, device: int) -> str:
         """The model of a device of a node; empty when one of them is gone."""
         row = self.index.get(name)
-        if row is None:
-            return ""
-        return next((one.model for one in self.nodes[row].devices if one.index == device), "")
+        place = None if row is None else self._places[row].get(device)
+        return "" if row is None or place is None else self.nodes[row].devices[place].model
 
 
 def _domain(node: Node, level: str) -> str:
