@@ -111,6 +111,58 @@ def test_what_an_update_does_not_say_is_kept(ledger: Ledger, ctx: Context) -> No
     assert (held.author, held.zone, held.restricted, held.terms, held.rev) == ("ann", "uae", True, {"digest": "d1"}, 2)
 
 
+def test_whoever_holds_a_record_writes_over_it_without_reading(
+    ledger: Ledger, ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = Label.parse("secret")
+    with ledger.write(ctx) as tx:
+        held = tx.put(THING, {"n": 1}, label=secret, restricted=True, terms={"digest": "d1"})
+        tx.emit("add", held.ref)
+    monkeypatch.setattr(Writer, "key", lambda self, key: pytest.fail("it was read"))
+    later = replace(ctx, actor=Actor("eve", "acme"), zone="elsewhere")
+    with ledger.write(later) as tx:
+        made = tx.put(held.key, {"n": 2}, rev=held, terms={"digest": "d2"})
+        tx.emit("change", made.ref)
+    monkeypatch.undo()
+    with ledger.read(ctx) as tx:
+        assert tx.need(THING) == made
+        assert tx.find("thing", terms={"digest": "d2"}).records == (made,)
+    assert (made.label, made.author, made.zone, made.restricted, made.rev) == (secret, "ann", "uae", True, 2)
+    with pytest.raises(Stale), ledger.write(ctx) as tx:
+        tx.put(held.key, {"n": 3}, rev=held)
+    with pytest.raises(Stale), ledger.write(ctx) as tx:
+        tx.put(Ref("thing", "p", "other"), {"n": 3}, rev=made)
+    with ledger.read(ctx) as tx:
+        assert tx.need(THING) == made
+
+
+def test_the_log_says_of_whom_without_being_opened(ledger: Ledger, ctx: Context, store: SqliteStore) -> None:
+    add(ledger, ctx)
+    with ledger.write(ctx) as tx:
+        tx.emit("note", Ref("note", "p", "n", "v1"))
+        tx.emit("change", tx.put(THING, {}, rev=1).ref)
+    said = [fact for fact in ledger.tail() if fact.event.subject.kind == "thing"]
+    blind = Ledger(store)  # it has no key
+    assert blind.subjects("", "thing", 9) == [
+        (fact.pos, Key("acme", "thing", "p", "a", version)) for fact, version in zip(said, ("r1", "r2"), strict=True)
+    ]
+    assert blind.subjects(said[0].pos, "thing", 9) == blind.subjects("", "thing", 9)[1:]
+
+
+def test_a_group_in_which_nothing_was_committed_wakes_nobody(ledger: Ledger, ctx: Context) -> None:
+    rang = list[str]()
+    ledger.on_commit(lambda: rang.append("rang"))
+    with ledger.group(), ledger.read(ctx) as tx:
+        assert tx.get(THING) is None
+        assert ledger.together is not None
+    assert not rang
+    assert ledger.together is None
+    with ledger.group():
+        add(ledger, ctx)
+        assert not rang
+    assert rang == ["rang"]
+
+
 def test_a_revision_names_only_the_newest(ledger: Ledger, ctx: Context) -> None:
     add(ledger, ctx)
     with ledger.write(ctx) as tx:

@@ -22,6 +22,8 @@ BROKEN = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, Runti
 NODES_S, CARRY_S = 5.0, 1.0
 YOUNG_S, FEW = 60.0, 32
 """A few young attempts are heard at every poll: somebody may wait for what a server says first."""
+GATHER_S = 0.05
+"""While others are made ready to be launched, so long at most what is launched waits to be written down with them."""
 DEADLINE_S = 60.0
 """One call of an executor may take so long; then the crew is left to itself and another takes over."""
 _POLL_S = {"process": 0.1}
@@ -63,10 +65,21 @@ Order = Callable[[Executor], None]
 class Crew:
     """One cluster's thread."""
 
-    def __init__(self, cluster: Cluster, opened: Callable[[], Executor], tell: Callable[[Report], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        opened: Callable[[], Executor],
+        tell: Callable[[Report], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """Whoever is told of something looks at it soon, and at once when they are woken."""
         self.cluster = cluster
         self._opened = opened
-        self._tell = tell
+        self._tell, self._wake = tell, wake
+        self.coming: set[str] = set()
+        """Attempts that are made ready, and will be launched soon."""
+        self._told, self._launched_at = False, 0.0
+        """Whether there is something to look at, and when the first was launched that nobody was woken for."""
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._watched: dict[str, Watched] = {}
         self._executor: Executor | None = None
@@ -96,6 +109,7 @@ class Crew:
         """Start an attempt, if we still lead when its turn comes."""
 
         def order(executor: Executor) -> None:
+            self.coming.discard(attempt.id)
             if not alive():
                 return
             try:
@@ -125,7 +139,8 @@ class Crew:
         self._said.pop(watched.attempt, None)
         self._since.setdefault(watched.attempt, time.monotonic())
         self._watched = {**self._watched, watched.attempt: watched}
-        self._orders.put(lambda executor: None)  # it may be asleep until the next look at its nodes
+        if self._orders.empty():
+            self._orders.put(lambda executor: None)  # it may be asleep until the next look at its nodes
 
     def unwatch(self, attempt: str) -> None:
         """It is settled."""
@@ -141,11 +156,20 @@ class Crew:
     def _run(self) -> None:
         while not self._retired:
             self._guarded(self._look, "look")
+            self._wake_up()
             order = self._next()
             if order is not None:
                 self._guarded(order, "order")
+                self._wake_up()
         if self._executor is not None:
             self._guarded(lambda executor: executor.close(), "close")
+
+    def _wake_up(self) -> None:
+        """Once for all that one call brought; what was launched waits a moment for what will be."""
+        whole = not self.coming or time.monotonic() >= self._launched_at + GATHER_S
+        if self._told or (self._launched_at and whole):
+            self._told, self._launched_at = False, 0.0
+            self._wake()
 
     def _next(self) -> Order | None:
         with suppress(queue.Empty):
@@ -173,24 +197,19 @@ class Crew:
     def _look(self, executor: Executor) -> None:
         if self._is_due("nodes", NODES_S):
             self._report("nodes", nodes={one.name: one for one in executor.capacity()})
-        if self._watched and self._is_due("poll", self._poll_s):
-            self._poll(executor, self._watched)
-        if self._watched and self._carrier is not None:
-            # Of those that are over everything was heard before that was told.
-            self._hear(
-                self._carrier, {name: one for name, one in self._watched.items() if self._said.get(name) not in OVER}
-            )
-
-    def _hear(self, executor: CanCarry, watched: Mapping[str, Watched]) -> None:
-        if self._is_due("carry", CARRY_S):
-            due = list(watched.values())
-        elif self._is_due("young", self._poll_s):
-            old = time.monotonic() - YOUNG_S
-            young = [one for one in watched.values() if self._since.get(one.attempt, 0.0) > old]
-            due = young if len(young) <= FEW else []
-        else:
+        if not self._watched or not self._is_due("poll", self._poll_s):
             return
-        for one in due:
+        self._poll(executor, self._watched)
+        if self._carrier is not None:
+            self._hear(self._carrier, self._watched, whole=self._is_due("carry", CARRY_S))
+
+    def _hear(self, executor: CanCarry, watched: Mapping[str, Watched], *, whole: bool) -> None:
+        # Of those that are over everything was heard before that was told.
+        due = [one for one in watched.values() if self._said.get(one.attempt) not in OVER]
+        if not whole:
+            old = time.monotonic() - YOUNG_S
+            due = [one for one in due if self._since.get(one.attempt, 0.0) > old]
+        for one in due if whole or len(due) <= FEW else ():
             self._carry(executor, one)
 
     def _poll(self, executor: Executor, watched: Mapping[str, Watched]) -> None:
@@ -227,8 +246,15 @@ class Crew:
     def _pause(self) -> float:
         now = time.monotonic()
         names = ("nodes", "poll") if self._watched else ("nodes",)
-        return max(0.005, min(self._due.get(name, now) for name in names) - now)
+        due = min(self._due.get(name, now) for name in names)
+        if self._launched_at:
+            due = min(due, self._launched_at + GATHER_S)
+        return max(0.005, due - now)
 
     def _report(self, kind: str, attempt: str = "", job: str = "", text: str = "", **more: Any) -> None:
         if not self._retired or kind == "launched":
             self._tell(Report(kind, self.cluster.name, attempt, job, text, **more))
+            if kind == "launched":
+                self._launched_at = self._launched_at or time.monotonic()
+            else:
+                self._told = True

@@ -5,8 +5,9 @@ transaction: who was replaced, and does not know it yet, writes nothing. An atte
 that admits it is durable, under an id that an executor starts once.
 """
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -37,8 +38,9 @@ FENCE = house_key("fence", "jobs")
 RARE = ("cluster", "queue")
 KINDS = ("job", *RARE)
 _PATIENCE_S, _WINDOW_S, _LEARN_S = 10.0, 60.0, 5.0
-_LOOK_S = 0.5
-"""So long a change of clusters or queues may go unnoticed that another process wrote, where its store cannot tell."""
+_LOOK_S, _GLANCE_S = 0.5, 0.2
+"""So long a change of clusters or queues, or of a job, may go unnoticed that another process wrote, where its store
+cannot tell."""
 _REMEMBERED, _REMEMBERED_TIMES, _TOGETHER = 10_000, 50, 1000
 _STATUS = {"succeeded": "finished", "failed": "failed", "cancelled": "killed"}
 
@@ -77,7 +79,14 @@ class Lead:
         self._cursor: dict[str, str] = {}
         self._moved, self._look_at = True, 0.0
         """Whether clusters or queues may be others, and when we look at them anyway."""
+        self._news, self._glance_at = True, 0.0
+        """The same of jobs: whether anybody but us wrote of one."""
+        self.at_work = 0
+        """The thread that is at a step: what it commits it knows."""
         ledger.on_commit(self._move, RARE)
+        ledger.on_commit(self._hear, ("job",))
+        self._guarded: object = None
+        """The group in which we wrote already, and so know that we lead as of all of it."""
         self._mine: tuple[Context, Context] | None = None
         self._alarms: list[float] = []
         self._over: dict[Key, str] = {}
@@ -102,17 +111,17 @@ class Lead:
         """Take in what others wrote since; True when there was something."""
         changed, due = False, self._rare_due()
         for kind in KINDS:
-            if kind in RARE and not (due or changed):
+            if not (due or changed) if kind in RARE else not self._job_due():
                 continue  # whoever wrote of a job may have written of its queue before: that counts for it already
             more = True
-            while more and (facts := self.ledger.tail(self._cursor[kind], kind=kind, limit=_TOGETHER)):
-                self._cursor[kind], more = facts[-1].pos, len(facts) == _TOGETHER
-                subjects = {(fact.event.tenant, fact.event.subject) for fact in facts}
+            while more and (found := self.ledger.subjects(self._cursor[kind], kind, _TOGETHER)):
+                self._cursor[kind], more = found[-1][0], len(found) == _TOGETHER
                 if kind != "job":
                     self._read(self.ctx.now())
                     changed = True
                     continue
-                changed |= self._reread(subjects)
+                # Of each only the last that was said: before it may stand what we said ourselves.
+                changed |= self._reread({key._replace(version=""): key.version for _, key in found})
         self.dirty |= changed
         return changed
 
@@ -124,8 +133,20 @@ class Lead:
         self._moved, self._look_at = False, now + _LOOK_S  # before we look: what comes meanwhile is for the next time
         return True
 
+    def _job_due(self) -> bool:
+        """Whether somebody else wrote of a job, or we have not looked for a moment: what we write we need not read."""
+        now = time.monotonic()
+        if not self._news and now < self._glance_at:
+            return False
+        self._news, self._glance_at = False, now + _GLANCE_S
+        return True
+
     def _move(self) -> None:
         self._moved = True
+
+    def _hear(self) -> None:
+        if threading.get_ident() != self.at_work:
+            self._news = True
 
     def write(
         self,
@@ -143,14 +164,15 @@ class Lead:
         mine = self.mine(old)
         with self.ledger.write(mine) as tx:
             self.guard(tx)
-            record = tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body))
+            record = tx.put(old.key, body, rev=old, terms=life.terms_of(body))
             tx.emit(said, record.ref, (), **fields)
             if more is not None:
                 more(mine)
             if then is not None:
                 tx.after(lambda durable: then() if durable else None)
             if body["state"] in OVER:
-                self.track.end(mine, Ref.parse(body["run"]), _STATUS[body["state"]])
+                self.track.finish(mine, Ref.parse(body["run"]), _STATUS[body["state"]])
+        self._guarded = self.ledger.together
         self.take(record)
         return record
 
@@ -162,7 +184,11 @@ class Lead:
         return last[1]
 
     def guard(self, tx: Reader) -> None:
-        """Fenced unless we lead, as of this transaction."""
+        """Fenced unless we lead, as of this transaction. Those of a group are one for everybody else: what the first
+        that wrote found holds for the others."""
+        group = self.ledger.together
+        if group is not None and group is self._guarded:
+            return
         fence = tx.key(FENCE)
         if fence is None or fence.body["token"] != self.token:
             self.token = 0
@@ -195,7 +221,7 @@ class Lead:
         """Read a job once more, after somebody else wrote it."""
         record = self.jobs.get(job_id)
         if record is not None:
-            self._reread({(record.key.tenant, record.ref)}, force=True)
+            self._reread({record.key: record.ref.version}, force=True)
 
     def rings(self, now: float) -> bool:
         """True when somebody's time to back off is over."""
@@ -282,21 +308,22 @@ class Lead:
         (self.held.add if record.body["state"] == HELD else self.held.discard)(job_id)
         self.look_at_held |= record.body["state"] == HELD
 
-    def _reread(self, subjects: "set[tuple[str, Ref]]", *, force: bool = False) -> bool:
-        changed = False
+    def _reread(self, versions: Mapping[Key, str], *, force: bool = False) -> bool:
+        changed, news = False, [key for key, version in versions.items() if force or self._is_new(key, version)]
+        if not news:
+            return False
         with self.ledger.read(self.ctx) as tx:
-            for tenant, ref in sorted(subjects, key=str):
-                key = Key(tenant, "job", ref.project, ref.name)
-                if self._over.get(key) == ref.version:
-                    continue  # we wrote that ourselves
-                known = self.jobs.get(self.ids.get(key, ""))
-                if known is not None and ref.version == f"r{known.rev}" and not force:
-                    continue
-                record = tx.key(key)
+            for key in sorted(news):
+                known, record = self.jobs.get(self.ids.get(key, "")), tx.key(key)
                 if record is not None and (known is None or known.rev < record.rev):
                     changed = changed or known is not None or record.body["state"] not in OVER
                     self.take(record)
         return changed
+
+    def _is_new(self, key: Key, version: str) -> bool:
+        """False where that is how we know a job, or how we wrote that it is over."""
+        known = self.jobs.get(self.ids.get(key, ""))
+        return self._over.get(key) != version and (known is None or version != f"r{known.rev}")
 
     def _forget(self, record: Record) -> None:
         body = record.body

@@ -2,8 +2,10 @@
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +36,8 @@ INBOX = "jobs.report"
 """What we wake ourselves with: no thing is of this kind."""
 GAP_S = 0.02
 """So long after a cycle what comes in is gathered, and looked at together."""
+QUICK_S = 0.01
+"""A decision that takes no longer is made while nobody else can write."""
 MOST_STARTS = 200
 LOOK_AGAIN_S = 5.0
 """With jobs waiting, a cycle is due so often even when nothing changed: time itself is a fact."""
@@ -70,6 +74,8 @@ class JobsLoop:
         self._turn: Turn
         self._leads_until = 0.0
         self._next_cycle = self._next_sweep = self._rested = 0.0
+        self._took_s = 0.0
+        """How long the last decision took."""
         self._strange: dict[str, int] = {}
         self._away: dict[str, float] = {}
         """Nodes that attempts hold and their clusters do not, since when."""
@@ -83,11 +89,14 @@ class JobsLoop:
 
     def step(self, turn: Turn) -> bool:
         """Take facts in, decide, write, order. True when there is more to decide, or to take in again."""
+        self._lead.at_work = threading.get_ident()
         try:
             return self._step(turn)
         except BaseException:
             self._lead.token = 0  # whatever it was, what we know may be half true: read everything anew
             raise
+        finally:
+            self._lead.at_work = 0
 
     def _step(self, turn: Turn) -> bool:
         time.sleep(max(0.0, self._rested - time.monotonic()))
@@ -103,19 +112,29 @@ class JobsLoop:
             lead.begin(turn)
         lead.follow()
         self._man_crews()
-        self._read_reports()
+        # What is told and what is decided of it are written together, unless deciding takes so long that others would
+        # wait for their turn to write.
+        with self._ledger.group() if self._took_s < QUICK_S and not self._inbox.empty() else nullcontext():
+            self._read_reports()
+            self._release_held()
+            more = self._decide(turn.ctx.now())
         self._tend()
-        now = turn.ctx.now()
+        return more or lead.dirty or not self._inbox.empty()
+
+    def _decide(self, now: float) -> bool:
+        """Decide what is due, and write it down; True when there is more to decide."""
+        lead = self._lead
         if not (lead.rings(now) or lead.dirty or now >= self._next_cycle):
-            return not self._inbox.empty()
+            return False
         lead.dirty, self._next_cycle = False, now + LOOK_AGAIN_S
-        self._rested = time.monotonic() + GAP_S
+        self._rested = began = time.monotonic()
+        self._rested += GAP_S
         lead.charge()
         self._sweep(now)
         plan = lead.scheduler.cycle(int(now), MOST_STARTS)
+        self._took_s = time.monotonic() - began
         self._apply(plan)
-        self._tend()
-        return len(plan.starts) >= MOST_STARTS or lead.dirty or not self._inbox.empty()
+        return len(plan.starts) >= MOST_STARTS
 
     def close(self) -> None:
         """Let the crews go; attempts run on."""
@@ -126,6 +145,8 @@ class JobsLoop:
 
     def _apply(self, plan: Plan) -> None:
         now = self._turn.ctx.now()
+        if not (plan.starts or plan.evictions or plan.resizes):
+            return
         with self._ledger.group():
             for start in plan.starts:
                 self._guarded(start.job, partial(self._admit, start=start, now=now))
@@ -176,10 +197,6 @@ class JobsLoop:
     def _tend(self) -> None:
         """Give every live job what its state asks for, once in this lead; whoever led before may have died at it."""
         lead, now = self._lead, self._turn.ctx.now()
-        if lead.look_at_held:
-            lead.look_at_held = False
-            for job in sorted(lead.held):
-                self._release(lead.jobs[job])
         for job in sorted(lead.busy):
             record = lead.jobs[job]
             state, attempt = record.body["state"], record.body["attempt"]
@@ -195,6 +212,14 @@ class JobsLoop:
                 self._stop(record, now)
             elif state == RUNNING:
                 self._limit(record, now)
+
+    def _release_held(self) -> None:
+        """Look at those that wait for others, where one of any is over."""
+        lead = self._lead
+        if lead.look_at_held:
+            lead.look_at_held = False
+            for job in sorted(lead.held):
+                self._release(lead.jobs[job])
 
     def _once(self, attempt: str, what: str, order: Callable[[], None]) -> None:
         if (attempt, what) not in self._ordered:
@@ -212,10 +237,12 @@ class JobsLoop:
                 made = self._staging.prepare(ctx, record, crew.cluster)
             except (FalajError, OSError) as error:
                 final = isinstance(error, FalajError) and not isinstance(error, (Unavailable, Conflict))
+                crew.coming.discard(attempt)
                 self._tell(Report("refused", crew.cluster.name, attempt, job, str(error), final=final))
             else:
                 crew.launch(job, made, self._leading)
 
+        crew.coming.add(attempt)
         self._hands.do(work)
 
     def _watch(self, record: Record) -> None:
@@ -455,7 +482,8 @@ class JobsLoop:
 
     def _new_crew(self, cluster: Cluster) -> Crew:
         ctx = self._turn.ctx
-        return Crew(cluster, lambda: self._clusters.executor(ctx, cluster), self._tell)
+        opened = partial(self._clusters.executor, ctx, cluster)
+        return Crew(cluster, opened, self._note, self._wake)
 
     def _drop_crews(self) -> None:
         for crew in self._crews.values():
@@ -466,7 +494,13 @@ class JobsLoop:
         self._inbox = queue.SimpleQueue()
 
     def _tell(self, report: Report) -> None:
+        self._note(report)
+        self._wake()
+
+    def _note(self, report: Report) -> None:
         self._inbox.put(report)
+
+    def _wake(self) -> None:
         self._ledger.bells.nudge(INBOX)
 
     def _leading(self) -> bool:

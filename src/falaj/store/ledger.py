@@ -117,6 +117,10 @@ class Ledger:
         """(cursor, leaf hash, time) of one log, for the audit tree; opens nothing."""
         return [(row.pos, row.leaf, row.at) for row in self.store.events(after, tenant=tenant, zone=zone, limit=limit)]
 
+    def subjects(self, after: str, kind: str, limit: int) -> list[tuple[str, Key]]:
+        """(cursor, which revision of what) of the log about things of one kind; opens nothing."""
+        return [(row.pos, row.subject) for row in self.store.events(after, kind=kind, limit=limit)]
+
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
         return self.store.logs()
@@ -154,6 +158,11 @@ class Ledger:
     def busy(self) -> bool:
         """True while this thread is inside a transaction or a group: what it reads may yet be undone."""
         return self.local.root is not None or self.local.waiting is not None
+
+    @property
+    def together(self) -> object:
+        """The group that this thread is in, known by being the same; None outside of any."""
+        return self.local.waiting
 
     @property
     def transacting(self) -> bool:
@@ -344,7 +353,7 @@ class Writer(Reader):
         ref: Ref | Key,
         body: Mapping[str, Any],
         *,
-        rev: int | None = None,
+        rev: int | Record | None = None,
         label: Label | None = None,
         zone: str = "",
         restricted: bool | None = None,
@@ -353,7 +362,8 @@ class Writer(Reader):
     ) -> Record:
         """Create (rev None; Conflict if it exists) or write over exactly revision `rev` (Stale otherwise).
 
-        On an update what is not given is kept, and a label that the context carries is joined to the one kept.
+        On an update what is not given is kept, and a label that the context carries is joined to the one kept. Where
+        the record that is written over is given as `rev`, it is not read again.
         """
         ctx = self._ctx
         key = key_of(ref, ctx.tenant)
@@ -364,7 +374,7 @@ class Writer(Reader):
             record = Record(key, 1, dict(body), *about, marked(key.kind, body))
         else:
             record = self._over(key, rev, body, (label, zone, restricted, terms, author))
-        self._save(record, rev)
+        self._save(record, None if rev is None else record.rev - 1)
         return record
 
     def delete(self, ref: Ref | Key, rev: int) -> None:
@@ -440,18 +450,19 @@ class Writer(Reader):
         self._voice = voice
         return voice
 
-    def _over(self, key: Key, rev: int, body: Mapping[str, Any], given: tuple[Any, ...]) -> Record:
+    def _over(self, key: Key, rev: int | Record, body: Mapping[str, Any], given: tuple[Any, ...]) -> Record:
         label, zone, restricted, terms, author = given
-        old = self.key(key)
-        if old is None or old.rev != rev:
-            raise _stale(key, rev, old.rev if old else 0)
+        # Of a record that is held the store says whether it is the newest, when it is written.
+        old, number = (rev, rev.rev) if isinstance(rev, Record) else (self.key(key), rev)
+        if old is None or old.rev != number or old.key != key:
+            raise _stale(key, number, old.rev if old else 0)
         if label is None:
             label = old.label.join(self._ctx.label) if self._ctx.label else old.label
         zone, author = zone or old.zone, author or old.author
         restricted = old.restricted if restricted is None else restricted
         terms = dict(old.terms if terms is None else terms)
         whole, kept = carried(key.kind, body, old.body, old.kept) if old.kept else (dict(body), marked(key.kind, body))
-        return Record(key, rev + 1, whole, label, zone, author, restricted, self._ctx.now(), terms, kept)
+        return Record(key, number + 1, whole, label, zone, author, restricted, self._ctx.now(), terms, kept)
 
     def _save(self, record: Record, rev: int | None) -> None:
         row = seal_record(self._ledger.cipher, record)
@@ -559,8 +570,9 @@ class Together:
         except BaseException:
             _tell(after, durable=False)
             raise
-        if local.grouped:
-            self._ledger.counts.durable(perf_counter() - began, local.grouped, local.verbs)
+        if not local.grouped:
+            return  # then nobody waits to hear of anything
+        self._ledger.counts.durable(perf_counter() - began, local.grouped, local.verbs)
         _tell(after, durable=True)
         self._ledger.bells.ring(local.kinds)
 

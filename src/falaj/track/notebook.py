@@ -108,7 +108,8 @@ class Notebook:
 
     def _save_run(self, tx: Writer, old: Record, changes: Mapping[str, Any]) -> Record:
         """Write a run over what was read, and have the board follow once that is durable."""
-        record = tx.put(old.key, {**old.body, **changes}, rev=old.rev, terms=terms_of({**old.body, **changes}))
+        body = {**old.body, **changes}
+        record = tx.put(old.key, body, rev=old, terms=terms_of(body))
         self._follow(tx, record)
         return record
 

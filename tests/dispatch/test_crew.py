@@ -1,0 +1,125 @@
+"""A crew by itself: what it tells, and how often it wakes whoever it tells."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.core.execute import RUNNING, SUCCEEDED, Attempt, NodeFacts, Status
+from falaj.dispatch import crew
+from falaj.dispatch.crew import Crew, Report, Watched
+from falaj.fleet.records import Cluster
+
+
+class Site:
+    """An executor that launches when a test lets it, and ends everything when a test says so."""
+
+    def __init__(self) -> None:
+        self.may = threading.Semaphore(0)
+        self.phase = RUNNING
+
+    def capacity(self) -> Sequence[NodeFacts]:
+        return ()
+
+    def launch(self, attempt: Attempt) -> str:
+        assert self.may.acquire(timeout=20)
+        return attempt.id
+
+    def poll(self, handles: Sequence[str]) -> Sequence[Status]:
+        return [Status(handle, self.phase) for handle in handles]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Desk:
+    """Whoever is told, and woken."""
+
+    def __init__(self) -> None:
+        self.told: list[Report] = []
+        self.heard: list[list[str]] = []
+        """What was told each time we were woken."""
+        self.woken = threading.Semaphore(0)
+
+    def tell(self, report: Report) -> None:
+        self.told.append(report)
+
+    def wake(self) -> None:
+        told, self.told = self.told, []
+        kinds = [report.kind for report in told if report.kind != "nodes"]
+        if kinds:
+            self.heard.append(kinds)
+            self.woken.release()
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def team(site: Any, desk: Desk, tmp_path: Path) -> Iterator[Crew]:
+    made = Crew(
+        Cluster("local", "process:", "home", folder=str(tmp_path)),
+        lambda: site,
+        desk.tell,
+        desk.wake,
+    )
+    yield made
+    site.may.release(100)
+    made.retire()
+    made._thread.join(10)
+
+
+def attempt(number: int) -> Attempt:
+    return Attempt(f"a-{number}", "job:p/a", "acme", "p", (), ("true",))
+
+
+def launch(team: Crew, *numbers: int) -> None:
+    team.coming |= {attempt(number).id for number in numbers}
+    for number in numbers:
+        team.launch(f"j{number}", attempt(number), lambda: True)
+
+
+def test_what_is_launched_together_is_told_together(
+    team: Crew, site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "GATHER_S", 3600.0)
+    launch(team, 1, 2, 3)
+    site.may.release(2)
+    launch(team, 4)
+    site.may.release(2)
+    assert desk.woken.acquire(timeout=20)
+    assert desk.heard == [["launched"] * 4]
+    launch(team, 5)
+    site.may.release()
+    assert desk.woken.acquire(timeout=20), "who is alone waits for nobody"
+
+
+def test_nobody_waits_long_for_one_that_is_made_ready(
+    team: Crew, site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "GATHER_S", 0.01)
+    team.coming.add("a-9")  # its files take their time
+    launch(team, 1)
+    site.may.release()
+    assert desk.woken.acquire(timeout=20)
+    assert desk.heard == [["launched"]]
+
+
+def test_all_that_one_look_finds_wakes_once(team: Crew, site: Site, desk: Desk) -> None:
+    launch(team, 1)
+    for number in range(1, 30):
+        team.watch(Watched(f"j{number}", attempt(number).id, attempt(number).id))
+    site.phase = SUCCEEDED
+    site.may.release()
+    while sum(kinds.count("seen") for kinds in desk.heard) < 29:
+        assert desk.woken.acquire(timeout=20)
+    assert [kinds.count("seen") for kinds in desk.heard if "seen" in kinds] == [29]

@@ -1,0 +1,105 @@
+"""What the leader reads, and when it may write."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from falaj.core.ports import Key
+from falaj.dispatch import lead
+from falaj.dispatch.lead import FENCE, Fenced, Lead
+from falaj.jobs.records import JobView
+from falaj.schedule.model import Knobs
+from falaj.store.ledger import Ledger, Reader
+from falaj.store.loop import Turn, house_context
+from falaj.store.records import Record
+from tests.jobs.lab import Lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(tmp_path)
+    with made.here:
+        yield made
+
+
+@pytest.fixture
+def leader(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lead:
+    """It leads, and looks at the log only where it was told of something."""
+    monkeypatch.setattr(lead, "_GLANCE_S", 3600.0)
+    house = lab.here.house
+    made = Lead(house.ledger, house.desks["clusters"], house.desks["track"], Knobs())
+    made.begin(Turn(house_context("jobs"), 1, lambda: True))
+    made.follow()
+    return made
+
+
+def known(leader: Lead, job: JobView) -> Record:
+    leader.follow()
+    return next(record for record in leader.jobs.values() if record.key.name == job.ref.name)
+
+
+def test_what_others_write_is_read_at_once_and_what_we_write_never(
+    lab: Lab, leader: Lead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = lab.submit("print(1)", "mine")
+    record, looks = known(leader, job), list[str]()
+    usual = Ledger.subjects
+
+    def subjects(self: Ledger, after: str, kind: str, limit: int) -> list[tuple[str, Key]]:
+        looks.append(kind)
+        return usual(self, after, kind, limit)
+
+    monkeypatch.setattr(Ledger, "subjects", subjects)
+    leader.at_work = threading.get_ident()
+    record = leader.write(record, {**record.body, "note": "ours"}, "jobs.note")
+    leader.follow()
+    assert "job" not in looks
+    leader.at_work = 0  # what this thread writes from here on is not ours
+    lab.here.jobs.cancel(job.ref)
+    assert leader.follow()
+    assert "job" in looks
+    assert record.body["id"] not in leader.jobs
+
+
+def test_of_a_group_the_first_that_writes_asks_whether_we_lead(
+    lab: Lab, leader: Lead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [known(leader, lab.submit(f"print({name!r})", name)) for name in ("one", "two")]
+    asked, usual = list[Key](), Reader.key
+
+    def key(self: Reader, key: Key) -> Record | None:
+        asked.append(key)
+        return usual(self, key)
+
+    monkeypatch.setattr(Reader, "key", key)
+    with lab.here.house.ledger.group():
+        records = [leader.write(record, {**record.body, "note": "a"}, "jobs.note") for record in records]
+    assert asked.count(FENCE) == 1
+    with lab.here.house.ledger.group():
+        leader.write(records[0], {**records[0].body, "note": "b"}, "jobs.note")
+    leader.write(records[1], {**records[1].body, "note": "b"}, "jobs.note")
+    assert asked.count(FENCE) == 3
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_who_was_replaced_writes_nothing(lab: Lab, leader: Lead, together: bool) -> None:
+    job = lab.submit("print(1)", "mine")
+    record, ledger = known(leader, job), lab.here.house.ledger
+    with ledger.group():
+        record = leader.write(record, {**record.body, "note": "while we lead"}, "jobs.note")
+    other = Lead(ledger, lab.here.house.desks["clusters"], lab.here.house.desks["track"], Knobs())
+    other.begin(Turn(house_context("jobs"), 2, lambda: True))
+
+    def late() -> None:
+        leader.write(record, {**record.body, "note": "too late"}, "jobs.note")
+
+    if together:
+        with pytest.raises(Fenced), ledger.group():
+            late()
+    else:
+        with pytest.raises(Fenced):
+            late()
+    assert leader.token == 0
+    assert lab.show(job).note == "while we lead"
