@@ -20,6 +20,7 @@ from falaj.api.logs import enter
 from falaj.api.metrics import Metrics, by, counter, exposition, gauge
 from falaj.api.quick import Quick
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
+from falaj.api.soon import Taker
 from falaj.api.stream import Inlet, Outlet, Receive
 from falaj.api.trace import make_span
 from falaj.api.wire import ARGS_HEADER, Arguments, check_depth
@@ -86,10 +87,13 @@ class App:
         self.draining = False
         """True once we go: balancers look elsewhere, and what is asked is still answered."""
         self._stands, self._looked = False, 0.0
+        self.takers: dict[bytes, Taker] = {}
         self._add_routes()
         often = (route for route in self.router.routes() if route.call is not None and route.call.verb.often)
         self.quick = Quick(
-            self, {route.path.encode(): route.call for route in often if route.call} if self._at_hand else {}
+            self,
+            {route.path.encode(): route.call for route in often if route.call} if self._at_hand else {},
+            self.takers,
         )
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

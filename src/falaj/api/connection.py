@@ -6,7 +6,8 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from falaj.api.answers import Answer, head_lines, render
-from falaj.api.quick import BODY_BYTES
+from falaj.api.quick import BODY_BYTES, Quick
+from falaj.api.soon import Soon
 from falaj.core.errors import Invalid, Unavailable
 
 HEAD_BYTES = 65_536
@@ -83,17 +84,31 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         if self._quick is not None:
-            answer = cast(Any, self.app).quick.answer(self.scope, bytes(self._quick))
-            if answer is not None:
-                self._quick = None
-                self._write(answer)
+            if self._answered(cast(Any, self.app).quick, bytes(self._quick)):
                 return
             self._begin()
         super().on_message_complete()
 
+    def _answered(self, quick: Quick, body: bytes) -> bool:
+        """Whether a call is answered, or will be, without a task."""
+        scope = cast(dict[str, Any], self.scope)
+        if self.url in quick.takers:
+            soon = quick.begin(scope, body, self)
+            if soon is None:
+                return False
+            self._quick, self.cycle = None, cast(Any, soon)
+            soon.start()
+            return True
+        answer = quick.answer(scope, body)
+        if answer is None:
+            return False
+        self._quick = None
+        self._write(answer)
+        return True
+
     def _calls(self) -> Collection[bytes]:
         app: Any = self.app
-        return () if getattr(app, "draining", True) else app.quick.calls
+        return () if getattr(app, "draining", True) else app.quick.paths
 
     def _plain(self) -> bool:
         """A request that nothing stands before, and that asks for nothing but its answer."""
@@ -115,12 +130,20 @@ class Connection(HttpToolsProtocol):
         if body:
             super().on_body(bytes(body))
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: Answer, more: bytes = b"") -> None:
         if self.transport.is_closing():
             return
         defaults = b"".join([b"%s: %s\r\n" % pair for pair in self.server_state.default_headers])
-        self.transport.write(b"".join((STATUS_LINE[answer.status], defaults, head_lines(answer), b"\r\n", answer.body)))
+        self.transport.write(
+            b"".join((STATUS_LINE[answer.status], defaults, head_lines(answer), more, b"\r\n", answer.body))
+        )
+        if more:
+            self.transport.close()
         self.on_response_complete()
+
+    def finish(self, soon: Soon, answer: Answer) -> None:
+        """Write what a lane gave; the last word where the connection is to end with it."""
+        self._write(answer, b"" if soon.keep_alive else b"connection: close\r\n")
 
     def part(self) -> None:
         """The answer that is being made is the last one here; a caller that is silent may ask once more."""

@@ -1,8 +1,16 @@
 """Deadlines: requests that take too long are ended, by one timer for all instead of one for each."""
 
 import asyncio
+from typing import Any, Protocol
 
 FINEST_S = 0.05
+
+
+class Timed(Protocol):
+    """What has a deadline: a task, or whatever else can be ended."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop: ...
+    def cancel(self) -> Any: ...
 
 
 class Deadlines:
@@ -10,8 +18,8 @@ class Deadlines:
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._open: dict[asyncio.Task[object], float] = {}
-        self._late: set[asyncio.Task[object]] = set()
+        self._open: dict[Timed, float] = {}
+        self._late: set[Timed] = set()
         self._unhurried: set[asyncio.Task[object]] = set()
 
     def start(self) -> None:
@@ -20,15 +28,16 @@ class Deadlines:
         now = loop.time()
         for task in [task for task, until in self._open.items() if until < now]:
             del self._open[task]
-            self._late.add(task)
+            if isinstance(task, asyncio.Future):
+                self._late.add(task)  # it is told by an error, and has to know that it was we
             task.cancel()
         loop.call_later(max(FINEST_S, min(1.0, self._span_s / 4)), self.start)
 
-    def open(self, task: "asyncio.Task[object]", times: float = 1.0) -> None:
+    def open(self, task: Timed, times: float = 1.0) -> None:
         """The task has so many spans from now."""
         self._open[task] = task.get_loop().time() + self._span_s * times
 
-    def close(self, task: "asyncio.Task[object]") -> None:
+    def close(self, task: Timed) -> None:
         """The task may take what it takes from here on."""
         self._open.pop(task, None)
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from falaj.core.errors import Stale, Unavailable
 from falaj.core.ports import Key
@@ -45,8 +45,15 @@ class Outcome(NamedTuple):
 _NO_LOOP: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
 
 
+class Waiter(Protocol):
+    """Who is given an outcome, on the event loop: a future, or whoever needs no task to wait for it."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Outcome, /) -> None: ...
+
+
 class _Job(NamedTuple):
-    future: asyncio.Future[Outcome]
+    future: Waiter
     run: Callable[..., Any]
     args: tuple[Any, ...]
     needs: Sequence[Key] = ()
@@ -107,19 +114,24 @@ class Lanes:
         """Calls that no lane has taken yet."""
         return self._asked.qsize() + self._told.qsize()
 
-    def short(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = ()) -> asyncio.Future[Outcome]:
-        """Run a call that only writes a little, together with the others of this moment; durable when answered."""
+    def short(
+        self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = (), to: Waiter | None = None
+    ) -> asyncio.Future[Outcome]:
+        """Run a call that only writes a little, together with the others of this moment; durable when answered. `to`:
+        who is given the outcome in the place of the future."""
         if not self._inline:
-            return self._queued(self._told, run, args, needs)
+            return self._queued(self._told, run, args, needs, to)
         if not self._together_soon:
             self._loop.call_soon(self._run_soon)
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._together_soon.append(_Job(future, run, args, needs))
+        self._together_soon.append(_Job(to or future, run, args, needs))
         return future
 
-    def inside(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = ()) -> asyncio.Future[Outcome]:
+    def inside(
+        self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = (), to: Waiter | None = None
+    ) -> asyncio.Future[Outcome]:
         """Run a short question in a lane; the outcome comes when it is durable that it was asked."""
-        return self._queued(self._asked, run, args, needs)
+        return self._queued(self._asked, run, args, needs, to)
 
     def outside(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = ()) -> asyncio.Future[Outcome]:
         """Run a call that may take long, beside the lanes."""
@@ -129,12 +141,12 @@ class Lanes:
         return future
 
     def _queued(
-        self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...], needs: Sequence[Key]
+        self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...], needs: Sequence[Key], to: Waiter | None
     ) -> asyncio.Future[Outcome]:
         if way.qsize() >= WAITING:
             raise Unavailable("too many calls are waiting", "try again shortly, or add a replica")
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        way.put(_Job(future, run, args, needs))
+        way.put(_Job(to or future, run, args, needs))
         return future
 
     def _answer(self, job: _Job) -> None:

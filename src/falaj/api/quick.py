@@ -1,7 +1,8 @@
 """Quick answers: what is called often is judged and answered where its bytes are read, without a task for each call.
 
 Only what is sure to be answered at once comes this way: a caller who is known and within their share, a small JSON
-body, a verb whose stores are at hand. All else, and whatever the edge refuses, goes the ordinary way from the start.
+body, a verb whose stores are at hand. What a lane has to answer needs no task either (`soon`). All else, and whatever
+the edge refuses, goes the ordinary way from the start.
 """
 
 import time
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from falaj.api.answers import JSON, Answer, Refusal, render
 from falaj.api.lanes import attempt
 from falaj.api.routes import Ask, Call
+from falaj.api.soon import Line, Soon, Taker
+from falaj.core.context import Context
 from falaj.core.errors import FalajError
 
 if TYPE_CHECKING:
@@ -21,24 +24,24 @@ BODY_BYTES = 65_536
 
 
 class Quick:
-    """The calls of a house that may be answered at once, by their paths."""
+    """The calls of a house that need no task, by their paths: those that are answered at once, and those that a lane
+    answers."""
 
-    def __init__(self, app: "App", calls: Mapping[bytes, Call]) -> None:
+    def __init__(self, app: "App", calls: Mapping[bytes, Call], takers: Mapping[bytes, Taker]) -> None:
         self._app = app
         self.calls = calls
+        self.takers = takers
+        self.paths = frozenset((*calls, *takers))
 
     def answer(self, scope: MutableMapping[str, Any], body: bytes) -> Answer | None:
         """The same answer that the ordinary way gives, or None, and then nothing was done yet."""
         app, begun = self._app, time.perf_counter()
         call = self.calls[scope["raw_path"]]
         try:
-            ask = Ask(scope, _never, _never)
-            app.gate.check_place(ask)
-            if ask.headers.get(b"content-type") != JSON or b"content-encoding" in ask.headers:
+            ask = self._known(scope)
+            if ask is None:
                 return None
-            if not app.gate.at_hand(ask):
-                return None
-            ctx = app.gate.context(ask, ask.caller)
+            ctx: Context = app.gate.context(ask, ask.caller)
             if ctx.keyed:
                 return None
             given = app.parsed(call.arguments, body)
@@ -49,6 +52,27 @@ class Quick:
         answer = Answer(200, value, ctx.request) if error is None else render(error, ctx.request)
         app.metrics.count(call.action, answer.status, time.perf_counter() - begun)
         return answer
+
+    def begin(self, scope: MutableMapping[str, Any], body: bytes, line: Line) -> Soon | None:
+        """What a lane will answer, not started yet; None where the ordinary way is to do it."""
+        app, begun = self._app, time.perf_counter()
+        try:
+            ask = self._known(scope)
+            if ask is None:
+                return None
+            work = self.takers[scope["raw_path"]](ask, body)
+        except (FalajError, Refusal):
+            return None
+        app.gate.spend(ask)
+        return Soon(app, line, work, ask.request, begun)
+
+    def _known(self, scope: MutableMapping[str, Any]) -> Ask | None:
+        """A plain request of somebody who is known and may ask now."""
+        ask = Ask(scope, _never, _never)
+        self._app.gate.check_place(ask)
+        if ask.headers.get(b"content-type") != JSON or b"content-encoding" in ask.headers:
+            return None
+        return ask if self._app.gate.at_hand(ask) else None
 
 
 async def _never(*message: Any) -> Any:

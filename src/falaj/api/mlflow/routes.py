@@ -2,19 +2,23 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from falaj.api.answers import Answer
+from falaj.api.lanes import Outcome
 from falaj.api.mlflow import artifacts, experiments, outputs, registry, runs, traces
 from falaj.api.mlflow.coding import Endpoint, Visit, read_query, reader_of, said
 from falaj.api.mlflow.names import MAIN, project_of
 from falaj.api.routes import Ask, Route
+from falaj.api.soon import TRIES, Work
 from falaj.api.wire import check_depth
+from falaj.core.context import Context
 from falaj.core.errors import Stale
+from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import desk_class
@@ -34,7 +38,7 @@ INFO = {
     "multipart_downloads_enabled": False,
     "features_enabled": {"gateway": False},
 }
-PLACES, OUTSIDE_TIMES, TRIES = 100_000, 60, 6
+PLACES, OUTSIDE_TIMES = 100_000, 60
 _encode = msgspec.json.encode
 
 
@@ -48,16 +52,15 @@ class Facade:
         self._places: dict[tuple[str, str], Ref] = {}
 
     def mount(self) -> None:
-        """Add every path to the router."""
-        add = self._app.router.add
+        """Add every path to the router, and those that need no task to what the door takes in by itself."""
+        app = self._app
         for one in (one for part in PARTS for one in part.ENDPOINTS):
-            add(
-                Route(
-                    one.method, one.path, one.action, partial(self._serve, one, reader_of(one.shape), self._lane(one))
-                )
-            )
-        add(Route("GET", "/version", "edge.version", self._version))
-        add(Route("GET", "/api/3.0/mlflow/server-info", "edge.server-info", self._info))
+            read, lane = reader_of(one.shape), self._lane(one)
+            app.router.add(Route(one.method, one.path, one.action, partial(self._serve, one, read, lane)))
+            if one.method == "POST" and "{" not in one.path and lane != app.lanes.outside:
+                app.takers[one.path.encode()] = partial(self._take, one, read, lane)
+        app.router.add(Route("GET", "/version", "edge.version", self._version))
+        app.router.add(Route("GET", "/api/3.0/mlflow/server-info", "edge.server-info", self._info))
         self._files.mount()
 
     def _lane(self, one: Endpoint) -> Any:
@@ -76,25 +79,40 @@ class Facade:
             body = await app.body(ask)
             check_depth(body, self._depth)
             asked = read(body)
-        workspace = project_of(ask.text(b"x-mlflow-workspace")) if b"x-mlflow-workspace" in ask.headers else MAIN
-        visit = Visit(app.house, ctx, workspace, ask.named, self._places)
+        visit, needs = self._visit(ask, ctx, asked)
         if lane == app.lanes.outside:
             app.unhurried(OUTSIDE_TIMES)
-        place = self._places.get((ctx.tenant, getattr(asked, "run_id", "")))
-        # What this may cost, a Stale now and then, is made good below.
-        needs = (key_of(place.bare, ctx.tenant),) if place is not None else ()
-        answer, error = await lane(_within, one, visit, asked, needs=needs)
+        outcome = await lane(_within, one, visit, asked, needs=needs)
         for turn in range(TRIES):
-            if not isinstance(error, Stale):
+            if not isinstance(outcome.error, Stale):
                 break
             # Others wrote the same things at that moment, and nothing of this happened. MLflow's clients would give up.
             await asyncio.sleep(secrets.randbelow(1000) * 1e-5 * 2**turn)
-            answer, error = await lane(_within, one, visit, asked, needs=needs)
+            outcome = await lane(_within, one, visit, asked, needs=needs)
+        return self._answer(visit, outcome)
+
+    def _take(self, one: Endpoint, read: Any, lane: Any, ask: Ask, body: bytes) -> Work:
+        """The same for a body that is here, without anybody who waits."""
+        ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
+        check_depth(body, self._depth)
+        asked = read(body)
+        visit, needs = self._visit(ask, ctx, asked)
+        return Work(one.action, lane, _within, (one, visit, asked), needs, partial(self._answer, visit))
+
+    def _visit(self, ask: Ask, ctx: Context, asked: Any) -> tuple[Visit, Sequence[Key]]:
+        workspace = project_of(ask.text(b"x-mlflow-workspace")) if b"x-mlflow-workspace" in ask.headers else MAIN
+        place = self._places.get((ctx.tenant, getattr(asked, "run_id", "")))
+        # What this may cost, a Stale now and then, is made good: the call is tried again.
+        needs = (key_of(place.bare, ctx.tenant),) if place is not None else ()
+        return Visit(self._app.house, ctx, workspace, ask.named, self._places), needs
+
+    def _answer(self, visit: Visit, outcome: Outcome) -> Answer:
+        answer, error = outcome
         if error is not None:
-            return said(error, ctx.request)
+            return said(error, visit.ctx.request)
         if visit.found:
             self._remember(visit.found)
-        return Answer(200, answer, ctx.request)
+        return Answer(200, answer, visit.ctx.request)
 
     def _remember(self, found: Mapping[tuple[str, str], Ref]) -> None:
         """Runs never move. Only now is durable what was read inside a group of calls that commit together."""

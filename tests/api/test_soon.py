@@ -1,0 +1,262 @@
+"""What a lane answers without a task: the same bytes, in order, in time; whatever is odd goes the ordinary way."""
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from falaj.api import lanes, soon
+from falaj.api.answers import Answer, render
+from falaj.api.app import App
+from falaj.api.lanes import Outcome
+from falaj.api.quick import BODY_BYTES, Quick
+from falaj.api.routes import Ask
+from falaj.api.server import Server
+from falaj.api.soon import Work
+from falaj.core.context import Context
+from falaj.core.errors import Invalid, NotFound, Stale
+from falaj.core.settings import Limits
+from falaj.core.verb import verb
+from tests.api.conftest import FREE
+from tests.api.small import AMAL_TOKEN, Echo, SmallHouse, serving
+from tests.servers.process import wait_until
+
+PATH = "/v1/echo/repeat"
+
+
+class Repeating(Echo):
+    """The same, the ordinary way."""
+
+    @verb()
+    def repeat(self, ctx: Context, text: str = "") -> str:
+        """Say it back."""
+        if text == "odd":
+            raise Invalid("that is odd")
+        return f"{text} for {ctx.actor.id}"
+
+
+def repeating(**limits: Any) -> SmallHouse:
+    house = SmallHouse(limits=Limits(**limits) if limits else FREE)
+    house.echo = house.desks["echo"] = Repeating()
+    return house
+
+
+class Taking:
+    """Says back what it hears, from a lane."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.stale = 0
+        self.release = threading.Event()
+        self.entered = threading.Event()
+        app.quick = Quick(app, {}, {PATH.encode(): self.take})
+
+    def take(self, ask: Ask, body: bytes) -> Work:
+        ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
+        text = json.loads(body)["text"]
+        if text == "odd":
+            raise Invalid("that is odd")
+        answer = partial(self._answer, ctx.request)
+        return Work("echo.repeat", self._app.lanes.inside, self._run, (text, ctx.actor.id), (), answer)
+
+    def _run(self, text: str, who: str) -> bytes:
+        if text == "wait":
+            self.entered.set()
+            self.release.wait(20)
+        if text == "met" and self.stale:
+            self.stale -= 1
+            raise Stale("another writer was first")
+        if text == "none":
+            raise NotFound("there is none")
+        return json.dumps(f"{text} for {who}").encode()
+
+    def _answer(self, request: str, outcome: Outcome) -> Answer:
+        value, error = outcome
+        if value == b'"break for amal"':
+            raise ZeroDivisionError("secret in /etc/falaj/keys")
+        return Answer(200, value, request) if error is None else render(error, request)
+
+
+@pytest.fixture
+def house() -> SmallHouse:
+    return repeating()
+
+
+@pytest.fixture
+def taking(server: Server) -> Iterator[Taking]:
+    made = Taking(server.app)
+    yield made
+    made.release.set()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that went the ordinary way."""
+    seen: list[str] = []
+    ordinary = App._http
+
+    async def counted(app: App, scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await ordinary(app, scope, receive, send)
+
+    monkeypatch.setattr(App, "_http", counted)
+    return seen
+
+
+@pytest.fixture
+def known(http: httpx.Client, taking: Taking, slow: list[str]) -> httpx.Client:
+    """A client whom the gate has seen a moment ago, and sees again."""
+    del taking
+    assert http.post(PATH, json={}).json() == " for amal"
+    assert slow == [PATH]
+    slow.clear()
+    return http
+
+
+def said(client: httpx.Client, text: str, **more: Any) -> httpx.Response:
+    return client.post(PATH, json={"text": text}, **more)
+
+
+def test_a_known_caller_is_answered_alike_and_without_a_task(known: httpx.Client, slow: list[str]) -> None:
+    quick = said(known, "hello")
+    assert (quick.status_code, slow) == (200, [])
+    ordinary = said(known, "hello", headers={"content-type": "application/json; charset=utf-8"})
+    assert slow == [PATH]
+    assert quick.json() == ordinary.json() == "hello for amal"
+    assert list(quick.headers) == list(ordinary.headers)
+    assert quick.headers["falaj-request"] != ordinary.headers["falaj-request"]
+
+
+def test_errors_are_answered_and_harm_nobody_else(known: httpx.Client, slow: list[str]) -> None:
+    assert said(known, "none").status_code == 404
+    broken = said(known, "break")
+    assert (broken.status_code, "secret" in broken.text) == (500, False)
+    assert said(known, "on").json() == "on for amal"
+    assert slow == []
+
+
+def test_those_answered_together_do_not_suffer_for_one(server: Server, taking: Taking, known: httpx.Client) -> None:
+    with connect(server) as holding, connect(server) as broken, connect(server) as good:
+        holding.sendall(asked(server, "wait"))
+        assert taking.entered.wait(20)
+        broken.sendall(asked(server, "break"))
+        good.sendall(asked(server, "good"))
+        wait_until(lambda: server.app.lanes.waiting == 2, 20)
+        taking.release.set()
+        assert broken.recv(65536).startswith(b"HTTP/1.1 500 ")
+        assert b"good for amal" in good.recv(65536)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({"json": {"text": "odd"}}, 400),
+        ({"content": b"{}", "headers": {"content-type": "text/plain"}}, 415),
+        ({"json": {}, "headers": {"host": "elsewhere.example"}}, 421),
+        ({"json": {}, "headers": {"origin": "https://elsewhere.example"}}, 403),
+        ({"json": {}, "headers": {"authorization": "Bearer falaj_nobody-token-00000000"}}, 401),
+        ({"json": {}, "headers": {"connection": "close"}}, 200),
+        ({"json": {"text": "x" * (BODY_BYTES + 1)}}, 200),
+    ],
+)
+def test_what_is_odd_goes_the_ordinary_way(
+    known: httpx.Client, slow: list[str], sent: dict[str, Any], status: int
+) -> None:
+    assert known.post(PATH, **sent).status_code == status
+    assert slow == [PATH]
+
+
+def test_who_asks_too_fast_is_refused(slow: list[str]) -> None:
+    with serving(repeating(requests_per_s=0.001, burst=3, denials_per_s=1e6)) as server, client(server) as http:
+        Taking(server.app)
+        assert http.post(PATH, json={}).status_code == 200
+        assert [said(http, "x").status_code for _ in range(4)] == [200, 200, 429, 429]
+    assert len(slow) == 3
+
+
+def test_a_call_that_others_met_is_tried_again(known: httpx.Client, taking: Taking, slow: list[str]) -> None:
+    taking.stale = lanes.TOGETHER + 1
+    assert said(known, "met").json() == "met for amal"
+    taking.stale = 10_000
+    assert said(known, "met").status_code == 409
+    assert 10_000 - taking.stale == soon.TRIES + 1
+    assert slow == []
+
+
+def test_where_too_many_wait_one_is_told_so(
+    server: Server, known: httpx.Client, taking: Taking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "WAITING", 0)
+    assert said(known, "full").status_code == 503
+    monkeypatch.undo()
+    assert said(known, "again").json() == "again for amal"
+
+
+@pytest.mark.parametrize("size", [10_000, 7, 1])
+def test_what_comes_behind_it_on_the_same_connection_waits(server: Server, known: httpx.Client, size: int) -> None:
+    words = ("one", "odd", "two", "three", "odd", "four")
+    whole = b"".join([asked(server, word) for word in words])
+    with connect(server) as to:
+        for start in range(0, len(whole), size):
+            to.sendall(whole[start : start + size])
+        got = b""
+        while b"four for amal" not in got:
+            got += to.recv(65536)
+    found = re.findall(rb"(\w+) for amal|that is (odd)", got)
+    assert [(first or second).decode() for first, second in found] == list(words)
+
+
+def test_it_ends_in_time_and_a_late_outcome_is_dropped(slow: list[str]) -> None:
+    with serving(repeating(timeout_s=0.3)) as server, client(server) as http:
+        taking = Taking(server.app)
+        assert http.post(PATH, json={}).status_code == 200
+        late = said(http, "wait")
+        assert (late.status_code, "no answer in time" in late.text, len(slow)) == (503, True, 1)
+        taking.release.set()
+        wait_until(lambda: said(http, "next").status_code == 200, 20)
+
+
+def test_a_caller_who_left_harms_nobody(server: Server, taking: Taking, known: httpx.Client) -> None:
+    with connect(server) as to:
+        to.sendall(asked(server, "wait"))
+        assert taking.entered.wait(20)
+    taking.release.set()
+    assert said(known, "on").json() == "on for amal"
+
+
+def test_a_server_that_goes_answers_what_is_under_way_and_says_so(
+    server: Server, taking: Taking, known: httpx.Client
+) -> None:
+    with connect(server) as to:
+        to.sendall(asked(server, "wait"))
+        assert taking.entered.wait(20)
+        server.should_exit = True
+        wait_until(lambda: server.app.draining, 20)
+        taking.release.set()
+        got = b""
+        while chunk := to.recv(65536):
+            got += chunk
+    assert b"wait for amal" in got
+    assert b"connection: close" in got
+
+
+def asked(server: Server, text: str, path: str = PATH) -> bytes:
+    body = json.dumps({"text": text}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {server.url.partition('://')[2]}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def client(server: Server) -> httpx.Client:
+    headers = {"authorization": f"Bearer {AMAL_TOKEN}"}
+    return httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=20)
+
+
+def connect(server: Server) -> socket.socket:
+    host, _, port = server.url.partition("://")[2].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
