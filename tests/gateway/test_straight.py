@@ -1,13 +1,17 @@
 """Requests with one way to go: which those are, and that the others are none."""
 
+import socket
+import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
 from falaj.gateway.straight import Straight
-from tests.gateway.stand_in import Ground
+from tests.gateway.stand_in import REF, Ground, Replica
 from tests.gateway.test_doors import INFER, until
 
 Make = Callable[..., Ground]
@@ -96,3 +100,71 @@ def test_what_is_too_long_for_the_hop_is_told_so(
     (_, tally), *_ = one.gateway.tallies.busiest(1)
     assert tally.inflight == 0
     assert client.post(INFER, content="2").json()["echo"] == "2"
+
+
+def went(client: httpx.Client, gone: list[bytes], body: str) -> list[httpx.Response]:
+    """Ask until one went straight: the first with a head does not, nor do those whose caller is looked up again."""
+    answers: list[httpx.Response] = []
+    until(lambda: client.post(INFER, content="x" * len(body)).status_code == 200 and gone)
+
+    def asked() -> bool:
+        with suppress(httpx.ReadTimeout):
+            answers.append(client.post(INFER, content=body, timeout=0.5))
+        return gone[-1] == body.encode()
+
+    until(asked)
+    return answers
+
+
+def test_a_caller_who_goes_away_ends_it(ground: Make, asking: Asking, gone: list[bytes]) -> None:
+    one = ground()
+    host, port = one.doors.http.removeprefix("http://").split(":")
+    head = f"POST {INFER} HTTP/1.1\r\nHost: {host}\r\nAuthorization: {one.headers()['authorization']}\r\n"
+    sent = 0
+    while b"hang" not in gone:
+        with socket.create_connection((host, int(port)), timeout=20) as caller:
+            caller.sendall(f"{head}Content-Length: 4\r\n\r\n1234".encode())
+            assert caller.recv(4096).startswith(b"HTTP/1.1 200")
+            caller.sendall(f"{head}Content-Length: 4\r\n\r\nhang".encode())
+            sent += 1
+            until(lambda sent=sent: one.replicas[0].echo.asked == 2 * sent)
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda sent=sent: one.replicas[0].echo.cancelled == sent)
+        assert sent < 20
+    (_, tally), *_ = one.gateway.tallies.busiest(1)
+    assert tally.inflight == 0
+
+
+def test_one_that_takes_too_long_is_told_so_and_counted(ground: Make, asking: Asking, gone: list[bytes]) -> None:
+    one = ground(timeout_s=0.1)
+    answers = went(asking(one), gone, "hang")
+    assert answers[-1].status_code == 504
+    (_, tally), *_ = one.gateway.tallies.busiest(1)
+    assert tally.inflight == 0
+    assert tally.classes[5] >= len(answers)
+
+
+def test_a_replica_that_goes_away_is_asked_elsewhere(ground: Make, asking: Asking, gone: list[bytes]) -> None:
+    one = ground()
+    client = asking(one)
+    went(client, gone, "anybody at home 1")
+    first = one.replicas[0]
+    before = first.echo.asked
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, INFER, content="hang on replica-0")
+        until(lambda: first.echo.asked > before)
+        one.add(Replica(one.loop, 1, "replica-1"))
+        (routed,) = one.gateway.table.routes.values()
+        until(lambda: len(one.gateway.table.routes[routed.name].pools[1]) == 2)
+        first.cut()
+        assert asked.result(30).json()["replica"] == "replica-1"
+    (_, tally), *_ = one.gateway.tallies.busiest(1)
+    assert tally.inflight == 0
+
+
+def test_a_sample_of_them_is_kept(ground: Make, asking: Asking, gone: list[bytes]) -> None:
+    one = ground(sample=1.0)
+    name = went(asking(one), gone, "keep me")[-1].headers["falaj-request"]
+    desk = one.town.house.desks["serve"]
+    (row,) = until(lambda: [row for row in desk.journal.read("bank", REF) if row.id == name])
+    assert (row.request, row.status, row.revision, row.caller) == (b"keep me", 200, 1, "amal")
