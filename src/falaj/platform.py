@@ -80,6 +80,8 @@ def connect(address: str = "", *, token: str = "", purpose: str = "", **override
 def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) -> Settings:
     """Settings for a folder: falaj.toml in it (or in the current folder), then the environment, then arguments."""
     chosen = {**(overrides or {}), **({"home": home} if home else {})}
+    if chosen.get("home"):
+        chosen["home"] = str(Path(str(chosen["home"])).expanduser().resolve())  # so that one reading suffices
     base = Path(str(chosen.get("home") or os.environ.get("FALAJ_HOME") or "~/.falaj")).expanduser()
     file = next((f for f in (base / "falaj.toml", Path("falaj.toml")) if f.is_file()), None)
     tree = _read_toml(file) if file else {}

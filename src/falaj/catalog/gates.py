@@ -44,12 +44,13 @@ _OPS: Mapping[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 _PLAIN = r"[A-Za-z_][A-Za-z0-9_./:-]{0,249}"
 _NUMBER = r"[0-9]{1,25}(?:\.[0-9]{1,25})?(?:e[+-]?[0-9]{1,3})?"
-_AGAINST = re.compile(
+# Texts, which Python compiles when one is first used and keeps: most commands judge nothing.
+_AGAINST = (
     rf"""(?P<name>{_PLAIN}|"[^"\n]{{1,250}}") ?(?P<op>>=|<=|==|>|<) ?"""
     rf"""(?:(?P<number>-?{_NUMBER})|(?:(?P<factor>{_NUMBER}) ?\* ?)?current(?: ?(?P<room>[+-] ?{_NUMBER}))?)"""
 )
-_COUNT = re.compile(r"(?P<count>[0-9]) (?:(?P<people>approvals?)|dpo)")
-_WORD = re.compile(r"(?P<what>attestation|zone) (?P<name>[a-z0-9][a-z0-9._-]{0,62})")
+_COUNT = r"(?P<count>[0-9]) (?:(?P<people>approvals?)|dpo)"
+_WORD = r"(?P<what>attestation|zone) (?P<name>[a-z0-9][a-z0-9._-]{0,62})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,11 @@ def parse_rule(text: str) -> Rule:
         return Rule(words)
     if words == "bias":
         return Rule(ATTESTED, "bias")
-    if found := _WORD.fullmatch(words):
+    if found := re.fullmatch(_WORD, words):
         return Rule(found["what"], found["name"])
-    if found := _COUNT.fullmatch(words):
+    if found := re.fullmatch(_COUNT, words):
         return Rule(PEOPLE if found["people"] else OFFICERS, count=int(found["count"]))
-    if found := _AGAINST.fullmatch(words):
+    if found := re.fullmatch(_AGAINST, words):
         return _metric_rule(found)
     raise Invalid(f"{words[:80]!r} is no rule", _HINT)
 

@@ -20,7 +20,7 @@ from falaj.store.records import Record
 
 DAY_S = 86_400
 WHY = "why"
-_WHY = re.compile(r"[^\s,=*][^,=*\r\n\0]{0,199}")
+_WHY = r"[^\s,=*][^,=*\r\n\0]{0,199}"
 _NAMED = 5
 
 
@@ -41,7 +41,7 @@ class Keeping(Shelf):
         Example:
             falaj catalog hold dataset:fraud/tx@v3 "case 2027-114"
         """
-        if not _WHY.fullmatch(why):
+        if not re.fullmatch(_WHY, why):
             raise Invalid(f"{why[:60]!r} cannot name a hold", "a few words without , = and *")
         with self._ledger.write(ctx) as tx:
             record = self._live(tx, name)

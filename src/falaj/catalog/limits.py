@@ -23,8 +23,8 @@ MOST_BYTES = 4 << 20
 LONG, SHORT, WORD = 5_000, 1_000, 250
 MESSAGE = 4_000
 _MOST_SIZE = 1 << 62
-_ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,126}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_ROLE = r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,126}"
+_SHA256 = r"[0-9a-f]{64}"
 
 
 def check_facts(facts: Facts) -> None:
@@ -44,7 +44,7 @@ def check_facts(facts: Facts) -> None:
         for name in (*card.metrics, *card.params, *card.environment):
             check_text("a name in the card", name, WORD * 2)
     _count("files to sign", len(facts.files), MOST_FILES)
-    if not all(_SHA256.fullmatch(digest) for digest in facts.files.values()):
+    if not all(re.fullmatch(_SHA256, digest) for digest in facts.files.values()):
         raise Invalid("a file has no SHA-256", "64 hex digits, small letters")
     _check_whole(facts)
 
@@ -80,7 +80,7 @@ def check_inputs(inputs: Mapping[str, Ref]) -> None:
     """Invalid unless each has a role of its own, and there are not too many."""
     _count("inputs", len(inputs), MOST_INPUTS)
     for role in inputs:
-        if not _ROLE.fullmatch(role):
+        if not re.fullmatch(_ROLE, role):
             raise Invalid(f"{role[:80]!r} is no role of an input", "a word such as train, test or base")
 
 
