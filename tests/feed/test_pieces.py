@@ -58,6 +58,25 @@ def test_a_window_is_loaded_in_one_go_though_its_first_batch_needs_a_part_of_it(
     assert sorted(piece for pieces in loaded for piece in pieces) == list(range(24))
 
 
+def test_a_window_of_which_some_is_held_already_is_one_block_all_the_same() -> None:
+    source, loaded = table(COUNTS, 4)
+    source.order(5, 0)
+    source._get([0, 1, 2, 3])
+    source._tell([2, 5, 6, 3])
+    held = source._get([5, 2])
+    assert loaded == [[0, 1, 2, 3], [2, 5, 6, 3]]
+    assert held[0][0] is held[1][0]
+    assert [base for _, base in held] == [COUNTS[2], 0]
+    # It is the newest now: nothing of it goes before what was there first.
+    source._get([7, 8, 9, 10])
+    assert loaded[2:] == [[7, 8, 9, 10]]
+    source._get([2, 3, 5, 6])
+    assert len(loaded) == 3
+    source._tell([5, 6])
+    source._get([5, 6])
+    assert len(loaded) == 3, "where all is held, nothing is loaded"
+
+
 def test_without_a_shuffle_only_the_pieces_that_come_are_loaded() -> None:
     source, loaded = table(COUNTS, 4)
     source.chunk = 8

@@ -97,7 +97,8 @@ class Pieces:
 
     def _together(self, missing: list[int]) -> list[list[int]]:
         """What is loaded in one go. A window as a whole, also where a batch at its edge needs only some of its pieces
-        yet: a window in two blocks would be gathered from twice."""
+        yet, or where others are held from the epoch before: a window in two blocks would be gathered from twice, by
+        every batch."""
         if not self._joined:
             return [[piece] for piece in missing]
         found, left = [], set(missing)
@@ -106,7 +107,7 @@ class Pieces:
             if left.isdisjoint(window):
                 break
             self._told.remove(window)
-            found.append([piece for piece in window if piece not in self._held])
+            found.append(window)
             left.difference_update(window)
         return [*found, sorted(left)] if left else found
 
@@ -119,6 +120,8 @@ class Pieces:
                 for some in self._together(missing):
                     mine.append((some, Future()))
                     bases = np.cumsum([0, *self.counts[some]]).tolist()
+                    for piece in some:
+                        self._held.pop(piece, None)
                     self._held.update((piece, (mine[-1][1], base)) for piece, base in zip(some, bases, strict=False))
             found = [self._held[piece] for piece in needed]
             for piece, where in zip(needed, found, strict=True) if self.window else ():
