@@ -15,21 +15,21 @@ only tells events needs none (`postgres_txn`).
 """
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg_pool import ConnectionPool
 
 from falaj.backends.passage import ALONE, IN_TURN, Passage
 from falaj.backends.postgres_group import Groups, PostgresGroup
+from falaj.backends.postgres_herald import Herald
 from falaj.backends.postgres_log import EPOCH, Tail
 from falaj.backends.postgres_memory import Memory
+from falaj.backends.postgres_pool import HOW, make_pool
 from falaj.backends.postgres_tell import Teller
-from falaj.backends.postgres_txn import Glance, PostgresTxn, check_alive, clear_errors, marks
+from falaj.backends.postgres_txn import Glance, PostgresTxn, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.core.errors import Conflict, Stale
@@ -90,9 +90,6 @@ _IN_TURN = """SET LOCAL lock_timeout = '1s'; LOCK TABLE meta IN SHARE ROW EXCLUS
 _ALONE = "LOCK TABLE records IN SHARE ROW EXCLUSIVE MODE"
 _LOCK, _LOCK_S = 0x66616C616A, 0.02
 _BRIEFLY, _AGAIN_S, _LOCK_TRIES = "SET LOCAL lock_timeout = '300ms'", 0.3, 200
-_CHANNEL = "falaj"
-_QUIET_S = 0.05
-_KWARGS: dict[str, Any] = {"autocommit": True, "connect_timeout": 5, "application_name": "falaj"}
 
 
 class PostgresStore:
@@ -107,24 +104,13 @@ class PostgresStore:
         chosen = options or {}
         self._url = url
         self._wait_s = float(chosen.get("wait_s", 10.0))
-        self.pool = ConnectionPool(
-            url,
-            min_size=1,
-            max_size=int(chosen.get("connections", 16)),
-            timeout=self._wait_s,
-            max_idle=60.0,
-            kwargs=_KWARGS,
-            check=check_alive,
-            open=False,
-        )
-        self._stopped = threading.Event()
-        self._said = threading.Event()
+        self.pool = make_pool(url, int(chosen.get("connections", 16)), self._wait_s)
+        self._herald = Herald(lambda: psycopg.connect(url, **HOW))
         self.passage = Passage()
         self._tail = Tail(self._ask)
-        self._teller = Teller(self.pool, self._voice, self._said.set)
+        self._teller = Teller(self.pool, self._voice, self._herald.say)
         self._glance = Glance(self._ask, Memory())
         self._groups = Groups(url, self.alone, self._teller.tell, self._glance.memory, 3 * self._wait_s)
-        self._watcher: threading.Thread | None = None
         try:
             with clear_errors():
                 self.pool.open(wait=True, timeout=self._wait_s)
@@ -167,7 +153,7 @@ class PostgresStore:
 
     def _voice(self) -> "psycopg.Connection[Any]":
         """A connection for telling, and for nothing else. Its statements are planned once, while tables are small."""
-        connection = psycopg.connect(self._url, **_KWARGS)
+        connection = psycopg.connect(self._url, **HOW)
         connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
         return connection
 
@@ -210,7 +196,7 @@ class PostgresStore:
         if write:
             self.passage.leave(turned_away)
             if committed:
-                self._said.set()  # have the other replicas told; many commits in a row are told once
+                self._herald.say()
 
     def events(
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
@@ -255,9 +241,7 @@ class PostgresStore:
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when any replica has committed. One thread listens, and says for this process what it committed."""
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, args=(callback,), name="falaj-watch", daemon=True)
-            self._watcher.start()
+        self._herald.listen(callback)
 
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row of every table, from one snapshot; writers go on meanwhile."""
@@ -281,36 +265,13 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close every connection."""
-        self._stopped.set()
-        self._said.set()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join(timeout=5)
+        self._herald.close()
         self._teller.close()
         self.pool.close()
 
     def _ask(self, text: str, values: Sequence[Any]) -> list[Any]:
         with clear_errors(), self.pool.connection() as connection:
             return connection.execute(marks(text), values).fetchall()
-
-    def _watch(self, callback: Callable[[], None]) -> None:
-        while not self._stopped.is_set():
-            try:
-                with psycopg.connect(self._url, autocommit=True, connect_timeout=5) as connection:
-                    connection.execute(f"LISTEN {_CHANNEL}")
-                    callback()
-                    while not self._stopped.is_set():
-                        self._hear(connection, callback)
-            except psycopg.Error:
-                # Loops also look by themselves from time to time, so a missed notice delays and never loses.
-                self._stopped.wait(1.0)
-
-    def _hear(self, connection: psycopg.Connection[Any], callback: Callable[[], None]) -> None:
-        if self._said.is_set():
-            self._said.clear()
-            connection.execute(f"NOTIFY {_CHANNEL}")
-        own = connection.info.backend_pid
-        if [notice for notice in connection.notifies(timeout=_QUIET_S) if notice.pid != own]:
-            callback()
 
 
 def _upgrade(connection: psycopg.Connection[Any], upto: int = schema.NEWEST, now: float | None = None) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
-from psycopg_pool import ConnectionPool
 
 from falaj.backends.postgres_group import Member
-from falaj.backends.postgres_txn import PostgresTxn, check_alive, clear_errors
+from falaj.backends.postgres_pool import make_pool
+from falaj.backends.postgres_txn import PostgresTxn, clear_errors
 from falaj.core.errors import Invalid
 from falaj.core.ports import Block, Txn
 
@@ -56,16 +56,7 @@ class PostgresSeries:
         chosen = options or {}
         self._url = url
         wait_s = float(chosen.get("wait_s", 10.0))
-        self._pool = ConnectionPool(
-            url,
-            min_size=1,
-            max_size=int(chosen.get("connections", 8)),
-            timeout=wait_s,
-            max_idle=60.0,
-            kwargs={"autocommit": True, "connect_timeout": 5, "application_name": "falaj"},
-            check=check_alive,
-            open=False,
-        )
+        self._pool = make_pool(url, int(chosen.get("connections", 8)), wait_s)
         try:
             with clear_errors():
                 self._pool.open(wait=True, timeout=wait_s)
