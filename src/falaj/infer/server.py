@@ -200,6 +200,7 @@ async def begun(config: Config) -> tuple[Server, asyncio.Event]:
     server.watch()
     gc.collect()
     gc.freeze()  # what is here stays: nobody has to look at it again
+    gc.set_threshold(50_000, 20, 20)  # requests leave no circles behind
     return server, ended
 
 
