@@ -30,7 +30,19 @@ from urllib.parse import parse_qsl
 
 from falaj.backends.process_cage import OPTIONS as CAGE_OPTIONS
 from falaj.backends.process_cage import Cages, powers
-from falaj.backends.process_files import Known, Seen, kill, known, locked, look, nodes_of, number, read_json, write
+from falaj.backends.process_files import (
+    Known,
+    Seen,
+    kill,
+    known,
+    known_by,
+    locked,
+    look,
+    nodes_of,
+    number,
+    read_json,
+    write,
+)
 from falaj.backends.process_limits import Limits
 from falaj.backends.process_node import choose_cores, this_machine
 from falaj.backends.process_nursery import Nursery
@@ -79,6 +91,7 @@ class ProcessExecutor:
         self._root = Path(wanted["folder"] or "~/.falaj/process").expanduser()
         with _may_fail("the folder of attempts cannot be made"):
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._real = os.path.realpath(self._root)
         self._limits = Limits(wanted.get("cgroup", ""))
         self._wanted = wanted
         self._first = this_machine(wanted, self._limits.kind)
@@ -137,8 +150,10 @@ class ProcessExecutor:
             with locked(folder / "claim"):
                 context = folder / "context.json"
                 self._lay_bundle(folder, attempt.launcher)
-                if not context.exists():
-                    write(context, json.dumps(self._document(attempt, folder)).encode())
+                if not os.path.exists(context):  # noqa: PTH110 - for every attempt, as below
+                    document = self._document(attempt, folder)
+                    write(context, json.dumps(document).encode())
+                    self._remember(attempt.id, known_by(folder, os.stat(context), document))  # noqa: PTH116
                 for slot in attempt.slots:
                     if look(folder, slot.index).phase == WAITING:
                         self._nursery.begin(context, slot.index, self._environment(attempt, slot))
@@ -248,7 +263,8 @@ class ProcessExecutor:
             Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 entry.symlink_to(Path(attempt.folder).absolute())
-        return Path(os.path.realpath(entry))
+        real = f"{self._real}/{attempt.id}"
+        return Path(os.path.realpath(entry) if os.path.islink(entry) else real)  # noqa: PTH114
 
     def _lay_bundle(self, folder: Path, launcher: bytes) -> None:
         """What lets processes `from falaj import worker` in any Python: written once, and only named in each folder."""
@@ -263,10 +279,13 @@ class ProcessExecutor:
     def _known(self, handle: str) -> Known | None:
         found = known(f"{self._root}/{handle}", self._seen.get(handle)) if _ID.fullmatch(handle) else None
         if found is not None:
-            if len(self._seen) >= _REMEMBERED:
-                self._seen.clear()
-            self._seen[handle] = found
+            self._remember(handle, found)
         return found
+
+    def _remember(self, handle: str, found: Known) -> None:
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen[handle] = found
 
     def _document(self, attempt: Attempt, folder: Path) -> dict[str, Any]:
         """The context with what only this machine knows: all slots meet on loopback, on a port free now, each on cores

@@ -97,13 +97,21 @@ def known(entry: str, last: Known | None) -> Known | None:
         found = os.stat(f"{entry}/context.json")  # noqa: PTH116 - for every attempt at every look
     except OSError:
         return None
-    moved = (found.st_ino, found.st_mtime_ns, found.st_size)
-    if last is not None and last.moved == moved:
+    if last is not None and last.moved == _moved(found):
         return last
     folder = Path(os.path.realpath(entry))
-    told = context_of(folder)
+    return known_by(folder, found, context_of(folder))
+
+
+def known_by(folder: Path, found: os.stat_result, told: Mapping[str, Any]) -> Known:
+    """The attempt of which its context tells so much."""
     outbox = str(told.get("outbox") or folder / "outbox")
-    return Known(folder, moved, tuple(_nodes(told)), outbox, number(told.get("grace_s"), 30.0), bool(told.get("own")))
+    grace_s, own = number(told.get("grace_s"), 30.0), bool(told.get("own"))
+    return Known(folder, _moved(found), tuple(_nodes(told)), outbox, grace_s, own)
+
+
+def _moved(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def nodes_of(folder: Path) -> list[str]:

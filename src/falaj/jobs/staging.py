@@ -54,8 +54,9 @@ class Staging:
         """Everything an attempt needs, in its place; the same again does no harm."""
         body = record.body
         actor = self.actor(ctx, record, cluster.zone)
-        with self._ledger.read(ctx) as tx:  # somebody may have taken their consent back while it waited
-            check_inputs(tx, record.key.tenant, body["who"]["purpose"], map(Ref.parse, body["inputs"].values()))
+        if body["inputs"]:  # somebody may have taken their consent back while it waited
+            with self._ledger.read(ctx) as tx:
+                check_inputs(tx, record.key.tenant, body["who"]["purpose"], map(Ref.parse, body["inputs"].values()))
         place = layout_of(cluster, body["attempt"]["id"], body["id"])
         address = self._address or ("agent:" if cluster.address.startswith("agent:") else "")
         if not place.shared and not address and (body["code"] or body["inputs"] or body["outputs"]):
@@ -66,10 +67,12 @@ class Staging:
         if place.shared:
             for folder in (place.checkpoints, place.base, place.code):
                 Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-            here = self.act(actor, body["who"]["purpose"])
-            wanted = {place.input(role): ref for role, ref in body["inputs"].items()}
-            for path, ref in {**({place.code: body["code"]} if body["code"] else {}), **wanted}.items():
-                here.catalog.checkout(Ref.parse(ref), path)
+            wanted = {place.code: body["code"]} if body["code"] else {}
+            wanted |= {place.input(role): ref for role, ref in body["inputs"].items()}
+            if wanted:
+                here = self.act(actor, body["who"]["purpose"])
+                for path, ref in wanted.items():
+                    here.catalog.checkout(Ref.parse(ref), path)
             for name in body["outputs"]:
                 Path(place.output(name)).mkdir(parents=True, exist_ok=True)
         secrets = self._values(ctx, record, actor, cluster)
@@ -105,7 +108,7 @@ class Staging:
         place = layout_of(cluster, attempt, record.body["id"])
         if place.shared:
             for name in ("code", "inputs", "outputs"):
-                shutil.rmtree(place.below(name), ignore_errors=True)
+                _remove(place.below(name))
 
     def sweep(self, cluster: Cluster, live: frozenset[str], forget: Callable[[str], None]) -> None:
         """Let go of attempts that nobody touched for long: their logs, and then what their executor keeps of them."""
@@ -130,13 +133,24 @@ class Staging:
 
     def _values(self, ctx: Context, record: Record, actor: Actor, cluster: Cluster) -> dict[str, str]:
         """The secrets by variable, resolved at the last moment, in the cluster's zone; each is recorded."""
+        secrets = spec_in(record).secrets
+        if not secrets:
+            return {}
         asked = replace(ctx, actor=actor, tenant=record.key.tenant, zone=cluster.zone)
         try:
-            return {
-                name: self._resolve(asked, reference).decode() for name, reference in spec_in(record).secrets.items()
-            }
+            return {name: self._resolve(asked, reference).decode() for name, reference in secrets.items()}
         except UnicodeDecodeError:
             raise Invalid("a secret of this job is not text", "variables hold texts") from None
+
+
+def _remove(folder: str) -> None:
+    """Take a folder away, be it there or not; of most attempts it is empty, or was never made."""
+    try:
+        os.rmdir(folder)  # noqa: PTH106 - for every attempt
+    except FileNotFoundError:
+        return
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _made_by(here: Here, name: Ref, run: str) -> str:
