@@ -68,6 +68,8 @@ class SqliteStore:
         asked = {"tenant": tenant, "zone": zone, **where}
         with self._reader() as connection:
             late = sqlite_log.behind(connection, asked)
+            if not late or not self._lane.local.free:
+                return sqlite_log.read(connection, after, limit, asked)
         while late and self._lane.local.free:
             late = self._write(SqliteWrite.mark)
         with self._reader() as connection:
