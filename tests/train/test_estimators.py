@@ -25,7 +25,7 @@ from falaj.core.errors import Invalid, NotFound
 from falaj.drift.profile import read_profile
 from falaj.drift.records import FILE
 from falaj.train import estimators
-from falaj.train.estimators import cores, fit_estimator, read_rows, split_rows, use_cores
+from falaj.train.estimators import cores, fit_estimator, put_files, read_rows, split_rows, use_cores
 from falaj.train.profiles import write_profile
 from tests.servers.peers import peer
 from tests.servers.process import Missing
@@ -191,6 +191,33 @@ def test_onnx_and_skops_where_they_are_installed(tmp_path: Path) -> None:
     for folder, form in (("model", "onnx"), ("other", "skops")):
         seen = inspect(tmp_path / folder)
         assert (seen.format, seen.code_bearing) == (form, False), seen
+
+
+def test_files_are_whole_and_on_the_disk_before_they_have_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"before")
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        assert (tmp_path / "a").read_bytes() == b"before"
+        real(file)
+        synced.append(os.fstat(file).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    put_files(tmp_path, {"a": b"1" * 100_000, "b": b"2", "c": b""})
+    assert {one.name: one.stat().st_size for one in tmp_path.iterdir()} == {"a": 100_000, "b": 1, "c": 0}
+    assert sorted(synced) == sorted(one.stat().st_ino for one in tmp_path.iterdir())
+
+    def fails(file: int) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="gone"):
+        put_files(tmp_path, {"a": b"3", "d": b"4"})
+    assert (tmp_path / "a").stat().st_size == 100_000
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_model_comes_with_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

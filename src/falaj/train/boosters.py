@@ -19,7 +19,7 @@ import numpy as np
 from falaj import worker
 from falaj.core.errors import Invalid
 from falaj.feed.order import mix
-from falaj.train.estimators import Fitted, Rows, cores, put_file, put_sheet
+from falaj.train.estimators import Fitted, Rows, cores, put_file, put_files, sheet
 
 _KEPT = 2
 _INEXACT = {"dart", "rf", "random_forest", "gblinear", "goss"}
@@ -89,17 +89,16 @@ def boost(plan: Boosting, rows: Rows, valid: Rows | None = None, *, folder: Path
     course.close()
     best = course.best_round + 1 if plan.early and valid else plan.rounds
     if plan.library == "lightgbm":
-        put_file(folder / "model.txt", _text(booster, best))
+        file, model = "model.txt", _text(booster, best)
         booster.best_iteration = best  # what it answers here is what it will answer there
     else:
         booster = booster[:best] if best < booster.num_boosted_rounds() else booster
-        put_file(folder / "model.ubj", bytes(booster.save_raw("ubj")))
+        file, model = "model.ubj", bytes(booster.save_raw("ubj"))
     about = {"library": plan.library, "columns": rows.columns, "rounds": best, "metrics": course.scores}
     about |= {"params": dict(plan.params), "seed": plan.seed, "chunk": plan.chunk}
     about |= {"labels": labels.tolist()} if labels is not None else {}
-    put_file(folder / "model.json", json.dumps(about, indent=1, default=str).encode())
-    file = "model.txt" if plan.library == "lightgbm" else "model.ubj"
-    put_sheet(folder, plan.library, file, rows.columns)
+    said = json.dumps(about, indent=1, default=str).encode()
+    put_files(folder, {file: model, "model.json": said, **sheet(plan.library, file, rows.columns)})
     return Fitted(booster, dict(course.scores), folder)
 
 

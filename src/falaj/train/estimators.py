@@ -9,6 +9,7 @@ written in a format that carries no code. Boosters go through `boosters`, which 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -147,13 +148,11 @@ def write_estimator(
     about: dict[str, Any] = {"class": f"{type(estimator).__module__}.{type(estimator).__qualname__}"}
     about |= {"columns": list(rows.columns), "metrics": dict(metrics), "rows": len(rows.x), "target": target}
     made, ends = _as_onnx(estimator, rows) if find_spec("skl2onnx") else (b"", ())
+    files: dict[str, bytes] = {}
     if made:
-        put_file(folder / "model.onnx", made)
-        form = "onnx"
-        put_sheet(folder, form, "model.onnx", rows.columns)
+        form, files = "onnx", {"model.onnx": made, **sheet("onnx", "model.onnx", rows.columns)}
     elif find_spec("skops"):
-        put_file(folder / "model.skops", import_module("skops.io").dumps(estimator))
-        form = "skops"
+        form, files = "skops", {"model.skops": import_module("skops.io").dumps(estimator)}
     else:
         form = "numpy"
         arrays: dict[str, Any] = {}
@@ -166,7 +165,7 @@ def write_estimator(
         else:
             worker.attempt().note("nothing fitted could be written: install skl2onnx or skops")
     about["format"] = form
-    put_file(folder / "model.json", json.dumps(about, indent=1, default=str).encode())
+    put_files(folder, files | {"model.json": json.dumps(about, indent=1, default=str).encode()})
     given, *names = ends or _usual_ends(estimator)
     held, said = apart
     asks: list[Callable[[slice], Any]] = []
@@ -179,10 +178,10 @@ def write_estimator(
     return form
 
 
-def put_sheet(folder: Path, runtime: str, file: str, columns: Sequence[str]) -> None:
-    """What runs it, and which columns it takes, for whoever serves it."""
+def sheet(runtime: str, file: str, columns: Sequence[str]) -> dict[str, bytes]:
+    """What runs it, and which columns it takes, for whoever serves it: the file beside the model."""
     plain = {"features.order": ",".join(columns)} if columns and not any("," in one for one in columns) else {}
-    put_file(folder / SHEET, to_json(Sheet(runtime, file, parameters=plain)))
+    return {SHEET: to_json(Sheet(runtime, file, parameters=plain))}
 
 
 def _profiled(
@@ -232,12 +231,26 @@ def output_folder(name: str) -> Path:
 
 def put_file(path: Path, content: bytes) -> None:
     """The whole file or none: what lies there is never half written, whenever we are killed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
+    put_files(path.parent, {path.name: content})
+
+
+def put_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Each the whole file or none; the disk is waited for once, for all of them."""
+    drafts = {name: folder / f".{name}.{os.getpid()}" for name in files}
+    for name, content in files.items():
+        drafts[name].write_bytes(content)
+    if len(files) == 1:
+        _to_disk(*drafts.values())
+    else:
+        with ThreadPoolExecutor(len(files)) as pool:
+            list(pool.map(_to_disk, drafts.values()))
+    for name, draft in drafts.items():
+        draft.replace(folder / name)
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as file:
         os.fsync(file.fileno())
-    draft.replace(path)
 
 
 def _opened(path: Path) -> Any:
