@@ -1,5 +1,8 @@
 """What is expected of a run: from its own steps, its predecessors, its owner's other work, or its pool."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from falaj.schedule.forecast import UNKNOWN_S, Forecast, key
 from falaj.schedule.model import Past, Spot
 from tests.schedule.made import job, shape
@@ -70,3 +73,16 @@ def test_learning_says_when_others_are_touched() -> None:
     assert len(forecast.learn(past("ann/3", 101, 200))) == 1, "only its own"
     assert "pool:gpu" in forecast.learn(past("zoe/first", 5, 5)), "everybody's"
     assert forecast.past() == tuple(sorted(forecast.past(), key=lambda one: (one.template, one.key)))
+
+
+NAMES = ("ann/a", "ann/b", "bob/a", "eve/x")
+learned = st.tuples(st.sampled_from(NAMES), st.integers(1, 5000), st.integers(1, 30))
+
+
+@given(st.lists(learned, max_size=12))
+def test_what_is_remembered_of_an_estimate_is_what_would_be_worked_out_anew(seen: list[tuple[str, int, int]]) -> None:
+    forecast = Forecast()
+    for name, seconds, count in seen:
+        forecast.learn(past(name, seconds, 2 * seconds, count))
+        fresh = Forecast(forecast.past())
+        assert [forecast.expected(one, ONE) for one in NAMES] == [fresh.expected(one, ONE) for one in NAMES]

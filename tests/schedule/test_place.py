@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from falaj.core.execute import Device
 from falaj.schedule.model import CPU, MEMORY, WHOLE, Ask, Node, Role, Shape, Spot
-from falaj.schedule.place import place
+from falaj.schedule.place import Gang, place
 from falaj.schedule.world import World
 
 LEVELS = ("", "node", "island", "rack", "cluster")
@@ -229,3 +229,28 @@ def test_a_gang_lies_in_one_cluster() -> None:
     world = World([machine("a/r/1"), machine("b/r/1"), machine("b/r/2")])
     assert {spot.node[0] for spot in place(world, one(Ask(gpus=8), 2), 2) or ()} == {"b"}
     assert place(world, one(Ask(gpus=8), 3), 3) is None
+
+
+rooms = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3), st.integers(0, 64)), min_size=1, max_size=12)
+gangs = st.tuples(st.integers(0, 5), st.integers(1, 18), st.sampled_from((0, 300)), st.integers(1000, 20_000))
+
+
+@given(rooms, gangs)
+def test_a_few_slots_in_one_cluster_are_placed_as_any_gang(
+    nodes: list[tuple[int, int, int]], gang: tuple[int, int, int, int]
+) -> None:
+    world = World([machine(f"c/r/n{at}", gpus, price=price) for at, (gpus, price, _) in enumerate(nodes)])
+    for at, (gpus, _, taken) in enumerate(nodes):
+        devices = tuple(range(min(taken % 9, gpus)))
+        world.take([Spot(f"c/r/n{at}", 0, devices)], (Role("", Ask(((CPU, 1000 * taken),), gpus=len(devices))),))
+    gpus, want, milli, cpu = gang
+    shape = Shape((Role("w", Ask(((CPU, cpu),), gpus=0 if milli else gpus, milli=milli), want),))
+    world.mix(shape, 3)
+    assert world.is_one
+    found = place(world, shape, want)
+    slow = Gang(world, shape, [want], [0]).place(np.ones(len(nodes), np.bool_))
+    assert found == (None if slow is None else tuple(slow))
+    world.put(machine("d/r/elsewhere"))
+    assert not world.is_one
+    world.drop("d/r/elsewhere")
+    assert world.is_one

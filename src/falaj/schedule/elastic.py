@@ -45,9 +45,12 @@ class Growth:
 
         Whoever gains most comes first, and of equals who has least. Nothing is changed here.
         """
+        candidates = self._candidates(now) if self._knobs.grow else []
+        if not candidates:
+            return ()
         mark = self._world.mark()
         out, charged = [], []
-        for job, gain_of in self._candidates(now) if self._knobs.grow else ():
+        for job, gain_of in candidates:
             more = self._more(job, gain_of, allowed)
             if more:
                 amount = self._world.quota(job.shape, more, 0).tolist()
@@ -62,6 +65,8 @@ class Growth:
 
     def _candidates(self, now: int) -> list[tuple[Job, Callable[[int], int]]]:
         """Jobs that could grow and would gain, best first, and what each gains by so many slots more."""
+        if not self._running.elastic:
+            return []
         table = self._running.table
         able = (table[:, Col.ROOM] > 0) & (table[:, Col.LEAF] >= 0)
         if not able.any():

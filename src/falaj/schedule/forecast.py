@@ -18,6 +18,7 @@ SURE_S = 60
 FEW = 3
 """So many observations weigh as much as all that lies behind them."""
 MANY = 20
+_KEPT = 100_000
 LADDER = sorted({round(2 ** (i / 8)) for i in range(8 * 31)})
 
 Rungs = tuple[int, int]
@@ -76,6 +77,8 @@ class Forecast:
         self._owns: dict[tuple[str, str], Cell] = {}
         self._cells: dict[str, Cell] = {}
         self._leaned: dict[str, Rungs | None] = {}
+        self._expected: dict[tuple[str, str], tuple[int, int] | None] = {}
+        """What was worked out since something that it rests on was learned."""
         for one in past:
             self.learn(one)
 
@@ -91,9 +94,14 @@ class Forecast:
             self._add(name, past, 1)
         if self._mean(pool_cell) != before[0]:
             self._leaned.clear()
+            self._expected.clear()
             return own, who_cell, pool_cell
         self._leaned.pop(who_cell, None)
-        return (own,) if self._lean(who_cell, pool_cell) == before[1] else (own, who_cell)
+        if self._lean(who_cell, pool_cell) != before[1]:
+            self._expected.clear()
+            return own, who_cell
+        self._expected.pop((past.template, past.key), None)
+        return (own,)
 
     def past(self) -> tuple[Past, ...]:
         """All that was learned, sorted."""
@@ -101,9 +109,14 @@ class Forecast:
 
     def expected(self, template: str, shape_key: str) -> tuple[int, int] | None:
         """P50 and P90 of the whole run in seconds; None when nothing like it ever ran."""
-        _, who_cell, pool_cell = cells(template, shape_key)
-        rungs = _blend(self._owns.get((template, shape_key)), self._lean(who_cell, pool_cell))
-        return None if rungs is None else (LADDER[rungs[0]], LADDER[max(rungs)])
+        name = template, shape_key
+        if name not in self._expected:
+            if len(self._expected) >= _KEPT:
+                self._expected.clear()
+            _, who_cell, pool_cell = cells(template, shape_key)
+            rungs = _blend(self._owns.get(name), self._lean(who_cell, pool_cell))
+            self._expected[name] = None if rungs is None else (LADDER[rungs[0]], LADDER[max(rungs)])
+        return self._expected[name]
 
     def left(self, job: Job, shape_key: str, now: int) -> tuple[int, int] | None:
         """Seconds it will still run at P50 and P90; None when nobody knows. `ran_s` counts the attempts before."""

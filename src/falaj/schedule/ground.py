@@ -193,8 +193,9 @@ class Ground:
         due = set()
         while self._ends and self._ends[0][0] <= self.now:
             due.add(heappop(self._ends)[1])
-        for job_id in sorted(due & self.running.keys()):
-            self._expect(self.running[job_id])
+        for job_id in sorted(due):
+            if job_id in self.running:
+                self._expect(self.running[job_id])
 
     def _move(self, job: Job) -> None:
         """It runs in other places: those it keeps are never free in between, or a turn would take them."""

@@ -35,6 +35,8 @@ class Running:
         self.jobs: dict[str, Job] = {}
         self.ids: list[str] = []
         self.rows: dict[str, int] = {}
+        self.elastic: set[str] = set()
+        """Those that may have more slots than they have."""
         self.table = np.zeros((64, 15), np.int64, "F")  # columns are read whole, rows one by one
         self.amounts = np.zeros((64, len(tree.quotas)), np.int64)
         self.base = np.zeros_like(self.amounts)
@@ -68,6 +70,8 @@ class Running:
             job.started, job.risks, job.save_s + job.restart_s,
             job.evictions, job.deadline, job.resized, 0, 0, 0, len(extra), job.shape.most - job.width,
         )  # fmt: skip
+        if job.shape.most > job.width:
+            self.elastic.add(job.id)
         self.expect(job, left_s, now)
         self.amounts[row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
         self.base[row] = (
@@ -95,6 +99,7 @@ class Running:
             return
         row = self.rows.pop(job_id)
         del self.jobs[job_id]
+        self.elastic.discard(job_id)
         self._count(row, -1)
         self.table[row, Col.LEAF] = -1
         self._free_rows.append(row)

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
+from operator import ge
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +26,7 @@ _ROWS = ("free", "dev", "_all", "_whole", "_floor", "_type_of", "_state", "_empt
 _SPARE = 4
 """States are swept when there are so many times more of them than nodes, and some."""
 _SLACK = 1024
-_CUTS = 10_000
+_CUTS, _FEW = 10_000, 4
 Cut = tuple[int, int, int, int, int, bytes]
 """Type, ask, how many slots, what is left on the device that is best to cut, island, and what is left on all."""
 
@@ -81,7 +83,8 @@ class World:
 
     def fits(self, asks: Sequence[int], rows: Sequence[int]) -> Flags:
         """By ask: does a slot of it fit on one of these nodes now?"""
-        return self._columns.fits(np.array(asks, np.int64), np.unique(self._state[rows]))
+        states = np.array([*{*self._state[rows].tolist()}], np.int64)  # few rows: numpy's own takes longer
+        return self._columns.fits(np.array(asks, np.int64), states)
 
     def possible(self, ask: int) -> Small:
         """How many would fit on each node if nothing ran and all were open."""
@@ -162,8 +165,7 @@ class World:
         """These places are taken from now on."""
         known = all(device in self._places[self.row(spot.node)] for spot in spots for device in spot.devices)
         rows = self._move(spots, roles, -1)
-        at = rows[0] if len(rows) == 1 else rows  # of one row a view is enough
-        if not known or (self.free[at] < 0).any() or (self.dev[at] < self._floor[at]).any():
+        if not known or not _within(rows, self.free) or not _within(rows, self.dev, self._floor):
             self._move(spots, roles, 1)
             raise Corrupt(f"{spots[0].node} has less than would be taken there", "report this: it is a defect")
 
@@ -175,8 +177,7 @@ class World:
         """These places are free again. Those on nodes that are gone went with them."""
         spots = [spot for spot in spots if spot.node in self.index]
         rows = self._move(spots, roles, 1)
-        at = rows[0] if len(rows) == 1 else rows
-        if (self.free[at] > self._all[at]).any() or (self.dev[at] > self._whole[at]).any():
+        if not _within(rows, self._all, self.free) or not _within(rows, self._whole, self.dev):
             self._move(spots, roles, -1)
             raise Corrupt(f"more would be given back on {spots[0].node} than it has", "report this: it is a defect")
 
@@ -371,6 +372,17 @@ class World:
         row = self.index.get(name)
         place = None if row is None else self._places[row].get(device)
         return "" if row is None or place is None else self.nodes[row].devices[place].model
+
+
+def _within(rows: list[int], high: Ints | Small, low: Ints | Small | None = None) -> bool:
+    """In these rows, is nothing of the one less than what is in the other, or than nothing?"""
+    if len(rows) > _FEW:
+        return bool((high[rows] >= (0 if low is None else low[rows])).all())
+    for row in rows:  # a few short ones are compared sooner than numpy is asked
+        least = repeat(0) if low is None else low[row].tolist()
+        if not all(map(ge, high[row].tolist(), least)):
+            return False
+    return True
 
 
 def _domain(node: Node, level: str) -> str:
