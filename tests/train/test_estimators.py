@@ -171,7 +171,7 @@ sys.modules["skl2onnx"] = None
 import falaj.train.estimators as ours
 ours.find_spec = lambda name: name == "skops" or None
 pathlib.Path("other").mkdir()
-assert write_estimator(made.model, pathlib.Path("other"), Rows(x, y), {}) == "skops"
+assert write_estimator(made.model, pathlib.Path("other"), Rows(x, y), dict) == "skops"
 import skops.io
 assert (skops.io.load("other/model.skops").predict(x) == said).all()
 """

@@ -77,12 +77,17 @@ def fit_estimator(
     here.progress(0, 1)
     use_cores(estimator)
     estimator.fit(rows.x) if rows.y is None else estimator.fit(rows.x, rows.y)
-    # A figure of the very rows it was fitted on says so in its name.
     answers = Answers(estimator, (apart or rows).x)
-    metrics = measure(estimator, (apart or rows).y, answers, "" if apart else "train_")
-    for name, value in metrics.items():
-        here.metric(name, value, 1)
-    write_estimator(estimator, folder, rows, metrics, (apart, answers), target)
+    metrics: dict[str, float] = {}
+
+    def measured() -> Mapping[str, float]:
+        # A figure of the very rows it was fitted on says so in its name.
+        metrics.update(measure(estimator, (apart or rows).y, answers, "" if apart else "train_"))
+        for name, value in metrics.items():
+            here.metric(name, value, 1)
+        return metrics
+
+    write_estimator(estimator, folder, rows, measured, (apart, answers), target)
     here.progress(1, 1)
     return Fitted(estimator, metrics, folder)
 
@@ -138,15 +143,16 @@ def write_estimator(
     estimator: Any,
     folder: Path,
     rows: Rows,
-    metrics: Mapping[str, float],
+    metrics: Callable[[], Mapping[str, float]],
     apart: tuple[Rows | None, Answers | None] = (None, None),
     target: str = "",
 ) -> str:
     """Write it as ONNX or skops, by what is installed; else its parameters and fitted arrays, which nothing loads back
     by itself. Gives the name of the format. Never a pickle: the platform loads none. Beside it lies its profile: of the
-    rows it was fitted on, and of its answers to those kept apart (`apart`: rows and answers)."""
+    rows it was fitted on, and of its answers to those kept apart (`apart`: rows and answers). `metrics` is asked last:
+    products of matrices leave threads behind that wait in a loop, beside whatever is done then."""
     about: dict[str, Any] = {"class": f"{type(estimator).__module__}.{type(estimator).__qualname__}"}
-    about |= {"columns": list(rows.columns), "metrics": dict(metrics), "rows": len(rows.x), "target": target}
+    about |= {"columns": list(rows.columns), "metrics": {}, "rows": len(rows.x), "target": target}
     made, ends = _as_onnx(estimator, rows) if find_spec("skl2onnx") else (b"", ())
     files: dict[str, bytes] = {}
     if made:
@@ -164,8 +170,6 @@ def write_estimator(
             np.savez(folder / "arrays.npz", **arrays)
         else:
             worker.attempt().note("nothing fitted could be written: install skl2onnx or skops")
-    about["format"] = form
-    put_files(folder, files | {"model.json": json.dumps(about, indent=1, default=str).encode()})
     given, *names = ends or _usual_ends(estimator)
     held, said = apart
     asks: list[Callable[[slice], Any]] = []
@@ -175,6 +179,8 @@ def write_estimator(
         asks.append(lambda some: said.chances[some])
     more = {"weights": weights_of(estimator, rows.columns), "labels": np.asarray(getattr(estimator, "classes_", []))}
     _profiled(folder, rows, held, given, dict(zip(names, asks, strict=False)), target, **more)
+    about |= {"metrics": dict(metrics()), "format": form}
+    put_files(folder, files | {"model.json": json.dumps(about, indent=1, default=str).encode()})
     return form
 
 
