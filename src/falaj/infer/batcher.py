@@ -115,7 +115,7 @@ class Batcher:
             return self._busy(one)
         self._fresh.append(one)
         self._coming = coming
-        if one.rows > LARGE and self.inline and self.curve.expected_s(one.rows, one.key.unit) > LARGE_S:
+        if one.rows > LARGE * one.ask.num and self.inline and self.curve.expected_s(one.rows, one.key.unit) > LARGE_S:
             self.inline = False  # for this one; small ones bring it back
         if not self._due:
             self._due = True
