@@ -1,12 +1,17 @@
 """Going without being missed: /ready says so at once, calls are answered on, streams say where to listen next."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import pytest
 
+from falaj.api import server as listener
 from falaj.api.client import RemotePlatform
 from falaj.api.server import Server, make_server
 from tests.api.conftest import FREE
@@ -90,3 +95,17 @@ def test_a_listener_goes_on_elsewhere_and_misses_nothing() -> None:
         house.ledger.emit("bank", "third.event")
         assert [next(heard)[1].verb for _ in range(2)] == ["second.event", "third.event"]
         there.close()
+
+
+def test_a_thread_that_has_something_to_say_does_not_wait_long_for_one_that_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, before = list[float](), sys.getswitchinterval()
+    made = SimpleNamespace(url="", go=lambda *_: seen.append(sys.getswitchinterval()))
+    monkeypatch.setattr(listener, "make_server", lambda *_, **__: (made, None))
+    house: Any = SimpleNamespace(join=lambda *_: None, start_loops=lambda: None, stop_loops=lambda: None)
+    try:
+        listener.serve(house)
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == [pytest.approx(min(before, listener.SWITCH_S))]
