@@ -11,6 +11,7 @@ from falaj.core.execute import RUNNING, SUCCEEDED, Attempt, NodeFacts, Status
 from falaj.dispatch import crew
 from falaj.dispatch.crew import Crew, Report, Watched
 from falaj.fleet.records import Cluster
+from tests.jobs.lab import until
 
 
 class Site:
@@ -123,3 +124,28 @@ def test_all_that_one_look_finds_wakes_once(team: Crew, site: Site, desk: Desk) 
     while sum(kinds.count("seen") for kinds in desk.heard) < 29:
         assert desk.woken.acquire(timeout=20)
     assert [kinds.count("seen") for kinds in desk.heard if "seen" in kinds] == [29]
+
+
+def test_what_is_launched_is_looked_after_before_anybody_says_so(team: Crew, site: Site, desk: Desk) -> None:
+    site.phase = SUCCEEDED
+    launch(team, 1)
+    site.may.release()
+    while [kind for kinds in desk.heard for kind in kinds] != ["launched", "seen"]:
+        assert desk.woken.acquire(timeout=20)
+    team.watch(Watched("j1", "a-1", "a-1"))
+    assert team._said == {"a-1": SUCCEEDED}, "it would be told again"
+
+
+def test_where_others_run_what_is_launched_is_told_with_what_comes_of_them(
+    team: Crew, site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "GATHER_S", 3600.0)
+    for number in range(1, 5):
+        team.watch(Watched(f"j{number}", attempt(number).id, attempt(number).id))
+    launch(team, 5)
+    site.may.release()
+    until(lambda: "a-5" in team._watched, bool)
+    assert not desk.heard
+    site.phase = SUCCEEDED
+    assert desk.woken.acquire(timeout=20)
+    assert desk.heard == [["launched", *["seen"] * 5]]

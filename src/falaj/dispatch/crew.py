@@ -22,8 +22,9 @@ BROKEN = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, Runti
 NODES_S, CARRY_S = 5.0, 1.0
 YOUNG_S, FEW = 60.0, 32
 """A few young attempts are heard at every poll: somebody may wait for what a server says first."""
-GATHER_S = 0.05
-"""While others are made ready to be launched, so long at most what is launched waits to be written down with them."""
+GATHER_S, SEVERAL = 0.1, 4
+"""While others are made ready to be launched, or run, so long at most what is launched waits to be written down with
+what comes of them."""
 DEADLINE_S = 60.0
 """One call of an executor may take so long; then the crew is left to itself and another takes over."""
 _POLL_S = {"process": 0.1}
@@ -119,6 +120,7 @@ class Crew:
                 self._report("refused", attempt.id, job, str(error), final=final)
             else:
                 self._report("launched", attempt.id, job, handle)
+                self._add(Watched(job, attempt.id, handle))  # it may be over before that is written down
 
         self._orders.put(order)
 
@@ -135,12 +137,17 @@ class Crew:
         self._orders.put(lambda executor: executor.forget(handle))
 
     def watch(self, watched: Watched) -> None:
-        """Look after an attempt until it is over; again, the newest cursor counts."""
+        """Look after an attempt until it is over, from where it was heard last; what we launched we do already."""
+        known = self._watched.get(watched.attempt)
+        if known is None or known.handle != watched.handle:
+            self._add(watched)
+        if self._orders.empty():
+            self._orders.put(lambda executor: None)  # it may be asleep until the next look at its nodes
+
+    def _add(self, watched: Watched) -> None:
         self._said.pop(watched.attempt, None)
         self._since.setdefault(watched.attempt, time.monotonic())
         self._watched = {**self._watched, watched.attempt: watched}
-        if self._orders.empty():
-            self._orders.put(lambda executor: None)  # it may be asleep until the next look at its nodes
 
     def unwatch(self, attempt: str) -> None:
         """It is settled."""
@@ -166,8 +173,8 @@ class Crew:
 
     def _wake_up(self) -> None:
         """Once for all that one call brought; what was launched waits a moment for what will be."""
-        whole = not self.coming or time.monotonic() >= self._launched_at + GATHER_S
-        if self._told or (self._launched_at and whole):
+        alone = not self.coming and len(self._watched) < SEVERAL
+        if self._told or (self._launched_at and (alone or time.monotonic() >= self._launched_at + GATHER_S)):
             self._told, self._launched_at = False, 0.0
             self._wake()
 

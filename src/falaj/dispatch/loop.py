@@ -74,6 +74,8 @@ class JobsLoop:
         self._turn: Turn
         self._leads_until = 0.0
         self._next_cycle = self._next_sweep = self._rested = 0.0
+        self._woken = False
+        """Whether there is a report that somebody wants to be looked at now; others may wait for more."""
         self._took_s = 0.0
         """How long the last decision took."""
         self._strange: dict[str, int] = {}
@@ -111,6 +113,7 @@ class JobsLoop:
             self._drop_crews()
             lead.begin(turn)
         lead.follow()
+        self._woken = False
         self._man_crews()
         # What is told and what is decided of it are written together, unless deciding takes so long that others would
         # wait for their turn to write.
@@ -119,7 +122,7 @@ class JobsLoop:
             self._release_held()
             more = self._decide(turn.ctx.now())
         self._tend()
-        return more or lead.dirty or not self._inbox.empty()
+        return more or lead.dirty or self._woken
 
     def _decide(self, now: float) -> bool:
         """Decide what is due, and write it down; True when there is more to decide."""
@@ -299,7 +302,7 @@ class JobsLoop:
                         raise
                     # Somebody wrote first: read it again, and look at the report once more.
                     self._lead.again(report.job)
-                    self._inbox.put(report)
+                    self._tell(report)
 
     def _take(self, report: Report) -> None:
         if report.kind in ("nodes", "silent"):
@@ -501,6 +504,7 @@ class JobsLoop:
         self._inbox.put(report)
 
     def _wake(self) -> None:
+        self._woken = True
         self._ledger.bells.nudge(INBOX)
 
     def _leading(self) -> bool:
