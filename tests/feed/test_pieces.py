@@ -1,13 +1,17 @@
 """Pieces of a table: what is loaded in one go, and that batches over the edges of windows are whole."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from falaj.feed.feed import Feed
 from falaj.feed.order import Ids
 from falaj.feed.pieces import Columns, Pieces
+from falaj.feed.sources import open_source
 
 COUNTS = [40] * 23 + [17]
 
@@ -58,23 +62,28 @@ def test_a_window_is_loaded_in_one_go_though_its_first_batch_needs_a_part_of_it(
     assert sorted(piece for pieces in loaded for piece in pieces) == list(range(24))
 
 
-def test_a_window_of_which_some_is_held_already_is_one_block_all_the_same() -> None:
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_window_of_which_some_is_held_already_is_one_block_where_rows_are_wide(anew: bool) -> None:
     source, loaded = table(COUNTS, 4)
-    source.order(5, 0)
+    assert source.anew
+    source.anew = anew
     source._get([0, 1, 2, 3])
     source._tell([2, 5, 6, 3])
     held = source._get([5, 2])
-    assert loaded == [[0, 1, 2, 3], [2, 5, 6, 3]]
-    assert held[0][0] is held[1][0]
-    assert [base for _, base in held] == [COUNTS[2], 0]
-    # It is the newest now: nothing of it goes before what was there first.
+    assert loaded == [[0, 1, 2, 3], [2, 5, 6, 3] if anew else [5, 6]]
+    assert (held[0][0] is held[1][0]) == anew
+    assert [int(block["y"][base]) for block, base in held] == [200, 80]
     source._get([7, 8, 9, 10])
-    assert loaded[2:] == [[7, 8, 9, 10]]
-    source._get([2, 3, 5, 6])
-    assert len(loaded) == 3
     source._tell([5, 6])
-    source._get([5, 6])
-    assert len(loaded) == 3, "where all is held, nothing is loaded"
+    source._get([2, 3, 5, 6])
+    assert loaded[2:] == [[7, 8, 9, 10]], "where all is held, nothing is loaded"
+
+
+@pytest.mark.parametrize(("width", "anew"), [(4, False), (2048, True)])
+def test_rows_of_a_table_are_wide_or_narrow(width: int, anew: bool, tmp_path: Path) -> None:
+    rows = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), 50, [None, pa.py_buffer(bytes(range(50)) * width)])
+    pq.write_table(pa.table({"x": rows}), tmp_path / "x.parquet", row_group_size=10, use_dictionary=False)
+    assert open_source(tmp_path / "x.parquet", window=2).anew is anew
 
 
 def test_without_a_shuffle_only_the_pieces_that_come_are_loaded() -> None:

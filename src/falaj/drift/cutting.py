@@ -101,7 +101,9 @@ def ranks(values: Floats, centre: Any, scale: Any) -> NDArray[np.uint16]:
 def rank_counts(values: Floats, centre: float, scale: float) -> Ints:
     """How many numbers of a column have each rank: as they are cut, so that sums over ranks are counts of bins."""
     with np.errstate(over="ignore", invalid="ignore"):
-        small = ((values - centre) * (1 / scale)).astype(np.float32)
+        moved = values - centre
+        moved *= 1 / scale
+        small = moved.astype(np.float32)
     found = np.bincount(_RANK.take(small.view(np.uint16)[_UPPER::2]), minlength=RANKS)
     if found[RANKS - 2]:  # Too large for a float32 is not infinite.
         wild = small[np.isinf(small) & np.isfinite(values)]

@@ -94,11 +94,11 @@ def _with_mixture(bare: Profile, columns: Mapping[str, Array]) -> Profile:
     if not axes:
         return bare
     some = even(bare.rows, _MIXED, 0)
-    scaled = np.empty((len(columns[axes[0].name][some]), len(axes)), np.float32)
+    scaled = np.empty((len(axes), len(columns[axes[0].name][some])), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for at, axis in enumerate(axes):
-            scaled[:, at] = (as_numbers(columns[axis.name][some]) - axis.mean) / spread(axis)
-    found = prepared(scaled)
+            scaled[at] = (as_numbers(columns[axis.name][some]) - axis.mean) / spread(axis)
+    found = prepared(np.ascontiguousarray(scaled.T))
     return replace(bare, mixture=(found.mean, found.spread), tests={**bare.tests, **found.tests})
 
 

@@ -50,6 +50,8 @@ class Pieces:
         """Whether loading only maps a file, so that taking is a mere copy."""
         # About two megabytes: enough to forget what a turn costs, little enough to stay near the processor.
         self.chunk = max(1, min(4096, (sum(counts) << 21) // max(1, size_bytes)))
+        self.anew = joined
+        """Whether a window is loaded as a whole where some of it is held in another block."""
         self.window = window if 0 < window < len(counts) else 0
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
@@ -98,7 +100,7 @@ class Pieces:
     def _together(self, missing: list[int]) -> list[list[int]]:
         """What is loaded in one go. A window as a whole, also where a batch at its edge needs only some of its pieces
         yet, or where others are held from the epoch before: a window in two blocks would be gathered from twice, by
-        every batch."""
+        every batch. Where that costs less than to load, only what is missing."""
         if not self._joined:
             return [[piece] for piece in missing]
         found, left = [], set(missing)
@@ -107,7 +109,7 @@ class Pieces:
             if left.isdisjoint(window):
                 break
             self._told.remove(window)
-            found.append(window)
+            found.append([piece for piece in window if self.anew or piece not in self._held])
             left.difference_update(window)
         return [*found, sorted(left)] if left else found
 

@@ -79,8 +79,10 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
     window = window or min(max(fitting, LEAST), MOST)
     pieces = Pieces(counts, load, size_bytes=size, window=window, joined=True)
     if size <= NARROW * sum(counts) * len(schema.names):
-        # A column is near the processor while its values are picked, and no longer: many at once, then.
+        # A column is near the processor while its values are picked, and no longer: many at once, then. To decode it
+        # takes longer than to pick from two.
         pieces.chunk = max(pieces.chunk, min(AT_ONCE, (sum(counts) << 23) // max(1, size)))
+        pieces.anew = False
     return pieces
 
 
