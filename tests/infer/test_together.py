@@ -6,10 +6,12 @@ import tempfile
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.sheet import TensorSpec
+from falaj.infer.curve import Curve
 from falaj.infer.engine import Engine
 from falaj.infer.keys import Keys
 from falaj.infer.records import Arrays, Config, Journal
@@ -146,6 +148,24 @@ async def test_no_run_is_larger_than_pays() -> None:
     await as_one(door, calls)
     assert runtime.ran == [4, 4, 2]
     await engine.close()
+
+
+def test_many_small_ones_are_no_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Curve, "expected_s", lambda *_: 1.0)  # what is that dear runs in a thread, were it one request
+
+    async def main() -> None:
+        runtime = Doubler()
+        engine = await engine_of(runtime)
+        door, session = door_of(engine), engine.sessions()[0]
+        await as_one(door, [call_of(plain(1.0))] * 2)
+        session.curve.cap = 1024
+        del runtime.ran[:]
+        await as_one(door, [call_of(plain(1.0))] * 300)
+        assert runtime.ran == [300]
+        assert session.batcher.inline
+        await engine.close()
+
+    asyncio.run(main())
 
 
 @on_loop
