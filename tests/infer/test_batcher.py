@@ -382,30 +382,3 @@ async def test_whoever_breaks_on_an_answer_breaks_alone(caplog: pytest.LogCaptur
     await until(lambda: len(got) == 2)
     assert "could not be handed on" in caplog.text
     await engine.close()
-
-
-@on_loop
-async def test_the_first_answer_of_a_run_leaves_before_the_others_are_written() -> None:
-    runtime = Doubler(isolated=True)
-    engine = await engine_of(runtime)
-    runtime.gate.clear()
-    runtime.entered.clear()
-    order: list[Any] = []
-    loop = asyncio.get_running_loop()
-
-    def first(got: Any) -> None:
-        order.append(1)
-        loop.call_soon(order.append, "a turn of the loop")
-
-    engine.submit(ask_of(rows([0])), lambda _: None)
-    await until(runtime.entered.is_set)
-    del runtime.ran[:]
-    for number, done in ((1, first), (2, lambda _: order.append(2)), (3, lambda _: order.append(3))):
-        engine.submit(ask_of(rows([number])), done)
-    await asyncio.sleep(0)
-    runtime.gate.set()
-    await until(lambda: len(order) == 4)
-    assert runtime.ran[-1] == 3
-    assert order == [1, "a turn of the loop", 2, 3]
-    assert engine.statistics("m")["model_stats"][0]["inference_stats"]["success"]["count"] == 4
-    await engine.close()

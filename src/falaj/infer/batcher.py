@@ -10,8 +10,7 @@ import logging
 import threading
 from _thread import allocate_lock
 from asyncio import AbstractEventLoop, TimerHandle
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, thread_time
@@ -67,16 +66,15 @@ class Batcher:
         runtime: Runtime,
         curve: Curve,
         loop: AbstractEventLoop,
-        handing: Callable[[Ran], Iterator[None]],
+        deliver: Callable[[Ran], Any],
         options: Options,
     ) -> None:
-        """`handing` hands a run's answers on, and may stop after the first."""
         self.runtime, self.curve = runtime, curve
         self.took_s = 0.0
         """How long a run takes, lately."""
         self.inline = options.inline
         self.options = options
-        self._loop, self._handing = loop, handing
+        self._loop, self._deliver = loop, deliver
         self._queue = Queue(options.queue)
         self._fresh: list[Waiting] = []
         self._coming = 0
@@ -383,28 +381,14 @@ class Batcher:
             self._loop.call_soon_threadsafe(call, *given)
 
     def _ended(self, results: Sequence[Ran]) -> None:
-        """The first answer leaves by itself: a loop sends at the end of a turn what was written in it, and whoever has
-        an answer can ask again while those of the others are written."""
-        handing = [self._handing(ran) for ran in results]
-        if len(results[0].members) > 1:
-            next(handing[0], None)
-            self._loop.call_soon(self._hand, results, handing)
-        else:
-            self._hand(results, handing)
-
-    def _hand(self, results: Sequence[Ran], handing: Sequence[Iterator[None]]) -> None:
-        """The others."""
-        for left in handing:
-            deque(left, 0)
         self._measure(results)
+        for ran in results:
+            self._deliver(ran)
         with self._lock:
             self._ran -= 1
         if self.options.delay_s or self._queue.size:
             self._again()
         self._rest()
-
-    def _deliver(self, ran: Ran) -> None:
-        deque(self._handing(ran), 0)
 
     # ---- runs
 

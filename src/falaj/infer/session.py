@@ -4,7 +4,7 @@ new version is another session.
 
 import logging
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from time import monotonic, thread_time
@@ -49,7 +49,7 @@ class Session:
         self._made = [(one.name, one.datatype) for one in self.outputs]
         self._at = {one.name: index for index, one in enumerate(self.outputs)}
         self._keys: dict[Any, Key] = {}
-        self.batcher = Batcher(runtime, self.curve, loop, self._handing, _options(config, runtime))
+        self.batcher = Batcher(runtime, self.curve, loop, self._deliver, _options(config, runtime))
         states = states_of(sheet, self.inputs, self.outputs) if sheet.stateful else []
         hidden, kept = {one.spec.name for one in states}, {one.output for one in states}
         self.shown_inputs = tuple(one for one in self.inputs if one.name not in hidden)
@@ -177,8 +177,8 @@ class Session:
             if name not in self._at:
                 raise Invalid(f"the model has no output {name[:80]!r}", f"it gives {_said(self.outputs)}")
 
-    def _handing(self, ran: Ran) -> Iterator[None]:
-        """Hand a run's answers on, the first one by itself. An error goes to each of its members."""
+    def _deliver(self, ran: Ran) -> None:
+        """Hand a run's answers on. An error goes to each of its members."""
         statistics, members = self.statistics, ran.members
         self.ran = ran
         if isinstance(ran.outputs, FalajError):
@@ -191,7 +191,6 @@ class Session:
             return
         began, outputs = monotonic(), ran.outputs
         start = rows = num = 0
-        took_s = 0.0
         add = statistics.queue.add
         lone = len(members) == 1
         for one in members:
@@ -204,14 +203,9 @@ class Session:
                     one.done(self._answer(one.ask, outputs, start, 0 if lone else rows))
                 except BROKEN:  # whoever writes the answer broke: the others are answered all the same
                     _log.exception("an answer could not be handed on")
-            if not start:
-                took_s = monotonic() - began
-                self.ran = None
-                yield
-                self.ran, began = ran, monotonic()
         self.ran, ended = None, monotonic()
         statistics.last = ended
-        statistics.ran(rows, num, ran.ended - ran.began, took_s + ended - began)
+        statistics.ran(rows, num, ran.ended - ran.began, ended - began)
 
     def _answer(self, ask: Ask, outputs: Any, start: int, end: int) -> Answer:
         made = []
