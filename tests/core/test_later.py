@@ -11,8 +11,10 @@ from falaj.core.later import put_off
 put_off("outer.slow")
 import outer
 assert outer.ran == []
+stand_in = outer.slow
 assert outer.slow.VALUE == 3
 assert outer.ran == ["slow"]
+assert vars(stand_in)["VALUE"] == 3, "it asks again and again"
 put_off("outer.slow")
 from outer import slow
 assert slow.VALUE == 3 and outer.ran == ["slow"]

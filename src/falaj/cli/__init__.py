@@ -78,7 +78,7 @@ def _run(arguments: list[str], *, alone: bool) -> int:
         command, after = after[0], [*after[1:], "--help"]
     if command not in COMMANDS and command not in DESKS:
         return _unknown(command)
-    if alone:
+    if alone and command in DESKS:  # commands of our own may run for months
         from falaj.cli.light import start_light
 
         start_light()

@@ -20,8 +20,11 @@ def put_off(name: str, **known: Any) -> None:
         if wanted == "__path__":  # asked of every module that something is imported from: is it a package?
             raise AttributeError(wanted)
         if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
-        return getattr(import_module(name), wanted)
+            sys.modules.pop(name, None)  # another thread may have
+        loaded = import_module(name)
+        # Who has the stand-in keeps it: from now on it answers by itself.
+        vars(stand_in).update(vars(loaded))
+        return getattr(loaded, wanted)
 
     stand_in.__getattr__ = load
     vars(stand_in).update(known)
