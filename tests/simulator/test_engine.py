@@ -56,3 +56,15 @@ def test_work_done_and_work_lost_are_the_seconds_that_were_held(
         width, lost = role.count * role.ask.gpus, engine.lost[load.job.id]
         assert not load.job.resumes or not lost
         assert abs((life.ran - load.work_s) * width - lost) <= width * (1 + life.job.evictions), load.job.id
+
+
+def test_who_is_done_before_it_has_saved_is_done() -> None:
+    """One that is to give way, and has less to do than to save, ends: nothing of it runs again."""
+    first = Load(Job("low", "root/a", Shape(slots(16, 8), band=2), 0, resumes=True, save_s=5), 303.0, loses=False)
+    made = [first, Load(Job("owner", "root/b", Shape(slots(4, 8), band=2), 300), 50.0)]
+    engine = Told(replayed(machines(2, 8), QUEUES, made))
+    engine.lost = Counter()
+    engine.run()
+    assert engine.lost.keys() == {"low"}, "it was not asked to give way"
+    life = engine.lives["low"]
+    assert (life.ran, life.job.evictions) == (303.0, 0)

@@ -138,7 +138,10 @@ class Engine:
         life = self.lives[eviction.job]
         life.number += 1
         if life.job.save_s:
-            self._will(now + min(life.job.save_s, eviction.grace_s), STOPPED, eviction.job, life.number)
+            stop = now + min(life.job.save_s, eviction.grace_s)
+            end = life.since + life.debt + max(life.left, 0.0) / life.speed
+            # Whoever is done before it has saved is done.
+            self._will(min(stop, end), ENDED if end <= stop else STOPPED, eviction.job, life.number)
         else:
             self._stopped(life, now)
 
