@@ -3,11 +3,15 @@ our threads against its default.
 
     python bench/train_cpu.py
 
-Both ways take turns in one process, in an order that changes with every round, on the same arrays; a ratio is the
-median over rounds of ours by bare. ROUNDS and ROWS make it longer or shorter.
+Both ways take turns in one process on the same arrays, in every order equally often, since whoever comes next pays for
+what the one before left behind; a ratio is the median over rounds of ours by bare. Where our threads and cores are
+torch's own choice there is nothing to compare, and the ratio is 1; two ranks side by side are where it matters. ROUNDS
+and ROWS make it longer or shorter.
 """
 
 import contextlib
+import gc
+import itertools
 import json
 import os
 import statistics
@@ -26,7 +30,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = int(os.environ.get("ROUNDS", "7"))
+ROUNDS = int(os.environ.get("ROUNDS", "12"))
 ROWS = int(os.environ.get("ROWS", "40000"))
 Bar = tuple[float, float, bool, str]
 Work = Callable[[Path], object]
@@ -100,9 +104,10 @@ def compared(ours: Work, bare: Work) -> tuple[float, float, str]:
     """Ratios of CPU seconds and of seconds; and the same of the bare library against itself, which is the noise."""
     took: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": [], "again": []}
     works = {"ours": ours, "bare": bare, "again": bare}
+    orders = list(itertools.permutations(works))
     for number in range(-1, ROUNDS):
-        names = list(works)
-        for name in names[number % 3 :] + names[: number % 3]:
+        for name in orders[number % len(orders)]:
+            gc.collect()
             with tempfile.TemporaryDirectory() as folder:
                 began, cpu = time.perf_counter(), time.process_time()
                 works[name](Path(folder))
@@ -117,17 +122,17 @@ def compared(ours: Work, bare: Work) -> tuple[float, float, str]:
 
 
 TORCH = """
-import json, sys, time
+import os, sys, time
 import torch
 if sys.argv[1] == "ours":
     from falaj.train.cpus import apply
     from falaj.train.options import Options
-    apply(Options())
+    apply(Options(), int(sys.argv[2]), int(sys.argv[3]))
+print(torch.get_num_threads(), torch.get_num_interop_threads(), sorted(os.sched_getaffinity(0)), flush=True)
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 10))
 x, y = torch.randn(256, 256), torch.randint(0, 10, (256,))
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
-took = []
 for line in sys.stdin:
     began = time.perf_counter()
     for _ in range(15):
@@ -140,29 +145,49 @@ for line in sys.stdin:
 
 def threads() -> dict[str, Bar]:
     """Steps a second with the threads and cores of `falaj.train.cpus`, by those of torch's default."""
+    alone, same, note = beside(1)
+    note = f"the same threads and cores as torch's default, measured {alone:.3f}; {note}" if same else note
+    found: dict[str, Bar] = {"torch_threads": (1.0 if same else alone, 1.0, True, note)}
+    ratio, _, note = beside(2)
+    return found | {"torch_threads_two_ranks": (ratio, 1.0, True, note)}
+
+
+def beside(ranks: int) -> tuple[float, bool, str]:
+    """The ratio of both ways with some ranks at once, whether both chose the same, and a note."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     env |= {"PYTHONPATH": str(ROOT / "src")}
     started = {
-        way: subprocess.Popen(
-            [sys.executable, "-c", TORCH, way], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
+        way: [
+            subprocess.Popen(
+                [sys.executable, "-c", TORCH, way, str(rank), str(ranks)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+            for rank in range(ranks)
+        ]
         for way in ("ours", "default")
     }
+    chosen = {way: [_line(one) for one in group] for way, group in started.items()}
     rates: dict[str, list[float]] = {"ours": [], "default": []}
     for number in range(-1, 4 * ROUNDS):
         for way in ("ours", "default") if number % 2 else ("default", "ours"):
-            one = started[way]
-            assert one.stdin
-            assert one.stdout
-            print("go", file=one.stdin, flush=True)
-            rate = float(one.stdout.readline())
+            for one in started[way]:
+                print("go", file=one.stdin, flush=True)
+            rate = sum(float(_line(one)) for one in started[way])
             if number >= 0:
                 rates[way].append(rate)
-    for one in started.values():
+    for one in itertools.chain(*started.values()):
         one.communicate()
     ratio = statistics.median(a / b for a, b in zip(rates["ours"], rates["default"], strict=True))
     note = f"{statistics.median(rates['ours']):.0f} steps/s; torch's default {statistics.median(rates['default']):.0f}"
-    return {"torch_threads": (ratio, 1.0, True, note)}
+    return ratio, chosen["ours"] == chosen["default"], note
+
+
+def _line(one: "subprocess.Popen[str]") -> str:
+    assert one.stdout
+    return one.stdout.readline()
 
 
 def main() -> int:
