@@ -2,10 +2,12 @@
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from falaj.api.app import App
 from falaj.api.server import Server
 from falaj.core.settings import Limits
 from tests.api.small import AMAL_TOKEN, SmallHouse, serving
@@ -36,6 +38,20 @@ def http(server: Server) -> Iterator[httpx.Client]:
 def anonymous(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, trust_env=False, timeout=20) as client:
         yield client
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that went the ordinary way."""
+    seen: list[str] = []
+    ordinary = App._http
+
+    async def counted(app: App, scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await ordinary(app, scope, receive, send)
+
+    monkeypatch.setattr(App, "_http", counted)
+    return seen
 
 
 def raw(server: Server, data: bytes, timeout_s: float = 20.0) -> bytes:

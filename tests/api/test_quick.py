@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from falaj.api import connection
-from falaj.api.app import App
 from falaj.api.quick import BODY_BYTES
 from falaj.api.server import Server
 from falaj.core.context import Context
@@ -43,20 +42,6 @@ def house() -> SmallHouse:
 def often(house: SmallHouse) -> SmallHouse:
     house.echo = house.desks["echo"] = Often()
     return house
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that went the ordinary way."""
-    seen: list[str] = []
-    ordinary = App._http
-
-    async def counted(app: App, scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["path"])
-        await ordinary(app, scope, receive, send)
-
-    monkeypatch.setattr(App, "_http", counted)
-    return seen
 
 
 @pytest.fixture

@@ -96,20 +96,6 @@ def taking(server: Server) -> Iterator[Taking]:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that went the ordinary way."""
-    seen: list[str] = []
-    ordinary = App._http
-
-    async def counted(app: App, scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["path"])
-        await ordinary(app, scope, receive, send)
-
-    monkeypatch.setattr(App, "_http", counted)
-    return seen
-
-
-@pytest.fixture
 def known(http: httpx.Client, taking: Taking, slow: list[str]) -> httpx.Client:
     """A client whom the gate has seen a moment ago, and sees again."""
     del taking

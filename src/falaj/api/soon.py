@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from falaj.api.routes import Ask
 
 TRIES = 6
-"""How often a call is tried again that others met at the same moment; nothing of it happened."""
+"""How often a call is tried again that others met at the same moment; nothing of it happened. MLflow's clients would
+give up."""
+
+
+def pause_s(turn: int) -> float:
+    """How long to wait before that: each time longer, and by chance, so that those who met do not meet again."""
+    return float(secrets.randbelow(1000) * 1e-5 * 2**turn)
 
 
 class Lane(Protocol):
@@ -81,10 +87,8 @@ class Soon:
     def set_result(self, outcome: Outcome) -> None:
         """The lane is done with it."""
         if isinstance(outcome.error, Stale) and self._tries < TRIES:
-            # Others wrote the same things at that moment. MLflow's clients would give up.
-            pause = secrets.randbelow(1000) * 1e-5 * 2**self._tries
+            self._line.loop.call_later(pause_s(self._tries), self._again)
             self._tries += 1
-            self._line.loop.call_later(pause, self._again)
             return
         self._say(outcome)
 

@@ -1,7 +1,6 @@
 """Every path of MLflow's REST API that we answer, mounted on the guarded router. What is not here does not exist."""
 
 import asyncio
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from falaj.api.mlflow import artifacts, experiments, outputs, registry, runs, tr
 from falaj.api.mlflow.coding import Endpoint, Visit, read_query, reader_of, said
 from falaj.api.mlflow.names import MAIN, project_of
 from falaj.api.routes import Ask, Route
-from falaj.api.soon import TRIES, Work
+from falaj.api.soon import TRIES, Work, pause_s
 from falaj.api.wire import check_depth
 from falaj.core.context import Context
 from falaj.core.errors import Stale
@@ -86,8 +85,7 @@ class Facade:
         for turn in range(TRIES):
             if not isinstance(outcome.error, Stale):
                 break
-            # Others wrote the same things at that moment, and nothing of this happened. MLflow's clients would give up.
-            await asyncio.sleep(secrets.randbelow(1000) * 1e-5 * 2**turn)
+            await asyncio.sleep(pause_s(turn))
             outcome = await lane(_within, one, visit, asked, needs=needs)
         return self._answer(visit, outcome)
 
