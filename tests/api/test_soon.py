@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api import lanes, soon
+from falaj.api import gate, lanes, soon
 from falaj.api.answers import Answer, render
 from falaj.api.app import App
 from falaj.api.lanes import Outcome
@@ -19,7 +19,7 @@ from falaj.api.quick import BODY_BYTES, Quick
 from falaj.api.routes import Ask
 from falaj.api.server import Server
 from falaj.api.soon import Work
-from falaj.core.context import Context
+from falaj.core.context import Actor, Context
 from falaj.core.errors import Invalid, NotFound, Stale
 from falaj.core.settings import Limits
 from falaj.core.verb import verb
@@ -230,6 +230,70 @@ def test_a_server_that_goes_answers_what_is_under_way_and_says_so(
             got += chunk
     assert b"wait for amal" in got
     assert b"connection: close" in got
+
+
+class Lookups:
+    """A clock of the gate's own, and whom it asks who somebody is."""
+
+    def __init__(self, server: Server) -> None:
+        self.now, self.count = 1000.0, 0
+        self.hold = threading.Event()
+        self.hold.set()
+        self.gate, self._whois = server.app.gate, server.app.gate.whois
+        self.gate._clock, self.gate.whois = lambda: self.now, self.whois
+        self.gate.forget()
+
+    def whois(self, token: str) -> Actor:
+        found = self._whois(token)
+        self.count += 1
+        self.hold.wait(20)
+        return found
+
+    def settled(self, count: int) -> None:
+        wait_until(lambda: self.count == count and not self.gate._asking, 20)
+
+
+@pytest.fixture
+def lookups(server: Server, known: httpx.Client, slow: list[str]) -> Lookups:
+    made = Lookups(server)
+    assert said(known, "hello").status_code == 200
+    made.settled(1)
+    slow.clear()
+    return made
+
+
+def test_who_goes_on_asking_never_waits_to_be_looked_up(known: httpx.Client, lookups: Lookups, slow: list[str]) -> None:
+    for count in range(2, 6):
+        lookups.now += gate.KNOWN_S * gate.AHEAD - 0.01
+        assert said(known, "soon").status_code == 200
+        assert lookups.count == count - 1
+        lookups.now += 0.02
+        assert said(known, "again").status_code == 200
+        lookups.settled(count)
+    assert slow == []
+
+
+def test_who_is_nobody_any_more_is_not_known_for_longer(
+    house: SmallHouse, known: httpx.Client, lookups: Lookups
+) -> None:
+    house.tokens.clear()
+    lookups.now += 0.9 * gate.KNOWN_S
+    assert said(known, "last").status_code == 200
+    wait_until(lambda: not lookups.gate._asking, 20)
+    assert said(known, "late").status_code == 401
+
+
+def test_who_was_looked_up_before_people_changed_is_looked_up_again(
+    known: httpx.Client, lookups: Lookups, slow: list[str]
+) -> None:
+    lookups.hold.clear()
+    lookups.now += 0.9 * gate.KNOWN_S
+    assert said(known, "before").status_code == 200
+    lookups.gate.forget()
+    lookups.hold.set()
+    lookups.settled(2)
+    assert said(known, "after").status_code == 200
+    assert (lookups.count, slow) == (3, [PATH])
 
 
 def asked(server: Server, text: str, path: str = PATH) -> bytes:

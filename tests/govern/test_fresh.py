@@ -1,14 +1,15 @@
 """Small facts kept for a second: never older, never from a transaction that was undone, never past a change."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
+from falaj.core.errors import Unavailable
 from falaj.core.ref import Ref
-from falaj.govern.fresh import STALE_S, Fresh
+from falaj.govern.fresh import AHEAD, STALE_S, Fresh
 from falaj.store.ledger import Ledger, Writer
 
 THING = Ref("thing", "p", "n")
@@ -94,3 +95,63 @@ def test_memory_is_bounded(ledger: Ledger, clock: list[float]) -> None:
         fresh.get(key)
     assert loads == [1, 2, 3, 1]
     assert len(fresh._kept) <= 2
+
+
+def test_what_is_asked_for_is_read_again_before_it_is_too_old(ledger: Ledger, clock: list[float]) -> None:
+    asked: list[Callable[[], None]] = []
+    ledger.beside = asked.append
+    fresh = kept(ledger)
+    assert fresh.get(THING) == ""
+    with ledger.write(CTX) as tx:
+        write(ledger, tx, "new")
+    clock[0] = STALE_S * AHEAD
+    assert (fresh.get(THING), asked) == ("", [])
+    clock[0] += 0.1
+    assert (fresh.get(THING), fresh.get(THING), len(asked)) == ("", "", 1)
+    asked.pop()()
+    assert fresh.get(THING) == "new"
+    clock[0] += STALE_S - 0.01
+    assert (fresh.get(THING), len(asked)) == ("new", 1)
+
+
+def test_what_cannot_be_read_ahead_is_read_by_who_finds_it_too_old(ledger: Ledger, clock: list[float]) -> None:
+    def load(key: str) -> str:
+        if fails:
+            raise Unavailable("the store is away")
+        return key
+
+    def refuse(work: Callable[[], None]) -> None:
+        raise Unavailable("nobody reads ahead any more")
+
+    fails, asked = list[str](), list[Callable[[], None]]()
+    fresh: Fresh[str, str] = Fresh(ledger, load)
+    fresh.get("k")
+    clock[0] = 0.9 * STALE_S
+    ledger.beside = refuse
+    assert fresh.get("k") == "k"
+    ledger.beside = asked.append
+    assert fresh.get("k") == "k"
+    fails.append("k")
+    asked.pop()()
+    assert fresh.get("k") == "k"
+    clock[0] = STALE_S
+    with pytest.raises(Unavailable):
+        fresh.get("k")
+
+
+def test_a_reading_that_took_long_does_not_replace_a_later_one(ledger: Ledger, clock: list[float]) -> None:
+    def load(key: str) -> str:
+        if clock[0] == 0.6 * STALE_S:
+            clock[0] = STALE_S
+            assert fresh.get(key) == "later"
+            return "earlier"
+        return "later" if clock[0] else "first"
+
+    asked: list[Callable[[], None]] = []
+    ledger.beside = asked.append
+    fresh: Fresh[str, str] = Fresh(ledger, load)
+    fresh.get("k")
+    clock[0] = 0.6 * STALE_S
+    assert fresh.get("k") == "first"
+    asked.pop()()
+    assert fresh.get("k") == "later"

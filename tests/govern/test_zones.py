@@ -1,6 +1,6 @@
 """Zones: the desk on a real ledger, grants from proposal to revocation, and what the guard sees of them, when."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -332,6 +332,21 @@ def test_the_view_is_kept_between_changes(here: Town) -> None:
     assert kept.of("bank", NOW) is first
     kept.forget()
     assert kept.of("bank", NOW) is not first
+
+
+def test_the_view_is_read_again_beside_those_who_ask(here: Town) -> None:
+    ticks, asked = [0.0], list[Callable[[], None]]()
+    here.ledger.beside = asked.append
+    kept = PlaceView(here.ledger, REGIMES, clock=lambda: ticks[0])
+    first = kept.of("bank", NOW)
+    ticks[0] = 0.8 * FRESH_S
+    assert kept.of("bank", NOW) is kept.of("bank", NOW) is first
+    (again,) = asked
+    again()
+    second = kept.of("bank", NOW)
+    assert second is not first
+    ticks[0] = 1.2 * FRESH_S
+    assert kept.of("bank", NOW) is second
 
 
 def test_a_clock_that_goes_back_is_not_trusted(here: Town) -> None:

@@ -72,6 +72,8 @@ class App:
         store = house.ledger.store
         ahead = store.ahead if isinstance(store, CanReadAhead) else None
         self.lanes = Lanes(house.ledger.group, lanes, inline=house.settings.embedded, ahead=ahead)
+        if not house.settings.embedded:
+            house.ledger.beside = self.lanes.beside
         self.gate = Gate(house, self.lanes, hosts)
         self.router = Router()
         self._limits = house.settings.limits

@@ -5,6 +5,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ from falaj.api.lanes import Lanes, Outcome
 from falaj.api.limits import Buckets
 from falaj.api.routes import Ask
 from falaj.core.context import Actor, Context
-from falaj.core.errors import Denied, Invalid, QuotaExceeded, Unauthenticated
+from falaj.core.errors import Denied, Invalid, QuotaExceeded, Unauthenticated, Unavailable
 from falaj.govern.people import GUEST
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ KNOCK, KNOCKER = b"/v1/knock/", replace(GUEST, id="knock")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KNOWN_S = 1.0
 """A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
+AHEAD = 0.5
+"""When so much of that is over, who goes on asking is looked up again beside their calls, so that none waits for it."""
 CERTIFIED_S = 5.0
 """The same for the certificate of an agent, whose every answer would have to wait for it."""
 KNOWN = 4096
@@ -56,6 +59,7 @@ class Gate:
         self.whois: Callable[[str], Actor] = house.authenticate
         self._known: dict[bytes, _Known] = {}
         self._asking: dict[bytes, asyncio.Future[Outcome]] = {}
+        self._turn = 0
 
     def check_place(self, ask: Ask) -> None:
         """The name the caller used must be ours (rebinding), and a browser must have come from our own pages."""
@@ -89,6 +93,7 @@ class Gate:
         if known is None or self._clock() >= known.until or ask.certified:
             return False
         ask.token, ask.actor = known.token, known.actor
+        self._renew(self.shown(ask), known)
         return self._rates.wait((known.actor.tenant, known.actor.id), self._clock()) <= 0.0
 
     def spend(self, ask: Ask) -> None:
@@ -116,6 +121,7 @@ class Gate:
 
     def forget(self) -> None:
         """Ask identity again for everyone: people or tokens changed."""
+        self._turn += 1
         self._known.clear()
 
     async def record(self, ask: Ask, reason: str) -> None:
@@ -132,6 +138,7 @@ class Gate:
         known = self._known.get(header)
         if known is not None and self._clock() < known.until:
             ask.token = known.token
+            self._renew(header, known)
             return known.actor
         if not header and ask.path in (EXCHANGE, JOIN) and ask.method == "POST":
             return self._guest(ask)
@@ -144,18 +151,37 @@ class Gate:
         wait = self._failures.wait(ask.peer, self._clock()) if known is None else 0.0
         if wait > 0.0:
             raise too_fast(wait, "too many unknown tokens came from your address")
-        # Many requests with one token ask identity once.
-        asking = self._asking.get(header)
-        if asking is None:
-            asking = self._asking[header] = self._lanes.outside(self.whois, ask.token)
-            asking.add_done_callback(lambda _: self._asking.pop(header, None))
-        actor, error = await asyncio.shield(asking)
+        actor, error = await asyncio.shield(self._ask(header, ask.token))
         if error is not None:
             if isinstance(error, Unauthenticated):
                 self._known.pop(header, None)
                 self._failures.take(ask.peer, self._clock())
             raise error
         return self._remember(header, ask.token, actor)
+
+    def _ask(self, header: bytes, token: str) -> asyncio.Future[Outcome]:
+        """Who a token is. Many requests with one token ask identity once."""
+        asking = self._asking.get(header)
+        if asking is None:
+            asking = self._asking[header] = self._lanes.outside(self.whois, token)
+            asking.add_done_callback(lambda _: self._asking.pop(header, None))
+        return asking
+
+    def _renew(self, header: bytes, known: "_Known") -> None:
+        """Look somebody up again who will soon not be known any more."""
+        if header in self._asking or self._clock() < known.until - known.lasts * AHEAD:
+            return
+        turn = self._turn
+
+        def found(asked: asyncio.Future[Outcome]) -> None:
+            actor, error = asked.result()
+            if isinstance(error, Unauthenticated):
+                self._known.pop(header, None)  # the next call asks by itself, and is told
+            elif error is None and turn == self._turn:
+                self._remember(header, known.token, actor)
+
+        with suppress(Unavailable):  # nobody is looked up any more; who is not known then is told so
+            self._ask(header, known.token).add_done_callback(found)
 
     async def _certified(self, ask: Ask) -> Actor:
         """The agent whose certificate this is; one that was removed, or joined anew since, is nobody."""
@@ -181,7 +207,7 @@ class Gate:
         lasts = min(known_s, actor.expires - time.time()) if actor.expires else known_s
         if len(self._known) >= KNOWN:
             self._known.clear()
-        self._known[header] = _Known(actor, token, self._clock() + lasts)
+        self._known[header] = _Known(actor, token, self._clock() + lasts, lasts)
         return actor
 
 
@@ -189,6 +215,7 @@ class _Known(NamedTuple):
     actor: Actor
     token: str
     until: float
+    lasts: float
 
 
 def _bearer(header: bytes) -> str:

@@ -140,6 +140,10 @@ class Lanes:
         self._outside.run(lambda: self._answer(_Job(future, run, args)))
         return future
 
+    def beside(self, work: Callable[[], None]) -> None:
+        """Have it done beside the calls. Nobody waits for it, nor hears of it when it fails."""
+        self._outside.run(lambda: _drop(attempt(work, ())))
+
     def _queued(
         self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...], needs: Sequence[Key], to: Waiter | None
     ) -> asyncio.Future[Outcome]:
@@ -250,6 +254,11 @@ def attempt(run: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
         return Outcome(run(*args))
     except Exception as error:  # noqa: BLE001 - the one place of the edge; the renderer logs what is not ours
         return Outcome(None, error)
+
+
+def _drop(outcome: Outcome) -> None:
+    """Whoever needs what was not done does it, and meets the error."""
+    del outcome
 
 
 def _deliver(batch: Sequence[_Job], outcomes: Sequence[Outcome]) -> None:

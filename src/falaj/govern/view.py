@@ -1,7 +1,8 @@
 """The places as they stand now, for the guard's hot path: zones, regimes, and one tenant's grants in force.
 
 Kept for half a second at most, and dropped at once when this process changes one, so that a revocation made by another
-replica is seen within a second. What cannot be read is not guessed: the error goes to the guard, which denies.
+replica is seen within a second; where the store is far away they are read again ahead of that, beside the calls. What
+cannot be read is not guessed: the error goes to the guard, which denies.
 """
 
 import time
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.govern.approvals import find_approval, standing, stricter
+from falaj.govern.fresh import AHEAD, Ahead
 from falaj.govern.grants import digest
 from falaj.govern.records import Grant, Places, Regime, Zone
 from falaj.store.codec import from_plain
@@ -41,18 +43,25 @@ class PlaceView:
         self._turn = 0
         self._changed = 0
         self._kept: dict[str, _Kept] = {}
+        self._ahead = Ahead[str](ledger, lambda tenant: self._read(tenant, time.time()))
 
     def of(self, tenant: str, now: float) -> Places:
         """The places as this tenant's movements are judged by, at most FRESH_S old."""
         kept = self._kept.get(tenant)
-        clock = self._clock()
-        if kept is not None and kept.turn == self._turn and 0 <= clock - kept.at < FRESH_S:
+        if kept is not None and kept.turn == self._turn and 0 <= (age := self._clock() - kept.at) < FRESH_S:
+            if age > FRESH_S * AHEAD:
+                self._ahead.ask(tenant)
             return kept.places
-        turn, since = self._turn, self._ledger.since
+        return self._read(tenant, now)
+
+    def _read(self, tenant: str, now: float) -> Places:
+        clock, turn, since = self._clock(), self._turn, self._ledger.since
         places = self._load(tenant, now)
-        if not self._ledger.transacting and self._changed <= since:
+        kept = self._kept.get(tenant)
+        newer = kept is not None and kept.turn == turn and clock < kept.at <= self._clock()
+        if not self._ledger.transacting and self._changed <= since and not newer:
             # Inside a transaction what was read may yet be undone: good for this call, not for others. So is what a
-            # group read that began before the last change.
+            # group read that began before the last change, or before another reading that ended first.
             if len(self._kept) >= _TENANTS:
                 self._kept.clear()
             self._kept[tenant] = _Kept(clock, turn, places)

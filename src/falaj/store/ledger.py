@@ -56,10 +56,10 @@ class Ledger:
         self.cipher = cipher
         self.bundled = isinstance(store, CanBundle)
         self.local = _Local()
-        self.counts = Counts()
-        self.bells = Bells()
-        self._noting = threading.Lock()
-        self._noted = 0
+        self.counts, self.bells = Counts(), Bells()
+        self.beside: Callable[[Callable[[], None]], None] | None = None
+        """Who reads something ahead of those that will ask for it; None where the store is at hand, or nobody does."""
+        self._noting, self._noted = threading.Lock(), 0
 
     def read(self, ctx: Context) -> "Reader":
         """One snapshot to read from; inside a transaction of this thread, that transaction."""
