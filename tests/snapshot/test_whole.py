@@ -3,13 +3,16 @@
 import os
 import random
 import sqlite3
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from falaj.core.errors import Invalid
 from falaj.snapshot import state as state_file
-from falaj.snapshot.scan import mark, marks, meet, runs, stamp_of, walk
+from falaj.snapshot.scan import MARK_BYTES, mark, marks, meet, runs, stamp_of, walk
+from falaj.snapshot.stamps import Stamper
 from falaj.snapshot.verify import verify
 from falaj.snapshot.whole import look
 from falaj.snapshot.write import Written, publish_folder
@@ -130,10 +133,42 @@ def test_many_at_a_time_are_marked_as_one_by_one_is(tmp_path: Path) -> None:
     os.utime(folder / "a", ns=(-5_000_000_001, -5_000_000_001))
     (folder / "b" / "link").symlink_to("nowhere")
     one_by_one = [mark(found.path, stamp_of(found.stat)) for found in walk(folder)]
-    together = [marks(run) for run in runs(folder)]
-    for part in (0, 1):
-        assert b"".join(each[part] for each in one_by_one) == b"".join(each[part] for each in together)
-    assert len(b"".join(each[1] for each in together)) == 6 * 40
+    for ask in (None, Stamper()):
+        together = [marks(run, ask) for run in runs(folder)]
+        for part in (0, 1):
+            assert b"".join(each[part] for each in one_by_one) == b"".join(each[part] for each in together)
+        assert len(b"".join(each[1] for each in together)) == 6 * MARK_BYTES
+
+
+def test_a_stamp_tells_every_change_that_a_stat_tells(tmp_path: Path) -> None:
+    folder, ask = fill(tmp_path / "f", {b"a": b"1", b"b": b"22"}), Stamper()
+    file, fd = folder / "a", os.open(folder, os.O_RDONLY)
+    seen = [ask.of(fd, [b"a", b"b"])]
+    at = file.stat().st_mtime_ns
+    for change in (
+        lambda: file.write_bytes(b"2"),  # of the same size
+        lambda: os.utime(file, ns=(at, at + 1)),
+        lambda: os.utime(file, ns=(at, at + 1_000_000_000)),
+        lambda: file.chmod(0o744),
+        lambda: (folder / "c").write_bytes(b"2") and (folder / "c").replace(file),
+        lambda: file.write_bytes(b"333"),
+    ):
+        time.sleep(0.02)  # longer than the clock's tick
+        change()
+        seen.append(ask.of(fd, [b"a", b"b"]))
+    assert len(set(seen)) == 7
+    assert {stamps[MARK_BYTES:] for stamps in seen if stamps} == {seen[0][MARK_BYTES:] if seen[0] else b""}
+    # Reading changes nothing that counts.
+    assert file.read_bytes() == b"333"
+    assert ask.of(fd, [b"a", b"b"]) == seen[-1]
+    # Also where others wait for the interpreter, and not at all where one is gone.
+    over = threading.Event()
+    (waiting := threading.Thread(target=over.wait)).start()
+    assert Stamper().of(fd, [b"a", b"b"]) == seen[-1]
+    over.set()
+    waiting.join()
+    assert ask.of(fd, [b"a", b"gone", b"b"]) is None
+    os.close(fd)
 
 
 def test_what_goes_while_it_is_looked_at_is_gone_and_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -141,10 +176,27 @@ def test_what_goes_while_it_is_looked_at_is_gone_and_what_is_no_file_is_refused(
     for run in runs(folder):
         (folder / "b").unlink()
         found = [mark(each.path, stamp_of(each.stat)) for each in walk(folder)]
-        assert marks(run) == (b"".join(path for path, _ in found), b"".join(stamp for _, stamp in found))
+        for ask in (None, Stamper()):
+            assert marks(run, ask) == (b"".join(path for path, _ in found), b"".join(stamp for _, stamp in found))
         (folder / "a").unlink()
         (folder / "c").unlink()
         assert marks(run) == (b"", b"")
     os.mkfifo(folder / "pipe")
     with pytest.raises(Invalid, match="pipe is a pipe"):
         look(folder, ())
+    with pytest.raises(Invalid, match="pipe is a pipe"):
+        [marks(run, Stamper()) for run in runs(folder)]
+
+
+@pytest.mark.usefixtures("steady")
+def test_an_unchanged_folder_is_known_by_its_stamps_after_any_history(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder, state, base = fill(tmp_path / "f", MANY), tmp_path / "s", None
+    for turn in range(4):
+        done = publish_folder(folder, warehouse, base=base, state=state)
+        base = warehouse.open(done.tree)
+        # Whoever passes the files would ask for the rows that are gone.
+        with sqlite3.connect(state) as db:
+            db.execute("DELETE FROM files")
+        again = publish_folder(folder, warehouse, base=base, state=state)
+        assert (again.kept_files, again.read_files, again.tree) == (len(content(folder)), 0, done.tree)
+        fill(folder, {b"!first%d" % turn: b"x", b"d05/x0851": b"turn %d" % turn, b"zz%d" % turn: b"y"})

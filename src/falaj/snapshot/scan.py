@@ -51,8 +51,12 @@ _LEAST, _AVERAGE, _MOST = 16 << 10, 64 << 10, 256 << 10
 _ZEROS = memoryview(bytes(_MOST if CUTTER == "fastcdc" else _AVERAGE))
 _STAMP = struct.Struct("<QqqQI")
 STAMP_BYTES = _STAMP.size
+_MARK = struct.Struct("=QqQqQQQ")
+MARK_BYTES = _MARK.size
 _NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
-_RUN = 1024
+RUN = 1024
+"""How many names of a folder are looked at together, at most."""
+_SECOND = 1_000_000_000
 _LEAVES = frozenset({stat.S_IFREG, stat.S_IFLNK})
 _KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
@@ -77,7 +81,15 @@ class Run(NamedTuple):
 
 
 Marks = tuple[bytes, bytes]
-"""The paths of some files, each with a zero behind it, and their stamps, each five numbers of eight bytes."""
+"""The paths of some files, each with a zero behind it, and their stamps, each seven numbers of eight bytes."""
+
+
+class Ask(Protocol):
+    """What knows the stamps of many files at once (stamps.py)."""
+
+    def of(self, folder: int, names: Sequence[bytes]) -> bytes | None:
+        """As `mark` writes them; None where they must be asked for one by one."""
+        ...
 
 
 class Keep(Protocol):
@@ -123,10 +135,7 @@ def meet(run: Run) -> Iterator[Found]:
     _, fd, prefix, names = run
     while names:
         name = names.pop()
-        try:
-            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except FileNotFoundError:  # deleted a moment ago is deleted
-            found = None
+        found = _seen(fd, name)
         if found is None:
             continue
         if found.st_mode & 0o170000 not in _LEAVES:
@@ -134,34 +143,41 @@ def meet(run: Run) -> Iterator[Found]:
         yield Found(prefix + name, fd, name, found)
 
 
-def marks(run: Run) -> Marks:
+def marks(run: Run, ask: Ask | None = None) -> Marks:
     """Every path of a run and every stamp, as `mark` writes them. Little more than one stat a file."""
     _, fd, prefix, names = run
-    names, stat_of, values = names[::-1], os.stat, list[int]()
-    gone: set[bytes] = set()
-    for name in names:
-        try:
-            found = stat_of(name, dir_fd=fd, follow_symlinks=False)
-            values += (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode)
-        except FileNotFoundError:
-            gone.add(name)
-    if gone:
-        names = [name for name in names if name not in gone]
+    names = names[::-1]
+    stamps = ask.of(fd, names) if ask is not None else None
+    if stamps is None:
+        found = [(name, seen) for name in names if (seen := _seen(fd, name)) is not None]
+        names = [name for name, _ in found]
+        stamps = b"".join([_written(stamp_of(seen)) for _, seen in found])
     if not names:
         return b"", b""
-    if not _LEAVES.issuperset([mode & 0o170000 for mode in set(values[4::5])]):
-        strange = next(at for at, mode in enumerate(values[4::5]) if mode & 0o170000 not in _LEAVES)
-        raise _no_file(prefix + names[strange], values[4::5][strange])
-    try:
-        stamps = struct.pack(f"<{len(values)}Q", *values)
-    except struct.error:  # a time before 1970
-        stamps = struct.pack(f"<{len(values)}Q", *[value & 0xFFFFFFFFFFFFFFFF for value in values])
+    modes = memoryview(stamps).cast("Q")[6::7].tolist()
+    if not _LEAVES.issuperset([mode & 0o170000 for mode in set(modes)]):
+        strange = next(at for at, mode in enumerate(modes) if mode & 0o170000 not in _LEAVES)
+        raise _no_file(prefix + names[strange], modes[strange])
     return prefix + (b"\0" + prefix).join(names) + b"\0", stamps
 
 
 def mark(path: bytes, stamp: bytes) -> Marks:
     """A path and its stamp, as fingerprints are made of: what many of them have is one after the other."""
-    return path + b"\0", stamp + bytes(4)
+    return path + b"\0", _written(stamp)
+
+
+def _written(stamp: bytes) -> bytes:
+    """A stamp as the kernel writes it: times are seconds, and nanoseconds beside them."""
+    size, written, changed, inode, mode = _STAMP.unpack(stamp)
+    return _MARK.pack(size, *divmod(written, _SECOND), *divmod(changed, _SECOND), inode, mode)
+
+
+def _seen(fd: int, name: bytes) -> os.stat_result | None:
+    """What a name in a folder is; None when it is gone: deleted a moment ago is deleted."""
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _runs(folder: Path) -> Iterator[tuple[int, bytes, list[bytes]]]:
@@ -301,7 +317,9 @@ def _hole(fd: int, start: int, size: int) -> int:
 def _leaves(names: list[bytes]) -> list[bytes]:
     """What comes before the next folder of a listing; taken off it, so that what was visited is let go."""
     end = at = len(names)
-    while at and end - at < _RUN and names[at - 1][-1] != 47:  # 47 is the slash
+    if b"/" not in b"".join(names[-RUN:]):  # the usual folder, without one inside
+        at = max(0, end - RUN)
+    while at and end - at < RUN and names[at - 1][-1] != 47:  # 47 is the slash
         at -= 1
     run = names[at:]
     del names[at:]

@@ -6,13 +6,13 @@ or in one that a change before it made begin elsewhere, is passed file by file.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from blake3 import blake3
 
-from falaj.snapshot.scan import Marks, marks, runs
+from falaj.snapshot.scan import Ask, Marks, marks, runs
 
 _HEAD = struct.Struct("<32s32sIQHH")
 
@@ -76,17 +76,25 @@ class Fingerprint:
 
 def look(folder: Path, pages: Sequence[KeptPage]) -> Plan:
     """Compare the stamps of a folder with those of its pages; no file is opened."""
-    whole, part, same, at = Fingerprint(), Fingerprint(), set(), 0
-    cuts = [page.last for page in pages]
-    for run in runs(folder, cuts):
+    part, parts, at = Fingerprint(), dict[int, bytes](), 0
+    ask = _stamper() if pages else None  # a folder of less than a page is not worth the loading
+    for run in runs(folder, [page.last for page in pages]):
         if run.cut != at:
-            if part.digest() == pages[at].stamps:
-                same.add(at)
+            parts[at] = part.digest()
             part, at = Fingerprint(), run.cut
-        held = marks(run)
-        whole.add(held)
-        if at < len(pages):
-            part.add(held)
-    if at < len(pages) and part.digest() == pages[at].stamps:
-        same.add(at)
-    return Plan(pages, frozenset(same), whole.digest())
+        part.add(marks(run, ask))
+    parts[at] = part.digest()
+    same = frozenset(at for at, page in enumerate(pages) if parts.get(at) == page.stamps)
+    tail = parts.pop(len(pages), Fingerprint().digest())
+    return Plan(pages, same, fingerprint_of(parts.values(), tail))
+
+
+def fingerprint_of(pages: Iterable[bytes], tail: bytes) -> bytes:
+    """Of a whole folder: the stamps of its pages in order, and of the files behind the last of them."""
+    return blake3(b"".join([*pages, tail])).digest()
+
+
+def _stamper() -> Ask:
+    from falaj.snapshot.stamps import Stamper
+
+    return Stamper()

@@ -14,7 +14,7 @@ from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
 from falaj.snapshot.scan import Found, Marks, mark, meet, read_file, read_link, runs, stamp_of
 from falaj.snapshot.state import State, discard, is_settled
-from falaj.snapshot.whole import Fingerprint, KeptPage, Plan, look
+from falaj.snapshot.whole import Fingerprint, KeptPage, Plan, fingerprint_of, look
 
 __all__ = ["Sink", "Written", "compose", "publish_folder"]
 
@@ -89,7 +89,6 @@ class _Folder:
         self._plan = plan
         self._advance = advance
         self._done = 0
-        self._hashed = Fingerprint()
         self._settled = True
         self._read = self._kept = 0
         self._num_files = self._size_bytes = 0
@@ -103,7 +102,8 @@ class _Folder:
     def fingerprint(self) -> bytes:
         """Of all that was seen; empty where a file is so young that it may change unseen."""
         # What changed since the first look has other stamps than those of that look, and is found the next time.
-        return (self._plan.fingerprint or self._hashed.digest()) if self._settled else b""
+        stamps = [page.stamps for page, _ in self._closed]
+        return fingerprint_of(stamps, Fingerprint(self._open.marks).digest()) if self._settled else b""
 
     def publish(self, folder: Path) -> Written:
         """The whole pass."""
@@ -111,7 +111,6 @@ class _Folder:
             if not self._takes(run.cut):
                 for found in meet(run):
                     self._add(found)
-        self._hashed.add(self._open.marks)
         done = self._out.finish(self._pages.finish(), self._num_files, self._size_bytes)
         self._advance(self._done)
         return replace(done, read_files=self._read, kept_files=self._kept)
@@ -159,7 +158,6 @@ class _Folder:
 
     def _close(self, last: bytes) -> None:
         page, self._open = self._open, _OpenPage()
-        self._hashed.add(page.marks)
         marks = Fingerprint(page.marks).digest() if page.settled else bytes(32)
         kept = KeptPage(page.first, last, self._pages.leaf, marks, len(page.lines), page.size_bytes, ())
         self._closed.append((kept, page.touched))
