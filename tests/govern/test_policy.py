@@ -1,8 +1,10 @@
 """Decisions: guardrails against every question of a small universe, whatever a tenant adds; and deny when in doubt."""
 
 import itertools
+import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -416,3 +418,30 @@ def test_a_text_that_does_not_fit_the_schema_is_not_kept(bad: str) -> None:
     for wrong in (replace(texts, guardrails=f'@id("x") {bad}'), replace(texts, permits=f'@id("x") {bad}')):
         with pytest.raises(Invalid, match="schema"):
             Authorizer({}, texts=wrong).check_house()
+
+
+def test_the_parsed_form_is_kept_for_one_text_and_made_anew_where_it_is_spoiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    text = house_texts(ACTIONS).guardrails
+    other = 'forbid (principal, action, resource) when { context.purpose == "x" };'
+    made = engine.kept_json(text, None)
+    assert engine.kept_json(text, tmp_path) == made
+    (file,) = tmp_path.iterdir()
+    assert engine.kept_json(other, tmp_path) == engine.kept_json(other, None) != made
+    assert len(list(tmp_path.iterdir())) == 2
+    kept = file.read_bytes()
+    # One that reads as JSON and says another thing, half of one, and what is no text.
+    for spoiled in (kept.replace(b"forbid", b"permit", 1), kept[: len(kept) // 2], b"\xff\n{}", b""):
+        file.write_bytes(spoiled)
+        assert engine.kept_json(text, tmp_path) == made
+        assert file.read_bytes() == kept
+    # It is read, and not only written.
+    monkeypatch.setattr(engine, "_json", lambda _: "{}")
+    assert engine.kept_json(text, tmp_path) == made
+    assert engine.kept_json(text, tmp_path / "nowhere") == "{}"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file.unlink()
+    assert engine.kept_json(text, tmp_path) == "{}"
+    assert not file.exists()

@@ -6,8 +6,11 @@ allow and deny. `ask` therefore allows only when the answer is Allow, no rule er
 
 import hashlib
 import json
+import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
@@ -101,7 +104,7 @@ def check_rules(text: str, schema: Any) -> None:
 @lru_cache(maxsize=8)
 def parse_rules(text: str, layer: str) -> tuple[Rule, ...]:
     """Every policy of a text of ours, named by its @id, or Invalid."""
-    trees = _parse(text)
+    trees = _trees(kept_json(text, _kept_in()))
     rules = tuple(_rule(str(tree.get("annotations", {}).get("id", "")), layer, tree) for tree in trees)
     if len({rule.id for rule in rules}) != len(rules) or any(not rule.id for rule in rules):
         raise Invalid(f"two policies of {layer} share a name, or one has none", "give each an @id of its own")
@@ -211,11 +214,46 @@ def _distrust(result: Any) -> Answer:
     return Answer(result.decision is cedarpy.Decision.Allow, tuple(sorted(result.diagnostics.reasons)))
 
 
+def kept_json(text: str, folder: Path | None) -> str:
+    """Cedar's JSON of a text of ours, kept from one start to the next: reading it takes a tenth of making it.
+
+    It lies where Python keeps the bytecode of this module, and is trusted as that is: who can write there is our
+    author. Named by the text and by the engine that read it, it is of no other; a spoiled one is made anew.
+    """
+    engine = Path(cedarpy.__file__).stat()
+    name = f"rules-{digest_of((text, f'{engine.st_size} {engine.st_mtime_ns}'))[:32]}.json"
+    with suppress(OSError, ValueError):
+        if folder is not None:
+            mark, _, kept = (folder / name).read_text(encoding="utf-8").partition("\n")
+            if mark == digest_of((kept,)):
+                return kept
+    made = _json(text)
+    with suppress(OSError):
+        if folder is not None and not sys.dont_write_bytecode:
+            fresh = folder / f"{name}.{os.getpid()}"
+            fresh.write_text(f"{digest_of((made,))}\n{made}", encoding="utf-8")
+            fresh.replace(folder / name)
+    return made
+
+
+def _kept_in() -> Path | None:
+    """The folder of this module's bytecode; None where Python has none."""
+    return Path(__spec__.cached).parent if __spec__.cached else None
+
+
 def _parse(text: str) -> list[dict[str, Any]]:
+    return _trees(_json(text))
+
+
+def _json(text: str) -> str:
     try:
-        document = json.loads(cedarpy.policies_to_json_str(text))
+        return str(cedarpy.policies_to_json_str(text))
     except (ValueError, RecursionError) as error:
         raise _no_cedar(error) from error
+
+
+def _trees(text: str) -> list[dict[str, Any]]:
+    document = json.loads(text)
     if document.get("templates") or document.get("templateLinks"):
         raise Invalid("the policy is a template", "write principals and resources out")
     trees = document["staticPolicies"]

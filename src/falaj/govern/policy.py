@@ -94,6 +94,12 @@ def _check_house(texts: Texts) -> None:
         check_rules(text, parse_schema(texts.schema))
 
 
+@lru_cache(maxsize=4)
+def _house_rules(texts: Texts) -> RuleSet:
+    """The same for every house of this process: what was cut out of them for one serves the next."""
+    return RuleSet((*parse_rules(texts.guardrails, "guardrail"), *parse_rules(texts.permits, "role")), texts.hash)
+
+
 class Authorizer:
     """Decides. `narrowing` gives a tenant's own policies by name: asked each time, a new mapping on each change."""
 
@@ -106,8 +112,7 @@ class Authorizer:
         self.texts = texts or house_texts(actions)
         self.actions = dict(self.texts.actions)
         self.narrowing = narrowing or (lambda tenant: {})
-        self._house = parse_rules(self.texts.guardrails, "guardrail") + parse_rules(self.texts.permits, "role")
-        self._bare = RuleSet(self._house, self.texts.hash)
+        self._bare = _house_rules(self.texts)
         self._current: dict[str, tuple[Mapping[str, str], RuleSet]] = {}
         self._compiled = lru_cache(maxsize=1024)(self._compile)
         self._cached = lru_cache(maxsize=16384)(self._decide)
@@ -161,7 +166,7 @@ class Authorizer:
     def _compile(self, own: tuple[tuple[str, str], ...]) -> RuleSet:
         # Kept under the schema of another version, it may name what is no more; then nothing is allowed until it goes.
         added = tuple(self._narrowing(name, text) for name, text in own)
-        return RuleSet(self._house + added, policy_hash(self.texts.hash, dict(own)))
+        return RuleSet((*self._bare.rules.values(), *added), policy_hash(self.texts.hash, dict(own)))
 
     def _decide(self, rules: RuleSet, actor: Actor, action: str, cell: Cell, facts: Facts) -> Decision:
         frozen = freeze(actor, action, cell, facts)
