@@ -33,6 +33,7 @@ class Work:
     def __init__(self, do: Callable[[Turn], bool], name: str = "work", every_s: float = 30.0) -> None:
         self.name, self.every_s, self._do, self.eager = name, every_s, do, True
         self.hears: tuple[str, ...] = ()
+        self.minds: set[str] = set()
 
     def step(self, turn: Turn) -> bool:
         return self._do(turn)
@@ -304,3 +305,23 @@ def test_outcomes_are_kept_for_a_week_and_then_forgotten(ledger: Ledger, clock: 
     sweep.run_once()
     assert [ledger.outcome(ctx, "f") for ctx in asked] == [None, None, None]
     assert len(ledger.tail()) == 3, "the events stay"
+
+
+def test_one_that_minds_some_things_is_woken_by_those_as_long_as_it_does(ledger: Ledger) -> None:
+    work = Work(lambda turn: False, every_s=3600.0)
+    work.minds = {"note"}
+    running = Loops(ledger, "one", [work])
+    running.start()
+    running.stop()  # nobody takes notice any more: what woke it stays to be seen
+    turner, ctx = running._turners[0], Context(Actor("ann", HOUSE), "home")
+
+    def woken(rev: int | None) -> bool:
+        turner._awake.clear()
+        advance(ledger, ctx, rev)
+        return turner._awake.is_set()
+
+    assert not woken(None)
+    work.minds.add("job")
+    assert woken(1)
+    work.minds.discard("job")
+    assert not woken(2)

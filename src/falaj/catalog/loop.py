@@ -21,6 +21,7 @@ class StageLoop:
 
     name = "stages"
     eager = True
+    minds = frozenset({"approval"})
 
     def __init__(self, ledger: Ledger, catalog: Stages, residency: Residency, every_s: float = SWEEP_S) -> None:
         self.every_s = every_s
@@ -29,7 +30,7 @@ class StageLoop:
         self._residency = residency
         self._heard = True
         self._swept = 0.0
-        # Every commit wakes an eager loop; only what people say of an approval is worth a look at every tenant.
+        # Whatever happens to an approval wakes us; only what people say of one is worth a look at every tenant.
         catalog.watch(self._listen)
 
     def step(self, turn: Turn) -> bool:

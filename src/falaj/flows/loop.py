@@ -74,6 +74,8 @@ class FlowLoop:
         self._failures: dict[Name, int] = {}
         self._jobs: dict[Name, Ref] = {}
         """The run of each job that is not over."""
+        self.minds = {"turn"}
+        """Jobs, too, while we wait for one."""
         self._turn: Turn
         self._heard: SimpleQueue[Name] = SimpleQueue()
         desk.watch(lambda tenant, turn: self._heard.put((tenant, turn)))
@@ -102,7 +104,16 @@ class FlowLoop:
             else:
                 self._failures.pop((tenant, ref), None)
         self._rested = time.monotonic() + GAP_S
-        return bool(self._due)
+        return self._mind() or bool(self._due)
+
+    def _mind(self) -> bool:
+        """Be woken by jobs while we wait for any; True when we begin to, and something may have been said already."""
+        if not self._jobs:
+            self.minds.discard("job")
+            return False
+        begins = "job" not in self.minds
+        self.minds.add("job")
+        return begins
 
     def _search(self, turn: Turn) -> None:
         """Find the runs that are not over: at first, and now and then, for those that others began."""

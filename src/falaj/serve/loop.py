@@ -47,6 +47,8 @@ class ServeLoop:
         self._token = 0
         self._watch: Watch
         self._known: set[Key] = set()
+        self.minds = {books.ENDPOINT}
+        """Replicas and jobs, too, while there is an endpoint."""
         self._past: dict[Key, dict[int, Past]] = {}
         self._tidied: dict[Key, float] = {}
         self._asleep: set[Key] = set()
@@ -93,11 +95,13 @@ class ServeLoop:
 
     def _begin(self, turn: Turn) -> None:
         """Follow the log from here, and read what there is. While there is no endpoint, jobs are nothing to us."""
+        self.minds.update(KINDS)
         self._watch = Watch(self._ledger, *KINDS)
         with self._ledger.read(turn.ctx) as tx:
             found = [one for tenant in tenants(self._ledger) for one in every(tx, books.ENDPOINT, tenant)]
         self._known = {(one.key.tenant, one.ref.bare) for one in found}
         if not self._known:
+            self.minds.intersection_update({books.ENDPOINT})
             self._watch = Watch(self._ledger, books.ENDPOINT)
         self._token, self._looked, self._past, self._asleep = turn.token, turn.ctx.now(), {}, set()
 

@@ -14,8 +14,11 @@ class Watch:
     def changed(self) -> set[tuple[str, Ref]]:
         """Every (tenant, thing) that something was said of since the last call."""
         found: set[tuple[str, Ref]] = set()
+        end = self._ledger.store.end()
         for kind in self._cursors:
             while facts := self._ledger.tail(self._cursors[kind], kind=kind, limit=1000):
                 self._cursors[kind] = facts[-1].pos
                 found |= {(fact.event.tenant, fact.event.subject.bare) for fact in facts}
+            # Of what is before it we have seen all: where others say much, it need not be passed over every time.
+            self._cursors[kind] = max(self._cursors[kind], end)
         return found

@@ -1,17 +1,21 @@
 """Who is woken by what: callbacks after a commit, of those who hear everything and of those who hear some kinds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 
 class Bells:
     """Callbacks, which are quick and never raise. Threads share them: they are only ever added to."""
 
     def __init__(self) -> None:
-        self._hung: tuple[tuple[frozenset[str], Callable[[], None]], ...] = ()
+        self._hung: tuple[tuple[Set[str], Callable[[], None]], ...] = ()
 
     def hang(self, callback: Callable[[], None], kinds: Iterable[str]) -> bool:
-        """One more, for these kinds or for everything; whether it is the first."""
-        first, self._hung = not self._hung, (*self._hung, (frozenset(kinds), callback))
+        """One more, for these kinds or for everything; whether it is the first.
+
+        A set of kinds is kept as it is: whoever changes it is told of what it says then.
+        """
+        heard = kinds if isinstance(kinds, Set) else frozenset(kinds)
+        first, self._hung = not self._hung, (*self._hung, (heard, callback))
         return first
 
     def ring(self, kinds: Iterable[str] | None = None) -> None:

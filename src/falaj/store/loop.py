@@ -54,8 +54,9 @@ class Loop(Protocol):
 
     name: str
     every_s: float
-    """How long it rests. One that has `eager = True` is also woken by every commit, one that has `hears` at once by
-    commits of others about things of those kinds, and by no more; one that has `close` is closed."""
+    """How long it rests. One that has `eager = True` is also woken by every commit, or, where it has `minds`, a set
+    that it may change, by those about things of these kinds; one that has `hears` at once by commits of others about
+    things of those kinds, and by no more; one that has `close` is closed."""
 
     def step(self, turn: Turn) -> bool: ...
 
@@ -75,7 +76,7 @@ class Loops:
     def start(self) -> None:
         """Start a thread for each loop."""
         for turner in self._eager:
-            self._ledger.on_commit(turner.wake, turner.hears)
+            self._ledger.on_commit(turner.wake, turner.hears or getattr(turner.loop, "minds", ()))
         for turner in self._turners:
             thread = threading.Thread(target=turner.run, name=f"falaj-loop-{turner.loop.name}", daemon=True)
             self._threads.append(thread)
