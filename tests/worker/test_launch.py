@@ -31,7 +31,8 @@ def test_output_is_kept_in_order_and_by_rank(tmp_path: Path) -> None:
 
 
 def test_a_process_finds_what_it_needs(tmp_path: Path) -> None:
-    named = {"inputs": {"my-data": "/in"}, "outputs": {"model": "/out"}, "checkpoints": "/keep", "env": {"LR": "0.1"}}
+    keep = str(tmp_path / "kept" / "keep")
+    named = {"inputs": {"my-data": "/in"}, "outputs": {"model": "/out"}, "checkpoints": keep, "env": {"LR": "0.1"}}
     code = (tmp_path / "code").absolute()
     code.mkdir()
     slot = SlotUnderTest(tmp_path, "sh", "-c", "env; pwd", code=str(code), run="run:p/1", **named)
@@ -47,13 +48,25 @@ def test_a_process_finds_what_it_needs(tmp_path: Path) -> None:
         "FALAJ_LOCAL_RANK": "0",
         "FALAJ_INPUT_MY_DATA": "/in",
         "FALAJ_OUTPUT_MODEL": "/out",
-        "FALAJ_CHECKPOINTS": "/keep",
+        "FALAJ_CHECKPOINTS": keep,
         "FALAJ_OUTBOX": str(tmp_path / "outbox"),
         "FALAJ_CONTEXT_FILE": str(tmp_path / "context.json"),
         "LR": "0.1",
     }
     assert {name: seen.get(name) for name in wanted} == wanted
     assert slot.log().splitlines()[-1] == str(code)
+
+
+@pytest.mark.parametrize(("left", "slots"), [("", 1), ("a", 1), ("", 2)])
+def test_folders_that_nobody_made_are_made_and_empty_ones_go(tmp_path: Path, left: str, slots: int) -> None:
+    code, kept = tmp_path / "code", tmp_path / "all" / "kept"
+    both = [{"index": index, "node": "n", "processes": 1} for index in range(slots)]
+    words = f"pwd; ls -d $FALAJ_CHECKPOINTS; touch {left}" if left else "pwd; ls -d $FALAJ_CHECKPOINTS"
+    slot = SlotUnderTest(tmp_path, "sh", "-c", words, code=str(code), checkpoints=str(kept), slots=both)
+    assert slot.end()["code"] == 0
+    assert slot.log().splitlines() == [str(code), str(kept)]
+    assert code.exists() == (bool(left) or slots > 1), "another slot may still work there"
+    assert kept.is_dir()
 
 
 def test_a_killed_rank_ends_the_slot(tmp_path: Path) -> None:

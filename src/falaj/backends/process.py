@@ -33,6 +33,7 @@ from falaj.backends.process_cage import Cages, powers
 from falaj.backends.process_files import (
     Known,
     Seen,
+    alone,
     kill,
     known,
     known_by,
@@ -95,8 +96,10 @@ class ProcessExecutor:
         self._limits = Limits(wanted.get("cgroup", ""))
         self._wanted = wanted
         self._first = this_machine(wanted, self._limits.kind)
+        self._fixed = {node.name: node for node in self._first}
         self._cages = Cages(wanted, self._root)
         self._nursery = Nursery()
+        self._given = _given()
         self._seen: dict[str, Known] = {}
         self._bundle: tuple[bytes, str] = (b"", "")
 
@@ -147,15 +150,15 @@ class ProcessExecutor:
         self._check(attempt)
         with _may_fail("this machine cannot start the attempt"):
             folder = self._folder_of(attempt)
-            with locked(folder / "claim"):
+            with alone(folder):
                 context = folder / "context.json"
-                self._lay_bundle(folder, attempt.launcher)
-                if not os.path.exists(context):  # noqa: PTH110 - for every attempt, as below
+                new = not os.path.exists(context)  # noqa: PTH110 - for every attempt, as below
+                if new:
                     document = self._document(attempt, folder)
                     write(context, json.dumps(document).encode())
                     self._remember(attempt.id, known_by(folder, os.stat(context), document))  # noqa: PTH116
                 for slot in attempt.slots:
-                    if look(folder, slot.index).phase == WAITING:
+                    if new or look(folder, slot.index).phase == WAITING:
                         self._nursery.begin(context, slot.index, self._environment(attempt, slot))
         return attempt.id
 
@@ -220,6 +223,8 @@ class ProcessExecutor:
 
     @property
     def _nodes(self) -> dict[str, NodeFacts]:
+        if not self._wanted.get("most"):
+            return self._fixed
         facts = self._first
         if kinds := self.templates():
             pool = read_json(self._root / "pool.json")
@@ -256,25 +261,26 @@ class ProcessExecutor:
                 raise Invalid(f"the node {slot.node} has no device {min(strange)}", f"it has {len(node.devices)}")
 
     def _folder_of(self, attempt: Attempt) -> Path:
-        entry = self._root / attempt.id
-        if not attempt.folder:
-            entry.mkdir(mode=0o700, exist_ok=True)
-        elif not entry.exists():
-            Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                entry.symlink_to(Path(attempt.folder).absolute())
+        """Where it lies, made where it is not there; without pathlib, for it is asked for every attempt."""
+        entry = f"{self._root}/{attempt.id}"
+        with contextlib.suppress(FileExistsError):
+            if attempt.folder in ("", entry):
+                os.mkdir(entry, 0o700)  # noqa: PTH102
+            elif not os.path.exists(entry):  # noqa: PTH110
+                Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.symlink(os.path.abspath(attempt.folder), entry)  # noqa: PTH100, PTH211
         real = f"{self._real}/{attempt.id}"
         return Path(os.path.realpath(entry) if os.path.islink(entry) else real)  # noqa: PTH114
 
-    def _lay_bundle(self, folder: Path, launcher: bytes) -> None:
-        """What lets processes `from falaj import worker` in any Python: written once, and only named in each folder."""
-        if launcher:
-            if self._bundle[0] is not launcher:
-                self._bundle = launcher, str((self._root / f"falaj-worker-{zlib.crc32(launcher):08x}.pyz").absolute())
-            if not os.path.exists(kept := self._bundle[1]):  # noqa: PTH110 - for every attempt
-                write(Path(kept), launcher)
-            with contextlib.suppress(FileExistsError):
-                os.symlink(kept, f"{folder}/falaj-worker.pyz")  # noqa: PTH211
+    def _lay_bundle(self, launcher: bytes) -> str:
+        """What lets processes `from falaj import worker` in any Python, written once; where it lies."""
+        if not launcher:
+            return ""
+        if self._bundle[0] is not launcher:
+            self._bundle = launcher, str((self._root / f"falaj-worker-{zlib.crc32(launcher):08x}.pyz").absolute())
+        if not os.path.exists(kept := self._bundle[1]):  # noqa: PTH110 - for every attempt
+            write(Path(kept), launcher)
+        return kept
 
     def _known(self, handle: str) -> Known | None:
         found = known(f"{self._root}/{handle}", self._seen.get(handle)) if _ID.fullmatch(handle) else None
@@ -290,9 +296,11 @@ class ProcessExecutor:
     def _document(self, attempt: Attempt, folder: Path) -> dict[str, Any]:
         """The context with what only this machine knows: all slots meet on loopback, on a port free now, each on cores
         of its own."""
-        given: dict[str, Any] = dict(attempt.context)
+        given: dict[str, Any] = {**attempt.context, "bundle": self._lay_bundle(attempt.launcher)}
         world = sum(slot.processes for slot in attempt.slots)
-        port = (given.get("rendezvous") or {}).get("port") or _free_ports(world)
+        port = (given.get("rendezvous") or {}).get("port", 0)
+        if not port and (world > 1 or attempt.framework != "plain"):  # one alone meets nobody
+            port = _free_ports(world)
         cores = self._choose_cores(attempt, folder)
         slots = [dict(slot) | {"cores": cores.get(slot["index"], [])} for slot in given["slots"]]
         ours = {"folder": str(folder), "own": not attempt.folder, "slots": slots}
@@ -324,16 +332,11 @@ class ProcessExecutor:
         return phase == RUNNING or (phase == WAITING and time.time() < at + _BEGIN_S)
 
     def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:
-        own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        # `python` is that of the environment which is active where we run, or else our own: it is always found.
-        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-        first = [f"{active}/bin"] if active else []
-        path = os.pathsep.join((*first, str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         known = {device.index: device.id for device in self._nodes[slot.node].devices}
         devices = ",".join(known[index] or str(index) for index in slot.devices)
         cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)
         ours = {"CUDA_VISIBLE_DEVICES": devices} | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
-        return own | {"PATH": path} | dict(attempt.env) | dict(attempt.secret_env) | ours
+        return {**self._given, **attempt.env, **attempt.secret_env, **ours}
 
     def _status(self, handle: str) -> Status:
         if (attempt := self._known(handle)) is None:
@@ -382,6 +385,16 @@ class ProcessExecutor:
             for slot in range(len(one.nodes)):
                 if (seen := look(one.folder, slot)).phase == RUNNING:
                     kill(seen.pid, number)
+
+
+def _given() -> dict[str, str]:
+    """What every attempt finds of our own environment."""
+    own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    # `python` is that of the environment which is active where we run, or else our own: it is always found.
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    first = [f"{active}/bin"] if active else []
+    path = os.pathsep.join((*first, str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return own | {"PATH": path}
 
 
 def _whole_cores(slot: Slot) -> int:

@@ -58,6 +58,17 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """The same with a folder that is there: a file to lock would be one more to make."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
 def _is_held(path: str) -> bool:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -136,16 +147,23 @@ def context_of(folder: Path) -> dict[str, Any]:
 
 def read_json(path: str | Path) -> dict[str, Any]:
     """An object from a file; an empty one when there is none."""
+    data = read_file(path, 0, _MOST_BYTES)
+    if not data:
+        return {}
     try:
-        found = json.loads(read_file(path, 0, _MOST_BYTES) or b"0")
+        found = json.loads(data)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: str | Path, data: bytes) -> None:
     """Whole or not at all, for whoever reads meanwhile."""
     draft = f"{path}.{os.getpid()}.{time.monotonic_ns()}"
-    with open(draft, "wb") as file:  # noqa: PTH123 - pathlib takes as long as the kernel, for every attempt
-        file.write(data)
-    os.replace(draft, path)  # noqa: PTH105
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+    finally:
+        os.close(file)
+    os.replace(draft, path)  # noqa: PTH105 - pathlib takes as long as the kernel, for every attempt

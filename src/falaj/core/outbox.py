@@ -29,7 +29,7 @@ def read_outbox(folder: str | Path, after: str = "", of: Callable[[str], bool] |
     facts: Facts = []
     for writer, parts in sorted(_writers(folder).items()):
         if of is None or of(writer):
-            places[writer] = _read_writer(Path(folder), writer, sorted(parts), places.get(writer, (0, 0)), facts)
+            places[writer] = _read_writer(folder, writer, sorted(parts), places.get(writer, (0, 0)), facts)
     return facts, json.dumps(places, separators=(",", ":")) if places else ""
 
 
@@ -88,11 +88,13 @@ def _writers(folder: str | Path) -> dict[str, list[int]]:
     return found
 
 
-def _read_writer(folder: Path, writer: str, parts: list[int], place: tuple[int, int], facts: Facts) -> tuple[int, int]:
+def _read_writer(
+    folder: str | Path, writer: str, parts: list[int], place: tuple[int, int], facts: Facts
+) -> tuple[int, int]:
     part, start = place
     for here in [one for one in parts if one >= part]:
         part, start = here, start if here == part else 0
-        data = read_file(folder / file_name(writer, part), start, _CHUNK)
+        data = read_file(f"{folder}/{file_name(writer, part)}", start, _CHUNK)
         whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == _CHUNK else 0)
         facts.extend(_parse(data[:whole]))
         start += whole

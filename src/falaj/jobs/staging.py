@@ -53,7 +53,7 @@ class Staging:
     def prepare(self, ctx: Context, record: Record, cluster: Cluster) -> Attempt:
         """Everything an attempt needs, in its place; the same again does no harm."""
         body = record.body
-        actor = self.actor(ctx, record, cluster.zone)
+        self._jurisdiction(ctx, record, cluster.zone)
         if body["inputs"]:  # somebody may have taken their consent back while it waited
             with self._ledger.read(ctx) as tx:
                 check_inputs(tx, record.key.tenant, body["who"]["purpose"], map(Ref.parse, body["inputs"].values()))
@@ -65,19 +65,21 @@ class Staging:
                 "set url in falaj.toml to the address under which they reach this platform",
             )
         if place.shared:
-            for folder in (place.checkpoints, place.base, place.code):
-                Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(place.base)
+            if not cluster.address.startswith("process:"):  # there launchers are ours, and make the rest
+                _make(place.checkpoints)
+                _make(place.code)
             wanted = {place.code: body["code"]} if body["code"] else {}
             wanted |= {place.input(role): ref for role, ref in body["inputs"].items()}
             if wanted:
-                here = self.act(actor, body["who"]["purpose"])
+                here = self.act(self.actor(ctx, record, cluster.zone), body["who"]["purpose"])
                 for path, ref in wanted.items():
                     here.catalog.checkout(Ref.parse(ref), path)
             for name in body["outputs"]:
                 Path(place.output(name)).mkdir(parents=True, exist_ok=True)
-        secrets = self._values(ctx, record, actor, cluster)
+        secrets = self._values(ctx, record, cluster)
         if not place.shared and address:
-            token = self._tokens.issue(workload_of(actor), ctx.now(), TOKEN_S)
+            token = self.token(ctx, record, cluster.zone)
             secrets = {**secrets, "FALAJ_URL": address, "FALAJ_TOKEN": token}
         return attempt_of(record, cluster, address, secrets)
 
@@ -107,7 +109,7 @@ class Staging:
         """Take away copies of what is kept elsewhere; logs stay."""
         place = layout_of(cluster, attempt, record.body["id"])
         if place.shared:
-            for name in ("code", "inputs", "outputs"):
+            for name in ("code", *(name for name in ("inputs", "outputs") if record.body[name])):
                 _remove(place.below(name))
 
     def sweep(self, cluster: Cluster, live: frozenset[str], forget: Callable[[str], None]) -> None:
@@ -125,22 +127,43 @@ class Staging:
 
     def actor(self, ctx: Context, record: Record, zone: str) -> Actor:
         """Who an attempt is, in this zone."""
+        jurisdiction = self._jurisdiction(ctx, record, zone)
+        with self._ledger.read(ctx) as tx:
+            return actor_of(tx, record, zone, jurisdiction)
+
+    def _jurisdiction(self, ctx: Context, record: Record, zone: str) -> str:
+        """Whose law holds in a zone; NotFound where the job's tenant has no such zone any more."""
         found = self._zones.view(record.key.tenant, ctx.now()).zones.get(zone)
         if found is None:
             raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
-        with self._ledger.read(ctx) as tx:
-            return actor_of(tx, record, zone, found.jurisdiction)
+        return found.jurisdiction
 
-    def _values(self, ctx: Context, record: Record, actor: Actor, cluster: Cluster) -> dict[str, str]:
+    def _values(self, ctx: Context, record: Record, cluster: Cluster) -> dict[str, str]:
         """The secrets by variable, resolved at the last moment, in the cluster's zone; each is recorded."""
         secrets = spec_in(record).secrets
         if not secrets:
             return {}
-        asked = replace(ctx, actor=actor, tenant=record.key.tenant, zone=cluster.zone)
+        asked = replace(ctx, actor=self.actor(ctx, record, cluster.zone), tenant=record.key.tenant, zone=cluster.zone)
         try:
             return {name: self._resolve(asked, reference).decode() for name, reference in secrets.items()}
         except UnicodeDecodeError:
             raise Invalid("a secret of this job is not text", "variables hold texts") from None
+
+
+def brings_files(record: Record) -> bool:
+    """Whether making an attempt of a job ready may take long."""
+    body = record.body
+    return bool(body["code"] or body["inputs"] or body["outputs"] or spec_in(record).secrets)
+
+
+def _make(folder: str) -> None:
+    """Make a folder, and those it lies in, where it is not there."""
+    try:
+        os.mkdir(folder, 0o700)  # noqa: PTH102 - for every attempt
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _remove(folder: str) -> None:

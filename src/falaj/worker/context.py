@@ -68,6 +68,8 @@ class Context(NamedTuple):
     grace_s: float = 30.0
     limit_s: float = 0.0
     telemetry_s: float = 5.0
+    bundle: str = ""
+    """A zip application with which processes can `from falaj import worker` in any Python."""
     cage: Mapping[str, Any] = MappingProxyType({})
     """How its processes are kept apart (worker/cage.py); empty: not at all."""
 

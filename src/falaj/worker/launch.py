@@ -11,6 +11,7 @@ process ends the slot. Everything is one loop over blocked signals: no handler r
     stop           put there by the executor: end, or do not begin; {grace_s}
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -112,6 +113,9 @@ class Launcher:
             self._fail(2, str(error))
         self._carry()
         self._clear_leftovers()
+        if len(self._context.slots) == 1 and self._context.code:
+            with contextlib.suppress(OSError):  # as long as nothing lies there nobody misses it
+                os.rmdir(self._context.code)  # noqa: PTH106
         self._outbox.tell("ended", slot=self._slot, code=self._code, reason=self._reason)
         self._outbox.close()
         how = {"code": self._code, "started": self._started, "ended": time.time(), "reason": self._reason}
@@ -172,11 +176,11 @@ class Launcher:
         return not self._reason and all(self._all_good([self._start(words, 0, what, folder)]) for words in commands)
 
     def _make_room(self) -> None:
-        """Where nobody prepared a folder for us, the places that processes write to."""
-        wanted = (*self._context.outputs.values(), self._context.code, self._context.checkpoints)
-        for path in filter(None, wanted if not self._shared else ()):
+        """Where nobody made them for us, the places that processes work in and write to."""
+        outputs = () if self._shared else self._context.outputs.values()
+        for path in filter(None, (*outputs, self._context.code, self._context.checkpoints)):
             try:
-                Path(path).mkdir(0o700, parents=True, exist_ok=True)
+                _make(path)
             except OSError as error:
                 self._fail(_TRY_AGAIN, f"{path} cannot be made: {error.strerror}")
 
@@ -208,7 +212,7 @@ class Launcher:
         renewed = {name: os.environ[name] for name in ("FALAJ_TOKEN",) if name in os.environ}
         env = self._given | renewed | rendezvous.environment(self._context, self._slot, local, self._given)
         env |= {"FALAJ_OUTBOX": str(self._outbox.folder), "FALAJ_CONTEXT_FILE": self._path.lstrip("-")}
-        if bundle := _bundle(self._folder):
+        if bundle := self._context.bundle or _bundle(self._folder):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
         where = folder or self._context.code or str(self._folder)
         enter: Callable[[str], None] = os.chdir
@@ -347,6 +351,14 @@ def _bundle(folder: Path) -> str:
     home = Path(__file__).parents[2]
     beside = folder / "falaj-worker.pyz"
     return str(home) if home.is_file() else str(beside) if beside.is_file() else ""
+
+
+def _make(path: str) -> None:
+    """Make a folder, and those it lies in, where it is not there."""
+    try:
+        os.mkdir(path, 0o700)  # noqa: PTH102 - pathlib takes longer, for every slot
+    except (FileExistsError, FileNotFoundError):
+        Path(path).mkdir(0o700, parents=True, exist_ok=True)
 
 
 def _join_cgroup(path: str) -> None:
