@@ -20,6 +20,7 @@ class Site:
     def __init__(self) -> None:
         self.may = threading.Semaphore(0)
         self.phase = RUNNING
+        self.asked: list[list[str]] = []
 
     def capacity(self) -> Sequence[NodeFacts]:
         return ()
@@ -29,6 +30,7 @@ class Site:
         return attempt.id
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
+        self.asked.append(list(handles))
         return [Status(handle, self.phase) for handle in handles]
 
     def close(self) -> None:
@@ -93,12 +95,10 @@ def test_what_is_launched_together_is_told_together(
     team: Crew, site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "GATHER_S", 3600.0)
-    launch(team, 1, 2, 3)
-    site.may.release(2)
-    launch(team, 4)
+    launch(team, 1, 2)
     site.may.release(2)
     assert desk.woken.acquire(timeout=20)
-    assert desk.heard == [["launched"] * 4]
+    assert desk.heard == [["launched"] * 2]
     launch(team, 5)
     site.may.release()
     assert desk.woken.acquire(timeout=20), "who is alone waits for nobody"
@@ -136,7 +136,7 @@ def test_what_is_launched_is_looked_after_before_anybody_says_so(team: Crew, sit
     assert team._said == {"a-1": SUCCEEDED}, "it would be told again"
 
 
-def test_where_others_run_what_is_launched_is_told_with_what_comes_of_them(
+def test_where_others_run_what_is_launched_is_told_with_what_comes_of_it(
     team: Crew, site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "GATHER_S", 3600.0)
@@ -148,4 +148,26 @@ def test_where_others_run_what_is_launched_is_told_with_what_comes_of_them(
     assert not desk.heard
     site.phase = SUCCEEDED
     assert desk.woken.acquire(timeout=20)
-    assert desk.heard == [["launched", *["seen"] * 5]]
+    assert desk.heard == [[*["seen"] * 4, "launched", "seen"]]
+
+
+def test_where_others_run_what_is_launched_and_runs_on_is_told_at_a_look(
+    team: Crew, site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "GATHER_S", 0.01)
+    for number in range(1, 5):
+        team.watch(Watched(f"j{number}", attempt(number).id, attempt(number).id))
+    launch(team, 5)
+    site.may.release()
+    assert desk.woken.acquire(timeout=20)
+    assert desk.heard == [["launched"]]
+
+
+def test_what_is_over_is_not_looked_at_again(team: Crew, site: Site, desk: Desk) -> None:
+    site.phase = SUCCEEDED
+    team.watch(Watched("j1", "a-1", "a-1"))
+    assert desk.woken.acquire(timeout=20)
+    site.phase = RUNNING
+    team.watch(Watched("j2", "a-2", "a-2"))
+    until(lambda: site.asked[-1], lambda asked: "a-2" in asked)
+    assert [asked for asked in site.asked if "a-1" in asked] == [["a-1"]]

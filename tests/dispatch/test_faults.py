@@ -246,3 +246,19 @@ def test_a_cluster_that_another_process_closed_takes_nothing_that_came_after(
 
 def _steps(lab: Lab) -> int:
     return next(one.steps for one in lab.here.house._loops.turned() if one.loop == "jobs")
+
+
+def test_an_attempt_that_is_over_before_it_is_written_down_is_written_once(
+    lab: Bad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "SEVERAL", 0)  # whatever is launched waits for what comes of it
+    monkeypatch.setattr(crew, "GATHER_S", 3600.0)
+    job = lab.done(lab.submit("print(1)", cluster="bad"))
+    (tried,) = job.attempts
+    assert (job.state, tried.outcome, tried.started > 0) == ("succeeded", "succeeded", True)
+    assert lab.lines(job) == ("1",)
+    ledger = lab.here.house.ledger
+    facts = [fact.event for fact in ledger.tail(kind="job") if fact.event.verb not in ("jobs.show", "jobs.logs")]
+    said = [(event.verb, event.subject.version) for event in facts]
+    assert said == [("jobs.add", "r1"), ("jobs.admit", "r2"), ("jobs.start", "r3"), ("jobs.end", "r3")]
+    assert dict(facts[2].body)["handle"] == tried.id

@@ -24,7 +24,9 @@ YOUNG_S, FEW = 60.0, 32
 """A few young attempts are heard at every poll: somebody may wait for what a server says first."""
 GATHER_S, SEVERAL = 0.1, 4
 """While others are made ready to be launched, or run, so long at most what is launched waits to be written down with
-what comes of them."""
+what comes of it and of them."""
+UNHEARD = ("begun", "ended")
+"""What launchers say of themselves and their files tell anyway: nobody is told."""
 DEADLINE_S = 60.0
 """One call of an executor may take so long; then the crew is left to itself and another takes over."""
 _POLL_S = {"process": 0.1}
@@ -79,8 +81,12 @@ class Crew:
         self._tell, self._wake = tell, wake
         self.coming: set[str] = set()
         """Attempts that are made ready, and will be launched soon."""
-        self._told, self._launched_at = False, 0.0
-        """Whether there is something to look at, and when the first was launched that nobody was woken for."""
+        self._told = False
+        """Whether there is something to look at."""
+        self._looked = False
+        """Whether we just looked at all attempts: then who waits for what comes of them need wait no longer."""
+        self._begun: dict[str, tuple[float, Report]] = {}
+        """What was launched, when, and nobody was told of yet; the first is the oldest."""
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._watched: dict[str, Watched] = {}
         self._executor: Executor | None = None
@@ -119,7 +125,8 @@ class Crew:
                 final = isinstance(error, Invalid)
                 self._report("refused", attempt.id, job, str(error), final=final)
             else:
-                self._report("launched", attempt.id, job, handle)
+                told = Report("launched", self.cluster.name, attempt.id, job, handle)
+                self._begun[attempt.id] = time.monotonic(), told
                 self._add(Watched(job, attempt.id, handle))  # it may be over before that is written down
 
         self._orders.put(order)
@@ -172,11 +179,21 @@ class Crew:
             self._guarded(lambda executor: executor.close(), "close")
 
     def _wake_up(self) -> None:
-        """Once for all that one call brought; what was launched waits a moment for what will be."""
-        alone = not self.coming and len(self._watched) < SEVERAL
-        if self._told or (self._launched_at and (alone or time.monotonic() >= self._launched_at + GATHER_S)):
-            self._told, self._launched_at = False, 0.0
+        """Once for all that one call brought; what was launched waits a moment for what comes of it and of others."""
+        if self._begun:
+            now = self._retired or (not self.coming and len(self._watched) < SEVERAL)
+            old = time.monotonic() - GATHER_S if self._looked else 0.0
+            for attempt in [name for name, (at, _) in self._begun.items() if now or at <= old]:
+                self._tell_begun(attempt)
+        self._looked = False
+        if self._told:
+            self._told = False
             self._wake()
+
+    def _tell_begun(self, attempt: str) -> None:
+        if attempt in self._begun:
+            self._told = True
+            self._tell(self._begun.pop(attempt)[1])
 
     def _next(self) -> Order | None:
         with suppress(queue.Empty):
@@ -206,6 +223,7 @@ class Crew:
             self._report("nodes", nodes={one.name: one for one in executor.capacity()})
         if not self._watched or not self._is_due("poll", self._poll_s):
             return
+        self._looked = True
         self._poll(executor, self._watched)
         if self._carrier is not None:
             self._hear(self._carrier, self._watched, whole=self._is_due("carry", CARRY_S))
@@ -220,13 +238,12 @@ class Crew:
             self._carry(executor, one)
 
     def _poll(self, executor: Executor, watched: Mapping[str, Watched]) -> None:
-        by_handle = {one.handle: one for one in watched.values()}
-        for status in executor.poll(list(by_handle)):
+        # What is over stays so, and is told already.
+        by_handle = {one.handle: one for one in watched.values() if self._said.get(one.attempt) not in OVER}
+        for status in executor.poll(list(by_handle)) if by_handle else ():
             one = by_handle.get(status.handle)
             # What an executor says of handles we never asked about is nobody's.
             if one is None or (status.phase not in OVER and status.phase != UNKNOWN):
-                continue
-            if self._said.get(one.attempt) == status.phase and status.phase != UNKNOWN:
                 continue
             if status.phase == LOST:
                 # Which nodes are left is known before anybody looks for other places.
@@ -240,8 +257,8 @@ class Crew:
         facts, cursor = executor.outbox(one.handle, one.cursor)
         if cursor != one.cursor and one.attempt in self._watched:
             self._watched[one.attempt] = Watched(one.job, one.attempt, one.handle, cursor)
-            if facts:
-                self._report("facts", one.attempt, one.job, cursor, facts=tuple(facts))
+            if heard := tuple(fact for fact in facts if fact.get("kind") not in UNHEARD):
+                self._report("facts", one.attempt, one.job, cursor, facts=heard)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = time.monotonic()
@@ -254,14 +271,10 @@ class Crew:
         now = time.monotonic()
         names = ("nodes", "poll") if self._watched else ("nodes",)
         due = min(self._due.get(name, now) for name in names)
-        if self._launched_at:
-            due = min(due, self._launched_at + GATHER_S)
         return max(0.005, due - now)
 
     def _report(self, kind: str, attempt: str = "", job: str = "", text: str = "", **more: Any) -> None:
-        if not self._retired or kind == "launched":
+        if not self._retired:
+            self._tell_begun(attempt)  # before what comes of it
             self._tell(Report(kind, self.cluster.name, attempt, job, text, **more))
-            if kind == "launched":
-                self._launched_at = self._launched_at or time.monotonic()
-            else:
-                self._told = True
+            self._told = True

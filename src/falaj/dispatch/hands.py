@@ -3,8 +3,9 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from falaj.core.errors import Unavailable
@@ -29,6 +30,11 @@ class Hands:
             thread.start()
         self._work.put(work)
 
+    def do_all(self, works: Sequence[Callable[[], None]]) -> None:
+        """Have all of these done, one after another: handing each over by itself takes longer than small ones do."""
+        if works:
+            self.do(partial(_one_by_one, works))
+
     def close(self) -> None:
         """No more after what was asked for already."""
         for _ in self._threads:
@@ -38,6 +44,11 @@ class Hands:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+
+def _one_by_one(works: Iterable[Callable[[], None]]) -> None:
+    for work in works:
+        work()
 
 
 def patiently(work: Callable[[], T], pauses_s: Iterable[float]) -> T:

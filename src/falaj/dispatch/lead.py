@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
+from operator import is_
+from typing import Any
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Unavailable
@@ -89,6 +91,8 @@ class Lead:
         """The group in which we wrote already, and so know that we lead as of all of it."""
         self._mine: tuple[Context, Context] | None = None
         self._alarms: list[float] = []
+        self._shapes: dict[str, tuple[tuple[Any, ...], Shape]] = {}
+        """The shapes of live jobs, and what of their records they rest on, known by sight."""
         self._over: dict[Key, str] = {}
         self._learned: dict[tuple[str, str], float] = {}
         self._times: dict[tuple[str, str], list[int]] = {}
@@ -110,6 +114,7 @@ class Lead:
     def follow(self) -> bool:
         """Take in what others wrote since; True when there was something."""
         changed, due = False, self._rare_due()
+        end = self.ledger.store.end() if due else ""
         for kind in KINDS:
             if not (due or changed) if kind in RARE else not self._job_due():
                 continue  # whoever wrote of a job may have written of its queue before: that counts for it already
@@ -122,6 +127,8 @@ class Lead:
                     continue
                 # Of each only the last that was said: before it may stand what we said ourselves.
                 changed |= self._reread({key._replace(version=""): key.version for _, key in found})
+            # What is before the end we have seen, and need not pass over again.
+            self._cursor[kind] = max(self._cursor[kind], end)
         self.dirty |= changed
         return changed
 
@@ -155,16 +162,20 @@ class Lead:
         said: str,
         more: Callable[[Context], None] | None = None,
         then: Callable[[], None] | None = None,
+        began: str = "",
         **fields: str,
     ) -> Record:
         """One change of one job, guarded by its revision and by our lead. Its run follows where it is over.
 
         `then` is done once it is durable, and never where it is undone: changes of many jobs are committed together.
+        `began` is the handle of an attempt that was over before it was written down that it began: both are said.
         """
         mine = self.mine(old)
         with self.ledger.write(mine) as tx:
             self.guard(tx)
             record = tx.put(old.key, body, rev=old, terms=life.terms_of(body))
+            if began:
+                tx.emit("jobs.start", record.ref, (), handle=began)
             tx.emit(said, record.ref, (), **fields)
             if more is not None:
                 more(mine)
@@ -213,7 +224,9 @@ class Lead:
 
     def _job(self, record: Record) -> Job:
         """A job as the scheduler sees it. Nobody backs off for days: that was written by a clock that was ahead."""
-        job = job_of(record, self.clusters)
+        attempt = record.body["attempt"]
+        band = attempt["band"] if attempt else record.body["band"]
+        job = job_of(record, self.clusters, self.shape(record, band))
         longest = self.ctx.now() + life.LONGEST_BACKOFF_S + _AHEAD_S
         return job if job.not_before <= longest else replace(job, not_before=0)
 
@@ -267,8 +280,15 @@ class Lead:
         return dict(budget.charge(self.nodes, self.shape(record, band).roles, spots, seconds))
 
     def shape(self, record: Record, band: int) -> Shape:
-        """A job's shape, where it may run as the clusters stand."""
-        return shape_in(record, self.clusters, band)
+        """A job's shape, where it may run as the clusters stand. Asked for again and again while that is the same."""
+        body = record.body
+        rests_on = band, body["avoid"], body["spec"], body["zones"]
+        known = self._shapes.get(body["id"])
+        if known is not None and all(map(is_, known[0], rests_on)):
+            return known[1]
+        made = shape_in(record, self.clusters, band)
+        self._shapes[body["id"]] = rests_on, made
+        return made
 
     def set_nodes(self, cluster: Cluster, nodes: Iterable[Node]) -> None:
         """What a cluster has now."""
@@ -285,7 +305,7 @@ class Lead:
 
     def _read(self, now: float) -> None:
         with self.ledger.read(self.ctx) as tx:
-            self.clusters = self._clusters.known(tx)
+            self.clusters, self._shapes = self._clusters.known(tx), {}
             self.rules = {rule.name: rule for rule in read_rules(tx)}
             found = [node_of(cluster, facts) for cluster, facts, _ in self._clusters.node_records(tx)]
             self.jobs = {record.body["id"]: record for record in live_jobs(self.ledger, tx)}
@@ -344,6 +364,7 @@ class Lead:
             if self.ctx.now() >= self._learned.get(name, 0.0) + _LEARN_S:
                 self._learned[name] = self.ctx.now()
                 self.scheduler.learn(quantiles(*name, times, body["step_us"]))
+        self._shapes.pop(body["id"], None)
 
     def _position(self, event: str) -> str:
         """Where our own mark stands in the log. What stands before it is committed once it can be read, so that what

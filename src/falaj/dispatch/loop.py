@@ -4,12 +4,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from falaj.core.context import Context
 from falaj.core.errors import Conflict, FalajError, Unavailable
 from falaj.core.execute import LOST, UNKNOWN, NodeFacts, Status
 from falaj.core.execute import OVER as ENDED
@@ -24,6 +25,7 @@ from falaj.jobs.attempts import attempt_name
 from falaj.jobs.facts import node_of, spec_in, use_of
 from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
 from falaj.jobs.service import Jobs
+from falaj.jobs.staging import brings_files
 from falaj.schedule.model import Evict, Knobs, Plan, Resize, Start
 from falaj.store.ledger import Ledger
 from falaj.store.loop import LEASE_S, Turn
@@ -88,6 +90,8 @@ class JobsLoop:
         self._unsaved: dict[str, tuple[Mapping[str, Any], ...]] = {}
         """What attempts said of their progress since it was last written down."""
         self._told: dict[str, Mapping[str, NodeFacts]] = {}
+        self._left: list[Callable[[], None]] = []
+        """What takes away what attempts left whose ends are durable."""
 
     def step(self, turn: Turn) -> bool:
         """Take facts in, decide, write, order. True when there is more to decide, or to take in again."""
@@ -121,6 +125,8 @@ class JobsLoop:
             self._read_reports()
             self._release_held()
             more = self._decide(turn.ctx.now())
+        self._left, left = [], self._left
+        self._hands.do_all(left)
         self._tend()
         return more or lead.dirty or self._woken
 
@@ -200,13 +206,14 @@ class JobsLoop:
     def _tend(self) -> None:
         """Give every live job what its state asks for, once in this lead; whoever led before may have died at it."""
         lead, now = self._lead, self._turn.ctx.now()
+        due = list[Record]()
         for job in sorted(lead.busy):
             record = lead.jobs[job]
             state, attempt = record.body["state"], record.body["attempt"]
             if attempt["cluster"] not in self._crews:
                 continue
             if not attempt["handle"]:
-                self._once(attempt["id"], "launch", partial(self._launch, record))
+                self._once(attempt["id"], "launch", partial(due.append, record))
                 continue
             self._once(attempt["id"], "watch", partial(self._watch, record))
             if self._away and self._give_up(record, now):
@@ -215,6 +222,7 @@ class JobsLoop:
                 self._stop(record, now)
             elif state == RUNNING:
                 self._limit(record, now)
+        self._launch(due)
 
     def _release_held(self) -> None:
         """Look at those that wait for others, where one of any is over."""
@@ -229,24 +237,29 @@ class JobsLoop:
             self._ordered.add((attempt, what))
             order()
 
-    def _launch(self, record: Record) -> None:
-        """Files first, on a thread of its own; then the crew."""
-        attempt, job = record.body["attempt"]["id"], record.body["id"]
-        crew = self._crews[record.body["attempt"]["cluster"]]
-        ctx = self._turn.ctx
-
-        def work() -> None:
-            try:
-                made = self._staging.prepare(ctx, record, crew.cluster)
-            except (FalajError, OSError) as error:
-                final = isinstance(error, FalajError) and not isinstance(error, (Unavailable, Conflict))
-                crew.coming.discard(attempt)
-                self._tell(Report("refused", crew.cluster.name, attempt, job, str(error), final=final))
+    def _launch(self, records: list[Record]) -> None:
+        """Files first, on other threads: those that bring some each by itself, the others one after another."""
+        ctx, bare = self._turn.ctx, list[Callable[[], None]]()
+        for record in records:
+            crew = self._crews[record.body["attempt"]["cluster"]]
+            crew.coming.add(record.body["attempt"]["id"])
+            work = partial(self._make_ready, ctx, record, crew)
+            if brings_files(record):
+                self._hands.do(work)
             else:
-                crew.launch(job, made, self._leading)
+                bare.append(work)
+        self._hands.do_all(bare)
 
-        crew.coming.add(attempt)
-        self._hands.do(work)
+    def _make_ready(self, ctx: Context, record: Record, crew: Crew) -> None:
+        attempt, job = record.body["attempt"]["id"], record.body["id"]
+        try:
+            made = self._staging.prepare(ctx, record, crew.cluster)
+        except (FalajError, OSError) as error:
+            final = isinstance(error, FalajError) and not isinstance(error, (Unavailable, Conflict))
+            crew.coming.discard(attempt)
+            self._tell(Report("refused", crew.cluster.name, attempt, job, str(error), final=final))
+        else:
+            crew.launch(job, made, self._leading)
 
     def _watch(self, record: Record) -> None:
         attempt = record.body["attempt"]
@@ -292,11 +305,12 @@ class JobsLoop:
     def _read_reports(self) -> None:
         if self._inbox.empty():
             return  # the end of a group wakes every eager loop, and so us: an idle loop would never rest
+        reports = [self._inbox.get() for _ in range(self._inbox.qsize())]
+        brief = _brief(reports)
         with self._ledger.group():
-            for _ in range(self._inbox.qsize()):
-                report = self._inbox.get()
+            for report in reports:
                 try:
-                    self._take(report)
+                    self._take(report, brief)
                 except Conflict:
                     if not self._lead.token:
                         raise
@@ -304,7 +318,8 @@ class JobsLoop:
                     self._lead.again(report.job)
                     self._tell(report)
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: Report, brief: Set[str] = frozenset()) -> None:
+        """Write a report down; that one of the `brief` was launched is written with its end."""
         if report.kind in ("nodes", "silent"):
             self._take_nodes(report)
             return
@@ -315,6 +330,8 @@ class JobsLoop:
             return
         now = self._turn.ctx.now()
         if report.kind == "launched":
+            if report.attempt in brief and not record.body["outputs"]:
+                return
             self._lead.write(record, life.launched(record.body, report.text, now), "jobs.start", handle=report.text)
         elif report.kind == "refused":
             self._refused(record, report, now)
@@ -324,7 +341,7 @@ class JobsLoop:
             self._seen(record, report.status, now)
         elif report.kind == "published":
             body = {**record.body, "outputs": {**record.body["outputs"], **report.outputs}}
-            self._end(record, body, Status("", ENDED_WELL), now)
+            self._end(record, body, Status(attempt["handle"], ENDED_WELL), now)
 
     def _take_nodes(self, report: Report) -> None:
         cluster = self._lead.clusters.get(report.cluster)
@@ -422,6 +439,10 @@ class JobsLoop:
 
     def _end(self, record: Record, body: Body, status: Status, now: float) -> None:
         """An attempt is over: settle, and end the job or queue it again; a resized one goes on in its new places."""
+        began = "" if record.body["attempt"]["handle"] else status.handle
+        if began:  # that was not written down yet
+            body = life.launched(body, began, now)
+            record = replace(record, body=body)
         attempt = record.body["attempt"]
         seconds = max(0.0, (status.ended or now) - attempt["started"]) if attempt["started"] else 0.0
         after = life.ended(life.absorbed(body, self._unsaved.pop(attempt["id"], ())), status, now)
@@ -430,9 +451,9 @@ class JobsLoop:
         def clear() -> None:
             # Not before it is durable: whoever leads next would find an attempt that ended well and left nothing.
             if crew is not None:
-                self._hands.do(lambda: self._staging.clear(record, crew.cluster, attempt["id"]))
+                self._left.append(partial(self._staging.clear, record, crew.cluster, attempt["id"]))
 
-        self._lead.write(record, after, "jobs.end", settle, clear, attempt=attempt["id"], state=after["state"])
+        self._lead.write(record, after, "jobs.end", settle, clear, began, attempt=attempt["id"], state=after["state"])
         self._desk.end(record.body, after, status.ended or now)
         if crew is not None:
             crew.unwatch(attempt["id"])
@@ -509,3 +530,16 @@ class JobsLoop:
 
     def _leading(self) -> bool:
         return time.monotonic() < self._leads_until + LEASE_S / 2
+
+
+def _brief(reports: Iterable[Report]) -> Set[str]:
+    """The attempts that were launched and are over, all in these reports, and said nothing worth keeping between."""
+    launched, over, told = set[str](), set[str](), set[str]()
+    for one in reports:
+        if one.kind == "launched":
+            launched.add(one.attempt)
+        elif one.kind == "facts":
+            told.add(one.attempt)
+        elif one.status is not None and one.status.phase in ENDED:
+            over.add(one.attempt)
+    return launched & over - told

@@ -21,6 +21,8 @@ from falaj.store.records import Record
 
 _SPECS: dict[str, tuple[Mapping[str, Any], JobSpec]] = {}
 _SHAPES: dict[str, tuple[JobSpec, tuple[Any, ...], Shape]] = {}
+_EQUAL: dict[Shape, Shape] = {}
+"""Equal shapes as one, which the scheduler knows by sight."""
 _KEPT = 50_000
 """Of so many jobs we know what their specs say: it stays the same while the rest of a record changes."""
 REMEMBERED = 500
@@ -78,8 +80,8 @@ def marks_of(labels: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def job_of(record: Record, clusters: Mapping[str, Cluster]) -> Job:
-    """A job as the scheduler sees it."""
+def job_of(record: Record, clusters: Mapping[str, Cluster], shape: Shape | None = None) -> Job:
+    """A job as the scheduler sees it; `shape` where it is known."""
     body, attempt = record.body, record.body["attempt"]
     spec = spec_in(record)
     stop = (attempt or {}).get("stop") or {}
@@ -87,7 +89,7 @@ def job_of(record: Record, clusters: Mapping[str, Cluster]) -> Job:
     return Job(
         id=body["id"],
         queue=body["queue"],
-        shape=shape_in(record, clusters, band),
+        shape=shape or shape_in(record, clusters, band),
         submitted=int(body["submitted"]),
         template=body["template"],
         deadline=int(spec.deadline) if spec.deadline else NEVER,
@@ -136,7 +138,9 @@ def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shap
         return last[2]
     if len(_SHAPES) >= _KEPT:
         _SHAPES.clear()
+        _EQUAL.clear()
     made = shape_of(spec, band, zones, allowed)
+    made = _EQUAL.setdefault(made, made)
     _SHAPES[body["id"]] = (spec, asked, made)
     return made
 
