@@ -1,8 +1,10 @@
 """Requests that came in one piece: each is told what it would be told alone, and those alike cost one run."""
 
 import asyncio
+import base64
 import json
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,22 +152,19 @@ async def test_no_run_is_larger_than_pays() -> None:
     await engine.close()
 
 
-def test_many_small_ones_are_no_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_many_small_ones_are_no_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Curve, "expected_s", lambda *_: 1.0)  # what is that dear runs in a thread, were it one request
-
-    async def main() -> None:
-        runtime = Doubler()
-        engine = await engine_of(runtime)
-        door, session = door_of(engine), engine.sessions()[0]
-        await as_one(door, [call_of(plain(1.0))] * 2)
-        session.curve.cap = 1024
-        del runtime.ran[:]
-        await as_one(door, [call_of(plain(1.0))] * 300)
-        assert runtime.ran == [300]
-        assert session.batcher.inline
-        await engine.close()
-
-    asyncio.run(main())
+    runtime = Doubler()
+    engine = await engine_of(runtime)
+    door, session = door_of(engine), engine.sessions()[0]
+    await as_one(door, [call_of(plain(1.0))] * 2)
+    session.curve.cap = 1024
+    del runtime.ran[:]
+    await as_one(door, [call_of(plain(1.0))] * 300)
+    assert runtime.ran == [300]
+    assert session.batcher.inline
+    await engine.close()
 
 
 @on_loop
@@ -223,14 +222,34 @@ async def test_a_model_with_other_rows_than_it_was_given_is_asked_one_by_one() -
     await engine.close()
 
 
+def written(folder: str) -> list[dict[str, Any]]:
+    (path,) = Path(folder).iterdir()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @on_loop
-async def test_what_a_journal_keeps_is_looked_at_one_by_one() -> None:
+async def test_a_journal_has_each_of_them_by_itself() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runtime = Doubler()
         engine = await engine_of(runtime, config=Config(journal=Journal(folder=folder, sample=1.0)))
-        assert engine.joining("m", "") is None
-        assert [one[0] for one in await as_one(door_of(engine), [call_of(plain(1.0))] * 3)] == [200] * 3
+        door = door_of(engine)
+        calls = [call_of(plain(float(at), how, id=f"{how} {at}")) for how in ("json", "binary") for at in range(3)]
+        await as_one(door, calls)
+        del runtime.ran[:]
+        await as_one(door, calls)
+        assert runtime.ran == [6]
+        await as_one(door, [call_of(plain(POISON, id="bad")), call_of(plain(0.0, id="good"))])
         await engine.close()
+        lines = written(folder)[len(calls) :]
+    kept = {one["id"]: one for one in lines}
+    assert len(kept) == len(lines) == len(calls) + 2
+    assert {one["id"] for one in lines if one["status"] != 200} == {"bad"}
+    for how in ("json", "binary"):
+        for at in range(3):
+            (x,), (y,) = (kept[f"{how} {at}"][side] for side in ("inputs", "outputs"))
+            assert (x["shape"], y["shape"]) == ([1, 2], [1, 2])
+            assert np.frombuffer(base64.b64decode(x["raw"]), np.float32).tolist() == [at, at]
+            assert np.frombuffer(base64.b64decode(y["raw"]), np.float32).tolist() == [2 * at + 1] * 2
 
 
 @on_loop

@@ -106,8 +106,8 @@ class Batcher:
         """Whether anything waits, runs, or is on its way back from a thread."""
         return bool(self._fresh or self._queue.size or self._running or self._ran)
 
-    def submit(self, one: Waiting) -> Busy | None:
-        """Put it in line; an error when the line is full."""
+    def submit(self, one: Waiting, *, at_once: bool = False) -> Busy | None:
+        """Put it in line; an error when the line is full. `at_once` where the turn of the loop was gathered already."""
         coming = self._coming + one.ask.num
         if coming + self._queue.size > self._queue.limit:
             return self._busy(one)
@@ -115,7 +115,9 @@ class Batcher:
         self._coming = coming
         if one.rows > LARGE * one.ask.num and self.inline and self.curve.expected_s(one.rows, one.key.unit) > LARGE_S:
             self.inline = False  # for this one; small ones bring it back
-        if not self._due:
+        if at_once:
+            self._turn()
+        elif not self._due:
             self._due = True
             self._loop.call_soon(self._turn)
         return None
@@ -180,7 +182,7 @@ class Batcher:
             for one in fresh:
                 one.state = TAKEN
             self._run_here(fresh)
-        else:
+        elif fresh or self._queue.size:
             with self._lock:
                 for one in fresh:
                     if one.state == WAITING:

@@ -67,8 +67,17 @@ class Engine:
         """The session that takes requests which came as one as one; None where each is looked at by itself."""
         versions = self._routes.get(model)
         entry = versions.get(version) if versions is not None else None
-        session = entry.session if entry is not None and self._log is None else None
+        session = entry.session if entry is not None else None
         return session if session is not None and session.joins > 1 else None
+
+    def sample(self, num: int) -> list[int]:
+        """Which of so many requests the journal wants, by number."""
+        log = self._log
+        return [at for at in range(num) if log.wants()] if log is not None else []
+
+    def noting(self, ask: Ask) -> Done:
+        """What writes down one of those with its answer."""
+        return self._log.noting(ask, _ignore) if self._log is not None else _ignore
 
     def ready(self, model: str = "", version: str = "") -> bool:
         """Whether a model can be asked; without a name, whether all can."""
@@ -259,7 +268,7 @@ class Engine:
         return NotFound("there is no such model", "look at the index of the server")
 
 
-def _ignore(error: FalajError | None) -> None:
+def _ignore(_: object) -> None:
     """Whoever began it does not wait for it."""
 
 

@@ -10,10 +10,12 @@ import msgspec
 from falaj.core.errors import FalajError, Invalid, NotFound
 from falaj.infer.keys import Keys
 from falaj.infer.queue import Done
-from falaj.infer.together import Together
+from falaj.infer.together import Left, One, Turn
 from falaj.infer.tracing import tracing_of
+from falaj.oip.again import Wanted
 from falaj.oip.calls import Asked, Call, Reply, Tell
-from falaj.oip.rest import Wanted, decode, decode_raw, encode, header_bytes, problem, refusal, said
+from falaj.oip.requests import Head
+from falaj.oip.rest import decode, decode_raw, encode, header_bytes, problem, refusal, said
 from falaj.oip.tensors import Answer, Ask
 
 if TYPE_CHECKING:
@@ -40,6 +42,18 @@ class _Route(NamedTuple):
     """The model and the version that it asks for an inference."""
 
 
+class _Lead(NamedTuple):
+    """What is known of inferences by their head."""
+
+    infers: tuple[str, str]
+    size: int
+    """Of the JSON, as `header_bytes` says it."""
+
+
+_NO_LEAD = _Lead(("", ""), 0)
+"""Of what is asked one by one."""
+
+
 class Rest:
     """A RestDoor. Nothing of a body is read before the caller is known."""
 
@@ -63,7 +77,6 @@ class Rest:
         }
         self._routes: dict[tuple[bytes, bytes], _Route] = {}
         """What answers a method and a path that came before."""
-        self._together = Together(engine, self._read, self._submit)
 
     def rest(self, call: Call, reply: _Reply) -> _Cancel:
         """Answer one request, now or later."""
@@ -76,22 +89,58 @@ class Rest:
             reply(problem(error))
             return None
 
-    def many(self, asked: Sequence[Asked], tell: Tell) -> list[tuple[int, _Cancel]]:
+    def many(self, asked: Sequence[Asked], tell: Tell) -> Left:
         """Answer requests that came in one piece; what is given back ends those that are not answered yet."""
-        lots: dict[tuple[str, str], list[Asked]] = {}
-        left: list[tuple[int, _Cancel]] = []
-        for one in asked:
-            call = one[1]
+        lots: dict[tuple[str, str], list[One]] = {}
+        left: Left = []
+        for number, call in asked:
             route = self._routes.get((call.method, call.path))
             infers = route.infers if route is not None and call.trusted else None
             if infers is None or b"traceparent" in call.headers:
-                left.append((one[0], self.rest(call, partial(tell, one[0]))))
-            elif (lot := lots.get(infers)) is not None:
+                left.append((number, self.rest(call, partial(tell, number))))
+                continue
+            try:
+                one = (number, call.name, header_bytes(call.headers), call.body)
+            except FalajError as error:
+                tell(number, problem(error))
+                continue
+            if (lot := lots.get(infers)) is not None:
                 lot.append(one)
             else:
                 lots[infers] = [one]
+        return left + self._take(lots, 0.0, tell)
+
+    def joins(self, head: Head) -> bool:
+        """Whether inferences with this head are run as one where several come."""
+        lead: Any = head.lead
+        if lead is None:
+            route = self._routes.get((head.method, head.path))
+            if route is None:
+                return False  # the first one of all goes by itself
+            lead = head.lead = _lead(route, head)
+        return lead is not _NO_LEAD and self._tracing is None and self._engine.joining(*lead.infers) is not None
+
+    def alike(self, asked: Sequence[tuple[Head, bytes]], came: float, tell: Tell) -> Left:
+        """Answer inferences that one turn of the loop read; their heads are such as `joins` said yes to."""
+        lots: dict[tuple[str, str], list[One]] = {}
+        last, lot, size = None, list[One](), 0
+        for number, (head, body) in enumerate(asked):
+            if head is not last:
+                try:
+                    self._keys.check(head.headers.get(b"authorization"))
+                except FalajError as error:
+                    tell(number, problem(error))
+                    continue
+                lead: Any = head.lead
+                last, size = head, lead.size
+                lot = lots.setdefault(lead.infers, [])
+            lot.append((number, b"", size, body))
+        return self._take(lots, came, tell)
+
+    def _take(self, lots: Mapping[tuple[str, str], Sequence[One]], came: float, tell: Tell) -> Left:
+        left: Left = []
         for (model, version), lot in lots.items():
-            left += self._together.take(model, version, lot, tell)
+            left += Turn(self._engine, self._read, self._go, (model, version), tell).take(lot, came)
         return left
 
     def _route(self, method: bytes, path: bytes) -> _Route:
@@ -130,22 +179,18 @@ class Rest:
         return found[0], _Route(partial(found[1], name, version), infers=infers)
 
     def _infer(self, model: str, version: str, call: Call, reply: _Reply) -> _Cancel:
-        return self._submit(*self._read(model, version, call), call, reply)
-
-    def _read(self, model: str, version: str, call: Call) -> tuple[Ask, Wanted]:
-        json_bytes = header_bytes(call.headers)
-        if json_bytes:
-            ask, wanted = decode(call.body, json_bytes, model, version)
-        else:
-            ask, wanted = self._raw(Ask(model, version, ()), call.body)
+        ask, wanted = self._read(model, version, header_bytes(call.headers), call.body)
         ask.name = call.name
-        return ask, wanted
-
-    def _submit(self, ask: Ask, wanted: Wanted, call: Call, reply: _Reply) -> _Cancel:
         done: Done = partial(_answer, wanted, reply)
         if self._tracing is not None:
             done = self._tracing.noting(ask, call.headers, call.trusted, done)
         return self._engine.submit(ask, done)
+
+    def _read(self, model: str, version: str, json_bytes: int, body: bytes) -> tuple[Ask, Wanted]:
+        return decode(body, json_bytes, model, version) if json_bytes else self._raw(Ask(model, version, ()), body)
+
+    def _go(self, ask: Ask, wanted: Wanted, reply: _Reply) -> _Cancel:
+        return self._engine.submit(ask, partial(_answer, wanted, reply))
 
     def _raw(self, ask: Ask, body: bytes) -> tuple[Ask, Wanted]:
         inputs = self._engine.metadata(ask.model, ask.version)["inputs"]
@@ -181,6 +226,13 @@ class Rest:
             raise Invalid("parameters is no object", 'for example {"parameters": {}}')
         change = self._engine.load if what == "load" else self._engine.unload
         change(name, parameters, lambda failed: reply(problem(failed) if isinstance(failed, FalajError) else said({})))
+
+
+def _lead(route: _Route, head: Head) -> _Lead:
+    try:
+        return _Lead(route.infers, header_bytes(head.headers)) if route.infers is not None else _NO_LEAD
+    except FalajError:  # it is told so when it is asked
+        return _NO_LEAD
 
 
 def _answer(wanted: Wanted, reply: _Reply, answer: Answer | FalajError) -> None:

@@ -88,17 +88,17 @@ class Session:
             given = getattr(self.runtime, "given", None)
             self.batcher.note = watching.note if given is None else lambda _, *told: watching.note(given(), *told)
 
-    def enter(self, ask: Ask, done: Done) -> Callable[[], None] | None:
-        """Past the sequences and the cache."""
+    def enter(self, ask: Ask, done: Done, *, at_once: bool = False) -> Callable[[], None] | None:
+        """Past the sequences and the cache. `at_once`: nothing more is gathered before it is run."""
         try:
             one = self._wait(ask, done)
         except FalajError as error:
-            self.statistics.failed += 1
+            self.statistics.failed += ask.num == 1  # others are asked again, each by itself
             done(error)
             return None
-        busy = self.batcher.submit(one)
+        busy = self.batcher.submit(one, at_once=at_once)
         if busy is not None:
-            self.statistics.refused += 1
+            self.statistics.refused += ask.num == 1
             done(busy)
             return None
         return partial(self.batcher.cancel, one)
@@ -150,7 +150,7 @@ class Session:
             )
         if ask.outputs:
             self._check_wanted(ask)
-        return Waiting(ask, done, key, rows, monotonic())
+        return Waiting(ask, done, key, rows, ask.came or monotonic())
 
     def _keyed(self, sign: Any, ask: Ask) -> Key:
         """What comes again is looked up; this is the first time."""
@@ -185,7 +185,7 @@ class Session:
             for one in members:
                 if one.state != GONE:
                     one.state = GONE
-                    statistics.failed += one.ask.num == 1  # others are asked again, each by itself
+                    statistics.failed += one.ask.num == 1
                     one.done(ran.outputs)
             self.ran = None
             return

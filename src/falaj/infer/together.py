@@ -1,120 +1,181 @@
-"""Requests that came in one piece, run as one where they ask alike: a gateway sends what its turn gathered at once, and
-most of what a small model's request costs is handing it on, not running it.
+"""Requests that came as one, run as one where they ask alike: what a gateway's turn gathered and sent in one piece, or
+what one turn of our own loop read from all connections. Most of what a small model's request costs is handing it on.
 
 Whatever is not plain goes by itself, and so does each of those whose run failed: nobody pays for a neighbour.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from falaj.core.errors import FalajError
-from falaj.oip.calls import Asked, Call, Cancel, Reply, Tell
-from falaj.oip.lots import encode_each, joined, joined_tails, rows_of
-from falaj.oip.rest import Known, Wanted, header_bytes, known, problem
+from falaj.infer.batcher import BROKEN
+from falaj.infer.queue import Done
+from falaj.oip.again import Known, Listed, Wanted, known, listed, rows_of
+from falaj.oip.calls import Cancel, Reply, Tell
+from falaj.oip.lots import answer_of, asked_of, encode_each, joined
+from falaj.oip.rest import problem
 from falaj.oip.tensors import Answer, Ask, Lot
 
 if TYPE_CHECKING:
     from falaj.infer.engine import Engine
     from falaj.infer.session import Session
 
-Read = Callable[[str, str, Call], tuple[Ask, Wanted]]
-Alone = Callable[[Ask, Wanted, Call, Callable[[Reply], Any]], Cancel | None]
+_log = logging.getLogger(__name__)
+One = tuple[int, bytes, int, bytes]
+"""A request: its number, what the gateway calls it, the length of its JSON as `header_bytes` says it, and its body."""
+Read = Callable[[str, str, int, bytes], tuple[Ask, Wanted]]
+Alone = Callable[[Ask, Wanted, Callable[[Reply], Any]], Cancel | None]
 """How a request of a model and version is read, and how it goes by itself."""
+Left = list[tuple[int, Cancel | None]]
 
 
 class Group:
-    """Requests that ask alike: those whose bytes stand behind one header that is known, or those that are read."""
+    """Requests that ask alike: those that are one that came before but for their numbers, or those that are read."""
 
-    __slots__ = ("asked", "given", "header", "rows", "wanted")
+    __slots__ = ("asked", "given", "known", "rows", "wanted")
 
-    def __init__(self, header: Known | None, wanted: Wanted, rows: int) -> None:
-        self.header, self.wanted, self.rows = header, wanted, rows
+    def __init__(self, known: Known | Listed | None, wanted: Wanted, rows: int) -> None:
+        self.known, self.wanted, self.rows = known, wanted, rows
         """`rows` are those of one request; 0 where it goes by itself."""
-        self.asked: list[Asked] = []
+        self.asked: list[One] = []
         self.given: list[Any] = []
-        """Of each what stands behind the header; or the request itself."""
+        """Of each its numbers; or the request itself."""
+
+    def part(self, part: slice) -> "Group":
+        """Some of them."""
+        made = Group(self.known, self.wanted, self.rows)
+        made.asked, made.given = self.asked[part], self.given[part]
+        return made
 
 
-class Together:
-    """What takes them apart and puts them together."""
+class Turn:
+    """What came as one for one model, taken apart and put together."""
 
-    def __init__(self, engine: "Engine", read: Read, alone: Alone) -> None:
-        self._engine, self._read, self._alone = engine, read, alone
+    __slots__ = ("_alone", "_came", "_engine", "_groups", "_left", "_model", "_read", "_tell", "_version")
 
-    def take(self, model: str, version: str, asked: Sequence[Asked], tell: Tell) -> list[tuple[int, Cancel | None]]:
-        """Run inferences of one model; gives what ends those that go by themselves."""
-        groups: dict[Any, Group] = {}
+    def __init__(self, engine: "Engine", read: Read, alone: Alone, model: tuple[str, str], tell: Tell) -> None:
+        self._engine, self._read, self._alone, self._tell = engine, read, alone, tell
+        self._model, self._version = model
+        self._groups: dict[Any, Group] = {}
+        self._left: Left = []
+        self._came = 0.0
+
+    def take(self, asked: Sequence[One], came: float = 0.0) -> Left:
+        """Run them; gives what ends those that go by themselves. `came`: when the first did, where they are all that
+        the turn of the loop has read, so that nothing is gained by waiting for its end."""
+        self._came, groups = came, self._groups
         for one in asked:
-            call = one[1]
-            try:
-                group, given = self._group(model, version, call, groups)
-            except FalajError as error:
-                tell(one[0], problem(error))
+            _, _, json_bytes, body = one
+            found: Any = known(body, json_bytes) if json_bytes > 0 else listed(body) if json_bytes < 0 else None
+            if found is None:
+                self._sort(one)
                 continue
+            form, given = found
+            group = groups.get(form)
+            if group is None:
+                group = groups[form] = Group(form, form.wanted, form.rows)
             group.asked.append(one)
             group.given.append(given)
-        session, left = self._engine.joining(model, version), list[tuple[int, Cancel | None]]()
+        session = self._engine.joining(self._model, self._version)
         for group in groups.values():
-            most = session.joins // group.rows if session is not None and group.rows else 0
-            if session is not None and most > 1 and len(group.asked) > 1:
-                for at in range(0, len(group.asked), most):
-                    self._run(session, group, slice(at, at + most), tell)
-            else:
-                left += self._apart(model, version, group, tell)
-        return left
+            self._go(session, group)
+        return self._left
 
-    def _group(self, model: str, version: str, call: Call, groups: dict[Any, Group]) -> tuple[Group, Any]:
-        """Where a request belongs, and what is kept of it."""
-        json_bytes = header_bytes(call.headers)
-        if json_bytes > 0 and (found := known(call.body, json_bytes)) is not None:
-            group = groups.get(found[0])
-            if group is None:
-                header = found[0]
-                group = groups[header] = Group(header, header.wanted, rows_of([one[2] for one in header.inputs]))
-            return group, found[1]
-        ask, wanted = self._read(model, version, call)
-        if _plain(ask) and type(wanted) is bool:
-            sign = (wanted, *[(one.name, one.datatype, one.shape) for one in ask.inputs])
-            group = groups.get(sign)
-            if group is None:
-                group = groups[sign] = Group(None, wanted, rows_of([one.shape for one in ask.inputs]))
-        else:
-            group = groups[call] = Group(None, wanted, 0)
-        return group, ask
+    def _sort(self, one: One) -> None:
+        """Read a request, and find where it belongs."""
+        ask = self._ask(one)
+        if ask is None:
+            return
+        found, wanted = ask
+        sign: Any = one
+        rows = 0
+        if _plain(found) and type(wanted) is bool:
+            sign = (wanted, *[(given.name, given.datatype, given.shape) for given in found.inputs])
+            rows = rows_of([given.shape for given in found.inputs])
+        group = self._groups.get(sign)
+        if group is None:
+            group = self._groups[sign] = Group(None, wanted, rows)
+        group.asked.append(one)
+        group.given.append(found)
 
-    def _run(self, session: "Session", group: Group, part: slice, tell: Tell) -> None:
-        asked, given = group.asked[part], group.given[part]
-        names, lot = [call.name for _, call in asked], None
-        if group.header is not None:
-            ids = [""] * len(asked)
-            lot = joined_tails(session.name, session.version, group.header, given, names)
+    def _ask(self, one: One) -> tuple[Ask, Wanted] | None:
+        """A request, read; None where it is none, and has been told so."""
+        number, name, json_bytes, body = one
+        try:
+            ask, wanted = self._read(self._model, self._version, json_bytes, body)
+        except FalajError as error:
+            self._tell(number, problem(error))
+            return None
+        ask.name = name
+        return ask, wanted
+
+    def _go(self, session: "Session | None", group: Group) -> None:
+        num = len(group.asked)
+        most = session.curve.limit() // group.rows if session is not None and group.rows else 0
+        # Before the end of the turn there may be others yet that one by itself can be run with.
+        if session is None or most < 1 or (min(num, most) == 1 and not self._came):
+            self._apart(group)
+            return
+        for at in range(0, num, most):
+            self._run(session, group.part(slice(at, at + most)) if num > most else group)
+
+    def _run(self, session: "Session", group: Group) -> None:
+        inputs = group.known.joined(group.given) if group.known is not None else joined(group.given)
+        if inputs is None:
+            self._reread(session, group)
+            return
+        num = len(group.asked)
+        if group.known is not None:
+            ids, names = [""] * num, [one[1] for one in group.asked]
         else:
-            ids = [ask.id for ask in given]
-            lot = joined(session.name, session.version, given, names)
-        session.enter(lot, partial(self._ran, lot, group, part, ids, tell))
+            ids, names = [ask.id for ask in group.given], [ask.name or ask.id for ask in group.given]
+        lot = Lot(session.name, session.version, inputs, names, self._came)
+        if group.known is not None:
+            lot.outputs = group.known.outputs
+        if num == 1:
+            lot.id, lot.name = ids[0], group.asked[0][1]
+        notes = [(at, self._engine.noting(asked_of(lot, at, ids[at]))) for at in self._engine.sample(num)]
+        session.enter(lot, partial(self._ran, group, ids, notes), at_once=bool(self._came))
+
+    def _reread(self, session: "Session", group: Group) -> None:
+        """One of them holds no such numbers, and is told so; the others are still alike."""
+        again = Group(None, group.wanted, group.rows)
+        for one in group.asked:
+            ask = self._ask(one)
+            if ask is not None:
+                again.asked.append(one)
+                again.given.append(ask[0])
+        if again.asked:
+            self._run(session, again)
 
     def _ran(
-        self, lot: Lot, group: Group, part: slice, ids: Sequence[str], tell: Tell, answer: Answer | FalajError
+        self, group: Group, ids: Sequence[str], notes: Sequence[tuple[int, Done]], answer: Answer | FalajError
     ) -> None:
-        asked = group.asked[part]
+        num, tell = len(ids), self._tell
         if isinstance(answer, FalajError):
-            again = Group(group.header, group.wanted, 0)
-            again.asked, again.given = asked, group.given[part]
-            self._apart(lot.model, lot.version, again, tell)
+            if num > 1:
+                self._apart(group)
+                return
+            for _, note in notes:
+                note(answer)
+            tell(group.asked[0][0], problem(answer))
             return
-        for (stream, _), reply in zip(asked, encode_each(answer, group.wanted, ids), strict=True):
-            tell(stream, reply)
+        for at, note in notes:
+            note(answer_of(answer, at, num, ids[at]))
+        for one, reply in zip(group.asked, encode_each(answer, group.wanted, ids), strict=True):
+            try:
+                tell(one[0], reply)
+            except BROKEN:  # whoever writes the answer broke: the others are answered all the same
+                _log.exception("an answer could not be handed on")
 
-    def _apart(self, model: str, version: str, group: Group, tell: Tell) -> list[tuple[int, Cancel | None]]:
-        left = []
-        for (stream, call), given in zip(group.asked, group.given, strict=True):
-            ask = given
-            if group.header is not None:
-                ask = group.header.again(model, version, given)[0]
-                ask.name = call.name
-            left.append((stream, self._alone(ask, group.wanted, call, partial(tell, stream))))
-        return left
+    def _apart(self, group: Group) -> None:
+        """Each by itself."""
+        for one, given in zip(group.asked, group.given, strict=True):
+            read = (given, group.wanted) if group.known is None else self._ask(one)
+            if read is not None:
+                self._left.append((one[0], self._alone(read[0], read[1], partial(self._tell, one[0]))))
 
 
 def _plain(ask: Ask) -> bool:

@@ -83,6 +83,9 @@ Tell = Callable[[int, Reply], Any]
 Many = Callable[[Sequence[Asked], Tell], Sequence[tuple[int, Cancel | None]]]
 """What a RestDoor may have as well, under the name `many`: answers requests that came in one piece, each told by its
 number. What is given back ends those that are not answered yet."""
+Alike = Callable[[Sequence[tuple[Any, bytes]], float, Tell], Sequence[tuple[int, Cancel | None]]]
+"""And under the name `alike`: answers requests that one turn of the loop read, the first of them at that moment. Each
+is its head and its body, and is told by its place. Which heads are gathered for it is asked of the door's `joins`."""
 
 
 class GrpcDoor(Protocol):

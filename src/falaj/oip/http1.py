@@ -6,14 +6,15 @@ Nothing here makes a task or a future for a request. Times are looked at once a 
 import asyncio
 import ssl as tls
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 import msgspec
 
 from falaj.oip.answers import render
-from falaj.oip.calls import Call, Reply, RestDoor
+from falaj.oip.calls import Alike, Call, Reply, RestDoor
 from falaj.oip.codings import INLINE_BYTES, chosen, deflate, inflate
 from falaj.oip.listening import Listening
 from falaj.oip.requests import END, KNOWN_BYTES, Head, Heads, Limits, Requests
@@ -22,6 +23,10 @@ from falaj.oip.rest import refusal
 _LINGER_S = 2.0
 """How long a client that broke the rules is still listened to, so that it can read why."""
 _GRACE_S = 0.5
+GATHERED_BYTES = 16 << 10
+"""Bodies that are larger are asked at once, each by itself: handing them on is not what they cost."""
+FEW = 6
+"""Fewer requests of one turn than these are asked one by one: putting them together costs more than it saves."""
 
 
 class Exchange(msgspec.Struct, eq=False):
@@ -31,6 +36,8 @@ class Exchange(msgspec.Struct, eq=False):
     head: Head
     reply: Reply | None = None
     cancel: Callable[[], None] | None = None
+    body: bytes = b""
+    """While others of its turn are gathered."""
 
     def answer(self, reply: Reply) -> None:
         """Take the answer; the second one, and one for a client that went away, are dropped."""
@@ -166,6 +173,12 @@ class Http1(asyncio.Protocol):
             self._ask(exchange, exchange.head, body)
 
     def _ask(self, exchange: Exchange, head: Head, body: bytes) -> None:
+        server = self._server
+        if not server.gathers or len(body) > GATHERED_BYTES or not server.gather(exchange, head, body):
+            self.ask(exchange, head, body)
+
+    def ask(self, exchange: Exchange, head: Head, body: bytes) -> None:
+        """Ask the door for one by itself."""
         call = Call(head.method, head.path, head.headers, body, False, self._peer, head)
         cancel = self._server.door.rest(call, exchange.answer)
         if exchange.reply is None:
@@ -292,6 +305,55 @@ class HttpServer(Listening[Http1]):
         self.heads: Heads = {}
         self.quick: Heads = self.heads if limits.pipelined > 1 else {}
         """Those whose requests need not wait for others of their connection."""
+        self._alike: Alike | None = getattr(door, "alike", None)
+        self.gathers = self._alike is not None
+        self._joins: Callable[[Head], bool] = getattr(door, "joins", _never)
+        self._joining: set[Head] = set()
+        self._came: list[Exchange] = []
+        self._first = 0.0
+        """What this turn of the loop has gathered: by which heads, the requests, and when the first came."""
+
+    def gather(self, exchange: Exchange, head: Head, body: bytes) -> bool:
+        """Keep a request until the end of the turn, to ask it with others; whether that is so."""
+        joining = self._joining
+        if head not in joining:
+            if not self._joins(head):
+                return False
+            joining.add(head)
+            if len(joining) == 1:  # who comes alone is asked as ever: it is run with the others, should there be some
+                self._first = monotonic()
+                self.loop.call_soon(self._turn)
+                return False
+        exchange.body = body
+        self._came.append(exchange)
+        return True
+
+    def _turn(self) -> None:
+        came, self._came, self._joining = self._came, [], set()
+        here = [one for one in came if one.connection is not None]  # who went away is not worked for
+        try:
+            if self._alike is not None and len(here) >= FEW:
+                began = self._alike([(one.head, one.body) for one in here], self._first, partial(_tell, here))
+                for number, cancel in began:
+                    if here[number].reply is None:
+                        here[number].cancel = cancel
+                return
+            for one in here:
+                if one.connection is not None:
+                    one.connection.ask(one, one.head, one.body)
+        except BaseException:  # nothing that we know of; nobody is left to wait for an answer that never comes
+            for one in here:
+                if one.connection is not None and one.reply is None:
+                    one.connection.abort()
+            raise
+
+
+def _tell(here: Sequence[Exchange], number: int, reply: Reply) -> None:
+    here[number].answer(reply)
+
+
+def _never(_: Head) -> bool:
+    return False
 
 
 async def serve_http(

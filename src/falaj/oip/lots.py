@@ -1,43 +1,42 @@
 """Inference over HTTP for requests that ask alike: many to one, and its answer to the answer of each."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import prod
 
 import msgspec
 
 from falaj.core.errors import FalajError
+from falaj.oip.again import Wanted
 from falaj.oip.calls import OCTETS, Reply
-from falaj.oip.rest import Known, Wanted, around, encode, problem
+from falaj.oip.rest import around, encode, problem
 from falaj.oip.tensors import Answer, Ask, Given, Lot, Made, raw_of, values_of
 
-Tails = Sequence[bytes | memoryview]
 
-
-def rows_of(shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many rows a request with inputs of these shapes has; 0 where it is to be looked at by itself."""
-    first = shapes[0][:1]
-    return first[0] if first and all(shape[:1] == first for shape in shapes) else 0
-
-
-def joined(model: str, version: str, asks: Sequence[Ask], names: Sequence[bytes]) -> Lot:
-    """Requests whose inputs have the same names, datatypes and shapes, as one."""
+def joined(asks: Sequence[Ask]) -> list[Given]:
+    """The inputs of requests whose inputs have the same names, datatypes and shapes, as those of one."""
     made, num = [], len(asks)
     for at, one in enumerate(asks[0].inputs):
         data = b"".join([ask.inputs[at].data for ask in asks])  # type: ignore[misc]
         made.append(Given(one.name, one.datatype, (one.shape[0] * num, *one.shape[1:]), data))
-    return Lot(model, version, made, names)
+    return made
 
 
-def joined_tails(model: str, version: str, known: Known, tails: Tails, names: Sequence[bytes]) -> Lot:
-    """The same for those that have one header before their bytes."""
-    made, num, at = [], len(tails), 0
-    for name, datatype, shape, size in known.inputs:
-        parts = tails if size == known.size else [tail[at : at + size] for tail in tails]
-        made.append(Given(name, datatype, (shape[0] * num, *shape[1:]), b"".join(parts)))
-        at += size
-    lot = Lot(model, version, made, names)
-    lot.outputs = known.outputs
-    return lot
+def asked_of(lot: Lot, at: int, id_: str) -> Ask:
+    """One of the requests of a lot, by itself."""
+    made = []
+    for one in lot.inputs:
+        size, rows = len(one.data) // lot.num, one.shape[0] // lot.num
+        made.append(Given(one.name, one.datatype, (rows, *one.shape[1:]), one.data[at * size : (at + 1) * size]))
+    ask = Ask(lot.model, lot.version, made)
+    ask.id, ask.outputs = id_, lot.outputs
+    return ask
+
+
+def answer_of(answer: Answer, at: int, num: int, id_: str) -> Answer:
+    """The answer to one of as many."""
+    outputs = [next(islice(_parts(made, num), at, None)) for made in answer.outputs]
+    return Answer(answer.model, answer.version, id_, outputs)
 
 
 def encode_each(answer: Answer, wanted: Wanted, ids: Sequence[str]) -> Iterator[Reply]:

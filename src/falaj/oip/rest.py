@@ -9,6 +9,7 @@ import msgspec
 
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.core.sheet import MOST_DIMENSIONS, MOST_TENSORS
+from falaj.oip.again import DATATYPES, Wanted, listed, of_header, reader, remember, remember_list
 from falaj.oip.asked import check_inputs, check_plain, settle
 from falaj.oip.calls import JSON, OCTETS, Reply, retry_after
 from falaj.oip.tensors import (
@@ -25,8 +26,6 @@ from falaj.oip.tensors import (
     values_of,
 )
 
-Wanted = bool | dict[str, bool]
-"""Which outputs are wanted as bytes: all, none, or by name."""
 HEADER = b"inference-header-content-length"
 NO_HEADER = -1
 MOST_ID = 1024
@@ -93,8 +92,10 @@ def decode(body: bytes, json_bytes: int, model: str, version: str) -> tuple[Ask,
             raise Invalid(f"the JSON is said to have {json_bytes} bytes, and the body has {len(body)}", "count again")
         tail = body[json_bytes:] if len(body) < SMALL_BYTES else memoryview(body)[json_bytes:]
         body = body[:json_bytes]
-        if (known := _KNOWN.get(body)) is not None and known.size == len(tail):
-            return known.again(model, version, tail)
+        if (found := of_header(body, tail)) is not None:
+            return found.again(model, version, tail)
+    elif (alike := listed(body)) is not None and (made := alike[0].again(model, version, alike[1])) is not None:
+        return made
     try:
         asked = _request(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -108,55 +109,23 @@ def decode(body: bytes, json_bytes: int, model: str, version: str) -> tuple[Ask,
     plain = not asked.id and (not asked.parameters or asked.parameters.keys() <= _BINARY)
     binary = _parameters(ask, asked.parameters) if asked.parameters else False
     wanted = _outputs(ask, asked.outputs, binary) if asked.outputs else binary
-    if tail:
-        _remember(body, len(tail), ask, wanted, plain=plain)
+    if tail and plain:
+        remember(body, len(tail), ask, wanted)
+    elif plain and len(asked.inputs) == 1 and not asked.inputs[0].parameters:
+        remember_list(body, ask, wanted, _data_of)
     return ask, wanted
 
 
-def known(body: bytes, json_bytes: int) -> "tuple[Known, bytes | memoryview] | None":
-    """What a header that came before means, and what stands behind it; None where it did not come before."""
-    found = _KNOWN.get(body[:json_bytes])
-    if found is None or found.size != len(body) - json_bytes:
-        return None
-    return found, body[json_bytes:] if len(body) < SMALL_BYTES else memoryview(body)[json_bytes:]
+def _data_of(body: bytes) -> bytes:
+    """The data of the first input of a request, as text; nothing where it is none."""
+    try:
+        return bytes(memoryview(_request(body).inputs[0].data))
+    except (msgspec.MsgspecError, ValueError, RecursionError, IndexError):
+        return b""
 
 
-class Known:
-    """A JSON header that says nothing of one request alone: clients send the same one again and again."""
-
-    __slots__ = ("inputs", "outputs", "size", "wanted")
-
-    def __init__(self, size: int, ask: Ask, wanted: Wanted) -> None:
-        self.size, self.outputs, self.wanted = size, ask.outputs, wanted
-        self.inputs = [(one.name, one.datatype, one.shape, len(one.data)) for one in ask.inputs]
-
-    def again(self, model: str, version: str, tail: "bytes | memoryview") -> tuple[Ask, Wanted]:
-        """The request that it makes with these bytes."""
-        made, at = [], 0
-        for name, datatype, shape, size in self.inputs:
-            made.append(Given(name, datatype, shape, tail[at : at + size]))
-            at += size
-        ask = Ask(model, version, made)
-        ask.outputs = self.outputs
-        return ask, self.wanted
-
-
-_KNOWN: dict[bytes, Known] = {}
-_MOST_KNOWN, _LONGEST_KNOWN = 1024, 2048
+_MOST_KNOWN = 1024
 _BINARY = frozenset({"binary_data_output"})
-_LOOKED_AT = frozenset({"BOOL", "BYTES"})
-"""Datatypes whose bytes may be wrong."""
-
-
-def _remember(head: bytes, size: int, ask: Ask, wanted: Wanted, *, plain: bool) -> None:
-    """Keep what a header means, where only the bytes behind it can differ the next time."""
-    if not plain or len(head) > _LONGEST_KNOWN or sum(len(one.data) for one in ask.inputs) != size:
-        return
-    if any(one.datatype in _LOOKED_AT for one in ask.inputs):
-        return
-    if len(_KNOWN) >= _MOST_KNOWN:
-        _KNOWN.clear()
-    _KNOWN[head] = Known(size, ask, wanted)
 
 
 def decode_raw(body: bytes, ask: Ask, spec: Mapping[str, Any], *, batches: bool) -> tuple[Ask, Wanted]:
@@ -221,10 +190,20 @@ _SAID: dict[tuple[Any, ...], bytes] = {}
 
 def around(model: str, version: str, outputs: Sequence[Made]) -> list[bytes]:
     """An answer in JSON without its numbers: what stands before, between and behind those of its outputs."""
-    tensors = [_Tensor(made.name, made.datatype, made.shape, None, []) for made in outputs]
-    # No text holds these bytes: a quotation mark within one has a backslash before it.
-    before, *rest = _dump(_Response(model, tensors, version)).split(b'"data":[]')
-    return [before + b'"data":[', *(b"]" + one + b'"data":[' for one in rest[:-1]), b"]" + rest[-1]]
+    key = (model, version, *[(made.name, made.datatype, made.shape) for made in outputs])
+    found = _AROUND.get(key)
+    if found is None:
+        tensors = [_Tensor(made.name, made.datatype, made.shape, None, []) for made in outputs]
+        # No text holds these bytes: a quotation mark within one has a backslash before it.
+        before, *rest = _dump(_Response(model, tensors, version)).split(b'"data":[]')
+        found = [before + b'"data":[', *(b"]" + one + b'"data":[' for one in rest[:-1]), b"]" + rest[-1]]
+        if len(_AROUND) >= _MOST_KNOWN:
+            _AROUND.clear()
+        _AROUND[key] = found
+    return found
+
+
+_AROUND: dict[tuple[Any, ...], list[bytes]] = {}
 
 
 def problem(error: FalajError) -> Reply:
@@ -283,10 +262,10 @@ def _listed(one: _Input) -> Given:
     raw = memoryview(one.data)
     depth = 1 if len(raw) > 1 and raw[1] not in b"[ \t\r\n" else _depth(one.name, raw)
     try:
-        values = (_READERS.get((one.datatype, depth)) or _reader(one.datatype, depth))(raw)
+        values = reader(one.datatype, depth)(raw)
     except KeyError:
         raise Invalid(
-            f"{one.name[:60]!r} is of datatype {one.datatype[:20]!r}", f"one of {', '.join(_KINDS)}"
+            f"{one.name[:60]!r} is of datatype {one.datatype[:20]!r}", f"one of {', '.join(DATATYPES)}"
         ) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Invalid(f"the data of {one.name[:60]!r}: {str(error)[:200]}", f"a list of {one.datatype}") from error
@@ -297,24 +276,6 @@ def _listed(one: _Input) -> Given:
     if one.datatype == "BYTES":
         return Given(one.name, "BYTES", one.shape, [text.encode() for text in values])
     return Given(one.name, one.datatype, one.shape, pack(one.name, one.datatype, values))
-
-
-_KINDS: Mapping[str, type] = {
-    "BOOL": bool, "UINT8": int, "UINT16": int, "UINT32": int, "UINT64": int, "INT8": int, "INT16": int, "INT32": int,
-    "INT64": int, "FP16": float, "BF16": float, "FP32": float, "FP64": float, "BYTES": str,
-}  # fmt: skip
-
-
-_READERS: dict[tuple[str, int], Any] = {}
-
-
-def _reader(datatype: str, depth: int) -> Any:
-    """What reads lists of lists … of one kind of thing, strictly: no text for a number, no number for a truth."""
-    wanted: Any = _KINDS[datatype]
-    for _ in range(depth):
-        wanted = list[wanted]
-    made = _READERS[datatype, depth] = msgspec.json.Decoder(wanted).decode
-    return made
 
 
 def _depth(name: str, raw: memoryview) -> int:

@@ -46,6 +46,8 @@ class Ask:
 
     num = 1
     """How many requests it stands for."""
+    came = 0.0
+    """When it came, as time.monotonic() says it; 0: now."""
     __slots__ = (
         "deadline", "id", "inputs", "model", "name", "outputs", "parameters", "priority", "sequence", "sequence_end",
         "sequence_start", "version",
@@ -70,12 +72,14 @@ class Ask:
 class Lot(Ask):
     """Requests that ask alike, as one: each has as many of the rows, in order."""
 
-    __slots__ = ("names", "num")
+    __slots__ = ("came", "names", "num")
 
-    def __init__(self, model: str, version: str, inputs: Sequence[Given], names: Sequence[bytes]) -> None:
+    def __init__(
+        self, model: str, version: str, inputs: Sequence[Given], names: Sequence[bytes | str], came: float = 0.0
+    ) -> None:
         super().__init__(model, version, inputs)
-        self.names, self.num = names, len(names)
-        """What the gateway calls each."""
+        self.names, self.num, self.came = names, len(names), came
+        """What the gateway calls each, or else the caller; when the first of them came."""
 
 
 class Answer:
