@@ -141,7 +141,7 @@ def test_what_cannot_be_read_ahead_is_read_by_who_finds_it_too_old(ledger: Ledge
 
 def test_a_reading_that_took_long_does_not_replace_a_later_one(ledger: Ledger, clock: list[float]) -> None:
     def load(key: str) -> str:
-        if clock[0] == 0.6 * STALE_S:
+        if clock[0] == 0.8 * STALE_S:
             clock[0] = STALE_S
             assert fresh.get(key) == "later"
             return "earlier"
@@ -151,7 +151,7 @@ def test_a_reading_that_took_long_does_not_replace_a_later_one(ledger: Ledger, c
     ledger.beside = asked.append
     fresh: Fresh[str, str] = Fresh(ledger, load)
     fresh.get("k")
-    clock[0] = 0.6 * STALE_S
+    clock[0] = 0.8 * STALE_S
     assert fresh.get("k") == "first"
     asked.pop()()
     assert fresh.get("k") == "later"

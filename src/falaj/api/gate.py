@@ -29,7 +29,7 @@ KNOCK, KNOCKER = b"/v1/knock/", replace(GUEST, id="knock")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KNOWN_S = 1.0
 """A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
-AHEAD = 0.5
+AHEAD = 0.75
 """When so much of that is over, who goes on asking is looked up again beside their calls, so that none waits for it."""
 CERTIFIED_S = 5.0
 """The same for the certificate of an agent, whose every answer would have to wait for it."""
@@ -169,7 +169,7 @@ class Gate:
 
     def _renew(self, header: bytes, known: "_Known") -> None:
         """Look somebody up again who will soon not be known any more."""
-        if header in self._asking or self._clock() < known.until - known.lasts * AHEAD:
+        if header in self._asking or self._clock() < known.until - known.lasts * (1 - AHEAD):
             return
         turn = self._turn
 

@@ -15,7 +15,7 @@ from falaj.store.ledger import Ledger, Writer
 
 STALE_S = 1.0
 """What another replica changed is seen here after so long at most."""
-AHEAD = 0.5
+AHEAD = 0.75
 """When so much of its time is over, what is asked for is read again."""
 
 K = TypeVar("K", bound=Hashable)
@@ -65,7 +65,7 @@ class Fresh(Generic[K, V]):
         """The value as it was not longer than STALE_S ago."""
         kept = self._kept.get(key)
         if kept is not None and (left := kept[1] - monotonic()) > 0.0:
-            if left < STALE_S * AHEAD:
+            if left < STALE_S * (1 - AHEAD):
                 self._ahead.ask(key)
             return kept[0]
         # A group may yet be undone too, but then `changing` forgets what it changed.
