@@ -50,7 +50,7 @@ def desk(frame: Frame, arguments: list[str]) -> int:
         gc.enable()
         if verb.group == ERRAND:
             platform.progress = watched()
-            if moves_much(name, verb.name):
+            if is_heavy(name, verb.name):
                 from falaj.core.heaps import keep_heaps
 
                 keep_heaps()
@@ -81,7 +81,7 @@ def word_of(name: str, word: str) -> Verb | None:
     return found[0] if found and not hasattr(found[1], "__for_python__") else None
 
 
-def moves_much(name: str, errand: str) -> bool:
+def is_heavy(name: str, errand: str) -> bool:
     """Whether it is worth a command's while to keep the memory that gigabytes go through."""
     found = errand_of(DESKS[name].errands, errand)
     return found is not None and hasattr(found[1], "__moves_much__")

@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from falaj.core.data import dataclass
@@ -205,8 +206,11 @@ def listing(settings: Settings) -> list[tuple[str, Any, str]]:
     return rows
 
 
+_hints = cache(typing.get_type_hints)
+
+
 def _paths(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     found: list[tuple[str, Any]] = []
     for item in fields(cls):
         if item.name == "sources":
@@ -253,7 +257,7 @@ def _coerce(path: str, kind: Any, value: Any, source: str) -> Any:
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any], sources: Mapping[str, str]) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     chosen: dict[str, Any] = {"sources": sources} if cls is Settings else {}
     for item in fields(cls):
         path = prefix + item.name

@@ -130,6 +130,7 @@ class RuleSet:
         self.hash = digest
         self._asked = frozenset(rule.needs for rule in self.rules.values() if rule.needs is not None)
         self._slice = lru_cache(maxsize=1024)(self._cut)
+        self._parsed = lru_cache(maxsize=1024)(self._parse)
 
     def held(self, traits: Iterable[Trait]) -> frozenset[Trait]:
         """Those of the traits that some rule asks for; who holds the same ones gets the same slice."""
@@ -147,15 +148,20 @@ class RuleSet:
         return cedarpy.PolicySet.from_json_str(_document({rule.id: rule.tree for rule in self.rules.values()}))
 
     def _cut(self, action: str, group: str, held: frozenset[Trait], unbound: bool) -> Any:
-        chosen: dict[str, Mapping[str, Any]] = {}
+        chosen: list[str] = []
         for rule in self.rules.values():
             if rule.actions is not None and rule.actions.isdisjoint((action, group)):
                 continue
             if (rule.needs is not None and rule.needs not in held) or (unbound and rule.layer == TENANT_LAYER):
                 continue
-            # Within the slice the action's scope is known to match, and asking again costs as much as the rest.
-            chosen[rule.id] = {**rule.tree, "action": {"op": "All"}}
-        return cedarpy.PolicySet.from_json_str(_document(chosen))
+            chosen.append(rule.id)
+        return self._parsed(tuple(chosen))
+
+    def _parse(self, chosen: tuple[str, ...]) -> Any:
+        """Actions that the same rules can apply to share what was parsed."""
+        # Within the slice the action's scope is known to match, and asking again costs as much as the rest.
+        trees = {name: {**self.rules[name].tree, "action": {"op": "All"}} for name in chosen}
+        return cedarpy.PolicySet.from_json_str(_document(trees))
 
 
 def ask(policies: Any, world: World, requests: list[dict[str, Any]]) -> list[Answer]:

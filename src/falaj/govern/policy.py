@@ -83,8 +83,13 @@ class Texts:
 
 def house_texts(actions: Mapping[str, str]) -> Texts:
     """The texts of this version of the house for these verbs (`desk.verb` -> group)."""
+    return _texts(tuple(sorted(actions.items())))
+
+
+@lru_cache(maxsize=4)
+def _texts(actions: tuple[tuple[str, str], ...]) -> Texts:
     guardrails = (FOLDER / "guardrails.cedar").read_text(encoding="utf-8")
-    return Texts(tuple(sorted(actions.items())), schema_text(actions), guardrails, permits(actions))
+    return Texts(actions, schema_text(dict(actions)), guardrails, permits(dict(actions)))
 
 
 @lru_cache(maxsize=4)
