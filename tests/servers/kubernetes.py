@@ -141,16 +141,24 @@ class ControlPlane(_OnEtcd):
             )
         for name in NODES:
             wait_until(lambda name=name: self._node_is_ready(name), self.ready_s)
-            gpus = {"status": {kind: {"nvidia.com/gpu": "8"} for kind in ("capacity", "allocatable")}}
-            self.call("PATCH", f"/api/v1/nodes/{name}/status", gpus, "application/merge-patch+json")
         wait_until(
             lambda: self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default").is_success, self.ready_s
         )
 
     def _node_is_ready(self, name: str) -> bool:
+        """Ready, no longer kept free by the controllers, and with its GPUs, which a young kubelet may write over."""
         found = self.ask("GET", f"/api/v1/nodes/{name}")
-        conditions = found.json()["status"].get("conditions", ()) if found.is_success else ()
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        node = found.json() if found.is_success else {"spec": {}, "status": {}}
+        conditions = node["status"].get("conditions", ())
+        if node["spec"].get("taints") or not any(
+            one["type"] == "Ready" and one["status"] == "True" for one in conditions
+        ):
+            return False
+        if node["status"].get("allocatable", {}).get("nvidia.com/gpu") == "8":
+            return True
+        gpus = {"status": {kind: {"nvidia.com/gpu": "8"} for kind in ("capacity", "allocatable")}}
+        self.call("PATCH", f"/api/v1/nodes/{name}/status", gpus, "application/merge-patch+json")
+        return False
 
     def _key(self) -> Path:
         path = self.folder / "accounts.key"
