@@ -1,10 +1,11 @@
 """Checking out: the tree as it was, nothing outside the folder, nothing of anybody's lost."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, Unavailable
@@ -239,6 +240,15 @@ def test_names_that_a_file_system_confuses() -> None:
         names.claim(path)
 
 
+def loops(path: bytes) -> bool:
+    """Whether a link leads nowhere, by the system's word: of those `realpath` gives what it had not followed yet."""
+    try:
+        Path(os.fsdecode(path)).stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 @given(
     st.lists(
         st.tuples(
@@ -252,6 +262,7 @@ def test_names_that_a_file_system_confuses() -> None:
         unique_by=lambda entry: entry[0],
     )
 )
+@example([(b"a", LINK, b"a//a")])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 def test_no_tree_leads_out(tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[bytes, int, bytes]]) -> None:
     """Invariant 22, by trying: whatever the tree, nothing appears beside the folder and no link resolves out of it."""
@@ -274,7 +285,10 @@ def test_no_tree_leads_out(tmp_path_factory: pytest.TempPathFactory, entries: li
         assert not above.exists() or len(list(above.iterdir())) == 1
     top = os.path.realpath(home / "x/y/out")
     for path in content(home / "x/y/out") if (home / "x/y/out").exists() else ():
-        whole = os.path.realpath(os.path.join(os.fsencode(top), path))  # noqa: PTH118
+        whole = os.path.join(os.fsencode(top), path)  # noqa: PTH118
+        if loops(whole):
+            continue
+        whole = os.path.realpath(whole)
         assert whole == os.fsencode(top) or whole.startswith(os.fsencode(top) + b"/")
 
 
