@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, Denied, Invalid, NotFound, Unavailable
 from falaj.core.permit import LIFETIME_S
-from falaj.store.blobs import PART_CHUNKS
+from falaj.core.ports import Blobs
+from falaj.store.blobs import PART_CHUNKS, _Run
 from falaj.store.sealed import CHUNK, HEAD
 from tests.store.blobhouse import THING, House, noise, stream
 
@@ -78,6 +79,32 @@ def test_a_range_reads_only_the_chunks_it_needs(house: House) -> None:
     assert house.get(blob.digest, start=2 * CHUNK - 5, stop=4 * CHUNK) == data[2 * CHUNK - 5 : 4 * CHUNK]
     with pytest.raises(Corrupt):
         house.get(blob.digest)
+
+
+def test_who_reads_beside_others_opens_for_itself(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads for every reader would be more threads than cores."""
+    monkeypatch.setattr("falaj.store.blobs._OPENERS", 2)
+    data = noise(9 * CHUNK)
+    digest = house.put(data).digest
+    seen: set[str] = set()
+    read = _Run.open
+
+    def watched(run: _Run, store: Blobs) -> list[bytes]:
+        seen.add(threading.current_thread().name)
+        return read(run, store)
+
+    monkeypatch.setattr(_Run, "open", watched)
+    here = threading.current_thread().name
+    for _ in range(2):
+        assert house.get(digest) == data
+        assert here not in seen
+        other = house.blobs.get(house.ctx, THING, "home", digest, house.permit("read"))
+        next(other)
+        seen.clear()
+        assert house.get(digest, start=0, stop=3 * CHUNK) == data[: 3 * CHUNK]
+        assert here in seen
+        other.close()  # type: ignore[attr-defined]
+        seen.clear()
 
 
 @given(cuts=st.lists(st.integers(0, 3 * CHUNK), max_size=6))

@@ -5,7 +5,7 @@ file that stays; what lay beside others is sent again. What is sent is tied into
 whoever amends next sends little; pages, which change every time, come last, in a batch of their own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import merge
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def _send_again(base: Snapshot, content: Content, out: Outbox) -> None:
     _fetch_into(base, wanted, out)
 
 
-def _fetch_into(base: Snapshot, wanted: Iterable[bytes], out: Outbox) -> None:
+def _fetch_into(base: Snapshot, wanted: Collection[bytes], out: Outbox) -> None:
     for run in base.plan(wanted):
         if run.is_large:
             out.pour(base.stream(run.chunks[0][0]))

@@ -11,16 +11,22 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.core.errors import Invalid, NotFound, Unavailable
 from falaj.snapshot.format import PACK_BYTES, Entry, shown
 from falaj.snapshot.read import Run, Snapshot
+from falaj.snapshot.scribes import Scribes
 from falaj.snapshot.target import LargeFile, Record, SmallFile, Target
 
 _WRITE_BYTES = 256 << 10  # measured: larger writes cost the kernel twice as much
-_WINDOW_BYTES, _WINDOW_PIECES, _WINDOW_FOLDERS = 32 << 20, 8192, 128
+_WINDOW_BYTES, _WINDOW_PIECES, _WINDOW_FOLDERS = 16 << 20, 4096, 64
+_WINDOWS = 4  # under way at once: so few that their folders are not too many open files, and nobody waits for work
+
+_MANY, _SOME = 1024, 16
+"""So many small files are worth other processes; so many together are worth a message to one."""
 
 _Window = tuple[list[Future[tuple[int, list[Record]]]], list[LargeFile], dict[bytes, int]]
 Spot = tuple[SmallFile | LargeFile, int]
@@ -50,10 +56,14 @@ def checkout(
     changed since.
     """
     try:
-        with Target(folder) as target, ThreadPoolExecutor(max(threads, 1), thread_name_prefix="falaj-out") as pool:
+        with (
+            Target(folder) as target,
+            closing(Scribes(target.inbox, threads)) as scribes,
+            ThreadPoolExecutor(max(threads, 1), thread_name_prefix="falaj-out") as pool,
+        ):
             if not paths:
                 target.sweep(entry.path for entry in snapshot.entries())
-            work = _Work(snapshot, target, pool, advance)
+            work = _Work(snapshot, target, (pool, scribes), advance)
             for entry in _chosen(snapshot, paths):
                 work.add(entry)
             return work.finish()
@@ -66,18 +76,22 @@ class _Work:
     """Gathers what the files of a stretch of the tree need, fetches it in runs, and writes in threads."""
 
     def __init__(
-        self, snapshot: Snapshot, target: Target, pool: ThreadPoolExecutor, advance: Callable[[int], None]
+        self,
+        snapshot: Snapshot,
+        target: Target,
+        hands: tuple[ThreadPoolExecutor, Scribes],
+        advance: Callable[[int], None],
     ) -> None:
         self._snapshot = snapshot
         self._target = target
-        self._pool = pool
+        self._pool, self._scribes = hands
         self._advance = advance
         self._wanted: dict[bytes, list[Spot]] = {}
         self._large: list[LargeFile] = []
         self._links: list[Entry] = []
         self._windows: deque[_Window] = deque()
         self._have = 0
-        self._num_files = self._size_bytes = self._kept = 0
+        self._num_files = self._size_bytes = self._kept = self._num_small = 0
 
     def add(self, entry: Entry) -> None:
         """The next entry, in order of paths."""
@@ -94,6 +108,9 @@ class _Work:
             self._add_large(entry)
         else:
             small = self._target.small(entry)
+            self._num_small += 1
+            if self._num_small == _MANY:
+                self._scribes.start()
             if entry.size:
                 self._want(entry.content.pieces[0][0], entry.size, (small, 0))
             else:
@@ -124,13 +141,13 @@ class _Work:
             self._flush()
 
     def _flush(self) -> None:
-        """Send a window off, and wait for the one before it: the next is planned while this one is written."""
+        """Send a window off; where there are enough, wait for the oldest: more is planned while these are written."""
         wanted, self._wanted, self._have = self._wanted, {}, 0
         sent = [self._pool.submit(self._bring, run, wanted) for run in self._snapshot.plan(wanted)]
         complete = [large for large in self._large if large.complete]
         self._large = [large for large in self._large if not large.complete]
         self._windows.append((sent, complete, self._target.take_folders()))
-        if len(self._windows) > 1:
+        if len(self._windows) >= _WINDOWS:
             self._collect()
 
     def _collect(self) -> None:
@@ -152,13 +169,27 @@ class _Work:
         records: list[Record] = []
         written = 0
         for data, chunks in self._snapshot.each(run):
+            small: list[tuple[SmallFile, memoryview]] = []
             for file, at, begin, end in _writes(chunks, wanted):
                 if isinstance(file, SmallFile):
-                    records.append(file.write(data[begin:end]))
+                    small.append((file, data[begin:end]))
                 else:
                     file.write(at, data[begin:end])
                 written += end - begin
+            records += self._write(small)
         return written, records
+
+    def _write(self, small: list[tuple[SmallFile, memoryview]]) -> Iterator[Record]:
+        """Write small files, by another process where they are many."""
+        if self._scribes.ready and len(small) >= _SOME:
+            orders = [(file, order) for file, data in small if (order := file.order(data)) is not None]
+            if len(orders) == len(small):
+                stamps = self._scribes.write([order for _, order in orders])
+                for (file, _), stamp in zip(orders, stamps, strict=True):
+                    yield file.written(stamp)
+                return
+        for file, data in small:
+            yield file.write(data)
 
     def _pour(self, digest: bytes, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[Record]]:
         written = 0

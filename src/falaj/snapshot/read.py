@@ -10,7 +10,7 @@ import mmap
 import secrets
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -148,7 +148,7 @@ class Snapshot:
         with self._lock:
             found = self._index.find(digest)
         if found is None:
-            raise Corrupt(f"chunk {written(digest)[:20]}… is in no batch of the tree", "publish the tree again")
+            raise _nowhere(digest)
         return found[1]
 
     def chunk(self, digest: bytes, *, keep: bool = True) -> bytes:
@@ -162,19 +162,19 @@ class Snapshot:
                 return data
         raise _spoiled(digest, place)
 
-    def plan(self, digests: Iterable[bytes]) -> list[Run]:
+    def plan(self, digests: Collection[bytes]) -> list[Run]:
         """The fetches that bring these chunks: neighbours in a pack come together."""
-        places = sorted((*self.locate(digest), digest) for digest in digests)
+        places = sorted(self._places(digests))
         runs: list[Run] = []
-        for pack, start, length, digest in places:
-            last = runs[-1] if runs else None
-            stop = start + length
-            near = last is not None and last.pack == pack and start <= last.stop + _GAP
-            if last is None or not near or max(stop, last.stop) - last.start > RUN_BYTES:
-                runs.append(Run(pack, start, stop, [(digest, start, length)]))
-            else:
-                last.chunks.append((digest, start, length))
-                runs[-1] = last._replace(stop=max(last.stop, stop))
+        first = last = 0
+        for at, (pack, start, length, _) in enumerate(places):
+            stop, before = start + length, places[at - 1][0]
+            if at and (pack != before or start > last + _GAP or max(stop, last) - places[first][1] > RUN_BYTES):
+                runs.append(_run(places[first:at], last))
+                first, last = at, 0
+            last = max(last, stop)
+        if places:
+            runs.append(_run(places[first:], last))
         return runs
 
     def each(self, run: Run) -> Iterator[Part]:
@@ -215,6 +215,15 @@ class Snapshot:
         if hashed.digest() != digest:
             raise _spoiled(digest, place)
         yield held
+
+    def _places(self, digests: Collection[bytes]) -> Iterator[tuple[bytes, int, int, bytes]]:
+        find = self._index.find
+        with self._lock:
+            for digest in digests:
+                found = find(digest)
+                if found is None:
+                    raise _nowhere(digest)
+                yield (*found[1], digest)
 
     def _checked(self, run: Run, data: memoryview, chunks: list[tuple[bytes, int, int]]) -> Part:
         for digest, begin, end in chunks:
@@ -321,6 +330,11 @@ class Snapshot:
         return Shard(found)
 
 
+def _run(places: list[tuple[bytes, int, int, bytes]], stop: int) -> Run:
+    chunks = [(digest, start, length) for _, start, length, digest in places]
+    return Run(places[0][0], chunks[0][1], stop, chunks)
+
+
 def _groups(pieces: Iterator[tuple[int, bytes, int]]) -> Iterator[list[tuple[int, bytes, int]]]:
     """Pieces in groups that fit in memory; one that does not is alone."""
     group: list[tuple[int, bytes, int]] = []
@@ -345,6 +359,10 @@ def _keep(file: Path, data: bytes | mmap.mmap) -> None:
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _nowhere(digest: bytes) -> Corrupt:
+    return Corrupt(f"chunk {written(digest)[:20]}… is in no batch of the tree", "publish the tree again")
 
 
 def _spoiled(digest: bytes, place: Place) -> Corrupt:

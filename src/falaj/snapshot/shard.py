@@ -49,6 +49,7 @@ class Shard:
         if len(data) != self._chunks + self.num_chunks * _CHUNK.size:
             raise _broken("is not as long as it says")
         self._known: dict[bytes, int] = {}
+        self._packs: dict[int, tuple[bytes, int]] = {}
 
     def pack(self, index: int) -> tuple[bytes, int]:
         """Digest and size of a pack."""
@@ -99,7 +100,7 @@ class Shard:
 
     def _place(self, found: Sequence[int]) -> Place:
         index, start, length = found
-        pack, size = self.pack(index)
+        pack, size = self._packs.get(index) or self._packs.setdefault(index, self.pack(index))
         if start + length > size:
             raise _broken("puts a chunk outside its pack")
         return Place(pack, start, length)

@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import os
 import stat
+import time
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,16 +17,19 @@ from types import TracebackType
 from typing import Self
 
 from falaj.core.errors import Conflict, Corrupt
+from falaj.snapshot import hand
 from falaj.snapshot.format import Entry, shown
 from falaj.snapshot.read import Snapshot
 from falaj.snapshot.scan import FOLDER, READ, RESERVED, STAMP_BYTES, digest_of_file, stamp_of
+from falaj.snapshot.scribes import Order
 from falaj.snapshot.state import State
 
 Record = tuple[bytes, bytes, bytes]
 """Path, stamp and digest of a file that was written."""
 
 _LIST = "checkout"
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAME_BYTES = 255
+_LOCK_TRIES, _LOCK_S = 20, 0.01
 
 
 class Target:
@@ -193,11 +197,9 @@ class Target:
         with contextlib.suppress(FileExistsError):
             os.mkdir(RESERVED, 0o700, dir_fd=self._top)
         inbox = os.open(RESERVED, FOLDER | os.O_NOFOLLOW, dir_fd=self._top)
-        try:
-            fcntl.flock(inbox, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(inbox):
             os.close(inbox)
-            raise Conflict(f"another checkout is writing into {self._folder}", "wait for it") from None
+            raise Conflict(f"another checkout is writing into {self._folder}", "wait for it")
         for name in _names(inbox):
             if name.startswith(b"new-"):
                 os.unlink(name, dir_fd=inbox)
@@ -217,13 +219,18 @@ class SmallFile:
 
     def write(self, data: bytes | memoryview) -> Record:
         """Write it, and put it in its place."""
-        new, inbox, entry = self._target.new_name(), self._target.inbox, self._entry
-        fd = os.open(new, _NEW, 0o777 if entry.executable else 0o666, dir_fd=inbox)
-        try:
-            _write(fd, data, 0)
-        finally:
-            os.close(fd)
-        return _place(inbox, new, (self._folder, self._name), entry)
+        new, there = self._target.new_name(), (self._folder, self._name)
+        return _record(self._entry, stamp_of(hand.write_file(self._target.inbox, new, there, _mode(self._entry), data)))
+
+    def order(self, data: memoryview) -> Order | None:
+        """What another process needs to know to write it; None when it cannot."""
+        if len(data) > hand.SHARED_BYTES or len(self._name) > _NAME_BYTES:
+            return None
+        return Order(self._folder, self._name, _mode(self._entry), data)
+
+    def written(self, stamp: bytes) -> Record:
+        """Another process wrote it, and it has this stamp."""
+        return _record(self._entry, stamp)
 
 
 class LargeFile:
@@ -233,18 +240,19 @@ class LargeFile:
         self.complete = False
         self._entry = entry
         self._new = target.new_name()
-        self._fd = os.open(self._new, _NEW, 0o777 if entry.executable else 0o666, dir_fd=target.inbox)
+        self._fd = os.open(self._new, hand.NEW, _mode(entry), dir_fd=target.inbox)
         target.opened.add(self._fd)
         os.ftruncate(self._fd, entry.size)
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write one chunk; threads may do so at once."""
-        _write(self._fd, data, at)
+        hand.write_at(self._fd, data, at)
 
     def finish(self, target: Target) -> Record:
         """Put it in its place."""
         target.close(self._fd)
-        return _place(target.inbox, self._new, target.folder_of(self._entry.path), self._entry)
+        now = hand.put_in_place(target.inbox, self._new, target.folder_of(self._entry.path))
+        return _record(self._entry, stamp_of(now))
 
 
 class Names:
@@ -275,7 +283,7 @@ def _names(folder: int) -> list[bytes]:
 
 def _folds(inbox: int) -> bool:
     """Whether a file system confuses upper and lower case, or two ways to write one letter."""
-    os.close(os.open(b"new-\xc3\xa9", _NEW, 0o600, dir_fd=inbox))
+    os.close(os.open(b"new-\xc3\xa9", hand.NEW, 0o600, dir_fd=inbox))
     try:
         for other in (b"NEW-\xc3\xa9", b"new-e\xcc\x81"):
             with contextlib.suppress(FileNotFoundError):
@@ -305,16 +313,22 @@ def _equals(entry: Entry, snapshot: Snapshot, there: tuple[int, bytes, os.stat_r
         os.close(fd)
 
 
-def _place(inbox: int, new: bytes, there: tuple[int, bytes], entry: Entry) -> Record:
-    folder, name = there
-    os.rename(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if found.st_size != entry.size:
+def _mode(entry: Entry) -> int:
+    return 0o777 if entry.executable else 0o666
+
+
+def _record(entry: Entry, stamp: bytes) -> Record:
+    if int.from_bytes(stamp[:8], "little") != entry.size:
         raise Corrupt(f"{shown(entry.path)} is not as long as the tree says", "publish it again")
-    return entry.path, stamp_of(found), _digest(entry)
+    return entry.path, stamp, _digest(entry)
 
 
-def _write(fd: int, data: bytes | memoryview, at: int) -> None:
-    done = os.pwrite(fd, data, at)
-    while done < len(data):
-        done += os.pwrite(fd, memoryview(data)[done:], at + done)
+def _locked(inbox: int) -> bool:
+    """Whether we have the folder for ourselves; what a killed checkout left running ends within a moment."""
+    for turn in range(_LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(inbox, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if turn + 1 < _LOCK_TRIES:
+            time.sleep(_LOCK_S)
+    return False

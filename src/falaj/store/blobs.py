@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from blake3 import blake3
@@ -83,6 +84,8 @@ class BlobStore:
         self.open_zone = open_zone
         self.keys = keys
         self._permits = permits
+        self._reading = 0
+        self._lock = Lock()
 
     def with_zones(self, chosen: Callable[[str], Blobs | None]) -> "BlobStore":
         """The same, with some zones' bytes read from elsewhere."""
@@ -180,7 +183,7 @@ class BlobStore:
             return iter(())
         far = self._requests(found.zone)
         runs = self._runs(ctx, found, (start, stop), _FAR_RUN_CHUNKS if far else RUN_CHUNKS)
-        opened = in_order(runs, lambda run: run.open(self._behind(found.zone, whole)), far or _OPENERS, 2)
+        opened = self._opened(runs, lambda run: run.open(self._behind(found.zone, whole)), far)
         if whole:
             return _verified(itertools.chain.from_iterable(opened), found)
         return _trimmed(itertools.chain.from_iterable(opened), start % CHUNK, stop - start)
@@ -285,6 +288,18 @@ class BlobStore:
                 )
             base = index * part_size
             yield from self._runs(ctx, part, (max(start - base, 0), min(stop - base, part.size)), step)
+
+    def _opened(self, runs: Iterator["_Run"], work: Callable[["_Run"], T], far: int) -> Iterator[T]:
+        """Opened runs, in order. Who reads alone gets a thread for every core; who reads beside others has its share,
+        and where that is one opens for itself: a block passed from core to core is fetched from memory twice."""
+        with self._lock:
+            self._reading += 1
+            threads = far or _OPENERS // self._reading
+        try:
+            yield from in_order(runs, work, threads, 2) if threads > 1 else map(work, runs)
+        finally:
+            with self._lock:
+                self._reading -= 1
 
     def _behind(self, zone: str, proving: bool) -> Blobs:
         """The store of a zone; what proves that bytes lie there asks the store itself, and no cache before it."""

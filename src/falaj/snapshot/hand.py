@@ -1,0 +1,93 @@
+"""Writing small files, each whole or not at all; and, run as a program, doing so beside another process.
+
+Of thousands of small files the bytes are the least: to make, to name and to look at each is work of the kernel's, and
+while a thread of Python waits for that the others get in its way. So a checkout hands them to processes of their own
+(snapshot/scribes.py). This file is all that such a process loads: the standard library, and nothing of the house. It
+gets bytes that were checked, in memory that both see, and open folders; it never sees a path, a key or a ticket.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+
+BATCH_FILES, BATCH_FOLDERS = 256, 32
+"""The most that one message tells of; with the longest names it stays below what a socket takes at once."""
+SHARED_BYTES = 2 << 20
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+STAMP = struct.Struct("<QqqQI")
+"""As snapshot/scan.py stamps a file."""
+ORDER = struct.Struct("<HHIIB")
+"""Of one file: which of the folders, the mode, where its bytes begin and end, how long the name is that follows."""
+FAILED = struct.Struct("<iI")
+"""What the system said, and of which file; an answer of stamps is never as short."""
+_MESSAGE_BYTES = BATCH_FILES * (ORDER.size + 255)
+
+
+def write_file(inbox: int, new: bytes, there: tuple[int, bytes], mode: int, data: bytes | memoryview) -> os.stat_result:
+    """Write a file under a name of the inbox, then put it in its place; what it is now."""
+    fd = os.open(new, NEW, mode, dir_fd=inbox)
+    try:
+        write_at(fd, data, 0)
+    finally:
+        os.close(fd)
+    return put_in_place(inbox, new, there)
+
+
+def put_in_place(inbox: int, new: bytes, there: tuple[int, bytes]) -> os.stat_result:
+    """Give a whole file its folder and its name; what it is now."""
+    folder, name = there
+    os.rename(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
+    """Write all of it."""
+    done = os.pwrite(fd, data, at)
+    while done < len(data):
+        done += os.pwrite(fd, memoryview(data)[done:], at + done)
+
+
+def serve(line: socket.socket, inbox: int, shared: memoryview) -> None:
+    """Do what messages ask for until there are no more: whoever sends them has ended then."""
+    new = b"new-%d" % os.getpid()
+    while True:
+        message, folders, _, _ = socket.recv_fds(line, _MESSAGE_BYTES, BATCH_FOLDERS)
+        if not message:
+            return
+        try:
+            line.send(_obey(message, folders, (inbox, new), shared))
+        finally:
+            for folder in folders:
+                os.close(folder)
+
+
+def _obey(message: bytes, folders: list[int], inbox: tuple[int, bytes], shared: memoryview) -> bytes:
+    stamps, at = list[bytes](), 0
+    try:
+        while at < len(message):
+            folder, mode, begin, end, length = ORDER.unpack_from(message, at)
+            at += ORDER.size + length
+            there = (folders[folder], message[at - length : at])
+            now = write_file(*inbox, there, mode, shared[begin:end])
+            stamps.append(STAMP.pack(now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino, now.st_mode))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(inbox[1], dir_fd=inbox[0])
+        return FAILED.pack(error.errno or 0, len(stamps))
+    return b"".join(stamps)
+
+
+def main() -> None:
+    """Serve on the descriptors that were given: the line, the inbox, the shared memory."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it too, and ends us
+    line, inbox, shared = map(int, sys.argv[1:])
+    with mmap.mmap(shared, SHARED_BYTES) as memory, memoryview(memory) as view:
+        serve(socket.socket(fileno=line), inbox, view)
+
+
+if __name__ == "__main__":
+    main()

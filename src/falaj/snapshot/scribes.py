@@ -1,0 +1,132 @@
+"""Processes that write small files for a checkout (snapshot/hand.py), each busy for one thread at a time.
+
+They hold the lock of the folder as we do: when we are killed they end after the files they were given, and nobody else
+writes there before. Where they cannot be started the threads write for themselves.
+"""
+
+import contextlib
+import mmap
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from falaj.core.errors import Unavailable
+from falaj.snapshot import hand
+
+
+class Order(NamedTuple):
+    """A small file to write: its open folder, its name, its mode, and its bytes."""
+
+    folder: int
+    name: bytes
+    mode: int
+    data: memoryview
+
+
+class Scribe:
+    """One process, and the memory that it shares with us."""
+
+    def __init__(self, inbox: int) -> None:
+        import subprocess
+
+        shared = os.memfd_create("falaj-scribe")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            os.ftruncate(shared, hand.SHARED_BYTES)
+            self._memory = mmap.mmap(shared, hand.SHARED_BYTES)
+            fds = (theirs.fileno(), inbox, shared)
+            # Neither the user's settings nor packages: it needs the standard library only, and starts in no time.
+            command = [sys.executable, "-I", "-S", hand.__file__, *map(str, fds)]
+            self._process = subprocess.Popen(  # noqa: S603 # nosec B603 - our own interpreter and file, no shell
+                command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(shared)
+        self._line = ours
+
+    def write(self, orders: list[Order]) -> list[bytes]:
+        """Have files written; the stamp of each. They fit in one message and in the memory."""
+        folders: dict[int, int] = {}
+        message, at = bytearray(), 0
+        for folder, name, mode, data in orders:
+            end = at + len(data)
+            self._memory[at:end] = data
+            message += hand.ORDER.pack(folders.setdefault(folder, len(folders)), mode, at, end, len(name))
+            message += name
+            at = end
+        try:
+            socket.send_fds(self._line, (message,), list(folders))
+            answer = self._line.recv(hand.BATCH_FILES * hand.STAMP.size)
+        except OSError:
+            answer = b""
+        if len(answer) == hand.FAILED.size:
+            code, which = hand.FAILED.unpack(answer)
+            raise OSError(code, os.strerror(code), orders[which].name)
+        size = hand.STAMP.size
+        if len(answer) != size * len(orders):
+            raise Unavailable("a process that writes files for this checkout has ended", "repeat the checkout")
+        return [answer[at : at + size] for at in range(0, len(answer), size)]
+
+    def close(self) -> None:
+        """Let it end, and wait until it has."""
+        # Somebody may have forked meanwhile and hold our end of it as well.
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._line.close()
+        self._process.wait()
+        self._memory.close()
+
+
+class Scribes:
+    """Some of them, started when they are first wanted."""
+
+    def __init__(self, inbox: int, count: int) -> None:
+        self._inbox = inbox
+        self._count = count
+        self._all: list[Scribe] = []
+        self._idle: SimpleQueue[Scribe] = SimpleQueue()
+        self.ready = False
+
+    def start(self) -> None:
+        """Start them, once; where that cannot be done there are none."""
+        count, self._count = self._count, 0
+        # Without the one, the other or the right to start a process the work is the same, only not beside ours.
+        with contextlib.suppress(OSError, AttributeError):
+            for _ in range(count):
+                self._all.append(Scribe(self._inbox))
+                self._idle.put(self._all[-1])
+        self.ready = bool(self._all)
+
+    def write(self, orders: Iterable[Order]) -> list[bytes]:
+        """Have files written, each at most as large as the shared memory; the stamp of each, in order."""
+        scribe = self._idle.get()
+        try:
+            return [stamp for batch in _batches(orders) for stamp in scribe.write(batch)]
+        finally:
+            self._idle.put(scribe)
+
+    def close(self) -> None:
+        """End all of them."""
+        for scribe in self._all:
+            scribe.close()
+
+
+def _batches(orders: Iterable[Order]) -> Iterator[list[Order]]:
+    batch, folders, have = list[Order](), set[int](), 0
+    for order in orders:
+        folders.add(order.folder)
+        have += len(order.data)
+        full = len(batch) == hand.BATCH_FILES or len(folders) > hand.BATCH_FOLDERS or have > hand.SHARED_BYTES
+        if full:
+            yield batch
+            batch, folders, have = [], {order.folder}, len(order.data)
+        batch.append(order)
+    if batch:
+        yield batch

@@ -1,0 +1,152 @@
+"""Small files written by processes of their own: the same files, the same errors, and nothing left behind."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from falaj.core.errors import Conflict, Unavailable
+from falaj.snapshot import hand
+from falaj.snapshot.checkout import CheckedOut, checkout
+from falaj.snapshot.scan import FOLDER, stamp_of
+from falaj.snapshot.scribes import Order, Scribe, Scribes
+from falaj.snapshot.target import Target
+from falaj.snapshot.write import publish_folder
+from tests.snapshot.folders import content, fill, noise
+from tests.snapshot.warehouse import Warehouse
+
+MANY = {b"d%d/f%d" % (i % 40, i): noise(i * 7, i) for i in range(600)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, FOLDER)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A checkout that hands files over from the first on; the list says how many at a time it did."""
+    handed: list[int] = []
+    write = Scribe.write
+
+    def counted(self: Scribe, orders: list[Order]) -> list[bytes]:
+        handed.append(len(orders))
+        return write(self, orders)
+
+    monkeypatch.setattr("falaj.snapshot.checkout._MANY", 1)
+    monkeypatch.setattr(Scribe, "write", counted)
+    return handed
+
+
+def orders(folder: int, count: int, data: bytes = b"12345") -> list[Order]:
+    return [Order(folder, b"f%d" % i, 0o666, memoryview(data)) for i in range(count)]
+
+
+def test_a_tree_written_by_others_is_the_same(tmp_path: Path, warehouse: Warehouse, soon: list[int]) -> None:
+    source = fill(tmp_path / "f", MANY | {b"large": noise(900_000), b"wide": noise(250_000, 5)})
+    (source / "d1/f1").chmod(0o755)
+    snapshot = warehouse.open(publish_folder(source, warehouse).tree)
+    told: list[int] = []
+    done = checkout(snapshot, tmp_path / "out", advance=told.append)
+    assert sum(soon) > 500
+    assert content(tmp_path / "out") == content(source)
+    assert done == CheckedOut(602, snapshot.tree.size_bytes, 0)
+    assert sum(told) == snapshot.tree.size_bytes
+    assert [name for name in os.listdir(tmp_path / "out/.falaj") if name.startswith("new-")] == []  # noqa: PTH208
+    assert checkout(snapshot, tmp_path / "out").kept == 602
+
+
+def test_what_they_tell_is_the_stamp(tmp_path: Path, folder: int) -> None:
+    """Else the next checkout would take each file for somebody's, and read it."""
+    with closing(Scribe(folder)) as scribe:
+        stamps = scribe.write(orders(folder, 3))
+    assert stamps == [stamp_of((tmp_path / f"f{i}").lstat()) for i in range(3)]
+
+
+def test_more_than_one_message_takes(tmp_path: Path, folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest names, many folders, and bytes that do not fit in the shared memory together."""
+    with closing(Scribes(folder, 1)) as some:
+        some.start()
+        long = [Order(folder, b"%0255d" % i, 0o666, memoryview(b"x")) for i in range(hand.BATCH_FILES + 1)]
+        assert len(some.write(long)) == len(long)
+        half = noise(hand.SHARED_BYTES // 2 + 1)
+        assert len(some.write(orders(folder, 3, half))) == 3
+        assert all((tmp_path / f"f{i}").read_bytes() == half for i in range(3))
+        made = []
+        for i in range(hand.BATCH_FOLDERS + 1):
+            (tmp_path / f"d{i}").mkdir()
+            made.append(os.open(tmp_path / f"d{i}", FOLDER))
+        some.write([Order(fd, b"in", 0o666, memoryview(b"%d" % i)) for i, fd in enumerate(made)])
+        for i, fd in enumerate(made):
+            os.close(fd)
+            assert (tmp_path / f"d{i}/in").read_bytes() == b"%d" % i
+
+
+def test_what_fails_is_told_and_leaves_nothing(tmp_path: Path, folder: int) -> None:
+    (tmp_path / "f1").mkdir()
+    with closing(Scribe(folder)) as scribe:
+        with pytest.raises(OSError, match="f1") as caught:
+            scribe.write(orders(folder, 3))
+        assert caught.value.errno == errno.EISDIR
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["f0", "f1"]
+        assert len(scribe.write(orders(folder, 1))) == 1, "it goes on after that"
+
+
+def test_one_that_is_gone_ends_the_checkout(folder: int) -> None:
+    with closing(Scribe(folder)) as scribe:
+        scribe._process.kill()
+        scribe._process.wait()
+        with pytest.raises(Unavailable, match="has ended"):
+            scribe.write(orders(folder, 1))
+
+
+def test_where_none_can_be_started(
+    tmp_path: Path, warehouse: Warehouse, soon: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    source = fill(tmp_path / "f", MANY)
+    checkout(warehouse.open(publish_folder(source, warehouse).tree), tmp_path / "out")
+    assert content(tmp_path / "out") == content(source)
+    assert soon == []
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from falaj.snapshot.scribes import Scribe
+from falaj.snapshot.target import Target
+target = Target(Path(sys.argv[1]))
+scribe = Scribe(target.inbox)
+print(scribe._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_they_end_with_who_started_them(tmp_path: Path) -> None:
+    """Killed, a checkout leaves no process behind; until it has ended, nobody else writes into the folder."""
+    owner = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "out")], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    os.kill(pid, signal.SIGSTOP)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    with pytest.raises(Conflict, match="another checkout"):
+        Target(tmp_path / "out")
+    os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with Target(tmp_path / "out"):
+                return
+        except Conflict:
+            assert time.monotonic() < deadline
