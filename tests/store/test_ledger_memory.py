@@ -229,10 +229,9 @@ def test_those_who_tell_together_do_not_suffer_for_what_one_of_them_saw(store: C
         return EventRow(name, "t", "z", name, "a", Key("t", "k", "p", "n", "r1"), 1.0, "", b"l" * 32, b"d")
 
     old = {KEYS[0]: Seen(Row(KEYS[0], 9, "", b"", 0.0), "1")}
-    good, bad = _Told([event("good")], {}, {}), _Told([event("bad")], {}, old)
-    store._teller._write([good, bad])
-    assert good.error is None
-    assert isinstance(bad.error, Stale)
+    good, bad = store._teller._write([_Told([event("good")], {}, {}), _Told([event("bad")], {}, old)])
+    assert good is None
+    assert isinstance(bad, Stale)
     assert verbs(store) == [*MADE, "good"]
 
 

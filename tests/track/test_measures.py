@@ -193,7 +193,7 @@ def test_many_small_writes_share_their_commits(measures: Measures, monkeypatch: 
     threads = [threading.Thread(target=write, args=(measures, [("a", n, 0.0, 0.0)])) for n in range(40)]
     for thread in threads:
         thread.start()
-    while len(measures._waiting) < 39:
+    while len(measures._writes._waiting) < 39:
         pass
     gate.set()
     for thread in threads:
@@ -304,3 +304,18 @@ def test_the_settler_starts_by_itself(measures: Measures, wait_for: Callable[[Ca
         write(measures, [("loss", n, 0.0, 1.0)])
     wait_for(lambda: bool(measures._series.read("t", ["r"], "head")))
     assert measures.curve(("t", "r"), "loss", "", 1, 10).total == 300
+
+
+def test_runs_that_are_begun_together_are_settled_one_after_the_other(
+    measures: Measures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, turns = dict[str, int](), list[int]()
+    runs = [f"{n:032x}" for n in range(8)]
+    monkeypatch.setattr(measures._settler, "ask", lambda name: asked.setdefault(name[1], len(turns)))
+    for turn in range(module.MANY_BLOCKS):
+        turns.append(turn)
+        blocks = [measures._sealed(("t", run, "z"), "", b"", 1, 1.0) for run in runs]
+        measures._count(blocks)
+    assert sorted(asked) == runs
+    assert len(set(asked.values())) > len(runs) // 2
+    assert min(asked.values()) > module.MANY_BLOCKS // 2

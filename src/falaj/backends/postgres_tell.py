@@ -6,19 +6,18 @@ and the engine's process at its other end has at hand what they need. The pool's
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg_pool import ConnectionPool
 
-from falaj.backends.lane import again
 from falaj.backends.postgres_columns import Plan, as_given
 from falaj.backends.postgres_memory import Seen, overtaken
 from falaj.backends.postgres_txn import NOTHING, Connection, Riders, addition, clear_errors, quiet
+from falaj.core.crowd import OneForAll
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Key
 
@@ -35,30 +34,20 @@ class Teller:
     def __init__(self, pool: ConnectionPool, connect: Callable[[], Connection], told: Callable[[], None]) -> None:
         """`told` is called when something is durable."""
         self._pool, self._heard = pool, told
-        self._mutex, self._telling = threading.Lock(), threading.Lock()
-        self._waiting: list[_Told] = []
+        self._telling = OneForAll(self._write)
         self._times = 0
         self._own = Own(connect)
 
     def tell(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen] = NOTHING) -> None:
         """Durable on return; Stale, and nothing is told, where a row is not as it was seen."""
-        mine = _Told(events, riders, seen)
-        with self._mutex:
-            self._waiting.append(mine)
-        with self._telling:
-            if not mine.done:
-                with self._mutex:
-                    some, self._waiting = self._waiting, []
-                self._write(some)
-        if mine.error is not None:
-            raise again(mine.error)
+        self._telling.do(_Told(events, riders, seen))
 
     def close(self) -> None:
         """Let go of the connection; whoever tells after this opens another."""
-        with self._telling:
+        with self._telling.turn:
             self._own.close()
 
-    def _write(self, some: "Sequence[_Told]") -> None:
+    def _write(self, some: "Sequence[_Told]") -> Sequence[FalajError | None]:
         riders: Riders = {}
         seen: dict[Key, Seen] = {}
         for one in some:
@@ -68,11 +57,9 @@ class Teller:
         error = self._insert([event for one in some for event in one.events], riders, seen)
         # The others must not suffer for what one of them says, or has seen.
         alone = isinstance(error, (Invalid, Stale)) and len(some) > 1
-        for one in some:
-            one.error = self._insert(one.events, one.riders, one.seen) if alone else error
-            one.done = True
+        return [self._insert(*one) if alone else error for one in some]
 
-    def _insert(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen]) -> BaseException | None:
+    def _insert(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen]) -> FalajError | None:
         try:
             told = self._run(*addition(events, riders, seen))
         except FalajError as error:
@@ -129,15 +116,12 @@ class Own:
             held.close()
 
 
-class _Told:
+class _Told(NamedTuple):
     """What one caller tells."""
 
-    __slots__ = ("done", "error", "events", "riders", "seen")
-
-    def __init__(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen]) -> None:
-        self.events, self.riders, self.seen = events, riders, seen
-        self.done = False
-        self.error: BaseException | None = Unavailable("the ledger was interrupted while it wrote", "call again")
+    events: Sequence[EventRow]
+    riders: Riders
+    seen: Mapping[Key, Seen]
 
 
 def _demand_done(result: "PGresult") -> "PGresult":

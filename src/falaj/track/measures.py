@@ -14,8 +14,10 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from falaj.core.context import Context
+from falaj.core.crowd import OneForAll
 from falaj.core.errors import Corrupt, FalajError, Unavailable
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
@@ -49,6 +51,9 @@ from falaj.track.records import Curve, Metric
 
 TAIL, HEAD = "", "head"
 MANY_BLOCKS, MANY_POINTS = 256, 16_384
+_APART = 64
+"""Runs that are begun together are settled so many blocks apart, some a little before they would have to be: all at
+once they would hold up every call."""
 _THIN = 16
 """With fewer points than so many a metric, settling would rewrite more than it settles: they are only put together."""
 _LONG = 16
@@ -67,9 +72,8 @@ class Measures:
         self._series = series
         self._ledger = ledger
         self._local = _Staged()
-        self._writing = threading.Lock()
+        self._writes = OneForAll(self._write_all)
         self._mutex = threading.Lock()
-        self._waiting: list[_Job] = []
         self._tails: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
         self._settler = Settler(self.settle)
         self._folder = Settler(self.fold)
@@ -94,16 +98,10 @@ class Measures:
 
     def write(self, blocks: Sequence[Block]) -> None:
         """Durable on return. Whoever comes while another writes waits, and then one writes for all that wait."""
-        job = _Job(blocks)
-        with self._mutex:
-            self._waiting.append(job)
-        with self._writing:
-            if not job.done:
-                with self._mutex:
-                    jobs, self._waiting = self._waiting, []
-                self._write_all(jobs)
-        if job.error is not None:
-            raise Unavailable(job.error.message, job.error.hint)
+        try:
+            self._writes.do(blocks)
+        except FalajError as error:
+            raise Unavailable(error.message, error.hint) from error
         self._count(blocks)
 
     def heads(self, tenant: str, run: str) -> dict[str, Metric]:
@@ -345,22 +343,19 @@ class Measures:
         if blocks:
             self.write(blocks)
 
-    def _write_all(self, jobs: Sequence["_Job"]) -> None:
+    def _write_all(self, jobs: Sequence[Sequence[Block]]) -> Sequence[FalajError | None]:
         try:
-            self._series.append([block for job in jobs for block in job.blocks])
+            self._series.append([block for blocks in jobs for block in blocks])
         except FalajError as error:
-            for job in jobs:
-                job.error = error
-        finally:
-            for job in jobs:
-                job.done = True
+            return [error] * len(jobs)
+        return [None] * len(jobs)
 
     def _count(self, blocks: Sequence[Block]) -> None:
         """Have a run settled once enough of it has arrived."""
         for block in blocks:
             name = (block.tenant, block.series)
             with self._mutex:
-                arrived = self._tails.setdefault(name, [0, 0])
+                arrived = self._tails.setdefault(name, [crc32(block.series.encode()) % _APART, 0])
                 arrived[0] += 1
                 arrived[1] += block.length
                 due = arrived[0] >= MANY_BLOCKS or arrived[1] >= MANY_POINTS
@@ -376,17 +371,6 @@ class _Arrived(NamedTuple):
     run: tuple[str, str]
     late: dict[str, list[Spot]]
     heads: dict[str, Head]
-
-
-class _Job:
-    """What one caller wants written."""
-
-    __slots__ = ("blocks", "done", "error")
-
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks = blocks
-        self.done = False
-        self.error: FalajError | None = None
 
 
 class _Staged(threading.local):
