@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.worker import bundle
+from falaj.worker import bundle, launch, nursery
 from falaj.worker.bundle import launcher
 from tests.servers.process import wait_until
 from tests.worker.slot import SlotUnderTest, gone
@@ -310,3 +310,12 @@ def test_the_bundle_has_every_room_that_its_rooms_need() -> None:
     rooms = {name.split("/")[1] for name in sources}
     needed = {room for text in sources.values() for room in re.findall(r"^\s*from falaj\.([a-z]+)", text, re.MULTILINE)}
     assert needed - {"platform"} <= rooms, "falaj/__init__.py names the platform, and loads it when asked"
+
+
+def test_a_rehearsal_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = nursery._SAMPLE.replace('"/', f'"{tmp_path}/')
+    before = dict(os.environ)
+    for name in ("mkdir", "fork", "write", "rename", "replace"):
+        monkeypatch.setattr(os, name, lambda *_, name=name: pytest.fail(f"it would {name}"))
+    launch.rehearse(sample)
+    assert (dict(os.environ), list(tmp_path.iterdir())) == (before, [])

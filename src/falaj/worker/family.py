@@ -135,6 +135,8 @@ def oom_kills() -> int:
     """How many processes of our cgroup the kernel ended for want of memory."""
     for line in look("/proc/self/cgroup").decode(errors="replace").splitlines():
         _, names, path = line.split(":", 2)
+        if names and "memory" not in names.split(","):
+            continue  # of version 1 only this one counts
         mount, file = ("", "memory.events") if not names else (f"/{names}", "memory.oom_control")
         words = look(f"/sys/fs/cgroup{mount}{path}/{file}").split()
         if b"oom_kill" in words:

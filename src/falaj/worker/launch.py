@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from falaj.core.errors import FalajError
 from falaj.worker import family, rendezvous
-from falaj.worker.context import Context, read
+from falaj.worker.context import Context, read, understand
 from falaj.worker.outbox import Outbox
 from falaj.worker.sampler import Sampler
 
@@ -59,6 +59,15 @@ def main(arguments: list[str], begun: Callable[[str], None] = lambda _: None) ->
     return launcher.run() if ours else 0
 
 
+def rehearse(text: str) -> None:
+    """What a launcher of such a document does before its processes start, but for what anybody else could see."""
+    launcher = Launcher(understand(json.loads(text)), 0, "")
+    launcher.environment(0)
+    rendezvous.command(launcher.context, 0, os.environ)
+    json.dumps({"pid": os.getpid(), "at": time.time()})
+    Path("/slot-0").exists()
+
+
 class Launcher:
     """One slot's life."""
 
@@ -67,12 +76,13 @@ class Launcher:
         self._place = context.slots[slot]
         self._shared = bool(context.folder)
         self._folder = Path(context.folder or _own_folder())
-        self._context = context.placed(str(self._folder))
+        self.context = context.placed(str(self._folder))
         self._outbox = Outbox(context.outbox or str(self._folder / "outbox"), f"slot-{slot}")
         self._given = dict(os.environ)
         self._started = time.time()
         self._limit_at = time.monotonic() + context.limit_s if context.limit_s else float("inf")
-        self._ooms = 0
+        self._ooms = -1
+        """How many processes of our cgroup had been killed for want of memory when we began."""
         self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
         self._alive: dict[int, str] = {}
         self._cage: Cage | None = None
@@ -103,19 +113,20 @@ class Launcher:
     def run(self) -> int:
         """From the first staging command to the exit file; gives the slot's exit code."""
         family.adopt_orphans()
-        self._ooms = family.oom_kills()
-        self._outbox.tell("begun", slot=self._slot, node=self._place.node)
-        if not self._context.cage:
+        if self.context.cage or self.context.stage:
+            self._begin()
+        if not self.context.cage:
             self._carry()
         try:
             self._go()
         except FalajError as error:
             self._fail(2, str(error))
+        self._begin()
         self._carry()
         self._clear_leftovers()
-        if len(self._context.slots) == 1 and self._context.code:
+        if len(self.context.slots) == 1 and self.context.code:
             with contextlib.suppress(OSError):  # as long as nothing lies there nobody misses it
-                os.rmdir(self._context.code)  # noqa: PTH106
+                os.rmdir(self.context.code)  # noqa: PTH106
         self._outbox.tell("ended", slot=self._slot, code=self._code, reason=self._reason)
         self._outbox.close()
         how = {"code": self._code, "started": self._started, "ended": time.time(), "reason": self._reason}
@@ -126,18 +137,25 @@ class Launcher:
             self._carrier.finish()
         return self._code
 
+    def _begin(self) -> None:
+        """Say once that we began. Where nothing comes before the slot's processes, not before they do: they are what
+        somebody waits for."""
+        if self._ooms < 0:
+            self._ooms = family.oom_kills()
+            self._outbox.tell("begun", slot=self._slot, node=self._place.node, at=round(self._started, 3))
+
     def _carry(self) -> None:
         """From here on what is said is carried to the platform, where nobody comes for it."""
-        if self._context.address and not self._carrier:
-            self._carrier = _carrier(self._context, self._slot, self._outbox)
+        if self.context.address and not self._carrier:
+            self._carrier = _carrier(self.context, self._slot, self._outbox)
 
     def _build_cage(self) -> bool:
         """Around what was brought here, before there is a thread; without a cage that was asked for nothing runs."""
-        if not self._context.cage:
+        if not self.context.cage:
             return True
         from falaj.worker.cage import Cage, told_in
 
-        self._cage = Cage(told_in(self._context.cage), self._folder, self._slot, str(self._outbox.folder))
+        self._cage = Cage(told_in(self.context.cage), self._folder, self._slot, str(self._outbox.folder))
         try:
             self._cage.build()
         except FalajError as error:
@@ -150,20 +168,21 @@ class Launcher:
             self._fail(_TERMINATED, "stopped before it began")
         self._make_room()
         began = time.time()
-        staged = self._one_by_one(self._context.stage, _OURS[0])
-        self._tell_phase("stage in", began, bool(self._context.stage))
+        staged = self._one_by_one(self.context.stage, _OURS[0])
+        self._tell_phase("stage in", began, bool(self.context.stage))
         if not staged or not self._build_cage():
             return
         self._agree_on_port()
-        words = rendezvous.command(self._context, self._slot, self._given)
-        num = rendezvous.processes(self._context, self._slot, self._given) if not self._code else 0
+        words = rendezvous.command(self.context, self._slot, self._given)
+        num = rendezvous.processes(self.context, self._slot, self._given) if not self._code else 0
         began = time.time()
         ranks = [self._start(words, local, f"rank {self._rank(local)}") for local in range(num)]
+        self._begin()
         good = self._all_good(ranks) if words else self._wait_for_first_slot()
         self._tell_phase("run", began)
-        if good and self._slot == 0 and self._context.after:
+        if good and self._slot == 0 and self.context.after:
             began = time.time()
-            self._one_by_one(self._context.after, _OURS[1])
+            self._one_by_one(self.context.after, _OURS[1])
             self._tell_phase("publish", began)
 
     def _tell_phase(self, name: str, began: float, happened: bool = True) -> None:
@@ -177,17 +196,19 @@ class Launcher:
 
     def _make_room(self) -> None:
         """Where nobody made them for us, the places that processes work in and write to."""
-        outputs = () if self._shared else self._context.outputs.values()
-        for path in filter(None, (*outputs, self._context.code, self._context.checkpoints)):
+        if self._shared and self.context.stage:
+            return  # what is brought to a folder that is there already would come to lie below it
+        outputs = () if self._shared else self.context.outputs.values()
+        for path in filter(None, (*outputs, self.context.code, self.context.checkpoints)):
             try:
                 _make(path)
             except OSError as error:
                 self._fail(_TRY_AGAIN, f"{path} cannot be made: {error.strerror}")
 
     def _agree_on_port(self) -> None:
-        if not rendezvous.needs_port(self._context) or self._slot:
+        if not rendezvous.needs_port(self.context) or self._slot:
             return
-        if not self._context.port and len(self._context.slots) > 1:
+        if not self.context.port and len(self.context.slots) > 1:
             self._fail(2, "the context names no rendezvous port")
             return
         import socket
@@ -195,33 +216,38 @@ class Launcher:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("", self._context.port))
+                probe.bind(("", self.context.port))
             except OSError:
-                self._fail(_TRY_AGAIN, f"the rendezvous port {self._context.port} is taken")
-            self._context = self._context._replace(port=probe.getsockname()[1])
+                self._fail(_TRY_AGAIN, f"the rendezvous port {self.context.port} is taken")
+            self.context = self.context._replace(port=probe.getsockname()[1])
 
     def _take_away(self) -> None:
         """On a node that is not ours nothing stays of what was brought here, or made and published."""
         import shutil
 
-        for path in (self._context.code, *self._context.inputs.values(), *self._context.outputs.values()):
+        for path in (self.context.code, *self.context.inputs.values(), *self.context.outputs.values()):
             if path and self._folder in Path(path).parents:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _start(self, words: tuple[str, ...], local: int, what: str, folder: str = "") -> int:
-        renewed = {name: os.environ[name] for name in ("FALAJ_TOKEN",) if name in os.environ}
-        env = self._given | renewed | rendezvous.environment(self._context, self._slot, local, self._given)
-        env |= {"FALAJ_OUTBOX": str(self._outbox.folder), "FALAJ_CONTEXT_FILE": self._path.lstrip("-")}
-        if bundle := self._context.bundle or _bundle(self._folder):
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
-        where = folder or self._context.code or str(self._folder)
+        env = self.environment(local)
+        where = folder or self.context.code or str(self._folder)
         enter: Callable[[str], None] = os.chdir
         if self._cage and not folder:
-            where, enter = self._context.code or self._cage.work or where, self._cage.enter
+            where, enter = self.context.code or self._cage.work or where, self._cage.enter
             env |= self._cage.environment(env)
         pid = family.start(words, env, where, self._log(local), self._place.cores, mute=bool(folder), enter=enter)
         self._alive[pid] = f"{what} ({words[0]})"
         return pid
+
+    def environment(self, local: int) -> dict[str, str]:
+        """What one of the slot's processes finds in its environment."""
+        renewed = {name: os.environ[name] for name in ("FALAJ_TOKEN",) if name in os.environ}
+        env = self._given | renewed | rendezvous.environment(self.context, self._slot, local, self._given)
+        env |= {"FALAJ_OUTBOX": str(self._outbox.folder), "FALAJ_CONTEXT_FILE": self._path.lstrip("-")}
+        if bundle := self.context.bundle or _bundle(self._folder):
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
+        return env
 
     def _log(self, local: int) -> str:
         if not local:
@@ -229,7 +255,7 @@ class Launcher:
         return str(self._folder / f"slot-{self._slot}.rank-{self._rank(local)}.log")
 
     def _rank(self, local: int) -> int:
-        return self._context.first_rank(self._slot) + local
+        return self.context.first_rank(self._slot) + local
 
     def _all_good(self, pids: list[int]) -> bool:
         """Wait until all of these are over; whether all ended well and nobody asked us to end."""
@@ -260,7 +286,7 @@ class Launcher:
         now = time.monotonic()
         if now >= self._limit_at and not self._reason:
             self._code = _TERMINATED
-            self._end(f"time limit of {self._context.limit_s:g} s")
+            self._end(f"time limit of {self.context.limit_s:g} s")
         if self._kill_at and now >= self._kill_at:
             family.send(signal.SIGKILL, self._everybody())
         self._sampler.sample_if_due(now)
@@ -292,7 +318,7 @@ class Launcher:
         try:
             return float(json.loads((self._folder / "stop").read_bytes())["grace_s"])
         except (OSError, ValueError, KeyError, TypeError):
-            return float(self._context.grace_s)
+            return float(self.context.grace_s)
 
     def _clear_leftovers(self) -> None:
         """What the processes left behind ends with them."""

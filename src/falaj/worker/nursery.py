@@ -6,30 +6,52 @@ it and no more. Nursery and child end when the executor does; the launchers, eac
 """
 
 import contextlib
+import gc
 import json
 import os
+import select
 import signal
 from typing import Any
 
 from falaj.worker import cage, launch
 
 __all__ = ["cage", "main"]  # the cage is only loaded here, so that whoever needs one need not wait
+_STAND_BACK_MS = 5
+_SAMPLE = """{"attempt": "a-1", "job": "job:p/a", "project": "p", "tenant": "t", "framework": "plain", "command": ["a"],
+    "slots": [{"index": 0, "node": "n", "role": "worker", "processes": 1, "devices": [], "milli": 1000, "cpus": 100}],
+    "folder": "/", "code": "/code", "env": {}, "inputs": {}, "outputs": {}, "checkpoints": "/kept", "outbox": "/outbox",
+    "grace_s": 30, "limit_s": 0, "cage": {}, "rendezvous": {"host": "127.0.0.1", "port": 0}}"""
 
 
 def main() -> int:
-    """Serve until the pipe closes. A child leaves by returning too, as the launcher it became."""
+    """Serve until the pipe closes. A child returns where nobody asked it for anything."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers that end are nobody's zombies
+    gc.freeze()  # what is loaded stays, and a child that looked through it would copy all of it
+    asked = select.poll()
+    asked.register(0, select.POLLIN)
     while True:
         heard, told = os.pipe()
         if os.fork() == 0:
             os.close(heard)
+            if not asked.poll(0):
+                _rehearse()
             line = _line()
-            return _become(json.loads(line), told) if line else 0
+            if line:
+                # Taking a Python apart page by page costs more than all a launcher does; the kernel closes its files.
+                os._exit(_become(json.loads(line), told))
+            return 0
         os.close(told)
         taken = os.read(heard, 1)
         os.close(heard)
         if not taken:
             return 0  # nobody asks any more; or our child was killed, and whoever asks next begins another nursery
+        asked.poll(_STAND_BACK_MS)  # while nobody asks for the next, we would only slow down the one that begins
+
+
+def _rehearse() -> None:
+    """Do once, and without effect, what launchers do: the kernel copies a page of memory for a new process when that
+    first touches it, and may as well do so while nobody waits."""
+    launch.rehearse(_SAMPLE)
 
 
 def _line() -> bytes:
