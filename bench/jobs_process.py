@@ -3,7 +3,9 @@
 import os
 import statistics
 import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,14 @@ from falaj.core.ref import Ref
 SHORT = int(os.environ.get("SHORT", "1000"))
 WRITES = 3
 """A job that starts is written down when it is asked for, when it is given its place, and when it runs."""
+PARTS = {
+    "falaj-loop-jobs": "scheduling: deciding, and writing it down",
+    "falaj-crew": "executor: launching, watching, what attempts say",
+    "falaj-hands": "files of attempts",
+    "falaj-loop": "loops of other rooms",
+    "MainThread": "the bench's own questions",
+}
+"""What threads do, by how their names begin; the first that fits."""
 TINY = {"roles": [{"name": "worker", "cpus": 0.1, "memory": "16MiB"}]}
 
 
@@ -32,7 +42,9 @@ def measure(bar: Callable[..., None], rounds: int) -> None:
         note = f"{1000 * statistics.median(ours):.1f} ms; bare {1000 * statistics.median(bare):.1f} ms"
         bar("submit_to_running_of_bare", ratio, 3, at_least=False, note=note)
     with folder() as home, falaj.connect(str(home / "house")) as here:
-        part, seconds = _drain(here)
+        part, seconds, parts = _drain(here)
+        for name, spent in parts.most_common():
+            print(f"    {1000 * spent / SHORT:6.2f} ms of CPU a job, {100 * spent / seconds:4.1f} % of a core: {name}")
         note = f"{SHORT} jobs in {seconds:.0f} s, {1000 * part * seconds / SHORT:.1f} ms of CPU a job"
         bar("drain_core_percent", 100 * part, 20, at_least=False, note=note)
 
@@ -75,12 +87,26 @@ def _written_and_started(here: Any, home: Path, number: int) -> float:
         return _when(mark) - began
 
 
-def _drain(here: Any) -> tuple[float, float]:
-    """The platform's own part of a core while short jobs run, and how long they took."""
+def _drain(here: Any) -> tuple[float, float, Counter[str]]:
+    """The platform's own part of a core while short jobs run, how long they took, and which threads used how much."""
     for number in range(SHORT):
         here.jobs.add(f"job:bench/s{number}", spec={"command": ["/bin/true"], **TINY})
     with here.working():
-        began, cpu = time.perf_counter(), time.process_time()
+        began, cpu, before = time.perf_counter(), time.process_time(), _by_part()
         while any(page.jobs for page in (here.jobs.list(state=s, limit=1) for s in ("waiting", "starting", "running"))):
             time.sleep(1.0)
-        return (time.process_time() - cpu) / (time.perf_counter() - began), time.perf_counter() - began
+        used, seconds = time.process_time() - cpu, time.perf_counter() - began
+        parts = _by_part()
+        parts.subtract(before)
+        parts["threads that have ended, and the rest"] = used - parts.total()
+        return used / seconds, seconds, parts
+
+
+def _by_part() -> Counter[str]:
+    """Seconds of CPU that the threads there are now have used."""
+    found: Counter[str] = Counter()
+    for thread in threading.enumerate():
+        names = [what for start, what in PARTS.items() if thread.name.startswith(start)]
+        clock = time.pthread_getcpuclockid(thread.ident or 0)
+        found[names[0] if names else "other threads"] += time.clock_gettime(clock)
+    return found
