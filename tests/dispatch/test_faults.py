@@ -18,6 +18,7 @@ from falaj.dispatch import crew, lead, loop
 from falaj.dispatch.lead import Lead
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import Plan
+from falaj.store import ledger
 from tests.jobs.lab import Lab, until
 
 
@@ -262,3 +263,30 @@ def test_an_attempt_that_is_over_before_it_is_written_down_is_written_once(
     said = [(event.verb, event.subject.version) for event in facts]
     assert said == [("jobs.add", "r1"), ("jobs.admit", "r2"), ("jobs.start", "r3"), ("jobs.end", "r3")]
     assert dict(facts[2].body)["handle"] == tried.id
+
+
+def test_a_decision_that_comes_too_late_is_dropped_and_the_others_of_its_step_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are one transaction, and somebody wrote of one of the jobs after it was decided on."""
+    mine, usual, seals = Lab(tmp_path), Scheduler.cycle, list[int]()
+    sealed = ledger.seal_events
+
+    def cycle(self: Scheduler, now: int, most: int = 1000) -> Plan:
+        plan = usual(self, now, most)
+        if len(plan.starts) == 3:
+            mine.here.jobs.cancel(second.ref)
+        return plan
+
+    def seal_events(cipher: Any, said: Any, bundled: bool) -> Any:
+        seals.append(sum(event.verb == "jobs.admit" for event in said))
+        return sealed(cipher, said, bundled)
+
+    monkeypatch.setattr(loop, "QUICK_S", 0.0)  # so that somebody else can write while it is decided
+    monkeypatch.setattr(Scheduler, "cycle", cycle)
+    monkeypatch.setattr(ledger, "seal_events", seal_events)
+    with mine.here:
+        first, second, third = (mine.submit("print(1)", name) for name in ("one", "two", "three"))
+        assert mine.done(first, third).state == "succeeded"
+        assert [mine.show(job).state for job in (first, second, third)] == ["succeeded", "cancelled", "succeeded"]
+    assert max(seals) == 2

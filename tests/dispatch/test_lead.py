@@ -11,6 +11,7 @@ from falaj.dispatch import lead
 from falaj.dispatch.lead import FENCE, Fenced, Lead
 from falaj.jobs.records import JobView
 from falaj.schedule.model import Knobs
+from falaj.serve.watch import Watch
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.loop import Turn, house_context
 from falaj.store.records import Record
@@ -103,3 +104,18 @@ def test_who_was_replaced_writes_nothing(lab: Lab, leader: Lead, together: bool)
             late()
     assert leader.token == 0
     assert lab.show(job).note == "while we lead"
+
+
+def test_what_is_said_of_other_things_is_passed_over_once(lab: Lab, leader: Lead) -> None:
+    """However much is said of jobs, whoever waits for something else does not read it again and again."""
+    store, watch = lab.here.house.ledger.store, Watch(lab.here.house.ledger, "cluster")
+    job = lab.submit("print(1)", "much")
+    lab.here.jobs.cancel(job.ref)
+    end = store.end()
+    leader._moved = True
+    leader.follow()
+    assert (leader._cursor["cluster"], leader._cursor["queue"]) == (end, end)
+    assert (watch.changed(), watch._cursors) == (set(), {"cluster": end})
+    lab.one_node()
+    assert leader.follow()
+    assert [ref.name for _, ref in watch.changed()] == ["local"]

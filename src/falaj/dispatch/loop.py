@@ -4,8 +4,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -156,13 +156,25 @@ class JobsLoop:
         now = self._turn.ctx.now()
         if not (plan.starts or plan.evictions or plan.resizes):
             return
-        with self._ledger.group():
+        with self._at_once():
             for start in plan.starts:
                 self._guarded(start.job, partial(self._admit, start=start, now=now))
             for evict in plan.evictions:
                 self._guarded(evict.job, partial(self._evict, evict=evict, now=now))
             for resize in plan.resizes:
                 self._guarded(resize.job, partial(self._resize, resize=resize, now=now))
+
+    @contextmanager
+    def _at_once(self) -> Iterator[None]:
+        """What is written inside becomes durable together; where the store can do that it is one transaction, with one
+        seal for all that is said. One who wrote first is found before anything of a change is written, so that who
+        steps back from it undoes nothing of the others."""
+        with self._ledger.group():
+            if self._ledger.together is None:
+                yield
+                return
+            with self._ledger.write(self._turn.ctx):
+                yield
 
     def _guarded(self, job: str, write: Callable[[Record], None]) -> None:
         """Write one decision; where somebody else wrote first, it never happened."""
@@ -307,7 +319,7 @@ class JobsLoop:
             return  # the end of a group wakes every eager loop, and so us: an idle loop would never rest
         reports = [self._inbox.get() for _ in range(self._inbox.qsize())]
         brief = _brief(reports)
-        with self._ledger.group():
+        with self._at_once():
             for report in reports:
                 try:
                     self._take(report, brief)
