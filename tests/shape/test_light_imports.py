@@ -42,7 +42,7 @@ def test_a_command_loads_its_own_desk_and_no_other(tmp_path: Path) -> None:
     assert "falaj.catalog.service" in loaded
     others = {"falaj.track.service", "falaj.audit.service", "falaj.govern.people", "falaj.govern.rotate"}
     slow = {"httpx", "rich", "uvicorn", "starlette", "importlib.metadata", "concurrent.futures", "tomllib", "tempfile"}
-    assert loaded & (others | slow | {"falaj.catalog.errands"}) == set()
+    assert loaded & (others | slow | {"falaj.catalog.errands", "falaj.snapshot.read"}) == set()
 
 
 _ALONE = """

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from falaj.catalog.cards import hash_files
 from falaj.catalog.shelf import Shelf, nearest, tree_of
 from falaj.core.context import Context
 from falaj.core.data import dataclass
@@ -12,11 +11,13 @@ from falaj.core.errors import Corrupt, Invalid
 from falaj.core.ports import KeepsOut
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
-from falaj.snapshot.read import Fetch, Snapshot
 from falaj.snapshot.records import Tree
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Writer
 from falaj.store.records import Record
+
+if TYPE_CHECKING:
+    from falaj.snapshot.read import Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,14 @@ class Looking(Shelf):
         return Looked(record.ref, found.format, found.code_bearing, found.reasons, found.ok)
 
 
-def look_into(tree: Tree, fetch: Fetch, files: Mapping[str, str]) -> Found:
+def look_into(tree: Tree, fetch: "Fetch", files: Mapping[str, str]) -> Found:
     """What the files of a tree are. `files` are the digests that were signed, where any were."""
     import tempfile
 
+    from falaj.catalog.cards import hash_files
     from falaj.content.formats import inspect
     from falaj.snapshot.checkout import checkout
+    from falaj.snapshot.read import Snapshot
 
     # In the clear for as long as the look takes, in a folder nobody else can enter.
     with tempfile.TemporaryDirectory(prefix="falaj-look-") as home:
