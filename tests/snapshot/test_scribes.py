@@ -36,14 +36,14 @@ def folder(tmp_path: Path) -> Iterator[int]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A checkout that hands files over from the first on; the list says how many at a time it did."""
     handed: list[int] = []
-    write = Scribe.write
+    send = Scribe._send
 
-    def counted(self: Scribe, orders: list[Order]) -> list[bytes]:
+    def counted(self: Scribe, orders: list[Order]) -> None:
         handed.append(len(orders))
-        return write(self, orders)
+        send(self, orders)
 
     monkeypatch.setattr("falaj.snapshot.checkout._MANY", 1)
-    monkeypatch.setattr(Scribe, "write", counted)
+    monkeypatch.setattr(Scribe, "_send", counted)
     return handed
 
 
@@ -68,24 +68,29 @@ def test_a_tree_written_by_others_is_the_same(tmp_path: Path, warehouse: Warehou
 def test_what_they_tell_is_the_stamp(tmp_path: Path, folder: int) -> None:
     """Else the next checkout would take each file for somebody's, and read it."""
     with closing(Scribe(folder)) as scribe:
-        stamps = scribe.write(orders(folder, 3))
+        scribe.write(orders(folder, 3))
+        stamps = scribe.finish()
+        assert scribe.finish() == []
     assert stamps == [stamp_of((tmp_path / f"f{i}").lstat()) for i in range(3)]
 
 
-def test_more_than_one_message_takes(tmp_path: Path, folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest names, many folders, and bytes that do not fit in the shared memory together."""
-    with closing(Scribes(folder, 1)) as some:
-        some.start()
-        long = [Order(folder, b"%0255d" % i, 0o666, memoryview(b"x")) for i in range(hand.BATCH_FILES + 1)]
-        assert len(some.write(long)) == len(long)
-        half = noise(hand.SHARED_BYTES // 2 + 1)
-        assert len(some.write(orders(folder, 3, half))) == 3
-        assert all((tmp_path / f"f{i}").read_bytes() == half for i in range(3))
+def test_more_than_one_message_takes(tmp_path: Path, folder: int) -> None:
+    """The longest names, many folders, and more bytes than the shared memory holds: no slot is written over early."""
+    with closing(Scribe(folder)) as scribe:
+        many = hand.BATCH_FILES * (hand.SLOTS + 1) + 1
+        scribe.write(Order(folder, b"%0255d" % i, 0o666, memoryview(b"%d" % i)) for i in range(many))
+        assert len(scribe.finish()) == many
+        assert all((tmp_path / f"{i:0255d}").read_bytes() == b"%d" % i for i in range(many))
+        halves = [noise(hand.SLOT_BYTES // 2 + 1, i) for i in range(2 * hand.SLOTS)]
+        scribe.write(Order(folder, b"f%d" % i, 0o666, memoryview(half)) for i, half in enumerate(halves))
+        assert len(scribe.finish()) == len(halves)
+        assert all((tmp_path / f"f{i}").read_bytes() == half for i, half in enumerate(halves))
         made = []
         for i in range(hand.BATCH_FOLDERS + 1):
             (tmp_path / f"d{i}").mkdir()
             made.append(os.open(tmp_path / f"d{i}", FOLDER))
-        some.write([Order(fd, b"in", 0o666, memoryview(b"%d" % i)) for i, fd in enumerate(made)])
+        scribe.write(Order(fd, b"in", 0o666, memoryview(b"%d" % i)) for i, fd in enumerate(made))
+        scribe.finish()
         for i, fd in enumerate(made):
             os.close(fd)
             assert (tmp_path / f"d{i}/in").read_bytes() == b"%d" % i
@@ -93,20 +98,29 @@ def test_more_than_one_message_takes(tmp_path: Path, folder: int, monkeypatch: p
 
 def test_what_fails_is_told_and_leaves_nothing(tmp_path: Path, folder: int) -> None:
     (tmp_path / "f1").mkdir()
-    with closing(Scribe(folder)) as scribe:
-        with pytest.raises(OSError, match="f1") as caught:
+    with closing(Scribes(folder, 1)) as some:
+        some.start()
+        with some.one() as scribe:
+            assert scribe is not None
             scribe.write(orders(folder, 3))
+            scribe.write([Order(folder, b"after", 0o666, memoryview(b""))])
+            with pytest.raises(OSError, match="f1") as caught:
+                scribe.finish()
         assert caught.value.errno == errno.EISDIR
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["f0", "f1"]
-        assert len(scribe.write(orders(folder, 1))) == 1, "it goes on after that"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "f0", "f1"]
+        with some.one() as scribe:
+            assert scribe is not None
+            scribe.write(orders(folder, 1))
+            assert len(scribe.finish()) == 1, "it goes on after that, and tells nothing of before"
 
 
 def test_one_that_is_gone_ends_the_checkout(folder: int) -> None:
     with closing(Scribe(folder)) as scribe:
         scribe._process.kill()
         scribe._process.wait()
+        scribe.write(orders(folder, 1))
         with pytest.raises(Unavailable, match="has ended"):
-            scribe.write(orders(folder, 1))
+            scribe.finish()
 
 
 def test_where_none_can_be_started(

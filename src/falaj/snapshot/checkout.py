@@ -167,29 +167,26 @@ class _Work:
         if run.is_large:
             return self._pour(run.chunks[0][0], wanted)
         records: list[Record] = []
+        handed: list[SmallFile] = []
         written = 0
-        for data, chunks in self._snapshot.each(run):
-            small: list[tuple[SmallFile, memoryview]] = []
-            for file, at, begin, end in _writes(chunks, wanted):
-                if isinstance(file, SmallFile):
-                    small.append((file, data[begin:end]))
+        with self._scribes.one() as scribe:
+            for data, chunks in self._snapshot.each(run):
+                small: list[tuple[SmallFile, memoryview]] = []
+                for file, at, begin, end in _writes(chunks, wanted):
+                    if isinstance(file, SmallFile):
+                        small.append((file, data[begin:end]))
+                    else:
+                        file.write(at, data[begin:end])
+                    written += end - begin
+                orders = [file.order(piece) for file, piece in small] if scribe and len(small) >= _SOME else []
+                if scribe and orders and None not in orders:
+                    scribe.write(order for order in orders if order is not None)
+                    handed += [file for file, _ in small]
                 else:
-                    file.write(at, data[begin:end])
-                written += end - begin
-            records += self._write(small)
+                    records += [file.write(piece) for file, piece in small]
+            stamps = scribe.finish() if scribe else []
+        records += [file.written(stamp) for file, stamp in zip(handed, stamps, strict=True)]
         return written, records
-
-    def _write(self, small: list[tuple[SmallFile, memoryview]]) -> Iterator[Record]:
-        """Write small files, by another process where they are many."""
-        if self._scribes.ready and len(small) >= _SOME:
-            orders = [(file, order) for file, data in small if (order := file.order(data)) is not None]
-            if len(orders) == len(small):
-                stamps = self._scribes.write([order for _, order in orders])
-                for (file, _), stamp in zip(orders, stamps, strict=True):
-                    yield file.written(stamp)
-                return
-        for file, data in small:
-            yield file.write(data)
 
     def _pour(self, digest: bytes, wanted: dict[bytes, list[Spot]]) -> tuple[int, list[Record]]:
         written = 0

@@ -16,7 +16,8 @@ import sys
 
 BATCH_FILES, BATCH_FOLDERS = 256, 32
 """The most that one message tells of; with the longest names it stays below what a socket takes at once."""
-SHARED_BYTES = 2 << 20
+SLOT_BYTES, SLOTS = 1 << 20, 6
+"""The shared memory: what one message may tell of, and how many may be under way."""
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 STAMP = struct.Struct("<QqqQI")
 """As snapshot/scan.py stamps a file."""
@@ -85,7 +86,7 @@ def main() -> None:
     """Serve on the descriptors that were given: the line, the inbox, the shared memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it too, and ends us
     line, inbox, shared = map(int, sys.argv[1:])
-    with mmap.mmap(shared, SHARED_BYTES) as memory, memoryview(memory) as view:
+    with mmap.mmap(shared, SLOTS * SLOT_BYTES) as memory, memoryview(memory) as view:
         serve(socket.socket(fileno=line), inbox, view)
 
 

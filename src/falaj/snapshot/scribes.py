@@ -1,7 +1,8 @@
-"""Processes that write small files for a checkout (snapshot/hand.py), each busy for one thread at a time.
+"""Processes that write small files for a checkout (snapshot/hand.py), each for one thread at a time.
 
-They hold the lock of the folder as we do: when we are killed they end after the files they were given, and nobody else
-writes there before. Where they cannot be started the threads write for themselves.
+A thread goes on while what it handed over is written, up to some messages: so a scribe has work even while the threads
+here wait for each other. They hold the lock of the folder as we do: when we are killed they end after the files of one
+message, and nobody else writes there before. Where they cannot be started the threads write for themselves.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import mmap
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -35,8 +37,8 @@ class Scribe:
         shared = os.memfd_create("falaj-scribe")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            os.ftruncate(shared, hand.SHARED_BYTES)
-            self._memory = mmap.mmap(shared, hand.SHARED_BYTES)
+            os.ftruncate(shared, hand.SLOTS * hand.SLOT_BYTES)
+            self._memory = mmap.mmap(shared, hand.SLOTS * hand.SLOT_BYTES)
             fds = (theirs.fileno(), inbox, shared)
             # Neither the user's settings nor packages: it needs the standard library only, and starts in no time.
             command = [sys.executable, "-I", "-S", hand.__file__, *map(str, fds)]
@@ -50,29 +52,57 @@ class Scribe:
             theirs.close()
             os.close(shared)
         self._line = ours
+        self._sent = 0
+        self._waiting: deque[list[bytes]] = deque()
+        self._stamps: list[bytes] = []
 
-    def write(self, orders: list[Order]) -> list[bytes]:
-        """Have files written; the stamp of each. They fit in one message and in the memory."""
-        folders: dict[int, int] = {}
-        message, at = bytearray(), 0
+    def write(self, orders: Iterable[Order]) -> None:
+        """Have files written, each at most as large as a slot. Waits only for what was asked for long before."""
+        for batch in _batches(orders):
+            if len(self._waiting) == hand.SLOTS:
+                self._receive()
+            self._send(batch)
+
+    def finish(self) -> list[bytes]:
+        """Wait for all; the stamp of each file, in the order in which they were asked for."""
+        while self._waiting:
+            self._receive()
+        stamps, self._stamps = self._stamps, []
+        return stamps
+
+    def forget(self) -> None:
+        """Wait for all, and hear nothing of it."""
+        while self._waiting:
+            with contextlib.suppress(OSError, Unavailable):
+                self._receive()
+        self._stamps = []
+
+    def _send(self, orders: list[Order]) -> None:
+        at, folders, message = self._sent % hand.SLOTS * hand.SLOT_BYTES, dict[int, int](), bytearray()
         for folder, name, mode, data in orders:
             end = at + len(data)
             self._memory[at:end] = data
             message += hand.ORDER.pack(folders.setdefault(folder, len(folders)), mode, at, end, len(name))
             message += name
             at = end
-        try:
+        self._sent += 1
+        self._waiting.append([order.name for order in orders])  # and not their bytes, which are in the memory by now
+        # One that is gone says so when it is asked for the answer.
+        with contextlib.suppress(OSError):
             socket.send_fds(self._line, (message,), list(folders))
-            answer = self._line.recv(hand.BATCH_FILES * hand.STAMP.size)
+
+    def _receive(self) -> None:
+        names, size = self._waiting.popleft(), hand.STAMP.size
+        try:
+            answer = self._line.recv(hand.BATCH_FILES * size)
         except OSError:
             answer = b""
         if len(answer) == hand.FAILED.size:
             code, which = hand.FAILED.unpack(answer)
-            raise OSError(code, os.strerror(code), orders[which].name)
-        size = hand.STAMP.size
-        if len(answer) != size * len(orders):
+            raise OSError(code, os.strerror(code), names[which])
+        if len(answer) != size * len(names):
             raise Unavailable("a process that writes files for this checkout has ended", "repeat the checkout")
-        return [answer[at : at + size] for at in range(0, len(answer), size)]
+        self._stamps += [answer[at : at + size] for at in range(0, len(answer), size)]
 
     def close(self) -> None:
         """Let it end, and wait until it has."""
@@ -104,12 +134,17 @@ class Scribes:
                 self._idle.put(self._all[-1])
         self.ready = bool(self._all)
 
-    def write(self, orders: Iterable[Order]) -> list[bytes]:
-        """Have files written, each at most as large as the shared memory; the stamp of each, in order."""
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Scribe | None]:
+        """One of them for this thread, or None where none was started. There are as many as threads."""
+        if not self.ready:
+            yield None
+            return
         scribe = self._idle.get()
         try:
-            return [stamp for batch in _batches(orders) for stamp in scribe.write(batch)]
+            yield scribe
         finally:
+            scribe.forget()
             self._idle.put(scribe)
 
     def close(self) -> None:
@@ -123,7 +158,7 @@ def _batches(orders: Iterable[Order]) -> Iterator[list[Order]]:
     for order in orders:
         folders.add(order.folder)
         have += len(order.data)
-        full = len(batch) == hand.BATCH_FILES or len(folders) > hand.BATCH_FOLDERS or have > hand.SHARED_BYTES
+        full = len(batch) == hand.BATCH_FILES or len(folders) > hand.BATCH_FOLDERS or have > hand.SLOT_BYTES
         if full:
             yield batch
             batch, folders, have = [], {order.folder}, len(order.data)

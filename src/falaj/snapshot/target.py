@@ -224,7 +224,7 @@ class SmallFile:
 
     def order(self, data: memoryview) -> Order | None:
         """What another process needs to know to write it; None when it cannot."""
-        if len(data) > hand.SHARED_BYTES or len(self._name) > _NAME_BYTES:
+        if len(data) > hand.SLOT_BYTES or len(self._name) > _NAME_BYTES:
             return None
         return Order(self._folder, self._name, _mode(self._entry), data)
 
