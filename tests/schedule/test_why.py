@@ -1,12 +1,17 @@
 """One reason for every job that waits, and a change that starts it: made, and decided again."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import NotFound
+from falaj.schedule import why as module
 from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Budget, Job, Queue, Reason, Snapshot
+from falaj.schedule.model import Budget, Job, Node, Queue, Reason, Snapshot
 from falaj.schedule.why import changed, explain, possible, reasons, starts
 from tests.schedule.made import job, node, shape, snapshot
 
@@ -145,3 +150,27 @@ def test_a_change_that_is_told_does_start_the_job(jobs: list[tuple[str, int, int
         if not one.spots:
             reason = why(facts, one.id)
             assert reason.change or reason.code in ("impossible", "stopping"), reason
+
+
+def test_what_could_run_is_worked_out_once_while_the_fleet_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked, usual = list[int](), module._alone
+
+    def alone(nodes: Sequence[Node], queues: Sequence[Queue]) -> Any:
+        worked.append(len(nodes))
+        return usual(nodes, queues)
+
+    monkeypatch.setattr(module, "_alone", alone)
+    monkeypatch.setattr(module, "_PROVEN", [module._Proven(([], []), set())])
+    queue = Queue("root/a", limit={"gpu": 12_000})
+    for count in range(3):
+        used = replace(queue, usage=count)
+        assert possible([node("a"), node("b")], (used,), job(f"j{count}", gpus=8)) is None
+    assert worked == [2], "how much was used, and who asks, is nothing to it"
+    assert possible([node("a"), node("b")], (queue,), job("other", gpus=4)) is None
+    assert possible([node("a"), node("b")], (queue,), job("j3", gpus=8)) is None
+    assert worked == [2, 2]
+    poor = replace(queue, limit={"gpu": 4_000})
+    assert possible([node("a"), node("b")], (poor,), job("j4", gpus=8)) is not None
+    assert possible([replace(node("a"), devices=())], (queue,), job("j5", gpus=8)) is not None
+    assert possible([node("a"), node("b")], (queue,), job("j6", gpus=8)) is None
+    assert worked == [2, 2, 2, 1], "what cannot be is worked out every time, and takes nothing away"

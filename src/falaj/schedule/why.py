@@ -5,6 +5,7 @@ A change is only told after it was made, on a copy, and the scheduler decided ag
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,18 @@ Fix = tuple[str, Change]
 SOON = "its turn is now: it starts with the next decision"
 MOST_TRIES = 24
 """So many changes are tried before none is told."""
+_MOST_PROVEN = 1000
+
+
+class _Proven(NamedTuple):
+    """What could run on a fleet, by queue and shape."""
+
+    facts: tuple[list[Node], list[Any]]
+    asked: set[tuple[str, Shape]]
+
+
+_PROVEN = [_Proven(([], []), set())]
+"""The last fleet that was asked of."""
 
 
 def explain(source: Snapshot | Scheduler, job_id: str) -> Reason:
@@ -100,9 +113,18 @@ def possible(nodes: Sequence[Node], queues: Sequence[Queue], job: Job) -> Reason
     wrong = _wrong(job.shape)
     if wrong:
         return Reason("impossible", wrong)
+    # Most jobs ask for what others asked for before, of the same fleet: that it can be is worth remembering.
+    facts = list(nodes), [(one.name, one.limit, one.guarantee, one.lend) for one in queues]
+    asked = job.queue, job.shape
+    proven = _PROVEN[0]
+    if asked in proven.asked and proven.facts == facts:
+        return None
     world, tree = _alone(nodes, queues)
     text = _never(world, tree, job)
     if not text:
+        if proven.facts != facts or len(proven.asked) >= _MOST_PROVEN:
+            proven = _PROVEN[0] = _Proven(facts, set())
+        proven.asked.add(asked)
         return None
     for fix, change in _narrower(job):
         if not _never(world, tree, _with(job, change)):
