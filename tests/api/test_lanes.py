@@ -66,30 +66,6 @@ def test_calls_that_wait_share_a_commit_and_are_answered_after_it() -> None:
     assert groups.sizes == [1, 30]
 
 
-def test_after_calls_came_together_the_next_ones_let_others_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, yielded = Groups(), list[int]()
-    monkeypatch.setattr(lanes_module, "sched_yield", lambda: yielded.append(len(groups.sizes)))
-
-    async def story() -> None:
-        lanes = Lanes(groups.group)
-        lanes.start()
-        for ask in (lanes.short, lanes.inside):
-            groups.gate.clear()
-            groups.begun.clear()
-            first = ask(groups.call, 0)
-            await asyncio.get_running_loop().run_in_executor(None, groups.begun.wait, 20)
-            others = [ask(groups.call, n) for n in range(1, 4)]
-            groups.gate.set()
-            await asyncio.gather(first, *others)
-            await ask(groups.call, 4)
-            await ask(groups.call, 5)
-        lanes.stop()
-
-    asyncio.run(story())
-    assert groups.sizes == [1, 3, 1, 1] * 2
-    assert yielded == [2]  # before the first that came after three, once; questions do not
-
-
 def test_one_broken_call_leaves_its_neighbours_alone_and_a_broken_commit_none() -> None:
     groups = Groups()
 

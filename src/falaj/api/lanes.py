@@ -4,10 +4,6 @@ A lane is one thread or, for short calls of an embedded house, the event loop it
 call inside one group of the ledger, and wakes the event loop once for all of them. Questions have lanes of their own:
 they meet no other writer, and need not wait for those who do. Calls that act outside the ledger, and streams, run in a
 pool so that no lane waits for a disk.
-
-A trip to a server costs as much as several calls, so more calls at once are less work for all. After short calls came
-together, the next ones first let whoever waits for this processor go ahead, be it the event loop or those who ask: some
-of them come along. Where nobody waits for it, that takes no time.
 """
 
 import asyncio
@@ -17,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from os import sched_yield
 from typing import Any, NamedTuple, Protocol
 
 from falaj.core.errors import Stale, Unavailable
@@ -170,10 +165,7 @@ class Lanes:
         _deliver(batch, self._together(batch))
 
     def _drive(self, way: _Queue) -> None:
-        batch: list[_Job] = []
         while (job := way.get()) is not None:
-            if len(batch) > 1 and way is self._told:
-                sched_yield()
             batch, last = [job], False
             while len(batch) < BATCH:
                 try:
