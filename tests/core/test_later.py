@@ -44,3 +44,26 @@ assert VALUE == 3 and sys.modules["slow"].word() == "loaded"
 def test_what_is_known_of_it_is_given_without_it(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("__all__ = ['VALUE']\nVALUE = 3\ndef word():\n    return 'loaded'\n")
     subprocess.run([sys.executable, "-c", _KNOWN, str(tmp_path)], check=True)
+
+
+_PACKAGE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from falaj.core.later import put_off
+put_off("outer", __path__=[f"{sys.argv[1]}/outer"])
+from outer.quick import VALUE
+import outer.quick
+stand_in = sys.modules["outer"]
+assert VALUE == 4 and stand_in.__spec__ is None
+from outer import slow
+assert slow == "slow" and outer.quick is sys.modules["outer.quick"]
+assert sys.modules["outer"].__spec__ is not None and sys.modules["outer"].quick is stand_in.quick
+"""
+
+
+def test_of_a_package_its_modules_are_used_without_it(tmp_path: Path) -> None:
+    package = tmp_path / "outer"
+    package.mkdir()
+    (package / "__init__.py").write_text("slow = 'slow'\n")
+    (package / "quick.py").write_text("VALUE = 4\n")
+    subprocess.run([sys.executable, "-c", _PACKAGE, str(tmp_path)], check=True)

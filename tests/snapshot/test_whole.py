@@ -133,7 +133,7 @@ def test_many_at_a_time_are_marked_as_one_by_one_is(tmp_path: Path) -> None:
     os.utime(folder / "a", ns=(-5_000_000_001, -5_000_000_001))
     (folder / "b" / "link").symlink_to("nowhere")
     one_by_one = [mark(found.path, stamp_of(found.stat)) for found in walk(folder)]
-    for ask in (None, Stamper()):
+    for ask in (None, Stamper().of):
         together = [marks(run, ask) for run in runs(folder)]
         for part in (0, 1):
             assert b"".join(each[part] for each in one_by_one) == b"".join(each[part] for each in together)
@@ -176,7 +176,7 @@ def test_what_goes_while_it_is_looked_at_is_gone_and_what_is_no_file_is_refused(
     for run in runs(folder):
         (folder / "b").unlink()
         found = [mark(each.path, stamp_of(each.stat)) for each in walk(folder)]
-        for ask in (None, Stamper()):
+        for ask in (None, Stamper().of):
             assert marks(run, ask) == (b"".join(path for path, _ in found), b"".join(stamp for _, stamp in found))
         (folder / "a").unlink()
         (folder / "c").unlink()
@@ -185,7 +185,7 @@ def test_what_goes_while_it_is_looked_at_is_gone_and_what_is_no_file_is_refused(
     with pytest.raises(Invalid, match="pipe is a pipe"):
         look(folder, ())
     with pytest.raises(Invalid, match="pipe is a pipe"):
-        [marks(run, Stamper()) for run in runs(folder)]
+        [marks(run, Stamper().of) for run in runs(folder)]
 
 
 @pytest.mark.usefixtures("steady")

@@ -13,6 +13,10 @@ def start_light() -> None:
     """Put off what is imported to be there and seldom used; whoever uses it after all loads it by that."""
     for name in ("inspect", "ipaddress", "textwrap", "msgspec.inspect"):  # for dataclasses, urllib.parse and msgspec
         put_off(name)
+    # Of ciphers those with a seal are used, which are written in Rust; the others are ten modules of Python.
+    from cryptography.hazmat import primitives
+
+    put_off("cryptography.hazmat.primitives.ciphers", __path__=[f"{primitives.__path__[0]}/ciphers"])
     # `uuid` asks for one word, and msgspec for what Python itself has by now.
     put_off("platform", system=lambda: os.uname().sysname)
     put_off(

@@ -104,7 +104,7 @@ def check_rules(text: str, schema: Any) -> None:
 @lru_cache(maxsize=8)
 def parse_rules(text: str, layer: str) -> tuple[Rule, ...]:
     """Every policy of a text of ours, named by its @id, or Invalid."""
-    trees = _trees(kept_json(text, _kept_in()))
+    trees = _trees(kept_json(text, Path(__spec__.cached).parent if __spec__.cached else None))
     rules = tuple(_rule(str(tree.get("annotations", {}).get("id", "")), layer, tree) for tree in trees)
     if len({rule.id for rule in rules}) != len(rules) or any(not rule.id for rule in rules):
         raise Invalid(f"two policies of {layer} share a name, or one has none", "give each an @id of its own")
@@ -114,7 +114,7 @@ def parse_rules(text: str, layer: str) -> tuple[Rule, ...]:
 def parse_narrowing(name: str, text: str) -> Rule:
     """A tenant's own policy: exactly one `forbid`, or Invalid. A permit could only widen."""
     _bound(name, text)
-    trees = _parse(text)
+    trees = _trees(_json(text))
     if len(trees) != 1:
         raise Invalid(f"the policy {name} holds {len(trees)} policies", "one policy a name")
     if trees[0]["effect"] != "forbid":
@@ -240,15 +240,6 @@ def kept_json(text: str, folder: Path | None) -> str:
             fresh.write_text(f"{digest_of((made,))}\n{made}", encoding="utf-8")
             fresh.replace(folder / name)
     return made
-
-
-def _kept_in() -> Path | None:
-    """The folder of this module's bytecode; None where Python has none."""
-    return Path(__spec__.cached).parent if __spec__.cached else None
-
-
-def _parse(text: str) -> list[dict[str, Any]]:
-    return _trees(_json(text))
 
 
 def _json(text: str) -> str:

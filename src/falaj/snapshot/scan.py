@@ -9,7 +9,7 @@ import stat
 import struct
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
@@ -82,14 +82,8 @@ class Run(NamedTuple):
 
 Marks = tuple[bytes, bytes]
 """The paths of some files, each with a zero behind it, and their stamps, each seven numbers of eight bytes."""
-
-
-class Ask(Protocol):
-    """What knows the stamps of many files at once (stamps.py)."""
-
-    def of(self, folder: int, names: Sequence[bytes]) -> bytes | None:
-        """As `mark` writes them; None where they must be asked for one by one."""
-        ...
+Ask = Callable[[int, Sequence[bytes]], bytes | None]
+"""What knows the stamps of many files of an open folder at once (stamps.py); None where each must be asked for."""
 
 
 class Keep(Protocol):
@@ -147,7 +141,7 @@ def marks(run: Run, ask: Ask | None = None) -> Marks:
     """Every path of a run and every stamp, as `mark` writes them. Little more than one stat a file."""
     _, fd, prefix, names = run
     names = names[::-1]
-    stamps = ask.of(fd, names) if ask is not None else None
+    stamps = ask(fd, names) if ask is not None else None
     if stamps is None:
         found = [(name, seen) for name in names if (seen := _seen(fd, name)) is not None]
         names = [name for name, _ in found]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from falaj.snapshot.scan import Ask, Marks, marks, runs
+from falaj.snapshot.scan import Marks, marks, runs
 
 _HEAD = struct.Struct("<32s32sIQHH")
 
@@ -77,7 +77,11 @@ class Fingerprint:
 def look(folder: Path, pages: Sequence[KeptPage]) -> Plan:
     """Compare the stamps of a folder with those of its pages; no file is opened."""
     part, parts, at = Fingerprint(), dict[int, bytes](), 0
-    ask = _stamper() if pages else None  # a folder of less than a page is not worth the loading
+    ask = None
+    if pages:  # a folder of less than a page is not worth the loading
+        from falaj.snapshot.stamps import Stamper
+
+        ask = Stamper().of
     for run in runs(folder, [page.last for page in pages]):
         if run.cut != at:
             parts[at] = part.digest()
@@ -92,9 +96,3 @@ def look(folder: Path, pages: Sequence[KeptPage]) -> Plan:
 def fingerprint_of(pages: Iterable[bytes], tail: bytes) -> bytes:
     """Of a whole folder: the stamps of its pages in order, and of the files behind the last of them."""
     return blake3(b"".join([*pages, tail])).digest()
-
-
-def _stamper() -> Ask:
-    from falaj.snapshot.stamps import Stamper
-
-    return Stamper()
