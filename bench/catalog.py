@@ -185,7 +185,7 @@ class Oxen:
 
 
 def floor_of(data: Path) -> Cost:
-    """What no program can go below that looks whether files changed: every folder listed, every file asked once."""
+    """What plain Python takes to look whether files changed: every folder listed, every file asked once."""
     took = []
     for _ in range(4):
         began, folders = time.process_time(), [str(data)]

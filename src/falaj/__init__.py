@@ -1,8 +1,9 @@
 """Falaj: one program that schedules, trains, versions, serves and proves. Names here load on first use."""
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as `typing` has it, which every start would wait for
 if TYPE_CHECKING:
+    from typing import Any
+
     from falaj.core.errors import FalajError
     from falaj.core.flow import flow, step
     from falaj.core.ref import Ref
@@ -17,7 +18,7 @@ _HOMES = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'falaj' has no attribute {name!r}")
     from importlib import import_module

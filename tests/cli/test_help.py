@@ -33,6 +33,10 @@ def test_top_help_loads_no_third_party_and_no_room() -> None:
     assert not loaded & {"argparse", "json", "asyncio", "dataclasses", "rich", "httpx", "msgspec"}
 
 
+def test_the_version_is_said_without_knowing_any_desk() -> None:
+    assert not loaded_by("--version") & {"falaj.desks", "typing", "re", "enum"}
+
+
 def test_a_desks_help_imports_no_other_desk_and_no_server() -> None:
     loaded = loaded_by("zones", "--help")
     assert not loaded & {"uvicorn", "starlette", "httpx", "rich", "falaj.platform", "falaj.audit.service", "asyncio"}

@@ -6,9 +6,6 @@ Only the standard library is loaded until something is known about what was aske
 import gc
 import os
 import sys
-from importlib import import_module
-
-from falaj.desks import DESKS
 
 COMMANDS = {
     "up": ("falaj.cli.up:up", "Start the platform on this machine"),
@@ -76,6 +73,8 @@ def _run(arguments: list[str], *, alone: bool) -> int:
         return _no_command(before)
     if command == "help":
         command, after = after[0], [*after[1:], "--help"]
+    from falaj.desks import DESKS
+
     if command not in COMMANDS and command not in DESKS:
         return _unknown(command)
     if alone and command in DESKS:  # commands of our own may run for months
@@ -85,6 +84,8 @@ def _run(arguments: list[str], *, alone: bool) -> int:
     from falaj.cli.frame import run
 
     if command in COMMANDS:
+        from importlib import import_module
+
         module, _, name = COMMANDS[command][0].partition(":")
         return run(getattr(import_module(module), name), command, before, after)
     from falaj.cli.verbs import desk
@@ -118,6 +119,8 @@ def _no_command(before: list[str]) -> int:
 
 def top_help() -> str:
     """What `falaj --help` says."""
+    from falaj.desks import DESKS
+
     rows = [(name, desk.summary) for name, desk in DESKS.items()]
     commands = [(name, summary) for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
@@ -148,11 +151,9 @@ def top_help() -> str:
 def _unknown(command: str) -> int:
     from difflib import get_close_matches
 
+    from falaj.desks import DESKS
+
     near = get_close_matches(command, [*DESKS, *COMMANDS], 1)
     hint = f"did you mean: falaj {near[0]}" if near else "falaj --help lists what there is"
     sys.stderr.write(f"error: there is no desk or command {command[:40]!r}\nhint: {hint}\n")
     return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())
