@@ -163,14 +163,16 @@ def test_a_pool_grows_and_shrinks_and_forgets_nobody(opened: Callable[[str], Lab
 def test_a_job_that_spoils_its_own_folder_spoils_nothing_else(lab: Lab, text: str) -> None:
     attempt = lab.attempt("sh", "-c", f"echo up; {FOREVER}")
     lab.says(lab.executor.launch(attempt), "up")
+    (Path(attempt.folder) / "outbox").mkdir()
     for name in ("slot-0.exit", "stop", "outbox/rank-0.jsonl"):
         (Path(attempt.folder) / name).write_text(text)
+    (Path(attempt.folder) / "outbox" / "rank-1.jsonl").write_text('{"kind": "note"}\n')
     other = lab.executor.launch(lab.attempt("true"))
     assert lab.until(other).phase == SUCCEEDED
     assert len(lab.executor.poll([attempt.id, other])) == 2
     lab.executor.stop(attempt.id, 0.1)
     lab.executor.logs(attempt.id, 0)
-    assert lab.executor.outbox(attempt.id)[0]  # type: ignore[attr-defined]
+    assert {"kind": "note"} in lab.executor.outbox(attempt.id)[0]  # type: ignore[attr-defined]
     (Path(attempt.folder) / "slot-0.exit").unlink(missing_ok=True)
     (Path(attempt.folder) / "stop").write_text(text)
     lab.until(attempt.id)
@@ -183,7 +185,7 @@ def test_forgetting_leaves_what_is_not_ours(lab: Lab) -> None:
     attempt = lab.attempt("sh", "-c", "echo result > model.txt")
     lab.until(lab.executor.launch(attempt))
     lab.executor.forget(attempt.id)
-    assert sorted(path.name for path in Path(attempt.folder).iterdir()) == ["model.txt", "outbox"]
+    assert sorted(path.name for path in Path(attempt.folder).iterdir()) == ["model.txt"]
 
 
 def test_what_a_killed_launcher_left_is_ended(lab: Lab) -> None:

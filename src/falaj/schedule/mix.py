@@ -115,7 +115,7 @@ def _weights(wanted: dict[Ask, int]) -> dict[Ask, int]:
 
 def _levels(values: Sequence[int]) -> Ints:
     """At most so many of the distinct values; what lies between two counts as the larger."""
-    distinct = np.unique(np.array(values, np.int64))
+    distinct = np.array(sorted(set(values)), np.int64)  # numpy's own would load all of its masked arrays
     if len(distinct) > _LEVELS:
         distinct = distinct[np.arange(1, _LEVELS + 1) * len(distinct) // _LEVELS - 1]
     return distinct

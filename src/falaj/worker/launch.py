@@ -127,7 +127,7 @@ class Launcher:
         if len(self.context.slots) == 1 and self.context.code:
             with contextlib.suppress(OSError):  # as long as nothing lies there nobody misses it
                 os.rmdir(self.context.code)  # noqa: PTH106
-        self._outbox.tell("ended", slot=self._slot, code=self._code, reason=self._reason)
+        self._tell("ended", code=self._code, reason=self._reason)
         self._outbox.close()
         how = {"code": self._code, "started": self._started, "ended": time.time(), "reason": self._reason}
         _write(self._folder / f"slot-{self._slot}.exit", how)
@@ -142,7 +142,12 @@ class Launcher:
         somebody waits for."""
         if self._ooms < 0:
             self._ooms = family.oom_kills()
-            self._outbox.tell("begun", slot=self._slot, node=self._place.node, at=round(self._started, 3))
+            self._tell("begun", node=self._place.node, at=round(self._started, 3))
+
+    def _tell(self, kind: str, **fact: object) -> None:
+        """Say it where nobody sees our files, which say the same; a cage is built around a folder that is there."""
+        if not self._shared or self.context.cage:
+            self._outbox.tell(kind, slot=self._slot, **fact)
 
     def _carry(self) -> None:
         """From here on what is said is carried to the platform, where nobody comes for it."""
