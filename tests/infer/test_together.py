@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from falaj.infer.records import Arrays, Config, Journal
 from falaj.infer.rest_door import Rest
 from falaj.infer.watching import _ids
 from falaj.oip.calls import NO_HEADERS, Call, Reply
+from falaj.oip.frames import Stub
 from falaj.oip.hop import HopServer
 from tests.infer.running import POISON, Doubler, engine_of, on_loop, until
 from tests.oip.test_hop import KEY, asked, pair
@@ -273,3 +275,29 @@ async def test_answers_of_one_piece_come_over_the_hop() -> None:
     assert (await asked(client, b"")).status == 405
     await server.drain(5)
     await engine.close()
+
+
+@pytest.mark.parametrize("path", [PATH, b"/v2/models/none/infer", b"/v2/nothing"])
+@pytest.mark.parametrize("more", [{}, {b"inference-header-content-length": b"x"}, {b"traceparent": b"00"}])
+def test_calls_with_one_head_are_told_over_the_hop_what_each_is_told_alone(
+    path: bytes, more: dict[bytes, bytes]
+) -> None:
+    async def main() -> None:
+        runtime = Doubler()
+        engine = await engine_of(runtime)
+        door = door_of(engine)
+        values = [1.0, POISON, *range(2, 20)]
+        calls = [call_of(plain(float(value), "json", path=path), b"%04d" % at) for at, value in enumerate(values)]
+        for call in calls:
+            call.headers = more
+        wanted = await alone(door, calls)
+        server, client, _ = await pair(door)  # type: ignore[arg-type]
+        stub, got = Stub(b"POST", path, more, 4), dict[int, Any]()
+        for at, call in enumerate(calls):
+            client.pass_rest(stub, call, 0.0, partial(got.setdefault, at))
+        await until(lambda: len(got) == len(calls))
+        assert [told(got[at]) for at in range(len(calls))] == wanted
+        await server.drain(5)
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -6,7 +6,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from struct import pack
+from struct import pack, unpack
 from typing import Any
 
 import pytest
@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, Invalid, Unavailable
 from falaj.oip import frames as f
+from falaj.oip import lot_frames as lots
 from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
-from falaj.oip.hop import LATE, LOST, HopClient, HopServer
+from falaj.oip.hop import LATE, LOST, HopClient, HopConnection, HopServer
+from tests.infer.running import until
 
 KEY = "a key by chance, long enough"
 NAMES = st.binary(min_size=1, max_size=12).filter(lambda one: b"\0" not in one)
@@ -121,9 +123,96 @@ def test_a_head_that_is_packed_once_says_what_others_say() -> None:
 @given(st.binary(max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_a_frame_or_corrupt(data: bytes) -> None:
-    for read in (f.read_ask_rest, f.read_reply_rest, f.read_ask_grpc, f.read_reply_grpc, f.plain):
+    readers: tuple[Callable[[bytes], Any], ...] = (
+        f.read_ask_rest, f.read_reply_rest, f.read_ask_grpc, f.read_reply_grpc, f.plain, lots.read_ask_lot,
+        lambda data: list(lots.read_reply_lot(data)),
+    )  # fmt: skip
+    for read in readers:
         with suppress(Corrupt):
             read(data)
+
+
+BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=9)
+
+
+def frames_of(parts: Any) -> list[tuple[int, int, bytes]]:
+    """What somebody would read of it."""
+    kept = Kept()
+
+    async def feed() -> None:
+        kept.connection_made(Wire())
+        kept.data_received(b"".join(parts))
+
+    asyncio.run(feed())
+    return kept.got
+
+
+@given(bodies=BODIES, headers=HEADERS, name=st.sampled_from([0, 4]))
+@settings(max_examples=60, deadline=None)
+def test_several_requests_with_one_head_are_one_frame(bodies: list[bytes], headers: Any, name: int) -> None:
+    stubs = [f.Stub(b"POST", path, headers, name) for path in (b"/a", b"/b")]
+    sent = [(stubs[at % 2], 7 + at, b"%04d" % at if name else b"", body) for at, body in enumerate(bodies)]
+    got: list[tuple[int, Call]] = []
+    found = frames_of(lots.ask_lots(sent))
+    for kind, stream, data in found:
+        got += lots.read_ask_lot(data).calls() if kind == f.ASK_LOT else [(stream, f.read_ask_rest(data))]
+        if kind == f.ASK_LOT:  # a byte less or more is no such frame
+            for wrong in (data[:-1], data + b"x", data[:5]):
+                with pytest.raises(Corrupt):
+                    lots.read_ask_lot(wrong)
+    assert len(found) == min(2, len(bodies))
+    assert sorted((at, call.path, call.name, call.headers, call.body, call.trusted) for at, call in got) == [
+        (at, b"/a" if stub is stubs[0] else b"/b", called, headers, body, True) for stub, at, called, body in sent
+    ]
+
+
+@given(bodies=BODIES)
+@settings(max_examples=60, deadline=None)
+def test_several_answers_that_begin_alike_are_one_frame(bodies: list[bytes]) -> None:
+    told = [
+        (at, Reply(200, (body, b"x"), b"k", 3) if at % 2 else Reply(400, (body,))) for at, body in enumerate(bodies)
+    ]
+    found = frames_of(lots.reply_lots(told))
+    assert len(found) == min(2, len(bodies))
+    got = dict(one for _, _, data in found for one in lots.read_reply_lot(data))
+    assert [(at, one.status, b"".join(one.parts), one.kind, one.json_bytes) for at, one in sorted(got.items())] == [
+        (at, one.status, b"".join(one.parts), one.kind, one.json_bytes) for at, one in told
+    ]
+
+
+def test_a_stream_that_is_twice_in_a_frame_is_corrupt() -> None:
+    stub = f.Stub(b"POST", b"/", {}, 0)
+    ((_, _, data),) = frames_of(lots.ask_lots([(stub, 7, b"", b"a"), (stub, 7, b"", b"b")]))
+    with pytest.raises(Corrupt):
+        lots.read_ask_lot(data)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["both know them", "the replica is an older one"])
+def test_calls_of_a_turn_go_in_one_frame_and_have_their_own_answers(old: bool, monkeypatch: Any) -> None:
+    async def main() -> None:
+        door, kinds = Door(), list[int]()
+        read = HopConnection.frame
+        noted = lambda self, kind, *rest: (kinds.append(kind), read(self, kind, *rest))[1]  # noqa: E731
+        monkeypatch.setattr(HopConnection, "frame", noted)
+        server, client, _ = await pair(door)
+        client._lots = client._lots and not old
+        stub, got = f.Stub(b"POST", b"/v2", {}, 0), dict[int, Any]()
+        bodies = [b"one", b"never", b"later", b"large", b"nul", b"x" * 20_000, *[b"%d" % at for at in range(30)]]
+        streams = [
+            client.pass_rest(stub, Call(b"POST", b"/v2", {}, body), 0.0, lambda one, at=at: got.setdefault(at, one))
+            for at, body in enumerate(bodies)
+        ]
+        client.cancel(streams[1])
+        await until(lambda: len(got) == len(bodies) - 1)
+        assert [got[at].status for at in (3, 4)] == [500, 500]
+        for at in (0, 2, 5, *range(6, len(bodies))):
+            assert b"".join(got[at].parts) == (b"later" if at == 2 else bodies[at][::-1])
+        assert door.cancelled == 1
+        assert (f.ASK_LOT in kinds) is not old
+        assert kinds.count(f.ASK_REST) == (len(bodies) if old else 1)
+        await server.drain(5)
+
+    uvloop.run(asyncio.wait_for(main(), 20))
 
 
 def test_what_cannot_be_said_is_refused_before_it_is_sent() -> None:
@@ -342,13 +431,16 @@ async def _friend(server: HopServer) -> tuple[asyncio.StreamReader, asyncio.Stre
     writer.write(HELLO)
     theirs = (await reader.readexactly(9 + 64))[9:41]
     writer.write(frame(f.PROOF, f.proof(KEY.encode(), b"gateway", b"n" * 32, theirs)))
-    welcome = await reader.readexactly(9 + 2)
-    assert json.loads(welcome[9:]) == {}
+    length, kind, _ = unpack("<IBI", await reader.readexactly(9))
+    assert (kind, json.loads(await reader.readexactly(length))) == (f.WELCOME, {"lots": True})
     return reader, writer
 
 
 ASK = b"\x04\x01\x00\x00\x00POST/never"
+NEVER = [(f.Stub(b"POST", b"/", {}, 0), stream, b"", b"never") for stream in (5, 6)]
 FRIENDS = {
+    "a stream twice, the second time with another": frame(f.ASK_REST, ASK, 5) + b"".join(lots.ask_lots(NEVER)),
+    "a lying number": frame(f.ASK_LOT, b"\xff\xff\x00\x04\x01\x00\x00\x00POST/"),
     "an unknown kind": frame(99),
     "a stream twice": frame(f.ASK_REST, ASK, 5) * 2,
     "a lying method": frame(f.ASK_REST, b"\xff\x01\x00\x00\x00POST/", 1),

@@ -18,6 +18,8 @@ from falaj.oip.calls import NO_HEADERS, Call, GrpcCall, GrpcReply, Reply
 HELLO, CHALLENGE, PROOF, WELCOME, ASK_REST, ASK_GRPC, REPLY_REST, REPLY_GRPC, CANCEL, DRAIN, PING, PONG, CONTROL = (
     range(1, 14)
 )
+ASK_LOT, REPLY_LOT = 14, 15
+"""Several of one kind at once, between those who both know them; see lot_frames."""
 VERSION = 1
 NONCE_BYTES = 32
 SHY_BYTES = 1024
@@ -63,6 +65,7 @@ class Frames(asyncio.Protocol):
         self._kept: list[bytes] = []
         self._kept_bytes, self._need = 0, _HEAD.size
         self._out: list[bytes] = []
+        self._due = False
         self.heard_at = time.monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,13 +97,20 @@ class Frames(asyncio.Protocol):
 
     def send(self, parts: Iterable[bytes]) -> None:
         """The pieces of frames that are packed already."""
-        if not self._out:
-            if self._loop is None or self._transport is None:
-                return
+        if self._due or self.soon():
+            self._out += parts
+
+    def soon(self) -> bool:
+        """See to it that what this turn of the loop gathers goes out at its end; False where nobody is there."""
+        if self._loop is None or self._transport is None:
+            return False
+        if not self._due:
+            self._due = True
             self._loop.call_soon(self._flush)
-        self._out += parts
+        return True
 
     def _flush(self) -> None:
+        self._due = False
         out, self._out = self._out, []
         if self._transport is None or not out:
             return
@@ -154,16 +164,19 @@ def ask_rest(call: Call, stream: int, most_bytes: int = MOST_BYTES) -> tuple[byt
 class Stub:
     """What frames of HTTP requests that have one head share: all but the stream, the name and the body."""
 
-    __slots__ = ("begin", "end", "size")
+    __slots__ = ("begin", "end", "shared", "size")
 
     def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], name_bytes: int) -> None:
         """Of requests whose names have so many bytes. A frame is its head, `begin`, the name, `end` and the body."""
-        self.end = b"\0" + pack_headers(headers) if headers else b""
+        block = pack_headers(headers)
+        self.end = b"\0" + block if headers else b""
         a, b, c = len(method), len(path), _NAMED + name_bytes + len(self.end)
         if b > 0xFFFF or a > 0xFF or c > 0xFFFF:
             raise Invalid("the request is too long to be passed on", "send shorter headers")
         self.begin = _IN_ASK_REST.pack(a, b, c) + method + path + _NAME
         self.size = 5 + a + b + c
+        self.shared = _IN_ASK_REST.pack(a, b, len(block)) + method + path + block
+        """What several of them have in common, in a frame of several."""
 
 
 def read_ask_rest(data: bytes) -> Call:

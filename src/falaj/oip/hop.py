@@ -9,19 +9,21 @@ import json
 import logging
 import secrets
 import ssl as tls
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.oip import frames as f
-from falaj.oip.calls import INTERNAL, Asked, GrpcCall, GrpcDoor, GrpcReply, Many, Reply, RestDoor
+from falaj.oip import lot_frames as lots
+from falaj.oip.calls import INTERNAL, Asked, Cancel, GrpcCall, GrpcDoor, GrpcReply, Many, Reply, RestDoor, Tell
 from falaj.oip.hop_client import LATE, LOST, HopClient, Missed
 
 HANDSHAKE_S = 5.0
 _log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 64
+Left = Sequence[tuple[int, Cancel | None]]
 Control = Callable[[dict[str, Any]], Any]
 _FLOOD = "a stream that is open already, or too many", "wait for answers"
 
@@ -44,7 +46,8 @@ class HopServer:
         self.rest, self.grpc, self.key = rest, grpc, key.encode()
         self.about, self.on_control, self.most_bytes = dict(about or {}), on_control, most_bytes
         self.many: Many | None = getattr(rest, "many", None)
-        """Where the door takes several requests at once."""
+        self.lot: Callable[[lots.Lot, Tell], Left] | None = getattr(rest, "lot", None)
+        """Where the door takes several requests at once; and such as have one head."""
         self.connections: set[HopConnection] = set()
         self.draining, self._empty = False, asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -104,6 +107,9 @@ class HopConnection(f.Frames):
         self._open: dict[int, Callable[[], None] | None] = {}
         self._asked: list[Asked] = []
         """What came in this piece and is not asked yet."""
+        self._answers: list[tuple[int, Reply]] = []
+        self._lots = False
+        """Answers that go out together, to a gateway that has shown that it reads them so."""
         self._shy: asyncio.TimerHandle | None = None
         self.takes = False
         """It said that it takes words from replicas; older ones would hang up."""
@@ -163,12 +169,12 @@ class HopConnection(f.Frames):
             self._ask()
         if not self._known:
             self._meet(kind, data)
+        elif kind == f.ASK_LOT:
+            self._ask_lot(lots.read_ask_lot(data))
         elif kind == f.ASK_GRPC:
             self._ask_grpc(stream, f.read_ask_grpc(data))
         elif kind == f.CANCEL:
-            cancel = self._open.pop(stream, None)
-            if cancel is not None:
-                cancel()
+            (self._open.pop(stream, None) or _nothing)()
         elif kind == f.PING:
             self.put(f.PONG, stream)
         elif kind == f.CONTROL:
@@ -198,13 +204,13 @@ class HopConnection(f.Frames):
             if self._shy is not None:
                 self._shy.cancel()
             self.proven()
-            self.put(f.WELCOME, 0, json.dumps(self._server.about).encode())
+            self.put(f.WELCOME, 0, json.dumps({**self._server.about, "lots": True}).encode())
         else:
             raise Invalid("nobody we know", "check the key")
 
     def _ask(self) -> None:
         asked, self._asked = self._asked, []
-        door, many, opened = self._server.rest, self._server.many, self._open
+        door, many = self._server.rest, self._server.many
         if door is None:  # they should ask by gRPC
             self.end()
             return
@@ -212,9 +218,24 @@ class HopConnection(f.Frames):
             began = many(asked, self._answer)
         else:
             began = [(stream, door.rest(call, partial(self._answer, stream))) for stream, call in asked]
+        self._begun(began)
+
+    def _ask_lot(self, lot: lots.Lot) -> None:
+        opened = self._open
+        if len(opened) + len(lot.streams) > f.MOST_OPEN or not opened.keys().isdisjoint(lot.streams):
+            raise Invalid(*_FLOOD)
+        self._lots = True
+        opened.update(dict.fromkeys(lot.streams))
+        if self._server.lot is not None:
+            self._begun(self._server.lot(lot, self._answer))
+            return
+        self._asked += lot.calls()
+        self._ask()
+
+    def _begun(self, began: Left) -> None:
         for stream, cancel in began:
-            if cancel is not None and stream in opened:
-                opened[stream] = cancel
+            if cancel is not None and stream in self._open:
+                self._open[stream] = cancel
 
     def _ask_grpc(self, stream: int, call: GrpcCall) -> None:
         if self._server.grpc is None:
@@ -229,10 +250,21 @@ class HopConnection(f.Frames):
     def _answer(self, stream: int, reply: Reply) -> None:
         if stream in self._open:
             del self._open[stream]
+            if self._lots and lots.fits(reply):
+                if not self._answers:
+                    self.soon()
+                self._answers.append((stream, reply))
+                return
             try:
                 self.send(f.reply_rest(reply, stream, self.most_bytes))
             except Invalid as error:
                 self.send(f.reply_rest(Reply(500, (json.dumps({"error": str(error)}).encode(),)), stream))
+
+    def _flush(self) -> None:
+        answers, self._answers = self._answers, []
+        if answers:
+            self._out += lots.reply_lots(answers)
+        super()._flush()
 
     def _answer_grpc(self, stream: int, reply: GrpcReply) -> None:
         if stream in self._open:
@@ -242,6 +274,10 @@ class HopConnection(f.Frames):
                 self.send(f.reply_grpc(reply, stream, self.most_bytes))
             except Invalid as error:
                 self.send(f.reply_grpc(GrpcReply(code=INTERNAL, text=str(error), last=reply.last), stream))
+
+
+def _nothing() -> None:
+    """Of a request that is answered already."""
 
 
 __all__ = ["LATE", "LOST", "HopClient", "HopServer", "Missed"]

@@ -4,11 +4,12 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from falaj.core.errors import Invalid, Unavailable
 from falaj.oip import frames as f
+from falaj.oip import lot_frames as lots
 from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
 
 SWEEP_S = 0.025
@@ -55,7 +56,9 @@ class HopClient(f.Frames):
         self.about: dict[str, Any] = {}
         self.ready = False
         """It may be asked: the other side has proved itself, is not draining, and takes what we send."""
-        self.draining = self._full = False
+        self.draining = self._full = self._lots = False
+        self._asked: list[lots.Asked] = []
+        """What this turn asks, where the replica reads several requests as one."""
         self._waiting: dict[int, tuple[Ended, float]] = {}
         self._next, self._pinged_at = 0, 0.0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -108,14 +111,32 @@ class HopClient(f.Frames):
             return self.ask_rest(call, deadline, reply)  # it says why not
         if not self.ready or stream in waiting or stream > _LAST or len(waiting) >= f.MOST_OPEN:
             stream = self._stream()
-        self._next, out = stream, self._out
+        self._next = stream
+        if self._lots and len(body) <= lots.MOST_BODY:
+            if not self._asked:
+                self.soon()
+            self._asked.append((stub, stream, call.name, body))
+            waiting[stream] = (reply, deadline)
+            return stream
         parts = f.head(length, f.ASK_REST, stream), stub.begin, call.name, stub.end, body
-        if out:
-            out += parts
-        else:
-            self.send(parts)
+        self.send(parts)
         waiting[stream] = (reply, deadline)
         return stream
+
+    def send(self, parts: Iterable[bytes]) -> None:
+        """The pieces of frames, behind what was asked before."""
+        if self._asked:
+            self._pack()
+        super().send(parts)
+
+    def _pack(self) -> None:
+        asked, self._asked = self._asked, []
+        self._out += lots.ask_lots(asked)
+
+    def _flush(self) -> None:
+        if self._asked:
+            self._pack()
+        super()._flush()
 
     def ask_grpc(self, call: GrpcCall, deadline: float, reply: Callable[[GrpcReply | Missed], Any]) -> int:
         """The same for gRPC; of a stream there may be several answers, the last one says so."""
@@ -142,14 +163,12 @@ class HopClient(f.Frames):
 
     def frame(self, kind: int, stream: int, data: bytes) -> None:
         """One frame of the replica."""
-        if kind == f.REPLY_REST and self._met == 2:
-            waiting = self._waiting.pop(stream, None)
-            if waiting is not None:
-                waiting[0](f.read_reply_rest(data))
-            if self.draining:
-                self._leave()
-        elif self._met < 2:
+        if self._met < 2:
             self._meet(kind, data)
+        elif kind == f.REPLY_LOT:
+            self._took(lots.read_reply_lot(data))
+        elif kind == f.REPLY_REST:
+            self._took(((stream, f.read_reply_rest(data)),))
         elif kind == f.REPLY_GRPC:
             self._answered(stream, f.read_reply_grpc(data))
         elif kind == f.DRAIN:
@@ -160,6 +179,15 @@ class HopClient(f.Frames):
             self.on_control(f.plain(data))
         elif kind != f.PONG:
             raise Invalid(f"a frame of kind {kind}", "speak the same version")
+
+    def _took(self, answers: Iterable[tuple[int, Reply]]) -> None:
+        pop = self._waiting.pop
+        for stream, reply in answers:
+            waiting = pop(stream, None)
+            if waiting is not None:
+                waiting[0](reply)
+        if self.draining:
+            self._leave()
 
     def _answered(self, stream: int, reply: GrpcReply) -> None:
         waiting = self._waiting.get(stream)
@@ -181,6 +209,7 @@ class HopClient(f.Frames):
             self.put(f.PROOF, 0, f.proof(self._key, b"gateway", self._mine, theirs))
         elif kind == f.WELCOME and self._met == 1:
             self.about, self._met = f.plain(data), 2
+            self._lots = self.about.pop("lots", False) is True
             self._stand()
             if self._on_ready is not None:
                 self._on_ready()

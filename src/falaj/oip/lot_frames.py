@@ -1,0 +1,140 @@
+"""Frames that hold several requests with one head, or several answers that begin alike: what they share is said and
+read once, and what differs lies in columns.
+
+A gateway sends them to a replica that says in its welcome that it reads them, and so shows that it reads them, too.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from struct import Struct, unpack_from
+
+from falaj.core.errors import Corrupt
+from falaj.oip import frames as f
+from falaj.oip.calls import NO_HEADERS, Call, Reply
+
+MOST, MOST_BODY = 1024, 16 << 10
+"""In one frame; and of a body that goes in one: what is larger costs so much that it may as well go by itself."""
+Asked = tuple[f.Stub, int, bytes, bytes]
+"""What requests with one head share, and of one of them the stream, the name and the body."""
+_SHORT = Corrupt("a frame of several is shorter or longer than it says", "this is a fault of the sender")
+_ASK, _SHARED, _REPLY = Struct("<HB"), Struct("<BHH"), Struct("<HHIB")
+_WORD = 4
+
+
+class Lot:
+    """Requests of one frame."""
+
+    __slots__ = ("bodies", "headers", "method", "names", "path", "streams")
+
+    def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes]) -> None:
+        self.method, self.path, self.headers = method, path, headers
+        self.streams: Sequence[int] = ()
+        self.names: Sequence[bytes] = ()
+        self.bodies: Sequence[bytes] = ()
+
+    def calls(self) -> Iterator[tuple[int, Call]]:
+        """Each by itself, and its stream."""
+        for stream, name, body in zip(self.streams, self.names, self.bodies, strict=True):
+            yield stream, Call(self.method, self.path, self.headers, body, trusted=True, name=name)
+
+
+def ask_lots(asked: Sequence[Asked]) -> Iterator[bytes]:
+    """The pieces of frames that hold these requests."""
+    by: dict[bytes, list[Asked]] = {}
+    for one in asked:
+        by.setdefault(one[0].shared, []).append(one)
+    for shared, whole in by.items():
+        for at in range(0, len(whole), MOST):
+            yield from _ask_lot(shared, whole[at : at + MOST])
+
+
+def _ask_lot(shared: bytes, asked: Sequence[Asked]) -> Iterator[bytes]:
+    stub, stream, name, body = asked[0]
+    if len(asked) == 1:
+        yield from (f.head(stub.size + len(body), f.ASK_REST, stream), stub.begin, name, stub.end, body)
+        return
+    _, streams, names, bodies = zip(*asked, strict=True)
+    columns = _columns(streams, bodies)
+    about = _ASK.pack(len(asked), len(name)) + shared
+    size = len(about) + len(columns) + len(name) * len(asked) + sum(map(len, bodies))
+    yield from (f.head(size, f.ASK_LOT, 0), about, columns, *names, *bodies)
+
+
+def read_ask_lot(data: bytes) -> Lot:
+    """And back."""
+    if len(data) < _ASK.size + _SHARED.size:
+        raise _SHORT
+    num, name = _ASK.unpack_from(data)
+    at = _ASK.size + _SHARED.size
+    method, path, block = _SHARED.unpack_from(data, _ASK.size)
+    ends = list(accumulate((method, path, block), initial=at))
+    if ends[-1] > len(data):
+        raise _SHORT
+    parts = [data[begin:end] for begin, end in pairwise(ends)]
+    lot = Lot(parts[0], parts[1], f.read_headers(parts[2]) if block else NO_HEADERS)
+    lot.streams, sizes, at = _read_columns(data, ends[-1], num)
+    begin, at = at, at + name * num
+    lot.names = [data[one : one + name] for one in range(begin, at, name)] if name else [b""] * num
+    lot.bodies = _cut(data, at, sizes)
+    if len(set(lot.streams)) != num:
+        raise Corrupt("a stream is there twice", "this is a fault of the sender")
+    return lot
+
+
+def fits(reply: Reply) -> bool:
+    """Whether an answer may go with others."""
+    return not reply.headers and sum(map(len, reply.parts)) <= MOST_BODY
+
+
+def reply_lots(told: Sequence[tuple[int, Reply]]) -> Iterator[bytes]:
+    """The pieces of frames that hold these answers, to the streams."""
+    by: dict[tuple[int, int, bytes], list[tuple[int, Reply]]] = {}
+    for one in told:
+        reply = one[1]
+        by.setdefault((reply.status, reply.json_bytes, reply.kind), []).append(one)
+    for alike, whole in by.items():
+        for at in range(0, len(whole), MOST):
+            yield from _reply_lot(*alike, whole[at : at + MOST])
+
+
+def _reply_lot(status: int, json_bytes: int, kind: bytes, told: Sequence[tuple[int, Reply]]) -> Iterator[bytes]:
+    streams = [stream for stream, _ in told]
+    parts = list(chain.from_iterable([reply.parts for _, reply in told]))
+    bodies = parts if len(parts) == len(told) else [b"".join(reply.parts) for _, reply in told]
+    columns = _columns(streams, bodies)
+    about = _REPLY.pack(len(told), status, json_bytes, len(kind)) + kind
+    yield from (f.head(len(about) + len(columns) + sum(map(len, bodies)), f.REPLY_LOT, 0), about, columns, *bodies)
+
+
+def read_reply_lot(data: bytes) -> Iterator[tuple[int, Reply]]:
+    """And back: each answer, and its stream."""
+    if len(data) < _REPLY.size:
+        raise _SHORT
+    num, status, json_bytes, size = _REPLY.unpack_from(data)
+    at = _REPLY.size + size
+    kind = data[_REPLY.size : at]
+    streams, sizes, at = _read_columns(data, at, num)
+    for stream, body in zip(streams, _cut(data, at, sizes), strict=True):
+        yield stream, Reply(status, (body,), kind, json_bytes)
+
+
+def _columns(streams: Sequence[int], bodies: Sequence[bytes]) -> bytes:
+    num = len(streams)
+    return Struct(f"<{2 * num}I").pack(*streams, *map(len, bodies))
+
+
+def _read_columns(data: bytes, at: int, num: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """The streams, the sizes of the bodies, and where these columns end."""
+    end = at + 2 * num * _WORD
+    if end > len(data):
+        raise _SHORT
+    found = unpack_from(f"<{2 * num}I", data, at)
+    return found[:num], found[num:], end
+
+
+def _cut(data: bytes, at: int, sizes: Sequence[int]) -> list[bytes]:
+    """What follows in pieces of these sizes, and nothing behind them."""
+    ends = list(accumulate(sizes, initial=at))
+    if ends[-1] != len(data):
+        raise _SHORT
+    return [data[begin:end] for begin, end in pairwise(ends)]
