@@ -50,6 +50,13 @@ def test_join_is_monotone(a: Label, b: Label, c: Label) -> None:
 
 
 @given(LABELS, LABELS)
+def test_the_join_of_one_is_that_one_and_of_none_the_open_label(a: Label, b: Label) -> None:
+    assert join_all([a]) == Label().join(a) == a
+    assert join_all(iter([a, b])) == a.join(b)
+    assert join_all([]) == Label()
+
+
+@given(LABELS, LABELS)
 def test_the_join_allows_a_purpose_only_when_both_do(a: Label, b: Label) -> None:
     for purpose in ("a", "b", "x", ""):
         assert a.join(b).allows(purpose) == (a.allows(purpose) and b.allows(purpose))

@@ -164,27 +164,36 @@ class PostgresGroup:
     @contextlib.contextmanager
     def asking(self, saved: bool) -> "Iterator[PostgresTxn]":
         """The engine's transaction for one statement. An error that undid all of it is remembered for everyone."""
+        whole = self.current()
+        try:
+            yield whole
+        except FalajError as error:
+            self.broke(whole, error, saved)
+            raise
+
+    def current(self) -> PostgresTxn:
+        """The engine's transaction, begun where there is none."""
         if self.error is not None:
             raise again(self.error)
         whole = self._whole or self._snapshot
         if whole is None:
             whole = self._snapshot = self._groups.begin(False)
             whole.wanted = self.wanted
-        try:
-            yield whole
-        except FalajError as error:
-            # With a cause it is the engine that asks for a retry; else one member looked at an old revision.
-            turned_away = isinstance(error, Stale) and error.__cause__ is not None
-            if turned_away:
-                self._groups.memory.forget((*self.unproven, *whole.unproven))
-            if turned_away or whole.status == TransactionStatus.UNKNOWN:
-                self.error = error
-            elif whole.status == TransactionStatus.INERROR and not saved:
-                self.error = Stale("a call that was to be recorded together with this one broke", "call again")
-            if self.error is not None:
-                # All of it is lost. Its locks go now: whoever waits for them may hold the connections that we ask for.
-                self.discard()
-            raise
+        return whole
+
+    def broke(self, whole: PostgresTxn, error: FalajError, saved: bool) -> None:
+        """A statement of it ended so."""
+        # With a cause it is the engine that asks for a retry; else one member looked at an old revision.
+        turned_away = isinstance(error, Stale) and error.__cause__ is not None
+        if turned_away:
+            self._groups.memory.forget((*self.unproven, *whole.unproven))
+        if turned_away or whole.status == TransactionStatus.UNKNOWN:
+            self.error = error
+        elif whole.status == TransactionStatus.INERROR and not saved:
+            self.error = Stale("a call that was to be recorded together with this one broke", "call again")
+        if self.error is not None:
+            # All of it is lost. Its locks go now: whoever waits for them may hold the connections that we ask for.
+            self.discard()
 
     def save(self) -> bool:
         """Before the first change of a member: a point to come back to, unless nobody else is in it yet."""
@@ -287,11 +296,16 @@ class Member:
         return found
 
     def _ask(self, ask: Callable[..., T], given: tuple[Any, ...]) -> T:
-        with self._group.asking(self._saved) as whole:
+        # Every call passes here twice, so `asking` is written out.
+        whole = self._group.current()
+        try:
             found = ask(whole, *given)
             if not self._glanced.isdisjoint(whole.overtaken):
                 raise overtaken()
-            return found
+        except FalajError as error:
+            self._group.broke(whole, error, self._saved)
+            raise
+        return found
 
     def _ready(self) -> None:
         self._ready_to_write()

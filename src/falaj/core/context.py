@@ -98,6 +98,13 @@ class Context:
             self.permits, asker, cells,
         )  # fmt: skip
 
+    def meaning(self, purpose: str, label: Label | None) -> "Context":
+        """The same caller for another purpose, writing what must carry that label; written out for the same reason."""
+        return Context(
+            self.actor, self.zone, self.tenant, self.request, self.keyed, purpose, self.now, self.decision, label,
+            self.permits, self.asker, self.cells,
+        )  # fmt: skip
+
     def permit(self, op: str, thing: str, zone: str) -> Permit:
         """The guard's permit to do `op` on `thing` in `zone`, or Denied: nobody asked, so nobody may."""
         for permit in self.permits:

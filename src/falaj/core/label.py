@@ -91,8 +91,9 @@ class Label:
 
 def join_all(labels: Iterable[Label]) -> Label:
     """The join of any number of labels; of none: the open label."""
-    result = Label()
-    for label in labels:
+    found = iter(labels)
+    result = next(found, None) or Label()
+    for label in found:
         result = result.join(label)
     return result
 

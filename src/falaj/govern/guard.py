@@ -166,7 +166,7 @@ class Guard:
         purpose = (arguments.get(verb.purpose) if verb.purpose else "") or ctx.purpose
         label = label_of(arguments.get("label"), verb, things)
         if label is not None or purpose != ctx.purpose:
-            ctx = replace(ctx, purpose=purpose, label=label)
+            ctx = ctx.meaning(purpose, label)
         decision: Decision | None = None
         for thing in things or (desk_thing(action.partition(".")[0], ctx.zone),):
             decision = self._ask(action, ctx, thing, self._movement(verb, ctx, thing, into))
