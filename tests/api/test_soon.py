@@ -289,10 +289,14 @@ def test_who_was_looked_up_before_people_changed_is_looked_up_again(
     lookups.hold.clear()
     lookups.now += 0.9 * gate.KNOWN_S
     assert said(known, "before").status_code == 200
+    wait_until(lambda: lookups.count == 2, 20)
+    (old,) = lookups.gate._asking.values()
     lookups.gate.forget()
     lookups.hold.set()
-    lookups.settled(2)
     assert said(known, "after").status_code == 200
+    assert (lookups.count, slow) == (3, [PATH])
+    wait_until(old.done, 20)
+    assert said(known, "on").status_code == 200
     assert (lookups.count, slow) == (3, [PATH])
 
 

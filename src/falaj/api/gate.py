@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from falaj.api.answers import Refusal
@@ -123,6 +124,7 @@ class Gate:
         """Ask identity again for everyone: people or tokens changed."""
         self._turn += 1
         self._known.clear()
+        self._asking.clear()  # who is asked about now may have been read before that
 
     async def record(self, ask: Ask, reason: str) -> None:
         """Leave an event about a refusal, not more a second than the log can bear."""
@@ -151,21 +153,26 @@ class Gate:
         wait = self._failures.wait(ask.peer, self._clock()) if known is None else 0.0
         if wait > 0.0:
             raise too_fast(wait, "too many unknown tokens came from your address")
+        turn = self._turn
         actor, error = await asyncio.shield(self._ask(header, ask.token))
         if error is not None:
             if isinstance(error, Unauthenticated):
                 self._known.pop(header, None)
                 self._failures.take(ask.peer, self._clock())
             raise error
-        return self._remember(header, ask.token, actor)
+        return self._remember(header, ask.token, actor) if turn == self._turn else actor
 
     def _ask(self, header: bytes, token: str) -> asyncio.Future[Outcome]:
         """Who a token is. Many requests with one token ask identity once."""
         asking = self._asking.get(header)
         if asking is None:
             asking = self._asking[header] = self._lanes.outside(self.whois, token)
-            asking.add_done_callback(lambda _: self._asking.pop(header, None))
+            asking.add_done_callback(partial(self._asked, header))
         return asking
+
+    def _asked(self, header: bytes, asking: asyncio.Future[Outcome]) -> None:
+        if self._asking.get(header) is asking:
+            del self._asking[header]
 
     def _renew(self, header: bytes, known: "_Known") -> None:
         """Look somebody up again who will soon not be known any more."""
