@@ -16,7 +16,7 @@ from falaj.snapshot.format import FILE, LINK, Content, PageWriter, raw
 from falaj.snapshot.outbox import Outbox
 from falaj.snapshot.read import Snapshot
 from falaj.snapshot.state import State
-from falaj.snapshot.target import Names
+from falaj.snapshot.target import Names, Target
 from falaj.snapshot.write import compose, publish_folder
 from tests.snapshot.folders import content, fill, noise
 from tests.snapshot.warehouse import Warehouse
@@ -72,6 +72,25 @@ def test_small_windows_change_nothing(tmp_path: Path, warehouse: Warehouse, monk
     folder = fill(tmp_path / "f", FILES | {b"d%d/f" % i: noise(10, i) for i in range(50)})
     checkout(publish(folder, warehouse), tmp_path / "out")
     assert content(tmp_path / "out") == content(folder)
+
+
+def test_folders_of_empty_files_are_not_all_open_at_once(
+    tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("falaj.snapshot.checkout._WINDOW_FOLDERS", 4)
+    opened: list[int] = []
+    folder_of = Target.folder_of
+
+    def counted(self: Target, path: bytes) -> tuple[int, bytes]:
+        found = folder_of(self, path)
+        opened.append(len(self.opened))
+        return found
+
+    monkeypatch.setattr(Target, "folder_of", counted)
+    folder = fill(tmp_path / "f", {b"d%02d/empty" % i: b"" for i in range(60)})
+    checkout(publish(folder, warehouse), tmp_path / "out")
+    assert content(tmp_path / "out") == content(folder)
+    assert 4 <= max(opened) <= 16
 
 
 def test_sparse_files_and_composed_blobs(tmp_path: Path, warehouse: Warehouse) -> None:

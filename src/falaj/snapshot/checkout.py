@@ -110,11 +110,13 @@ class _Work:
             small = self._target.small(entry)
             self._num_small += 1
             if self._num_small == _MANY:
-                self._scribes.start()
+                self._pool.submit(self._scribes.start)
             if entry.size:
                 self._want(entry.content.pieces[0][0], entry.size, (small, 0))
             else:
                 self._target.record(small.write(b""))
+            if self._target.num_folders >= _WINDOW_FOLDERS:
+                self._flush()
 
     def finish(self) -> CheckedOut:
         """Write the rest, and the links."""
@@ -132,12 +134,17 @@ class _Work:
         for at, digest, length in self._snapshot.pieces(entry.content):
             self._want(digest, length, (large, at))
         large.complete = True
+        if len(self._large) >= _WINDOW_FOLDERS:
+            self._flush()
 
     def _want(self, digest: bytes, length: int, spot: Spot) -> None:
-        self._wanted.setdefault(digest, []).append(spot)
+        wanted = self._wanted
+        if digest in wanted:
+            wanted[digest].append(spot)
+        else:
+            wanted[digest] = [spot]
         self._have += length
-        full = self._have >= _WINDOW_BYTES or len(self._wanted) >= _WINDOW_PIECES
-        if full or self._target.num_folders >= _WINDOW_FOLDERS or len(self._large) >= _WINDOW_FOLDERS:
+        if self._have >= _WINDOW_BYTES or len(wanted) >= _WINDOW_PIECES:
             self._flush()
 
     def _flush(self) -> None:
@@ -200,18 +207,19 @@ class _Work:
 
 def _writes(
     chunks: list[tuple[bytes, int, int]], wanted: dict[bytes, list[Spot]]
-) -> list[tuple[SmallFile | LargeFile, int, int, int]]:
+) -> Iterator[tuple[SmallFile | LargeFile, int, int, int]]:
     """What goes where: file, place in it, begin and end in the bytes. Neighbours in both are one write."""
-    writes: list[tuple[SmallFile | LargeFile, int, int, int]] = []
+    last, first, since, until = None, 0, 0, 0
     for digest, begin, end in chunks:
         for file, at in wanted[digest]:
-            if writes and writes[-1][0] is file and writes[-1][3] == begin:
-                _, first, since, _ = writes[-1]
-                if first + begin - since == at and begin - since < _WRITE_BYTES:
-                    writes[-1] = (file, first, since, end)
-                    continue
-            writes.append((file, at, begin, end))
-    return writes
+            if file is last and begin == until and at - begin == first - since and begin - since < _WRITE_BYTES:
+                until = end
+                continue
+            if last is not None:
+                yield last, first, since, until
+            last, first, since, until = file, at, begin, end
+    if last is not None:
+        yield last, first, since, until
 
 
 def _chosen(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:

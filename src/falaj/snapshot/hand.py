@@ -88,6 +88,7 @@ def main() -> None:
     line, inbox, shared = map(int, sys.argv[1:])
     with mmap.mmap(shared, SLOTS * SLOT_BYTES) as memory, memoryview(memory) as view:
         serve(socket.socket(fileno=line), inbox, view)
+        os._exit(0)  # somebody waits for our end, and there is nothing to tidy up
 
 
 if __name__ == "__main__":
