@@ -1,6 +1,7 @@
 """A crew by itself: what it tells, and how often it wakes whoever it tells."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,22 @@ def test_what_is_over_is_not_looked_at_again(team: Crew, site: Site, desk: Desk)
     team.watch(Watched("j2", "a-2", "a-2"))
     until(lambda: site.asked[-1], lambda asked: "a-2" in asked)
     assert [asked for asked in site.asked if "a-1" in asked] == [["a-1"]]
+
+
+@pytest.mark.parametrize("trouble", [False, True])
+def test_nobody_waits_for_a_look_that_is_far_away(
+    team: Crew, site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, trouble: bool
+) -> None:
+    monkeypatch.setattr(crew, "GATHER_S", 3600.0 if trouble else 0.01)
+    for number in range(1, 5):
+        team.watch(Watched(f"j{number}", attempt(number).id, attempt(number).id))
+    until(lambda: site.asked, bool)
+    team._seldom, team._poll_s = True, 3600.0
+    team._due["poll"] = time.monotonic() + 3600.0
+    launch(team, 5)
+    site.may.release()
+    if trouble:
+        until(lambda: "a-5" in team._begun, bool)
+        team._orders.put(lambda executor: executor.outbox("", ""))  # type: ignore[attr-defined]  # it has none
+    assert desk.woken.acquire(timeout=20)
+    assert "launched" in desk.heard[0]

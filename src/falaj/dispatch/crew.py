@@ -98,6 +98,8 @@ class Crew:
         self._said: dict[str, str] = {}
         self._since: dict[str, float] = {}
         self._poll_s = _POLL_S.get(cluster.address.partition(":")[0], _SLOW_POLL_S)
+        self._seldom = self._poll_s > GATHER_S
+        """Whether a look is too far away to wait for it."""
         self._thread = threading.Thread(target=self._run, name=f"falaj-crew-{cluster.name}", daemon=True)
         self._thread.start()
 
@@ -182,7 +184,7 @@ class Crew:
         """Once for all that one call brought; what was launched waits a moment for what comes of it and of others."""
         if self._begun:
             now = self._retired or (not self.coming and len(self._watched) < SEVERAL)
-            old = time.monotonic() - GATHER_S if self._looked else 0.0
+            old = time.monotonic() - GATHER_S if self._looked or self._seldom else 0.0
             for attempt in [name for name, (at, _) in self._begun.items() if now or at <= old]:
                 self._tell_begun(attempt)
         self._looked = False
@@ -215,6 +217,8 @@ class Crew:
             if isinstance(error, Unavailable) or not isinstance(error, FalajError):
                 self._report("silent", text=reason)
             self._due = {"nodes": time.monotonic() + NODES_S, "poll": time.monotonic() + NODES_S}
+            for attempt in list(self._begun):
+                self._tell_begun(attempt)  # what comes of it will not be known so soon
         finally:
             self._busy_since = 0.0
 
@@ -271,6 +275,8 @@ class Crew:
         now = time.monotonic()
         names = ("nodes", "poll") if self._watched else ("nodes",)
         due = min(self._due.get(name, now) for name in names)
+        if self._begun and self._seldom:
+            due = min(due, next(iter(self._begun.values()))[0] + GATHER_S)
         return max(0.005, due - now)
 
     def _report(self, kind: str, attempt: str = "", job: str = "", text: str = "", **more: Any) -> None:

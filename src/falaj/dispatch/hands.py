@@ -1,16 +1,19 @@
 """Hands: a few threads that carry files. What they were at when the process died, the next leader does."""
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 from falaj.core.errors import Unavailable
 
+log = logging.getLogger(__name__)
 HANDS = 4
+TOGETHER = 32
+"""So many small things one hand does, while others may do the next."""
 T = TypeVar("T")
 
 
@@ -18,22 +21,25 @@ class Hands:
     """Does one thing after another, a few at a time."""
 
     def __init__(self, count: int = HANDS) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Sequence[Callable[[], None]] | None] = queue.SimpleQueue()
         self._count = count
         self._threads: list[threading.Thread] = []
 
     def do(self, work: Callable[[], None]) -> None:
         """Have it done; it reports for itself."""
+        self.do_all((work,))
+
+    def do_all(self, works: Sequence[Callable[[], None]]) -> None:
+        """Have all of these done, many by one hand: handing each over by itself takes longer than small ones do."""
+        for at in range(0, len(works), TOGETHER):
+            self._hand_over(works[at : at + TOGETHER])
+
+    def _hand_over(self, works: Sequence[Callable[[], None]]) -> None:
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._run, name="falaj-hands", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._work.put(work)
-
-    def do_all(self, works: Sequence[Callable[[], None]]) -> None:
-        """Have all of these done, one after another: handing each over by itself takes longer than small ones do."""
-        if works:
-            self.do(partial(_one_by_one, works))
+        self._work.put(works)
 
     def close(self) -> None:
         """No more after what was asked for already."""
@@ -42,13 +48,13 @@ class Hands:
         self._threads = []
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-
-
-def _one_by_one(works: Iterable[Callable[[], None]]) -> None:
-    for work in works:
-        work()
+        while (works := self._work.get()) is not None:
+            for work in works:
+                try:
+                    work()
+                except Exception:
+                    # A bug met by one of them must not take the others along, nor the hand.
+                    log.exception("work failed")
 
 
 def patiently(work: Callable[[], T], pauses_s: Iterable[float]) -> T:
