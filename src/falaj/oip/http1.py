@@ -321,15 +321,19 @@ class HttpServer(Listening[Http1]):
                 return False
             joining.add(head)
             if len(joining) == 1:  # who comes alone is asked as ever: it is run with the others, should there be some
-                self._first = monotonic()
                 self.loop.call_soon(self._turn)
                 return False
+        if not self._came:
+            self._first = monotonic()
         exchange.body = body
         self._came.append(exchange)
         return True
 
     def _turn(self) -> None:
-        came, self._came, self._joining = self._came, [], set()
+        self._joining.clear()
+        if not self._came:
+            return
+        came, self._came = self._came, []
         here = [one for one in came if one.connection is not None]  # who went away is not worked for
         try:
             if self._alike is not None and len(here) >= FEW:
