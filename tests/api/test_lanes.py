@@ -11,6 +11,7 @@ from falaj.api import lanes as lanes_module
 from falaj.api.lanes import BATCH, TOGETHER, WAITING, Lanes
 from falaj.core.errors import Stale, Unavailable
 from falaj.core.ports import Key
+from tests.servers.process import wait_until
 
 
 class Groups:
@@ -64,6 +65,34 @@ def test_calls_that_wait_share_a_commit_and_are_answered_after_it() -> None:
 
     asyncio.run(story())
     assert groups.sizes == [1, 30]
+
+
+def test_what_is_to_be_read_at_one_moment_is_read_together_and_fails_for_nobody_else() -> None:
+    groups, let_go, read = Groups(), threading.Event(), list[str]()
+
+    def note(what: str) -> None:
+        groups.calls += 1
+        read.append(what)
+
+    async def story() -> None:
+        lanes = Lanes(groups.group)
+        lanes.start()
+        busy = [lanes.outside(let_go.wait, 20) for _ in range(lanes_module.OUTSIDE)]
+        lanes.beside(lambda: note("first"))
+        lanes.beside(lambda: groups.call(-1) and None)
+        lanes.beside(lambda: note("second"))
+        assert read == []
+        let_go.set()
+        await asyncio.gather(*busy)
+        wait_until(lambda: len(groups.sizes) == 1, 20)
+        lanes.beside(lambda: note("third"))
+        wait_until(lambda: len(groups.sizes) == 2, 20)
+        lanes.stop()
+        with pytest.raises(Unavailable):
+            lanes.beside(lambda: note("late"))
+
+    asyncio.run(story())
+    assert (read, groups.sizes) == (["first", "second", "third"], [3, 1])
 
 
 def test_one_broken_call_leaves_its_neighbours_alone_and_a_broken_commit_none() -> None:

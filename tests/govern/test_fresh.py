@@ -56,6 +56,14 @@ def test_a_value_is_kept_for_a_second_and_no_longer(ledger: Ledger, clock: list[
     assert fresh.get(THING) == "new"
 
 
+def test_who_keeps_a_value_themselves_is_given_it_as_it_is_now(ledger: Ledger, clock: list[float]) -> None:
+    fresh = kept(ledger)
+    assert fresh.get(THING) == ""
+    with ledger.write(CTX) as tx:
+        write(ledger, tx, "new")
+    assert (fresh.get(THING), fresh.anew(THING), fresh.get(THING)) == ("", "new", "new")
+
+
 def test_a_change_of_our_own_is_seen_at_once_and_only_when_it_is_durable(ledger: Ledger, clock: list[float]) -> None:
     fresh = kept(ledger)
     assert fresh.get(THING) == ""

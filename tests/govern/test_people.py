@@ -12,7 +12,7 @@ from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Unauthenticated
 from falaj.core.ref import Ref
 from falaj.core.verb import GROUPS, verbs_of
-from falaj.govern.accounts import SERVICE_ROLES
+from falaj.govern.accounts import SERVICE_ROLES, Accounts
 from falaj.govern.people import GUEST, People
 from falaj.govern.people_records import Trust
 from falaj.govern.policy_desk import Policy
@@ -37,6 +37,20 @@ def root(village: Village) -> Context:
 @pytest.fixture
 def admin(village: Village, root: Context) -> Context:
     return village.ctx(village.who(village.people.add_tenant(root, "bank", "fatima", "First Bank")))
+
+
+def test_whom_another_replica_suspended_or_revoked_is_nobody_when_looked_up(village: Village, admin: Context) -> None:
+    issued = village.people.add(admin, "amal", ("ml-engineer",))
+    elsewhere = Accounts(village.house.ledger, "home")
+    digest = hashlib.sha256(issued.token.split("_", 2)[2].encode()).hexdigest()
+    asked = (issued.id, digest, admin.now())
+    assert elsewhere.lookup(*asked) is not None
+    village.people.suspend(admin, "amal")
+    assert elsewhere.lookup(*asked) is None
+    village.people.resume(admin, "amal")
+    assert elsewhere.lookup(*asked) is not None
+    village.people.revoke(admin, issued.id)
+    assert elsewhere.lookup(*asked) is None
 
 
 # First start, tenants.

@@ -82,6 +82,7 @@ class Lanes:
         self._together_soon: list[_Job] = []
         self._asked, self._told = _Queue(), _Queue()
         self._outside = Pool()
+        self._reading, self._to_read = threading.Lock(), list[Callable[[], None]]()
         self._ways = [self._asked] * lanes + ([] if inline else [self._told])
         self._threads = [
             threading.Thread(target=self._drive, args=(way,), name=f"lane-{n}", daemon=True)
@@ -141,8 +142,27 @@ class Lanes:
         return future
 
     def beside(self, work: Callable[[], None]) -> None:
-        """Have it done beside the calls. Nobody waits for it, nor hears of it when it fails."""
-        self._outside.run(lambda: _drop(attempt(work, ())))
+        """Have something read beside the calls. Nobody waits for it, nor hears of it when it fails: whoever needs what
+        was not read reads it, and meets the error. What is wanted at one moment is read together, by one thread."""
+        with self._reading:
+            self._to_read.append(work)
+            if len(self._to_read) > 1:
+                return  # whoever came first takes this along
+        try:
+            self._outside.run(self._read)
+        except Unavailable:
+            self._to_read.clear()
+            raise
+
+    def _read(self) -> None:
+        with self._reading:
+            some, self._to_read = self._to_read, []
+        attempt(self._read_all, (some,))
+
+    def _read_all(self, some: Sequence[Callable[[], None]]) -> None:
+        with self._group():
+            for work in some:
+                attempt(work, ())
 
     def _queued(
         self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...], needs: Sequence[Key], to: Waiter | None
@@ -254,11 +274,6 @@ def attempt(run: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
         return Outcome(run(*args))
     except Exception as error:  # noqa: BLE001 - the one place of the edge; the renderer logs what is not ours
         return Outcome(None, error)
-
-
-def _drop(outcome: Outcome) -> None:
-    """Whoever needs what was not done does it, and meets the error."""
-    del outcome
 
 
 def _deliver(batch: Sequence[_Job], outcomes: Sequence[Outcome]) -> None:

@@ -38,11 +38,12 @@ class Accounts:
         self._kept: Fresh[Key, Mapping[str, Any] | None] = Fresh(ledger, self._body)
 
     def lookup(self, token_id: str, digest: str, now: float) -> Actor | None:
-        """The actor of a token by its id and the hash of its secret, or None. Nothing is written on this path."""
-        token = self._kept.get(token_key(token_id))
+        """The actor of a token by its id and the hash of its secret, or None, as it is now: the doors keep it for a
+        second. Nothing is written on this path."""
+        token = self._kept.anew(token_key(token_id))
         if token is None or not hmac.compare_digest(str(token["hash"]), digest) or not now < token["expires"]:
             return None
-        person = self._kept.get(person_key(token["tenant"], token["person"]))
+        person = self._kept.anew(person_key(token["tenant"], token["person"]))
         if person is None or person.get("removed") or person.get("suspended"):
             return None
         return _actor(token["tenant"], token["person"], person, token["expires"])
@@ -62,7 +63,7 @@ class Accounts:
 
     def stopped(self, tenant: str, run: str) -> bool:
         """True when the tokens of a run were revoked."""
-        return self._kept.get(stop_key(tenant, run)) is not None
+        return self._kept.anew(stop_key(tenant, run)) is not None
 
     def found(self, ctx: Context, admin: str = "admin") -> Issued | None:
         """At first start: the account of whoever runs this installation, with its token; None when it has one."""

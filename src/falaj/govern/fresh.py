@@ -69,6 +69,10 @@ class Fresh(Generic[K, V]):
                 self._ahead.ask(key)
             return kept[0]
         # A group may yet be undone too, but then `changing` forgets what it changed.
+        return self.anew(key)
+
+    def anew(self, key: K) -> V:
+        """The value as it is now: for who keeps it a while themselves."""
         return self._load(key) if self._ledger.transacting else self._read(key)
 
     def changing(self, tx: Writer, key: K) -> None:
