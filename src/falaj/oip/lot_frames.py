@@ -5,15 +5,17 @@ A gateway sends them to a replica that says in its welcome that it reads them, a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from struct import Struct, unpack_from
+from struct import Struct
 
 from falaj.core.errors import Corrupt
 from falaj.oip import frames as f
 from falaj.oip.calls import NO_HEADERS, Call, Reply
 
-MOST, MOST_BODY = 1024, 16 << 10
-"""In one frame; and of a body that goes in one: what is larger costs so much that it may as well go by itself."""
+FEW, MOST, MOST_BODY = 8, 1024, 16 << 10
+"""Fewer go each in a frame of its own, which costs less; so many in one frame; and bytes of a body that goes in one:
+what is larger costs so much that it may as well go by itself."""
 Asked = tuple[f.Stub, int, bytes, bytes]
 """What requests with one head share, and of one of them the stream, the name and the body."""
 _SHORT = Corrupt("a frame of several is shorter or longer than it says", "this is a fault of the sender")
@@ -49,14 +51,14 @@ def ask_lots(asked: Sequence[Asked]) -> Iterator[bytes]:
 
 
 def _ask_lot(shared: bytes, asked: Sequence[Asked]) -> Iterator[bytes]:
-    stub, stream, name, body = asked[0]
-    if len(asked) == 1:
-        yield from (f.head(stub.size + len(body), f.ASK_REST, stream), stub.begin, name, stub.end, body)
+    if len(asked) < FEW:
+        for stub, stream, name, body in asked:
+            yield from (f.head(stub.size + len(body), f.ASK_REST, stream), stub.begin, name, stub.end, body)
         return
     _, streams, names, bodies = zip(*asked, strict=True)
     columns = _columns(streams, bodies)
-    about = _ASK.pack(len(asked), len(name)) + shared
-    size = len(about) + len(columns) + len(name) * len(asked) + sum(map(len, bodies))
+    about = _ASK.pack(len(asked), len(names[0])) + shared
+    size = len(about) + len(columns) + len(names[0]) * len(asked) + sum(map(len, bodies))
     yield from (f.head(size, f.ASK_LOT, 0), about, columns, *names, *bodies)
 
 
@@ -98,6 +100,10 @@ def reply_lots(told: Sequence[tuple[int, Reply]]) -> Iterator[bytes]:
 
 
 def _reply_lot(status: int, json_bytes: int, kind: bytes, told: Sequence[tuple[int, Reply]]) -> Iterator[bytes]:
+    if len(told) < FEW:
+        for stream, reply in told:
+            yield from f.reply_rest(reply, stream)
+        return
     streams = [stream for stream, _ in told]
     parts = list(chain.from_iterable([reply.parts for _, reply in told]))
     bodies = parts if len(parts) == len(told) else [b"".join(reply.parts) for _, reply in told]
@@ -118,9 +124,14 @@ def read_reply_lot(data: bytes) -> Iterator[tuple[int, Reply]]:
         yield stream, Reply(status, (body,), kind, json_bytes)
 
 
+@lru_cache(MOST)
+def _words(num: int) -> Struct:
+    """So many numbers."""
+    return Struct(f"<{num}I")
+
+
 def _columns(streams: Sequence[int], bodies: Sequence[bytes]) -> bytes:
-    num = len(streams)
-    return Struct(f"<{2 * num}I").pack(*streams, *map(len, bodies))
+    return _words(2 * len(streams)).pack(*streams, *map(len, bodies))
 
 
 def _read_columns(data: bytes, at: int, num: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -128,7 +139,7 @@ def _read_columns(data: bytes, at: int, num: int) -> tuple[tuple[int, ...], tupl
     end = at + 2 * num * _WORD
     if end > len(data):
         raise _SHORT
-    found = unpack_from(f"<{2 * num}I", data, at)
+    found = _words(2 * num).unpack_from(data, at)
     return found[:num], found[num:], end
 
 
