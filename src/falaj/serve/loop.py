@@ -157,7 +157,7 @@ class ServeLoop:
                 changed = True
             elif state == READY and (attempt.get("id") != replica.body["attempt"] or attempt.get("stop")):
                 # It was preempted, or its node is gone: its job is queued again, and another takes its place.
-                self._write(ctx, replica, {**replica.body, "state": DRAINING, "note": "it lost its place"})
+                self._lose(ctx, replica, job, (attempt.get("stop") or {}).get("why", ""))
                 changed = True
             elif state == DRAINING and (attempt.get("stop") or {}).get("why") != "cancelled":
                 self._desk.jobs.cancel(ctx, job.ref.bare, "it is not needed any more")
@@ -304,10 +304,15 @@ class ServeLoop:
         self._desk.drop(ctx.tenant, record.ref.bare)
         self._known.discard((ctx.tenant, record.ref.bare))
 
-    def _write(self, ctx: Context, replica: Record, body: books.Body) -> None:
+    def _lose(self, ctx: Context, replica: Record, job: Record, stopped: str) -> None:
+        """A replica lost its place: it drains, and its job ends. Both at once, for an attempt that is asked to end may
+        be over, and its job done, before we look again."""
+        note = "it lost its place"
         with self._ledger.write(ctx) as tx:
-            kept = tx.put(replica.key, body, rev=replica.rev)
-            tx.emit("serve.lost", kept.ref, reason=body["note"])
+            kept = tx.put(replica.key, {**replica.body, "state": DRAINING, "note": note}, rev=replica.rev)
+            tx.emit("serve.lost", kept.ref, reason=note)
+            if stopped != "cancelled":
+                self._desk.jobs.cancel(ctx, job.ref.bare, "it is not needed any more")
 
     def _save(self, ctx: Context, record: Record, body: books.Body, said: str, reason: str = "") -> Record:
         with self._ledger.write(ctx) as tx:
