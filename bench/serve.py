@@ -6,6 +6,8 @@
 
 Needs wrk, h2load and nginx (Debian: wrk, nghttp2-client, nginx-light). Every server has one core and the load another;
 sides take turns in every round, figures are medians of rounds, CPU time is that of the server's whole process tree.
+Those whose turn it is not are idle beside, ours too: all of them together take about a hundredth of the core then, and
+a request of ours costs the same CPU time whether they are idle or stopped.
 Ours runs as users run it: tokens checked, tensors validated, histograms kept, one request in a hundred written down.
 Before anything is measured each server answers once and the answer is compared with what the model gives in process.
 A table for people, then one last line of JSON with every bar, missed ones too.
