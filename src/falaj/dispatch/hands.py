@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from falaj.core.errors import Unavailable
+from falaj.core.errors import FalajError, Unavailable
+from falaj.dispatch.crew import BROKEN
 
 log = logging.getLogger(__name__)
 HANDS = 4
@@ -52,7 +53,7 @@ class Hands:
             for work in works:
                 try:
                     work()
-                except Exception:
+                except (FalajError, *BROKEN):
                     # A bug met by one of them must not take the others along, nor the hand.
                     log.exception("work failed")
 
