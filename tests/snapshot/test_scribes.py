@@ -1,6 +1,7 @@
 """Small files written by processes of their own: the same files, the same errors, and nothing left behind."""
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -67,7 +68,7 @@ def test_a_tree_written_by_others_is_the_same(tmp_path: Path, warehouse: Warehou
 
 def test_what_they_tell_is_the_stamp(tmp_path: Path, folder: int) -> None:
     """Else the next checkout would take each file for somebody's, and read it."""
-    with closing(Scribe(folder)) as scribe:
+    with closing(Scribe(folder, b"new-0")) as scribe:
         scribe.write(orders(folder, 3))
         stamps = scribe.finish()
         assert scribe.finish() == []
@@ -76,7 +77,7 @@ def test_what_they_tell_is_the_stamp(tmp_path: Path, folder: int) -> None:
 
 def test_more_than_one_message_takes(tmp_path: Path, folder: int) -> None:
     """The longest names, many folders, and more bytes than the shared memory holds: no slot is written over early."""
-    with closing(Scribe(folder)) as scribe:
+    with closing(Scribe(folder, b"new-0")) as scribe:
         many = hand.BATCH_FILES * (hand.SLOTS + 1) + 1
         scribe.write(Order(folder, b"%0255d" % i, 0o666, memoryview(b"%d" % i)) for i in range(many))
         assert len(scribe.finish()) == many
@@ -98,7 +99,7 @@ def test_more_than_one_message_takes(tmp_path: Path, folder: int) -> None:
 
 def test_what_fails_is_told_and_leaves_nothing(tmp_path: Path, folder: int) -> None:
     (tmp_path / "f1").mkdir()
-    with closing(Scribes(folder, 1)) as some:
+    with closing(Scribes(folder, lambda: b"new-0", 1)) as some:
         some.start()
         with some.one() as scribe:
             assert scribe is not None
@@ -114,8 +115,36 @@ def test_what_fails_is_told_and_leaves_nothing(tmp_path: Path, folder: int) -> N
             assert len(scribe.finish()) == 1, "it goes on after that, and tells nothing of before"
 
 
+def test_no_two_have_one_name(tmp_path: Path, warehouse: Warehouse) -> None:
+    """Where few processes run, a number such as 14 is soon both a process and a file of the threads."""
+    source = fill(tmp_path / "f", {b"large": noise(900_000)})
+    entry = warehouse.open(publish_folder(source, warehouse).tree).entry(b"large")
+    with Target(tmp_path / "out") as target, closing(Scribes(target.inbox, target.new_name, 2)) as some:
+        some.start()
+        large = []
+        for started in some._all:
+            target._count = itertools.count(int(str(started._process.pid), 16))  # the threads come by its number
+            large.append(target.large(entry))
+        for _ in range(2):
+            with some.one() as scribe:
+                assert scribe is not None
+                scribe.write(orders(target.folder_of(b"in")[0], 3))
+                assert len(scribe.finish()) == 3
+        for file in large:
+            assert os.path.samestat(os.fstat(file._fd), os.stat(file._new, dir_fd=target.inbox)), "still its own"
+
+
+def test_a_name_that_is_taken_stays_whose_it_is(tmp_path: Path, folder: int) -> None:
+    (tmp_path / "new-0").write_bytes(b"of somebody")
+    with closing(Scribe(folder, b"new-0")) as scribe:
+        scribe.write(orders(folder, 1))
+        with pytest.raises(FileExistsError):
+            scribe.finish()
+    assert (tmp_path / "new-0").read_bytes() == b"of somebody"
+
+
 def test_one_that_is_gone_ends_the_checkout(folder: int) -> None:
-    with closing(Scribe(folder)) as scribe:
+    with closing(Scribe(folder, b"new-0")) as scribe:
         scribe._process.kill()
         scribe._process.wait()
         scribe.write(orders(folder, 1))
@@ -139,7 +168,7 @@ from pathlib import Path
 from falaj.snapshot.scribes import Scribe
 from falaj.snapshot.target import Target
 target = Target(Path(sys.argv[1]))
-scribe = Scribe(target.inbox)
+scribe = Scribe(target.inbox, target.new_name())
 print(scribe._process.pid, flush=True)
 time.sleep(600)
 """

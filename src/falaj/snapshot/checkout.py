@@ -58,7 +58,7 @@ def checkout(
     try:
         with (
             Target(folder) as target,
-            closing(Scribes(target.inbox, threads)) as scribes,
+            closing(Scribes(target.inbox, target.new_name, threads)) as scribes,
             ThreadPoolExecutor(max(threads, 1), thread_name_prefix="falaj-out") as pool,
         ):
             if not paths:

@@ -30,12 +30,17 @@ _MESSAGE_BYTES = BATCH_FILES * (ORDER.size + 255)
 
 def write_file(inbox: int, new: bytes, there: tuple[int, bytes], mode: int, data: bytes | memoryview) -> os.stat_result:
     """Write a file under a name of the inbox, then put it in its place; what it is now."""
-    fd = os.open(new, NEW, mode, dir_fd=inbox)
+    fd = os.open(new, NEW, mode, dir_fd=inbox)  # where the name is taken the file is somebody's, and stays
     try:
-        write_at(fd, data, 0)
-    finally:
-        os.close(fd)
-    return put_in_place(inbox, new, there)
+        try:
+            write_at(fd, data, 0)
+        finally:
+            os.close(fd)
+        return put_in_place(inbox, new, there)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(new, dir_fd=inbox)
+        raise
 
 
 def put_in_place(inbox: int, new: bytes, there: tuple[int, bytes]) -> os.stat_result:
@@ -52,15 +57,14 @@ def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
         done += os.pwrite(fd, memoryview(data)[done:], at + done)
 
 
-def serve(line: socket.socket, inbox: int, shared: memoryview) -> None:
+def serve(line: socket.socket, inbox: tuple[int, bytes], shared: memoryview) -> None:
     """Do what messages ask for until there are no more: whoever sends them has ended then."""
-    new = b"new-%d" % os.getpid()
     while True:
         message, folders, _, _ = socket.recv_fds(line, _MESSAGE_BYTES, BATCH_FOLDERS)
         if not message:
             return
         try:
-            line.send(_obey(message, folders, (inbox, new), shared))
+            line.send(_obey(message, folders, inbox, shared))
         finally:
             for folder in folders:
                 os.close(folder)
@@ -76,18 +80,17 @@ def _obey(message: bytes, folders: list[int], inbox: tuple[int, bytes], shared: 
             now = write_file(*inbox, there, mode, shared[begin:end])
             stamps.append(STAMP.pack(now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino, now.st_mode))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(inbox[1], dir_fd=inbox[0])
         return FAILED.pack(error.errno or 0, len(stamps))
     return b"".join(stamps)
 
 
 def main() -> None:
-    """Serve on the descriptors that were given: the line, the inbox, the shared memory."""
+    """Serve on the descriptors that were given: the line, the inbox, the shared memory; and under the name."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it too, and ends us
-    line, inbox, shared = map(int, sys.argv[1:])
+    line, inbox, shared = map(int, sys.argv[1:4])
+    new = os.fsencode(sys.argv[4])
     with mmap.mmap(shared, SLOTS * SLOT_BYTES) as memory, memoryview(memory) as view:
-        serve(socket.socket(fileno=line), inbox, view)
+        serve(socket.socket(fileno=line), (inbox, new), view)
         os._exit(0)  # somebody waits for our end, and there is nothing to tidy up
 
 

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class Order(NamedTuple):
 class Scribe:
     """One process, and the memory that it shares with us."""
 
-    def __init__(self, inbox: int) -> None:
+    def __init__(self, inbox: int, new: bytes) -> None:
         import subprocess
 
         shared = os.memfd_create("falaj-scribe")
@@ -41,7 +41,7 @@ class Scribe:
             self._memory = mmap.mmap(shared, hand.SLOTS * hand.SLOT_BYTES)
             fds = (theirs.fileno(), inbox, shared)
             # Neither the user's settings nor packages: it needs the standard library only, and starts in no time.
-            command = [sys.executable, "-I", "-S", hand.__file__, *map(str, fds)]
+            command = [sys.executable, "-I", "-S", hand.__file__, *map(str, fds), os.fsdecode(new)]
             self._process = subprocess.Popen(  # noqa: S603 # nosec B603 - our own interpreter and file, no shell
                 command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
@@ -115,10 +115,14 @@ class Scribe:
 
 
 class Scribes:
-    """Some of them, started when they are first wanted."""
+    """Some of them, started when they are first wanted.
 
-    def __init__(self, inbox: int, count: int) -> None:
+    Each gets a name of its own in the inbox from whoever names files there, for no two may have the same.
+    """
+
+    def __init__(self, inbox: int, new_name: Callable[[], bytes], count: int) -> None:
         self._inbox = inbox
+        self._new_name = new_name
         self._count = count
         self._all: list[Scribe] = []
         self._idle: SimpleQueue[Scribe] = SimpleQueue()
@@ -130,7 +134,7 @@ class Scribes:
         # Without the one, the other or the right to start a process the work is the same, only not beside ours.
         with contextlib.suppress(OSError, AttributeError):
             for _ in range(count):
-                self._all.append(Scribe(self._inbox))
+                self._all.append(Scribe(self._inbox, self._new_name()))
                 self._idle.put(self._all[-1])
         self.ready = bool(self._all)
 
