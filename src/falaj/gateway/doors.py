@@ -3,7 +3,7 @@
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from falaj.core.trace import SERVER, Tracer, parse
 from falaj.gateway import paths
 from falaj.gateway.callers import Caller, Callers, key_of, slow_down
 from falaj.gateway.holding import Holding
+from falaj.gateway.lots import Lot
 from falaj.gateway.metrics import Metrics
 from falaj.gateway.passing import DIRECT, Passing
 from falaj.gateway.paths import Target
@@ -24,11 +25,12 @@ from falaj.gateway.protocols import GrpcPassing, RestPassing, grpc_problem
 from falaj.gateway.straight import Straight, Way, way_of
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
-from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply, Tell, by_itself
 from falaj.oip.frames import Packed
 from falaj.oip.hop import LOST, Missed
 from falaj.oip.messages import METHODS
 from falaj.oip.proto import peek
+from falaj.oip.requests import Head
 from falaj.oip.rest import problem, refusal, said
 from falaj.oip.wire import encode
 from falaj.serve.arms import shadowed
@@ -189,6 +191,46 @@ class Doors:
                 call.path, call.headers, call.name = lead.path, lead.headers, self._new_id(now)
                 return Straight(self, way, caller, call, reply, now).start()
         return self._rest(lead, call, reply, caller, now)
+
+    def joins(self, head: Head) -> bool:
+        """Whether requests with this head are handed on as one where several come."""
+        lead = head.lead
+        return isinstance(lead, Lead) and lead.way is not None and lead.turn == self._table.turn
+
+    def alike(self, asked: Sequence[tuple[Head, bytes]], came: float, tell: Tell) -> list[tuple[int, Cancel | None]]:
+        """Answer requests that one turn of the loop read; their heads are such as `joins` said yes to."""
+        lots: dict[Any, tuple[Way, Caller, Call, list[int], list[bytes]]] = {}
+        left: list[tuple[int, Cancel | None]] = []
+        last, lot, now = None, None, time.monotonic()
+        for number, (head, body) in enumerate(asked):
+            if head is not last:
+                last, lot = head, self._lot(head, lots, now)
+            if lot is None or body.find(paths.SEQUENCE, 0, paths.LOOKED_BYTES) >= 0:
+                left.append((number, by_itself))
+            else:
+                lot[3].append(number)
+                lot[4].append(body)
+        for way, caller, call, numbers, bodies in lots.values():
+            names = [self._new_id(now) for _ in numbers]
+            began = Lot(self, way, caller, call, came, tell).start(numbers, names, bodies) if numbers else None
+            left += [(number, by_itself) for number in numbers] if began is None else began
+        return left
+
+    def _lot(self, head: Head, lots: dict[Any, Any], now: float) -> Any:
+        """Where requests with this head belong: heads that differ in the length of a body ask alike. None: nowhere."""
+        lead: Any = head.lead
+        way: Way | None = lead.way
+        caller: Caller | None = lead.caller
+        if way is None or caller is None or lead.turn != self._table.turn or now >= caller.early:
+            return None
+        if not way.link.client.ready or way.link.fails or not way.budget.full:
+            return None
+        key = id(caller), way.stub.shared
+        found = lots.get(key)
+        if found is None:
+            call = Call(head.method, lead.path, lead.headers, b"", False, "", head)
+            found = lots[key] = way, caller, call, [], []
+        return found
 
     def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
         """Answer one message of a gRPC call, now or later."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from falaj.core.errors import Invalid, Unavailable
@@ -15,7 +15,8 @@ from falaj.oip.calls import Call, GrpcCall, GrpcReply, Reply
 SWEEP_S = 0.025
 PING_S, SILENT_S = 3.0, 12.0
 _LAST = 0xFFFFFFFF
-Ended = Callable[[Any], Any]
+Ended = Callable[..., Any]
+"""Told an answer; of several that were asked as one, the stream before it."""
 
 
 class Missed:
@@ -59,7 +60,8 @@ class HopClient(f.Frames):
         self.draining = self._full = self._lots = False
         self._asked: list[lots.Asked] = []
         """What this turn asks, where the replica reads several requests as one."""
-        self._waiting: dict[int, tuple[Ended, float]] = {}
+        self._waiting: dict[int, tuple[Ended, float, bool]] = {}
+        """Whom to tell, until when, and whether several are told by it."""
         self._next, self._pinged_at = 0, 0.0
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -81,8 +83,8 @@ class HopClient(f.Frames):
         if self._sweeper is not None:
             self._sweeper.cancel()
         left, self._waiting = self._waiting, {}
-        for ended, _ in left.values():
-            ended(LOST)
+        for stream, waiting in left.items():
+            _tell(waiting, stream, LOST)
         if self._on_lost is not None:
             self._on_lost()
 
@@ -100,7 +102,7 @@ class HopClient(f.Frames):
         """Ask; `reply` is called once, with LOST or LATE where there is no answer. Gives the stream, for `cancel`."""
         stream = self._stream()
         self.send(f.ask_rest(call, stream, self.most_bytes))
-        self._waiting[stream] = (reply, deadline)
+        self._waiting[stream] = (reply, deadline, False)
         return stream
 
     def pass_rest(self, stub: f.Stub, call: Call, deadline: float, reply: Callable[[Reply | Missed], Any]) -> int:
@@ -116,12 +118,30 @@ class HopClient(f.Frames):
             if not self._asked:
                 self.soon()
             self._asked.append((stub, stream, call.name, body))
-            waiting[stream] = (reply, deadline)
+            waiting[stream] = (reply, deadline, False)
             return stream
         parts = f.head(length, f.ASK_REST, stream), stub.begin, call.name, stub.end, body
         self.send(parts)
-        waiting[stream] = (reply, deadline)
+        waiting[stream] = (reply, deadline, False)
         return stream
+
+    def pass_lot(
+        self, stub: f.Stub, names: Sequence[bytes], bodies: Sequence[bytes], deadline: float, reply: Callable[..., Any]
+    ) -> int:
+        """`pass_rest` for several at once; `reply` is called for each, with its stream before the answer. Gives the
+        first stream, which those of the others follow; 0 where they must be asked one by one."""
+        waiting, first, num = self._waiting, self._next + 1, len(names)
+        streams = range(first, first + num)
+        if not (self.ready and self._lots and lots.FEW <= num <= lots.MOST) or streams[-1] > _LAST:
+            return 0
+        if len(waiting) + num > f.MOST_OPEN or not waiting.keys().isdisjoint(streams):
+            return 0
+        if num * (stub.size + max(map(len, bodies))) > self.most_bytes:
+            return 0
+        self._next = streams[-1]
+        self.send(lots.ask_lot(stub.shared, streams, names, bodies))
+        waiting.update(dict.fromkeys(streams, (reply, deadline, True)))
+        return first
 
     def send(self, parts: Iterable[bytes]) -> None:
         """The pieces of frames, behind what was asked before."""
@@ -142,7 +162,7 @@ class HopClient(f.Frames):
         """The same for gRPC; of a stream there may be several answers, the last one says so."""
         stream = self._stream()
         self.send(f.ask_grpc(call, stream, self.most_bytes))
-        self._waiting[stream] = (reply, deadline)
+        self._waiting[stream] = (reply, deadline, False)
         return stream
 
     def cancel(self, stream: int) -> None:
@@ -185,7 +205,10 @@ class HopClient(f.Frames):
         for stream, reply in answers:
             waiting = pop(stream, None)
             if waiting is not None:
-                waiting[0](reply)
+                if waiting[2]:
+                    waiting[0](stream, reply)
+                else:
+                    waiting[0](reply)
         if self.draining:
             self._leave()
 
@@ -238,12 +261,12 @@ class HopClient(f.Frames):
     def _sweep(self) -> None:
         """One timer for all deadlines; and a replica that says nothing for long is gone."""
         now = time.monotonic()
-        late = [stream for stream, (_, deadline) in self._waiting.items() if 0.0 < deadline <= now]
+        late = [stream for stream, (_, deadline, _) in self._waiting.items() if 0.0 < deadline <= now]
         for stream in late:
-            ended = self._waiting.pop(stream, None)
-            if ended is not None:
+            waiting = self._waiting.pop(stream, None)
+            if waiting is not None:
                 self.put(f.CANCEL, stream)
-                ended[0](LATE)
+                _tell(waiting, stream, LATE)
         if now - self.heard_at > SILENT_S:
             self.end()
             return
@@ -254,3 +277,10 @@ class HopClient(f.Frames):
         self._leave()
         if self._transport is not None:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+def _tell(waiting: tuple[Ended, float, bool], stream: int, missed: Missed) -> None:
+    if waiting[2]:
+        waiting[0](stream, missed)
+    else:
+        waiting[0](missed)

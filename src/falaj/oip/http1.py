@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from falaj.oip.answers import render
-from falaj.oip.calls import Alike, Call, Reply, RestDoor
+from falaj.oip.calls import Alike, Call, Reply, RestDoor, by_itself
 from falaj.oip.codings import INLINE_BYTES, chosen, deflate, inflate
 from falaj.oip.listening import Listening
 from falaj.oip.requests import END, KNOWN_BYTES, Head, Heads, Limits, Requests
@@ -339,17 +339,23 @@ class HttpServer(Listening[Http1]):
             if self._alike is not None and len(here) >= FEW:
                 began = self._alike([(one.head, one.body) for one in here], self._first, partial(_tell, here))
                 for number, cancel in began:
-                    if here[number].reply is None:
-                        here[number].cancel = cancel
+                    one = here[number]
+                    if cancel is by_itself:
+                        self._by_itself(one)
+                    elif one.reply is None:
+                        one.cancel = cancel
                 return
             for one in here:
-                if one.connection is not None:
-                    one.connection.ask(one, one.head, one.body)
+                self._by_itself(one)
         except BaseException:  # nothing that we know of; nobody is left to wait for an answer that never comes
             for one in here:
                 if one.connection is not None and one.reply is None:
                     one.connection.abort()
             raise
+
+    def _by_itself(self, one: Exchange) -> None:
+        if one.connection is not None:
+            one.connection.ask(one, one.head, one.body)
 
 
 def _tell(here: Sequence[Exchange], number: int, reply: Reply) -> None:

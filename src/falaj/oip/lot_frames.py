@@ -56,10 +56,17 @@ def _ask_lot(shared: bytes, asked: Sequence[Asked]) -> Iterator[bytes]:
             yield from (f.head(stub.size + len(body), f.ASK_REST, stream), stub.begin, name, stub.end, body)
         return
     _, streams, names, bodies = zip(*asked, strict=True)
+    yield from ask_lot(shared, streams, names, bodies)
+
+
+def ask_lot(
+    shared: bytes, streams: Sequence[int], names: Sequence[bytes], bodies: Sequence[bytes]
+) -> tuple[bytes, ...]:
+    """The pieces of one frame that holds these requests; `shared` is what a Stub says of them."""
     columns = _columns(streams, bodies)
-    about = _ASK.pack(len(asked), len(names[0])) + shared
-    size = len(about) + len(columns) + len(names[0]) * len(asked) + sum(map(len, bodies))
-    yield from (f.head(size, f.ASK_LOT, 0), about, columns, *names, *bodies)
+    about = _ASK.pack(len(names), len(names[0])) + shared
+    size = len(about) + len(columns) + len(names[0]) * len(names) + sum(map(len, bodies))
+    return f.head(size, f.ASK_LOT, 0), about, columns, *names, *bodies
 
 
 def read_ask_lot(data: bytes) -> Lot:
