@@ -125,7 +125,7 @@ def test_a_head_that_is_packed_once_says_what_others_say() -> None:
 def test_any_bytes_are_a_frame_or_corrupt(data: bytes) -> None:
     readers: tuple[Callable[[bytes], Any], ...] = (
         f.read_ask_rest, f.read_reply_rest, f.read_ask_grpc, f.read_reply_grpc, f.plain, lots.read_ask_lot,
-        lambda data: list(lots.read_reply_lot(data)),
+        lots.read_reply_lot,
     )  # fmt: skip
     for read in readers:
         with suppress(Corrupt):
@@ -181,7 +181,11 @@ def test_several_answers_that_begin_alike_are_one_frame(bodies: list[bytes]) -> 
     assert len(found) == num_of(len(bodies))
     got: dict[int, Reply] = {}
     for kind, stream, data in found:
-        got |= dict(lots.read_reply_lot(data)) if kind == f.REPLY_LOT else {stream: f.read_reply_rest(data)}
+        got |= (
+            dict(zip(*lots.read_reply_lot(data), strict=True))
+            if kind == f.REPLY_LOT
+            else {stream: f.read_reply_rest(data)}
+        )
     assert [(at, one.status, b"".join(one.parts), one.kind, one.json_bytes) for at, one in sorted(got.items())] == [
         (at, one.status, b"".join(one.parts), one.kind, one.json_bytes) for at, one in told
     ]

@@ -211,7 +211,7 @@ class Doors:
                 lot[3].append(number)
                 lot[4].append(body)
         for way, caller, call, numbers, bodies in lots.values():
-            names = [self._new_id(now) for _ in numbers]
+            names = self._new_ids(now, len(numbers))
             began = Lot(self, way, caller, call, came, tell).start(numbers, names, bodies) if numbers else None
             left += [(number, by_itself) for number in numbers] if began is None else began
         return left
@@ -373,6 +373,14 @@ class Doors:
             self._stamped = now + 0.001
         self._count += 1
         return b"%b%012x" % (self._stamp, self._count)
+
+    def _new_ids(self, now: float, num: int) -> list[bytes]:
+        """The same of several at once."""
+        if not num:
+            return []
+        stamp, after = self._new_id(now)[:20], self._count
+        self._count += num - 1
+        return [b"%b%012x" % (stamp, count) for count in range(after, after + num)]
 
     def _followed(self, one: Passing, headers: Mapping[bytes, bytes]) -> bytes:
         """Begin a span where this request is traced; what its replica is told then."""

@@ -47,22 +47,29 @@ class Lot:
         self._over = bytearray(len(names))
         return [(number, partial(self._cancel, at)) for at, number in enumerate(numbers)]
 
-    def _took(self, stream: int, reply: Any) -> None:
-        """An answer of the replica to one of them, or that there is none."""
-        at, way = stream - self._first, self._way
-        if self._over[at]:
-            return
-        if reply.__class__ is not Reply or reply.status >= 429 or way.link.fails:
-            self._ordinary(at).took(way.link, reply)
-            return
-        self._over[at], tally, now = 1, way.tally, time.monotonic()
-        tally.inflight -= 1
-        tally.done(now - self._began, reply.status)
-        reply.lines = b"falaj-request: " + self._names[at] + way.line
-        self._tell(self._numbers[at], reply)
-        kept = way.sample > 0.0 and random.random() < way.sample  # noqa: S311 # nosec B311 - a sample
-        if kept or way.shadow:
-            self._hall.after(self._ordinary(at), reply, now, kept=kept)
+    def _took(self, streams: Sequence[int], replies: Sequence[Any]) -> None:
+        """Answers of the replica to some of them, or that there are none."""
+        way, over, first, good, statuses = self._way, self._over, self._first, list[tuple[int, Reply]](), list[int]()
+        for stream, reply in zip(streams, replies, strict=True):
+            at = stream - first
+            if over[at]:
+                continue
+            if reply.__class__ is not Reply or reply.status >= 429 or way.link.fails:
+                self._ordinary(at).took(way.link, reply)
+                continue
+            over[at] = 1
+            good.append((at, reply))
+            statuses.append(reply.status)
+        now, tally, tell = time.monotonic(), way.tally, self._tell
+        tally.inflight -= len(good)
+        for status in set(statuses):
+            tally.done(now - self._began, status, statuses.count(status))
+        for at, reply in good:
+            reply.lines = b"falaj-request: " + self._names[at] + way.line
+            tell(self._numbers[at], reply)
+            kept = way.sample > 0.0 and random.random() < way.sample  # noqa: S311 # nosec B311 - a sample
+            if kept or way.shadow:
+                self._hall.after(self._ordinary(at), reply, now, kept=kept)
 
     def _cancel(self, at: int) -> None:
         """The caller of one went away."""

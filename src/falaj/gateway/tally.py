@@ -40,18 +40,18 @@ class Tally:
         self.told = False
         """The last row said that something is going on: another one says when it has ended."""
 
-    def done(self, seconds: float, status: int) -> None:
-        """One was answered, or was not."""
-        self.requests += 1
-        self.seconds += seconds
+    def done(self, seconds: float, status: int, num: int = 1) -> None:
+        """One was answered, or was not; or so many were at once."""
+        self.requests += num
+        self.seconds += num * seconds
         if status == 200:  # what nearly all are
-            self.classes[2] += 1
+            self.classes[2] += num
         else:
-            self.classes[status // 100 % 10] += 1
+            self.classes[status // 100 % 10] += num
             if status >= 400 and (status >= 500 or status in REFUSED):
-                self.errors += 1
+                self.errors += num
         at_us = int(seconds * 1e6)
-        self.latency_us[_NAMES[at_us >> 4] if _FINE_US <= at_us < _LONG_US else bucket(at_us)] += 1
+        self.latency_us[_NAMES[at_us >> 4] if _FINE_US <= at_us < _LONG_US else bucket(at_us)] += num
 
     def turn(self) -> None:
         """A second is over: what it had is added to what was before."""

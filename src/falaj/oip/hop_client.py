@@ -16,7 +16,7 @@ SWEEP_S = 0.025
 PING_S, SILENT_S = 3.0, 12.0
 _LAST = 0xFFFFFFFF
 Ended = Callable[..., Any]
-"""Told an answer; of several that were asked as one, the stream before it."""
+"""Told an answer; of several that were asked as one, streams and the answers to those."""
 
 
 class Missed:
@@ -128,8 +128,8 @@ class HopClient(f.Frames):
     def pass_lot(
         self, stub: f.Stub, names: Sequence[bytes], bodies: Sequence[bytes], deadline: float, reply: Callable[..., Any]
     ) -> int:
-        """`pass_rest` for several at once; `reply` is called for each, with its stream before the answer. Gives the
-        first stream, which those of the others follow; 0 where they must be asked one by one."""
+        """`pass_rest` for several at once; `reply` is called with streams and the answers to those, as they come. Gives
+        the first stream, which those of the others follow; 0 where they must be asked one by one."""
         waiting, first, num = self._waiting, self._next + 1, len(names)
         streams = range(first, first + num)
         if not (self.ready and self._lots and lots.FEW <= num <= lots.MOST) or streams[-1] > _LAST:
@@ -186,9 +186,9 @@ class HopClient(f.Frames):
         if self._met < 2:
             self._meet(kind, data)
         elif kind == f.REPLY_LOT:
-            self._took(lots.read_reply_lot(data))
+            self._took(*lots.read_reply_lot(data))
         elif kind == f.REPLY_REST:
-            self._took(((stream, f.read_reply_rest(data)),))
+            self._took((stream,), (f.read_reply_rest(data),))
         elif kind == f.REPLY_GRPC:
             self._answered(stream, f.read_reply_grpc(data))
         elif kind == f.DRAIN:
@@ -200,15 +200,26 @@ class HopClient(f.Frames):
         elif kind != f.PONG:
             raise Invalid(f"a frame of kind {kind}", "speak the same version")
 
-    def _took(self, answers: Iterable[tuple[int, Reply]]) -> None:
-        pop = self._waiting.pop
-        for stream, reply in answers:
+    def _took(self, streams: Sequence[int], replies: Sequence[Reply]) -> None:
+        """Hand answers on; those to requests that were asked as one and are answered in one frame as one."""
+        pop, last = self._waiting.pop, None
+        those: list[int] = []
+        told: list[Reply] = []
+        for stream, reply in zip(streams, replies, strict=True):
             waiting = pop(stream, None)
-            if waiting is not None:
-                if waiting[2]:
-                    waiting[0](stream, reply)
-                else:
-                    waiting[0](reply)
+            if waiting is None:
+                continue
+            if not waiting[2]:
+                waiting[0](reply)
+            elif waiting is last:
+                those.append(stream)
+                told.append(reply)
+            else:
+                if last is not None:
+                    last[0](those, told)
+                last, those, told = waiting, [stream], [reply]
+        if last is not None:
+            last[0](those, told)
         if self.draining:
             self._leave()
 
@@ -281,6 +292,6 @@ class HopClient(f.Frames):
 
 def _tell(waiting: tuple[Ended, float, bool], stream: int, missed: Missed) -> None:
     if waiting[2]:
-        waiting[0](stream, missed)
+        waiting[0]((stream,), (missed,))
     else:
         waiting[0](missed)

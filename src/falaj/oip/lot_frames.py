@@ -119,16 +119,15 @@ def _reply_lot(status: int, json_bytes: int, kind: bytes, told: Sequence[tuple[i
     yield from (f.head(len(about) + len(columns) + sum(map(len, bodies)), f.REPLY_LOT, 0), about, columns, *bodies)
 
 
-def read_reply_lot(data: bytes) -> Iterator[tuple[int, Reply]]:
-    """And back: each answer, and its stream."""
+def read_reply_lot(data: bytes) -> tuple[Sequence[int], list[Reply]]:
+    """And back: the streams, and the answer to each."""
     if len(data) < _REPLY.size:
         raise _SHORT
     num, status, json_bytes, size = _REPLY.unpack_from(data)
     at = _REPLY.size + size
     kind = data[_REPLY.size : at]
     streams, sizes, at = _read_columns(data, at, num)
-    for stream, body in zip(streams, _cut(data, at, sizes), strict=True):
-        yield stream, Reply(status, (body,), kind, json_bytes)
+    return streams, [Reply(status, (body,), kind, json_bytes) for body in _cut(data, at, sizes)]
 
 
 @lru_cache(MOST)
