@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -37,14 +38,25 @@ def folder(tmp_path: Path) -> Iterator[int]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A checkout that hands files over from the first on; the list says how many at a time it did."""
     handed: list[int] = []
-    send = Scribe._send
+    started = threading.Event()
+    send, start, one = Scribe._send, Scribes.start, Scribes.one
 
     def counted(self: Scribe, orders: list[Order]) -> None:
         handed.append(len(orders))
         send(self, orders)
 
+    def noted(self: Scribes) -> None:
+        start(self)
+        started.set()
+
+    def waited(self: Scribes) -> AbstractContextManager[Scribe | None]:
+        assert started.wait(30), "nobody starts them"  # else the threads may have written all before
+        return one(self)
+
     monkeypatch.setattr("falaj.snapshot.checkout._MANY", 1)
     monkeypatch.setattr(Scribe, "_send", counted)
+    monkeypatch.setattr(Scribes, "start", noted)
+    monkeypatch.setattr(Scribes, "one", waited)
     return handed
 
 
