@@ -37,7 +37,8 @@ EVERY_S = 0.5
 INBOX = "jobs.report"
 """What we wake ourselves with: no thing is of this kind."""
 GAP_S = 0.02
-"""So long after a cycle what comes in is gathered, and looked at together."""
+"""So long after a cycle what comes in is gathered, and looked at together; but not where nobody waits and nothing was
+decided: what comes next is looked at at once."""
 QUICK_S = 0.01
 """A decision that takes no longer is made while nobody else can write."""
 MOST_STARTS = 200
@@ -136,13 +137,14 @@ class JobsLoop:
         if not (lead.rings(now) or lead.dirty or now >= self._next_cycle):
             return False
         lead.dirty, self._next_cycle = False, now + LOOK_AGAIN_S
-        self._rested = began = time.monotonic()
-        self._rested += GAP_S
+        began = time.monotonic()
         lead.charge()
         self._sweep(now)
         plan = lead.scheduler.cycle(int(now), MOST_STARTS)
         self._took_s = time.monotonic() - began
         self._apply(plan)
+        if len(lead.jobs) > len(lead.busy) or plan.starts or plan.evictions or plan.resizes:
+            self._rested = began + GAP_S
         return len(plan.starts) >= MOST_STARTS
 
     def close(self) -> None:

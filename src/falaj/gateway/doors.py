@@ -92,6 +92,8 @@ class Lead:
 class Doors:
     """A RestDoor and a GrpcDoor. Nothing of a body is looked at before the caller is known."""
 
+    passes_on = True
+
     def __init__(self, house: "House", table: Table, callers: Callers, pool: Executor, pages: Pages) -> None:
         self._house, self._table, self._callers, self._pool, self._pages = house, table, callers, pool, pages
         self.holding: Holding

@@ -308,6 +308,8 @@ class HttpServer(Listening[Http1]):
         self._alike: Alike | None = getattr(door, "alike", None)
         self.gathers = self._alike is not None
         self._joins: Callable[[Head], bool] = getattr(door, "joins", _never)
+        self._all: bool = getattr(door, "passes_on", False)
+        """Whether the first of a turn is gathered, too: what is passed on goes at the end of the turn anyway."""
         self._joining: set[Head] = set()
         self._came: list[Exchange] = []
         self._first = 0.0
@@ -320,9 +322,10 @@ class HttpServer(Listening[Http1]):
             if not self._joins(head):
                 return False
             joining.add(head)
-            if len(joining) == 1:  # who comes alone is asked as ever: it is run with the others, should there be some
+            if len(joining) == 1:
                 self.loop.call_soon(self._turn)
-                return False
+                if not self._all:  # who comes alone is asked as ever: it is run with the others, should there be some
+                    return False
         if not self._came:
             self._first = monotonic()
         exchange.body = body
