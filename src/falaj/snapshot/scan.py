@@ -84,6 +84,8 @@ Marks = tuple[bytes, bytes]
 """The paths of some files, each with a zero behind it, and their stamps, each seven numbers of eight bytes."""
 Ask = Callable[[int, Sequence[bytes]], bytes | None]
 """What knows the stamps of many files of an open folder at once (stamps.py); None where each must be asked for."""
+NamesOf = Callable[[int, bytes], list[bytes]]
+"""What knows the names in an open folder, as `listed` gives them."""
 
 
 class Keep(Protocol):
@@ -109,10 +111,10 @@ def walk(folder: Path) -> Iterator[Found]:
         yield from meet(run)
 
 
-def runs(folder: Path, cuts: Sequence[bytes] = ()) -> Iterator[Run]:
+def runs(folder: Path, cuts: Sequence[bytes] = (), names_of: NamesOf | None = None) -> Iterator[Run]:
     """What `walk` would meet, some names at a time and not looked at yet; no run goes over one of the sorted `cuts`."""
     at = 0
-    for fd, prefix, names in _runs(folder):
+    for fd, prefix, names in _runs(folder, names_of or listed):
         while names:
             while at < len(cuts) and cuts[at] < prefix + names[-1]:
                 at += 1
@@ -174,9 +176,9 @@ def _seen(fd: int, name: bytes) -> os.stat_result | None:
         return None
 
 
-def _runs(folder: Path) -> Iterator[tuple[int, bytes, list[bytes]]]:
+def _runs(folder: Path, names_of: NamesOf) -> Iterator[tuple[int, bytes, list[bytes]]]:
     """The names of files that follow each other in one open folder, last first, at most some at a time."""
-    top, names = _open_top(folder)
+    top, names = _open_top(folder, names_of)
     levels = [(top, b"", names)]
     try:
         while levels:
@@ -188,7 +190,7 @@ def _runs(folder: Path) -> Iterator[tuple[int, bytes, list[bytes]]]:
                 continue
             path = prefix + names.pop()
             levels.append((_enter(fd, path, len(levels)), path, []))
-            levels[-1][2].extend(_listed(levels[-1][0], path))
+            levels[-1][2].extend(names_of(levels[-1][0], path))
     finally:
         for fd, _, _ in levels:
             os.close(fd)
@@ -329,7 +331,7 @@ def _no_file(path: bytes, mode: int) -> Invalid:
     return Invalid(f"{shown(path)} is {what}", "publish files, folders and links only; move it away")
 
 
-def _open_top(folder: Path) -> tuple[int, list[bytes]]:
+def _open_top(folder: Path, names_of: NamesOf) -> tuple[int, list[bytes]]:
     try:
         folder = folder.resolve(strict=True)
         if not folder.is_dir():
@@ -339,10 +341,10 @@ def _open_top(folder: Path) -> tuple[int, list[bytes]]:
         raise NotFound(f"there is no {folder}", "name a folder or a file that exists") from None
     except OSError as error:
         raise _unreadable(os.fsencode(folder), error) from None
-    return top, [name for name in _listed(top, b"") if name.rstrip(b"/") != RESERVED]
+    return top, [name for name in names_of(top, b"") if name.rstrip(b"/") != RESERVED]
 
 
-def _listed(fd: int, path: bytes) -> list[bytes]:
+def listed(fd: int, path: bytes) -> list[bytes]:
     """The names in a folder, last first; a folder's ends with a slash, which is how it sorts among full paths."""
     try:
         with os.scandir(fd) as listing:

@@ -11,7 +11,7 @@ import json
 import sqlite3
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -118,6 +118,20 @@ class State:
         """The pages of the tree that the last complete publish made."""
         rows = self._db.execute("SELECT last, row FROM pages WHERE typeof(last) = 'blob' ORDER BY last")
         return [KeptPage.decode(last, row) for last, kept in rows if (row := _valid(last, kept)) is not None]
+
+    def lists(self) -> Generator[tuple[bytes, bytes], None, None]:
+        """What large folders held when they were last listed (lists.py), by path."""
+        for path, kept in self._db.execute("SELECT path, row FROM folders WHERE typeof(path) = 'blob' ORDER BY path"):
+            if (row := _valid(path, kept)) is not None:
+                yield path, row
+
+    def keep_lists(self, changed: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Remember what folders hold; None forgets one."""
+        rows = [(path, row and _checked(path, row)) for path, row in changed if self._path is not None]
+        self._db.execute("SAVEPOINT lists")
+        self._db.executemany("INSERT OR REPLACE INTO folders VALUES (?, ?)", rows)
+        self._db.execute("DELETE FROM folders WHERE row IS NULL")
+        self._db.execute("RELEASE lists")
 
     def finish(self, pages: Sequence[KeptPage] = (), **values: bytes) -> None:
         """The publish is complete: what it saw replaces what was known."""
@@ -280,6 +294,7 @@ def _prepared(db: sqlite3.Connection, *, new: bool) -> sqlite3.Connection:
     kept = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() if found == _APPLICATION else None
     if kept is not None and kept[0] == known:
         db.execute("CREATE TABLE IF NOT EXISTS pages(last BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
+        db.execute("CREATE TABLE IF NOT EXISTS folders(path BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
     db.execute("COMMIT")
     if kept is None or kept[0] != known:
         raise sqlite3.DatabaseError("not a state file of this format")

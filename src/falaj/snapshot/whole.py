@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from falaj.snapshot.scan import Marks, marks, runs
+from falaj.snapshot.scan import Marks, NamesOf, marks, runs
 
 _HEAD = struct.Struct("<32s32sIQHH")
 
@@ -74,7 +74,7 @@ class Fingerprint:
         return blake3(self._paths.digest() + self._stamps.digest()).digest()
 
 
-def look(folder: Path, pages: Sequence[KeptPage]) -> Plan:
+def look(folder: Path, pages: Sequence[KeptPage], names_of: NamesOf | None = None) -> Plan:
     """Compare the stamps of a folder with those of its pages; no file is opened."""
     part, parts, at = Fingerprint(), dict[int, bytes](), 0
     ask = None
@@ -82,7 +82,7 @@ def look(folder: Path, pages: Sequence[KeptPage]) -> Plan:
         from falaj.snapshot.stamps import Stamper
 
         ask = Stamper().of
-    for run in runs(folder, [page.last for page in pages]):
+    for run in runs(folder, [page.last for page in pages], names_of):
         if run.cut != at:
             parts[at] = part.digest()
             part, at = Fingerprint(), run.cut

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from falaj.core.transfer import Receipt
 from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, raw
+from falaj.snapshot.lists import Lists
 from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
 from falaj.snapshot.scan import Found, Marks, mark, meet, read_file, read_link, runs, stamp_of
@@ -67,7 +68,8 @@ def _publish(
     with State(state) as kept:
         plan = Plan()
         if base is not None and kept.recall("root") == base.tree.root.encode():
-            plan = look(folder, kept.pages())
+            with Lists(kept) as lists:
+                plan = look(folder, kept.pages(), lists.of)
         if base is not None and plan.fingerprint and plan.fingerprint == kept.recall("fingerprint"):
             advance(base.tree.size_bytes)
             return Written(base.tree, kept_files=base.tree.num_files)
@@ -107,10 +109,11 @@ class _Folder:
 
     def publish(self, folder: Path) -> Written:
         """The whole pass."""
-        for run in runs(folder, self._plan.cuts):
-            if not self._takes(run.cut):
-                for found in meet(run):
-                    self._add(found)
+        with Lists(self._state) as lists:
+            for run in runs(folder, self._plan.cuts, lists.of):
+                if not self._takes(run.cut):
+                    for found in meet(run):
+                        self._add(found)
         done = self._out.finish(self._pages.finish(), self._num_files, self._size_bytes)
         self._advance(self._done)
         return replace(done, read_files=self._read, kept_files=self._kept)
