@@ -47,10 +47,11 @@ class Ahead:
 
     def together(self, micro: int) -> int:
         """How many micro-batches one turn in the background makes: several where making one is quick."""
-        if self._transform or self._workers:
+        if self._transform or self._workers or not getattr(self._source, "chunk", 0):
             return 1
-        fitting = max(1, _fitting(self._source, micro))
-        return fitting * max(1, 4 // fitting) if getattr(self._source, "chunk", 0) else 1
+        # To hand a turn over costs as much as a tenth of what is best taken in one go.
+        fitting = _fitting(self._source, micro)
+        return fitting * max(1, min(4, 16 // fitting))
 
     def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, Iterable[Any], float]]:
         """Blocks in their order, and how long each was waited for."""
