@@ -66,20 +66,18 @@ class _Field:
 def _lazy(given: type) -> Any:
     space = dict(vars(given))
     kinds = space.get("__annotations__", {})
-    names = [name for name, kind in kinds.items() if kind is not ClassVar and _origin(kind) is not ClassVar]
+    names = tuple([name for name, kind in kinds.items() if kind is not ClassVar and _origin(kind) is not ClassVar])
     values = {name: space.pop(name, _UNSAID) for name in names}
     for made_anew in ("__dict__", "__weakref__"):
         space.pop(made_anew, None)
-    order = tuple(name for name in names if _in_order(values[name]))
-    space |= {"__slots__": tuple(names), "__match_args__": order, "__repr__": _repr}
-    space |= {"__getstate__": _state, "__setstate__": _restore}
+    order = tuple([name for name in names if _in_order(values[name])])
+    # All of it is there when the class is made: whatever is set on a class later has Python go over its slots again.
+    space["__init__"], space["__eq__"], space["__hash__"] = _by_hand(lambda: cls, order, values)
+    space["__setattr__"], space["__delattr__"] = _frozen(lambda: cls, names)
+    space["__dataclass_fields__"], space["__dataclass_params__"] = _Late(kinds, values), _Late(kinds, values)
+    space |= {"__slots__": names, "__match_args__": order, "__qualname__": given.__qualname__, "__repr__": _repr}
+    space |= {"__getstate__": _state, "__setstate__": _restore, "__signature__": _Signature()}
     cls: Any = type(given.__name__, (), space)
-    cls.__qualname__ = given.__qualname__
-    for name in ("__dataclass_fields__", "__dataclass_params__"):
-        setattr(cls, name, _Late(cls, name, {name: (kinds[name], values[name]) for name in names}))
-    cls.__signature__ = _Signature(cls)
-    cls.__init__, cls.__eq__, cls.__hash__ = _by_hand(cls, order, values)
-    cls.__setattr__, cls.__delattr__ = _frozen(cls, frozenset(names))
     return cls
 
 
@@ -94,13 +92,17 @@ def _in_order(value: Any) -> bool:
 class _Late:
     """What the standard library says of a class, found out when it is first asked for."""
 
-    def __init__(self, cls: type, name: str, fields: dict[str, tuple[Any, Any]]) -> None:
-        self._cls, self._name, self._fields = cls, name, fields
+    def __init__(self, kinds: dict[str, Any], values: dict[str, Any]) -> None:
+        self._kinds, self._values = kinds, values
+
+    def __set_name__(self, cls: type, name: str) -> None:
+        self._cls, self._name = cls, name
 
     def __get__(self, one: object, owner: type) -> Any:
         cls: Any = self._cls
         if vars(cls)[self._name] is self:
-            twin: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(_like(cls, self._fields))
+            fields = {name: (self._kinds[name], value) for name, value in self._values.items()}
+            twin: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(_like(cls, fields))
             said = twin.__dataclass_params__
             for name in ("init", "repr", "eq", "frozen", "slots"):
                 if hasattr(said, name):
@@ -112,7 +114,7 @@ class _Late:
 class _Signature:
     """Who asks how objects are made is shown the compiled way, of which that can be read."""
 
-    def __init__(self, cls: type) -> None:
+    def __set_name__(self, cls: type, name: str) -> None:
         self._cls = cls
 
     def __get__(self, one: object, owner: type) -> Any:
@@ -121,9 +123,9 @@ class _Signature:
 
 
 def _by_hand(
-    cls: Any, order: tuple[str, ...], values: dict[str, Any]
+    made: Callable[[], Any], order: tuple[str, ...], values: dict[str, Any]
 ) -> tuple[Callable[..., None], Callable[..., Any], Callable[..., int]]:
-    """Making, comparing and hashing, until they are done often."""
+    """Making, comparing and hashing for the class that will be `made`, until they are done often."""
     found: list[_Field] = []
     done = 0
 
@@ -131,17 +133,17 @@ def _by_hand(
         nonlocal done, found
         done += 1
         if done >= _OFTEN:
-            _compile(cls)
-        found = found or [_Field(name, value, vars(cls)[name].__set__) for name, value in values.items()]
+            _compile(made())
+        found = found or [_Field(name, value, vars(made())[name].__set__) for name, value in values.items()]
         return found
 
     def make(self: Any, /, *args: Any, **given: Any) -> None:
         fields, said = known(), dict(zip(order, args, strict=False))
         if len(said) != len(args) or not said.keys().isdisjoint(given) or not _filled(self, fields, {**said, **given}):
             # It does not fit. The compiled one says why, in the words that Python has for it.
-            _compile(cls)
-            vars(cls)["__init__"](self, *args, **given)
-        elif hasattr(cls, "__post_init__"):
+            _compile(made())
+            vars(made())["__init__"](self, *args, **given)
+        elif hasattr(made(), "__post_init__"):
             self.__post_init__()
 
     def same(self: Any, other: Any) -> Any:
@@ -194,18 +196,20 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({said})"
 
 
-def _frozen(cls: Any, names: frozenset[str]) -> tuple[Callable[[Any, str, Any], None], Callable[[Any, str], None]]:
+def _frozen(
+    made: Callable[[], Any], names: tuple[str, ...]
+) -> tuple[Callable[[Any, str, Any], None], Callable[[Any, str], None]]:
     """What refuses to set and to delete; a class made from this one may have attributes of its own."""
 
     def refuse_to_set(self: Any, name: str, value: Any) -> None:
-        if type(self) is cls or name in names:
+        if type(self) is made() or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-        super(cls, self).__setattr__(name, value)
+        super(made(), self).__setattr__(name, value)
 
     def refuse_to_delete(self: Any, name: str) -> None:
-        if type(self) is cls or name in names:
+        if type(self) is made() or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-        super(cls, self).__delattr__(name)
+        super(made(), self).__delattr__(name)
 
     return refuse_to_set, refuse_to_delete
 

@@ -13,7 +13,6 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
-from falaj.jobs.report import tabled
 from falaj.study.following import Broken, Lines, said_by_child, said_by_job
 
 MODULE = "falaj.optimize"
@@ -214,6 +213,8 @@ def _names(asked: _Asked) -> dict[str, str]:
 
 
 def _told(asked: _Asked, tried: Sequence[dict[str, Any]], ended: Mapping[str, Any], ref: Ref | None) -> Optimized:
+    from falaj.jobs.report import tabled  # loads numpy, for which the help of every verb of the catalog would wait
+
     chosen, measure = ended["chosen"] or "", ended["measure"]
     head = ("", "variant", "verdict", measure, "p50", "p95", "rows/s", "speed", "size", "packed", "memory", "why")
     best = sorted((one for one in tried if one["frontier"]), key=lambda one: -one["speed"])
