@@ -181,11 +181,12 @@ def test_several_answers_that_begin_alike_are_one_frame(bodies: list[bytes]) -> 
     assert len(found) == num_of(len(bodies))
     got: dict[int, Reply] = {}
     for kind, stream, data in found:
-        got |= (
-            dict(zip(*lots.read_reply_lot(data), strict=True))
-            if kind == f.REPLY_LOT
-            else {stream: f.read_reply_rest(data)}
-        )
+        if kind == f.REPLY_LOT:
+            streams, lot = lots.read_reply_lot(data)
+            got |= {at: lot.reply(place) for place, at in enumerate(streams)}
+            assert len(lot.largest().parts[0]) == max(map(len, lot.bodies))
+        else:
+            got[stream] = f.read_reply_rest(data)
     assert [(at, one.status, b"".join(one.parts), one.kind, one.json_bytes) for at, one in sorted(got.items())] == [
         (at, one.status, b"".join(one.parts), one.kind, one.json_bytes) for at, one in told
     ]
@@ -292,6 +293,51 @@ async def asked(client: HopClient, body: bytes, deadline: float = 0.0) -> Any:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     client.ask_rest(Call(b"POST", b"/v2", {}, body), deadline, future.set_result)
     return await asyncio.wait_for(future, 10)
+
+
+class Lots(Door):
+    """Answers the requests of a lot at once, when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[tuple[lots.Lot, Any, lots.TellLot]] = []
+
+    def lot(self, lot: lots.Lot, tell: Any, tell_lot: lots.TellLot) -> list[Any]:
+        self.came.append((lot, tell, tell_lot))
+        return []
+
+
+def test_answers_to_a_lot_go_in_one_frame_and_to_those_who_wait() -> None:
+    async def main() -> None:
+        door = Lots()
+        server, client, _ = await pair(door)
+        stub, got = f.Stub(b"POST", b"/v2", {}, 2), list[tuple[Any, Any]]()
+        bodies = [b"%02d" % at for at in range(20)]
+        first = client.pass_lot(stub, bodies, bodies, 0.0, lambda *told: got.append(told))
+        await until(lambda: door.came)
+        lot, _, tell_lot = door.came[0]
+        assert (list(lot.streams), lot.bodies) == (list(range(first, first + 20)), bodies)
+        tell_lot(lot.streams[:10], lots.Told(200, 3, b"k", [body * 2 for body in bodies[:10]]))
+        tell_lot(lot.streams[10:12], lots.Told(200, 0, b"k", bodies[10:12]))  # few
+        tell_lot(lot.streams[10:14], lots.Told(200, 0, b"k", [b"again", b"again", b"1", b"2"]))
+        client.cancel(first + 19)
+        await until(lambda: sum(len(streams) for streams, _ in got) == 14)
+        (streams, told), *others = got
+        assert (list(streams), told.bodies) == (list(range(first, first + 10)), [body * 2 for body in bodies[:10]])
+        assert (told.status, told.json_bytes, told.kind) == (200, 3, b"k")
+        assert [(at, b"".join(one.parts)) for (at,), one in others] == [
+            (first + 10, b"10"), (first + 11, b"11"), (first + 12, b"1"), (first + 13, b"2")
+        ]  # fmt: skip
+        got.clear()
+        large = [b"x" * (lots.MOST_BODY + 1), *bodies[15:20]]
+        tell_lot(lot.streams[14:], lots.Told(200, 0, b"k", large))  # one of them is gone, one is large
+        await until(lambda: client.outstanding == 0)
+        assert [(at, b"".join(one.parts)) for (at,), one in sorted(got)] == list(
+            zip(range(first + 14, first + 19), large[:5], strict=True)
+        )
+        await server.drain(5)
+
+    uvloop.run(asyncio.wait_for(main(), 20))
 
 
 def test_everybody_gets_their_own_answer_and_a_stream_all_of_its() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from falaj.core.errors import FalajError
 from falaj.oip.calls import Reply
-from falaj.oip.lots import encode_each
+from falaj.oip.lots import encode_each, encode_lot
 from falaj.oip.rest import encode, problem
 from falaj.oip.tensors import Answer, Made
 
@@ -59,9 +59,14 @@ def test_each_is_written_as_by_itself(outputs: str, wanted: Any, ids: list[str],
         wanted = {made.name: at % 2 == 0 for at, made in enumerate(answer.outputs)}
     got = [told(one) for one in encode_each(answer, wanted, ids)]
     assert got == [told(alone(answer, wanted, at, id_, each)) for at, id_ in enumerate(ids)]
+    lot = encode_lot(answer, wanted, ids)
+    none = any(ids) or isinstance(wanted, dict) or outputs == "texts" or (not wanted and outputs == "nothing in a row")
+    assert (lot is None) == none
+    assert lot is None or [told(lot.reply(place)) for place in range(NUM)] == got
 
 
 def test_a_number_that_json_has_no_word_for_is_one_answers_trouble() -> None:
     answer = Answer("m", "1", "", [Made("y", "FP32", (3, 1), np.array([[1], [np.nan], [3]], np.float32))])
     assert [one.status for one in encode_each(answer, False, ["", "", ""])] == [200, 422, 200]
     assert [one.status for one in encode_each(answer, True, ["", "", ""])] == [200, 200, 200]
+    assert encode_lot(answer, False, ["", "", ""]) is None

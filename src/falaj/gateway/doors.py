@@ -25,9 +25,10 @@ from falaj.gateway.protocols import GrpcPassing, RestPassing, grpc_problem
 from falaj.gateway.straight import Straight, Way, way_of
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
-from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply, Tell, by_itself
+from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
 from falaj.oip.frames import Packed
 from falaj.oip.hop import LOST, Missed
+from falaj.oip.http1 import Turned
 from falaj.oip.messages import METHODS
 from falaj.oip.proto import peek
 from falaj.oip.requests import Head
@@ -91,8 +92,6 @@ class Lead:
 
 class Doors:
     """A RestDoor and a GrpcDoor. Nothing of a body is looked at before the caller is known."""
-
-    passes_on = True
 
     def __init__(self, house: "House", table: Table, callers: Callers, pool: Executor, pages: Pages) -> None:
         self._house, self._table, self._callers, self._pool, self._pages = house, table, callers, pool, pages
@@ -199,23 +198,27 @@ class Doors:
         lead = head.lead
         return isinstance(lead, Lead) and lead.way is not None and lead.turn == self._table.turn
 
-    def alike(self, asked: Sequence[tuple[Head, bytes]], came: float, tell: Tell) -> list[tuple[int, Cancel | None]]:
-        """Answer requests that one turn of the loop read; their heads are such as `joins` said yes to."""
+    def pass_on(self, asked: Sequence[tuple[Head, bytes]], came: float, turned: Turned) -> list[int]:
+        """Answer requests that one turn of the loop read; their heads are such as `joins` said yes to. Gives those that
+        are to be asked by themselves."""
         lots: dict[Any, tuple[Way, Caller, Call, list[int], list[bytes]]] = {}
-        left: list[tuple[int, Cancel | None]] = []
+        left: list[int] = []
         last, lot, now = None, None, time.monotonic()
         for number, (head, body) in enumerate(asked):
             if head is not last:
                 last, lot = head, self._lot(head, lots, now)
             if lot is None or body.find(paths.SEQUENCE, 0, paths.LOOKED_BYTES) >= 0:
-                left.append((number, by_itself))
+                left.append(number)
             else:
                 lot[3].append(number)
                 lot[4].append(body)
         for way, caller, call, numbers, bodies in lots.values():
             names = self._new_ids(now, len(numbers))
-            began = Lot(self, way, caller, call, came, tell).start(numbers, names, bodies) if numbers else None
-            left += [(number, by_itself) for number in numbers] if began is None else began
+            cancel = Lot(self, way, caller, call, came, turned).start(numbers, names, bodies) if numbers else None
+            if cancel is None:
+                left += numbers
+            else:
+                turned.asked(numbers, cancel)
         return left
 
     def _lot(self, head: Head, lots: dict[Any, Any], now: float) -> Any:

@@ -15,17 +15,23 @@ from falaj.gateway.callers import Caller
 from falaj.gateway.passing import Hall
 from falaj.gateway.protocols import RestPassing
 from falaj.gateway.straight import Way
-from falaj.oip.calls import Call, Reply, Tell
+from falaj.oip.answers import whole
+from falaj.oip.calls import Call, Reply
+from falaj.oip.http1 import Turned
+from falaj.oip.lot_frames import Told
+
+_NAMED = b"falaj-request: "
 
 
 class Lot:
     """Some requests of one caller, told by their numbers. `call` is what they have in common."""
 
     __slots__ = ("_began", "_bodies", "_call", "_caller", "_first", "_hall", "_names", "_numbers", "_over", "_passing",
-                 "_tell", "_way")  # fmt: skip
+                 "_turned", "_way")  # fmt: skip
 
-    def __init__(self, hall: Hall, way: Way, caller: Caller, call: Call, began: float, tell: Tell) -> None:
-        self._hall, self._way, self._caller, self._call, self._began, self._tell = hall, way, caller, call, began, tell
+    def __init__(self, hall: Hall, way: Way, caller: Caller, call: Call, began: float, turned: Turned) -> None:
+        self._hall, self._way, self._caller, self._call, self._began = hall, way, caller, call, began
+        self._turned = turned
         self._numbers: Sequence[int] = ()
         self._names: Sequence[bytes] = ()
         self._bodies: Sequence[bytes] = ()
@@ -36,8 +42,8 @@ class Lot:
 
     def start(
         self, numbers: Sequence[int], names: Sequence[bytes], bodies: Sequence[bytes]
-    ) -> list[tuple[int, Callable[[], None]]] | None:
-        """Go; gives what ends each, or None where they must go one by one."""
+    ) -> Callable[[int], None] | None:
+        """Go; gives what ends one, by its place, or None where they must go one by one."""
         way = self._way
         self._numbers, self._names, self._bodies = numbers, names, bodies
         self._first = way.link.client.pass_lot(way.stub, names, bodies, self._began + way.timeout_s, self._took)
@@ -45,28 +51,58 @@ class Lot:
             return None
         way.tally.inflight += len(names)
         self._over = bytearray(len(names))
-        return [(number, partial(self._cancel, at)) for at, number in enumerate(numbers)]
+        return self._cancel
 
-    def _took(self, streams: Sequence[int], replies: Sequence[Any]) -> None:
-        """Answers of the replica to some of them, or that there are none."""
-        way, over, first, good, statuses = self._way, self._over, self._first, list[tuple[int, Reply]](), list[int]()
-        for stream, reply in zip(streams, replies, strict=True):
-            at = stream - first
-            if over[at]:
-                continue
-            if reply.__class__ is not Reply or reply.status >= 429 or way.link.fails:
-                self._ordinary(at).took(way.link, reply)
-                continue
-            over[at] = 1
-            good.append((at, reply))
-            statuses.append(reply.status)
-        now, tally, tell = time.monotonic(), way.tally, self._tell
-        tally.inflight -= len(good)
-        for status in set(statuses):
-            tally.done(now - self._began, status, statuses.count(status))
-        for at, reply in good:
-            reply.lines = b"falaj-request: " + self._names[at] + way.line
-            tell(self._numbers[at], reply)
+    def _took(self, streams: Sequence[int], told: Any) -> None:
+        """Answers of the replica to some of them; or one, or that there is none."""
+        first = self._first
+        if told.__class__ is not Told:
+            self._took_one(streams[0] - first, told)
+        elif told.status >= 429 or self._way.link.fails:
+            for place, stream in enumerate(streams):
+                self._took_one(stream - first, told.reply(place))
+        else:
+            self._took_all([stream - first for stream in streams], told)
+
+    def _took_one(self, at: int, reply: Any) -> None:
+        way = self._way
+        if self._over[at]:
+            return
+        if reply.__class__ is not Reply or reply.status >= 429 or way.link.fails:
+            self._ordinary(at).took(way.link, reply)
+            return
+        now = self._count((at,), reply.status)
+        self._tell(at, reply)
+        self._after((at,), (reply,), now)
+
+    def _took_all(self, those: Sequence[int], told: Told) -> None:
+        way, over = self._way, self._over
+        if any(over):
+            left = [place for place, at in enumerate(those) if not over[at]]
+            those, told = [those[place] for place in left], told.part(left)
+        now = self._count(those, told.status)
+        numbers, names = [self._numbers[at] for at in those], [self._names[at] for at in those]
+        for place in self._turned.tell_whole(numbers, told, whole(told, _NAMED, names, way.line)):
+            self._tell(those[place], told.reply(place))
+        if way.sample > 0.0 or way.shadow:
+            self._after(those, [told.reply(place) for place in range(len(those))], now)
+
+    def _count(self, those: Sequence[int], status: int) -> float:
+        """These are answered, now."""
+        now, tally = time.monotonic(), self._way.tally
+        for at in those:
+            self._over[at] = 1
+        tally.inflight -= len(those)
+        tally.done(now - self._began, status, len(those))
+        return now
+
+    def _tell(self, at: int, reply: Reply) -> None:
+        reply.lines = _NAMED + self._names[at] + self._way.line
+        self._turned.tell(self._numbers[at], reply)
+
+    def _after(self, those: Sequence[int], replies: Sequence[Reply], now: float) -> None:
+        way = self._way
+        for at, reply in zip(those, replies, strict=True):
             kept = way.sample > 0.0 and random.random() < way.sample  # noqa: S311 # nosec B311 - a sample
             if kept or way.shadow:
                 self._hall.after(self._ordinary(at), reply, now, kept=kept)
@@ -85,7 +121,7 @@ class Lot:
         """One of them, as others are."""
         way, name = self._way, self._names[at]
         call = msgspec.structs.replace(self._call, body=self._bodies[at], name=name)
-        reply = partial(self._tell, self._numbers[at])
+        reply = partial(self._turned.tell, self._numbers[at])
         one = RestPassing(self._hall, way.routed, self._caller, call, reply, self._began)
         one.id, one.arm, one.revision, one.tally = name, way.arm, way.revision, way.tally
         one.link, one.stream, one.over = way.link, self._first + at, bool(self._over[at])

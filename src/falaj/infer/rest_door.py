@@ -15,7 +15,7 @@ from falaj.infer.together import Left, One, Turn
 from falaj.infer.tracing import tracing_of
 from falaj.oip.again import Wanted
 from falaj.oip.calls import Asked, Call, Reply, Tell
-from falaj.oip.lot_frames import Lot
+from falaj.oip.lot_frames import Lot, TellLot
 from falaj.oip.requests import Head
 from falaj.oip.rest import decode, decode_raw, encode, header_bytes, problem, refusal, said
 from falaj.oip.tensors import Answer, Ask
@@ -112,7 +112,7 @@ class Rest:
                 lots[infers] = [one]
         return left + self._take(lots, 0.0, tell)
 
-    def lot(self, lot: Lot, tell: Tell) -> Left:
+    def lot(self, lot: Lot, tell: Tell, tell_lot: TellLot) -> Left:
         """The same for such as a gateway sent with one head; their numbers are the streams."""
         route = self._routes.get((lot.method, lot.path))
         infers, size = route.infers if route is not None else None, 0
@@ -123,7 +123,7 @@ class Rest:
         if infers is None or b"traceparent" in lot.headers:
             return [(at, self.rest(call, partial(tell, at))) for at, call in lot.calls()]
         asked = list(zip(lot.streams, lot.names, repeat(size), lot.bodies, strict=False))
-        return self._take({infers: asked}, 0.0, tell)
+        return Turn(self._engine, self._read, self._go, infers, tell).take(asked, tell_lot=tell_lot)
 
     def joins(self, head: Head) -> bool:
         """Whether inferences with this head are run as one where several come."""

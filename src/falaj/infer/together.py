@@ -14,7 +14,8 @@ from falaj.infer.batcher import BROKEN
 from falaj.infer.queue import Done
 from falaj.oip.again import Known, Listed, Wanted, known, listed, rows_of
 from falaj.oip.calls import Cancel, Reply, Tell
-from falaj.oip.lots import answer_of, asked_of, encode_each, joined
+from falaj.oip.lot_frames import TellLot
+from falaj.oip.lots import answer_of, asked_of, encode_each, encode_lot, joined
 from falaj.oip.rest import problem
 from falaj.oip.tensors import Answer, Ask, Lot
 
@@ -53,7 +54,9 @@ class Group:
 class Turn:
     """What came as one for one model, taken apart and put together."""
 
-    __slots__ = ("_alone", "_came", "_engine", "_groups", "_left", "_model", "_read", "_tell", "_version")
+    __slots__ = (
+        "_alone", "_came", "_engine", "_groups", "_left", "_model", "_read", "_tell", "_tell_lot", "_version",
+    )  # fmt: skip
 
     def __init__(self, engine: "Engine", read: Read, alone: Alone, model: tuple[str, str], tell: Tell) -> None:
         self._engine, self._read, self._alone, self._tell = engine, read, alone, tell
@@ -61,11 +64,13 @@ class Turn:
         self._groups: dict[Any, Group] = {}
         self._left: Left = []
         self._came = 0.0
+        self._tell_lot: TellLot | None = None
 
-    def take(self, asked: Sequence[One], came: float = 0.0) -> Left:
+    def take(self, asked: Sequence[One], came: float = 0.0, tell_lot: TellLot | None = None) -> Left:
         """Run them; gives what ends those that go by themselves. `came`: when the first did, where they are all that
-        the turn of the loop has read, so that nothing is gained by waiting for its end."""
-        self._came, groups = came, self._groups
+        the turn of the loop has read, so that nothing is gained by waiting for its end. `tell_lot`: where answers go
+        that could be made as one."""
+        self._came, self._tell_lot, groups = came, tell_lot, self._groups
         for one in asked:
             _, _, json_bytes, body = one
             found: Any = known(body, json_bytes) if json_bytes > 0 else listed(body) if json_bytes < 0 else None
@@ -164,6 +169,9 @@ class Turn:
             return
         for at, note in notes:
             note(answer_of(answer, at, num, ids[at]))
+        if self._tell_lot is not None and (told := encode_lot(answer, group.wanted, ids)) is not None:
+            self._tell_lot([one[0] for one in group.asked], told)
+            return
         for one, reply in zip(group.asked, encode_each(answer, group.wanted, ids), strict=True):
             try:
                 tell(one[0], reply)

@@ -1,8 +1,10 @@
 """HTTP/1.1 answers as bytes: few headers, and nothing in them that could end one."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from falaj.oip.calls import Reply
+from falaj.oip.lot_frames import Told
 from falaj.oip.requests import Head
 
 _JOINED_BYTES = 64 << 10
@@ -30,6 +32,15 @@ def render(reply: Reply, head: Head, last: bool, out: list[bytes]) -> None:
     else:
         out.append(begin)
         out.extend(parts)
+
+
+def whole(told: Told, before: bytes, names: Sequence[bytes], after: bytes) -> list[bytes]:
+    """Answers with these names between such lines, as they are written to requests that ask for nothing special."""
+    lead = _LEADS.get((told.status, told.kind)) or _lead(told.status, told.kind)
+    if told.json_bytes:
+        after += b"inference-header-content-length: %d\r\n" % told.json_bytes
+    both = zip(names, told.bodies, strict=True)
+    return [b"%b%d\r\n%b%b%b\r\n%b" % (lead, len(body), before, name, after, body) for name, body in both]
 
 
 def _lead(status: int, kind: bytes) -> bytes:

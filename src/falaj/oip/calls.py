@@ -85,12 +85,8 @@ Many = Callable[[Sequence[Asked], Tell], Sequence[tuple[int, Cancel | None]]]
 number. What is given back ends those that are not answered yet."""
 Alike = Callable[[Sequence[tuple[Any, bytes]], float, Tell], Sequence[tuple[int, Cancel | None]]]
 """And under the name `alike`: answers requests that one turn of the loop read, the first of them at that moment. Each
-is its head and its body, and is told by its place. Which heads are gathered for it is asked of the door's `joins`. What
-it cannot take so it gives back with `by_itself`."""
-
-
-def by_itself() -> None:
-    """Stands for what ends a request that is still to be asked, by itself."""
+is its head and its body, and is told by its place. Which heads are gathered for it is asked of the door's `joins`.
+Who passes requests on has `pass_on` in its place, see http1.Turned."""
 
 
 class GrpcDoor(Protocol):

@@ -46,7 +46,7 @@ class HopServer:
         self.rest, self.grpc, self.key = rest, grpc, key.encode()
         self.about, self.on_control, self.most_bytes = dict(about or {}), on_control, most_bytes
         self.many: Many | None = getattr(rest, "many", None)
-        self.lot: Callable[[lots.Lot, Tell], Left] | None = getattr(rest, "lot", None)
+        self.lot: Callable[[lots.Lot, Tell, lots.TellLot], Left] | None = getattr(rest, "lot", None)
         """Where the door takes several requests at once; and such as have one head."""
         self.connections: set[HopConnection] = set()
         self.draining, self._empty = False, asyncio.Event()
@@ -227,7 +227,7 @@ class HopConnection(f.Frames):
         self._lots = True
         opened.update(dict.fromkeys(lot.streams))
         if self._server.lot is not None:
-            self._begun(self._server.lot(lot, self._answer))
+            self._begun(self._server.lot(lot, self._answer, self._answer_lot))
             return
         self._asked += lot.calls()
         self._ask()
@@ -259,6 +259,18 @@ class HopConnection(f.Frames):
                 self.send(f.reply_rest(reply, stream, self.most_bytes))
             except Invalid as error:
                 self.send(f.reply_rest(Reply(500, (json.dumps({"error": str(error)}).encode(),)), stream))
+
+    def _answer_lot(self, streams: Sequence[int], told: lots.Told) -> None:
+        """Answers that are one frame where they are many and small."""
+        opened = self._open
+        few = not lots.FEW <= len(streams) <= lots.MOST
+        if few or not opened.keys() >= set(streams) or len(max(told.bodies, key=len)) > lots.MOST_BODY:
+            for place, stream in enumerate(streams):
+                self._answer(stream, told.reply(place))
+            return
+        for stream in streams:
+            del opened[stream]
+        self.send(lots.reply_lot(streams, told))
 
     def _flush(self) -> None:
         answers, self._answers = self._answers, []

@@ -16,7 +16,7 @@ SWEEP_S = 0.025
 PING_S, SILENT_S = 3.0, 12.0
 _LAST = 0xFFFFFFFF
 Ended = Callable[..., Any]
-"""Told an answer; of several that were asked as one, streams and the answers to those."""
+"""Told an answer; of several that were asked as one, streams and what is told those: a Told, or one answer."""
 
 
 class Missed:
@@ -128,7 +128,7 @@ class HopClient(f.Frames):
     def pass_lot(
         self, stub: f.Stub, names: Sequence[bytes], bodies: Sequence[bytes], deadline: float, reply: Callable[..., Any]
     ) -> int:
-        """`pass_rest` for several at once; `reply` is called with streams and the answers to those, as they come. Gives
+        """`pass_rest` for several at once; `reply` is called with streams and what is told those, as it comes. Gives
         the first stream, which those of the others follow; 0 where they must be asked one by one."""
         waiting, first, num = self._waiting, self._next + 1, len(names)
         streams = range(first, first + num)
@@ -186,9 +186,9 @@ class HopClient(f.Frames):
         if self._met < 2:
             self._meet(kind, data)
         elif kind == f.REPLY_LOT:
-            self._took(*lots.read_reply_lot(data))
+            self._took_lot(*lots.read_reply_lot(data))
         elif kind == f.REPLY_REST:
-            self._took((stream,), (f.read_reply_rest(data),))
+            self._took(stream, f.read_reply_rest(data))
         elif kind == f.REPLY_GRPC:
             self._answered(stream, f.read_reply_grpc(data))
         elif kind == f.DRAIN:
@@ -200,26 +200,29 @@ class HopClient(f.Frames):
         elif kind != f.PONG:
             raise Invalid(f"a frame of kind {kind}", "speak the same version")
 
-    def _took(self, streams: Sequence[int], replies: Sequence[Reply]) -> None:
-        """Hand answers on; those to requests that were asked as one and are answered in one frame as one."""
-        pop, last = self._waiting.pop, None
-        those: list[int] = []
-        told: list[Reply] = []
-        for stream, reply in zip(streams, replies, strict=True):
-            waiting = pop(stream, None)
-            if waiting is None:
-                continue
-            if not waiting[2]:
-                waiting[0](reply)
-            elif waiting is last:
-                those.append(stream)
-                told.append(reply)
-            else:
-                if last is not None:
-                    last[0](those, told)
-                last, those, told = waiting, [stream], [reply]
-        if last is not None:
-            last[0](those, told)
+    def _took(self, stream: int, reply: Reply) -> None:
+        waiting = self._waiting.pop(stream, None)
+        if waiting is not None:
+            _tell(waiting, stream, reply)
+        if self.draining:
+            self._leave()
+
+    def _took_lot(self, streams: Sequence[int], told: lots.Told) -> None:
+        """Hand answers on; those to requests that were asked as one as one."""
+        pop = self._waiting.pop
+        found = [pop(stream, None) for stream in streams]
+        first = found[0] if found else None
+        if first is not None and first[2] and found.count(first) == len(found):  # what nearly all are
+            first[0](streams, told)
+        else:
+            by: dict[tuple[Ended, float, bool], list[int]] = {}
+            for place, waiting in enumerate(found):
+                if waiting is not None and waiting[2]:
+                    by.setdefault(waiting, []).append(place)
+                elif waiting is not None:
+                    waiting[0](told.reply(place))
+            for waiting, places in by.items():
+                waiting[0]([streams[place] for place in places], told.part(places))
         if self.draining:
             self._leave()
 
@@ -290,8 +293,8 @@ class HopClient(f.Frames):
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
 
-def _tell(waiting: tuple[Ended, float, bool], stream: int, missed: Missed) -> None:
+def _tell(waiting: tuple[Ended, float, bool], stream: int, reply: Reply | Missed) -> None:
     if waiting[2]:
-        waiting[0]((stream,), (missed,))
+        waiting[0]((stream,), reply)
     else:
-        waiting[0](missed)
+        waiting[0](reply)

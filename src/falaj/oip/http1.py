@@ -14,9 +14,10 @@ from typing import Any, cast
 import msgspec
 
 from falaj.oip.answers import render
-from falaj.oip.calls import Alike, Call, Reply, RestDoor, by_itself
+from falaj.oip.calls import Alike, Call, Reply, RestDoor
 from falaj.oip.codings import INLINE_BYTES, chosen, deflate, inflate
 from falaj.oip.listening import Listening
+from falaj.oip.lot_frames import Told
 from falaj.oip.requests import END, KNOWN_BYTES, Head, Heads, Limits, Requests
 from falaj.oip.rest import refusal
 
@@ -27,6 +28,8 @@ GATHERED_BYTES = 16 << 10
 """Bodies that are larger are asked at once, each by itself: handing them on is not what they cost."""
 FEW = 6
 """Fewer requests of one turn than these are asked one by one: putting them together costs more than it saves."""
+ENOUGH = 256
+"""So many requests are passed on without a look at whether there are more."""
 
 
 class Exchange(msgspec.Struct, eq=False):
@@ -38,6 +41,9 @@ class Exchange(msgspec.Struct, eq=False):
     cancel: Callable[[], None] | None = None
     body: bytes = b""
     """While others of its turn are gathered."""
+    lot: Callable[[int], None] | None = None
+    place: int = 0
+    """What ends it, where it was asked with others, by its place among them."""
 
     def answer(self, reply: Reply) -> None:
         """Take the answer; the second one, and one for a client that went away, are dropped."""
@@ -49,8 +55,16 @@ class Exchange(msgspec.Struct, eq=False):
                 connection.aside(partial(deflate, reply, coding), self.answer)
                 return
             reply = deflate(reply, coding)
-        self.reply, self.cancel = reply, None
+        self.reply, self.cancel, self.lot = reply, None, None
         connection.answered()
+
+    def end(self) -> None:
+        """The client went away."""
+        self.connection = None
+        if self.cancel is not None:
+            self.cancel()
+        elif self.lot is not None:
+            self.lot(self.place)
 
 
 class Http1(asyncio.Protocol):
@@ -92,9 +106,7 @@ class Http1(asyncio.Protocol):
         self._server.leave(self)
         self._transport = None
         for exchange in self._waiting:
-            exchange.connection = None
-            if exchange.cancel is not None:
-                exchange.cancel()
+            exchange.end()
         self._waiting.clear()
         self._held.clear()
 
@@ -218,6 +230,18 @@ class Http1(asyncio.Protocol):
             if not self._reading:
                 self._throttle()
 
+    def wrote(self, exchange: Exchange, data: bytes) -> bool:
+        """Write an answer that is made already, where nothing else is to be done here; whether that is so."""
+        waiting, transport = self._waiting, self._transport
+        if len(waiting) != 1 or waiting[0] is not exchange or transport is None:
+            return False
+        if self._held or self._out or self._corked or self._deaf or self._draining or not self._reading:
+            return False
+        waiting.clear()
+        exchange.connection = exchange.lot = None
+        transport.write(data)
+        return True
+
     def _flush(self) -> None:
         transport, out = self._transport, self._out
         if transport is None:
@@ -294,6 +318,39 @@ class Http1(asyncio.Protocol):
             transport.close()
 
 
+class Turned:
+    """Requests of one turn that a door passes on as one, and where their answers go."""
+
+    __slots__ = ("_here", "_server")
+
+    def __init__(self, server: "HttpServer", here: Sequence[Exchange]) -> None:
+        self._server, self._here = server, here
+
+    def tell(self, number: int, reply: Reply) -> None:
+        """One answer."""
+        self._here[number].answer(reply)
+
+    def tell_whole(self, numbers: Sequence[int], told: Told, answers: Sequence[bytes]) -> list[int]:
+        """Answers, and how they are written to clients that ask for nothing special. Gives the places of those that
+        must be told by themselves, because there is more to be done for them."""
+        here, last, plain, left = self._here, None, False, list[int]()
+        for place, number in enumerate(numbers):
+            one = here[number]
+            if one.head is not last:
+                last = one.head
+                plain = not self._server.going and _plain(last, told)
+            connection = one.connection
+            if connection is not None and not (plain and connection.wrote(one, answers[place])):
+                left.append(place)
+        return left
+
+    def asked(self, numbers: Sequence[int], cancel: Callable[[int], None]) -> None:
+        """These were asked as one; `cancel` ends one of them, by its place among them."""
+        for place, number in enumerate(numbers):
+            one = self._here[number]
+            one.place, one.lot = place, cancel
+
+
 class HttpServer(Listening[Http1]):
     """What listens, and its connections."""
 
@@ -306,14 +363,16 @@ class HttpServer(Listening[Http1]):
         self.quick: Heads = self.heads if limits.pipelined > 1 else {}
         """Those whose requests need not wait for others of their connection."""
         self._alike: Alike | None = getattr(door, "alike", None)
-        self.gathers = self._alike is not None
+        self._pass: Callable[[Sequence[tuple[Head, bytes]], float, Turned], Sequence[int]] | None
+        self._pass = getattr(door, "pass_on", None)
+        self.gathers = self._alike is not None or self._pass is not None
         self._joins: Callable[[Head], bool] = getattr(door, "joins", _never)
-        self._all: bool = getattr(door, "passes_on", False)
-        """Whether the first of a turn is gathered, too: what is passed on goes at the end of the turn anyway."""
         self._joining: set[Head] = set()
         self._came: list[Exchange] = []
         self._first = 0.0
         """What this turn of the loop has gathered: by which heads, the requests, and when the first came."""
+        self._looked = 0
+        """So many there were when they were last looked at."""
 
     def gather(self, exchange: Exchange, head: Head, body: bytes) -> bool:
         """Keep a request until the end of the turn, to ask it with others; whether that is so."""
@@ -324,7 +383,9 @@ class HttpServer(Listening[Http1]):
             joining.add(head)
             if len(joining) == 1:
                 self.loop.call_soon(self._turn)
-                if not self._all:  # who comes alone is asked as ever: it is run with the others, should there be some
+                # Who comes alone is asked as ever: it is run with the others, should there be some. What is passed on
+                # goes at the end of the turn anyway.
+                if self._pass is None:
                     return False
         if not self._came:
             self._first = monotonic()
@@ -333,28 +394,41 @@ class HttpServer(Listening[Http1]):
         return True
 
     def _turn(self) -> None:
+        num, self._looked = self._looked, len(self._came)
+        if self._pass is not None and FEW <= self._looked - num >= self._looked // 4 and self._looked < ENOUGH:
+            # They come faster than they are passed on: those who are here by now may as well go with them. One lot of
+            # all costs a replica far less than two.
+            self.loop.call_soon(self._turn)
+            return
         self._joining.clear()
         if not self._came:
             return
-        came, self._came = self._came, []
+        came, self._came, self._looked = self._came, [], 0
         here = [one for one in came if one.connection is not None]  # who went away is not worked for
         try:
-            if self._alike is not None and len(here) >= FEW:
-                began = self._alike([(one.head, one.body) for one in here], self._first, partial(_tell, here))
-                for number, cancel in began:
-                    one = here[number]
-                    if cancel is by_itself:
-                        self._by_itself(one)
-                    elif one.reply is None:
-                        one.cancel = cancel
-                return
-            for one in here:
+            if len(here) < FEW:
+                left: Sequence[Exchange] = here
+            else:
+                left = self._ask(here, [(one.head, one.body) for one in here])
+            for one in left:
                 self._by_itself(one)
         except BaseException:  # nothing that we know of; nobody is left to wait for an answer that never comes
             for one in here:
                 if one.connection is not None and one.reply is None:
                     one.connection.abort()
             raise
+
+    def _ask(self, here: Sequence[Exchange], asked: Sequence[tuple[Head, bytes]]) -> Sequence[Exchange]:
+        """Ask them as one; gives those that are to be asked by themselves."""
+        if self._pass is not None:
+            return [here[number] for number in self._pass(asked, self._first, Turned(self, here))]
+        if self._alike is None:
+            return here
+        for number, cancel in self._alike(asked, self._first, partial(_tell, here)):
+            one = here[number]
+            if one.reply is None:
+                one.cancel = cancel
+        return ()
 
     def _by_itself(self, one: Exchange) -> None:
         if one.connection is not None:
@@ -363,6 +437,13 @@ class HttpServer(Listening[Http1]):
 
 def _tell(here: Sequence[Exchange], number: int, reply: Reply) -> None:
     here[number].answer(reply)
+
+
+def _plain(head: Head, told: Told) -> bool:
+    """Whether a client with this head is answered as nearly all are. What is not compressed at its largest never is."""
+    if not head.keep or not head.modern or head.method == b"HEAD":
+        return False
+    return not head.accepts or not chosen(head.accepts, told.largest())
 
 
 def _never(_: Head) -> bool:

@@ -4,10 +4,11 @@ read once, and what differs lies in columns.
 A gateway sends them to a replica that says in its welcome that it reads them, and so shows that it reads them, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from struct import Struct
+from typing import Any
 
 from falaj.core.errors import Corrupt
 from falaj.oip import frames as f
@@ -38,6 +39,31 @@ class Lot:
         """Each by itself, and its stream."""
         for stream, name, body in zip(self.streams, self.names, self.bodies, strict=True):
             yield stream, Call(self.method, self.path, self.headers, body, trusted=True, name=name)
+
+
+class Told:
+    """Answers of one frame."""
+
+    __slots__ = ("bodies", "json_bytes", "kind", "status")
+
+    def __init__(self, status: int, json_bytes: int, kind: bytes, bodies: Sequence[bytes]) -> None:
+        self.status, self.json_bytes, self.kind, self.bodies = status, json_bytes, kind, bodies
+
+    def reply(self, place: int) -> Reply:
+        """One of them."""
+        return Reply(self.status, (self.bodies[place],), self.kind, self.json_bytes)
+
+    def largest(self) -> Reply:
+        """The one with the longest body."""
+        return Reply(self.status, (max(self.bodies, key=len, default=b""),), self.kind, self.json_bytes)
+
+    def part(self, places: Sequence[int]) -> "Told":
+        """Some of them."""
+        return Told(self.status, self.json_bytes, self.kind, [self.bodies[place] for place in places])
+
+
+TellLot = Callable[[Sequence[int], Told], Any]
+"""Told the answers to some requests of a lot at once, by their streams."""
 
 
 def ask_lots(asked: Sequence[Asked]) -> Iterator[bytes]:
@@ -111,15 +137,19 @@ def _reply_lot(status: int, json_bytes: int, kind: bytes, told: Sequence[tuple[i
         for stream, reply in told:
             yield from f.reply_rest(reply, stream)
         return
-    streams = [stream for stream, _ in told]
     parts = list(chain.from_iterable([reply.parts for _, reply in told]))
     bodies = parts if len(parts) == len(told) else [b"".join(reply.parts) for _, reply in told]
-    columns = _columns(streams, bodies)
-    about = _REPLY.pack(len(told), status, json_bytes, len(kind)) + kind
-    yield from (f.head(len(about) + len(columns) + sum(map(len, bodies)), f.REPLY_LOT, 0), about, columns, *bodies)
+    yield from reply_lot([stream for stream, _ in told], Told(status, json_bytes, kind, bodies))
 
 
-def read_reply_lot(data: bytes) -> tuple[Sequence[int], list[Reply]]:
+def reply_lot(streams: Sequence[int], told: Told) -> tuple[bytes, ...]:
+    """The pieces of one frame that holds these answers."""
+    bodies, columns = told.bodies, _columns(streams, told.bodies)
+    about = _REPLY.pack(len(bodies), told.status, told.json_bytes, len(told.kind)) + told.kind
+    return f.head(len(about) + len(columns) + sum(map(len, bodies)), f.REPLY_LOT, 0), about, columns, *bodies
+
+
+def read_reply_lot(data: bytes) -> tuple[Sequence[int], Told]:
     """And back: the streams, and the answer to each."""
     if len(data) < _REPLY.size:
         raise _SHORT
@@ -127,7 +157,7 @@ def read_reply_lot(data: bytes) -> tuple[Sequence[int], list[Reply]]:
     at = _REPLY.size + size
     kind = data[_REPLY.size : at]
     streams, sizes, at = _read_columns(data, at, num)
-    return streams, [Reply(status, (body,), kind, json_bytes) for body in _cut(data, at, sizes)]
+    return streams, Told(status, json_bytes, kind, _cut(data, at, sizes))
 
 
 @lru_cache(MOST)

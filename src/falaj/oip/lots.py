@@ -1,6 +1,6 @@
 """Inference over HTTP for requests that ask alike: many to one, and its answer to the answer of each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from math import prod
 
@@ -8,7 +8,8 @@ import msgspec
 
 from falaj.core.errors import FalajError
 from falaj.oip.again import Wanted
-from falaj.oip.calls import OCTETS, Reply
+from falaj.oip.calls import JSON, OCTETS, Reply
+from falaj.oip.lot_frames import Told
 from falaj.oip.rest import around, encode, problem
 from falaj.oip.tensors import Answer, Ask, Given, Lot, Made, raw_of, values_of
 
@@ -39,14 +40,27 @@ def answer_of(answer: Answer, at: int, num: int, id_: str) -> Answer:
     return Answer(answer.model, answer.version, id_, outputs)
 
 
+def encode_lot(answer: Answer, wanted: Wanted, ids: Sequence[str]) -> Told | None:
+    """The answers to all of the requests with these ids, in order, where they begin alike; None where they do not."""
+    num, plain = len(ids), all(made.datatype != "BYTES" for made in answer.outputs)
+    if not plain or any(ids):
+        return None
+    if wanted is True:
+        head, tails = _as_bytes(answer, num)
+        return Told(200, len(head), OCTETS, [b"".join((head, *tail)) for tail in tails])
+    bodies = _as_lists(answer, num) if wanted is False else None
+    return Told(200, 0, JSON, bodies) if bodies is not None else None
+
+
 def encode_each(answer: Answer, wanted: Wanted, ids: Sequence[str]) -> Iterator[Reply]:
     """The answer to each of the requests with these ids, as it is sent, in order."""
     num, plain = len(ids), all(made.datatype != "BYTES" for made in answer.outputs)
     if wanted is True and plain and not any(ids):
-        yield from _as_bytes(answer, num)
+        head, tails = _as_bytes(answer, num)
+        yield from (Reply(200, (head, *tail), OCTETS, len(head)) for tail in tails)
         return
     if wanted is False and plain and not any(ids) and (found := _as_lists(answer, num)) is not None:
-        yield from found
+        yield from (Reply(200, (body,)) for body in found)
         return
     parts = [_parts(made, num) for made in answer.outputs]
     for id_, outputs in zip(ids, zip(*parts, strict=True), strict=True):
@@ -56,16 +70,14 @@ def encode_each(answer: Answer, wanted: Wanted, ids: Sequence[str]) -> Iterator[
             yield problem(error)
 
 
-def _as_bytes(answer: Answer, num: int) -> Iterator[Reply]:
-    """All outputs as bytes: the header is the same for all."""
+def _as_bytes(answer: Answer, num: int) -> tuple[bytes, Iterable[tuple[bytes, ...]]]:
+    """All outputs as bytes: the header, which is the same for all, and what follows it."""
     firsts = [next(_parts(made, num)) for made in answer.outputs]
     head = encode(Answer(answer.model, answer.version, "", firsts), True).parts[0]
-    size, cuts = len(head), [_cut(raw_of(made), num) for made in answer.outputs]
-    for tail in zip(*cuts, strict=True):
-        yield Reply(200, (head, *tail), OCTETS, size)
+    return head, zip(*[_cut(raw_of(made), num) for made in answer.outputs], strict=True)
 
 
-def _as_lists(answer: Answer, num: int) -> Iterator[Reply] | None:
+def _as_lists(answer: Answer, num: int) -> list[bytes] | None:
     """All outputs as lists of numbers, which are written at once and cut after; None where that cannot be."""
     columns = []
     for made in answer.outputs:
@@ -79,11 +91,11 @@ def _as_lists(answer: Answer, num: int) -> Iterator[Reply] | None:
     before, *between = around(answer.model, answer.version, [next(_parts(made, num)) for made in answer.outputs])
     if len(columns) == 1:
         (last,) = between
-        return (Reply(200, (before + text + last,)) for text in columns[0])
-    return (
-        Reply(200, (before, *(part for pair in zip(texts, between, strict=True) for part in pair)))
+        return [before + text + last for text in columns[0]]
+    return [
+        b"".join((before, *(part for pair in zip(texts, between, strict=True) for part in pair)))
         for texts in zip(*columns, strict=True)
-    )
+    ]
 
 
 def _cut(raw: bytes, num: int) -> list[bytes]:
