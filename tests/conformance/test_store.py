@@ -132,6 +132,23 @@ def test_terms_follow_the_record(store: Store) -> None:
     assert names(store, terms={"color": "blue"}) == ["a"]
 
 
+def test_what_a_writer_knows_of_the_row_before_is_as_good_as_read(store: Store) -> None:
+    write(store, row(color="red", size="l"))
+    known = ("c", (("size", "l"), ("color", "red")))
+    txn = store.begin(write=True)
+    txn.put(replace(row(rev=2, color="blue", size="l"), before=known), 1)
+    with pytest.raises(Stale):
+        txn.put(replace(row(rev=2, color="green"), before=known), 1)
+    txn.put(replace(row(rev=3, cell="d", size="l"), before=("c", (("color", "blue"), ("size", "l")))), 2)
+    txn.commit()
+    assert names(store, terms={"color": "red"}) == names(store, terms={"color": "blue"}) == []
+    assert names(store, terms={"size": "l"}) == names(store, cells=frozenset({"d"})) == ["a"]
+    assert names(store, cells=frozenset({"c"})) == []
+    txn = store.begin(write=False)
+    assert txn.get(key()) == row(rev=3, cell="d", size="l")
+    txn.rollback()
+
+
 def test_find_filters_in_the_query_and_pages_without_gap_or_repeat(store: Store) -> None:
     rows = [row(f"n{i:02}", cell=f"c{i % 3}", at=float(i % 4), parity=str(i % 2)) for i in range(20)]
     write(store, *rows)

@@ -21,7 +21,7 @@ from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
 from falaj.backends.sqlite_file import LEASES, RECORDS, SqliteFile, found_in, upgrade
-from falaj.core.errors import Conflict, FalajError, Invalid, Unavailable
+from falaj.core.errors import Conflict, FalajError, Invalid, Stale, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row, Standing
 
 _ROWS = "SELECT (SELECT coalesce(max(rowid), 0) FROM records) + (SELECT coalesce(max(n), 0) FROM events)"
@@ -396,6 +396,21 @@ class SqliteWrite(RowWrites, SqliteTxn):
             terms = (sql.term_rows(Key(*row[:5]), sql.terms_of(row[-1])) for row in rows if row[-1])
             self.many(sql.ADD_TERM, sorted(term for some in terms for term in some))
         rows.clear()
+
+    def put(self, row: Row, rev: int) -> None:
+        """Write over revision `rev`, or Stale. Nobody else writes meanwhile, so what its writer knows is not read."""
+        if not rev or row.before is None:
+            super().put(row, rev)
+            return
+        self._ready()
+        (cell, terms), key, text = row.before, sql.key_values(row.key), sql.terms_text(row.terms)
+        if cell == row.cell:
+            done = self.count(sql.STAY, (row.rev, row.body, row.at, text, *key, rev))
+        else:
+            done = self.count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
+        if not done:
+            raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} is not at revision {rev}", "read it again")
+        sql.changed_terms(row.key, terms, row.terms, self.many)
 
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log; written with the whole batch, in the order of commits."""

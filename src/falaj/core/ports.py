@@ -30,6 +30,8 @@ class Row:
     body: bytes
     at: float
     terms: tuple[tuple[str, str], ...] = ()
+    before: "tuple[str, tuple[tuple[str, str], ...]] | None" = field(default=None, compare=False)
+    """Cell and terms of the revision that is written over, where its writer knows: a store need not look."""
 
 
 class EventRow(NamedTuple):

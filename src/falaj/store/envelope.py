@@ -47,8 +47,9 @@ _lines = msgspec.json.Encoder(order="deterministic").encode_lines
 _decode = msgspec.json.Decoder(Marked).decode
 
 
-def seal_record(cipher: Cipher | None, record: Record) -> Row:
-    """The row of a record: body and envelope as ciphertext, the cell and the terms in the clear for queries."""
+def seal_record(cipher: Cipher | None, record: Record, old: Record | None = None) -> Row:
+    """The row of a record: body and envelope as ciphertext, the cell and the terms in the clear for queries. With what
+    queries found of the `old` one that it is written over."""
     key = record.key
     cell = cell_text(key.kind, key.project, record.zone, record.label, record.restricted)
     terms = tuple(sorted(record.terms.items())) if record.terms else ()
@@ -61,7 +62,10 @@ def seal_record(cipher: Cipher | None, record: Record) -> Row:
         raise Invalid(
             f"the body of {key.kind} {key.name[:80]} is not JSON: {error}", "texts, numbers, lists and dicts only"
         ) from error
-    return Row(key, record.rev, cell, body, record.at, terms)
+    before = None
+    if old is not None:
+        before = cell_text(key.kind, key.project, old.zone, old.label, old.restricted), tuple(old.terms.items())
+    return Row(key, record.rev, cell, body, record.at, terms, before)
 
 
 def open_record(cipher: Cipher | None, row: Row) -> Record:

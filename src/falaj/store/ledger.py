@@ -372,9 +372,10 @@ class Writer(Reader):
             label, zone, author = label or ctx.label or _OPEN, zone or ctx.zone, author or ctx.actor.id
             about = label, zone, author, bool(restricted), ctx.now(), dict(terms or _NOTHING)
             record = Record(key, 1, dict(body), *about, marked(key.kind, body))
+            self._save(record, None)
         else:
-            record = self._over(key, rev, body, (label, zone, restricted, terms, author))
-        self._save(record, None if rev is None else record.rev - 1)
+            record, old = self._over(key, rev, body, (label, zone, restricted, terms, author))
+            self._save(record, old)
         return record
 
     def delete(self, ref: Ref | Key, rev: int) -> None:
@@ -450,7 +451,7 @@ class Writer(Reader):
         self._voice = voice
         return voice
 
-    def _over(self, key: Key, rev: int | Record, body: Mapping[str, Any], given: tuple[Any, ...]) -> Record:
+    def _over(self, key: Key, rev: int | Record, body: Mapping[str, Any], given: Any) -> tuple[Record, Record]:
         label, zone, restricted, terms, author = given
         # Of a record that is held the store says whether it is the newest, when it is written.
         old, number = (rev, rev.rev) if isinstance(rev, Record) else (self.key(key), rev)
@@ -462,20 +463,18 @@ class Writer(Reader):
         restricted = old.restricted if restricted is None else restricted
         terms = dict(old.terms if terms is None else terms)
         whole, kept = carried(key.kind, body, old.body, old.kept) if old.kept else (dict(body), marked(key.kind, body))
-        return Record(key, number + 1, whole, label, zone, author, restricted, self._ctx.now(), terms, kept)
+        return Record(key, number + 1, whole, label, zone, author, restricted, self._ctx.now(), terms, kept), old
 
-    def _save(self, record: Record, rev: int | None) -> None:
-        row = seal_record(self._ledger.cipher, record)
+    def _save(self, record: Record, old: Record | None) -> None:
+        key, row = record.key, seal_record(self._ledger.cipher, record, old)
         try:
-            self._txn.put(row, rev or 0)
+            self._txn.put(row, old.rev if old else 0)
         except Stale as error:
             # With a cause it is the engine that asks for a retry, and says nothing about the name.
-            if rev is not None or error.__cause__ is not None:
+            if old or error.__cause__ is not None:
                 raise
-            key = record.key
-            raise Conflict(
-                f"{key.kind} {key.project}/{key.name} exists already", "choose another name, or write over its revision"
-            ) from error
+            text = f"{key.kind} {key.project}/{key.name} exists already"
+            raise Conflict(text, "choose another name, or write over its revision") from error
         self._touch(record.key.kind)
 
     def _check(self, key: Key, terms: Mapping[str, str] | None) -> None:

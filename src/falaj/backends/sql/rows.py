@@ -26,12 +26,12 @@ class RowWrites:
         old = self._old_terms(row.key, rev)
         self.count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
         if old != text:
-            sql.changed_terms(row.key, old, row.terms, self.many)
+            sql.changed_terms(row.key, sql.terms_of(old), row.terms, self.many)
 
     def delete(self, key: Key, rev: int) -> None:
         """Remove the row at revision `rev`, or Stale."""
         self._ready()
-        sql.changed_terms(key, self._old_terms(key, rev), (), self.many)
+        sql.changed_terms(key, sql.terms_of(self._old_terms(key, rev)), (), self.many)
         self.count(sql.DELETE, (*sql.key_values(key), rev))
 
     def _old_terms(self, key: Key, rev: int) -> str:

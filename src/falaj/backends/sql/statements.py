@@ -4,9 +4,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from falaj.core.errors import Invalid
 from falaj.core.ports import TABLES, EventRow, Found, Key, Query, Row
 
+Terms = tuple[tuple[str, str], ...]
+_encode = msgspec.json.Encoder().encode
+_terms = msgspec.json.Decoder(Terms).decode
 _KEY = "tenant = ? AND kind = ? AND project = ? AND name = ? AND version = ?"
 
 GET = f"SELECT rev, cell, body, at, terms FROM records WHERE {_KEY}"  # noqa: S608 # nosec B608
@@ -14,6 +19,8 @@ INSERT = """INSERT INTO records (tenant, kind, project, name, version, rev, cell
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 OLD_TERMS = f"SELECT terms FROM records WHERE {_KEY} AND rev = ?"  # noqa: S608 # nosec B608
 UPDATE = f"UPDATE records SET rev = ?, cell = ?, body = ?, at = ?, terms = ? WHERE {_KEY} AND rev = ?"  # noqa: S608 # nosec B608
+STAY = f"UPDATE records SET rev = ?, body = ?, at = ?, terms = ? WHERE {_KEY} AND rev = ?"  # noqa: S608 # nosec B608
+"""The same where the cell is the old one: its index need not be touched."""
 DELETE = f"DELETE FROM records WHERE {_KEY} AND rev = ?"  # noqa: S608 # nosec B608
 ADD_TERM = "INSERT INTO terms (tenant, kind, field, value, project, name, version) VALUES (?, ?, ?, ?, ?, ?, ?)"
 DROP_TERM = """DELETE FROM terms WHERE tenant = ? AND kind = ? AND field = ? AND value = ? AND project = ? AND name = ?
@@ -66,12 +73,12 @@ def asked(where: Mapping[str, str]) -> dict[str, str]:
 
 def terms_text(terms: tuple[tuple[str, str], ...]) -> str:
     """Terms as the records table keeps them beside the index."""
-    return json.dumps(terms, separators=(",", ":"), ensure_ascii=False) if terms else ""
+    return _encode(terms).decode() if terms else ""
 
 
 def terms_of(text: str) -> tuple[tuple[str, str], ...]:
     """The terms whose text this is."""
-    return tuple([(field, value) for field, value in json.loads(text)]) if text else ()
+    return _terms(text) if text else ()
 
 
 def term_rows(key: Key, terms: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
@@ -157,11 +164,11 @@ def row_of(key: Key, row: Sequence[Any] | None) -> Row | None:
     return Row(key, rev, cell, bytes(body), at, terms_of(terms))
 
 
-def changed_terms(
-    key: Key, old: str, new: tuple[tuple[str, str], ...], run: Callable[[str, list[tuple[str, ...]]], None]
-) -> None:
-    """Bring the index of terms from the old text to the new terms."""
-    before, now = set(terms_of(old)), set(new)
+def changed_terms(key: Key, old: Terms, new: Terms, run: Callable[[str, list[tuple[str, ...]]], None]) -> None:
+    """Bring the index from the old terms to the new ones."""
+    before, now = set(old), set(new)
+    if before == now:
+        return
     if before - now:
         run(DROP_TERM, term_rows(key, before - now))
     if now - before:
