@@ -151,7 +151,7 @@ class ProcessExecutor:
         with _may_fail("this machine cannot start the attempt"):
             folder = self._folder_of(attempt)
             with alone(folder):
-                context = folder / "context.json"
+                context = f"{folder}/context.json"
                 new = not os.path.exists(context)  # noqa: PTH110 - for every attempt, as below
                 if new:
                     document = self._document(attempt, folder)
@@ -173,7 +173,7 @@ class ProcessExecutor:
     def stop(self, handle: str, grace_s: float) -> None:
         """TERM to the launchers; one that has not begun finds the file and does not begin."""
         if (one := self._known(handle)) is not None:
-            write(one.folder / "stop", json.dumps({"grace_s": grace_s, "until": time.time() + grace_s}).encode())
+            write(f"{one.folder}/stop", json.dumps({"grace_s": grace_s, "until": time.time() + grace_s}).encode())
             self._signal(handle, signal.SIGTERM)
 
     def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
@@ -183,7 +183,7 @@ class ProcessExecutor:
             raise NotFound(f"there is no slot {slot} of {handle!r} here", "it was forgotten, or ran elsewhere")
         if not (after or "0").isdigit() and after != END:
             raise Invalid("this is no cursor of a log", "begin again without one")
-        name, over = one.folder / f"slot-{slot}.log", look(one.folder, slot).phase in OVER
+        name, over = f"{one.folder}/slot-{slot}.log", look(one.folder, slot).phase in OVER
         start = last_lines(name, limit, _LOG_BYTES // 2) if after == END else int(after or "0")
         data = read_file(name, start, _LOG_BYTES)
         lines = _LINE.findall(data)[:limit]
@@ -212,7 +212,8 @@ class ProcessExecutor:
         if one.own:
             shutil.rmtree(entry)
             return
-        for path in (*one.folder.glob("slot-*"), *(one.folder / name for name in _FILES)):
+        folder = Path(one.folder)
+        for path in (*folder.glob("slot-*"), *(folder / name for name in _FILES)):
             path.unlink(missing_ok=True)
         if entry.is_symlink():
             entry.unlink()
@@ -244,8 +245,9 @@ class ProcessExecutor:
         """The launchers that live on each node."""
         found: dict[str, list[int]] = {}
         for path in self._root.glob("*/context.json"):
-            for slot, node in enumerate(nodes_of(path.parent)):
-                if (seen := look(path.parent, slot)).phase == RUNNING:
+            folder = str(path.parent)
+            for slot, node in enumerate(nodes_of(folder)):
+                if (seen := look(folder, slot)).phase == RUNNING:
                     found.setdefault(node, []).append(seen.pid)
         return found
 
@@ -260,7 +262,7 @@ class ProcessExecutor:
             if strange := set(slot.devices) - {device.index for device in node.devices}:
                 raise Invalid(f"the node {slot.node} has no device {min(strange)}", f"it has {len(node.devices)}")
 
-    def _folder_of(self, attempt: Attempt) -> Path:
+    def _folder_of(self, attempt: Attempt) -> str:
         """Where it lies, made where it is not there; without pathlib, for it is asked for every attempt."""
         entry = f"{self._root}/{attempt.id}"
         with contextlib.suppress(FileExistsError):
@@ -269,8 +271,7 @@ class ProcessExecutor:
             elif not os.path.exists(entry):  # noqa: PTH110
                 Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.symlink(os.path.abspath(attempt.folder), entry)  # noqa: PTH100, PTH211
-        real = f"{self._real}/{attempt.id}"
-        return Path(os.path.realpath(entry) if os.path.islink(entry) else real)  # noqa: PTH114
+        return os.path.realpath(entry) if os.path.islink(entry) else f"{self._real}/{attempt.id}"  # noqa: PTH114
 
     def _lay_bundle(self, launcher: bytes) -> str:
         """What lets processes `from falaj import worker` in any Python, written once; where it lies."""
@@ -293,7 +294,7 @@ class ProcessExecutor:
             self._seen.clear()
         self._seen[handle] = found
 
-    def _document(self, attempt: Attempt, folder: Path) -> dict[str, Any]:
+    def _document(self, attempt: Attempt, folder: str) -> dict[str, Any]:
         """The context with what only this machine knows: all slots meet on loopback, on a port free now, each on cores
         of its own."""
         given: dict[str, Any] = {**attempt.context, "bundle": self._lay_bundle(attempt.launcher)}
@@ -303,11 +304,11 @@ class ProcessExecutor:
             port = _free_ports(world)
         cores = self._choose_cores(attempt, folder)
         slots = [dict(slot) | {"cores": cores.get(slot["index"], [])} for slot in given["slots"]]
-        ours = {"folder": str(folder), "own": not attempt.folder, "slots": slots}
+        ours = {"folder": folder, "own": not attempt.folder, "slots": slots}
         ours["cage"] = self._cages.document(attempt, folder)
         return given | ours | {"rendezvous": {"host": "127.0.0.1", "port": port}}
 
-    def _choose_cores(self, attempt: Attempt, folder: Path) -> dict[int, list[int]]:
+    def _choose_cores(self, attempt: Attempt, folder: str) -> dict[int, list[int]]:
         """Whole cores for slots that asked for whole ones; those of slots that live are taken. Imitation nodes have
         no cores of their own."""
         if "nodes" in self._wanted or not any(_whole_cores(slot) for slot in attempt.slots):
@@ -321,14 +322,14 @@ class ProcessExecutor:
                 used = {core for one in taken for core in one[2]}
                 if cores := choose_cores(used, _whole_cores(slot), numa):
                     chosen[slot.index] = cores
-                    taken.append([str(folder), slot.index, cores, time.time()])
+                    taken.append([folder, slot.index, cores, time.time()])
             write(ledger, json.dumps({"taken": taken}).encode())
         return chosen
 
     def _lives(self, folder: str, slot: int, cores: list[int], at: float) -> bool:
         """Whether a slot still needs its cores: it runs, or will in a moment."""
         del cores
-        phase = look(Path(folder), slot).phase
+        phase = look(folder, slot).phase
         return phase == RUNNING or (phase == WAITING and time.time() < at + _BEGIN_S)
 
     def _environment(self, attempt: Attempt, slot: Slot) -> dict[str, str]:

@@ -102,7 +102,7 @@ class Cages:
         self._options, self._root = options, root
         check(self._choice, str(root))
 
-    def document(self, attempt: Attempt, folder: Path) -> dict[str, Any]:
+    def document(self, attempt: Attempt, folder: str) -> dict[str, Any]:
         """What the launcher is told; nothing where the attempt runs in no cage."""
         apart = self._choice == "required" or (self._choice == "best" and attempt.tenant != HOUSE)
         if not apart or not (method := powers(str(self._root)).method):
@@ -119,7 +119,7 @@ class Cages:
             "network": "listen" if replica else "own",
             "hidden": self._hidden(),
             "shown": self._shown(attempt, given),
-            "writable": [str(folder / path) for path in (*writable, *self._words("writable"), *folders) if path],
+            "writable": [str(Path(folder, path)) for path in (*writable, *self._words("writable"), *folders) if path],
             "platform": _address(self._options.get("platform", "")),
             "ports": ports,
             "egress": self._words("egress"),

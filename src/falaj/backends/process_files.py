@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     pid: int = 0
 
 
-def look(folder: Path, slot: int) -> Seen:
+def look(folder: str, slot: int) -> Seen:
     """One slot by its files: `waiting` before its launcher claimed it, `lost` when that is gone without a word."""
     name = f"{folder}/slot-{slot}"
     who: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: str) -> Iterator[None]:
     """The same with a folder that is there: a file to lock would be one more to make."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -92,7 +92,7 @@ def kill(pid: int, number: int) -> None:
 class Known(NamedTuple):
     """An attempt's folder with what its context says; that is written once, so it is read again only when it moved."""
 
-    folder: Path
+    folder: str
     moved: tuple[int, int, int]
     nodes: tuple[str, ...]
     """The node of every slot."""
@@ -110,13 +110,13 @@ def known(entry: str, last: Known | None) -> Known | None:
         return None
     if last is not None and last.moved == _moved(found):
         return last
-    folder = Path(os.path.realpath(entry))
+    folder = os.path.realpath(entry)
     return known_by(folder, found, context_of(folder))
 
 
-def known_by(folder: Path, found: os.stat_result, told: Mapping[str, Any]) -> Known:
+def known_by(folder: str, found: os.stat_result, told: Mapping[str, Any]) -> Known:
     """The attempt of which its context tells so much."""
-    outbox = str(told.get("outbox") or folder / "outbox")
+    outbox = str(told.get("outbox") or f"{folder}/outbox")
     grace_s, own = number(told.get("grace_s"), 30.0), bool(told.get("own"))
     return Known(folder, _moved(found), tuple(_nodes(told)), outbox, grace_s, own)
 
@@ -125,7 +125,7 @@ def _moved(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def nodes_of(folder: Path) -> list[str]:
+def nodes_of(folder: str) -> list[str]:
     """The node of every slot of the attempt."""
     return _nodes(context_of(folder))
 
@@ -140,9 +140,9 @@ def number(value: object, otherwise: float) -> float:
     return float(value) if isinstance(value, int | float) else otherwise
 
 
-def context_of(folder: Path) -> dict[str, Any]:
+def context_of(folder: str) -> dict[str, Any]:
     """The document its launchers were given."""
-    return read_json(folder / "context.json")
+    return read_json(f"{folder}/context.json")
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -25,10 +25,10 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
-    def begin(self, context: Path, slot: int, env: Mapping[str, str]) -> None:
+    def begin(self, context: str, slot: int, env: Mapping[str, str]) -> None:
         """Start the launcher of a slot; on return the slot is claimed. Unavailable when that did not happen."""
-        log = str(context.with_name(f"slot-{slot}.launcher.log"))
-        request = {"context": str(context), "slot": slot, "log": log, "env": dict(env)}
+        log = f"{context.rpartition('/')[0]}/slot-{slot}.launcher.log"
+        request = {"context": context, "slot": slot, "log": log, "env": dict(env)}
         with self._lock:
             answer = self._ask(json.dumps(request).encode() + b"\n")
         if answer:

@@ -19,6 +19,7 @@ from falaj.core.errors import Invalid
 Facts = list[dict[str, object]]
 
 _FILE = re.compile(r"([a-z]+-[0-9]{1,9})(?:\.([0-9]{1,9}))?\.jsonl", re.ASCII)
+_LEAST = 1 << 16
 _CHUNK = 1 << 20
 """Bytes read of one writer in one call, and the longest line that is believed."""
 
@@ -55,7 +56,10 @@ def read_file(path: str | Path, start: int, most: int) -> bytes:
         # A link would lead out of the folder, and a pipe would hold us.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return os.pread(file, most, start) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+            found = os.fstat(file)
+            # Room for all that might be there would be made, and taken away, every time. Files of the kernel say 0.
+            most = min(most, max(found.st_size - start, _LEAST))
+            return os.pread(file, most, start) if stat.S_ISREG(found.st_mode) else b""
         finally:
             os.close(file)
     except OSError:

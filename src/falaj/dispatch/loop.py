@@ -86,8 +86,8 @@ class JobsLoop:
         """Nodes that attempts hold and their clusters do not, since when."""
         self._stuck: dict[str, tuple[float, int]] = {}
         """Clusters that hung: when to try again, and how often they did. Each try may cost us a thread."""
-        self._ordered: set[tuple[str, str]] = set()
-        """(attempt, what) that was ordered in this lead."""
+        self._ordered: dict[str, set[str]] = {}
+        """What was ordered in this lead, by attempt."""
         self._unsaved: dict[str, tuple[Mapping[str, Any], ...]] = {}
         """What attempts said of their progress since it was last written down."""
         self._told: dict[str, Mapping[str, NodeFacts]] = {}
@@ -247,8 +247,8 @@ class JobsLoop:
                 self._release(lead.jobs[job])
 
     def _once(self, attempt: str, what: str, order: Callable[[], None]) -> None:
-        if (attempt, what) not in self._ordered:
-            self._ordered.add((attempt, what))
+        if what not in (done := self._ordered.setdefault(attempt, set())):
+            done.add(what)
             order()
 
     def _launch(self, records: list[Record]) -> None:
@@ -472,7 +472,7 @@ class JobsLoop:
         if crew is not None:
             crew.unwatch(attempt["id"])
         self._strange.pop(attempt["id"], None)
-        self._ordered = {one for one in self._ordered if one[0] != attempt["id"]}
+        self._ordered.pop(attempt["id"], None)
         stop = attempt["stop"] or {}
         if stop.get("why") == life.RESIZE and after["state"] == WAITING:
             charge = tuple(sorted(record.body["use"]["charge"].items()))
@@ -503,8 +503,9 @@ class JobsLoop:
                 crew.retire()
                 del self._crews[name]
                 attempts = [self._lead.jobs[job].body["attempt"] for job in self._lead.busy]
-                again = {attempt["id"] for attempt in attempts if attempt["cluster"] == name}
-                self._ordered = {one for one in self._ordered if one[0] not in again}
+                for attempt in attempts:
+                    if attempt["cluster"] == name:
+                        self._ordered.pop(attempt["id"], None)
         for name, cluster in known.items():
             if name not in self._crews and time.monotonic() >= self._stuck.get(name, (0.0, 0))[0]:
                 self._crews[name] = self._new_crew(cluster)
@@ -526,7 +527,7 @@ class JobsLoop:
     def _drop_crews(self) -> None:
         for crew in self._crews.values():
             crew.retire()
-        self._crews, self._ordered, self._strange, self._told = {}, set(), {}, {}
+        self._crews, self._ordered, self._strange, self._told = {}, {}, {}, {}
         self._away = {}
         self._unsaved = {}
         self._inbox = queue.SimpleQueue()

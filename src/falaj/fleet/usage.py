@@ -7,6 +7,7 @@ an attempt held is what it attained and what was lost of it, to the last unit.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from falaj.core.data import dataclass
@@ -135,7 +136,12 @@ def table(entries: Iterable[Spell], by: str, idle: Mapping[str, float]) -> tuple
 
 def day_of(at: float) -> str:
     """The day a moment lies in."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+    return _day(int(at // DAY_S))
+
+
+@lru_cache(maxsize=64)
+def _day(number: int) -> str:
+    return datetime.fromtimestamp(number * DAY_S, UTC).strftime("%Y-%m-%d")
 
 
 def _names(one: Spell, by: str, made: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

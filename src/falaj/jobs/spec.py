@@ -122,10 +122,8 @@ def ask_of(role: RoleSpec, spec: JobSpec, zones: tuple[str, ...] | None, cluster
     if part and spec.isolation == "hard":
         hint = "ask for a whole device, or for a MIG slice by its model: --gpus 1 --gpu-model MIG-1g.10gb"
         raise Invalid("parts of a GPU are not kept apart by hardware", hint)
-    wanted = {"cpu": amount("cpu", role.cpus), "memory": mebibytes(role.memory or 0)}
-    wanted |= {name: amount(name, value) for name, value in role.more.items()}
     return Ask(
-        amounts=tuple(sorted((name, value) for name, value in wanted.items() if value)),
+        amounts=tuple(sorted(amounts_of(role).items())),
         gpus=0 if part else milli // WHOLE,
         milli=milli if part else 0,
         device_mib=mebibytes(role.gpu_memory) if role.gpu_memory else 0,
@@ -135,6 +133,13 @@ def ask_of(role: RoleSpec, spec: JobSpec, zones: tuple[str, ...] | None, cluster
         labels=tuple(sorted(spec.labels.items())),
         spot=spec.spot,
     )
+
+
+def amounts_of(role: RoleSpec) -> dict[str, int]:
+    """What one slot of a role needs beside devices."""
+    wanted = {"cpu": amount("cpu", role.cpus), "memory": mebibytes(role.memory or 0)}
+    wanted |= {name: amount(name, value) for name, value in role.more.items()}
+    return {name: value for name, value in wanted.items() if value}
 
 
 def processes_of(role: RoleSpec) -> int:

@@ -37,7 +37,7 @@ class Board(Ground):
             self.submit(job)
             return True
         job = self.shapes.shared(job)
-        if old.spots and job.spots and not job.charged:
+        if old.charged and old.spots and job.spots and not job.charged:
             job = replace(job, charged=old.charged)
         if job == old:
             return False
