@@ -47,6 +47,7 @@ from falaj.platform import House, Platform, load_settings
 from tests.console import hostile, life, life_rooms, life_sweeps
 from tests.console.dom import Node, read
 from tests.servers.browser import DESK, Chromium, Tab
+from tests.servers.process import wait_until
 
 PURPOSE = "fraud"
 STEPS = (
@@ -66,17 +67,40 @@ def seed(folder: Path) -> Path:
             for step in STEPS:
                 step(story)
             story.close()
-            _end_processes(str(folder))
+            _end_processes(folder / "house")
             (folder / "tokens.json").write_text(json.dumps(story.town.tokens))
     return folder
 
 
-def _end_processes(home: str) -> None:
-    """What this house started: the stand-ins that serve nothing, and the job that runs."""
-    for one in Path("/proc").iterdir():
-        with suppress(OSError):
-            if one.name.isdigit() and f"FALAJ_OUTBOX={home}".encode() in (one / "environ").read_bytes():
-                os.kill(int(one.name), signal.SIGKILL)
+def _end_processes(house: Path) -> None:
+    """What this house started: the stand-ins that serve nothing, the job that runs, and those who watch over them, who
+    would tidy up while the house is copied."""
+
+    def none_is_left() -> bool:
+        found = _processes_of(str(house))
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not found
+
+    wait_until(none_is_left, 30)
+
+
+def _processes_of(house: str) -> list[int]:
+    """Those that were told of its folders, or have a file of it open."""
+    numbers = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
+    return [number for number in numbers if number != os.getpid() and _belongs(Path("/proc", str(number)), house)]
+
+
+def _belongs(process: Path, house: str) -> bool:
+    with suppress(OSError):  # it ended
+        if f"FALAJ_OUTBOX={house}".encode() in (process / "environ").read_bytes():
+            return True
+        for file in (process / "fd").iterdir():
+            with suppress(OSError):
+                if str(file.readlink()).startswith(house):
+                    return True
+    return False
 
 
 class Ground:

@@ -64,6 +64,8 @@ def test_prometheus_reads_a_platform(folder: Path, platform: Replica) -> None:
             assert time.monotonic() < until, prometheus.ask("up")
             time.sleep(0.2)
         wait_until(lambda: bool(prometheus.ask("falaj:slo_burn:rate30d")), 60)
+        # The first request that a platform counts is the one that reads it: the next tells of it.
+        wait_until(lambda: bool(prometheus.ask("falaj_requests_total")), 60)
         known = {name for name in NAMES if prometheus.ask(name)}
         assert {
             "up",
