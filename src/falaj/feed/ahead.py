@@ -77,7 +77,7 @@ class Ahead:
             raise _lost(ids) from error
 
     def _make(self, ids: Ids) -> Iterable[Any]:
-        batches = _cut(gather(self._source, self._transform, ids), ids.shape[1], self._device.tensors)
+        batches = _cut(gather(self._source, self._transform, ids), ids.shape[1], self._device)
         # Cut by whoever reads them, where that is all: thousands of tensors that wait would be looked through by
         # Python's collector again and again.
         return batches if self._device.plain else self.sending.begin(batches)
@@ -113,13 +113,15 @@ def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> Who
     return wholes
 
 
-def _cut(wholes: Wholes, micro: int, tensors: Callable[[Any], Any]) -> Iterator[Any]:
+def _cut(wholes: Wholes, micro: int, device: Device) -> Iterator[Any]:
     for whole, number in wholes:
         if number == 1:
-            yield tensors(whole)
+            yield device.tensors(whole)
             continue
+        columns = [(name, column, device.maker(column)) for name, column in whole.items()]
         for low in range(0, number * micro, micro):
-            yield tensors({name: column[low : low + micro] for name, column in whole.items()})
+            some = slice(low, low + micro)
+            yield {name: make(column[some]) if make else column[some] for name, column, make in columns}
 
 
 def _fitting(source: Any, micro: int) -> int:

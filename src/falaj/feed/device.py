@@ -34,14 +34,16 @@ class Device:
 
     def tensors(self, batch: Any) -> Any:
         """Arrays become tensors that share their memory; what is no array of numbers stays."""
-        if self._torch is None:
-            return batch
-        make = self._torch.from_numpy
         if type(batch) is dict:
-            return {
-                name: make(v) if type(v) is np.ndarray and v.dtype.char in _SAME else v for name, v in batch.items()
-            }
+            return {name: make(v) if (make := self.maker(v)) else v for name, v in batch.items()}
         return batch
+
+    def maker(self, column: Any) -> Callable[[Any], Any] | None:
+        """What makes a tensor of a column, or of some of it; None where it stays as it is."""
+        if self._torch is None or type(column) is not np.ndarray or column.dtype.char not in _SAME:
+            return None
+        make: Callable[[Any], Any] = self._torch.from_numpy
+        return make
 
     def send(self, batch: Any) -> Any:
         """In the background: begun to be copied."""
