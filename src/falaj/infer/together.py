@@ -169,10 +169,12 @@ class Turn:
             return
         for at, note in notes:
             note(answer_of(answer, at, num, ids[at]))
-        if self._tell_lot is not None and (told := encode_lot(answer, group.wanted, ids)) is not None:
+        told = encode_lot(answer, group.wanted, ids)
+        if told is not None and self._tell_lot is not None:
             self._tell_lot([one[0] for one in group.asked], told)
             return
-        for one, reply in zip(group.asked, encode_each(answer, group.wanted, ids), strict=True):
+        replies = map(told.reply, range(num)) if told is not None else encode_each(answer, group.wanted, ids)
+        for one, reply in zip(group.asked, replies, strict=True):
             try:
                 tell(one[0], reply)
             except BROKEN:  # whoever writes the answer broke: the others are answered all the same

@@ -420,11 +420,12 @@ class HttpServer(Listening[Http1]):
 
     def _ask(self, here: Sequence[Exchange], asked: Sequence[tuple[Head, bytes]]) -> Sequence[Exchange]:
         """Ask them as one; gives those that are to be asked by themselves."""
+        turned = Turned(self, here)
         if self._pass is not None:
-            return [here[number] for number in self._pass(asked, self._first, Turned(self, here))]
+            return [here[number] for number in self._pass(asked, self._first, turned)]
         if self._alike is None:
             return here
-        for number, cancel in self._alike(asked, self._first, partial(_tell, here)):
+        for number, cancel in self._alike(asked, self._first, turned.tell):
             one = here[number]
             if one.reply is None:
                 one.cancel = cancel
@@ -433,10 +434,6 @@ class HttpServer(Listening[Http1]):
     def _by_itself(self, one: Exchange) -> None:
         if one.connection is not None:
             one.connection.ask(one, one.head, one.body)
-
-
-def _tell(here: Sequence[Exchange], number: int, reply: Reply) -> None:
-    here[number].answer(reply)
 
 
 def _plain(head: Head, told: Told) -> bool:

@@ -53,16 +53,8 @@ def encode_lot(answer: Answer, wanted: Wanted, ids: Sequence[str]) -> Told | Non
 
 
 def encode_each(answer: Answer, wanted: Wanted, ids: Sequence[str]) -> Iterator[Reply]:
-    """The answer to each of the requests with these ids, as it is sent, in order."""
-    num, plain = len(ids), all(made.datatype != "BYTES" for made in answer.outputs)
-    if wanted is True and plain and not any(ids):
-        head, tails = _as_bytes(answer, num)
-        yield from (Reply(200, (head, *tail), OCTETS, len(head)) for tail in tails)
-        return
-    if wanted is False and plain and not any(ids) and (found := _as_lists(answer, num)) is not None:
-        yield from (Reply(200, (body,)) for body in found)
-        return
-    parts = [_parts(made, num) for made in answer.outputs]
+    """The answer to each of the requests with these ids, as it is sent, in order, whatever they are."""
+    parts = [_parts(made, len(ids)) for made in answer.outputs]
     for id_, outputs in zip(ids, zip(*parts, strict=True), strict=True):
         try:
             yield encode(Answer(answer.model, answer.version, id_, outputs), wanted)
