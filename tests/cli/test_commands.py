@@ -49,6 +49,22 @@ def test_what_is_required_may_come_by_flag(falaj: Run) -> None:
     assert set(people["noor"]["roles"]) == {"auditor", "approver"}
 
 
+@pytest.mark.parametrize("words", [("logs", "JOB", "--follow"), ("logs", "-f", "JOB"), ("follow", "JOB")])
+def test_logs_are_followed_by_the_words_of_other_tools(falaj: Run, words: tuple[str, ...]) -> None:
+    name = f"job:fraud/says-{'-'.join(words).replace('--', '').lower()}"
+    spec = {"command": ["/bin/echo", "all is well"], "roles": [{"name": "worker", "cpus": 0.1}]}
+    assert falaj("jobs", "add", name, "--spec", json.dumps(spec)).returncode == 0
+    said = falaj("jobs", *(name if word == "JOB" else word for word in words))
+    assert "all is well" in said.stdout, said.stderr
+    assert "succeeded" in said.stdout
+
+
+def test_a_flag_that_a_desk_does_not_know_is_refused(falaj: Run) -> None:
+    refused = falaj("serve", "logs", "endpoint:fraud/score", "--follow")
+    assert refused.returncode == 2
+    assert "--follow" in refused.stderr
+
+
 def test_settings_say_where_each_came_from(falaj: Run) -> None:
     got = json.loads(falaj("settings", "--json", env={"FALAJ_ZONE": "ae-dubai"}).stdout)
     found = {row["setting"]: (row["value"], row["from"]) for row in got}

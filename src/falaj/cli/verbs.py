@@ -32,7 +32,7 @@ _COMMON = {"--at": "at", "--as": "name", "--ca": "ca", "--purpose": "purpose"}
 
 def desk(frame: Frame, arguments: list[str]) -> int:
     """`falaj <desk> <verb> ...`."""
-    name = frame.command
+    name, arguments = frame.command, _followed(frame.command, arguments)
     pairs = zip(["", *arguments], arguments, strict=False)
     word = next((word for before, word in pairs if not word.startswith("-") and not GLOBALS.get(before)), "")
     verb = word_of(name, word) if word else None
@@ -61,6 +61,15 @@ def desk(frame: Frame, arguments: list[str]) -> int:
             put(result, as_json=frame.as_json)
     # What checks something says by its exit code, too, that it is not as it should be.
     return 1 if getattr(result, "ok", True) is False else 0
+
+
+def _followed(name: str, arguments: list[str]) -> list[str]:
+    """`logs --follow`, as people know it from other tools, is `follow`."""
+    rest = [word for word in arguments if word not in ("-f", "--follow")]
+    if len(rest) == len(arguments) or "logs" not in rest or word_of(name, "follow") is None:
+        return arguments
+    rest[rest.index("logs")] = "follow"
+    return rest
 
 
 def words_of(name: str) -> list[Verb]:
