@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from falaj.api import lanes as lanes_module
-from falaj.api.lanes import BATCH, TOGETHER, WAITING, Lanes
+from falaj.api.lanes import BATCH, TOGETHER, WAITING, Carried, Lanes, Outcome
 from falaj.core.errors import Stale, Unavailable
 from falaj.core.ports import Key
 from tests.servers.process import wait_until
@@ -235,3 +236,136 @@ def test_what_calls_will_look_at_is_told_to_their_group_before_the_first_runs() 
 
     asyncio.run(story())
     assert told == [(0, []), (1, [one, two, one])]
+
+
+class Carrying:
+    """A courier that says when what is left is durable, or why it is not; it holds one group at a time."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self.stands = False
+        self.known = True
+        self.sent: list[Callable[[BaseException | None], None]] = []
+        self.opened = threading.Event()
+
+    @property
+    def free(self) -> bool:
+        return not self.sent
+
+    def open(self) -> None:
+        self.stands = True
+        self.opened.set()
+
+    def close(self) -> None:
+        self.stands = False
+
+    def at_hand(self, keys: Sequence[Key]) -> bool:
+        return self.known and bool(keys)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        yield
+
+    def send(self, done: Callable[[BaseException | None], None]) -> None:
+        self.sent.append(done)
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.sent.pop()(error)
+
+
+class Apart:
+    """A group of the courier's."""
+
+    def __init__(self, courier: Carrying) -> None:
+        self._courier, self._group = courier, courier.group()
+        self.send = courier.send
+
+    def __enter__(self) -> None:
+        self._group.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._group.__exit__(*exc)
+
+
+def carrying(groups: Groups, story: Callable[[Lanes, Carrying, Callable[[int], asyncio.Future[Outcome]]], Any]) -> None:
+    """Run a story with lanes that carry, and a way to ask for a light call of some number."""
+    courier = Carrying(groups)
+    lanes = Lanes(groups.group, carried=Carried(courier, lambda: Apart(courier)))  # type: ignore[arg-type]
+    assert lanes.carries
+
+    async def whole() -> None:
+        lanes.start()
+        assert courier.opened.wait(20)
+
+        def ask(value: int) -> asyncio.Future[Outcome]:
+            future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            lanes.light(groups.call, value, needs=(KEY,), to=future)
+            return future
+
+        await story(lanes, courier, ask)
+        await asyncio.get_running_loop().run_in_executor(None, lanes.stop)
+
+    asyncio.run(whole())
+
+
+KEY = Key("t", "k", "p", "n")
+
+
+def test_light_calls_run_on_the_loop_and_are_answered_when_their_group_is_durable() -> None:
+    groups = Groups()
+
+    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+        first = [ask(1), ask(-1)]
+        await asyncio.sleep(0)
+        assert groups.calls == 2
+        late = ask(2)
+        await asyncio.sleep(0)
+        assert groups.calls == 2  # the courier is under way
+        assert lanes.waiting == 1
+        assert not any(one.done() for one in first)
+        courier.end()
+        assert [one.result().value for one in first] == [1, None]
+        assert isinstance(first[1].result().error, ValueError)
+        await asyncio.sleep(0)
+        assert groups.calls == 3
+        courier.end(Unavailable("it went away", "call again"))
+        assert isinstance(late.result().error, Unavailable)
+
+    carrying(groups, story)
+    assert groups.sizes == []
+
+
+def test_what_cannot_be_carried_is_run_again_by_the_lane() -> None:
+    groups = Groups()
+
+    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+        some = [ask(1), ask(2)]
+        await asyncio.sleep(0)
+        courier.end(Stale("not at hand", "call again"))
+        assert [(await one).value for one in some] == [1, 2]
+        assert groups.calls == 4
+        courier.known = False
+        assert (await ask(3)).value == 3
+        courier.known, courier.stands = True, False
+        courier.opened.clear()
+        assert (await ask(4)).value == 4
+        assert courier.opened.wait(20)  # it was opened again meanwhile
+        assert lanes.waiting == 0
+
+    carrying(groups, story)
+    assert sum(groups.sizes) == 4
+
+
+def test_light_calls_that_wait_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "WAITING", 2)
+
+    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+        del lanes
+        some = [ask(1), ask(2)]
+        with pytest.raises(Unavailable):
+            ask(3)
+        await asyncio.sleep(0)
+        courier.end()
+        assert [one.result().value for one in some] == [1, 2]
+
+    carrying(Groups(), story)

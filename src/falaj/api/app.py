@@ -15,7 +15,7 @@ from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
 from falaj.api.figures import Figures
 from falaj.api.gate import Gate
-from falaj.api.lanes import Lanes, attempt
+from falaj.api.lanes import Carried, Lanes, attempt
 from falaj.api.logs import enter
 from falaj.api.metrics import Metrics, by, counter, exposition, gauge
 from falaj.api.quick import Quick
@@ -28,7 +28,7 @@ from falaj.core.bind import options
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Denied, FalajError, Invalid, Unavailable
 from falaj.core.event import new_id
-from falaj.core.ports import CanReadAhead
+from falaj.core.ports import CanReadAhead, CanTellAside
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verbs_of
@@ -71,7 +71,11 @@ class App:
         self.metrics, self.figures = Metrics(), Figures(house)
         store = house.ledger.store
         ahead = store.ahead if isinstance(store, CanReadAhead) else None
-        self.lanes = Lanes(house.ledger.group, lanes, inline=house.settings.embedded, ahead=ahead)
+        carried = None
+        if isinstance(store, CanTellAside) and not house.settings.embedded:
+            courier = store.courier()
+            carried = Carried(courier, partial(house.ledger.aside, courier))
+        self.lanes = Lanes(house.ledger.group, lanes, inline=house.settings.embedded, ahead=ahead, carried=carried)
         if not house.settings.embedded:
             house.ledger.beside = self.lanes.beside
         self.gate = Gate(house, self.lanes, hosts)

@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from falaj.core.errors import Stale, Unavailable
-from falaj.core.ports import Key
+from falaj.core.ports import Courier, Key
 
 BATCH = 256
 WAITING = 4096
@@ -52,6 +53,19 @@ class Waiter(Protocol):
     def set_result(self, result: Outcome, /) -> None: ...
 
 
+class Apart(AbstractContextManager[None], Protocol):
+    """A group that is left first and durable later."""
+
+    def send(self, done: Callable[[BaseException | None], None]) -> None: ...
+
+
+class Carried(NamedTuple):
+    """How calls on the event loop become durable."""
+
+    courier: Courier
+    group: Callable[[], Apart]
+
+
 class _Job(NamedTuple):
     future: Waiter
     run: Callable[..., Any]
@@ -73,13 +87,17 @@ class Lanes:
         *,
         inline: bool = False,
         ahead: Callable[[Sequence[Key]], None] | None = None,
+        carried: Carried | None = None,
     ) -> None:
         """`inline`: short calls run on the event loop itself, for a house in which none of them leaves the process.
-        `ahead` is told what the calls of a group will look at, where it costs less to read that at once."""
+        `ahead` is told what the calls of a group will look at, where it costs less to read that at once.
+        `carried`: who makes the calls of an event loop durable, and what groups them for it."""
         self._group = group
         self._ahead = ahead
         self._inline = inline
         self._together_soon: list[_Job] = []
+        self._carried, self._opening = carried, False
+        self._light: list[_Job] = []
         self._asked, self._told = _Queue(), _Queue()
         self._outside = Pool()
         self._reading, self._to_read = threading.Lock(), list[Callable[[], None]]()
@@ -97,6 +115,7 @@ class Lanes:
         self._loop = asyncio.get_running_loop()
         for thread in self._threads:
             thread.start()
+        self._open()
 
     def stop(self, within_s: float = LEAST_S) -> None:
         """Finish what is queued, then end; what takes longer than that is left, and told in the log."""
@@ -106,14 +125,22 @@ class Lanes:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, end - time.monotonic()))
+        if self._carried is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._carried.courier.close)
         left = self._outside.stop(end) + sum(thread.is_alive() for thread in self._threads)
         if left or self.waiting:
             _log.warning("calls were left unfinished", extra={"running": left, "waiting": self.waiting})
 
     @property
+    def carries(self) -> bool:
+        """Whether calls can become durable while the event loop goes on."""
+        return self._carried is not None
+
+    @property
     def waiting(self) -> int:
         """Calls that no lane has taken yet."""
-        return self._asked.qsize() + self._told.qsize()
+        return self._asked.qsize() + self._told.qsize() + len(self._light)
 
     def short(
         self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = (), to: Waiter | None = None
@@ -127,6 +154,20 @@ class Lanes:
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._together_soon.append(_Job(to or future, run, args, needs))
         return future
+
+    def light(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = (), to: Waiter) -> None:
+        """Run a call that changes no record, in a house that `carries`. Where what it looks at is at hand it needs no
+        thread: it runs on the event loop, which goes on while it becomes durable."""
+        carried, job = self._carried, _Job(to, run, args, needs)
+        if carried is None or not carried.courier.stands or not carried.courier.at_hand(needs):
+            self._open()
+            self._put(self._told, job)
+            return
+        if len(self._light) >= WAITING:
+            raise _too_many()
+        self._light.append(job)
+        if len(self._light) == 1:
+            self._loop.call_soon(self._carry, carried)
 
     def inside(
         self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = (), to: Waiter | None = None
@@ -167,11 +208,14 @@ class Lanes:
     def _queued(
         self, way: _Queue, run: Callable[..., Any], args: tuple[Any, ...], needs: Sequence[Key], to: Waiter | None
     ) -> asyncio.Future[Outcome]:
-        if way.qsize() >= WAITING:
-            raise Unavailable("too many calls are waiting", "try again shortly, or add a replica")
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        way.put(_Job(to or future, run, args, needs))
+        self._put(way, _Job(to or future, run, args, needs))
         return future
+
+    def _put(self, way: _Queue, job: _Job) -> None:
+        if way.qsize() >= WAITING:
+            raise _too_many()
+        way.put(job)
 
     def _answer(self, job: _Job) -> None:
         outcome = attempt(job.run, job.args)
@@ -183,6 +227,44 @@ class Lanes:
         if self._together_soon:
             self._loop.call_soon(self._run_soon)
         _deliver(batch, self._together(batch))
+
+    def _open(self) -> None:
+        """Have the courier open what it has not, beside the calls."""
+        if self._carried is None or self._opening or self._carried.courier.stands:
+            return
+        self._opening = True
+        with suppress(Unavailable):  # this replica is going
+            self._outside.run(partial(self._opened, self._carried.courier))
+
+    def _opened(self, courier: Courier) -> None:
+        attempt(courier.open, ())  # where it cannot, the lane's calls meet the reason
+        self._opening = False
+
+    def _carry(self, carried: Carried) -> None:
+        """Run what waits, and send it; one more word when it is durable."""
+        if not self._light or not carried.courier.free:
+            return
+        batch, self._light = self._light[:BATCH], self._light[BATCH:]
+        outcomes: list[Outcome] = []
+        aside = carried.group()
+        ended = attempt(self._all, (batch, outcomes, aside))
+        if ended.error is None:
+            self.batches += 1
+            self.calls += len(batch)
+            ended = attempt(aside.send, (partial(self._carried_out, carried, batch, outcomes),))
+        if ended.error is not None:
+            self._carried_out(carried, batch, outcomes, ended.error)
+
+    def _carried_out(
+        self, carried: Carried, batch: Sequence[_Job], outcomes: Sequence[Outcome], error: BaseException | None
+    ) -> None:
+        if isinstance(error, Stale):  # nothing of them happened: now with somebody who may wait
+            for job in batch:
+                self._told.put(job)
+        else:
+            _deliver(batch, outcomes if error is None else [Outcome(None, error)] * len(batch))
+        if self._light:
+            self._loop.call_soon(self._carry, carried)
 
     def _drive(self, way: _Queue) -> None:
         while (job := way.get()) is not None:
@@ -206,7 +288,7 @@ class Lanes:
         self.calls += len(batch)
         for _ in range(TOGETHER):
             outcomes: list[Outcome] = []
-            ended = attempt(self._all, (batch, outcomes))
+            ended = attempt(self._all, (batch, outcomes, self._group()))
             if ended.error is None:
                 return outcomes
             if not isinstance(ended.error, Stale):
@@ -214,8 +296,8 @@ class Lanes:
         # Nothing of them happened: other writers met them. Alone, each meets fewer, and tries again by itself.
         return [attempt(job.run, job.args) for job in batch]
 
-    def _all(self, batch: Sequence[_Job], outcomes: list[Outcome]) -> None:
-        with self._group():
+    def _all(self, batch: Sequence[_Job], outcomes: list[Outcome], group: AbstractContextManager[None]) -> None:
+        with group:
             if self._ahead is not None:
                 self._ahead([key for job in batch for key in job.needs])
             outcomes += [attempt(job.run, job.args) for job in batch]
@@ -274,6 +356,10 @@ def attempt(run: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
         return Outcome(run(*args))
     except Exception as error:  # noqa: BLE001 - the one place of the edge; the renderer logs what is not ours
         return Outcome(None, error)
+
+
+def _too_many() -> Unavailable:
+    return Unavailable("too many calls are waiting", "try again shortly, or add a replica")
 
 
 def _deliver(batch: Sequence[_Job], outcomes: Sequence[Outcome]) -> None:

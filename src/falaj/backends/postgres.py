@@ -23,6 +23,7 @@ from typing import Any
 import psycopg
 
 from falaj.backends.passage import ALONE, IN_TURN, Passage
+from falaj.backends.postgres_courier import Courier
 from falaj.backends.postgres_group import Groups, PostgresGroup
 from falaj.backends.postgres_herald import Herald
 from falaj.backends.postgres_log import EPOCH, Tail
@@ -95,9 +96,9 @@ _BRIEFLY, _AGAIN_S, _LOCK_TRIES = "SET LOCAL lock_timeout = '300ms'", 0.3, 200
 class PostgresStore:
     """`postgresql://user@host/database?sslmode=verify-full&...`: every libpq parameter, TLS too, goes in the URL.
 
-    Options: `connections`, the most this process opens (default 16), beside one that tells and one that listens;
-    `wait_s`, how long a call waits for the server; `settle`, whether opening it brings the schema up to date (default
-    yes).
+    Options: `connections`, the most this process opens (default 16), beside one that tells, one that listens and, in a
+    server, two that carry; `wait_s`, how long a call waits for the server; `settle`, whether opening it brings the
+    schema up to date (default yes).
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -131,6 +132,10 @@ class PostgresStore:
         """Transactions of this thread join into one."""
         return PostgresGroup(self._groups)
 
+    def courier(self) -> Courier:
+        """Who carries what an event loop tells."""
+        return Courier(self._groups, self._voice, self._glance.memory, self._herald.say)
+
     def ahead(self, keys: Sequence[Key]) -> None:
         """Say what the group of this thread will ask for."""
         group = self._groups.local.group
@@ -140,9 +145,7 @@ class PostgresStore:
     def look(self) -> PostgresTxn:
         """A snapshot of what is committed now; a group that has only read gives its own up for it."""
         group = self._groups.local.group
-        if group is not None and not group.strong:
-            group.discard()  # whoever holds one connection and waits for another may wait for ever
-        return self.alone(write=False)
+        return self.alone(write=False) if group is None else group.look()
 
     def alone(self, write: bool) -> PostgresTxn:
         """A transaction of the engine's own, begun when it is first asked something."""

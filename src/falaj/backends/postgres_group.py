@@ -31,16 +31,23 @@ class Groups:
     """Who is in a group, and whose turn it is to write."""
 
     def __init__(
-        self, url: str, begin: Callable[[bool], PostgresTxn], tell: Tell, memory: Memory, wait_s: float
+        self,
+        url: str,
+        begin: Callable[[bool], PostgresTxn],
+        tell: Tell,
+        memory: Memory,
+        wait_s: float,
+        local: "_Local | None" = None,
     ) -> None:
-        """`begin` opens a transaction of the engine, `tell` makes events durable without one."""
+        """`begin` opens a transaction of the engine, `tell` makes events durable without one. `local`: of others, where
+        a thread is to be in one group at a time."""
         self.url = url
         self.begin = begin
         self.tell = tell
         self.memory = memory
         self.wait_s = wait_s
         self.turn = threading.Lock()
-        self.local = _Local()
+        self.local = local or _Local()
 
     def take_turn(self) -> None:
         """Wait until no other group of this process writes."""
@@ -110,6 +117,13 @@ class PostgresGroup:
                 raise again(self.error)
             return self._groups.begin(False)
         return Member(self, write, self._groups.url)
+
+    def look(self) -> PostgresTxn:
+        """A snapshot of what is committed now. One that has only read gives its own up for it: whoever holds one
+        connection and waits for another may wait for ever."""
+        if not self.strong:
+            self.discard()
+        return self._groups.begin(False)
 
     @property
     def strong(self) -> bool:

@@ -149,6 +149,13 @@ class CanReadAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class CanTellAside(Protocol):
+    """A store that can make what an event loop tells durable without having it wait."""
+
+    def courier(self) -> "Courier": ...
+
+
 class Group(Protocol):
     """While entered, commits on this thread wait; leaving makes them all durable, or raises for all of them."""
 
@@ -156,6 +163,38 @@ class Group(Protocol):
     def __exit__(self, *exc: object) -> None: ...
     def fail(self, error: FalajError) -> None:
         """Have leaving it raise this, and make nothing durable."""
+        ...
+
+
+class Courier(Protocol):
+    """Carries groups of an event loop to a store. All but `open` is for the thread of that event loop."""
+
+    def open(self) -> None:
+        """Make the connections that are missing; this may take its time."""
+        ...
+
+    def close(self) -> None: ...
+    @property
+    def stands(self) -> bool:
+        """False where it has to be opened, for the first time or again."""
+        ...
+
+    @property
+    def free(self) -> bool:
+        """Whether a group can be sent now."""
+        ...
+
+    def at_hand(self, keys: Sequence["Key"]) -> bool:
+        """Whether a group could look at these without asking anybody."""
+        ...
+
+    def group(self) -> Group:
+        """A group of transactions that change no record. One that asks for what is not at hand ends with Stale."""
+        ...
+
+    def send(self, done: Callable[[FalajError | None], None]) -> None:
+        """Make the group that was left last durable, and call back: with the reason where it is not. Stale: nothing of
+        it happened."""
         ...
 
 

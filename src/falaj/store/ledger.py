@@ -6,14 +6,13 @@ whoever its context speaks for. So never hold a lock of your own across one, nor
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
 from falaj.core.cell import Cell
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale, Unavailable
+from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, SilentChange, Stale
 from falaj.core.event import Event
 from falaj.core.label import Label
 from falaj.core.ports import (
@@ -21,10 +20,11 @@ from falaj.core.ports import (
     CanBundle,
     CanWatch,
     Cipher,
+    Courier,
     EventRow,
-    Group,
     Key,
     Query,
+    Row,
     Series,
     Store,
     Txn,
@@ -36,6 +36,7 @@ from falaj.store.bells import Bells
 from falaj.store.counts import Counts
 from falaj.store.envelope import Voice, key_of, open_events, open_lines, open_record, seal_events, seal_record
 from falaj.store.fits import can_group, can_ride
+from falaj.store.groups import Aside, Together, tell
 from falaj.store.records import Fact, Lines, Page, Record
 
 PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget", "ailment", "scaling"})
@@ -77,9 +78,13 @@ class Ledger:
         """A transaction over derived data (PROJECTIONS); no event is demanded and no other kind may change."""
         return Writer(self, ctx, projecting=True)
 
-    def group(self) -> "Together":
+    def group(self) -> Together:
         """Transactions of this thread inside it become durable together, on exit, or all fail."""
         return Together(self)
+
+    def aside(self, courier: Courier) -> Aside:
+        """The same for an event loop, which hears later that they are."""
+        return Aside(self, courier)
 
     def retry(self, ctx: Context, work: Callable[["Writer"], T], tries: int = 8) -> T:
         """Run `work` in a transaction, and again when another writer got in between. No effects outside, please."""
@@ -212,6 +217,8 @@ class _Local(threading.local):
     """How many transactions of the group there are."""
     verbs: list[str]
     kinds: set[str]
+    opened: dict[Key, tuple[Row, Record]] | None = None
+    """What was opened in the group: guard and verb ask for the same."""
     spoke: Context | None = None
     voice: Voice | None = None
 
@@ -259,7 +266,16 @@ class Reader:
     def key(self, key: Key) -> Record | None:
         """The record under a key of any tenant."""
         row = self._txn.get(key)
-        return None if row is None else open_record(self._ledger.cipher, row)
+        if row is None:
+            return None
+        opened = self._ledger.local.opened
+        held = opened.get(key) if opened is not None else None
+        if held is not None and (held[0] is row or held[0] == row):
+            return held[1]
+        record = open_record(self._ledger.cipher, row)
+        if opened is not None:
+            opened[key] = row, record
+        return record
 
     def cell(self, ref: Ref) -> Cell | None:
         """Where a thing stands for policy: that version, or the name where it has none. Nothing of it is opened."""
@@ -515,7 +531,7 @@ class Writer(Reader):
         try:
             root.txn.commit()
         except BaseException:
-            _tell(root.after, durable=False)
+            tell(root.after, durable=False)
             raise
         ledger = self._ledger
         verbs, kinds = [event.verb for event in root.events], {event.subject.kind for event in root.events}
@@ -527,70 +543,13 @@ class Writer(Reader):
             local.kinds |= kinds
             return
         ledger.counts.durable(perf_counter() - began, 1, verbs)
-        _tell(root.after, durable=True)
+        tell(root.after, durable=True)
         ledger.bells.ring(kinds)
-
-
-class Together:
-    """The group of one thread; groups inside a group are part of it."""
-
-    __slots__ = ("_group", "_ledger")
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._group: Group | None = None
-
-    def __enter__(self) -> None:
-        local, store = self._ledger.local, self._ledger.store
-        if local.waiting is None and local.root is None and can_group(store):
-            self._group = store.group()
-            self._group.__enter__()
-            local.waiting, local.since, local.grouped, local.verbs = [], self._ledger.since, 0, []
-            local.before, local.kinds = [], set()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._group is None:
-            return
-        local = self._ledger.local
-        after, local.waiting, local.since = local.waiting or [], None, None
-        began = perf_counter()
-        try:
-            try:
-                for callback in local.before:
-                    callback()
-            except BaseException as failed:
-                self._group.fail(failed if isinstance(failed, FalajError) else Unavailable("interrupted", "call again"))
-                with suppress(FalajError):
-                    self._group.__exit__(None, None, None)
-                raise
-            self._group.__exit__(None, None, None)
-        except BaseException:
-            _tell(after, durable=False)
-            raise
-        if not local.grouped:
-            return  # then nobody waits to hear of anything
-        self._ledger.counts.durable(perf_counter() - began, local.grouped, local.verbs)
-        _tell(after, durable=True)
-        self._ledger.bells.ring(local.kinds)
 
 
 def _undo(root: Root) -> None:
     root.txn.rollback()
-    _tell(root.after, durable=False)
-
-
-def _tell(callbacks: list[Callable[[bool], None]], *, durable: bool) -> None:
-    """Tell everyone, also when telling one of them fails; then raise that."""
-    failed: list[FalajError] = []
-    for callback in callbacks:
-        try:
-            callback(durable)
-        except FalajError as error:
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    tell(root.after, durable=False)
 
 
 def _stale(key: Key, rev: int, newest: int) -> FalajError:

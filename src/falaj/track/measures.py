@@ -21,6 +21,7 @@ from falaj.core.crowd import OneForAll
 from falaj.core.errors import Corrupt, FalajError, Unavailable
 from falaj.core.event import new_id
 from falaj.core.ports import Block, Series
+from falaj.store.fits import can_ride
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.records import Record
 from falaj.track.points import (
@@ -95,6 +96,14 @@ class Measures:
         if ctx.keyed:
             tx.before(lambda: self._write_staged(staged))
         tx.after(lambda durable: self._staged(staged, block, durable))
+
+    def rides(self) -> bool:
+        """Whether points are durable with the transaction that logs them, and nobody waits for them after it."""
+        txn = self._ledger.store.begin(write=True)
+        try:
+            return can_ride(self._series) and self._series.ride((), txn)
+        finally:
+            txn.rollback()
 
     def write(self, blocks: Sequence[Block]) -> None:
         """Durable on return. Whoever comes while another writes waits, and then one writes for all that wait."""

@@ -112,6 +112,8 @@ class Endpoint(NamedTuple):
     action: str
     shape: type[msgspec.Struct]
     answer: Callable[[Visit, Any], Any]
+    light: Callable[[Any], bool] = lambda asked: False
+    """Whether a question means that something is told, and no record changed."""
 
     @property
     def method(self) -> str:

@@ -49,6 +49,9 @@ class Facade:
         self._depth = app.house.settings.limits.body_depth
         self._files = artifacts.Files(app)
         self._places: dict[tuple[str, str], Ref] = {}
+        desk: Any = app.house.desks["track"]
+        self._carried = app.lanes.carries and desk.measures.rides()
+        """Whether calls that only log points need nobody who waits."""
 
     def mount(self) -> None:
         """Add every path to the router, and those that need no task to what the door takes in by itself."""
@@ -95,6 +98,8 @@ class Facade:
         check_depth(body, self._depth)
         asked = read(body)
         visit, needs = self._visit(ask, ctx, asked)
+        if self._carried and one.light(asked):
+            lane = self._app.lanes.light
         return Work(one.action, lane, _within, (one, visit, asked), needs, partial(self._answer, visit))
 
     def _visit(self, ask: Ask, ctx: Context, asked: Any) -> tuple[Visit, Sequence[Key]]:

@@ -197,6 +197,10 @@ def _log_batch(visit: Visit, asked: Batch) -> Any:
     return {}
 
 
+def _only_points(asked: Batch) -> bool:
+    return not asked.params and not asked.tags and not any(point.model_id for point in asked.metrics)
+
+
 def _log_model(visit: Visit, asked: One) -> Any:
     """What clients before version 3 said of a model among the artefacts: kept as the tag it was."""
     ref = _ref(visit, asked)
@@ -295,14 +299,14 @@ ENDPOINTS = (
         "POST 2.0 runs/restore", "track.restore", One,
         lambda visit, asked: visit.do("track", "restore", name=_ref(visit, asked)),
     ),
-    Endpoint("POST 2.0 runs/log-metric", "track.log", OnePoint, _log_metric),
+    Endpoint("POST 2.0 runs/log-metric", "track.log", OnePoint, _log_metric, lambda asked: not asked.model_id),
     Endpoint(
         "POST 2.0 runs/log-parameter", "track.log", One,
         lambda visit, asked: visit.do("track", "log", run=_ref(visit, asked), params={asked.key: asked.value[:PARAM]}),
     ),
     Endpoint("POST 2.0 runs/set-tag", "track.log", One, _set_tag),
     Endpoint("POST 2.0 runs/delete-tag", "track.log", One, _delete_tag),
-    Endpoint("POST 2.0 runs/log-batch", "track.log", Batch, _log_batch),
+    Endpoint("POST 2.0 runs/log-batch", "track.log", Batch, _log_batch, _only_points),
     Endpoint("POST 2.0 runs/log-model", "track.log", One, _log_model),
     Endpoint("POST 2.0 runs/log-inputs", "track.use", Inputs, _log_inputs),
     Endpoint("POST 2.0 runs/search", "track.list", Search, _search),

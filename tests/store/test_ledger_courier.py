@@ -1,0 +1,225 @@
+"""The courier on PostgreSQL: what an event loop tells is durable before anybody hears of it, and asks the engine
+nothing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from falaj.backends.postgres import PostgresStore
+from falaj.backends.postgres_courier import WAYS, Courier
+from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
+from falaj.core.ports import CanTellAside
+from falaj.store.groups import Aside
+from falaj.store.ledger import Ledger
+from tests.store.test_ledger_ahead import Counted
+from tests.store.test_ledger_memory import CTX, KEYS, MADE, ONE, THREE, TWO, look
+from tests.store.test_ledger_tell import KILL
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[Counted]:
+    made = Counted(postgres_url)
+    with Ledger(made).write(CTX) as tx:
+        for ref in (ONE, TWO):
+            tx.emit("make", tx.put(ref, {"n": 1}).ref)
+    look(made)
+    made.asked.clear()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(postgres_url: str) -> Iterator[Ledger]:
+    made = PostgresStore(postgres_url, {"connections": 2})
+    yield Ledger(made)
+    made.close()
+
+
+def carried(store: PostgresStore, story: Callable[["Load"], Awaitable[Any]]) -> None:
+    """Run a story on an event loop of its own, with a courier that stands."""
+
+    async def whole() -> None:
+        courier = store.courier()
+        assert not courier.stands
+        courier.open()
+        assert courier.stands
+        assert courier.free
+        try:
+            await story(Load(Ledger(store), courier))
+        finally:
+            courier.close()
+            assert not courier.stands
+
+    asyncio.run(whole())
+
+
+class Load:
+    """Groups of one event loop."""
+
+    def __init__(self, ledger: Ledger, courier: Courier) -> None:
+        self.ledger, self.courier = ledger, courier
+        self.told: list[bool] = []
+
+    def left(self, *verbs: str, ref: Any = ONE) -> Aside:
+        """A group of members that look at one thing and tell of it, left and not sent."""
+        aside = self.ledger.aside(self.courier)
+        with aside:
+            self.ledger.store.ahead(KEYS)  # type: ignore[attr-defined]
+            for verb in verbs:
+                with self.ledger.write(CTX) as tx:
+                    tx.after(self.told.append)
+                    tx.emit(verb, tx.need(ref).ref)
+        return aside
+
+    async def send(self, aside: Aside) -> FalajError | None:
+        ended: asyncio.Future[FalajError | None] = asyncio.get_running_loop().create_future()
+        aside.send(ended.set_result)
+        assert not self.told
+        return await asyncio.wait_for(ended, 20)
+
+
+def verbs(ledger: Ledger) -> list[str]:
+    return [fact.event.verb for fact in ledger.tail()]
+
+
+def test_a_group_is_durable_before_anybody_hears_of_it_and_asks_nothing(store: Counted, other: Ledger) -> None:
+    assert isinstance(store, CanTellAside)
+
+    async def story(load: Load) -> None:
+        aside = load.left("see", "say")
+        assert verbs(other) == MADE
+        assert await load.send(aside) is None
+        assert verbs(other) == [*MADE, "see", "say"]
+        assert load.told == [True, True]
+        assert not load.ledger.busy
+
+    carried(store, story)
+    assert store.asked == []
+
+
+def test_groups_go_side_by_side_and_each_connection_prepares_once(store: Counted, other: Ledger) -> None:
+    async def story(load: Load) -> None:
+        for turn in range(3):
+            ended = [asyncio.get_running_loop().create_future() for _ in range(WAYS)]
+            for way, one in enumerate(ended):
+                load.left(f"{turn}{way}").send(one.set_result)
+            assert not load.courier.free
+            assert await asyncio.gather(*ended) == [None] * WAYS
+            assert load.courier.free
+
+    carried(store, story)
+    assert sorted(verbs(other)[2:]) == [f"{turn}{way}" for turn in range(3) for way in range(WAYS)]
+
+
+def test_nothing_is_told_where_a_remembered_row_has_changed(store: Counted, other: Ledger) -> None:
+    async def story(load: Load) -> None:
+        aside = load.left("see")
+        with other.write(CTX) as tx:
+            tx.emit("change", tx.put(ONE, {"n": 2}, rev=1).ref)
+        assert isinstance(await load.send(aside), Stale)
+        assert load.told == [False]
+        assert not load.courier.at_hand(KEYS)  # it is read anew by whoever comes next
+
+    carried(store, story)
+    assert verbs(other) == [*MADE, "change"]
+
+
+@pytest.mark.parametrize("ask", ["need", "find", "put", "look"])
+def test_what_would_have_to_ask_the_engine_undoes_all_of_its_group(store: Counted, other: Ledger, ask: str) -> None:
+    async def story(load: Load) -> None:
+        ledger = load.ledger
+
+        def more() -> None:
+            with ledger.write(CTX) as tx:
+                if ask == "need":
+                    tx.get(THREE)
+                elif ask == "find":
+                    tx.find("thing")
+                elif ask == "put":
+                    tx.put(THREE, {})
+                else:
+                    with ledger.look(CTX) as reader:
+                        reader.get(ONE)
+
+        aside = ledger.aside(load.courier)
+        with aside:
+            store.ahead(KEYS)
+            with ledger.write(CTX) as tx:
+                tx.after(load.told.append)
+                tx.emit("see", tx.need(ONE).ref)
+            with suppress(FalajError):  # whoever does without the answer is none the less undone
+                more()
+        ended: list[FalajError | None] = []
+        aside.send(ended.append)
+        assert isinstance(ended[0], Stale)
+        assert load.told == [False]
+        assert load.courier.at_hand(KEYS)
+        load.told.clear()
+        assert await load.send(load.left("say")) is None
+
+    carried(store, story)
+    assert verbs(other) == [*MADE, "say"]
+    assert store.asked == []
+
+
+def test_what_cannot_be_written_is_told(store: Counted) -> None:
+    async def story(load: Load) -> None:
+        assert isinstance(await load.send(load.left("\0")), Invalid)
+        load.told.clear()
+        assert await load.send(load.left("say")) is None
+        load.told.clear()
+        assert await load.send(load.left()) is None  # nobody said anything
+
+    carried(store, story)
+
+
+def test_a_connection_that_broke_is_replaced_and_nobody_waits_for_ever(store: Counted, postgres_url: str) -> None:
+    async def story(load: Load) -> None:
+        aside = load.left("lost")
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(KILL)
+        ended: list[FalajError | None] = []
+        aside.send(ended.append)
+        assert isinstance(ended[0], Stale)  # it was noticed before anything was sent
+        assert load.told == [False]
+        assert not load.courier.stands
+        load.courier.open()
+        assert load.courier.stands
+        load.told.clear()
+        look(store)
+        assert await load.send(load.left("say")) is None
+
+    carried(store, story)
+    assert [verb for verb in verbs(Ledger(store)) if verb not in MADE] == ["say"]
+
+
+def test_a_group_that_is_larger_than_the_socket_takes_arrives_whole(store: Counted, other: Ledger) -> None:
+    async def story(load: Load) -> None:
+        aside = load.ledger.aside(load.courier)
+        with aside:
+            store.ahead(KEYS)
+            with load.ledger.write(CTX) as tx:
+                for _ in range(200):
+                    tx.emit("much", tx.need(ONE).ref, text="x" * 60_000)
+        assert await load.send(aside) is None
+
+    carried(store, story)
+    assert verbs(other).count("much") == 200
+
+
+def test_closing_tells_whoever_waits(store: Counted) -> None:
+    async def story(load: Load) -> None:
+        aside = load.left("open")
+        ended: list[FalajError | None] = []
+        aside.send(ended.append)
+        load.courier.close()
+        assert isinstance(ended[0], Unavailable)
+        aside = load.left("late")
+        aside.send(ended.append)
+        assert isinstance(ended[1], Stale)
+
+    carried(store, story)
