@@ -35,13 +35,19 @@ DESKS: dict[str, Desk] = {
         {
             "see": "show list about names history rules evidence judge users provenance deleted",
             "read": "open",
-            "write": "begin commit describe annotate tag untag inspect promote rollback attest pin unpin",
+            "write": "begin commit confirm describe annotate tag untag inspect promote rollback attest pin unpin",
             "move": "copy carry",
             "govern": "require hold release",
             "erase": "delete",
         },
         ("dataset", "model", "code"),
-        ("falaj.catalog.errands", "falaj.catalog.retrace", "falaj.exchange.errands", "falaj.study.optimizing"),
+        (
+            "falaj.catalog.publishing",
+            "falaj.catalog.errands",
+            "falaj.catalog.retrace",
+            "falaj.exchange.errands",
+            "falaj.study.optimizing",
+        ),
     ),
     "track": Desk(
         "falaj.track.service:Track",

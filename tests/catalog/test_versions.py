@@ -46,6 +46,23 @@ def test_a_run_that_went_on_is_nothing_new(town: Town, name: str, project: str) 
     assert publish(amal, name, "made", inputs={"run": other.bare}) != first
 
 
+def test_what_did_not_change_is_confirmed_where_no_more_is_known_of_it(town: Town, name: str) -> None:
+    amal, table = town.as_("amal"), Table(1, (Column("a", "int"),))
+    assert amal.catalog.confirm(name, "b3:none") is None, "there is nothing yet"
+    first = publish(amal, name, "one", facts=Facts(message="first", table=table))
+    root = amal.catalog.show(first).root
+    assert amal.catalog.confirm(name, root) == first
+    assert amal.catalog.confirm(name, "b3:other") is None
+    said = [event for event in town.events(verb="catalog.publish") if event.subject == first]
+    assert [event.body.get("unchanged") for event in said] == [None, 1]
+    tagged = publish(amal, name, "one", facts=Facts(tags={"a": "b"}))
+    assert tagged != first
+    assert amal.catalog.confirm(name, root) is None, "who says nothing says less than the newest version does"
+    with pytest.raises(Denied):
+        town.as_("omar").catalog.confirm(name, root)
+    assert town.as_("sara").catalog.confirm(name, root) is None, "another tenant learns of it"
+
+
 def test_the_same_again_is_no_new_version(town: Town, name: str) -> None:
     amal = town.as_("amal")
     first = publish(amal, name, "one", facts=Facts(message="first"))

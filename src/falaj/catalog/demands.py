@@ -23,7 +23,6 @@ from falaj.catalog.gates import (
 from falaj.catalog.life_records import Attestation, GateRules, Promotion
 from falaj.catalog.limits import LONG, MOST_ENTRIES, check_tags, check_text
 from falaj.catalog.shelf import Shelf, as_version, open_label
-from falaj.catalog.signing import verify
 from falaj.catalog.wishes import ACTION, EMERGENCY, WAITING, heard, kept_wish
 from falaj.core.context import Context
 from falaj.core.errors import Corrupt, Denied, Invalid
@@ -38,7 +37,7 @@ from falaj.store.records import Record
 GATE, ATTESTATION = "gate", "attestation"
 """Formats that are known to hold no code; what is not known may."""
 MOST_ATTESTATIONS = 1000
-_KIND = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+_KIND = r"[a-z][a-z0-9._-]{0,62}"
 
 
 class Demands(Shelf):
@@ -218,6 +217,8 @@ def _unsigned(record: Record) -> str:
     body = record.body
     if not body.get("signature"):
         return "it is not signed: falaj catalog publish signs the models it publishes"
+    from falaj.catalog.signing import verify
+
     try:
         verify(body["signature"], body["key"], body.get("files", {}), str(record.ref))
     except (Corrupt, Invalid) as error:
@@ -246,7 +247,7 @@ def _attestations(tx: Reader, version: Ref) -> list[Attestation]:
 
 
 def _check_attestation(kind: str, facts: dict[str, str], metrics: dict[str, float]) -> None:
-    if not _KIND.fullmatch(kind):
+    if not re.fullmatch(_KIND, kind):
         raise Invalid(f"{kind[:80]!r} is no kind of attestation", "a word such as bias or security-scan")
     check_tags(facts)
     if len(metrics) > MOST_ENTRIES:

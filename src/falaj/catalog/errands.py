@@ -1,22 +1,17 @@
-"""What the catalog's users do beside the platform: publish a folder, check a version out, read, compare, verify."""
+"""What the catalog's users do with versions beside the platform: check one out, read, compare, verify."""
 
-import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from falaj.catalog.cards import hash_entries, hash_files, make_card
+from falaj.catalog.cards import hash_entries, hash_files
 from falaj.catalog.comparing import VersionDiff, compare_versions
-from falaj.catalog.publishing import Order, Published, carry_out
 from falaj.catalog.reading import FileRow, open_version, path_of, printable, row_of, text_of
-from falaj.catalog.records import Code, Facts, Opened
-from falaj.catalog.sources import Source, open_source
+from falaj.catalog.records import Opened
 from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand, moves_much
 from falaj.core.errors import Corrupt, Invalid
-from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 
@@ -54,59 +49,6 @@ class Verified:
     size_bytes: int
     signed: bool
     faults: tuple[BrokenFile, ...]
-
-
-@errand
-def publish(
-    here: Here,
-    name: Annotated[Ref, "what to call it, for example dataset:fraud/tx or model:fraud/scorer"],
-    source: Annotated[str, "a folder, a file, or another tool's table or project, for example delta:./table@12"],
-    label: Annotated[Label | None, "what the law says of it, for example AE-PDPL,sensitive"] = None,
-    inputs: Annotated[
-        dict[str, Ref] | None, "what it was made from, by role; their labels are joined to its own"
-    ] = None,
-    message: Annotated[str, "what is new in it, for those who read the list"] = "",
-    zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
-    columns: Annotated[dict[str, str] | None, "of a table: columns that are personal or sensitive"] = None,
-    metrics: Annotated[
-        dict[str, float] | None, "of a model: how good it is; card.json in its folder may say so too"
-    ] = None,
-    params: Annotated[dict[str, str] | None, "of a model: what it was trained with"] = None,
-    code: Annotated[str, "of a model: the folder of the program that made it, kept as a version of its own"] = "",
-    command: Annotated[str, "of a model: what was run, inside the folder of its code"] = "",
-) -> Published:
-    """Publish files as the next version of a dataset, a model or a program.
-
-    Only what is new since the newest version is read and sent, encrypted under the zone's keys. A publish that broke
-    off is taken up where it stopped; until it is done nobody sees anything of it. The same files with nothing new to
-    say are no new version. Of tables (Parquet, CSV, Arrow, JSON lines) the schema, the number of rows and statistics
-    are recorded. Of models the format, the packages of this Python and, with --code, the program and its git commit.
-
-    Example:
-        falaj catalog publish dataset:fraud/tx ./transactions --label AE-PDPL,sensitive --columns email=personal
-        falaj catalog publish model:fraud/scorer ./model --inputs data=dataset:fraud/tx@v3 --metrics auc=0.93
-    """
-    began = time.monotonic()
-    if name.version:
-        raise Invalid(f"{name} names a version", "versions are numbered by the platform: leave it out", name)
-    about_model = {"metrics": metrics, "params": params, "code": code, "command": command}
-    given = [word for word, value in about_model.items() if value]
-    if given and name.kind != "model":
-        raise Invalid(f"a {name.kind} has no {', '.join(given)}", "those are for models", name)
-    used = {role: Ref.parse(ref) for role, ref in (inputs or {}).items()}
-    with open_source(source) as found:
-        facts = Facts(message, tags=dict(found.tags))
-        if name.kind == "model":
-            card = make_card(found.path, metrics or {}, params or {}, command)
-            if code:
-                program = publish_code(here, name, Path(code), zone)
-                card = replace(card, code=program)
-                used = {**used, **({"code": program.ref} if program.ref else {})}
-            facts = replace(facts, card=card, files=hash_files(found.path))
-        done = carry_out(here, Order(name, found, facts, label, used, zone, columns or {}))
-    if name.kind == "model":
-        done = replace(done, note="; ".join(here.catalog.inspect(done.ref).reasons))
-    return replace(done, seconds=round(time.monotonic() - began, 3))
 
 
 @errand
@@ -236,30 +178,3 @@ def _check_signature(opened: Opened, files_of: Callable[[], dict[str, str]]) -> 
 
     check(opened.signature, opened.key, files_of(), str(opened.ref))
     return True
-
-
-def publish_code(here: Here, name: Ref, folder: Path, zone: str = "") -> Code:
-    """Keep the program: what git counts as its files where there is git, else all of them."""
-    import shutil
-    import tempfile
-
-    from falaj.catalog.gitfacts import read_code, tracked
-
-    if not folder.is_dir():
-        raise Invalid(f"{str(folder)!r:.300} is not a folder", "name the folder of the program", name)
-    program = Ref("code", name.project, name.name)
-    listed = tracked(folder)
-    if listed is None:
-        done = carry_out(here, Order(program, Source(folder.resolve()), zone=zone))
-        return Code(done.ref)
-    facts = read_code(folder)
-    with tempfile.TemporaryDirectory(prefix="falaj-code-") as scratch:
-        for path in map(os.fsdecode, listed):
-            target = Path(scratch, path)
-            if (folder / path).is_file():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(folder / path, target, follow_symlinks=False)
-        tags = {"commit": facts.commit, "remote": facts.remote, "dirty": facts.dirty}
-        told = Facts(tags={key: value for key, value in tags.items() if value})
-        done = carry_out(here, Order(program, Source(Path(scratch), passing=True), told, zone=zone))
-    return replace(facts, ref=done.ref)

@@ -4,11 +4,10 @@ import re
 from dataclasses import replace
 from typing import Annotated
 
-from falaj.audit.graphs import sight
 from falaj.catalog.limits import MESSAGE, check_text
 from falaj.catalog.origins import covered
 from falaj.catalog.records import KINDS, STAGES, Version, VersionPage
-from falaj.catalog.shelf import FINDABLE, Act, Shelf, as_version, nearest, tree_of
+from falaj.catalog.shelf import FINDABLE, Act, Shelf, as_version, nearest, sight, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.label import Label

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 
 from falaj.catalog.records import Facts
-from falaj.catalog.signing import MOST_FILES
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from falaj.snapshot.records import Tree
@@ -13,6 +12,8 @@ from falaj.store.blobs import hex_of
 from falaj.store.codec import to_plain
 
 MOST_BATCHES = 4096
+MOST_FILES = 10_000
+"""Of a model, to be signed."""
 MOST_COLUMNS = 5_000
 MOST_TAGS = 1_000
 MOST_INPUTS = 1_000

@@ -17,7 +17,7 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.store.ledger import Ledger
 
-_ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+_ALIAS = r"[a-z][a-z0-9._-]{0,62}"
 _TAKEN = frozenset({*STAGES, "latest", "newest"})
 _PAGE = 1000
 
@@ -233,5 +233,5 @@ def _tagged(old: Mapping[str, str], new: Mapping[str, str] | None, drop: tuple[s
 def _check_alias(alias: str) -> None:
     if alias in STAGES:
         raise Invalid(f"{alias} is a stage", "stages move by falaj catalog promote and falaj catalog rollback")
-    if alias in _TAKEN or not _ALIAS.fullmatch(alias) or Ref("model", "any", "any", alias).pinned:
+    if alias in _TAKEN or not re.fullmatch(_ALIAS, alias) or Ref("model", "any", "any", alias).pinned:
         raise Invalid(f"{alias[:80]!r} cannot be an alias", "small letters, digits, . _ and -, not v3 and not latest")

@@ -5,10 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
-from falaj.audit import graphs
-from falaj.catalog import signing
 from falaj.catalog.records import Version
-from falaj.catalog.shelf import Shelf, as_version, check_kind
+from falaj.catalog.shelf import Shelf, as_version, check_kind, sight
 from falaj.catalog.statements import (
     HIDDEN,
     Deed,
@@ -64,13 +62,15 @@ class Origins(Shelf):
         Example:
             falaj catalog provenance model:fraud/scorer@v7 --form cyclonedx > bom.json
         """
+        from falaj.audit.graphs import around
+
         check_kind(name)
         if form not in FORMS:
             raise Invalid(f"{form!r:.40} is no form of provenance", f"one of: {', '.join(FORMS)}")
         with self._ledger.read(ctx) as tx:
             record = tx.need(self._pinned(tx, name))
             version = as_version(record, self._aliases(tx, name))
-            sees = graphs.sight(self._ledger, ctx, record.ref)
+            sees = sight(self._ledger, ctx, record.ref)
             origins = tuple(self._origin(tx, role, ref, sees) for role, ref in _inputs(version).items())
         signed, key = _signature(record)
         told = Provenance(
@@ -80,7 +80,7 @@ class Origins(Shelf):
             record.body.get("files", {}),
             signed,
             key,
-            graphs.around(self._ledger, ctx, record.ref),
+            around(self._ledger, ctx, record.ref),
         )
         return FORMS[form](told)
 
@@ -126,6 +126,8 @@ def _signature(record: Record) -> tuple[str, str]:
     bundle, pem = record.body.get("signature", ""), record.body.get("key", "")
     if not bundle:
         return "none", ""
+    from falaj.catalog import signing
+
     try:
         signing.verify(bundle, pem, record.body.get("files", {}), str(record.ref))
     except FalajError as error:

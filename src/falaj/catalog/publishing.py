@@ -1,23 +1,27 @@
 """Publishing: what becomes of a folder between the asking and the version, beside the platform."""
 
-from collections.abc import Iterable, Mapping
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Annotated, cast
 
-from falaj.catalog.reading import Reading
-from falaj.catalog.records import Begun, Facts, Made, Opened
-from falaj.catalog.sources import Source, forget, memory_of
+from falaj.catalog.records import Begun, Code, Facts, Made, Opened
+from falaj.catalog.sources import Source, forget, memory_of, open_source
 from falaj.content.records import Table
 from falaj.core.data import dataclass
-from falaj.core.errand import Here
+from falaj.core.errand import Here, errand
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.transfer import Receipt
-from falaj.snapshot.read import Snapshot
-from falaj.snapshot.write import Written, publish_folder
+from falaj.snapshot.again import look_again
+
+if TYPE_CHECKING:
+    from falaj.snapshot.whole import Plan
+    from falaj.snapshot.write import Written
 
 _TRIES = 8
 
@@ -64,6 +68,88 @@ class Sink:
         return self.here.bytes.bundle(self.ticket, receipts)
 
 
+@errand
+def publish(
+    here: Here,
+    name: Annotated[Ref, "what to call it, for example dataset:fraud/tx or model:fraud/scorer"],
+    source: Annotated[str, "a folder, a file, or another tool's table or project, for example delta:./table@12"],
+    label: Annotated[Label | None, "what the law says of it, for example AE-PDPL,sensitive"] = None,
+    inputs: Annotated[
+        dict[str, Ref] | None, "what it was made from, by role; their labels are joined to its own"
+    ] = None,
+    message: Annotated[str, "what is new in it, for those who read the list"] = "",
+    zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
+    columns: Annotated[dict[str, str] | None, "of a table: columns that are personal or sensitive"] = None,
+    metrics: Annotated[
+        dict[str, float] | None, "of a model: how good it is; card.json in its folder may say so too"
+    ] = None,
+    params: Annotated[dict[str, str] | None, "of a model: what it was trained with"] = None,
+    code: Annotated[str, "of a model: the folder of the program that made it, kept as a version of its own"] = "",
+    command: Annotated[str, "of a model: what was run, inside the folder of its code"] = "",
+) -> Published:
+    """Publish files as the next version of a dataset, a model or a program.
+
+    Only what is new since the newest version is read and sent, encrypted under the zone's keys. A publish that broke
+    off is taken up where it stopped; until it is done nobody sees anything of it. The same files with nothing new to
+    say are no new version. Of tables (Parquet, CSV, Arrow, JSON lines) the schema, the number of rows and statistics
+    are recorded. Of models the format, the packages of this Python and, with --code, the program and its git commit.
+
+    Example:
+        falaj catalog publish dataset:fraud/tx ./transactions --label AE-PDPL,sensitive --columns email=personal
+        falaj catalog publish model:fraud/scorer ./model --inputs data=dataset:fraud/tx@v3 --metrics auc=0.93
+    """
+    began = time.monotonic()
+    if name.version:
+        raise Invalid(f"{name} names a version", "versions are numbered by the platform: leave it out", name)
+    about_model = {"metrics": metrics, "params": params, "code": code, "command": command}
+    given = [word for word, value in about_model.items() if value]
+    if given and name.kind != "model":
+        raise Invalid(f"a {name.kind} has no {', '.join(given)}", "those are for models", name)
+    used = {role: Ref.parse(ref) for role, ref in (inputs or {}).items()}
+    with open_source(source) as found:
+        facts = Facts(message, tags=dict(found.tags))
+        if name.kind == "model":
+            from falaj.catalog.cards import hash_files, make_card
+
+            card = make_card(found.path, metrics or {}, params or {}, command)
+            if code:
+                program = publish_code(here, name, Path(code), zone)
+                card = replace(card, code=program)
+                used = {**used, **({"code": program.ref} if program.ref else {})}
+            facts = replace(facts, card=card, files=hash_files(found.path))
+        done = carry_out(here, Order(name, found, facts, label, used, zone, columns or {}))
+    if name.kind == "model":
+        done = replace(done, note="; ".join(here.catalog.inspect(done.ref).reasons))
+    return replace(done, seconds=round(time.monotonic() - began, 3))
+
+
+def publish_code(here: Here, name: Ref, folder: Path, zone: str = "") -> Code:
+    """Keep the program: what git counts as its files where there is git, else all of them."""
+    import shutil
+    import tempfile
+
+    from falaj.catalog.gitfacts import read_code, tracked
+
+    if not folder.is_dir():
+        raise Invalid(f"{str(folder)!r:.300} is not a folder", "name the folder of the program", name)
+    program = Ref("code", name.project, name.name)
+    listed = tracked(folder)
+    if listed is None:
+        done = carry_out(here, Order(program, Source(folder.resolve()), zone=zone))
+        return Code(done.ref)
+    facts = read_code(folder)
+    with tempfile.TemporaryDirectory(prefix="falaj-code-") as scratch:
+        for path in map(os.fsdecode, listed):
+            target = Path(scratch, path)
+            if (folder / path).is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(folder / path, target, follow_symlinks=False)
+        tags = {"commit": facts.commit, "remote": facts.remote, "dirty": facts.dirty}
+        told = Facts(tags={key: value for key, value in tags.items() if value})
+        done = carry_out(here, Order(program, Source(Path(scratch), passing=True), told, zone=zone))
+    return replace(facts, ref=done.ref)
+
+
 def carry_out(here: Here, order: Order) -> Published:
     """Send what is new, and have it made a version."""
     found = order.source
@@ -77,14 +163,29 @@ def carry_out(here: Here, order: Order) -> Published:
 
 
 def _attempt(here: Here, order: Order, memory: Path | None) -> Published:
-    begun: Begun = here.catalog.begin(order.name, zone=order.zone)
-    base = _open_base(here, begun)
-    written = _write(here, order, (begun.ticket, base), memory)
+    with here.progress.task(f"publishing {order.name}") as task:
+        seen = look_again(order.source.path, memory) if memory is not None else None
+        if seen is not None and seen.root and (ref := _confirmed(here, order, seen.root)) is not None:
+            task.advance(seen.size_bytes)
+            return Published(ref, seen.num_files, seen.size_bytes, 0, seen.num_files)
+        begun: Begun = here.catalog.begin(order.name, zone=order.zone)
+        base = _open_base(here, begun)
+        written = _write(here, order, (begun.ticket, base), memory, seen and seen.plan, task.advance)
     table, note = _table(order, base, written)
     facts = replace(order.facts, table=table)
     ref = _commit(here, order, Made(begun.ticket, written.tree, written.receipts), facts, base.ref if base else None)
     tree = written.tree
     return Published(ref, tree.num_files, tree.size_bytes, written.new_bytes, written.kept_files, note=note)
+
+
+def _confirmed(here: Here, order: Order, root: str) -> Ref | None:
+    """The newest version, where these files are what it holds and nothing is to be said of them."""
+    facts = order.facts
+    if order.label or order.inputs or order.columns or facts.table or facts.card or facts.tags or facts.files:
+        return None
+    with suppress(NotFound):  # the name, or in an older house the verb
+        return cast("Ref | None", here.catalog.confirm(order.name, root, zone=order.zone))
+    return None
 
 
 def _open_base(here: Here, begun: Begun) -> Opened | None:
@@ -96,11 +197,22 @@ def _open_base(here: Here, begun: Begun) -> Opened | None:
     return None
 
 
-def _write(here: Here, order: Order, begun: tuple[str, Opened | None], memory: Path | None) -> Written:
+def _write(
+    here: Here,
+    order: Order,
+    begun: tuple[str, Opened | None],
+    memory: Path | None,
+    plan: "Plan | None",
+    advance: Callable[[int], None],
+) -> "Written":
+    from falaj.catalog.reading import Reading
+    from falaj.snapshot.read import Snapshot
+    from falaj.snapshot.write import publish_folder
+
     ticket, base = begun
     known = Snapshot(base.tree, Reading(here, base.ref, base.ticket)) if base is not None else None
-    with here.progress.task(f"publishing {order.name}") as task:
-        return publish_folder(order.source.path, Sink(here, ticket), base=known, state=memory, advance=task.advance)
+    sink = Sink(here, ticket)
+    return publish_folder(order.source.path, sink, base=known, state=memory, advance=advance, plan=plan)
 
 
 def _commit(here: Here, order: Order, made: Made, facts: Facts, base: Ref | None) -> Ref:
@@ -112,7 +224,7 @@ def _commit(here: Here, order: Order, made: Made, facts: Facts, base: Ref | None
     return cast(Ref, here.catalog.commit(order.name, made, **said))
 
 
-def _table(order: Order, base: Opened | None, written: Written) -> tuple[Table | None, str]:
+def _table(order: Order, base: Opened | None, written: "Written") -> tuple[Table | None, str]:
     """What the files say of their rows; and what a person should know of that."""
     if order.name.kind != "dataset":
         return None, ""

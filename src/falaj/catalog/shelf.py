@@ -4,11 +4,10 @@ A name's head is its one mutable record (version ""): `newest`, `count`, `aliase
 the `trail` of versions it meant before. Every move of an alias is an event `catalog.point`; those are its history.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from falaj.audit.graphs import sight
 from falaj.catalog.life_records import Named
 from falaj.catalog.records import KINDS, Card, Version
 from falaj.content.records import Table
@@ -168,6 +167,13 @@ class Shelf:
     def _rewrite(self, tx: Writer, record: Record, **changes: Any) -> Record:
         """Change what is known of a version, and neither its label nor how it is found."""
         return tx.put(record.ref, {**record.body, **changes}, rev=record.rev, label=record.label)
+
+
+def sight(ledger: Ledger, ctx: Context, asked: Ref) -> Callable[[str], bool]:
+    """Whether the caller may know of a thing. Who only publishes need not wait for lineage to be loaded."""
+    from falaj.audit import graphs
+
+    return graphs.sight(ledger, ctx, asked)
 
 
 def missing(name: Ref) -> NotFound:

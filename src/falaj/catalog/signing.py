@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
+from falaj.catalog.limits import MOST_FILES
 from falaj.core.errors import Corrupt, Invalid
 from falaj.govern.keys import Keyring
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     # Every command about versions loads this module, and few sign or check a signature.
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-MOST_FILES = 10_000
 MOST_BYTES = 32 << 20
 """Of a bundle: MOST_FILES with long names fit."""
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"

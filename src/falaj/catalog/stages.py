@@ -48,7 +48,7 @@ ALIASED = ("staging", "production")
 """The stages that one version holds at a time, by an alias of the same name."""
 LEFT = {"production": "retired", "staging": "experiment"}
 """Where the version goes that held a stage before."""
-_VERSION = re.compile(r"v[1-9][0-9]{0,17}")
+_VERSION = r"v[1-9][0-9]{0,17}"
 
 
 class Stages(Demands):
@@ -262,7 +262,7 @@ class Stages(Demands):
         """The version to go back to: the one before, or the one that is named."""
         trail = [version for version in self._trail(tx, name, alias) if version != now]
         said = f"{alias} of {name.bare}"
-        if name.pinned or (to and not _VERSION.fullmatch(to)):
+        if name.pinned or (to and not re.fullmatch(_VERSION, to)):
             raise Invalid(
                 f"{to[:40] or str(name)!r} is no way back", f"falaj catalog rollback {name.bare} --to v3", name
             )

@@ -9,14 +9,16 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from falaj.audit.records import Graph
 from falaj.catalog.records import Card, Version
 from falaj.core.data import dataclass
 from falaj.core.label import ANY, CLASS_NAMES, Label
 from falaj.store.codec import to_plain
+
+if TYPE_CHECKING:
+    from falaj.audit.records import Graph
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 SLSA = "https://slsa.dev/provenance/v1"
@@ -64,7 +66,7 @@ class Provenance:
     """valid, none, or what is wrong with the signature."""
     key: str
     """How signatures name the key that made this one."""
-    graph: Graph
+    graph: "Graph"
 
     @property
     def card(self) -> Card:

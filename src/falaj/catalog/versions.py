@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
-from falaj.audit.graphs import sight
 from falaj.catalog.limits import MOST_BATCHES, check_facts, check_inputs, check_tree
 from falaj.catalog.origins import covered
 from falaj.catalog.records import Begun, Facts, Made, Opened, Version, VersionPage
-from falaj.catalog.shelf import Shelf, as_version, check_kind, missing, nearest, tree_of
-from falaj.catalog.signing import sign_model
+from falaj.catalog.shelf import Shelf, as_version, check_kind, missing, nearest, sight, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid
 from falaj.core.label import Label
@@ -89,6 +87,36 @@ class Versions(Shelf):
             self._check_batches(tx, ctx, zone, made, base)
             tx.after(lambda durable: self._ended(ctx, made.ticket) if durable else None)
             return self._add(tx, ctx, name, (made.tree, zone), facts, inputs or {})
+
+    @verb(writes=("name",), into="zone")
+    def confirm(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "what is published, without a version"],
+        root: Annotated[str, "the root of the tree that the files still are"],
+        zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
+    ) -> Ref | None:
+        """Publish again what did not change: gives the newest version if that is this tree, and no more was said of it.
+
+        Otherwise nothing, and `begin` is next. `falaj catalog publish` does this where no file changed.
+
+        Example:
+            falaj catalog confirm dataset:fraud/tx b3:…
+        """
+        check_kind(name)
+        place = zone or ctx.zone
+        ctx.permit("write", str(name.bare), place)
+        with self._ledger.write(ctx) as tx:
+            head = tx.get(name.bare)
+            newest = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
+            if newest is None or place not in newest.body["zones"] or newest.body["root"] != root:
+                return None
+            tree, told = tree_of(newest), {**_told(Facts(), {}), "table": newest.body.get("table")}
+            if not _same(newest, tree, told, ctx):
+                return None
+            self._check_batches(tx, ctx, place, Made("", tree, ()), newest.ref)
+            tx.emit("catalog.publish", newest.ref, unchanged=1)
+            return newest.ref
 
     @verb(reads=("name",), group="read")
     def open(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Opened:
@@ -213,6 +241,8 @@ class Versions(Shelf):
         """Of a model whose files were named: the signature over them, and the key that made it."""
         if version.kind != "model" or not facts.files:
             return {}
+        from falaj.catalog.signing import sign_model
+
         signature, key = sign_model(self._keyring, ctx.tenant, zone, str(version), facts.files)
         return {"signature": signature, "key": key}
 

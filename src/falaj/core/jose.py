@@ -14,7 +14,7 @@ from falaj.core.data import dataclass
 from falaj.core.errors import Unauthenticated
 
 SKEW_S = 60.0
-_PART = re.compile(r"[A-Za-z0-9_-]+")
+_PART = r"[A-Za-z0-9_-]+"
 _MAX_CHARS = 16_384
 _HEADER = frozenset({"alg", "kid", "typ", "x5t", "x5t#S256"})
 _TYPES = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
@@ -37,7 +37,7 @@ def is_signed_token(token: str) -> bool:
 def read_token(token: str, algorithms: Sequence[str]) -> Unverified:
     """Header and claims, or Unauthenticated: for keys or extensions in the header, names said twice, odd coding."""
     parts = token.split(".")
-    if len(token) > _MAX_CHARS or len(parts) != 3 or not all(_PART.fullmatch(part) for part in parts):
+    if len(token) > _MAX_CHARS or len(parts) != 3 or not all(re.fullmatch(_PART, part) for part in parts):
         raise refused("the token is not three plain parts")
     header, claims = _object(parts[0]), _object(parts[1])
     if not _HEADER.issuperset(header):

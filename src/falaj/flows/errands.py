@@ -235,8 +235,8 @@ def _opened(what: str) -> tuple[Flow, FlowPlan, Path]:
 
 
 def _saved(here: Here, found: Flow, plan: FlowPlan, file: Path, message: str) -> FlowView:
-    from falaj.catalog.errands import publish_code
     from falaj.catalog.gitfacts import tracked
+    from falaj.catalog.publishing import publish_code
 
     home = file.resolve().parent
     listed = tracked(home)

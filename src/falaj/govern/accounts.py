@@ -23,8 +23,8 @@ from falaj.store.records import Record
 PROJECT = "people"
 SERVICE_ROLES = WORK_ROLES | {"operator", "auditor"}
 PERSON_HOURS, PERSON_MOST, SERVICE_HOURS, SERVICE_MOST = 720.0, 8760.0, 1.0, 24.0
-_PERSON = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_ALIEN = re.compile(r"oidc\.[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+_PERSON = r"[a-z0-9][a-z0-9._-]{0,62}"
+_ALIEN = r"oidc\.[A-Za-z0-9][A-Za-z0-9._-]{0,100}"
 _RESERVED = ("oidc.", "run.", "guest", "house")
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -147,7 +147,7 @@ class Accounts:
 
 @lru_cache(maxsize=4096)
 def _accounts_of(*names: str) -> tuple[str, ...]:
-    return tuple(name for name in names if is_name(name) or _ALIEN.fullmatch(name))
+    return tuple(name for name in names if is_name(name) or re.fullmatch(_ALIEN, name))
 
 
 def token_key(id_: str) -> Key:
@@ -172,12 +172,12 @@ def stop_key(tenant: str, run: str) -> Key:
 
 def is_name(text: str) -> bool:
     """True for what could be the name of an account or tenant of this house."""
-    return _PERSON.fullmatch(text) is not None and not text.startswith("run.")
+    return re.fullmatch(_PERSON, text) is not None and not text.startswith("run.")
 
 
 def checked_name(name: str) -> str:
     """The name, or Invalid when an account or tenant cannot be called so."""
-    if not _PERSON.fullmatch(name) or name.startswith(_RESERVED):
+    if not re.fullmatch(_PERSON, name) or name.startswith(_RESERVED):
         raise Invalid(f"{name[:64]!r} cannot be a name", "small letters, digits, dot, dash and underscore, at most 63")
     return name
 

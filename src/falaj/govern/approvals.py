@@ -28,8 +28,8 @@ DAY_S = 86_400.0
 MAX_DAYS = 366
 MAX_NEEDS = 9
 KIND, PROJECT = "approval", "approvals"
-_ACTION = re.compile(r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}")
-_DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}")
+_ACTION = r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}"
+_DIGEST = r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}"
 
 
 def standing(approval: Approval, now: float) -> Standing:
@@ -333,9 +333,9 @@ def find_approval(tx: Reader, action: str, digest: str, *, tenant: str) -> Appro
 
 
 def _check(question: Approval) -> None:
-    if not _ACTION.fullmatch(question.action):
+    if not re.fullmatch(_ACTION, question.action):
         raise Invalid(f"{question.action!r:.60} is no action", "desk.verb, for example catalog.promote")
-    if not _DIGEST.fullmatch(question.digest):
+    if not re.fullmatch(_DIGEST, question.digest):
         raise Invalid("that is no digest", "the exact digest of what is to be approved, for example sha256:…")
     if not 1 <= question.needs <= MAX_NEEDS or question.dpo > question.needs:
         raise Invalid(f"an approval by {question.needs} people", f"1 to {MAX_NEEDS}")

@@ -36,7 +36,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "mislabelled": ("report",),
 }
 """Each method with the evidence it owes. `report` is a document, by digest."""
-_DOCUMENT = re.compile(r"(sha256|b3):[0-9a-f]{64}")
+_DOCUMENT = r"(sha256|b3):[0-9a-f]{64}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _check(asked: Declassification, record: Record) -> None:
     missing = [name for name in owed if not asked.evidence.get(name, "").strip()]
     if missing:
         raise Invalid(f"the method {asked.method} owes evidence: {', '.join(missing)}", f"--evidence {missing[0]}=…")
-    if not _DOCUMENT.fullmatch(asked.evidence["report"]):
+    if not re.fullmatch(_DOCUMENT, asked.evidence["report"]):
         raise Invalid("the report is not named by a digest", "sha256:… or b3:… with 64 hex digits")
     lowered(record.label, asked)
 

@@ -14,11 +14,9 @@ from falaj.core.errors import Invalid
 from falaj.govern.records import Grant, Move, Regime
 
 MAX_LIFE_S = 366 * 86_400
-DIGEST = re.compile(r"(sha256|b3):[0-9a-f]{64}")
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_SCOPE = re.compile(
-    r"[a-z][a-z0-9-]{0,31}:[a-z0-9][a-z0-9._-]{0,62}/[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,127}(@v[1-9][0-9]{0,17})?"
-)
+_DIGEST = r"(sha256|b3):[0-9a-f]{64}"
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_SCOPE = r"[a-z][a-z0-9-]{0,31}:[a-z0-9][a-z0-9._-]{0,62}/[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,127}(@v[1-9][0-9]{0,17})?"
 _OUTSIDE = "outside:"
 
 
@@ -73,7 +71,7 @@ def in_scope(scope: str, thing: str) -> bool:
 @lru_cache(maxsize=4096)
 def _glob(pattern: str) -> re.Pattern[str]:
     # A scope that was not written by our rules selects nothing.
-    return re.compile(translate(pattern)) if _SCOPE.fullmatch(pattern) else re.compile(r"(?!)")
+    return re.compile(translate(pattern)) if re.fullmatch(_SCOPE, pattern) else re.compile(r"(?!)")
 
 
 def outside(jurisdiction: str) -> str:
@@ -107,11 +105,11 @@ def checked(grant: Grant, regime: Regime, now: float) -> Grant:
             f"name each document by its digest: --documents {missing[0]}=sha256:…",
         )
     for name, value in grant.documents.items():
-        if not WORD.fullmatch(name) or not DIGEST.fullmatch(value):
+        if not re.fullmatch(_WORD, name) or not re.fullmatch(_DIGEST, value):
             raise Invalid(f"the document {name[:60]} is not named by a digest", "sha256:… or b3:… with 64 hex digits")
-    if not _SCOPE.fullmatch(grant.scope):
+    if not re.fullmatch(_SCOPE, grant.scope):
         raise Invalid(f"{grant.scope!r:.200} selects nothing", "kind:project/name, where the name may hold * and ?")
-    if not grant.purposes or not all(WORD.fullmatch(purpose) for purpose in grant.purposes):
+    if not grant.purposes or not all(re.fullmatch(_WORD, purpose) for purpose in grant.purposes):
         raise Invalid("a grant is for named purposes", "for example --purposes fraud; `*` is none")
     return _timed(grant, now)
 

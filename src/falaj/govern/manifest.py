@@ -19,9 +19,9 @@ WORDS = (
 )  # fmt: skip
 """What may be said of a zone besides its place. Region and jurisdiction never change: another place is another zone."""
 
-_ID = re.compile(r"[a-z][a-z0-9-]{0,31}")
-_REGION = re.compile(r"[A-Z]{2}(-[A-Z0-9]{1,3})?")
-_ADDRESS = re.compile(r"[a-z][a-z0-9+]{0,15}:[^\s]{0,500}")
+_ID = r"[a-z][a-z0-9-]{0,31}"
+_REGION = r"[A-Z]{2}(-[A-Z0-9]{1,3})?"
+_ADDRESS = r"[a-z][a-z0-9+]{0,15}:[^\s]{0,500}"
 
 
 def first_zone(settings: Settings, regimes: Mapping[str, Regime] | None = None) -> Zone:
@@ -64,7 +64,7 @@ def described(zone: Zone, words: Mapping[str, str], regimes: Mapping[str, Regime
 
 def checked_zone(zone: Zone, regimes: Mapping[str, Regime]) -> Zone:
     """The zone with its regimes by their ids, or Invalid with the first thing that is wrong."""
-    if not _ID.fullmatch(zone.id) or zone.id == "outside":
+    if not re.fullmatch(_ID, zone.id) or zone.id == "outside":
         raise Invalid(
             f"{zone.id!r:.60} is no name for a zone", "lower-case letters, digits and dashes, for example ae-dubai"
         )
@@ -72,7 +72,7 @@ def checked_zone(zone: Zone, regimes: Mapping[str, Regime]) -> Zone:
         raise Invalid(
             f"{zone.jurisdiction!r:.40} is no jurisdiction", "a country code, or a free zone: AE, AE-DIFC, IE"
         )
-    if not _REGION.fullmatch(zone.region) or zone.region[:2] != zone.jurisdiction[:2]:
+    if not re.fullmatch(_REGION, zone.region) or zone.region[:2] != zone.jurisdiction[:2]:
         raise Invalid(
             f"the region {zone.region!r:.40} is not in {zone.jurisdiction}", "ISO 3166-2, for example AE-DU or IE-D"
         )
@@ -97,7 +97,7 @@ def _check_rest(zone: Zone) -> None:
     if zone.key_jurisdiction and not JURISDICTION.fullmatch(zone.key_jurisdiction):
         raise Invalid(f"{zone.key_jurisdiction!r:.40} is no jurisdiction", "a country code, or a free zone")
     for address in (zone.store, *zone.executors):
-        if address and not _ADDRESS.fullmatch(address):
+        if address and not re.fullmatch(_ADDRESS, address):
             raise Invalid("an address of the zone is not scheme:rest", "for example s3://bucket or dir:{home}/eu-west")
     if zone.valid_to and zone.valid_to <= zone.valid_from:
         raise Invalid("the zone would end before it begins", "valid_to after valid_from")

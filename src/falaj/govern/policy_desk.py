@@ -24,8 +24,8 @@ PROJECT = "policies"
 MOST = 200
 MOST_ASKED = 200
 """How many policies of its own a tenant may have."""
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_EVENT_ID = re.compile(r"[0-9a-f]{32}")
+_NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+_EVENT_ID = r"[0-9a-f]{32}"
 
 
 class Policy:
@@ -98,7 +98,7 @@ class Policy:
             falaj policy add no-secret-reads --text 'forbid (principal, action in Action::"read", resource)
             when { resource.classification >= 3 };'
         """
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(_NAME, name):
             raise Invalid(f"{name[:64]!r} cannot be the name of a policy", "small letters, digits and dashes")
         self._authorizer.check(name, text)
         with self._ledger.write(ctx) as tx:
@@ -140,7 +140,7 @@ class Policy:
         Example:
             falaj policy explain store.get --ref blob:fraud/transactions
         """
-        if not _EVENT_ID.fullmatch(what):
+        if not re.fullmatch(_EVENT_ID, what):
             return self._ask(ctx, ctx.actor, what, ref)
         logged = self._logged(ctx, what)
         if logged["actor"] != ctx.actor.id:

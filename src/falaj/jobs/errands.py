@@ -141,7 +141,7 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
     ref = Ref("job", project, name or f"{name_of(spec)}-{new_id()[-8:]}")
     code: Ref | None = Ref.parse(words["code"]) if words.get("code") else None
     if program is not None and code is None and not dry:
-        from falaj.catalog.errands import publish_code
+        from falaj.catalog.publishing import publish_code
 
         code = publish_code(here, Ref("code", project, name_of(spec)), program).ref
     after = tuple(Ref.parse(one) for one in words.get("after") or ())

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from falaj.core.transfer import Receipt
+from falaj.snapshot.again import look_at
 from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, raw
 from falaj.snapshot.lists import Lists
 from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
 from falaj.snapshot.scan import Found, Marks, mark, meet, read_file, read_link, runs, stamp_of
 from falaj.snapshot.state import State, discard, is_settled
-from falaj.snapshot.whole import Fingerprint, KeptPage, Plan, fingerprint_of, look
+from falaj.snapshot.whole import Fingerprint, KeptPage, Plan, fingerprint_of
 
 __all__ = ["Sink", "Written", "compose", "publish_folder"]
 
@@ -29,15 +30,17 @@ def publish_folder(
     base: Snapshot | None = None,
     state: Path | None = None,
     advance: Callable[[int], None] = lambda _bytes: None,
+    plan: Plan | None = None,
 ) -> Written:
     """Send what a folder (or one file) holds and the house does not; gives the tree to commit.
 
     Links are kept as links, empty folders are not kept, and only the owner's right to execute is. `state` is a file
     between publishes of one thing: with it an unchanged file is not read again and an interrupted publish goes on where
-    it stopped. Nothing in it is taken for granted; it may be deleted at any time.
+    it stopped. Nothing in it is taken for granted; it may be deleted at any time. `plan` is what a look at the folder
+    found a moment ago (again.py).
     """
     try:
-        return _publish(folder, sink, base, state, advance)
+        return _publish(folder, sink, base, state, advance, plan)
     except (sqlite3.Error, UnicodeError):  # SQLite may quote a spoiled file in its message
         discard(state)
         state = None
@@ -63,13 +66,18 @@ def compose(files: Iterable[tuple[bytes, Receipt]], sink: Sink) -> Written:
 
 
 def _publish(
-    folder: Path, sink: Sink, base: Snapshot | None, state: Path | None, advance: Callable[[int], None]
+    folder: Path,
+    sink: Sink,
+    base: Snapshot | None,
+    state: Path | None,
+    advance: Callable[[int], None],
+    plan: Plan | None = None,
 ) -> Written:
     with State(state) as kept:
-        plan = Plan()
-        if base is not None and kept.recall("root") == base.tree.root.encode():
-            with Lists(kept) as lists:
-                plan = look(folder, kept.pages(), lists.of)
+        if base is None or kept.recall("root") != base.tree.root.encode():
+            plan = Plan()
+        elif plan is None:
+            plan = look_at(folder, kept)
         if base is not None and plan.fingerprint and plan.fingerprint == kept.recall("fingerprint"):
             advance(base.tree.size_bytes)
             return Written(base.tree, kept_files=base.tree.num_files)
@@ -78,7 +86,8 @@ def _publish(
             done = folder_read.publish(folder)
             pages = folder_read.kept_pages()
         with contextlib.suppress(sqlite3.Error):  # all is sent: a cache that cannot be written is no reason to fail
-            kept.finish(pages, root=done.tree.root.encode(), fingerprint=folder_read.fingerprint)
+            root, sizes = done.tree.root.encode(), f"{done.tree.num_files} {done.tree.size_bytes}".encode()
+            kept.finish(pages, root=root, sizes=sizes, fingerprint=folder_read.fingerprint)
         return done
 
 

@@ -119,7 +119,7 @@ def _start(here: Here, command: list[str], plan: SweepPlan, called: tuple[str, s
     program = next((Path(word) for word in command[:3] if Path(word).suffix and Path(word).is_file()), None)
     code: Ref | None = None
     if program is not None:
-        from falaj.catalog.errands import publish_code
+        from falaj.catalog.publishing import publish_code
 
         code = publish_code(here, Ref("code", project, name_of(job.spec)), program.resolve().parent).ref
     here.sweeps.add(ref, plan, job.spec, inputs=dict(job.inputs), outputs=dict(job.outputs), code=code)

@@ -135,7 +135,7 @@ def _number(name: str, text: str) -> float:
 
 def _beside(here: Here, asked: _Asked) -> Optimized:
     """Run it as a child of ours, and publish what it left."""
-    from falaj.catalog.errands import publish_code
+    from falaj.catalog.publishing import publish_code
 
     with tempfile.TemporaryDirectory(prefix="falaj-optimize-") as scratch:
         place = Path(scratch)
@@ -159,7 +159,7 @@ def _beside(here: Here, asked: _Asked) -> Optimized:
 
 def _in_job(here: Here, asked: _Asked) -> Optimized:
     """Run it as a job, which publishes what it leaves."""
-    from falaj.catalog.errands import publish_code
+    from falaj.catalog.publishing import publish_code
     from falaj.jobs.spec import spec_of
 
     code = asked.code or (publish_code(here, asked.model, Path(asked.folder)).ref if asked.folder else None)

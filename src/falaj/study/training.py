@@ -239,7 +239,7 @@ def _job_of(here: Here, run: Ref) -> Ref:
 
 def _job(here: Here, words: Sequence[str], flags: Sequence[str], needs: Mapping[str, Any], project: str) -> Lines:
     """The same command, in the script's folder, as a job."""
-    from falaj.catalog.errands import publish_code
+    from falaj.catalog.publishing import publish_code
     from falaj.jobs.spec import spec_of
 
     script = Path(words[0]).resolve()
