@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -294,6 +295,44 @@ def test_a_launcher_goes_on_when_whoever_asked_for_it_is_gone(tmp_path: Path) ->
         nursery.stdin.close()
     wait_until((tmp_path / "slot-0.exit").exists, 20)
     assert (tmp_path / "slot-0.log").read_text() == "work\n"
+
+
+def test_the_first_launcher_lays_down_what_it_was_given(tmp_path: Path) -> None:
+    folder = tmp_path / "a-5"
+    given = {"attempt": "a-5", "command": ["echo", "work"], "slots": [{"index": 0}], "folder": str(folder)}
+    _begin(folder, given)
+    wait_until((folder / "slot-0.exit").exists, 20)
+    assert json.loads((folder / "context.json").read_bytes()) == given
+    assert (folder / "slot-0.log").read_text() == "work\n"
+    assert not list(folder.glob("context.json.*"))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_of_two_who_lay_it_down_the_first_counts(tmp_path: Path) -> None:
+    given = {"attempt": "a-6", "command": ["echo", "first"], "slots": [{"index": 0}], "folder": str(tmp_path)}
+    (tmp_path / "context.json").write_text(json.dumps(given))
+    _begin(tmp_path, given | {"command": ["echo", "second"]})
+    wait_until((tmp_path / "slot-0.exit").exists, 20)
+    assert (tmp_path / "slot-0.log").read_text() == "first\n"
+    assert not list(tmp_path.glob("context.json.*"))
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    assert "No such file" in _begin(tmp_path / "gone" / "a-7", {"attempt": "a-7", "command": ["true"], "slots": []})
+
+
+def _begin(folder: Path, document: Mapping[str, object]) -> str:
+    """What a nursery answers that is asked for the first slot of an attempt."""
+    request = {"context": f"{folder}/context.json", "slot": 0, "log": f"{folder}/log", "env": dict(os.environ)}
+    words = [sys.executable, "-c", "from falaj.worker.nursery import main; raise SystemExit(main())"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.stdin.write(json.dumps(request | {"document": dict(document)}).encode() + b"\n")
+        nursery.stdin.flush()
+        answer = nursery.stdout.readline().decode()
+        nursery.stdin.close()
+    return answer
 
 
 def test_the_bundle_is_made_once_for_all_who_ask_together() -> None:

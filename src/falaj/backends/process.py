@@ -33,7 +33,6 @@ from falaj.backends.process_cage import Cages, powers
 from falaj.backends.process_files import (
     Known,
     Seen,
-    alone,
     kill,
     known,
     known_by,
@@ -150,16 +149,16 @@ class ProcessExecutor:
         self._check(attempt)
         with _may_fail("this machine cannot start the attempt"):
             folder = self._folder_of(attempt)
-            with alone(folder):
-                context = f"{folder}/context.json"
-                new = not os.path.exists(context)  # noqa: PTH110 - for every attempt, as below
-                if new:
-                    document = self._document(attempt, folder)
-                    write(context, json.dumps(document).encode())
-                    self._remember(attempt.id, known_by(folder, os.stat(context), document))  # noqa: PTH116
-                for slot in attempt.slots:
-                    if new or look(folder, slot.index).phase == WAITING:
-                        self._nursery.begin(context, slot.index, self._environment(attempt, slot))
+            context = f"{folder}/context.json"
+            new = not os.path.exists(context)  # noqa: PTH110 - for every attempt, as below
+            document = self._document(attempt, folder) if new else {}
+            for slot in attempt.slots:
+                if new or look(folder, slot.index).phase == WAITING:
+                    # The first launcher lays the document down, and the folder; where another was faster, his counts.
+                    given = document if slot is attempt.slots[0] else {}
+                    self._nursery.begin(context, slot.index, self._environment(attempt, slot), given)
+            if new:
+                self._remember(attempt.id, known_by(folder, os.stat(context), document))  # noqa: PTH116
         return attempt.id
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
@@ -263,15 +262,14 @@ class ProcessExecutor:
                 raise Invalid(f"the node {slot.node} has no device {min(strange)}", f"it has {len(node.devices)}")
 
     def _folder_of(self, attempt: Attempt) -> str:
-        """Where it lies, made where it is not there; without pathlib, for it is asked for every attempt."""
+        """Where it lies. Its first launcher makes it; but for one that lies elsewhere, to which a link leads."""
         entry = f"{self._root}/{attempt.id}"
+        if attempt.folder in ("", entry):
+            return f"{self._real}/{attempt.id}"
         with contextlib.suppress(FileExistsError):
-            if attempt.folder in ("", entry):
-                os.mkdir(entry, 0o700)  # noqa: PTH102
-            elif not os.path.exists(entry):  # noqa: PTH110
-                Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.symlink(os.path.abspath(attempt.folder), entry)  # noqa: PTH100, PTH211
-        return os.path.realpath(entry) if os.path.islink(entry) else f"{self._real}/{attempt.id}"  # noqa: PTH114
+            Path(attempt.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.symlink(os.path.abspath(attempt.folder), entry)  # noqa: PTH100, PTH211 - without pathlib, for every attempt
+        return os.path.realpath(entry)
 
     def _lay_bundle(self, launcher: bytes) -> str:
         """What lets processes `from falaj import worker` in any Python, written once; where it lies."""
@@ -342,9 +340,11 @@ class ProcessExecutor:
     def _status(self, handle: str) -> Status:
         if (attempt := self._known(handle)) is None:
             return Status(handle, UNKNOWN, reason="nobody launched it here, or it was forgotten")
-        stop = read_json(f"{attempt.folder}/stop")
-        seen = [_settled(look(attempt.folder, slot), stop) for slot in range(len(attempt.nodes))]
-        over = all(one.phase in OVER for one in seen)
+        seen = [look(attempt.folder, slot) for slot in range(len(attempt.nodes))]
+        over, stop = all(one.phase in OVER for one in seen), {}
+        if not over and (stop := read_json(f"{attempt.folder}/stop")):
+            seen = [_settled(look(attempt.folder, slot)) for slot in range(len(seen))]  # it may have begun before
+            over = all(one.phase in OVER for one in seen)
         bad = sorted((one.ended or time.time(), slot) for slot, one in enumerate(seen) if one.phase in (FAILED, LOST))
         if not over and (bad or stop):
             self._end_others(handle, attempt, seen, stop)
@@ -412,9 +412,9 @@ def _may_fail(what: str) -> Iterator[None]:
         raise Unavailable(f"{what} ({error.strerror})", "look at its disk and its memory") from None
 
 
-def _settled(seen: Seen, stop: Mapping[str, Any]) -> Seen:
-    """What never began and was told to stop is over."""
-    return Seen(FAILED, 143, "stopped before it began") if stop and seen.phase == WAITING else seen
+def _settled(seen: Seen) -> Seen:
+    """What never began, and was told to stop, is over."""
+    return Seen(FAILED, 143, "stopped before it began") if seen.phase == WAITING else seen
 
 
 def _phase(seen: Sequence[Seen], over: bool, bad: bool) -> str:

@@ -58,17 +58,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def alone(folder: str) -> Iterator[None]:
-    """The same with a folder that is there: a file to lock would be one more to make."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
-
-
 def _is_held(path: str) -> bool:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

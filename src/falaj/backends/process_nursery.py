@@ -9,7 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from typing import IO, cast
+from typing import IO, Any, cast
+
+import msgspec
 
 from falaj.core.errors import Unavailable
 
@@ -25,12 +27,15 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
-    def begin(self, context: str, slot: int, env: Mapping[str, str]) -> None:
-        """Start the launcher of a slot; on return the slot is claimed. Unavailable when that did not happen."""
+    def begin(self, context: str, slot: int, env: Mapping[str, str], document: Mapping[str, Any]) -> None:
+        """Start the launcher of a slot; on return the slot is claimed. Unavailable when that did not happen.
+
+        Where there is a document, it is what the launcher finds in `context`, and lays down there.
+        """
         log = f"{context.rpartition('/')[0]}/slot-{slot}.launcher.log"
-        request = {"context": context, "slot": slot, "log": log, "env": dict(env)}
+        request = {"context": context, "slot": slot, "log": log, "env": env, "document": document}
         with self._lock:
-            answer = self._ask(json.dumps(request).encode() + b"\n")
+            answer = self._ask(_line(request))
         if answer:
             raise Unavailable(f"the launcher of slot {slot} did not start: {answer}", f"see {log}")
 
@@ -69,3 +74,10 @@ class Nursery:
                 words, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=bare, start_new_session=True
             )
         return cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+
+
+def _line(request: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(request) + b"\n"
+    except UnicodeEncodeError:  # a variable of ours that is no text
+        return json.dumps(request).encode() + b"\n"

@@ -65,12 +65,14 @@ class Staging:
                 "set url in falaj.toml to the address under which they reach this platform",
             )
         if place.shared:
-            _make(place.base)
-            if not cluster.address.startswith("process:"):  # there launchers are ours, and make the rest
-                _make(place.checkpoints)
-                _make(place.code)
             wanted = {place.code: body["code"]} if body["code"] else {}
             wanted |= {place.input(role): ref for role, ref in body["inputs"].items()}
+            ours = cluster.address.startswith("process:")  # there launchers make what is not there
+            if wanted or body["outputs"] or not ours:
+                _make(place.base)
+            if not ours:
+                _make(place.checkpoints)
+                _make(place.code)
             if wanted:
                 here = self.act(self.actor(ctx, record, cluster.zone), body["who"]["purpose"])
                 for path, ref in wanted.items():

@@ -43,7 +43,7 @@ def _made() -> bytes:
         sources |= {f"falaj/{room}/{file.name}": file for file in _python(home / room)}
     made = io.BytesIO(b"#!/usr/bin/env python3\n")
     made.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _add(archive, "__main__.py", _MAIN)
         for name in sorted(sources):
             more = _GIVE_WAY if name == "falaj/__init__.py" else ""
@@ -58,4 +58,4 @@ def _python(room: Traversable) -> list[Traversable]:
 def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
     entry = zipfile.ZipInfo(name, _LONG_AGO)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(entry, text)
+    archive.writestr(entry, text, compresslevel=1)  # the first attempt waits for it

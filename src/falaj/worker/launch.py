@@ -17,9 +17,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from falaj.core.errors import FalajError
 from falaj.worker import family, rendezvous
@@ -41,15 +41,17 @@ _UNKILLABLE_S = 15.0
 _TRY_AGAIN, _YIELDED = 75, 85  # as in core.execute, which takes longer to load than the rest of us
 
 
-def main(arguments: list[str], begun: Callable[[str], None] = lambda _: None) -> int:
+def main(
+    arguments: list[str], begun: Callable[[str], None] = lambda _: None, document: Mapping[str, Any] | None = None
+) -> int:
     """`falaj.worker CONTEXT_PATH SLOT_INDEX`; the path `-` means the document is in FALAJ_CONTEXT.
 
-    `begun` hears when the slot is claimed (nothing), or why it is not.
+    `begun` hears when the slot is claimed (nothing), or why it is not. The `document` is not read where it is given.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     try:
         path, slot = arguments
-        launcher = Launcher(read(path), int(slot), path)
+        launcher = Launcher(understand(document) if document else read(path), int(slot), path)
         ours = launcher.claim()
     except (ValueError, IndexError, OSError, FalajError) as error:
         begun(str(error))

@@ -1,8 +1,10 @@
 """The nursery: a process that has loaded the launcher already, and always has a child ready to become one at once.
 
-An executor of this machine writes a line for each slot it wants begun, {context, slot, log, env}, and reads one when it
-is claimed: empty, or what went wrong. It asks for one slot at a time, so the child that waits reads what is meant for
-it and no more. Nursery and child end when the executor does; the launchers, each in a session of its own, go on.
+An executor of this machine writes a line for each slot it wants begun, {context, slot, log, env, document}, and reads
+one when it is claimed: empty, or what went wrong. The first launcher of an attempt is given the document, and lays it
+down for the others and for whoever looks later. One slot is asked for at a time, so the child that waits reads what is
+meant for it and no more. Nursery and child end when the executor does; the launchers, each in a session of its own, go
+on.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ from falaj.worker import cage, launch
 
 __all__ = ["cage", "main"]  # the cage is only loaded here, so that whoever needs one need not wait
 _STAND_BACK_MS = 5
+_TRY_AGAIN = 75
 _SAMPLE = """{"attempt": "a-1", "job": "job:p/a", "project": "p", "tenant": "t", "framework": "plain", "command": ["a"],
     "slots": [{"index": 0, "node": "n", "role": "worker", "processes": 1, "devices": [], "milli": 1000, "cpus": 100}],
     "folder": "/", "code": "/code", "env": {}, "inputs": {}, "outputs": {}, "checkpoints": "/kept", "outbox": "/outbox",
@@ -69,12 +72,6 @@ def _become(request: dict[str, Any], told: int) -> int:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     answer = os.dup(1)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.environ.clear()
-    os.environ.update(request["env"])
 
     def begun(trouble: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # whoever asked may be gone; the slot is claimed all the same
@@ -84,4 +81,36 @@ def _become(request: dict[str, Any], told: int) -> int:
         os.close(answer)
         os.close(told)
 
-    return launch.main([request["context"], str(request["slot"])], begun)
+    try:
+        ours = _lay(request["context"], request.get("document") or {})
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        begun(str(error))
+        return _TRY_AGAIN
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    return launch.main([request["context"], str(request["slot"])], begun, ours)
+
+
+def _lay(path: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Put a document where the others will find it, whole or not at all; nothing where one lies there already."""
+    if not document:
+        return {}
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path.rpartition("/")[0], 0o700)  # noqa: PTH102 - pathlib takes longer, for every attempt
+    draft = f"{path}.{os.getpid()}"
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with os.fdopen(file, "wb") as out:
+        out.write(json.dumps(document).encode())
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        document = {}
+    except OSError:  # this disk knows no links: then the last one counts
+        os.rename(draft, path)  # noqa: PTH104
+        return document
+    os.unlink(draft)  # noqa: PTH108
+    return document
