@@ -132,6 +132,22 @@ def test_terms_follow_the_record(store: Store) -> None:
     assert names(store, terms={"color": "blue"}) == ["a"]
 
 
+def test_terms_that_come_and_go_in_one_transaction_are_found_as_they_stand(store: Store) -> None:
+    write(store, row("a", color="red"))
+    txn = store.begin(write=True)
+    txn.put(row("a", 2, color="blue"), 1)
+    txn.put(row("b", 1, color="blue"), 0)
+    assert [r.key.name for r in txn.find(Query("t", "thing", terms={"color": "blue"})).rows] == ["a", "b"]
+    txn.put(row("a", 3, color="red"), 2)
+    txn.put(row("b", 2, color="green"), 1)
+    txn.put(row("b", 3, color="blue"), 2)
+    txn.delete(key("a"), 3)
+    txn.put(row("a", 1, color="red"), 0)
+    txn.commit()
+    assert (names(store, terms={"color": "red"}), names(store, terms={"color": "blue"})) == (["a"], ["b"])
+    assert names(store, terms={"color": "green"}) == []
+
+
 def test_what_a_writer_knows_of_the_row_before_is_as_good_as_read(store: Store) -> None:
     write(store, row(color="red", size="l"))
     known = ("c", (("size", "l"), ("color", "red")))

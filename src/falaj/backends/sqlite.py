@@ -19,9 +19,9 @@ from falaj.backends import sqlite_log
 from falaj.backends.lane import FLUSH_AT, Batch, Lane, SqliteGroup, again, clear_errors, failure
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.backends.sql.rows import RowWrites
+from falaj.backends.sql.rows import RowWrites, stale
 from falaj.backends.sqlite_file import LEASES, RECORDS, SqliteFile, found_in, upgrade
-from falaj.core.errors import Conflict, FalajError, Invalid, Stale, Unavailable
+from falaj.core.errors import Conflict, FalajError, Invalid, Unavailable
 from falaj.core.ports import EventRow, Found, Key, Query, Row, Standing
 
 _ROWS = "SELECT (SELECT coalesce(max(rowid), 0) FROM records) + (SELECT coalesce(max(n), 0) FROM events)"
@@ -342,7 +342,7 @@ class SqliteTxn:
 class SqliteWrite(RowWrites, SqliteTxn):
     """One transaction of the writer's open batch, behind a savepoint where it is not alone."""
 
-    __slots__ = ("_batch", "_events", "_grouped", "_lane", "_marked", "_saved")
+    __slots__ = ("_batch", "_events", "_grouped", "_lane", "_marked", "_saved", "_terms")
 
     def __init__(self, store: SqliteStore, lane: Lane, batch: Batch) -> None:
         self._store = store
@@ -353,6 +353,8 @@ class SqliteWrite(RowWrites, SqliteTxn):
         self._grouped = lane.local.group is not None
         lane.local.writing = True
         self._events: list[EventRow] = []
+        self._terms: dict[tuple[str, ...], bool] = {}
+        """Rows of the index that come or go, and do so all at once before anybody looks."""
         self._marked = self._saved = False
 
     def mark(self) -> bool:
@@ -391,10 +393,10 @@ class SqliteWrite(RowWrites, SqliteTxn):
             self._connection.execute(sql.NEW_EPOCH)
 
     def _load(self, table: str, rows: list[Any]) -> None:
-        self.many(_LOAD[table], rows)
+        self._each(_LOAD[table], rows)
         if table == "records":
             terms = (sql.term_rows(Key(*row[:5]), sql.terms_of(row[-1])) for row in rows if row[-1])
-            self.many(sql.ADD_TERM, sorted(term for some in terms for term in some))
+            self._each(sql.ADD_TERM, sorted(term for some in terms for term in some))
         rows.clear()
 
     def put(self, row: Row, rev: int) -> None:
@@ -403,14 +405,16 @@ class SqliteWrite(RowWrites, SqliteTxn):
             super().put(row, rev)
             return
         self._ready()
-        (cell, terms), key, text = row.before, sql.key_values(row.key), sql.terms_text(row.terms)
-        if cell == row.cell:
-            done = self.count(sql.STAY, (row.rev, row.body, row.at, text, *key, rev))
-        else:
-            done = self.count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
-        if not done:
-            raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} is not at revision {rev}", "read it again")
+        cell, terms = row.before
+        text, first = (sql.STAY, (row.rev,)) if cell == row.cell else (sql.UPDATE, (row.rev, row.cell))
+        if not self.count(text, (*first, row.body, row.at, sql.terms_text(row.terms), *row.key, rev)):
+            raise stale(row.key, rev)
         sql.changed_terms(row.key, terms, row.terms, self.many)
+
+    def find(self, query: Query) -> Found:
+        """A page of rows, by the index as it stands."""
+        self._index()
+        return super().find(query)
 
     def append(self, events: Sequence[EventRow]) -> None:
         """Add to the log; written with the whole batch, in the order of commits."""
@@ -420,6 +424,11 @@ class SqliteWrite(RowWrites, SqliteTxn):
         """Durable on return, or, inside a group, when the group ends."""
         if self._ended:
             raise Invalid("the transaction has ended", "begin another")
+        try:
+            self._index()
+        except FalajError:
+            self.rollback()
+            raise
         self._ended, self._lane.local.writing = True, False
         batch = self._batch
         self._unmark(keep=True)
@@ -491,6 +500,20 @@ class SqliteWrite(RowWrites, SqliteTxn):
             raise self._failed(error) from error
 
     def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
+        """Have terms come or go; one that does both does neither."""
+        comes = text is sql.ADD_TERM
+        for row in rows:
+            if self._terms.pop(row, comes) is comes:
+                self._terms[row] = comes
+
+    def _index(self) -> None:
+        """Bring the index of terms up to what was written."""
+        if self._terms:
+            changes, self._terms = self._terms, {}
+            self._each(sql.DROP_TERM, [row for row, comes in changes.items() if not comes])
+            self._each(sql.ADD_TERM, [row for row, comes in changes.items() if comes])
+
+    def _each(self, text: str, rows: list[tuple[Any, ...]]) -> None:
         try:
             self._connection.executemany(text, rows)
         except sqlite3.Error as error:

@@ -51,10 +51,10 @@ def seal_record(cipher: Cipher | None, record: Record, old: Record | None = None
     """The row of a record: body and envelope as ciphertext, the cell and the terms in the clear for queries. With what
     queries found of the `old` one that it is written over."""
     key = record.key
-    cell = cell_text(key.kind, key.project, record.zone, record.label, record.restricted)
+    cell, label = _shown(key.kind, key.project, record.zone, record.label, record.restricted)
     terms = tuple(sorted(record.terms.items())) if record.terms else ()
     try:
-        told = record.body, _label_raw(record.label), record.zone, record.author, record.restricted
+        told = record.body, label, record.zone, record.author, record.restricted
         body = _encode(Marked(*told, record.kept) if record.kept else Envelope(*told))
         if cipher is not None and key.kind not in PLAIN:
             body = cipher.seal(key.tenant, record.zone, body, record_aad(key, record.rev, cell, terms))
@@ -64,7 +64,9 @@ def seal_record(cipher: Cipher | None, record: Record, old: Record | None = None
         ) from error
     before = None
     if old is not None:
-        before = cell_text(key.kind, key.project, old.zone, old.label, old.restricted), tuple(old.terms.items())
+        same = old.label is record.label and old.zone == record.zone and old.restricted == record.restricted
+        was = cell if same else cell_text(key.kind, key.project, old.zone, old.label, old.restricted)
+        before = was, tuple(old.terms.items())
     return Row(key, record.rev, cell, body, record.at, terms, before)
 
 
@@ -283,9 +285,10 @@ def cell_text(kind: str, project: str, zone: str, label: Label, restricted: bool
     return Cell.of(kind, project, zone, label, restricted).encode()
 
 
-@lru_cache(maxsize=4096)
-def _label_raw(label: Label) -> msgspec.Raw:
-    return msgspec.Raw(_encode(label.to_dict()))
+@lru_cache(maxsize=8192)
+def _shown(kind: str, project: str, zone: str, label: Label, restricted: bool) -> tuple[str, msgspec.Raw]:
+    """The cell's text with the label as it is sealed: looked up at once, for every record that is written."""
+    return cell_text(kind, project, zone, label, restricted), msgspec.Raw(_encode(label.to_dict()))
 
 
 @lru_cache(maxsize=4096)

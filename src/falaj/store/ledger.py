@@ -47,6 +47,8 @@ _NOTHING: Mapping[str, str] = {}
 _MAX_TERM = 1024
 _MAX_PAGE = 10_000
 T = TypeVar("T")
+_Given = tuple[Label | None, str, bool | None, Mapping[str, str] | None, str]
+"""Label, zone, restricted, terms, author: what is not said of a record that is written over stays."""
 
 
 class Ledger:
@@ -467,7 +469,7 @@ class Writer(Reader):
         self._voice = voice
         return voice
 
-    def _over(self, key: Key, rev: int | Record, body: Mapping[str, Any], given: Any) -> tuple[Record, Record]:
+    def _over(self, key: Key, rev: int | Record, body: Mapping[str, Any], given: _Given) -> tuple[Record, Record]:
         label, zone, restricted, terms, author = given
         # Of a record that is held the store says whether it is the newest, when it is written.
         old, number = (rev, rev.rev) if isinstance(rev, Record) else (self.key(key), rev)

@@ -37,7 +37,7 @@ class RowWrites:
     def _old_terms(self, key: Key, rev: int) -> str:
         rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
         if not rows:
-            raise Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
+            raise stale(key, rev)
         text: str = rows[0][0]
         return text
 
@@ -54,3 +54,8 @@ class RowWrites:
 
     def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
         raise NotImplementedError
+
+
+def stale(key: Key, rev: int) -> Stale:
+    """Somebody wrote first."""
+    return Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
