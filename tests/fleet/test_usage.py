@@ -1,13 +1,20 @@
 """Usage: what an attempt held is what it attained and what was lost, and rows are sums of attempts."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from falaj.backends.sqlite import SqliteStore
 from falaj.core.label import Label
 from falaj.core.ports import Key
-from falaj.fleet.usage import Spell, spell_of, table
+from falaj.core.ref import Ref
+from falaj.fleet.usage import TOGETHER, Spell, keep, spell_of, table
+from falaj.fleet.usage import spells as read
+from falaj.store.ledger import Ledger
+from falaj.store.loop import house_context
 from falaj.store.records import Record
 
 COSTS = st.fixed_dictionaries({"gpu_s": st.integers(0, 10**12), "cpu_s": st.integers(0, 10**12)})
@@ -63,3 +70,21 @@ def test_rows_are_sums_and_name_who_wasted_what() -> None:
     assert [(row.name, row.money) for row in table(spells, "model", {})] == [("model:fraud/m@v2", 10)]
     assert [row.name for row in table(spells, "project", {})] == ["bank/fraud"]
     assert [spell.charged for spell in spells] == [True, True, False]
+
+
+def test_entries_of_attempts_that_end_together_lie_in_one_record_for_each_that_may_see_them(tmp_path: Path) -> None:
+    store = SqliteStore(f"sqlite:{tmp_path}/ledger.db")
+    ledger, ctx = Ledger(store), house_context("jobs")
+    spells = [ended("succeeded", {"cpu_s": 5}, 10.0, id=f"j{number}") for number in range(TOGETHER + 2)]
+    jobs = [Record(Key("bank", "job", "fraud", one.id), 1, {}, Label(), "home", "a", False, 0.0) for one in spells]
+    jobs[1] = replace(jobs[1], label=Label(classification=3))
+    with ledger.write(ctx) as tx:
+        keep(tx, [(job, f"{one.id}-1", one) for job, one in zip(jobs, spells, strict=True)])
+        tx.emit("test", Ref("note", "p", "n", "r1"))
+    with ledger.read(ctx) as tx:
+        records = tx.find("usage", tenant="bank").records
+        found = list(read(tx, "bank", 1000.0, 1010.0, None))
+    store.close()
+    assert sorted(len(record.body["spells"]) for record in records) == [1, 1, TOGETHER]
+    assert [record.label for record in records if record.key.name == "j1-1"] == [jobs[1].label]
+    assert sorted(found, key=lambda one: one.id) == sorted(spells, key=lambda one: one.id)

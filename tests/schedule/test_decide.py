@@ -162,6 +162,20 @@ def test_it_goes_on_from_a_snapshot_as_if_it_had_never_stopped() -> None:
         assert live.snapshot(now) == again.snapshot(now)
 
 
+def test_those_that_end_together_leave_what_they_leave_one_by_one() -> None:
+    jobs = [job(f"j{number}", f"root/{'ab'[number % 2]}", 2, submitted=number, limit_s=500) for number in range(12)]
+    sides = [Scheduler(snapshot(2, [*jobs, job("gang", "root/a", 8, 2, submitted=3)])) for _ in range(2)]
+    together, single = sides
+    assert started(together.cycle(0)) == started(single.cycle(0))
+    over = [*sorted(single.running)[:3], "gang", "nobody"]
+    together.end(*over)
+    for name in over:
+        single.end(name)
+    assert together.snapshot(10) == single.snapshot(10)
+    assert together.cycle(10) == single.cycle(10)
+    assert together.tree.usage == single.tree.usage
+
+
 @pytest.mark.parametrize("queues", [(), (Queue("root/a", guarantee={"gpu": 4000}),)])
 def test_a_kind_of_device_that_comes_later_leaves_what_runs_alone(queues: tuple[Queue, ...]) -> None:
     live = Scheduler(snapshot([node("n0", model="H100")], [job("first", gpus=4)], queues))

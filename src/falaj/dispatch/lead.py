@@ -7,7 +7,8 @@ that admits it is durable, under an id that an executor starts once.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heappop, heappush
 from operator import is_
@@ -69,7 +70,11 @@ class Lead:
         self.clusters: dict[str, Cluster] = {}
         self.nodes: dict[str, Node] = {}
         self.rules: dict[str, QueueRule] = {}
-        self.scheduler: Scheduler
+        self._scheduler: Scheduler
+        self.planned: set[str] = set()
+        """Jobs whose starts are being written as the scheduler said: it knows."""
+        self._gone: list[str] = []
+        """Jobs that are over, of which the scheduler is told before anything else."""
         self.dirty = True
         self.busy: set[str] = set()
         """Jobs that have an attempt."""
@@ -87,6 +92,8 @@ class Lead:
         """The thread that is at a step: what it commits it knows."""
         ledger.on_commit(self._move, RARE)
         ledger.on_commit(self._hear, ("job",))
+        self._ended: list[tuple[Record, str, usage.Spell]] | None = None
+        """Attempts whose usage is written with that of others, at the end of their transaction."""
         self._guarded: object = None
         """The group in which we wrote already, and so know that we lead as of all of it."""
         self._mine: tuple[Context, Context] | None = None
@@ -96,6 +103,14 @@ class Lead:
         self._over: dict[Key, str] = {}
         self._learned: dict[tuple[str, str], float] = {}
         self._times: dict[tuple[str, str], list[int]] = {}
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who decides; knows of all that is over."""
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self._scheduler.end(*gone)
+        return self._scheduler
 
     def begin(self, turn: Turn) -> None:
         """Take the fence, then read everything anew."""
@@ -187,6 +202,23 @@ class Lead:
         self.take(record)
         return record
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """What is written inside becomes durable together; where the store can do that it is one transaction, with one
+        seal for all that is said. One who wrote first is found before anything of a change is written, so that who
+        steps back from it undoes nothing of the others."""
+        with self.ledger.group():
+            if self.ledger.together is None:
+                yield
+                return
+            with self.ledger.write(self.ctx) as tx:
+                self._ended = []
+                try:
+                    yield
+                    usage.keep(tx, self._ended)
+                finally:
+                    self._ended = None
+
     def mine(self, record: Record) -> Context:
         """Ourselves, at work in a job's tenant."""
         tenant, last = record.key.tenant, self._mine
@@ -206,7 +238,7 @@ class Lead:
             raise Fenced("another replica leads", "it will go on")
 
     def take(self, record: Record) -> None:
-        """This is how a job stands now."""
+        """This is how a job stands now; the scheduler is told, unless it said so itself."""
         job_id, body = record.body["id"], record.body
         known = self.jobs.get(job_id)
         if known is not None and known.rev >= record.rev:
@@ -219,7 +251,7 @@ class Lead:
         self._sort(record)
         if body["not_before"] > self.ctx.now():
             heappush(self._alarms, float(body["not_before"]))
-        if body["state"] != HELD:
+        if body["state"] != HELD and job_id not in self.planned:
             self.dirty |= self.scheduler.change(self._job(record))
 
     def _job(self, record: Record) -> Job:
@@ -266,10 +298,14 @@ class Lead:
         rules = {rule.name: rule.budgets for rule in way_up(body["queue"], self.rules) if rule.budgets}
 
         def work(ctx: Context) -> None:
-            with self.ledger.write(ctx) as tx:
-                usage.keep(tx, record, attempt["id"], spell)
-                if rules and cost and spell.charged:
-                    self.owing = 0.0
+            if self._ended is None:
+                with self.ledger.write(ctx) as tx:
+                    usage.keep(tx, [(record, attempt["id"], spell)])
+            else:
+                self._ended.append((record, attempt["id"], spell))
+            if rules and cost and spell.charged:
+                self.owing = 0.0
+                with self.ledger.write(ctx) as tx:
                     budgets.settle(tx, rules, cost, ctx.now())
             if spell.outcome == "lost" or after["attempts"][-1]["code"] == TRY_AGAIN:
                 alerts.blame(self.ledger, ctx, spell.nodes, "lost" if spell.outcome == "lost" else "trouble")
@@ -319,7 +355,8 @@ class Lead:
         waiting = [record for record in self.jobs.values() if record.body["state"] != HELD]
         jobs = tuple(map(self._job, waiting))
         queues = as_queues(self.rules.values(), spent, held, now)
-        self.scheduler = Scheduler(Snapshot(int(now), tuple(found), queues, jobs, past, knobs=self._knobs))
+        self._gone, self.planned = [], set()
+        self._scheduler = Scheduler(Snapshot(int(now), tuple(found), queues, jobs, past, knobs=self._knobs))
         self.dirty = True
 
     def _sort(self, record: Record) -> None:
@@ -355,7 +392,7 @@ class Lead:
         self.look_at_held = True
         if self.jobs.pop(body["id"], None) is not None:
             self.ids.pop(record.key, None)
-            self.scheduler.end(body["id"])
+            self._gone.append(body["id"])
         if body["state"] == SUCCEEDED:
             name = (body["template"], shape_key(self.shape(record, body["band"])))
             times = self._times.setdefault(name, [])

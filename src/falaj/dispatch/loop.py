@@ -4,8 +4,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -142,7 +142,7 @@ class JobsLoop:
         self._sweep(now)
         plan = lead.scheduler.cycle(int(now), MOST_STARTS)
         self._took_s = time.monotonic() - began
-        self._apply(plan)
+        self._apply(plan, now)
         if len(lead.jobs) > len(lead.busy) or plan.starts or plan.evictions or plan.resizes:
             self._rested = began + GAP_S
         return len(plan.starts) >= MOST_STARTS
@@ -154,29 +154,19 @@ class JobsLoop:
 
     # Decisions become writes.
 
-    def _apply(self, plan: Plan) -> None:
-        now = self._turn.ctx.now()
+    def _apply(self, plan: Plan, now: float) -> None:
+        """Write a plan down, as of the moment that it was made for: what the scheduler took as done is just that."""
         if not (plan.starts or plan.evictions or plan.resizes):
             return
-        with self._at_once():
+        with self._lead.at_once():
+            self._lead.planned = {start.job for start in plan.starts}
             for start in plan.starts:
                 self._guarded(start.job, partial(self._admit, start=start, now=now))
+            self._lead.planned = set()
             for evict in plan.evictions:
                 self._guarded(evict.job, partial(self._evict, evict=evict, now=now))
             for resize in plan.resizes:
                 self._guarded(resize.job, partial(self._resize, resize=resize, now=now))
-
-    @contextmanager
-    def _at_once(self) -> Iterator[None]:
-        """What is written inside becomes durable together; where the store can do that it is one transaction, with one
-        seal for all that is said. One who wrote first is found before anything of a change is written, so that who
-        steps back from it undoes nothing of the others."""
-        with self._ledger.group():
-            if self._ledger.together is None:
-                yield
-                return
-            with self._ledger.write(self._turn.ctx):
-                yield
 
     def _guarded(self, job: str, write: Callable[[Record], None]) -> None:
         """Write one decision; where somebody else wrote first, it never happened."""
@@ -190,6 +180,7 @@ class JobsLoop:
             if not lead.token:
                 raise
             log.info("decision discarded", extra={"job": job})
+        lead.planned.discard(job)
         lead.scheduler.undo(job)
         lead.again(job)
 
@@ -321,7 +312,7 @@ class JobsLoop:
             return  # the end of a group wakes every eager loop, and so us: an idle loop would never rest
         reports = [self._inbox.get() for _ in range(self._inbox.qsize())]
         brief = _brief(reports)
-        with self._at_once():
+        with self._lead.at_once():
             for report in reports:
                 try:
                     self._take(report, brief)
@@ -456,7 +447,8 @@ class JobsLoop:
         began = "" if record.body["attempt"]["handle"] else status.handle
         if began:  # that was not written down yet
             body = life.launched(body, began, now)
-            record = replace(record, body=body)
+            about = record.label, record.zone, record.author, record.restricted, record.at, record.terms, record.kept
+            record = Record(record.key, record.rev, body, *about)
         attempt = record.body["attempt"]
         seconds = max(0.0, (status.ended or now) - attempt["started"]) if attempt["started"] else 0.0
         after = life.ended(life.absorbed(body, self._unsaved.pop(attempt["id"], ())), status, now)

@@ -1,7 +1,8 @@
 """Usage: what every attempt held, written down when it ends, in the transaction that settles its budgets.
 
 One entry an attempt is the only source: budgets are the sums of what was charged, reports are sums of the rest. What
-an attempt held is what it attained and what was lost of it, to the last unit.
+an attempt held is what it attained and what was lost of it, to the last unit. Entries of attempts that end together,
+and that the same people may see, lie in one record.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ from falaj.store.records import Record
 KIND = "usage"
 BY = ("queue", "project", "person", "job", "model")
 HOUR_S, DAY_S = 3600, 86_400
+TOGETHER = 100
+"""So many entries lie in one record at most."""
 _GPU, _CPU, _MONEY = "gpu_s", "cpu_s", "money"
 _UNITS = {_GPU: 1000 * HOUR_S, _CPU: 1000 * HOUR_S, _MONEY: 1_000_000}
 
@@ -96,14 +99,18 @@ def spell_of(before: Record, after: Mapping[str, Any], cost: Mapping[str, int], 
     )  # fmt: skip
 
 
-def keep(tx: Writer, before: Record, attempt: str, spell: Spell) -> None:
-    """Write an entry down, under the label and zone of its job: who may not see the job does not see it here."""
-    key = Key(spell.tenant, KIND, spell.project, attempt)
-    names = ("job", "id", "queue", "person", "started", "ended", "outcome", "charged")
-    body = {name: getattr(spell, name) for name in names}
-    body |= {"cost": dict(spell.cost), "lost": dict(spell.lost), "nodes": list(spell.nodes)}
-    body["outputs"] = list(spell.outputs)
-    tx.put(key, body, label=before.label, zone=before.zone, terms={"day": day_of(spell.ended), "id": spell.id})
+def keep(tx: Writer, ended: Iterable[tuple[Record, str, Spell]]) -> None:
+    """Write the entries of attempts down, each with its job before: under the label and zone of their jobs, so that
+    who may not see a job does not see it here."""
+    alike: dict[tuple[Any, ...], list[tuple[str, Spell]]] = {}
+    for before, attempt, spell in ended:
+        place = spell.tenant, spell.project, before.label, before.zone, day_of(spell.ended)
+        alike.setdefault(place, []).append((attempt, spell))
+    for (tenant, project, label, zone, day), mine in alike.items():
+        for at in range(0, len(mine), TOGETHER):
+            some = mine[at : at + TOGETHER]
+            body = {"spells": [_plain(spell) for _, spell in some]}
+            tx.put(Key(tenant, KIND, project, some[0][0]), body, label=label, zone=zone, terms={"day": day})
 
 
 def spells(tx: Reader, tenant: str, since: float, until: float, cells: frozenset[str] | None) -> Iterator[Spell]:
@@ -113,7 +120,9 @@ def spells(tx: Reader, tenant: str, since: float, until: float, cells: frozenset
         while True:
             terms = {"day": day_of(number * DAY_S)}
             page = tx.find(KIND, tenant=tenant, terms=terms, cells=cells, after=after, limit=1000)
-            found = (_spell(record) for record in page.records)
+            found = (
+                _spell(record, body) for record in page.records for body in record.body.get("spells", [record.body])
+            )
             yield from (one for one in found if since <= one.ended <= until)
             after = page.next
             if not after:
@@ -168,8 +177,16 @@ def _shown(amounts: Mapping[str, int], unit: str) -> float:
     return round(amounts.get(unit, 0) / _UNITS[unit], 4)
 
 
-def _spell(record: Record) -> Spell:
-    body, key = record.body, record.key
+def _plain(spell: Spell) -> dict[str, Any]:
+    return {
+        "job": spell.job, "id": spell.id, "queue": spell.queue, "person": spell.person, "started": spell.started,
+        "ended": spell.ended, "outcome": spell.outcome, "charged": spell.charged, "cost": dict(spell.cost),
+        "lost": dict(spell.lost), "nodes": spell.nodes, "outputs": spell.outputs,
+    }  # fmt: skip
+
+
+def _spell(record: Record, body: Mapping[str, Any]) -> Spell:
+    key = record.key
     return Spell(
         tenant=key.tenant, project=key.project, nodes=tuple(body["nodes"]), outputs=tuple(body["outputs"]),
         **{name: value for name, value in body.items() if name not in ("nodes", "outputs")},

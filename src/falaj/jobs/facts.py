@@ -15,12 +15,14 @@ from falaj.jobs.spec import shape_of
 from falaj.schedule.forecast import key as shape_key
 from falaj.schedule.forecast import quantiles
 from falaj.schedule.model import NEVER, WHOLE, Ask, Job, Node, Past, Queue, Shape, Snapshot, Spot
-from falaj.store.codec import from_plain
+from falaj.store.codec import from_plain, to_json
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
 _SPECS: dict[str, tuple[Mapping[str, Any], JobSpec]] = {}
-_SHAPES: dict[str, tuple[JobSpec, tuple[Any, ...], Shape]] = {}
+_ALIKE: dict[bytes, JobSpec] = {}
+"""Specs that say the same, as one: of a thousand jobs that differ in nothing but their names one is read."""
+_SHAPES: dict[tuple[Any, ...], tuple[JobSpec, Shape]] = {}
 _EQUAL: dict[Shape, Shape] = {}
 """Equal shapes as one, which the scheduler knows by sight."""
 _KEPT = 50_000
@@ -133,15 +135,16 @@ def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shap
         names.remove(body["avoid"])  # it was refused there: elsewhere first, where there is an elsewhere
     # Naming all of them would make a shape of its own for every change of the list; naming none means any.
     allowed = () if len(names) == len(clusters) else tuple(names) or ("-",)
-    last, asked = _SHAPES.get(body["id"]), (band, zones, allowed)
-    if last is not None and last[0] is spec and last[1] == asked:
-        return last[2]
+    asked = id(spec), band, zones, allowed
+    last = _SHAPES.get(asked)
+    if last is not None and last[0] is spec:
+        return last[1]
     if len(_SHAPES) >= _KEPT:
         _SHAPES.clear()
         _EQUAL.clear()
     made = shape_of(spec, band, zones, allowed)
     made = _EQUAL.setdefault(made, made)
-    _SHAPES[body["id"]] = (spec, asked, made)
+    _SHAPES[asked] = spec, made
     return made
 
 
@@ -153,7 +156,11 @@ def spec_in(record: Record) -> JobSpec:
         return last[1]
     if len(_SPECS) >= _KEPT:
         _SPECS.clear()
-    found: JobSpec = from_plain(JobSpec, plain)
+        _ALIKE.clear()
+    said = to_json(plain)
+    found = _ALIKE.get(said)
+    if found is None:
+        found = _ALIKE[said] = from_plain(JobSpec, plain)
     _SPECS[job] = (plain, found)
     return found
 

@@ -58,13 +58,16 @@ class Board(Ground):
                 self._enter(job)
         return news
 
-    def end(self, job_id: str) -> None:
-        """A job is over, or nobody wants it any more."""
-        job = self._leave(job_id)
-        if job is not None:
-            self.turns.drop(job_id)
-            self._refused.pop(job_id, None)
-            self._asked.pop(job_id, None)
+    def end(self, *job_ids: str) -> None:
+        """Jobs are over, or nobody wants them any more."""
+        ran = [self.running.pop(job_id) for job_id in job_ids if job_id in self.running]
+        if ran:
+            self._vacate(ran)
+        waited = [self._leave(job_id) for job_id in job_ids if job_id in self.lines.jobs]
+        for job in (*ran, *filter(None, waited)):
+            self.turns.drop(job.id)
+            self._refused.pop(job.id, None)
+            self._asked.pop(job.id, None)
             self._weigh(job.shape, -1)
             self._want(job, -1)
 

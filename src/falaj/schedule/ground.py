@@ -21,6 +21,7 @@ from falaj.schedule.model import (
     Ask,
     Evict,
     Job,
+    Node,
     Queue,
     Reservation,
     Resize,
@@ -39,7 +40,7 @@ from falaj.schedule.share import Tree
 from falaj.schedule.turns import Turns
 from falaj.schedule.world import World
 
-MANY_LEAVES = 100
+MANY_LEAVES, _FEW = 100, 4
 
 
 class Ground:
@@ -181,7 +182,10 @@ class Ground:
         """Those of these shapes that fitted nowhere and may fit, thanks to what was freed since."""
         shapes, world, ranked = self.shapes.all, self.world, sorted(numbers)
         asks = [world.ask(shapes[number].roles[0].ask) for number in ranked]
-        some = world.fits(asks, self.rows).tolist() if ranked else []
+        if len(ranked) * len(self.rows) <= _FEW:  # then a look at each takes less than arrays do
+            some = [any(world.room(ask, row) for row in self.rows) for ask in asks]
+        else:
+            some = world.fits(asks, self.rows).tolist()
         return [
             number
             for number, ask, fits in zip(ranked, asks, some, strict=True)
@@ -270,22 +274,30 @@ class Ground:
             if job is not None:
                 self.fresh.add(job.queue)
             return job
-        self.stopping.discard(job_id)
-        self.profile.drop(job_id)
-        self.world.give(job.spots, job.shape.roles)
-        self.world.hold(keeps, job.shape.roles)
-        nodes = {spot.node for spot in job.spots}
-        self.turns.hold(nodes)
-        self.freed |= nodes
-        self._uncount(job, nodes, over=not keeps)
+        self._vacate([job], keeps)
         return job
 
-    def _uncount(self, job: Job, names: set[str], over: bool) -> None:
+    def _vacate(self, jobs: Sequence[Job], keeps: tuple[Spot, ...] = ()) -> None:
+        """These run no longer: what they held is free, but for what is kept, and goes to the turns it belongs to."""
+        alike: dict[int, tuple[Job, list[Spot]]] = {}
+        for job in jobs:
+            self.stopping.discard(job.id)
+            self.profile.drop(job.id)
+            alike.setdefault(id(job.shape), (job, []))[1].extend(job.spots)
+        for one, spots in alike.values():
+            self.world.give(spots, one.shape.roles)
+            self.world.hold(keeps, one.shape.roles)
+        nodes = {spot.node for job in jobs for spot in job.spots}
+        self.turns.hold(nodes)
+        self.freed |= nodes
+        for job in jobs:
+            self._uncount(job, over=not keeps)
+
+    def _uncount(self, job: Job, over: bool) -> None:
         self.tree.charge(job.queue, self._counted.pop(job.id), -1)
         self.table.drop(job.id)
-        nodes = {name: self.world.nodes[self.world.index[name]] for name in names if name in self.world.index}
         ran = max(self.now - job.started, 0) if over and job.charged else 0
-        cost = charge(nodes, job.shape.roles, job.spots, ran) if ran else ()
+        cost = charge(self._nodes_of(job), job.shape.roles, job.spots, ran) if ran else ()
         self.budgets.settle(job.queue, job.charged, cost)
         self.used[job.queue] -= 1
         self.kin.drop(job.template, self._key(job), job.id)
@@ -297,6 +309,10 @@ class Ground:
             self._release(name)
             name = name.rpartition("/")[0]
         self._release("")
+
+    def _nodes_of(self, job: Job) -> dict[str, Node]:
+        world = self.world
+        return {spot.node: world.nodes[world.index[spot.node]] for spot in job.spots if spot.node in world.index}
 
     def _release(self, name: str) -> None:
         for queue, number in self._held_back.pop(name, ()):
