@@ -253,6 +253,19 @@ def test_the_log_is_read_by_several_verbs_and_by_what_has_inputs(store: Store) -
             assert [one.id for one in store.events(verb="verb1", inputs="any", **where)] == odd, where
 
 
+def test_what_is_seldom_said_is_found_among_much_else(store: Store) -> None:
+    made = [event(n) for n in range(1, 400)]
+    for at, kind in ((100, "rare"), (399, "rare"), (250, "rarer")):
+        made[at - 1] = made[at - 1]._replace(subject=Key("t", kind, "p", f"n{at}", "r1"))
+    made[300] = made[300]._replace(subject=Key("t", "thing", "rare", "rare", "r1"), request="often said")
+    write(store, events=tuple(made))
+    assert [one.id for one in store.events(kind="rare")] == ["id100", "id399"]
+    assert [one.id for one in store.events(kind="rare", verb=" verb1 ")] == ["id399"]
+    assert [one.id for one in store.events(kind="thing", project="rare")] == ["id301"]
+    assert [one.id for one in store.events(request="often said")] == ["id301"]
+    assert store.events(kind="never") == []
+
+
 def replace_pos(row: EventRow) -> EventRow:
     return row._replace(pos="")
 

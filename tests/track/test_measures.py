@@ -18,9 +18,10 @@ from falaj.backends.series_sqlite import SqliteSeries
 from falaj.core.errors import Corrupt, Unavailable
 from falaj.core.ports import Block
 from falaj.track import measures as module
-from falaj.track.measures import Measures
+from falaj.track.measures import Measures, Settler
 from falaj.track.points import Point, pack_points, rank
 from falaj.track.records import Metric
+from tests.servers.process import wait_until
 from tests.town import Town
 
 KEYS = st.sampled_from(["loss", "acc", "wide"])
@@ -157,6 +158,25 @@ def test_two_that_settle_at_once_lose_nothing(measures: Measures) -> None:
     for thread in threads:
         thread.join()
     assert measures.curve(("t", "r"), "loss", "", 1, 10).total == 3000
+
+
+def test_of_many_that_are_to_be_settled_only_those_with_points_are(measures: Measures) -> None:
+    write(measures, [("loss", 1, 0.0, 1.0)])
+    write(measures, [("loss", 1, 0.0, 1.0)], "damaged")
+    tried = list[tuple[str, str]]()
+
+    def settle(tenant: str, run: str) -> bool:
+        tried.append((tenant, run))
+        if run == "damaged":
+            raise Corrupt("it cannot be read")
+        return True
+
+    settler = Settler(settle, measures._with_tail)
+    settler._asked = {("t", run): None for run in ("damaged", *(f"none-{number}" for number in range(20)), "r")}
+    settler.ask(("other", "single"))
+    wait_until(lambda: len(tried) == 3, 20)
+    settler.close()
+    assert tried == [("t", "damaged"), ("t", "r"), ("other", "single")], "one alone is not looked for first"
 
 
 def test_a_reader_beside_the_settler_never_misses_a_point(measures: Measures) -> None:

@@ -249,7 +249,7 @@ class Lines:
             -self._band(job.queue, job.shape), 0 if urgent else 1, job.deadline if urgent else 0,
             service, job.submitted, job.id,
         )  # fmt: skip
-        run_s = self._forecast.end(job, self._shapes.keys[number], 0)
+        run_s = self._forecast.end(job, self._shapes.keys[number], 0) if left is None else left[1]
         if line.ranks.get(job.id) != rank or line.runs[job.id] != run_s:
             before = line.head()
             line.put(rank, run_s)

@@ -12,7 +12,9 @@ with the lowest, the highest and the last of every 64 spots. A shelf has folds f
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 from zlib import crc32
 
@@ -55,6 +57,8 @@ MANY_BLOCKS, MANY_POINTS = 256, 16_384
 _APART = 64
 """Runs that are begun together are settled so many blocks apart, some a little before they would have to be: all at
 once they would hold up every call."""
+_TOGETHER = 64
+"""So many runs at once are looked at for what there is to settle of them."""
 _THIN = 16
 """With fewer points than so many a metric, settling would rewrite more than it settles: they are only put together."""
 _LONG = 16
@@ -76,7 +80,7 @@ class Measures:
         self._writes = OneForAll(self._write_all)
         self._mutex = threading.Lock()
         self._tails: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
-        self._settler = Settler(self.settle)
+        self._settler = Settler(self.settle, self._with_tail)
         self._folder = Settler(self.fold)
 
     def stage(self, tx: Writer, ctx: Context, run: Record, points: Sequence[Point]) -> None:
@@ -185,6 +189,10 @@ class Measures:
             replaced, made = self._by_metric(where, points, at)
             gone += replaced
         return self._series.swap(tenant, run, gone, made)
+
+    def _with_tail(self, tenant: str, runs: Sequence[str]) -> set[str]:
+        """Those of these runs of which something lies on the shelf of arrivals; of most that are short nothing does."""
+        return {block.series for block in self._series.read(tenant, runs, TAIL)}
 
     def fold(self, tenant: str, run: str) -> bool:
         """Fold the long curves of a run that have no folds; False when another was first or nothing is due."""
@@ -391,8 +399,11 @@ class _Staged(threading.local):
 class Settler:
     """One thread that settles what it is asked to, begun when it is first asked."""
 
-    def __init__(self, settle: Callable[[str, str], bool]) -> None:
-        self._settle = settle
+    def __init__(
+        self, settle: Callable[[str, str], bool], due: Callable[[str, Sequence[str]], set[str]] | None = None
+    ) -> None:
+        """`due` finds among several of a tenant, at once, those that there is something to settle of."""
+        self._settle, self._due = settle, due
         self._asked: dict[tuple[str, str], None] = {}
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -423,13 +434,22 @@ class Settler:
                 self._change.wait_for(lambda: self._asked or self._closed)
                 if self._closed:
                     return
-                name = next(iter(self._asked))
-                del self._asked[name]
-            try:
-                self._settle(*name)
-            except FalajError as error:
-                # Nothing is lost: the points stay where they arrived, and are settled when there are more of them.
-                _LOG.warning("points of a run were not settled", extra={"tenant": name[0], "why": error.message})
+                tenant = next(iter(self._asked))[0]
+                runs = [run for of, run in islice(self._asked, _TOGETHER) if of == tenant]
+                for run in runs:
+                    del self._asked[tenant, run]
+            for run in self._chosen(tenant, runs):
+                try:
+                    self._settle(tenant, run)
+                except FalajError as error:
+                    # Nothing is lost: the points stay where they arrived, and are settled when there are more of them.
+                    _LOG.warning("points of a run were not settled", extra={"tenant": tenant, "why": error.message})
+
+    def _chosen(self, tenant: str, runs: Sequence[str]) -> Iterable[str]:
+        if self._due is not None and len(runs) > 1:
+            with suppress(FalajError):  # then each finds out for itself
+                return sorted(self._due(tenant, runs))
+        return runs
 
 
 def as_metrics(heads: Mapping[str, Head]) -> dict[str, Metric]:

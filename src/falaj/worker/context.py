@@ -139,9 +139,8 @@ def read(path: str = "") -> Context:
 
 def understand(document: Mapping[str, Any]) -> Context:
     """A document as a Context; fields it does not know are left alone, so that an older launcher reads a newer one."""
-    names = set(Context._fields)
     try:
-        rest = {name: document[name] for name in names & set(document)}
+        rest = {name: document[name] for name in Context._fields if name in document}
         rendezvous = document.get("rendezvous") or {}
         rest["host"] = str(rendezvous.get("host", ""))
         rest["port"] = int(rendezvous.get("port", 0))
@@ -162,6 +161,5 @@ def understand(document: Mapping[str, Any]) -> Context:
 
 
 def _place(slot: Mapping[str, Any]) -> Place:
-    known = set(Place._fields)
     lists = {name: tuple(map(int, slot.get(name) or ())) for name in ("devices", "cores")}
-    return Place(**{name: slot[name] for name in known & set(slot)} | lists | {"slot": slot["index"]})
+    return Place(**{name: slot[name] for name in Place._fields if name in slot} | lists | {"slot": slot["index"]})
