@@ -62,16 +62,13 @@ def test_a_window_is_loaded_in_one_go_though_its_first_batch_needs_a_part_of_it(
     assert sorted(piece for pieces in loaded for piece in pieces) == list(range(24))
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_a_window_of_which_some_is_held_already_is_one_block_where_rows_are_wide(anew: bool) -> None:
+def test_a_window_of_which_some_is_held_already_is_one_block() -> None:
     source, loaded = table(COUNTS, 4)
-    assert source.anew
-    source.anew = anew
     source._get([0, 1, 2, 3])
     source._tell([2, 5, 6, 3])
     held = source._get([5, 2])
-    assert loaded == [[0, 1, 2, 3], [2, 5, 6, 3] if anew else [5, 6]]
-    assert (held[0][0] is held[1][0]) == anew
+    assert loaded == [[0, 1, 2, 3], [2, 5, 6, 3]]
+    assert held[0][0] is held[1][0]
     assert [int(block["y"][base]) for block, base in held] == [200, 80]
     source._get([7, 8, 9, 10])
     source._tell([5, 6])
@@ -79,11 +76,49 @@ def test_a_window_of_which_some_is_held_already_is_one_block_where_rows_are_wide
     assert loaded[2:] == [[7, 8, 9, 10]], "where all is held, nothing is loaded"
 
 
-@pytest.mark.parametrize(("width", "anew"), [(4, False), (2048, True)])
-def test_rows_of_a_table_are_wide_or_narrow(width: int, anew: bool, tmp_path: Path) -> None:
+def test_of_narrow_rows_only_the_batch_over_an_edge_is_a_lot_of_its_own(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"y": np.arange(320)}), tmp_path / "x.parquet", row_group_size=40)
+    narrow, (wide, _) = open_source(tmp_path / "x.parquet", window=4), table([40] * 8, 4)
+    ids, mixed = np.arange(100, 220).reshape(-1, 8), np.arange(320).reshape(2, 160).T.copy()
+    for source, numbers in ((narrow, [7, 1, 7]), (wide, [15])):
+        source._tell([0, 1, 2, 3])
+        source._tell([4, 5, 6, 7])
+        lots = source.lots(ids)
+        assert [number for _, number in lots] == numbers
+        assert np.concatenate([lot["y"] for lot, _ in lots]).tolist() == ids.ravel().tolist()
+        assert source.take(ids.ravel())["y"].tolist() == ids.ravel().tolist()
+        assert [number for _, number in source.lots(np.arange(160).reshape(-1, 8))] == [20]
+        (lot,) = source.lots(mixed)
+        assert lot[0]["y"].tolist() == mixed.ravel().tolist(), "a shuffle over all blocks is not cut"
+
+
+@pytest.mark.parametrize(("width", "many"), [(4, True), (2048, False)])
+def test_of_narrow_rows_more_are_taken_at_once(width: int, many: bool, tmp_path: Path) -> None:
     rows = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), 50, [None, pa.py_buffer(bytes(range(50)) * width)])
     pq.write_table(pa.table({"x": rows}), tmp_path / "x.parquet", row_group_size=10, use_dictionary=False)
-    assert open_source(tmp_path / "x.parquet", window=2).anew is anew
+    assert (open_source(tmp_path / "x.parquet", window=2).chunk > 4096) is many
+
+
+def test_numbers_of_every_kind_are_taken_as_they_are_and_may_be_written_into(tmp_path: Path) -> None:
+    kinds = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+    held = {kind: np.arange(100).astype(kind) for kind in kinds} | {"flag": np.arange(100) % 3 == 0}
+    days = pa.array(np.arange(100, dtype=np.int32), pa.date32())
+    gaps = pa.array([None if n == 7 else n / 2 for n in range(100)], pa.float32())
+    pq.write_table(pa.table({**held, "day": days, "gaps": gaps}), tmp_path / "x.parquet", row_group_size=10)
+    source = open_source(tmp_path / "x.parquet", window=3)
+    rows = np.array([99, 0, 7, 50])
+    for _ in range(2):
+        found = source.take(rows)
+        assert list(found) == [*held, "day", "gaps"]
+        for name, column in held.items():
+            assert found[name].dtype == column.dtype
+            assert found[name].tolist() == column[rows].tolist()
+            found[name][:] = 1
+        assert found["day"].dtype == np.int32
+        assert found["day"].tolist() == rows.tolist()
+        assert np.array_equal(found["gaps"], np.array([49.5, 0, np.nan, 25], np.float32), equal_nan=True)
+    with pytest.raises(IndexError):
+        source.take(np.array([100]))
 
 
 def test_without_a_shuffle_only_the_pieces_that_come_are_loaded() -> None:

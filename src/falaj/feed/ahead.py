@@ -1,5 +1,6 @@
 """Micro-batches made ready in threads, or processes, while others are worked on."""
 
+import itertools
 import multiprocessing
 import os
 import time
@@ -55,7 +56,9 @@ class Ahead:
 
     def run(self, blocks: Iterator[tuple[Names, Ids]], micro: int) -> Iterator[tuple[Names, Iterable[Any], float]]:
         """Blocks in their order, and how long each was waited for."""
-        turns = max(2, -(-self._depth // self.together(micro)))
+        together = self.together(micro)
+        # Where a turn is many batches, one that is made while another is read is enough, and less memory.
+        turns = max(1 if together > 16 else 2, -(-self._depth // together))
         for names, ids in blocks:
             self._waiting.append((names, ids, self._begin(ids)))
             if len(self._waiting) > turns:
@@ -108,8 +111,8 @@ def gather(source: Any, transform: Callable[[Any], Any] | None, ids: Ids) -> Who
     fitting, wholes = max(1, _fitting(source, ids.shape[1])), []
     for nth in range(0, len(ids), fitting):
         some = ids[nth : nth + fitting]
-        whole = source.take(some.ravel())
-        wholes.append((whole if transform is None else transform(whole), len(some)))
+        lots = source.lots(some) if hasattr(source, "lots") else [(source.take(some.ravel()), len(some))]
+        wholes += [(whole if transform is None else transform(whole), number) for whole, number in lots]
     return wholes
 
 
@@ -118,10 +121,16 @@ def _cut(wholes: Wholes, micro: int, device: Device) -> Iterator[Any]:
         if number == 1:
             yield device.tensors(whole)
             continue
-        columns = [(name, column, device.maker(column)) for name, column in whole.items()]
-        for low in range(0, number * micro, micro):
-            some = slice(low, low + micro)
-            yield {name: make(column[some]) if make else column[some] for name, column, make in columns}
+        columns = [_rows(column, number, micro, device.maker(column)) for column in whole.values()]
+        # No step of this is Python's own: there are as many tensors as columns in every batch.
+        yield from map(dict, map(zip, itertools.repeat(tuple(whole)), zip(*columns, strict=True)))
+
+
+def _rows(column: Any, number: int, micro: int, make: Callable[[Any], Any] | None) -> Iterable[Any]:
+    if not isinstance(column, np.ndarray):
+        return (column[low : low + micro] for low in range(0, number * micro, micro))
+    rows = column.reshape(number, micro, *column.shape[1:])
+    return map(make, rows) if make else rows
 
 
 def _fitting(source: Any, micro: int) -> int:

@@ -4,6 +4,7 @@ Shuffled in three levels: the pieces, `window` of them at a time, and the sample
 position falls into is a function, so any step can be begun at once, and only a window or two is ever in memory.
 """
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +51,6 @@ class Pieces:
         """Whether loading only maps a file, so that taking is a mere copy."""
         # About two megabytes: enough to forget what a turn costs, little enough to stay near the processor.
         self.chunk = max(1, min(4096, (sum(counts) << 21) // max(1, size_bytes)))
-        self.anew = joined
-        """Whether a window is loaded as a whole where some of it is held in another block."""
         self.window = window if 0 < window < len(counts) else 0
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
@@ -69,28 +68,36 @@ class Pieces:
         return Windows(self.counts, self.window, seed, epoch, self._tell) if self.window else None
 
     def take(self, ids: Ids) -> dict[str, Any]:
-        """One gather a column, out of each block that has some of these samples."""
+        """These samples, out of each block that has some of them."""
+        return self.lots(ids[None])[0][0]
+
+    def lots(self, ids: Ids) -> list[tuple[dict[str, Any], int]]:
+        """A batch for each row of ids, many in one lot, and how many. Where one lies over the edge of two blocks it is
+        a lot of its own, if rows are narrow: the others are taken whole, and nothing of them is copied."""
         if len(self.counts) == 1:
-            return _picked(self._get([0])[0][0], ids)
+            return [(picked(self._get([0])[0][0], ids.ravel()), len(ids))]
+        blocks, mine, rows = self._found(ids.ravel())
+        if len(blocks) == 1:
+            return [(picked(blocks[0], rows), len(ids))]
+        micro, turns = ids.shape[1], np.flatnonzero(np.diff(mine)) + 1
+        # What is shuffled over all blocks is not cut, nor wide rows: lots of all sizes would be new memory each time.
+        apart = len(turns) < len(blocks) and hasattr(blocks[0], "pick")
+        cuts = np.stack([turns // micro, -(-turns // micro)]) if apart else ()
+        ends = np.unique([0, *np.ravel(cuts).tolist(), len(ids)]).tolist()
+        parts = [(slice(low * micro, high * micro), high - low) for low, high in itertools.pairwise(ends)]
+        return [(_gathered(blocks, mine[some], rows[some]), number) for some, number in parts]
+
+    def _found(self, ids: Ids) -> tuple[list[Columns], Ids, Ids]:
+        """The blocks that these samples lie in; for each of them which, and where there."""
         pieces = ids // self._even if self._even else np.searchsorted(self._ends, ids, side="right")
         needed = np.flatnonzero(np.bincount(pieces))
         held = self._get(needed.tolist())
+        blocks = {id(columns): columns for columns, _ in held}
+        places = {block: place for place, block in enumerate(blocks)}
         moved, owners = np.zeros((2, needed[-1] + 1), np.int64)
         moved[needed] = np.array([base for _, base in held]) - self._starts[needed]
-        rows = ids + moved.take(pieces)
-        blocks = {id(columns): columns for columns, _ in held}
-        if len(blocks) == 1:
-            return _picked(held[0][0], rows)
-        owners[needed] = [id(columns) for columns, _ in held]
-        mine = owners.take(pieces)
-        turns = np.flatnonzero(np.diff(mine)) + 1
-        if len(turns) + 1 == len(blocks):
-            # One block after the other, as windows are read.
-            ordered = [blocks[block] for block in mine[[0, *turns]].tolist()]
-            return {name: _in_turn([one[name] for one in ordered], np.split(rows, turns)) for name in ordered[0]}
-        places = [np.flatnonzero(mine == block) for block in blocks]
-        parts = [_picked(columns, rows[place]) for columns, place in zip(blocks.values(), places, strict=True)]
-        return {name: _joined([part[name] for part in parts], places, len(ids)) for name in parts[0]}
+        owners[needed] = [places[id(columns)] for columns, _ in held]
+        return list(blocks.values()), owners.take(pieces) if len(blocks) > 1 else owners, ids + moved.take(pieces)
 
     def _tell(self, pieces: list[int]) -> None:
         """A window of pieces was looked up: they will be needed together."""
@@ -100,7 +107,7 @@ class Pieces:
     def _together(self, missing: list[int]) -> list[list[int]]:
         """What is loaded in one go. A window as a whole, also where a batch at its edge needs only some of its pieces
         yet, or where others are held from the epoch before: a window in two blocks would be gathered from twice, by
-        every batch. Where that costs less than to load, only what is missing."""
+        every batch."""
         if not self._joined:
             return [[piece] for piece in missing]
         found, left = [], set(missing)
@@ -109,7 +116,7 @@ class Pieces:
             if left.isdisjoint(window):
                 break
             self._told.remove(window)
-            found.append([piece for piece in window if self.anew or piece not in self._held])
+            found.append(window)
             left.difference_update(window)
         return [*found, sorted(left)] if left else found
 
@@ -182,26 +189,51 @@ class Windows:
         return np.asarray(found + moved.take(found // each if each else np.searchsorted(ends, found, side="right")))
 
 
-def _picked(columns: Columns, rows: Ids) -> dict[str, Any]:
+def picked(columns: Columns, rows: Ids) -> dict[str, Any]:
+    """The values of these rows: by columns that know how all are taken in one go, or one after the other."""
+    if pick := getattr(columns, "pick", None):
+        return dict(pick(rows))
+    return {name: one_picked(column, rows) for name, column in columns.items()}
+
+
+def one_picked(column: Column, rows: Ids) -> Any:
+    """The values of one column."""
     # take, not [rows]: several times faster for narrow rows.
-    return {
-        name: column.take(rows, axis=0) if isinstance(column, np.ndarray) else column.pick(rows)
-        for name, column in columns.items()
-    }
+    return column.take(rows, axis=0) if isinstance(column, np.ndarray) else column.pick(rows)
+
+
+def _gathered(blocks: list[Columns], mine: Ids, rows: Ids) -> dict[str, Any]:
+    """Rows out of the block that each lies in."""
+    turns = np.flatnonzero(np.diff(mine)) + 1
+    if len(turns) < len(blocks):
+        # One block after the other, as windows are read.
+        ordered, split = [blocks[block] for block in mine[[0, *turns]].tolist()], np.split(rows, turns)
+        if not hasattr(ordered[0], "pick"):
+            return {name: _in_turn([one[name] for one in ordered], split) for name in ordered[0]}
+        parts = [picked(one, some) for one, some in zip(ordered, split, strict=True)]
+        return {name: _following([part[name] for part in parts]) for name in parts[0]}
+    places = [np.flatnonzero(mine == block) for block in range(len(blocks))]
+    parts = [picked(columns, rows[place]) for columns, place in zip(blocks, places, strict=True)]
+    return {name: _joined([part[name] for part in parts], places, len(rows)) for name in parts[0]}
 
 
 def _in_turn(columns: list[Column], rows: list[Ids]) -> Any:
     """Values of one block after those of another, each gathered to its place and not copied there."""
     arrays = [column for column in columns if isinstance(column, np.ndarray)]
     if len(arrays) < len(columns):
-        picked = (_picked({"": column}, some)[""] for column, some in zip(columns, rows, strict=True))
-        return [value for values in picked for value in values]
+        return _following([one_picked(column, some) for column, some in zip(columns, rows, strict=True)])
     whole = np.empty((sum(map(len, rows)), *arrays[0].shape[1:]), arrays[0].dtype)
     ends = np.cumsum([len(some) for some in rows]).tolist()
     for column, some, end in zip(arrays, rows, ends, strict=True):
         # All rows are there. Told to look again, numpy would gather elsewhere first, and copy.
         column.take(some, axis=0, out=whole[end - len(some) : end], mode="clip")
     return whole
+
+
+def _following(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [value for part in parts for value in part]
 
 
 def _joined(parts: list[Any], places: list[Ids], size: int) -> Any:
