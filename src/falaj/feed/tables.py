@@ -185,7 +185,9 @@ def _opened(path: Path, about: Any, numbers: bool) -> Any:
     import pyarrow as pa
     from pyarrow import parquet
 
-    opened = parquet.ParquetFile(path, metadata=about, memory_map=True)
+    # Mapped memory is asked for ahead anyway. To buffer it first has one more thread hand over every range, which takes
+    # a tenth as long as to decode it.
+    opened = parquet.ParquetFile(path, metadata=about, memory_map=True, pre_buffer=False)
     if numbers:
         # Arrow's own pool takes huge pages for many small columns, three times what they need, and clears them in every
         # thread that reads. ParquetFile takes no other pool; its reader does, and has options only for other kinds.
