@@ -73,16 +73,11 @@ def _run(arguments: list[str], *, alone: bool) -> int:
         return _no_command(before)
     if command == "help":
         command, after = after[0], [*after[1:], "--help"]
-    packed = None
-    if alone and command not in COMMANDS:  # commands of our own may run for months
-        from falaj.cli.packed import start_packed
-
-        packed = start_packed()
     from falaj.desks import DESKS
 
     if command not in COMMANDS and command not in DESKS:
         return _unknown(command)
-    if alone and command in DESKS:
+    if alone and command in DESKS:  # commands of our own may run for months
         from falaj.cli.light import start_light
 
         start_light()
@@ -95,10 +90,7 @@ def _run(arguments: list[str], *, alone: bool) -> int:
         return run(getattr(import_module(module), name), command, before, after)
     from falaj.cli.verbs import desk
 
-    code = run(desk, command, before, after)
-    if packed is not None:
-        packed.keep()
-    return code
+    return run(desk, command, before, after)
 
 
 def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
