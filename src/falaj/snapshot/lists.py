@@ -15,7 +15,8 @@ from falaj.snapshot.state import State, is_settled
 
 _LEAST = 64
 """Fewer names than this are listed sooner than remembered."""
-_ROWS = 256
+_ROWS, _NAMES = 256, 65_536
+"""So many folders are held until they are written, or so many names of them."""
 _BELIEVED = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630})
 """ext4, XFS, Btrfs, F2FS, tmpfs and overlays of them."""
 
@@ -28,6 +29,7 @@ class Lists:
         self._rows = state.lists()
         self._head = next(self._rows, None)
         self._changed: list[tuple[bytes, bytes | None]] = []
+        self._held = 0
 
     def __enter__(self) -> Self:
         return self
@@ -50,9 +52,10 @@ class Lists:
         names = listed(fd, path)
         if len(names) >= _LEAST and is_settled(stamp, begun) and _believed(fd):
             self._changed.append((path, stamp + b"\0".join(names)))
+            self._held += len(names)
         elif row is not None:
             self._changed.append((path, None))
-        if len(self._changed) >= _ROWS:
+        if len(self._changed) >= _ROWS or self._held >= _NAMES:
             self._flush()
         return names
 
@@ -65,7 +68,7 @@ class Lists:
     def _flush(self) -> None:
         if self._changed:
             self._state.keep_lists(self._changed)
-            self._changed = []
+            self._changed, self._held = [], 0
 
 
 def _believed(fd: int) -> bool:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +57,7 @@ MARK_BYTES = _MARK.size
 _NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 RUN = 1024
 """How many names of a folder are looked at together, at most."""
+_AT_ONCE = 4096
 _SECOND = 1_000_000_000
 _LEAVES = frozenset({stat.S_IFREG, stat.S_IFLNK})
 _KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
@@ -346,12 +348,15 @@ def _open_top(folder: Path, names_of: NamesOf) -> tuple[int, list[bytes]]:
 
 def listed(fd: int, path: bytes) -> list[bytes]:
     """The names in a folder, last first; a folder's ends with a slash, which is how it sorts among full paths."""
+    names: list[bytes] = []
     try:
         with os.scandir(fd) as listing:
-            found = [each.name + "/" if each.is_dir(follow_symlinks=False) else each.name for each in listing]
+            # Some at a time: as texts they take more memory than as bytes, and a folder may have millions.
+            while some := list(islice(listing, _AT_ONCE)):
+                found = [each.name + "/" if each.is_dir(follow_symlinks=False) else each.name for each in some]
+                names += "\0".join(found).encode(*_NAMES).split(b"\0")
     except OSError as error:
         raise _unreadable(path, error) from None
-    names = "\0".join(found).encode(*_NAMES).split(b"\0") if found else []
     names.sort(reverse=True)
     return names
 
