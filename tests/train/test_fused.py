@@ -6,14 +6,17 @@ from torch.nn import functional
 
 from falaj.train.fused import IGNORED, linear_cross_entropy
 
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
 
 @pytest.mark.parametrize("chunk", [1, 7, 40, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_same_loss_and_gradients_as_plain(chunk: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_same_loss_and_gradients_as_plain(chunk: int, dtype: torch.dtype, device: str) -> None:
     generator = torch.Generator().manual_seed(chunk)
-    hidden = torch.randn(4, 10, 16, generator=generator).to(dtype).requires_grad_()
-    weight = torch.randn(30, 16, generator=generator).to(dtype).requires_grad_()
-    target = torch.randint(0, 30, (4, 10), generator=generator)
+    hidden = torch.randn(4, 10, 16, generator=generator).to(device, dtype).requires_grad_()
+    weight = torch.randn(30, 16, generator=generator).to(device, dtype).requires_grad_()
+    target = torch.randint(0, 30, (4, 10), generator=generator).to(device)
     target[1, 3] = target[2, 0] = IGNORED
     total, count = linear_cross_entropy(hidden, weight, target, chunk=chunk)
     (total * 0.5).backward()

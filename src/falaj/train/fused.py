@@ -70,6 +70,6 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
     if left.dtype == total.dtype:
         total.addmm_(left.T, right)
     elif left.is_cuda:
-        total += torch.mm(left.T, right, out_dtype=torch.float32)
+        torch.addmm(total, left.T, right, out_dtype=torch.float32, out=total)
     else:
         total += left.T.float() @ right.float()

@@ -9,6 +9,9 @@ import triton.language as tl
 
 BLOCK = 4096
 WARPS = 8
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-3.0e38)
+"""Below every logit that is a number; unlike infinity it can be subtracted from itself."""
 
 
 def fold(
@@ -99,20 +102,26 @@ def _cross_entropy(logits, target, losses, stride, columns, ignored, block: tl.c
     logits += row * stride
     wanted = tl.load(target + row)
     counted = wanted != ignored
-    highest, total = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)
+    # Every lane has eight columns of a block and a sum of its own, so that threads need not wait for each other until
+    # the end. A row that was read is read once more before its memory is wanted for others, and then no more.
+    lanes: tl.constexpr = block // 8
+    inside = tl.arange(0, lanes)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    high, total = tl.full((lanes,), LOWEST, tl.float32), tl.zeros((lanes,), tl.float32)
     for start in range(0, columns, block):
-        places = start + tl.arange(0, block)
-        values = tl.load(logits + places, mask=places < columns, other=float("-inf")).to(tl.float32)
-        higher = tl.maximum(highest, tl.max(values, axis=0))
-        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(values - higher), axis=0)
-        highest = higher
+        places = start + inside
+        values = tl.load(logits + places, mask=places < columns, other=LOWEST, eviction_policy="evict_last")
+        values = values.to(tl.float32) * LOG2E
+        higher = tl.maximum(high, tl.max(values, axis=1))
+        total = total * tl.exp2(high - higher) + tl.sum(tl.exp2(values - higher[:, None]), axis=1)
+        high = higher
+    highest = tl.max(high, axis=0)
+    level = highest + tl.log2(tl.sum(total * tl.exp2(high - highest), axis=0))
     picked = tl.load(logits + tl.where(counted, wanted, 0)).to(tl.float32)
-    loss = highest + tl.log(total) - picked
-    tl.store(losses + row, tl.where(counted, loss, 0.0))
+    tl.store(losses + row, tl.where(counted, level / LOG2E - picked, 0.0))
     tl.debug_barrier()  # nobody overwrites what another thread still has to read
     for start in range(0, columns, block):
-        places = start + tl.arange(0, block)
-        values = tl.load(logits + places, mask=places < columns, other=float("-inf")).to(tl.float32)
-        slope = tl.exp(values - highest) / total - tl.where(places == wanted, 1.0, 0.0)
-        slope = tl.where(counted, slope, 0.0)
-        tl.store(logits + places, slope.to(logits.dtype.element_ty), mask=places < columns)
+        places = start + inside
+        values = tl.load(logits + places, mask=places < columns, other=LOWEST, eviction_policy="evict_first")
+        slope = tl.exp2(values.to(tl.float32) * LOG2E - level) - tl.where(places == wanted, 1.0, 0.0)
+        slope = tl.where(counted, slope, 0.0).to(logits.dtype.element_ty)
+        tl.store(logits + places, slope, mask=places < columns, eviction_policy="evict_first")
