@@ -18,6 +18,7 @@ from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errand import Progress, Silence
 from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, lacking
 from falaj.core.event import new_id
+from falaj.core.garbage import seldom
 from falaj.core.permit import PermitDesk
 from falaj.core.ports import Blobs, Identity, Online, Series
 from falaj.core.settings import Oidc, Settings, read_settings
@@ -375,7 +376,8 @@ class House:
             return
         self._start(self._jobs_loops())
         try:
-            yield
+            with seldom():
+                yield
         finally:
             self.stop_loops()
 

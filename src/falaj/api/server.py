@@ -1,7 +1,6 @@
 """The listener: where Falaj answers. Plain HTTP on loopback only; any other address speaks TLS 1.3 or stays shut."""
 
 import asyncio
-import gc
 import ipaddress
 import logging
 import signal
@@ -19,6 +18,7 @@ import uvicorn
 from falaj.api.app import App, Door
 from falaj.api.connection import Connection
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
+from falaj.core import garbage
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.settings import Tls
 
@@ -98,10 +98,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # What exists now lives as long as the process: it need not be looked through again and again.
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
-        gc.enable()
+        garbage.settle()
         if self._renew is not None:
             self._tick()
         if self._on_ready is not None:

@@ -158,7 +158,7 @@ class ProcessExecutor:
                     given = document if slot is attempt.slots[0] else {}
                     self._nursery.begin(context, slot.index, self._environment(attempt, slot), given)
             if new:
-                self._remember(attempt.id, known_by(folder, os.stat(context), document))  # noqa: PTH116
+                self._remember(attempt.id, known_by(folder, (), document))
         return attempt.id
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
@@ -195,7 +195,7 @@ class ProcessExecutor:
 
     def outbox(self, handle: str, after: str = "") -> tuple[Facts, str]:
         """What the attempt's launchers and processes said."""
-        one = self._known(handle)
+        one = self._seen.get(handle) or self._known(handle)
         return read_outbox(one.outbox, after) if one is not None else ([], after)
 
     def forget(self, handle: str) -> None:
@@ -341,6 +341,8 @@ class ProcessExecutor:
         if (attempt := self._known(handle)) is None:
             return Status(handle, UNKNOWN, reason="nobody launched it here, or it was forgotten")
         seen = [look(attempt.folder, slot) for slot in range(len(attempt.nodes))]
+        if len(seen) == 1 and seen[0].phase == SUCCEEDED:  # as most are: there is nothing else to look after
+            return Status(handle, SUCCEEDED, (SlotExit(0, 0, seen[0].reason),), seen[0].started, seen[0].ended)
         over, stop = all(one.phase in OVER for one in seen), {}
         if not over and (stop := read_json(f"{attempt.folder}/stop")):
             seen = [_settled(look(attempt.folder, slot)) for slot in range(len(seen))]  # it may have begun before

@@ -16,6 +16,7 @@ from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, WAITING
 from falaj.core.outbox import read_file
 
 _MOST_BYTES = 16 << 20
+_decode = json.JSONDecoder().decode
 
 
 class Seen(NamedTuple):
@@ -82,7 +83,8 @@ class Known(NamedTuple):
     """An attempt's folder with what its context says; that is written once, so it is read again only when it moved."""
 
     folder: str
-    moved: tuple[int, int, int]
+    moved: tuple[int, ...]
+    """When, as its file says; nothing before anybody looked at that."""
     nodes: tuple[str, ...]
     """The node of every slot."""
     outbox: str
@@ -97,21 +99,18 @@ def known(entry: str, last: Known | None) -> Known | None:
         found = os.stat(f"{entry}/context.json")  # noqa: PTH116 - for every attempt at every look
     except OSError:
         return None
-    if last is not None and last.moved == _moved(found):
-        return last
+    moved = found.st_ino, found.st_mtime_ns, found.st_size
+    if last is not None and last.moved in ((), moved):
+        return last._replace(moved=moved) if not last.moved else last
     folder = os.path.realpath(entry)
-    return known_by(folder, found, context_of(folder))
+    return known_by(folder, moved, context_of(folder))
 
 
-def known_by(folder: str, found: os.stat_result, told: Mapping[str, Any]) -> Known:
+def known_by(folder: str, moved: tuple[int, ...], told: Mapping[str, Any]) -> Known:
     """The attempt of which its context tells so much."""
     outbox = str(told.get("outbox") or f"{folder}/outbox")
     grace_s, own = number(told.get("grace_s"), 30.0), bool(told.get("own"))
-    return Known(folder, _moved(found), tuple(_nodes(told)), outbox, grace_s, own)
-
-
-def _moved(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return Known(folder, moved, tuple(_nodes(told)), outbox, grace_s, own)
 
 
 def nodes_of(folder: str) -> list[str]:
@@ -140,7 +139,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        found = json.loads(data)
+        found = _decode(data.decode("utf-8", "surrogatepass"))  # what `loads` does, without asking which code it is
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

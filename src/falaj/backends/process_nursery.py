@@ -25,6 +25,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._answers = select.poll()
         self._lock = Lock()
 
     def begin(self, context: str, slot: int, env: Mapping[str, str], document: Mapping[str, Any]) -> None:
@@ -53,9 +54,7 @@ class Nursery:
         try:
             asked, told = self._pipes()
             asked.write(request)
-            answers = select.poll()  # select() knows no file beyond the first 1,024, and a busy platform has more open
-            answers.register(told, select.POLLIN)
-            line = told.readline() if answers.poll(1000 * _PATIENCE_S) else b""
+            line = told.readline() if self._answers.poll(1000 * _PATIENCE_S) else b""
         except OSError as error:
             self.close()
             return str(error.strerror)
@@ -73,6 +72,8 @@ class Nursery:
             self._process = subprocess.Popen(  # noqa: S603  # nosec B603 - our own interpreter with our own words
                 words, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=bare, start_new_session=True
             )
+            self._answers = select.poll()  # select() knows no file beyond the first 1,024; a busy platform has more
+            self._answers.register(cast(IO[bytes], self._process.stdout), select.POLLIN)
         return cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
 

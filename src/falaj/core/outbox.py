@@ -77,8 +77,10 @@ def parts_of(folder: str | Path, writer: str) -> list[int]:
 
 
 def _places(after: str) -> dict[str, tuple[int, int]]:
+    if not after:
+        return {}
     try:
-        return {writer: (int(part), int(start)) for writer, (part, start) in json.loads(after or "{}").items()}
+        return {writer: (int(part), int(start)) for writer, (part, start) in json.loads(after).items()}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise Invalid("this is no cursor of an outbox", "begin again without one") from None
 

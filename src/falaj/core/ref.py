@@ -71,7 +71,7 @@ class Ref:
     @property
     def bare(self) -> "Ref":
         """The same thing without a version."""
-        return self if not self.version else Ref(self.kind, self.project, self.name)
+        return self if not self.version else Ref.known(self.kind, self.project, self.name, "")
 
     def __str__(self) -> str:
         return self._text

@@ -171,9 +171,11 @@ class Crew:
 
     def _run(self) -> None:
         while not self._retired:
-            self._guarded(self._look, "look")
-            self._wake_up()
-            order = self._next()
+            if (pause := self._pause()) <= 0:
+                self._guarded(self._look, "look")
+                self._wake_up()
+                pause = self._pause()
+            order = self._next(max(0.005, pause))
             if order is not None:
                 self._guarded(order, "order")
                 self._wake_up()
@@ -184,8 +186,9 @@ class Crew:
         """Once for all that one call brought; what was launched waits a moment for what comes of it and of others."""
         if self._begun:
             now = self._retired or (not self.coming and len(self._watched) < SEVERAL)
-            old = time.monotonic() - GATHER_S if self._looked or self._seldom else 0.0
-            for attempt in [name for name, (at, _) in self._begun.items() if now or at <= old]:
+            old = time.monotonic() - GATHER_S
+            some = self._begun.items() if now or self._looked or self._seldom else ()
+            for attempt in [name for name, (at, _) in some if now or at <= old]:
                 self._tell_begun(attempt)
         self._looked = False
         if self._told:
@@ -197,9 +200,9 @@ class Crew:
             self._told = True
             self._tell(self._begun.pop(attempt)[1])
 
-    def _next(self) -> Order | None:
+    def _next(self, pause: float) -> Order | None:
         with suppress(queue.Empty):
-            return self._orders.get(timeout=self._pause())
+            return self._orders.get(timeout=pause)
         return None
 
     def _guarded(self, work: Order, what: str) -> None:
@@ -272,12 +275,13 @@ class Crew:
         return True
 
     def _pause(self) -> float:
-        now = time.monotonic()
-        names = ("nodes", "poll") if self._watched else ("nodes",)
-        due = min(self._due.get(name, now) for name in names)
+        """How long nothing is due."""
+        due = self._due.get("nodes", 0.0)
+        if self._watched:
+            due = min(due, self._due.get("poll", 0.0))
         if self._begun and self._seldom:
             due = min(due, next(iter(self._begun.values()))[0] + GATHER_S)
-        return max(0.005, due - now)
+        return due - time.monotonic()
 
     def _report(self, kind: str, attempt: str = "", job: str = "", text: str = "", **more: Any) -> None:
         if not self._retired:

@@ -70,6 +70,8 @@ class Lead:
         self.clusters: dict[str, Cluster] = {}
         self.nodes: dict[str, Node] = {}
         self.rules: dict[str, QueueRule] = {}
+        self._budgeted = False
+        """Whether any of them has a budget."""
         self._scheduler: Scheduler
         self.planned: set[str] = set()
         """Jobs whose starts are being written as the scheduler said: it knows."""
@@ -189,9 +191,10 @@ class Lead:
         with self.ledger.write(mine) as tx:
             self.guard(tx)
             record = tx.put(old.key, body, rev=old, terms=life.terms_of(body))
+            ref = record.ref
             if began:
-                tx.emit("jobs.start", record.ref, (), handle=began)
-            tx.emit(said, record.ref, (), **fields)
+                tx.emit("jobs.start", ref, (), handle=began)
+            tx.emit(said, ref, (), **fields)
             if more is not None:
                 more(mine)
             if then is not None:
@@ -279,7 +282,7 @@ class Lead:
     def charge(self) -> None:
         """Tell the scheduler what budgets stand at, after something was settled and when a window may have ended."""
         now = self.ctx.now()
-        if now >= self.owing and any(rule.budgets for rule in self.rules.values()):
+        if now >= self.owing and self._budgeted:
             self.owing = now + _WINDOW_S
             with self.ledger.read(self.ctx) as tx:
                 spent = budgets.read_spent(tx)
@@ -295,7 +298,8 @@ class Lead:
         body, attempt = record.body, record.body["attempt"]
         cost = self._price(record, life.spots_of(attempt["spots"]), attempt["band"], round(seconds))
         spell = usage.spell_of(record, after, cost, seconds, self.ctx.now())
-        rules = {rule.name: rule.budgets for rule in way_up(body["queue"], self.rules) if rule.budgets}
+        above = way_up(body["queue"], self.rules) if self._budgeted else ()
+        rules = {rule.name: rule.budgets for rule in above if rule.budgets}
 
         def work(ctx: Context) -> None:
             if self._ended is None:
@@ -343,6 +347,7 @@ class Lead:
         with self.ledger.read(self.ctx) as tx:
             self.clusters, self._shapes = self._clusters.known(tx), {}
             self.rules = {rule.name: rule for rule in read_rules(tx)}
+            self._budgeted = any(rule.budgets for rule in self.rules.values())
             found = [node_of(cluster, facts) for cluster, facts, _ in self._clusters.node_records(tx)]
             self.jobs = {record.body["id"]: record for record in live_jobs(self.ledger, tx)}
             past, spent = past_of(self.ledger, tx), budgets.read_spent(tx)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from falaj.api.server import RENEW_EVERY_S, Address
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
+from falaj.core import garbage
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.ref import Ref
 from falaj.core.settings import Tls
@@ -242,11 +243,8 @@ def run(
         if until_eof:
             _on_eof(lambda: loop.call_soon_threadsafe(end.set))
         found = await gateway.start()
-        # What exists now lives as long as the process: it need not be looked through again and again.
         gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
-        gc.enable()
+        garbage.settle()
         on_ready(found)
         await end.wait()
         await gateway.leave(house.settings.drain_s)

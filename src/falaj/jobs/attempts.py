@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.execute import Attempt, Slot
@@ -128,25 +129,25 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         role = spec.roles[spot.role]
         node = spot.node.partition("/")[2]
         slots.append(Slot(index, node, role.name, amounts_of(role), spot.devices, spot.milli, processes_of(role)))
-    bare = Attempt(
-        id=body["attempt"]["id"],
-        job=str(record.ref.bare),
-        tenant=record.key.tenant,
-        project=record.key.project,
-        slots=tuple(slots),
-        command=tuple(spec.command),
-        framework=spec.framework,
-        folder=place.base,
-        env={**tracing.environment(body), **spec.env},
-        secret_env=secrets,
-        image=spec.image,
-        user=_user(record, cluster),
-        limit_s=spec.limit_s,
-        grace_s=spec.grace_s,
-        launcher=launcher(),
-        options=dict(spec.options),
-    )
-    return _with_context(bare, record.body, place, address)
+    fields: dict[str, Any] = {
+        "id": body["attempt"]["id"],
+        "job": str(record.ref.bare),
+        "tenant": record.key.tenant,
+        "project": record.key.project,
+        "slots": tuple(slots),
+        "command": tuple(spec.command),
+        "framework": spec.framework,
+        "folder": place.base,
+        "env": {**tracing.environment(body), **spec.env},
+        "secret_env": secrets,
+        "image": spec.image,
+        "user": _user(record, cluster),
+        "limit_s": spec.limit_s,
+        "grace_s": spec.grace_s,
+        "launcher": launcher(),
+        "options": dict(spec.options),
+    }
+    return Attempt(**fields, context=_context(Attempt(**fields), body, place, address))
 
 
 def _user(record: Record, cluster: Cluster) -> str:
@@ -158,7 +159,7 @@ def _user(record: Record, cluster: Cluster) -> str:
     return f"{name}@{tenant}" if apart else name
 
 
-def _with_context(bare: Attempt, body: Body, place: Layout, address: str) -> Attempt:
+def _context(bare: Attempt, body: Body, place: Layout, address: str) -> dict[str, object]:
     more: dict[str, object] = {
         "run": body["run"],
         "number": body["attempt"]["number"],
@@ -171,7 +172,7 @@ def _with_context(bare: Attempt, body: Body, place: Layout, address: str) -> Att
         more["outbox"] = place.below("outbox")
     else:
         more |= {"address": address, "stage": _stage(body, place), "after": _after(body, place)}
-    return replace(bare, context=document(bare, **more))
+    return document(bare, **more)
 
 
 def _stage(body: Body, place: Layout) -> list[list[str]]:

@@ -103,6 +103,11 @@ class Columns:
         counts: Small = self._counts[ask].take(states)
         return counts
 
+    def count(self, ask: int, state: int) -> int:
+        """The same in one state."""
+        self._count()
+        return int(self._counts[ask, state])
+
     def fits(self, asks: Ints, states: Ints) -> Flags:
         """By ask: does a slot of it fit in one of these states?"""
         self._count()

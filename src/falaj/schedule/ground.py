@@ -263,9 +263,8 @@ class Ground:
             self.stopping.add(job.id)
             return
         # What it started with may know fewer kinds of devices than there are by now; new ones come last.
-        counted, amount = self._counted[job.id], np.zeros(len(self.tree.quotas), np.int64)
-        amount[: len(counted)] = counted
-        self.table.put(job, left, self.now, amount)
+        counted = self._counted[job.id]
+        self.table.put(job, left, self.now, counted + [0] * (len(self.tree.quotas) - len(counted)))
 
     def _leave(self, job_id: str, keeps: tuple[Spot, ...] = ()) -> Job | None:
         job = self.running.pop(job_id, None)

@@ -1,5 +1,6 @@
 """What runs, as a table: one row a job, and one entry for each node it lies on. For searching many at once."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +54,7 @@ class Running:
         self._used = 0
         self.table[:, Col.LEAF] = self.entries[:, Lay.ROW] = -1
 
-    def put(self, job: Job, left_s: int | None, now: int, amount: Amounts | None = None) -> None:
+    def put(self, job: Job, left_s: int | None, now: int, amount: Sequence[int] | None = None) -> None:
         """A job runs, or runs otherwise. `left_s`: how long it still will, if known; `amount`: what it counts."""
         self.drop(job.id)
         size, extra = self._size(job), loose(job)
@@ -135,9 +136,13 @@ class Running:
         return self._at[self.entries[:, Lay.NODE]] if len(self._at) else np.full(len(self.entries), -1)
 
     def _count(self, row: int, sign: int) -> None:
-        leaf, band = self.table[row, Col.LEAF], self.table[row, Col.BAND]
-        self._totals[0, leaf, band] += sign * self.amounts[row]
-        self._totals[1, leaf, band] += sign * self.base[row]
+        where = self.table[row, Col.LEAF], self.table[row, Col.BAND]
+        for totals, parts in zip(self._totals, (self.amounts, self.base), strict=True):
+            total = totals[where]  # a view: what is added to it is added there
+            if sign > 0:
+                total += parts[row]
+            else:
+                total -= parts[row]
 
     def _enter(self, row: int, job: Job, extra: tuple[Spot, ...]) -> None:
         sums: dict[str, list[int]] = {}

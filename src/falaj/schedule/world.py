@@ -79,7 +79,7 @@ class World:
 
     def room(self, ask: int, row: int) -> int:
         """How many of them fit on one node."""
-        return int(self._columns.counts(ask, self._state[row]))
+        return self._columns.count(ask, self._state[row])
 
     def fits(self, asks: Sequence[int], rows: Sequence[int]) -> Flags:
         """By ask: does a slot of it fit on one of these nodes now?"""

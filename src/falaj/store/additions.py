@@ -14,7 +14,8 @@ ADDED: Mapping[str, tuple[str, ...]] = {}
 
 def marked(kind: str, body: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of a new body that the version before does not know."""
-    return tuple(field for field in ADDED.get(kind, ()) if field in body)
+    added = ADDED.get(kind)
+    return tuple(field for field in added if field in body) if added else ()
 
 
 def carried(

@@ -66,7 +66,7 @@ def seal_record(cipher: Cipher | None, record: Record, old: Record | None = None
     if old is not None:
         same = old.label is record.label and old.zone == record.zone and old.restricted == record.restricted
         was = cell if same else cell_text(key.kind, key.project, old.zone, old.label, old.restricted)
-        before = was, tuple(old.terms.items())
+        before = was, terms if old.terms == record.terms else tuple(old.terms.items())
     return Row(key, record.rev, cell, body, record.at, terms, before)
 
 

@@ -498,7 +498,7 @@ class Writer(Reader):
     def _check(self, key: Key, terms: Mapping[str, str] | None) -> None:
         if self._projecting and key.kind not in PROJECTIONS:
             raise SilentChange(f"{key.kind} is not derived data", "use ledger.write and emit an event")
-        if "\0" in f"{key.tenant}{key.kind}{key.project}{key.name}{key.version}":
+        if "\0" in "".join(key):
             raise Invalid("a name holds a NUL character", "use printable characters")
         for field, value in terms.items() if terms else ():
             if len(value) > _MAX_TERM or "\0" in value or "\0" in field:

@@ -38,7 +38,7 @@ _AWAY = (7, 8)
 """With these the platform's own program says that the same may work later."""
 _LEFTOVER_S = 2.0
 _UNKILLABLE_S = 15.0
-_TRY_AGAIN, _YIELDED = 75, 85  # as in core.execute, which takes longer to load than the rest of us
+TRY_AGAIN, _YIELDED = 75, 85  # as in core.execute, which takes longer to load than the rest of us
 
 
 def main(
@@ -56,7 +56,7 @@ def main(
     except (ValueError, IndexError, OSError, FalajError) as error:
         begun(str(error))
         os.write(2, f"falaj: {error} (usage: falaj.worker CONTEXT SLOT)\n".encode())
-        return _TRY_AGAIN if isinstance(error, OSError) else 2
+        return TRY_AGAIN if isinstance(error, OSError) else 2
     begun("")
     return launcher.run() if ours else 0
 
@@ -166,7 +166,7 @@ class Launcher:
         try:
             self._cage.build()
         except FalajError as error:
-            self._fail(_TRY_AGAIN, str(error))
+            self._fail(TRY_AGAIN, str(error))
         self._carry()
         return not self._reason
 
@@ -210,7 +210,7 @@ class Launcher:
             try:
                 _make(path)
             except OSError as error:
-                self._fail(_TRY_AGAIN, f"{path} cannot be made: {error.strerror}")
+                self._fail(TRY_AGAIN, f"{path} cannot be made: {error.strerror}")
 
     def _agree_on_port(self) -> None:
         if not rendezvous.needs_port(self.context) or self._slot:
@@ -225,7 +225,7 @@ class Launcher:
             try:
                 probe.bind(("", self.context.port))
             except OSError:
-                self._fail(_TRY_AGAIN, f"the rendezvous port {self.context.port} is taken")
+                self._fail(TRY_AGAIN, f"the rendezvous port {self.context.port} is taken")
             self.context = self.context._replace(port=probe.getsockname()[1])
 
     def _take_away(self) -> None:
@@ -301,7 +301,7 @@ class Launcher:
     def _see_failure(self, what: str, code: int) -> None:
         reason = self._say(what, code)
         if code in _AWAY and what.startswith(_OURS):
-            code = _TRY_AGAIN  # the platform was away, and the job has nothing to do with it
+            code = TRY_AGAIN  # the platform was away, and the job has nothing to do with it
         # Of those that were stopped, one that saved and yields speaks for those that just died.
         if not self._code or (code == _YIELDED and self._reason == "stopped"):
             self._code = code

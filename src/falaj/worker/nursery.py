@@ -19,7 +19,6 @@ from falaj.worker import cage, launch
 
 __all__ = ["cage", "main"]  # the cage is only loaded here, so that whoever needs one need not wait
 _STAND_BACK_MS = 5
-_TRY_AGAIN = 75
 _SAMPLE = """{"attempt": "a-1", "job": "job:p/a", "project": "p", "tenant": "t", "framework": "plain", "command": ["a"],
     "slots": [{"index": 0, "node": "n", "role": "worker", "processes": 1, "devices": [], "milli": 1000, "cpus": 100}],
     "folder": "/", "code": "/code", "env": {}, "inputs": {}, "outputs": {}, "checkpoints": "/kept", "outbox": "/outbox",
@@ -86,7 +85,7 @@ def _become(request: dict[str, Any], told: int) -> int:
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         begun(str(error))
-        return _TRY_AGAIN
+        return launch.TRY_AGAIN
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream in (1, 2):
         os.dup2(log, stream)

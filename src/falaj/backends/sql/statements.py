@@ -83,7 +83,8 @@ def terms_of(text: str) -> tuple[tuple[str, str], ...]:
 
 def term_rows(key: Key, terms: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
     """Terms as rows of the index."""
-    return [(key.tenant, key.kind, field, value, key.project, key.name, key.version) for field, value in terms]
+    tenant, kind, project, name, version = key
+    return [(tenant, kind, field, value, project, name, version) for field, value in terms]
 
 
 def event_values(event: EventRow) -> tuple[Any, ...]:
@@ -166,13 +167,13 @@ def row_of(key: Key, row: Sequence[Any] | None) -> Row | None:
 
 def changed_terms(key: Key, old: Terms, new: Terms, run: Callable[[str, list[tuple[str, ...]]], None]) -> None:
     """Bring the index from the old terms to the new ones."""
-    before, now = set(old), set(new)
-    if before == now:
+    if old == new:
         return
-    if before - now:
-        run(DROP_TERM, term_rows(key, before - now))
-    if now - before:
-        run(ADD_TERM, term_rows(key, now - before))
+    before, now = set(old), set(new)
+    if gone := before - now:
+        run(DROP_TERM, term_rows(key, gone))
+    if come := now - before:
+        run(ADD_TERM, term_rows(key, come))
 
 
 def _joined(query: Query) -> tuple[str, list[str], list[Any]]:
