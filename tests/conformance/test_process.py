@@ -16,8 +16,8 @@ import pytest
 
 from falaj.backends.process import ProcessExecutor
 from falaj.backends.process_files import look
-from falaj.core.errors import Invalid, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt, CanScale, Executor
+from falaj.core.errors import Conflict, Invalid, Unavailable
+from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt, CanLaunchMany, CanScale, Executor
 from tests.conformance.executors import EXECUTORS, Lab
 from tests.servers.process import wait_until
 
@@ -244,6 +244,32 @@ def test_a_platform_killed_while_it_launches_loses_and_doubles_nothing(lab: Lab,
     handles = [lab.executor.launch(attempt) for attempt in attempts]
     assert {lab.until(handle).phase for handle in handles} == {SUCCEEDED}
     assert [lab.lines(handle, slot) for handle in handles for slot in (0, 1)] == [["here"]] * 24
+
+
+def test_several_are_launched_at_once_and_each_is_answered_for_itself(lab: Lab) -> None:
+    assert isinstance(lab.executor, CanLaunchMany)
+    wide = {"WIDE": "x" * 20_000}  # more of them than a pipe takes
+    good = [replace(lab.attempt("sh", "-c", "echo here"), env=wide) for _ in range(7)]
+    nowhere = [replace(good[0], id="nowhere", slots=(replace(good[0].slots[0], node="moon"),))]
+    gang = lab.attempt("sh", "-c", "echo here", slots=2)
+    found = lab.executor.launch_all([*good[:3], *nowhere, gang, *good[3:], good[0]])
+    assert [one for one in found if isinstance(one, str)] == [one.id for one in (*good[:3], gang, *good[3:], good[0])]
+    assert isinstance(found[3], Conflict)
+    for one in (*good, gang):
+        assert lab.until(one.id).phase == SUCCEEDED
+        assert lab.lines(one.id, 0) == ["here"]
+
+
+def test_a_nursery_that_is_lost_among_several_loses_and_doubles_nothing(lab: Lab) -> None:
+    assert isinstance(lab.executor, CanLaunchMany)
+    lab.until(lab.executor.launch(lab.attempt("true")))
+    os.kill(lab.executor._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    some = [lab.attempt("sh", "-c", "echo here") for _ in range(5)]
+    while refused := [one for one in some if one.id not in lab.executor.launch_all(some)]:
+        assert len(refused) <= 5
+    for one in some:
+        assert lab.until(one.id).phase == SUCCEEDED
+        assert lab.lines(one.id, 0) == ["here"]
 
 
 def test_a_lost_nursery_is_replaced(lab: Lab) -> None:

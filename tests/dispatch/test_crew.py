@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from falaj.core.errors import FalajError, Invalid
 from falaj.core.execute import RUNNING, SUCCEEDED, Attempt, NodeFacts, Status
 from falaj.dispatch import crew
 from falaj.dispatch.crew import Crew, Report, Watched
@@ -38,6 +39,18 @@ class Site:
         """Nothing is open."""
 
 
+class Together(Site):
+    """One that launches several at once, and refuses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[list[str]] = []
+
+    def launch_all(self, attempts: Sequence[Attempt]) -> Sequence[str | FalajError]:
+        self.launched.append([attempt.id for attempt in attempts])
+        return [Invalid("no", "never") if attempt.id == "a-bad" else attempt.id for attempt in attempts]
+
+
 class Desk:
     """Whoever is told, and woken."""
 
@@ -59,8 +72,9 @@ class Desk:
 
 
 @pytest.fixture
-def site() -> Site:
-    return Site()
+def site(request: pytest.FixtureRequest) -> Site:
+    made: Site = getattr(request, "param", Site)()
+    return made
 
 
 @pytest.fixture
@@ -82,11 +96,11 @@ def team(site: Any, desk: Desk, tmp_path: Path) -> Iterator[Crew]:
     made._thread.join(10)
 
 
-def attempt(number: int) -> Attempt:
+def attempt(number: int | str) -> Attempt:
     return Attempt(f"a-{number}", "job:p/a", "acme", "p", (), ("true",))
 
 
-def launch(team: Crew, *numbers: int) -> None:
+def launch(team: Crew, *numbers: int | str) -> None:
     team.coming |= {attempt(number).id for number in numbers}
     for number in numbers:
         team.launch(f"j{number}", attempt(number), lambda: True)
@@ -103,6 +117,22 @@ def test_what_is_launched_together_is_told_together(
     launch(team, 5)
     site.may.release()
     assert desk.woken.acquire(timeout=20), "who is alone waits for nobody"
+
+
+@pytest.mark.parametrize("site", [Together], indirect=True)
+def test_what_is_ready_meanwhile_is_launched_at_once_and_told_of_one_by_one(
+    team: Crew, site: Together, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "TOGETHER", 3)
+    launch(team, 1)
+    until(lambda: not team.coming, bool)  # who is alone is launched alone, and waits for the test
+    launch(team, 2, "bad", 3, 4, 5)
+    site.may.release()
+    until(lambda: len(site.launched) == 2, bool)
+    assert site.launched == [["a-2", "a-bad", "a-3"], ["a-4", "a-5"]]
+    assert desk.woken.acquire(timeout=20)
+    assert desk.heard[0].count("refused") == 1
+    until(lambda: set(team._watched) == {"a-1", "a-2", "a-3", "a-4", "a-5"}, bool)
 
 
 def test_nobody_waits_long_for_one_that_is_made_ready(

@@ -291,7 +291,7 @@ def test_a_launcher_goes_on_when_whoever_asked_for_it_is_gone(tmp_path: Path) ->
         assert nursery.stdin is not None
         assert nursery.stdout is not None
         nursery.stdout.close()
-        nursery.stdin.write(json.dumps(request).encode() + b"\n")
+        nursery.stdin.write(_framed(request))
         nursery.stdin.close()
     wait_until((tmp_path / "slot-0.exit").exists, 20)
     assert (tmp_path / "slot-0.log").read_text() == "work\n"
@@ -328,11 +328,16 @@ def _begin(folder: Path, document: Mapping[str, object]) -> str:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
         assert nursery.stdin is not None
         assert nursery.stdout is not None
-        nursery.stdin.write(json.dumps(request | {"document": dict(document)}).encode() + b"\n")
+        nursery.stdin.write(_framed(request | {"document": dict(document)}))
         nursery.stdin.flush()
         answer = nursery.stdout.readline().decode()
         nursery.stdin.close()
     return answer
+
+
+def _framed(request: Mapping[str, object]) -> bytes:
+    data = json.dumps(request).encode()
+    return len(data).to_bytes(4, "big") + data
 
 
 def test_the_bundle_is_made_once_for_all_who_ask_together() -> None:

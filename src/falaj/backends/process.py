@@ -45,8 +45,8 @@ from falaj.backends.process_files import (
 )
 from falaj.backends.process_limits import Limits
 from falaj.backends.process_node import choose_cores, this_machine
-from falaj.backends.process_nursery import Nursery
-from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
+from falaj.backends.process_nursery import Birth, Nursery
+from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
     END,
     FAILED,
@@ -146,20 +146,44 @@ class ProcessExecutor:
 
     def launch(self, attempt: Attempt) -> str:
         """Start a launcher for every slot that has none and never had one."""
+        for birth in self._births(attempt):
+            if why := self._nursery.begin([birth])[0]:
+                raise birth.failed(why)
+        return attempt.id
+
+    def launch_all(self, attempts: Sequence[Attempt]) -> Sequence[str | FalajError]:
+        """The same for several; launchers of those that have one each are asked for together."""
+        found, births = list[str | FalajError](), dict[int, Birth]()
+        for at, attempt in enumerate(attempts):
+            try:
+                if len(attempt.slots) > 1:
+                    self.launch(attempt)
+                else:
+                    births.update((at, birth) for birth in self._births(attempt))
+                found.append(attempt.id)
+            except FalajError as error:
+                found.append(error)
+        for at, why in zip(births, self._nursery.begin([*births.values()]), strict=True):
+            if why:
+                found[at] = births[at].failed(why)
+        return found
+
+    def _births(self, attempt: Attempt) -> list[Birth]:
+        """The launchers that an attempt still needs."""
         self._check(attempt)
         with _may_fail("this machine cannot start the attempt"):
             folder = self._folder_of(attempt)
             context = f"{folder}/context.json"
             new = not os.path.exists(context)  # noqa: PTH110 - for every attempt, as below
             document = self._document(attempt, folder) if new else {}
-            for slot in attempt.slots:
-                if new or look(folder, slot.index).phase == WAITING:
-                    # The first launcher lays the document down, and the folder; where another was faster, his counts.
-                    given = document if slot is attempt.slots[0] else {}
-                    self._nursery.begin(context, slot.index, self._environment(attempt, slot), given)
             if new:
                 self._remember(attempt.id, known_by(folder, (), document))
-        return attempt.id
+            # The first launcher lays the document down, and the folder; where another was faster, his counts.
+            return [
+                Birth(context, slot.index, self._environment(attempt, slot), {} if slot.index else document)
+                for slot in attempt.slots
+                if new or look(folder, slot.index).phase == WAITING
+            ]
 
     def poll(self, handles: Sequence[str]) -> Sequence[Status]:
         """What became of each. A slot that ended badly, or is gone, ends the others of its attempt."""

@@ -6,10 +6,10 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
@@ -18,6 +18,27 @@ from falaj.core.errors import Unavailable
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from falaj.worker.nursery import main; sys.exit(main())"
 _SOURCES = str(Path(__file__).parents[2])
 _PATIENCE_S = 20.0
+_ROOM = 48 << 10
+"""So many bytes of requests we let lie in the pipe, which takes a little more: nobody waits to be read."""
+
+
+class Birth(NamedTuple):
+    """A launcher that is wanted. Where there is a document, it is what the launcher finds in `context`, and lays down
+    there."""
+
+    context: str
+    slot: int
+    env: Mapping[str, str]
+    document: Mapping[str, Any]
+
+    @property
+    def log(self) -> str:
+        """Where the launcher itself writes."""
+        return f"{self.context.rpartition('/')[0]}/slot-{self.slot}.launcher.log"
+
+    def failed(self, why: str) -> Unavailable:
+        """It did not happen."""
+        return Unavailable(f"the launcher of slot {self.slot} did not start: {why}", f"see {self.log}")
 
 
 class Nursery:
@@ -28,17 +49,10 @@ class Nursery:
         self._answers = select.poll()
         self._lock = Lock()
 
-    def begin(self, context: str, slot: int, env: Mapping[str, str], document: Mapping[str, Any]) -> None:
-        """Start the launcher of a slot; on return the slot is claimed. Unavailable when that did not happen.
-
-        Where there is a document, it is what the launcher finds in `context`, and lays down there.
-        """
-        log = f"{context.rpartition('/')[0]}/slot-{slot}.launcher.log"
-        request = {"context": context, "slot": slot, "log": log, "env": env, "document": document}
+    def begin(self, births: Sequence[Birth]) -> list[str]:
+        """Start launchers, one after the other. By each, nothing: its slot is claimed; or why that did not happen."""
         with self._lock:
-            answer = self._ask(_line(request))
-        if answer:
-            raise Unavailable(f"the launcher of slot {slot} did not start: {answer}", f"see {log}")
+            return self._ask([_request(birth) for birth in births])
 
     def close(self) -> None:
         """End it; the launchers go on."""
@@ -50,19 +64,28 @@ class Nursery:
             process.kill()
             process.wait()
 
-    def _ask(self, request: bytes) -> str:
+    def _ask(self, requests: Sequence[bytes]) -> list[str]:
+        """What each was answered. Others are asked for before the first has answered, as long as the pipe takes them:
+        whoever sleeps between two of them finds nothing of its own in the processor's memory again."""
+        answers, sent, room, trouble = list[str](), 0, _ROOM, "no answer"
         try:
             asked, told = self._pipes()
-            asked.write(request)
-            line = told.readline() if self._answers.poll(1000 * _PATIENCE_S) else b""
+            while len(answers) < len(requests):
+                while sent < len(requests) and (len(requests[sent]) <= room or sent == len(answers)):
+                    asked.write(requests[sent])
+                    room -= len(requests[sent])
+                    sent += 1
+                line = told.readline() if self._answers.poll(1000 * _PATIENCE_S) else b""
+                if not line:
+                    break
+                room += len(requests[len(answers)])
+                answers.append(line.decode(errors="replace").strip())
         except OSError as error:
+            trouble = str(error.strerror)
+        if len(answers) < len(requests):
+            # It hangs or is gone: whether a slot began, its own files tell; another nursery is for the next.
             self.close()
-            return str(error.strerror)
-        if not line:
-            # It hangs or is gone: whether the slot began, its own files tell; another nursery is for the next.
-            self.close()
-            return "no answer"
-        return line.decode(errors="replace").strip()
+        return answers + [trouble] * (len(requests) - len(answers))
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         if self._process is None or self._process.poll() is not None:
@@ -77,8 +100,10 @@ class Nursery:
         return cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
 
-def _line(request: dict[str, Any]) -> bytes:
+def _request(birth: Birth) -> bytes:
+    told = {**birth._asdict(), "log": birth.log}
     try:
-        return msgspec.json.encode(request) + b"\n"
+        found = msgspec.json.encode(told)
     except UnicodeEncodeError:  # a variable of ours that is no text
-        return json.dumps(request).encode() + b"\n"
+        found = json.dumps(told).encode()
+    return len(found).to_bytes(4, "big") + found

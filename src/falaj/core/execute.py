@@ -7,9 +7,12 @@ An attempt is one try of a job: a gang of slots, each on a node that the schedul
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from falaj.core.data import dataclass
+
+if TYPE_CHECKING:
+    from falaj.core.errors import FalajError
 
 WAITING, RUNNING, SUCCEEDED, FAILED, LOST, UNKNOWN = "waiting", "running", "succeeded", "failed", "lost", "unknown"
 """What an attempt can be, as its executor sees it. `lost`: its node or its processes are gone and nobody knows how it
@@ -178,6 +181,15 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class CanLaunchMany(Protocol):
+    """An executor that starts several attempts sooner, and for less, than one after another."""
+
+    def launch_all(self, attempts: "Sequence[Attempt]") -> "Sequence[str | FalajError]":
+        """The handle of each, in the order asked, or what `launch` would have raised for it."""
+        ...
 
 
 @runtime_checkable

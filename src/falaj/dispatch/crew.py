@@ -7,13 +7,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
-from falaj.core.execute import LOST, OVER, UNKNOWN, Attempt, CanCarry, Executor, NodeFacts, Status
+from falaj.core.execute import LOST, OVER, UNKNOWN, Attempt, CanCarry, CanLaunchMany, Executor, NodeFacts, Status
 from falaj.fleet.records import Cluster
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ GATHER_S, SEVERAL = 0.1, 4
 what comes of it and of them."""
 UNHEARD = ("begun", "ended")
 """What launchers say of themselves and their files tell anyway: nobody is told."""
+TOGETHER = 16
+"""So many are launched at once at most: meanwhile nobody looks what became of others."""
 DEADLINE_S = 60.0
 """One call of an executor may take so long; then the crew is left to itself and another takes over."""
 _POLL_S = {"process": 0.1}
@@ -88,10 +91,14 @@ class Crew:
         self._begun: dict[str, tuple[float, Report]] = {}
         """What was launched, when, and nobody was told of yet; the first is the oldest."""
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._ready: deque[tuple[str, Attempt, Callable[[], bool]]] = deque()
+        """What is to be launched."""
         self._watched: dict[str, Watched] = {}
         self._executor: Executor | None = None
         self._carrier: CanCarry | None = None
         """The same, where it carries what attempts say."""
+        self._starter: CanLaunchMany | None = None
+        """The same, where it starts several at once."""
         self._busy_since = 0.0
         self._retired = False
         self._due: dict[str, float] = {}
@@ -116,22 +123,32 @@ class Crew:
 
     def launch(self, job: str, attempt: Attempt, alive: Callable[[], bool]) -> None:
         """Start an attempt, if we still lead when its turn comes."""
+        self._ready.append((job, attempt, alive))
+        self._orders.put(self._launch_ready)
 
-        def order(executor: Executor) -> None:
+    def _launch_ready(self, executor: Executor) -> None:
+        """Start what is ready: some at once where the executor can, else the next."""
+        most = TOGETHER if self._starter is not None else 1
+        some = [self._ready.popleft() for _ in range(min(len(self._ready), most))]
+        for _, attempt, _ in some:
             self.coming.discard(attempt.id)
-            if not alive():
-                return
-            try:
-                handle = executor.launch(attempt)
-            except FalajError as error:
-                final = isinstance(error, Invalid)
-                self._report("refused", attempt.id, job, str(error), final=final)
+        due = [(job, attempt) for job, attempt, alive in some if alive()]
+        for (job, attempt), came in zip(due, self._launched(executor, [attempt for _, attempt in due]), strict=True):
+            if isinstance(came, FalajError):
+                self._report("refused", attempt.id, job, str(came), final=isinstance(came, Invalid))
             else:
-                told = Report("launched", self.cluster.name, attempt.id, job, handle)
+                told = Report("launched", self.cluster.name, attempt.id, job, came)
                 self._begun[attempt.id] = time.monotonic(), told
-                self._add(Watched(job, attempt.id, handle))  # it may be over before that is written down
+                self._add(Watched(job, attempt.id, came))  # it may be over before that is written down
 
-        self._orders.put(order)
+    def _launched(self, executor: Executor, attempts: Sequence[Attempt]) -> Sequence[str | FalajError]:
+        """The handles of these, or why there is none."""
+        if len(attempts) > 1 and self._starter is not None:
+            return self._starter.launch_all(attempts)
+        try:
+            return [executor.launch(attempt) for attempt in attempts]
+        except FalajError as error:
+            return [error]
 
     def stop(self, handle: str, grace_s: float) -> None:
         """Ask an attempt to end."""
@@ -212,6 +229,7 @@ class Crew:
             if self._executor is None:
                 self._executor = opened = self._opened()
                 self._carrier = opened if isinstance(opened, CanCarry) else None
+                self._starter = opened if isinstance(opened, CanLaunchMany) else None
             with suppress(NotFound):  # it is gone: what we wanted of it needs no more doing
                 work(self._executor)
         except (FalajError, *BROKEN) as error:

@@ -1,10 +1,10 @@
 """The nursery: a process that has loaded the launcher already, and always has a child ready to become one at once.
 
-An executor of this machine writes a line for each slot it wants begun, {context, slot, log, env, document}, and reads
-one when it is claimed: empty, or what went wrong. The first launcher of an attempt is given the document, and lays it
-down for the others and for whoever looks later. One slot is asked for at a time, so the child that waits reads what is
-meant for it and no more. Nursery and child end when the executor does; the launchers, each in a session of its own, go
-on.
+An executor of this machine writes for each slot it wants begun how long the request is, in four bytes, and the request,
+{context, slot, log, env, document}; it reads a line when that is claimed: empty, or what went wrong. The first launcher
+of an attempt is given the document, and lays it down for the others and for whoever looks later. Several may be asked
+for before the first has answered: the child that waits reads what is meant for it and no more, and the next is made
+after it. Nursery and child end when the executor does; the launchers, each in a session of its own, go on.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ def main() -> int:
             os.close(heard)
             if not asked.poll(0):
                 _rehearse()
-            line = _line()
-            if line:
+            request = _exactly(int.from_bytes(_exactly(4), "big"))
+            if request:
                 # Taking a Python apart page by page costs more than all a launcher does; the kernel closes its files.
-                os._exit(_become(json.loads(line), told))
+                os._exit(_become(json.loads(request), told))
             return 0
         os.close(told)
         taken = os.read(heard, 1)
@@ -56,11 +56,11 @@ def _rehearse() -> None:
     launch.rehearse(_SAMPLE)
 
 
-def _line() -> bytes:
-    """What we are asked for; nothing once nobody can ask."""
+def _exactly(size: int) -> bytes:
+    """So many bytes of what is asked for; nothing once nobody can ask."""
     found = b""
-    while not found.endswith(b"\n"):
-        part = os.read(0, 1 << 16)
+    while len(found) < size:
+        part = os.read(0, size - len(found))
         if not part:
             return b""
         found += part
