@@ -244,9 +244,10 @@ class Carrying:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self.stands = False
-        self.known = True
+        self.known, self.there = True, False
+        self.fetched: list[Sequence[Key]] = []
         self.sent: list[Callable[[BaseException | None], None]] = []
-        self.opened = threading.Event()
+        self.opened, self.left = threading.Event(), threading.Event()
 
     @property
     def free(self) -> bool:
@@ -262,12 +263,17 @@ class Carrying:
     def at_hand(self, keys: Sequence[Key]) -> bool:
         return self.known and bool(keys)
 
+    def fetch(self, keys: Sequence[Key]) -> None:
+        self.fetched.append(keys)
+        self.known |= self.there
+
     @contextmanager
     def group(self) -> Iterator[None]:
         yield
 
     def send(self, done: Callable[[BaseException | None], None]) -> None:
         self.sent.append(done)
+        self.left.set()
 
     def end(self, error: BaseException | None = None) -> None:
         self.sent.pop()(error)
@@ -346,6 +352,7 @@ def test_what_cannot_be_carried_is_run_again_by_the_lane() -> None:
         assert groups.calls == 4
         courier.known = False
         assert (await ask(3)).value == 3
+        assert courier.fetched == [(KEY,)]  # in vain
         courier.known, courier.stands = True, False
         courier.opened.clear()
         assert (await ask(4)).value == 4
@@ -354,6 +361,40 @@ def test_what_cannot_be_carried_is_run_again_by_the_lane() -> None:
 
     carrying(groups, story)
     assert sum(groups.sizes) == 4
+
+
+def test_what_is_not_at_hand_is_fetched_and_then_carried() -> None:
+    groups = Groups()
+
+    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+        courier.known, courier.there = False, True
+        one = ask(1)
+        assert await asyncio.to_thread(courier.left.wait, 20)
+        courier.end()
+        assert one.result().value == 1
+        assert courier.fetched == [(KEY,)]
+
+    carrying(groups, story)
+    assert groups.sizes == []
+
+
+@pytest.mark.parametrize("gone", ["known", "stands"])
+def test_calls_that_wait_for_the_courier_go_on_without_it(gone: str) -> None:
+    groups = Groups()
+
+    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+        first = ask(1)
+        await asyncio.sleep(0)
+        late = ask(2)
+        await asyncio.sleep(0)
+        assert lanes.waiting == 1
+        setattr(courier, gone, False)
+        courier.end()
+        assert first.result().value == 1
+        assert (await late).value == 2
+
+    carrying(groups, story)
+    assert sum(groups.sizes) == 1
 
 
 def test_light_calls_that_wait_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,32 +11,25 @@ import pytest
 
 from falaj.backends.postgres import PostgresStore
 from falaj.backends.postgres_courier import WAYS, Courier
-from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
+from falaj.core.errors import FalajError, Invalid, NotFound, Stale, Unavailable
+from falaj.core.label import Label
 from falaj.core.ports import CanTellAside
 from falaj.store.groups import Aside
 from falaj.store.ledger import Ledger
-from tests.store.test_ledger_ahead import Counted
-from tests.store.test_ledger_memory import CTX, KEYS, MADE, ONE, THREE, TWO, look
+from tests.store.remembered import CTX, KEYS, MADE, ONE, THREE, TWO, Counted, another, counted, look
 from tests.store.test_ledger_tell import KILL
 
 
 @pytest.fixture
 def store(postgres_url: str) -> Iterator[Counted]:
-    made = Counted(postgres_url)
-    with Ledger(made).write(CTX) as tx:
-        for ref in (ONE, TWO):
-            tx.emit("make", tx.put(ref, {"n": 1}).ref)
-    look(made)
-    made.asked.clear()
-    yield made
-    made.close()
+    with counted(postgres_url) as made:
+        yield made
 
 
 @pytest.fixture
 def other(postgres_url: str) -> Iterator[Ledger]:
-    made = PostgresStore(postgres_url, {"connections": 2})
-    yield Ledger(made)
-    made.close()
+    with another(postgres_url) as made:
+        yield made
 
 
 def carried(store: PostgresStore, story: Callable[["Load"], Awaitable[Any]]) -> None:
@@ -126,6 +119,131 @@ def test_nothing_is_told_where_a_remembered_row_has_changed(store: Counted, othe
 
     carried(store, story)
     assert verbs(other) == [*MADE, "change"]
+
+
+def change(load: Load, tell: str = "change", ref: Any = ONE, **more: Any) -> None:
+    """A member that writes over a thing with what it was and one more."""
+    with load.ledger.write(CTX) as tx:
+        old = tx.need(ref)
+        tx.after(load.told.append)
+        new = tx.put(ref, {"n": old.body["n"] + 1}, rev=old, **more)
+        if tell:
+            tx.emit(tell, new.ref)
+
+
+def changed(load: Load, *refs: Any, **more: Any) -> Aside:
+    aside = load.ledger.aside(load.courier)
+    with aside:
+        load.ledger.store.ahead(KEYS)  # type: ignore[attr-defined]
+        for ref in refs:
+            with suppress(Stale):
+                change(load, ref=ref, **more)
+    return aside
+
+
+def numbers(ledger: Ledger) -> list[tuple[int, int]]:
+    """Revision and body of both."""
+    with ledger.read(CTX) as reader:
+        return [(record.rev, record.body["n"]) for record in map(reader.need, (ONE, TWO))]
+
+
+def test_members_change_what_they_looked_at_and_the_engine_is_asked_nothing(store: Counted, other: Ledger) -> None:
+    async def story(load: Load) -> None:
+        aside = changed(load, ONE, TWO, ONE)
+        assert numbers(other) == [(1, 1), (1, 1)]
+        assert await load.send(aside) is None
+        assert load.told == [True] * 3
+        assert numbers(other) == [(3, 3), (2, 2)]
+        assert load.courier.at_hand(KEYS)
+        load.told.clear()
+        assert await load.send(changed(load, ONE)) is None  # what was just written is what is remembered
+        load.told.clear()
+        assert await load.send(load.left("see")) is None
+
+    carried(store, story)
+    assert numbers(other) == [(4, 4), (2, 2)]
+    assert verbs(other) == [*MADE, "change", "change", "change", "change", "see"]
+    assert store.asked == []
+
+
+def test_a_thing_that_is_being_changed_is_not_at_hand_until_that_is_durable(store: Counted) -> None:
+    async def story(load: Load) -> None:
+        ended: asyncio.Future[FalajError | None] = asyncio.get_running_loop().create_future()
+        changed(load, ONE).send(ended.set_result)
+        assert not load.courier.free
+        assert not load.courier.at_hand(KEYS)
+        load.courier.fetch(KEYS)
+        assert not load.courier.at_hand(KEYS)
+        assert load.courier.at_hand(KEYS[1:])
+        assert await ended is None
+        assert load.courier.at_hand(KEYS)
+        assert load.courier.free
+
+    carried(store, story)
+
+
+@pytest.mark.parametrize("overtaken", [ONE, TWO], ids=["one", "all"])
+def test_nothing_is_changed_where_one_of_several_is_not_as_it_was(
+    store: Counted, other: Ledger, overtaken: Any
+) -> None:
+    async def story(load: Load) -> None:
+        aside = changed(load, ONE, TWO)
+        with other.write(CTX) as tx:
+            tx.emit("first", tx.put(overtaken, {"n": 7}, rev=1).ref)
+        assert isinstance(await load.send(aside), Stale)
+        assert load.told == [False, False]
+        assert not load.courier.at_hand(KEYS)
+        load.courier.fetch(KEYS)
+        load.told.clear()
+        assert await load.send(changed(load, overtaken)) is None
+
+    carried(store, story)
+    assert numbers(other) == ([(3, 8), (1, 1)] if overtaken is ONE else [(1, 1), (3, 8)])
+    assert verbs(other) == [*MADE, "first", "change"]
+
+
+def test_nothing_is_changed_where_another_thing_that_was_looked_at_is_not_as_it_was(
+    store: Counted, other: Ledger
+) -> None:
+    async def story(load: Load) -> None:
+        aside = changed(load, ONE)
+        with other.write(CTX) as tx:
+            tx.emit("first", tx.put(TWO, {"n": 7}, rev=1).ref)
+        assert isinstance(await load.send(aside), Stale)
+
+    carried(store, story)
+    assert numbers(other) == [(1, 1), (2, 7)]
+
+
+def test_a_member_that_is_undone_changes_nothing(store: Counted, other: Ledger) -> None:
+    async def story(load: Load) -> None:
+        aside = load.ledger.aside(load.courier)
+        with aside:
+            store.ahead(KEYS)
+            with suppress(NotFound), load.ledger.write(CTX) as tx:
+                tx.emit("change", tx.put(ONE, {"n": 9}, rev=tx.need(ONE)).ref)
+                raise NotFound("the verb changes its mind", "")
+            with pytest.raises(Stale), load.ledger.write(CTX) as tx:
+                tx.put(ONE, {"n": 9}, rev=5)
+            with load.ledger.write(CTX) as tx:
+                tx.after(load.told.append)
+                tx.emit("see", tx.need(ONE).ref)
+        assert await load.send(aside) is None
+
+    carried(store, story)
+    assert numbers(other) == [(1, 1), (1, 1)]
+    assert verbs(other) == [*MADE, "see"]
+
+
+@pytest.mark.parametrize("more", [{"terms": {"a": "b"}}, {"label": Label(classification=2)}], ids=["terms", "cell"])
+def test_what_an_index_has_to_follow_is_not_carried(store: Counted, other: Ledger, more: Any) -> None:
+    async def story(load: Load) -> None:
+        with pytest.raises(Stale):
+            changed(load, ONE, **more)
+        assert load.told == [False]
+
+    carried(store, story)
+    assert numbers(other) == [(1, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("ask", ["need", "find", "put", "look"])

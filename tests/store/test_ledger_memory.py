@@ -10,47 +10,24 @@ from falaj.backends.postgres import PostgresStore
 from falaj.backends.postgres_memory import Memory, Seen
 from falaj.backends.postgres_tell import _Told
 from falaj.backends.series_postgres import PostgresSeries
-from falaj.core.context import Actor, Context
 from falaj.core.errors import Stale
 from falaj.core.ports import Block, EventRow, Key, Row
 from falaj.core.ref import Ref
-from falaj.store.envelope import key_of
 from falaj.store.ledger import Ledger
-from tests.store.test_ledger_ahead import Counted
-
-CTX = Context(Actor("ann", "acme"), "uae")
-ONE, TWO, THREE = (Ref.parse(f"thing:p/{name}") for name in ("one", "two", "three"))
-KEYS = [key_of(ref, "acme") for ref in (ONE, TWO)]
-MADE = ["make", "make"]
+from tests.store.remembered import CTX, KEYS, MADE, ONE, THREE, TWO, Counted, another, counted, look
 
 
 @pytest.fixture(params=[0, 1000], ids=["own", "pool"])
 def store(postgres_url: str, request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setattr(postgres_tell, "OFTEN", request.param)
-    made = Counted(postgres_url)
-    with Ledger(made).write(CTX) as tx:
-        for ref in (ONE, TWO):
-            tx.emit("make", tx.put(ref, {"n": 1}).ref)
-    look(made)
-    made.asked.clear()
-    yield made
-    made.close()
+    with counted(postgres_url) as made:
+        yield made
 
 
 @pytest.fixture
 def other(postgres_url: str) -> Iterator[Ledger]:
-    made = PostgresStore(postgres_url, {"connections": 2})
-    yield Ledger(made)
-    made.close()
-
-
-def look(store: PostgresStore) -> None:
-    """Have both read, and so remembered; nothing is told."""
-    ledger = Ledger(store)
-    with ledger.group():
-        store.ahead(KEYS)
-        with ledger.read(CTX) as reader:
-            reader.need(ONE)
+    with another(postgres_url) as made:
+        yield made
 
 
 def say(store: PostgresStore, *verbs: str) -> list[Any]:

@@ -156,15 +156,31 @@ class Lanes:
         return future
 
     def light(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = (), to: Waiter) -> None:
-        """Run a call that changes no record, in a house that `carries`. Where what it looks at is at hand it needs no
-        thread: it runs on the event loop, which goes on while it becomes durable."""
+        """Run a call that changes no record but those it is known to look at, in a house that `carries`. Once these are
+        at hand it needs no thread: it runs on the event loop, which goes on while it becomes durable."""
         carried, job = self._carried, _Job(to, run, args, needs)
-        if carried is None or not carried.courier.stands or not carried.courier.at_hand(needs):
+        if carried is None or not carried.courier.stands or not needs:
             self._open()
             self._put(self._told, job)
-            return
-        if len(self._light) >= WAITING:
+        elif len(self._light) >= WAITING:
             raise _too_many()
+        elif carried.courier.at_hand(needs):
+            self._carry_soon(carried, job)
+        else:
+            self._outside.run(partial(self._fetch, carried, job))
+
+    def _fetch(self, carried: Carried, job: _Job) -> None:
+        attempt(carried.courier.fetch, (job.needs,))  # where it cannot, the lane meets the reason
+        with suppress(RuntimeError):  # the loop has ended, and with it whoever asked
+            self._loop.call_soon_threadsafe(self._fetched, carried, job)
+
+    def _fetched(self, carried: Carried, job: _Job) -> None:
+        if carried.courier.stands and carried.courier.at_hand(job.needs):
+            self._carry_soon(carried, job)
+        else:
+            self._told.put(job)
+
+    def _carry_soon(self, carried: Carried, job: _Job) -> None:
         self._light.append(job)
         if len(self._light) == 1:
             self._loop.call_soon(self._carry, carried)
@@ -242,9 +258,16 @@ class Lanes:
 
     def _carry(self, carried: Carried) -> None:
         """Run what waits, and send it; one more word when it is durable."""
-        if not self._light or not carried.courier.free:
+        courier = carried.courier
+        if not self._light or (courier.stands and not courier.free):
             return
-        batch, self._light = self._light[:BATCH], self._light[BATCH:]
+        waiting, self._light = self._light[:BATCH], self._light[BATCH:]
+        batch = list[_Job]()
+        for job in waiting:  # something may have been lost, or changed, since it came
+            if courier.stands and courier.at_hand(job.needs):
+                batch.append(job)
+            else:
+                self._told.put(job)
         outcomes: list[Outcome] = []
         aside = carried.group()
         ended = attempt(self._all, (batch, outcomes, aside))

@@ -97,7 +97,7 @@ class PostgresStore:
     """`postgresql://user@host/database?sslmode=verify-full&...`: every libpq parameter, TLS too, goes in the URL.
 
     Options: `connections`, the most this process opens (default 16), beside one that tells, one that listens and, in a
-    server, two that carry; `wait_s`, how long a call waits for the server; `settle`, whether opening it brings the
+    server, three that carry; `wait_s`, how long a call waits for the server; `settle`, whether opening it brings the
     schema up to date (default yes).
     """
 
@@ -134,7 +134,7 @@ class PostgresStore:
 
     def courier(self) -> Courier:
         """Who carries what an event loop tells."""
-        return Courier(self._groups, self._voice, self._glance.memory, self._herald.say)
+        return Courier(self._groups, self._voice, self._glance, self._herald.say)
 
     def ahead(self, keys: Sequence[Key]) -> None:
         """Say what the group of this thread will ask for."""

@@ -1,9 +1,12 @@
 """The courier of an event loop on PostgreSQL: carries what groups tell there, and calls back when it is durable.
 
 A thread that waits for the engine has to be woken for every group, and has to wake the event loop after it, which takes
-as long as what the group does. So calls that ask only for what is remembered, and only tell, run on the event loop
-itself. Whatever needs more than that is none of the courier's: its group ends with Stale, nothing of it happened, and
-all of it is run again where somebody may wait.
+as long as what the group does. So calls that ask only for what is remembered, and only tell or write over what they
+asked for, run on the event loop itself. Whatever needs more than that is none of the courier's: its group ends with
+Stale, nothing of it happened, and all of it is run again where somebody may wait.
+
+Groups that change rows are SERIALIZABLE like every other that does, and go one after the other: side by side they would
+only meet.
 """
 
 import asyncio
@@ -16,14 +19,17 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format
 
 from falaj.backends.postgres_columns import Plan
-from falaj.backends.postgres_group import Groups, PostgresGroup
-from falaj.backends.postgres_memory import Memory, Seen, overtaken
+from falaj.backends.postgres_group import Groups, Member, PostgresGroup
+from falaj.backends.postgres_memory import Seen, overtaken, read_many
 from falaj.backends.postgres_txn import Connection, Glance, PostgresTxn, Riders, addition, failure, quiet
+from falaj.backends.sql.rows import stale
 from falaj.core.errors import FalajError, Stale
-from falaj.core.ports import EventRow, Key
+from falaj.core.ports import EventRow, Key, Row, Txn
 
 WAYS = 2
-"""So many groups may be under way: the calls of one are run while the engine writes the other."""
+"""So many groups that only tell may be under way: the calls of one are run while the engine writes the other."""
+_STRICT = "SET default_transaction_isolation = serializable; SET enable_hashjoin = off; SET enable_mergejoin = off"
+"""What those that change rows need: a look into the index for each."""
 Done = Callable[[FalajError | None], None]
 
 
@@ -32,55 +38,74 @@ class Courier:
     event loop only."""
 
     def __init__(
-        self, groups: Groups, connect: Callable[[], Connection], memory: Memory, told: Callable[[], None]
+        self, groups: Groups, connect: Callable[[], Connection], glance: Glance, told: Callable[[], None]
     ) -> None:
         """`groups`: those of the threads that wait; `told` is called when something is durable."""
-        self._connect, self._memory, self._told = connect, memory, told
-        self._groups = Groups(groups.url, self._begin, self._hold, memory, groups.wait_s, groups.local)
+        self._connect, self._glance, self._memory, self._told = connect, glance, glance.memory, told
+        self._groups = Groups(groups.url, self._begin, self._hold, glance.memory, groups.wait_s, groups.local)
+        self._group = _Group(self._groups, self._refuse)
         self._held: _Said | None = None
         """What the group that was left last has to tell."""
         self._refused = False
-        self._opened: list[Connection] = []
+        self._changing: Mapping[Key, Row] = {}
+        """What is being written over."""
+        self._missing = [True, *[False] * WAYS]
+        """Connections to open: whether it is the one for changes."""
+        self._opened: list[tuple[Connection, bool]] = []
         self._ways: list[_Way] = []
 
     def open(self) -> None:
         """Make the connections that are missing."""
-        while len(self._ways) + len(self._opened) < WAYS:
-            self._opened.append(self._connect())
+        while self._missing:
+            strict = self._missing.pop()
+            try:
+                connection = self._connect()
+                if strict:
+                    connection.execute(_STRICT)
+            except BaseException:
+                self._missing.append(strict)
+                raise
+            self._opened.append((connection, strict))
 
     def close(self) -> None:
         """Let go of them; whoever waits is told that nobody knows."""
         for way in tuple(self._ways):
             way.end(psycopg.OperationalError("the connection was closed"))
-        for connection in self._opened:
+        for connection, _ in self._opened:
             connection.close()
 
     @property
     def stands(self) -> bool:
         """Whether it has its connections."""
         while self._opened:
-            self._ways.append(_Way(self._opened.pop(), self._lost))
-        return len(self._ways) >= WAYS
+            self._ways.append(_Way(*self._opened.pop(), self._lost))
+        return len(self._ways) > WAYS
 
     @property
     def free(self) -> bool:
-        """Whether a group can be sent now."""
-        return any(way.free for way in self._ways)
+        """Whether a group can be sent now, whatever is in it."""
+        return {way.strict for way in self._ways if way.free} == {True, False}
 
     def at_hand(self, keys: Sequence[Key]) -> bool:
-        """Whether these are remembered."""
-        return bool(keys) and self._memory.recall(keys) is not None
+        """Whether these are remembered, and nobody is about to change them."""
+        return self._changing.keys().isdisjoint(keys) and self._memory.recall(keys) is not None
+
+    def fetch(self, keys: Sequence[Key]) -> None:
+        """Have these at hand."""
+        self._memory.keep(read_many(self._glance.ask, keys))
 
     def group(self) -> PostgresGroup:
-        """A group that only remembers and tells. Leaving it makes nothing durable: `send` does."""
-        self._held, self._refused = None, False
-        return PostgresGroup(self._groups)
+        """A group that only remembers, tells, and writes over what it remembers. Leaving it makes nothing durable:
+        `send` does."""
+        self._held, self._refused, self._group = None, False, _Group(self._groups, self._refuse)
+        return self._group
 
     def send(self, done: Done) -> None:
         """Make durable what the group that was left last has to tell, and call back: with the reason where it is not.
         Stale means that nothing of it happened."""
         held, self._held = self._held, None
-        way = next((way for way in tuple(self._ways) if way.free and way.stands()), None)
+        strict = held is not None and bool(held.rows)
+        way = next((way for way in tuple(self._ways) if way.strict == strict and way.free and way.stands()), None)
         if self._refused or (held is not None and way is None):
             done(Stale("this cannot be carried", "call again"))
             return
@@ -92,21 +117,29 @@ class Courier:
         except FalajError as error:
             done(error)
             return
-        way.send(_Parcel(plan, values, lambda added, error: self._ended(held.seen, done, added, error)))
+        if held.rows:
+            self._changing = held.rows
+            self._memory.forget(held.rows)
+        way.send(_Parcel(plan, values, lambda added, error: self._ended(held, done, added, error)))
 
-    def _ended(self, seen: Mapping[Key, Seen], done: Done, added: int, error: FalajError | None) -> None:
-        if error is None and not added:
-            self._memory.forget(seen)
+    def _ended(self, held: "_Said", done: Done, added: "_Added", error: FalajError | None) -> None:
+        if held.rows:
+            self._changing = {}
+        if error is None and not added.events:
             error = overtaken()
+        if isinstance(error, Stale):
+            self._memory.forget(held.seen)
         if error is None:
+            self._memory.keep({key: Seen(row, added.mark) for key, row in held.rows.items()})
             self._told()
         done(error)
 
     def _lost(self, way: "_Way") -> None:
         self._ways.remove(way)
+        self._missing.append(way.strict)
 
     def _hold(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen]) -> None:
-        self._held = _Said(events, riders, seen)
+        self._held = _Said(events, riders, seen, self._group.rows)
 
     def _begin(self, write: bool) -> PostgresTxn:
         if write:
@@ -120,27 +153,78 @@ class Courier:
         raise Stale("this call asks for more than is remembered", "call again")
 
 
+class _Group(PostgresGroup):
+    """A group whose changes are written with what it tells."""
+
+    def __init__(self, groups: Groups, refuse: Callable[[], NoReturn]) -> None:
+        super().__init__(groups)
+        self.refuse = refuse
+        self.rows: dict[Key, Row] = {}
+        """What its members wrote over."""
+
+    def begin(self, write: bool) -> Txn:
+        return _Member(self, write, self._groups.url) if self.error is None else super().begin(write)
+
+
+class _Member(Member):
+    """One transaction of it."""
+
+    __slots__ = ("_all", "_rows")
+
+    def __init__(self, group: _Group, write: bool, url: str) -> None:
+        super().__init__(group, write, url)
+        self._all = group
+        self._rows: dict[Key, Row] = {}
+
+    def get(self, key: Key) -> Row | None:
+        return self._rows.get(key) or self._all.rows.get(key) or super().get(key)
+
+    def put(self, row: Row, rev: int) -> None:
+        """Write over what is remembered, where no index of ours has to follow."""
+        self._ready_to_write()
+        old = self.get(row.key) if rev else None
+        if old is None or old.terms != row.terms or old.cell != row.cell:
+            self._all.refuse()
+        if old.rev != rev:
+            raise stale(row.key, rev)
+        self._rows[row.key] = row
+
+    def commit(self) -> None:
+        if self._rows and not self._events:
+            self._all.refuse()  # changes go with what is told
+        super().commit()
+        self._all.rows |= self._rows
+
+
 class _Said(NamedTuple):
     """What a group has to tell."""
 
     events: Sequence[EventRow]
     riders: Riders
     seen: Mapping[Key, Seen]
+    rows: Mapping[Key, Row]
+
+
+class _Added(NamedTuple):
+    """How many events were added, and the engine's mark of what was changed with them."""
+
+    events: int
+    mark: str = ""
 
 
 class _Parcel(NamedTuple):
-    """What is under way, and who is to hear how many rows it added, or why none."""
+    """What is under way, and who is to hear what it added, or why nothing."""
 
     plan: Plan
     values: Sequence[bytes]
-    done: Callable[[int, FalajError | None], None]
+    done: Callable[[_Added, FalajError | None], None]
 
 
 class _Way:
     """One connection, which the event loop watches. It knows its statements by name."""
 
-    def __init__(self, connection: Connection, lost: Callable[["_Way"], None]) -> None:
-        self._connection, self._lost = connection, lost
+    def __init__(self, connection: Connection, strict: bool, lost: Callable[["_Way"], None]) -> None:
+        self._connection, self.strict, self._lost = connection, strict, lost
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
         self._loop, self._file = asyncio.get_running_loop(), connection.fileno()
@@ -171,7 +255,7 @@ class _Way:
         self._loop.remove_writer(self._file)
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
-        self._deliver(0, failure(why, unsure=True))
+        self._deliver(_Added(0), failure(why, unsure=True))
 
     def _go(self, parcel: _Parcel) -> None:
         name = self._names.get(parcel.plan.text)
@@ -206,16 +290,18 @@ class _Way:
             return
         if result is None or self._parcel is None:  # nobody asked: it says that it goes
             return
-        if result.status != ExecStatus.COMMAND_OK:
+        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
             self._preparing = b""
-            self._deliver(0, failure(error_from_result(result), unsure=True))
+            self._deliver(_Added(0), failure(error_from_result(result), unsure=True))
         elif self._preparing:
             self._names[self._parcel.plan.text], self._preparing = self._preparing, b""
             self._go(self._parcel)
         else:
-            self._deliver(result.command_tuples or 0, None)
+            xid = result.get_value(0, 0) if result.ntuples else None
+            # Rows bear the lower half of the number.
+            self._deliver(_Added(result.command_tuples or 0, str(int(xid) & 0xFFFFFFFF) if xid else ""), None)
 
-    def _deliver(self, added: int, error: FalajError | None) -> None:
+    def _deliver(self, added: _Added, error: FalajError | None) -> None:
         parcel, self._parcel = self._parcel, None
         if parcel is not None:
             parcel.done(added, error)

@@ -14,8 +14,8 @@ from falaj.backends.sql import statements as sql
 from falaj.core.errors import Stale
 from falaj.core.ports import Key, Row
 
-MOST, LARGEST = 2048, 16_384
-"""So many rows are remembered, none with a larger body."""
+MOST, LARGEST, MOST_BYTES = 2048, 65_536, 32 << 20
+"""So many rows are remembered, none with a larger body, and not more than so much of them."""
 _KEY = ("tenant", "kind", "project", "name", "version")
 _ASKED = f"unnest({', '.join('%b::text[]' for _ in _KEY)}"
 _SAME = " AND ".join(f"r.{column} = asked.{column}" for column in _KEY)
@@ -30,6 +30,14 @@ STILL = f"""still AS MATERIALIZED (SELECT count(*) = count(found.rev) AS so
     ) AS found ON true)"""  # noqa: S608 # nosec B608
 """A question of a statement that writes: whether rows are still as they were read."""
 IF_STILL = "(SELECT so FROM still)"
+CHANGED = f"""changed AS (UPDATE records AS r SET rev = asked.rev, body = asked.body, at = asked.at
+    FROM {_ASKED}, %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::float8[])
+        AS asked ({", ".join(_KEY)}, was, mark, rev, body, at)
+    WHERE {_SAME} AND r.rev = asked.was AND r.xmin::text = asked.mark AND {IF_STILL} RETURNING 1),
+    whole AS MATERIALIZED (SELECT 1 / (count(*) = (%b::bigint[])[1])::int = 1 AS so FROM changed)"""  # noqa: S608 # nosec B608
+"""What a statement that writes changes of rows that were read. Where one of them is not as it was it breaks, and undoes
+those that were changed."""
+IF_CHANGED = "(SELECT so FROM whole)"
 Ask = Callable[[str, Sequence[Any]], list[Any]]
 
 
@@ -49,6 +57,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._rows: dict[Key, Seen] = {}
+        self._bytes = 0
 
     def recall(self, keys: Iterable[Key]) -> dict[Key, Seen] | None:
         """The rows of keys; None unless all are known."""
@@ -57,9 +66,12 @@ class Memory:
 
     def keep(self, found: Mapping[Key, Seen | None]) -> None:
         """Remember what was just read."""
-        if len(self._rows) + len(found) > MOST:
+        kept = {key: seen for key, seen in found.items() if seen and len(seen.row.body) <= LARGEST}
+        self._bytes += sum(len(seen.row.body) for seen in kept.values())
+        if len(self._rows) + len(kept) > MOST or self._bytes > MOST_BYTES:
             self._rows.clear()
-        self._rows.update({key: seen for key, seen in found.items() if seen and len(seen.row.body) <= LARGEST})
+            self._bytes = 0
+        self._rows.update(kept)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """They were written, or are not as remembered."""
@@ -80,6 +92,16 @@ def read_many(ask: Ask, keys: Sequence[Key]) -> dict[Key, Seen | None]:
 def proof(seen: Mapping[Key, Seen]) -> list[bytes]:
     """What STILL takes."""
     return columns(plan(STILL).kinds, [(*sql.key_values(key), one.row.rev, one.mark) for key, one in seen.items()])
+
+
+def change(rows: Mapping[Key, Row], seen: Mapping[Key, Seen]) -> list[bytes]:
+    """What CHANGED takes."""
+    given = [
+        (*sql.key_values(key), seen[key].row.rev, seen[key].mark, row.rev, row.body, row.at)
+        for key, row in rows.items()
+    ]
+    *kinds, last = plan(CHANGED).kinds
+    return columns(tuple(kinds), given) + columns((last,), [(len(rows),)])
 
 
 def overtaken() -> Stale:

@@ -18,7 +18,18 @@ from psycopg_pool import ConnectionPool
 
 from falaj.backends.postgres_columns import Plan, as_given, columns, plan
 from falaj.backends.postgres_log import EPOCH
-from falaj.backends.postgres_memory import IF_STILL, STILL, Memory, Seen, overtaken, proof, read_many
+from falaj.backends.postgres_memory import (
+    CHANGED,
+    IF_CHANGED,
+    IF_STILL,
+    STILL,
+    Memory,
+    Seen,
+    change,
+    overtaken,
+    proof,
+    read_many,
+)
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
@@ -42,7 +53,8 @@ _MAKE = """WITH made AS (INSERT INTO records (tenant, kind, project, name, versi
 _KEPT = 1000
 """So many rows that were read are kept: guard, verb and writing ask for the same ones."""
 NOTHING: Mapping[Key, Seen] = MappingProxyType({})
-_RETRY = ("40001", "40P01", "55P03")
+# The last: a statement of ours divides by nothing where what it was to change is not as it was seen.
+_RETRY = ("40001", "40P01", "55P03", "22012")
 # It warns of errors that it raises as well.
 logging.getLogger("psycopg").setLevel(logging.ERROR)
 logging.getLogger("psycopg.pool").setLevel(logging.WARNING)
@@ -289,23 +301,31 @@ class PostgresTxn(PostgresWrites):
 
 
 def addition(
-    events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen] = NOTHING
+    events: Sequence[EventRow],
+    riders: Riders,
+    seen: Mapping[Key, Seen] = NOTHING,
+    rows: Mapping[Key, Row] = MappingProxyType({}),
 ) -> tuple[Plan, list[bytes]]:
     """The statement that adds events to the log, in this order, and what rides with them, and the values it takes.
-    With rows that were seen it adds all of it, or nothing where one of them has changed."""
-    whole = _statement(tuple(riders), bool(seen))
-    values = proof(seen) if seen else []
-    for text, rows in riders.items():
-        values += columns(plan(text).kinds, rows)
+    With rows that were seen it adds all of it, or nothing where one of them has changed. With `rows` it writes over
+    some of those, and gives the transaction that did."""
+    whole = _statement(tuple(riders), bool(seen), bool(rows))
+    values = proof({key: one for key, one in seen.items() if key not in rows}) if seen else []
+    if rows:
+        values += change(rows, seen)
+    for text, beside in riders.items():
+        values += columns(plan(text).kinds, beside)
     values += columns(plan(_APPEND).kinds, [sql.event_values(event) for event in events])
     return whole, values
 
 
 @lru_cache(maxsize=64)
-def _statement(riders: tuple[str, ...], proven: bool) -> Plan:
+def _statement(riders: tuple[str, ...], proven: bool, changing: bool) -> Plan:
     beside = [f"rider{n} AS ({text})" for n, text in enumerate(riders)]
-    text = f"WITH {', '.join([STILL] * proven + beside)} {_APPEND}" if beside or proven else _APPEND
-    return plan(text.replace("WHERE true", f"WHERE {IF_STILL}") if proven else text)
+    first = [STILL] * proven + [CHANGED] * changing
+    text = f"WITH {', '.join(first + beside)} {_APPEND}" if beside or proven else _APPEND
+    text = text.replace("WHERE true", f"WHERE {IF_CHANGED if changing else IF_STILL}") if proven else text
+    return plan(f"{text} RETURNING xid" if changing else text)
 
 
 def _rows(found: "Mapping[Key, Seen] | Mapping[Key, Seen | None]") -> dict[Key, Row | None]:

@@ -167,7 +167,7 @@ class Group(Protocol):
 
 
 class Courier(Protocol):
-    """Carries groups of an event loop to a store. All but `open` is for the thread of that event loop."""
+    """Carries groups of an event loop to a store. All but `open` and `fetch` is for the thread of that event loop."""
 
     def open(self) -> None:
         """Make the connections that are missing; this may take its time."""
@@ -188,8 +188,13 @@ class Courier(Protocol):
         """Whether a group could look at these without asking anybody."""
         ...
 
+    def fetch(self, keys: Sequence["Key"]) -> None:
+        """Have these at hand. From any thread; this may take its time."""
+        ...
+
     def group(self) -> Group:
-        """A group of transactions that change no record. One that asks for what is not at hand ends with Stale."""
+        """A group of transactions that change no record but those that they looked at. One that asks for what is not at
+        hand ends with Stale."""
         ...
 
     def send(self, done: Callable[[FalajError | None], None]) -> None:

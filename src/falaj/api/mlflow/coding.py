@@ -113,7 +113,7 @@ class Endpoint(NamedTuple):
     shape: type[msgspec.Struct]
     answer: Callable[[Visit, Any], Any]
     light: Callable[[Any], bool] = lambda asked: False
-    """Whether a question means that something is told, and no record changed."""
+    """Whether a question means that something is told of one run, and no record but that changed."""
 
     @property
     def method(self) -> str:

@@ -51,7 +51,7 @@ class Facade:
         self._places: dict[tuple[str, str], Ref] = {}
         desk: Any = app.house.desks["track"]
         self._carried = app.lanes.carries and desk.measures.rides()
-        """Whether calls that only log points need nobody who waits."""
+        """Whether calls that only log what runs say need nobody who waits."""
 
     def mount(self) -> None:
         """Add every path to the router, and those that need no task to what the door takes in by itself."""

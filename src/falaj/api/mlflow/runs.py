@@ -197,8 +197,9 @@ def _log_batch(visit: Visit, asked: Batch) -> Any:
     return {}
 
 
-def _only_points(asked: Batch) -> bool:
-    return not asked.params and not asked.tags and not any(point.model_id for point in asked.metrics)
+def _only_log(asked: Batch) -> bool:
+    """Whether nothing but the run is spoken of, and it keeps its title."""
+    return not any(point.model_id for point in asked.metrics) and all(tag.key != NAME_TAG for tag in asked.tags)
 
 
 def _log_model(visit: Visit, asked: One) -> Any:
@@ -303,10 +304,11 @@ ENDPOINTS = (
     Endpoint(
         "POST 2.0 runs/log-parameter", "track.log", One,
         lambda visit, asked: visit.do("track", "log", run=_ref(visit, asked), params={asked.key: asked.value[:PARAM]}),
+        lambda asked: True,
     ),
-    Endpoint("POST 2.0 runs/set-tag", "track.log", One, _set_tag),
+    Endpoint("POST 2.0 runs/set-tag", "track.log", One, _set_tag, lambda asked: asked.key != NAME_TAG),
     Endpoint("POST 2.0 runs/delete-tag", "track.log", One, _delete_tag),
-    Endpoint("POST 2.0 runs/log-batch", "track.log", Batch, _log_batch, _only_points),
+    Endpoint("POST 2.0 runs/log-batch", "track.log", Batch, _log_batch, _only_log),
     Endpoint("POST 2.0 runs/log-model", "track.log", One, _log_model),
     Endpoint("POST 2.0 runs/log-inputs", "track.use", Inputs, _log_inputs),
     Endpoint("POST 2.0 runs/search", "track.list", Search, _search),
