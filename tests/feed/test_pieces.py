@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from falaj.feed.dealing import Window
 from falaj.feed.feed import Feed
-from falaj.feed.order import Ids
-from falaj.feed.pieces import Columns, Pieces
+from falaj.feed.order import Ids, Order
+from falaj.feed.pieces import Block, Pieces
 from falaj.feed.sources import open_source
 
 COUNTS = [40] * 23 + [17]
@@ -30,12 +31,17 @@ class Words:
 def table(counts: list[int], window: int) -> tuple[Pieces, list[list[int]]]:
     starts, loaded = np.cumsum([0, *counts]).tolist(), []
 
-    def load(pieces: list[int]) -> Columns:
+    def load(pieces: list[int]) -> Block:
         loaded.append(pieces)
         ids = np.concatenate([np.arange(starts[piece], starts[piece + 1]) for piece in pieces])
-        return {"y": ids, "x": ids[:, None] * np.ones(3, np.int64), "w": Words(ids)}
+        return Block({"y": ids, "x": ids[:, None] * np.ones(3, np.int64), "w": Words(ids)})
 
     return Pieces(counts, load, size_bytes=32 * sum(counts), window=window, joined=True), loaded
+
+
+def told(*pieces: int) -> Window:
+    """A window that was looked up; how it is shuffled does not matter here."""
+    return Window(list(pieces), np.array([0]), np.array([0]), Order(0, 0))
 
 
 @pytest.mark.parametrize("counts", [COUNTS, [7, 40, 3, 40, 22, 40, 40, 11, 40]])
@@ -65,26 +71,26 @@ def test_a_window_is_loaded_in_one_go_though_its_first_batch_needs_a_part_of_it(
 def test_a_window_of_which_some_is_held_already_is_one_block() -> None:
     source, loaded = table(COUNTS, 4)
     source._get([0, 1, 2, 3])
-    source._tell([2, 5, 6, 3])
+    source._tell(told(2, 5, 6, 3))
     held = source._get([5, 2])
     assert loaded == [[0, 1, 2, 3], [2, 5, 6, 3]]
     assert held[0][0] is held[1][0]
-    assert [int(block["y"][base]) for block, base in held] == [200, 80]
+    assert [int(block.columns["y"][base]) for block, base in held] == [200, 80]
     source._get([7, 8, 9, 10])
-    source._tell([5, 6])
+    source._tell(told(5, 6))
     source._get([2, 3, 5, 6])
     assert loaded[2:] == [[7, 8, 9, 10]], "where all is held, nothing is loaded"
 
 
-def test_of_narrow_rows_only_the_batch_over_an_edge_is_a_lot_of_its_own(tmp_path: Path) -> None:
+def test_only_the_batch_over_an_edge_is_a_lot_of_its_own(tmp_path: Path) -> None:
     pq.write_table(pa.table({"y": np.arange(320)}), tmp_path / "x.parquet", row_group_size=40)
     narrow, (wide, _) = open_source(tmp_path / "x.parquet", window=4), table([40] * 8, 4)
     ids, mixed = np.arange(100, 220).reshape(-1, 8), np.arange(320).reshape(2, 160).T.copy()
-    for source, numbers in ((narrow, [7, 1, 7]), (wide, [15])):
-        source._tell([0, 1, 2, 3])
-        source._tell([4, 5, 6, 7])
+    for source in (narrow, wide):
+        source._tell(told(0, 1, 2, 3))
+        source._tell(told(4, 5, 6, 7))
         lots = source.lots(ids)
-        assert [number for _, number in lots] == numbers
+        assert [number for _, number in lots] == [7, 1, 7]
         assert np.concatenate([lot["y"] for lot, _ in lots]).tolist() == ids.ravel().tolist()
         assert source.take(ids.ravel())["y"].tolist() == ids.ravel().tolist()
         assert [number for _, number in source.lots(np.arange(160).reshape(-1, 8))] == [20]
@@ -134,3 +140,56 @@ def test_micro_batches_that_were_taken_in_one_go_share_no_values() -> None:
     before = [batch["x"].clone() for batch in batches]
     batches[3]["x"].fill_(-1)
     assert [batch["x"].equal(one) for batch, one in zip(batches, before, strict=True)].count(False) == 1
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """Rows of 2 KB, in row groups of 1,000: two megabytes each, so that memory is used again."""
+    values = np.arange(12_300)[:, None].repeat(256, 1)
+    rows = pa.FixedSizeListArray.from_arrays(values.ravel(), 256)
+    table = pa.table({"x": rows, "y": np.arange(12_300)})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=1000, use_dictionary=False)
+    return tmp_path / "x.parquet"
+
+
+@pytest.mark.parametrize("micro", [40, 120])
+def test_wide_rows_that_were_given_away_stay_as_they_are_though_memory_is_used_again(wide: Path, micro: int) -> None:
+    feed = Feed(open_source(wide, window=4), 120, micro=micro, seed=2)
+    kept = []
+    for one in feed.stream(0, 300):
+        ids = feed.plan.ids(one.step, one.number)
+        assert one.batch["y"].tolist() == ids.tolist()
+        assert (one.batch["x"] == one.batch["y"][:, None]).all()
+        if one.step in {3, 40}:
+            one.batch["x"] += 1
+            kept.append((ids, one.batch))
+    assert feed.source._dealer._spare, "memory was given back"
+    assert all((batch["x"] == batch["y"][:, None] + 1).all() for _, batch in kept)
+    assert all(batch["y"].tolist() == ids.tolist() for ids, batch in kept)
+
+
+def test_wide_rows_that_are_asked_for_again_are_read_again_and_not_as_somebody_left_them(wide: Path) -> None:
+    feed = Feed(open_source(wide, window=4), 120, micro=60, seed=2)
+    for first, last, rank, world in ((0, 60, 0, 1), (10, 50, 0, 1), (0, 60, 1, 2), (0, 60, 0, 2), (55, 120, 0, 1)):
+        for one in feed.stream(first, last, rank, world):
+            assert one.batch["y"].tolist() == feed.plan.ids(one.step, one.number).tolist()
+            assert (one.batch["x"] == one.batch["y"][:, None]).all()
+            one.batch["x"].fill_(-1)
+
+
+def test_wide_rows_are_decoded_one_piece_at_a_time_and_each_once_an_epoch(wide: Path) -> None:
+    source = open_source(wide, window=4)
+    loaded, load = [], source._load
+    source._load = lambda pieces: loaded.append(pieces) or load(pieces)
+    for _ in Feed(source, 123, seed=2).stream(0, 100):
+        pass
+    assert sorted(loaded) == [[piece] for piece in range(13)]
+
+
+def test_wide_rows_with_texts_are_gathered(tmp_path: Path) -> None:
+    texts = [str(number) * 300 for number in range(500)]
+    pq.write_table(pa.table({"t": texts, "y": np.arange(500)}), tmp_path / "x.parquet", row_group_size=50)
+    feed = Feed(open_source(tmp_path / "x.parquet", window=3), 20, seed=2)
+    for one in feed.stream(0, 60):
+        assert one.batch["t"] == [texts[number] for number in feed.plan.ids(one.step, one.number)]
+    assert feed.source._dealer is None

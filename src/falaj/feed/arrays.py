@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from falaj.core.errors import Corrupt, Invalid
 from falaj.feed.order import Ids
-from falaj.feed.pieces import Columns, Pieces
+from falaj.feed.pieces import Block, Pieces
 from falaj.feed.plan import Unordered
 
 
@@ -86,7 +86,7 @@ def open_npy(files: Sequence[Path], columns: Sequence[str] | None, window: int) 
             raise Invalid(f"{parts[name][odd]} has numbers of another kind than {parts[name][0].name}", "write it anew")
     if len(counts[first]) == 1:
         return Arrays({name: found[0] for name, found in mapped.items()})
-    pieces: list[Columns] = [{name: found[n] for name, found in mapped.items()} for n in range(len(counts[first]))]
+    pieces = [Block({name: found[n] for name, found in mapped.items()}) for n in range(len(counts[first]))]
     size = sum(part.nbytes for found in mapped.values() for part in found)
     return Pieces(counts[first], lambda some: pieces[some[0]], size_bytes=size, window=window, inline=True)
 

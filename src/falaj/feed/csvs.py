@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from falaj.core.errors import Invalid
-from falaj.feed.pieces import Columns, Pieces
+from falaj.feed.pieces import Block, Pieces
 from falaj.feed.tables import column, joined, reading
 
 
@@ -25,9 +25,12 @@ def open_csv(files: Sequence[Path], columns: Sequence[str] | None) -> Pieces:
     if missing := sorted(set(columns or ()) - set(names)):
         raise Invalid(f"{files[0]} has no column {', '.join(missing)}", f"it has: {', '.join(names)}")
     table = reading(files[0], lambda: "the kinds of columns", partial(_joined, pa, parts))
-    made: Columns = {
-        name: column(joined(table[name]), bool(table[name].null_count), partial(str, name)) for name in columns or names
-    }
+    made = Block(
+        {
+            name: column(joined(table[name]), bool(table[name].null_count), partial(str, name))
+            for name in columns or names
+        }
+    )
     return Pieces([table.num_rows] if table.num_rows else [], lambda _: made, size_bytes=table.nbytes, joined=True)
 
 

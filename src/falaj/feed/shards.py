@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from falaj.core.errors import Conflict, Corrupt, Invalid
 from falaj.feed.cache import Cache, Kept
 from falaj.feed.order import Ids
-from falaj.feed.pieces import Column, Columns, Pieces
+from falaj.feed.pieces import Block, Column, Pieces
 
 INDEX, SUFFIX = "shards.json", ".shard"
 _KINDS: dict[type, str] = {str: "text", bytes: "bytes"}
@@ -78,7 +78,7 @@ def open_shards(folder: Path, columns: Sequence[str] | None, window: int, cache:
             raise Corrupt(f"{path} is missing or not of its {shard['bytes']} bytes", "copy or write the shards again")
     files = [Kept(folder / shard["file"], cache, shard["sha256"]) for shard in index["shards"]]
 
-    def load(pieces: list[int]) -> Columns:
+    def load(pieces: list[int]) -> Block:
         with files[pieces[0]].local() as path:
             return _read(path, known, columns or tuple(known))
 
@@ -189,7 +189,7 @@ def _shape(values: list[Any]) -> str:
     return "arrays"
 
 
-def _read(path: Path, kinds: Mapping[str, str], wanted: Sequence[str]) -> Columns:
+def _read(path: Path, kinds: Mapping[str, str], wanted: Sequence[str]) -> Block:
     with path.open("rb") as stream:
         mark, length, crc = _HEAD.unpack(stream.read(_HEAD.size).ljust(_HEAD.size, b"\0"))
         text = stream.read(length)
@@ -207,4 +207,4 @@ def _read(path: Path, kinds: Mapping[str, str], wanted: Sequence[str]) -> Column
     def column(name: str) -> Column:
         return blob(name) if kinds[name] == "fixed" else Ragged(blob(f"{name}:ends"), blob(name), kinds[name])
 
-    return {name: column(name) for name in wanted}
+    return Block({name: column(name) for name in wanted})

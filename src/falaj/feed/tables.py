@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from falaj.core.errors import Corrupt, Invalid
 from falaj.feed.cache import Cache, Kept
 from falaj.feed.order import Ids
-from falaj.feed.pieces import Column, Columns, Pieces, one_picked
+from falaj.feed.pieces import Block, Column, Pieces
 
 WINDOW_BYTES, LEAST, MOST = 1 << 26, 4, 64
 """A window is of so many bytes when decoded, but of no fewer and no more pieces. Part of the order: never to change."""
 
 NARROW, AT_ONCE = 16, 65536
 """Columns of so few bytes a value are gathered so many rows at a time, in eight megabytes or less."""
+
+WIDE = 256
+"""Rows of so many bytes are brought to their batches one by one; what that takes to know is little beside them."""
 
 MANY = 100_000
 """So many rows are decoded by all processors at once."""
@@ -40,11 +43,11 @@ class Values:
         return list(self._array.take(rows).to_pylist())
 
 
-class Narrow(dict[str, Column]):
+class Narrow(Block):
     """Columns of which those of plain numbers stay with Arrow and are taken in one call. By numpy it takes half as long
     again, and Python's lock is let go for each: this thread and the reader's would wake each other all the time."""
 
-    def __init__(self, plain: Mapping[str, Any], rest: Columns, names: Sequence[str]) -> None:
+    def __init__(self, plain: Mapping[str, Any], rest: Mapping[str, Column], names: Sequence[str]) -> None:
         import pyarrow as pa
 
         super().__init__(rest)
@@ -56,7 +59,7 @@ class Narrow(dict[str, Column]):
         import pyarrow as pa
         from pyarrow import compute
 
-        found = {name: one_picked(column, rows) for name, column in self.items()}
+        found = super().pick(rows)
         if self._kinds:
             if len(rows) and not 0 <= rows.min() <= rows.max() < len(self._plain):
                 raise IndexError(f"there are rows 0 to {len(self._plain) - 1}")
@@ -102,7 +105,7 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
     size = sum(scanned.size_bytes for scanned in found)
     fitting = WINDOW_BYTES * len(counts) // max(1, size)
 
-    def load(pieces: list[int]) -> Columns:
+    def load(pieces: list[int]) -> Block:
         parts = [
             (nth, [where[piece][1] for piece in some])
             for nth, some in itertools.groupby(pieces, lambda piece: where[piece][0])
@@ -117,10 +120,12 @@ def open_tables(files: Sequence[Path], columns: Sequence[str] | None, window: in
         arrays = {name: joined(table[name]) for name in wanted}
         plain = {name: array for name, array in arrays.items() if narrow and name not in gaps and _plain(array)}
         rest = {name: column(arrays[name], name in gaps, partial(place, name)) for name in wanted if name not in plain}
-        return Narrow(plain, rest, wanted) if narrow else rest
+        return Narrow(plain, rest, wanted) if narrow else Block(rest)
 
     window, narrow = window or min(max(fitting, LEAST), MOST), size <= NARROW * sum(counts) * len(schema.names)
-    pieces = Pieces(counts, load, size_bytes=size, window=window, joined=True)
+    pieces = Pieces(
+        counts, load, size_bytes=size, window=window, joined=True, dealt=not narrow and size >= WIDE * sum(counts)
+    )
     if narrow:
         # A column is near the processor while its values are picked, and no longer: many at once, then.
         pieces.chunk = max(pieces.chunk, min(AT_ONCE, (sum(counts) << 23) // max(1, size)))
