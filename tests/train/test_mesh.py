@@ -1,5 +1,7 @@
 """Processes find each other, or say clearly why not; sums, norms and shares are those of one process."""
 
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,35 @@ def test_all_models_of_a_run_have_one_plan() -> None:
     mesh.arrange(plans.sizes({"data": 1}, 1))
     with pytest.raises(Invalid, match="one plan for all models"):
         mesh.wrap(nn.Linear(2, 2), "none", Options(precision="fp32"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there can one see what threads do")
+def test_who_has_closed_has_no_thread_of_gloo_at_work(tmp_path: Path) -> None:
+    for names, ended in together(2, _closed, tmp_path):
+        assert names.count("pt_gloo_runloop") > 1
+        assert ended
+
+
+def _closed() -> tuple[list[str], bool]:
+    """Beside gloo's own threads one that is called so and takes the interpreter's lock many times before it rests."""
+    mesh = Mesh.here(device="cpu")
+    model = mesh.wrap(nn.Linear(4, 2), "ddp", Options(precision="fp32"))
+    model(torch.ones(2, 4)).sum().backward()
+    begun, ended, never = (threading.Event() for _ in range(3))
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("pt_gloo_runloop", encoding="utf-8")
+        begun.set()
+        for _ in range(20_000):
+            torch.ones(100).sum()
+        ended.set()
+        never.wait()
+
+    threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+    mesh.close()
+    done = ended.is_set()
+    return [path.read_text("utf-8").strip() for path in Path("/proc/self/task").glob("*/comm")], done
 
 
 def _linear(plan: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from falaj.core.errors import Invalid
 from falaj.feed.pieces import Block, Pieces
@@ -24,15 +23,11 @@ def open_csv(files: Sequence[Path], columns: Sequence[str] | None) -> Pieces:
             raise Invalid(f"{file} has other columns than {files[0].name}", f"{part.schema.names}; {names}")
     if missing := sorted(set(columns or ()) - set(names)):
         raise Invalid(f"{files[0]} has no column {', '.join(missing)}", f"it has: {', '.join(names)}")
-    table = reading(files[0], lambda: "the kinds of columns", partial(_joined, pa, parts))
-    made = Block(
-        {
-            name: column(joined(table[name]), bool(table[name].null_count), partial(str, name))
-            for name in columns or names
-        }
+    table = reading(
+        files[0],
+        lambda: "the kinds of columns",
+        lambda: pa.concat_tables(parts, promote_options="permissive").combine_chunks(),
     )
+    kept = {name: table[name] for name in columns or names}
+    made = Block({name: column(joined(one), bool(one.null_count), partial(str, name)) for name, one in kept.items()})
     return Pieces([table.num_rows] if table.num_rows else [], lambda _: made, size_bytes=table.nbytes, joined=True)
-
-
-def _joined(pa: Any, parts: Sequence[Any]) -> Any:
-    return pa.concat_tables(parts, promote_options="permissive").combine_chunks()

@@ -85,10 +85,6 @@ class Dealer:
         self._decks: deque[Deck] = deque(maxlen=DECKS)
         self._spare: deque[Any] = deque(maxlen=SPARE)
 
-    def knows(self) -> bool:
-        """Whether there is anything to deal, or dealt."""
-        return bool(self._told or self._decks)
-
     def take(self, ids: Ids) -> list[Batch] | None:
         """These samples, in runs that follow each other. None where they are of no window that is known, or were given
         away: they are to be had in another way, then."""

@@ -27,6 +27,7 @@ class Listed(Protocol):
 
 
 Column = NDArray[Any] | Listed
+Told = Callable[[Window], None]
 _TOLD = 64
 """So many windows that were looked up and not yet loaded are known of, at most."""
 
@@ -92,7 +93,7 @@ class Pieces:
 
     def lots(self, ids: Ids) -> list[tuple[dict[str, Any], int]]:
         """A batch for each row of ids, many in one lot, and how many."""
-        runs = self._dealer.take(ids.ravel()) if self._dealer and self._dealer.knows() else None
+        runs = self._dealer.take(ids.ravel()) if self._dealer else None
         if runs is None:
             return self._gathered(ids)
         ends = np.cumsum([len(next(iter(run.values()))) for run in runs])
@@ -190,14 +191,7 @@ class Windows:
     """An order of an epoch that stays inside `window` pieces for as long as it can."""
 
     def __init__(
-        self,
-        counts: Ids,
-        window: int,
-        seed: int,
-        epoch: int,
-        told: Callable[[Window], None] | None = None,
-        *,
-        whole: bool = False,
+        self, counts: Ids, window: int, seed: int, epoch: int, told: Told | None = None, *, whole: bool = False
     ) -> None:
         self._key, self._told, self._whole = mix(seed, epoch), told, whole
         self._pieces = pieces = Order(len(counts), self._key).at(np.arange(len(counts)))

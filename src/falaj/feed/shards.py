@@ -183,10 +183,7 @@ def _encode(name: str, blocks: list[Any], kinds: dict[str, str]) -> dict[str, ND
 
 
 def _shape(values: list[Any]) -> str:
-    shapes = {np.shape(value) for value in values}
-    if len(shapes) <= 1:
-        return "fixed"
-    return "arrays"
+    return "fixed" if len({np.shape(value) for value in values}) <= 1 else "arrays"
 
 
 def _read(path: Path, kinds: Mapping[str, str], wanted: Sequence[str]) -> Block:

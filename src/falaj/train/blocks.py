@@ -83,7 +83,8 @@ def _budget(share: float) -> None:
 def compiled(module: nn.Module, how: bool | str, *, pieces: bool) -> bool:
     """Compile the blocks in place, where it is better by pieces; says whether that was done."""
     _mode(how)
-    found = blocks(module).values() if pieces or how == "blocks" or _is_huge(module) else ()
+    large = sum(param.numel() for param in module.parameters()) > _LARGE
+    found = blocks(module).values() if pieces or how == "blocks" or large else ()
     for block in found if how else ():
         block.compile(**_mode(how))
     return bool(found)
@@ -99,7 +100,3 @@ def _mode(how: bool | str) -> dict[str, Any]:
     if isinstance(how, str) and how not in MODES:
         raise Invalid(f"there is no way to compile called {how!r}", f"True, or one of {', '.join(MODES)}")
     return {"mode": how} if isinstance(how, str) and how != "blocks" else {}
-
-
-def _is_huge(module: nn.Module) -> bool:
-    return sum(param.numel() for param in module.parameters()) > _LARGE

@@ -278,12 +278,9 @@ def _of_columns(columns: Mapping[str, Any], target: str) -> Rows:
     if len(arrays) == 1:
         name, only = next(iter(arrays.items()))
         return Rows(only if only.ndim > 1 else only[:, None], y, (name,))
-    names = [f"{name}.{at}" for name, one in arrays.items() for at in range(one.shape[1])] if _wide(arrays) else arrays
+    wide = all(one.ndim == 2 for one in arrays.values())
+    names = [f"{name}.{at}" for name, one in arrays.items() for at in range(one.shape[1])] if wide else arrays
     return Rows(np.column_stack(list(arrays.values())), y, tuple(names))
-
-
-def _wide(arrays: Mapping[str, Any]) -> bool:
-    return all(one.ndim == 2 for one in arrays.values())
 
 
 def _of_table(table: Any, target: str) -> Rows:

@@ -2,9 +2,13 @@
 
 import inspect
 import os
+import sys
+import time
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -175,6 +179,8 @@ class Mesh:
 
     def close(self) -> None:
         """Part, where we have met."""
+        if self.world > 1:
+            _rest()
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -222,13 +228,8 @@ class Mesh:
         split(root, self.devices["tensor"], plan, within=module)
 
     def _copy(self, module: nn.Module) -> nn.Module:
-        made = DistributedDataParallel(
-            module,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            init_sync=False,
-            gradient_as_bucket_view=True,
-            **_BUFFERS,
-        )
+        ids = [self.device] if self.device.type == "cuda" else None
+        made = DistributedDataParallel(module, ids, init_sync=False, gradient_as_bucket_view=True, **_BUFFERS)
         self._copies.append(made)
         return made
 
@@ -327,6 +328,29 @@ def _meet(device: torch.device, timeout_s: float) -> None:
             f"process {os.environ['RANK']} did not meet the others at {where}: {str(error).splitlines()[0]}",
             "process 0 waits there; see whether it runs and can be reached",
         ) from error
+
+
+def _rest(limit_s: float = 2.0) -> None:
+    """Wait until gloo's threads do nothing. They outlive their group, and one that still frees a tensor when the
+    interpreter ends asks for its lock then, which aborts the process."""
+    before, until = None, time.monotonic() + limit_s
+    while (now := _loops()) and time.monotonic() < until:
+        if now == before and all("State:\tS (sleeping)" in one for one in now):
+            return
+        before = now
+        # Who waits for the lock sleeps, too, but gets it meanwhile or looks for it once in such an interval.
+        time.sleep(2 * sys.getswitchinterval())
+
+
+def _loops() -> list[list[str]]:
+    """The state of each of gloo's threads, and how often it went to sleep."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/status"):  # none where there is no Linux
+        with suppress(OSError):  # a thread that has ended
+            name, *lines = path.read_text("utf-8").splitlines()
+            if name == "Name:\tpt_gloo_runloop":
+                found.append([line for line in lines if line.startswith(("State:", "voluntary_"))])
+    return found
 
 
 def _number(name: str, default: int) -> int:

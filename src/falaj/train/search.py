@@ -10,11 +10,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from falaj.core.errors import UserCodeFailed
-from falaj.train.options import Options
 from falaj.train.probe import Measured
 from falaj.train.sizing import TIGHT, Point, Sized, below, divisors, largest
 
@@ -169,8 +168,7 @@ class Search:
             self._largest({**self._best, "activation": name})
 
     def _ahead(self) -> None:
-        known = {one.name for one in fields(Options)}
-        if "ahead" in known and self._open("ahead") and self._now.phases["input"] > _INPUT * self._now.step_s:
+        if self._open("ahead") and self._now.phases["input"] > _INPUT * self._now.step_s:
             for ahead in _AHEADS:
                 self._try(f"reading {ahead} ahead", {**self._best, "ahead": ahead})
 
