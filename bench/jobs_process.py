@@ -30,7 +30,7 @@ TINY = {"roles": [{"name": "worker", "cpus": 0.1, "memory": "16MiB"}]}
 
 
 def measure(bar: Callable[..., None], rounds: int) -> None:
-    """Both bars."""
+    """The bars. Of a drain: what the scheduler takes of a core, and the whole platform with its executor."""
     with folder() as home, falaj.connect(str(home / "house")) as here:
         with here.working():
             _wait_for_nodes(here)
@@ -46,6 +46,10 @@ def measure(bar: Callable[..., None], rounds: int) -> None:
         for name, spent in parts.most_common():
             print(f"    {1000 * spent / SHORT:6.2f} ms of CPU a job, {100 * spent / seconds:4.1f} % of a core: {name}")
         note = f"{SHORT} jobs in {seconds:.0f} s, {1000 * part * seconds / SHORT:.1f} ms of CPU a job"
+        scheduler = parts[PARTS["falaj-loop-jobs"]] / seconds
+        bar(
+            "drain_scheduler_core_percent", 100 * scheduler, 20, at_least=False, note="the loop that decides and writes"
+        )
         bar("drain_core_percent", 100 * part, 20, at_least=False, note=note)
 
 
