@@ -168,8 +168,8 @@ def _rounds(folder: Path, undisturbed: str, rounds: int, first: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_fifteen_deaths(tmp_path: Path, undisturbed: str) -> None:
-    _rounds(tmp_path, undisturbed, 15, 0)
+def test_fifty_deaths(tmp_path: Path, undisturbed: str) -> None:
+    _rounds(tmp_path, undisturbed, 50, 0)
 
 
 @pytest.mark.slow

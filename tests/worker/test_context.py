@@ -38,7 +38,7 @@ def test_a_document_is_understood_and_strangers_in_it_left_alone() -> None:
 
 
 def test_the_launcher_speaks_the_codes_of_the_port() -> None:
-    assert (launch._TRY_AGAIN, launch._YIELDED) == (TRY_AGAIN, YIELDED)
+    assert (launch.TRY_AGAIN, launch._YIELDED) == (TRY_AGAIN, YIELDED)
 
 
 def test_torch_finds_what_its_own_launcher_would_have_set() -> None:
