@@ -2,21 +2,18 @@
 
 import os
 import pwd
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from falaj import __version__
 from falaj.bound import BoundDesk, HouseBytes
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errand import Progress, Silence
-from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, lacking
+from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.garbage import seldom
 from falaj.core.permit import PermitDesk
@@ -35,6 +32,7 @@ from falaj.govern.regimes import Regimes
 from falaj.govern.roles import ORDINARY
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
+from falaj.plugins import plugin
 from falaj.store.blobs import BlobStore
 from falaj.store.ledger import Ledger
 from falaj.store.transfer import Transfers
@@ -51,16 +49,6 @@ if TYPE_CHECKING:
     from falaj.store.service import Storage
     from falaj.track.service import Track
 
-EXTRAS = {
-    "postgresql": "postgres",
-    "s3": "s3",
-    "gs": "s3",
-    "az": "s3",
-    "memory": "s3",
-    "pkcs11": "pkcs11",
-    "lmdb": "features",
-    "rediss": "redis",
-}
 HOLDERS = ("blob", "dataset", "model", "code", "artifact")
 """Every kind of record that keeps bytes alive by the digests in its terms."""
 CHUNK = 1 << 20
@@ -90,44 +78,6 @@ def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) ->
     settings = read_settings(tree, os.environ, chosen, name)
     full = str(Path(settings.home).expanduser().resolve())
     return settings if full == settings.home else read_settings(tree, os.environ, {**chosen, "home": full}, name)
-
-
-def plugin(port: str, scheme: str) -> Any:
-    """What a URL scheme means for a port; ours and strangers' come in by the same door."""
-    known = _own_entry_points().get(f"falaj.{port}", {})
-    path = known.get(scheme) or _strange_entry_points(port).get(scheme)
-    if path is None:
-        names = sorted({*known, *_strange_entry_points(port)})
-        raise Invalid(f"nothing here speaks {scheme!r:.40} as a {port}", f"known: {', '.join(names)}")
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise lacking(f"{scheme}:", EXTRAS.get(scheme, scheme), error) from error
-
-
-@cache
-def _own_entry_points() -> dict[str, dict[str, str]]:
-    """What our own package registered, by group and name; read as the plain file it is, since every start asks."""
-    name = f"falaj-{__version__}.dist-info/entry_points.txt"
-    file = next((file for folder in sys.path if (file := Path(folder, name)).is_file()), None)
-    groups: dict[str, dict[str, str]] = {}
-    lines = file.read_text(encoding="utf-8").splitlines() if file else ()
-    group = ""
-    for line in map(str.strip, lines):
-        if line.startswith("["):
-            group = line.strip("[]")
-        elif "=" in line:
-            word, _, path = line.partition("=")
-            groups.setdefault(group, {})[word.strip()] = path.strip()
-    return groups
-
-
-def _strange_entry_points(port: str) -> dict[str, str]:
-    """What any installed package registered; looking through them all takes a while."""
-    from importlib import metadata
-
-    return {point.name: point.value for point in metadata.entry_points(group=f"falaj.{port}")}
 
 
 def restore_into(settings: Settings, path: str, progress: "Restoring | None" = None) -> "BackupReport":

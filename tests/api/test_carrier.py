@@ -6,8 +6,8 @@ from dataclasses import asdict
 import httpx
 import pytest
 
-from falaj.api.carrier import BUNDLE, GET, PUT
 from falaj.api.client import RemotePlatform
+from falaj.api.pieces import BUNDLE, GET, PUT
 from falaj.api.server import Server
 from falaj.core.errors import Denied
 from falaj.store.codec import to_json

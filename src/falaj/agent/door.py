@@ -16,8 +16,8 @@ from typing import Any
 from falaj.agent.link import Link, Said
 from falaj.agent.vault import Vault
 from falaj.agent.work import Tokens
-from falaj.api.carrier import BUNDLE, GET, PIECE_BYTES, PUT, TICKET_HEADER
 from falaj.api.channel import FIND, KEEP
+from falaj.api.pieces import BUNDLE, GET, PIECE_BYTES, PUT, TICKET_HEADER
 from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, Unavailable
 
 DESKS = frozenset(

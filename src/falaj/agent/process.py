@@ -19,7 +19,7 @@ from falaj.agent.work import Tokens, Work
 from falaj.api.channel import ANSWER
 from falaj.core.errors import FalajError, Unavailable
 from falaj.fleet.sandbox import chosen
-from falaj.platform import plugin
+from falaj.plugins import plugin
 
 HANDS = 4
 RENEW_TOKENS_S, RENEW_S, LONGEST_PAUSE_S = 300.0, 3600.0, 5.0

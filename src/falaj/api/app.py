@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from falaj.api import carrier
 from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render, send_answer
+from falaj.api.carrier import Carrier
 from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
 from falaj.api.figures import Figures
@@ -18,6 +18,7 @@ from falaj.api.gate import Gate
 from falaj.api.lanes import Carried, Lanes, attempt
 from falaj.api.logs import enter
 from falaj.api.metrics import Metrics, by, counter, exposition, gauge
+from falaj.api.pieces import BUNDLE, GET, PUT
 from falaj.api.quick import Quick
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
 from falaj.api.soon import Taker
@@ -83,7 +84,7 @@ class App:
         self._limits = house.settings.limits
         self.deadlines = Deadlines(self._limits.timeout_s)
         self.events = Events(house, self.lanes, self.gate, self.metrics, self.deadlines)
-        self.carrier = carrier.Carrier(house, self.lanes)
+        self.carrier = Carrier(house, self.lanes)
         self._span = make_span()
         # What is read often is answered at once where nothing of it is far away; a slow store must not stop the door.
         self._at_hand = house.settings.embedded and house.settings.online.startswith("lmdb:")
@@ -207,9 +208,9 @@ class App:
 
             bell = Doorbell(self)
             add(Route("POST", ROUTE, bell.action, bell.serve))
-        add(Route("POST", carrier.PUT, "bytes.put", self._put_piece))
-        add(Route("POST", carrier.BUNDLE, "bytes.bundle", self._bundle_pieces))
-        add(Route("POST", carrier.GET, "bytes.get", self._get_piece))
+        add(Route("POST", PUT, "bytes.put", self._put_piece))
+        add(Route("POST", BUNDLE, "bytes.bundle", self._bundle_pieces))
+        add(Route("POST", GET, "bytes.get", self._get_piece))
         if "agents" in self.house.desks:
             from falaj.api.channel import Channel
 

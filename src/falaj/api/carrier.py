@@ -5,44 +5,20 @@ ticket and its holder, and passes through no verb.
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from falaj.api.answers import Answer, Refusal, render
 from falaj.api.lanes import Lanes
+from falaj.api.pieces import PIECE_BYTES, TICKET_HEADER, Tied, Wanted
 from falaj.api.routes import Ask
 from falaj.api.stream import Inlet, Outlet
 from falaj.core.context import Context
 from falaj.core.errors import Invalid
 from falaj.core.stream import Stream
-from falaj.core.transfer import Receipt
 from falaj.store.codec import from_json, to_json
 
 if TYPE_CHECKING:
     from falaj.platform import House
-
-PUT, BUNDLE, GET = "/v1/bytes/put", "/v1/bytes/bundle", "/v1/bytes/get"
-TICKET_HEADER = b"falaj-ticket"
-PIECE_BYTES = 64 << 20
-"""The longest piece; senders cut at 16 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tied:
-    """What is to be kept together."""
-
-    ticket: str
-    receipts: tuple[Receipt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which bytes a caller wants."""
-
-    ticket: str
-    digest: str
-    start: int = 0
-    stop: int | None = None
 
 
 class Carrier:

@@ -15,9 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 import falaj
-from falaj.api.carrier import BUNDLE, GET, PUT, TICKET_HEADER, Tied, Wanted
-from falaj.api.stream import BLOCK
-from falaj.api.tls import client_context
+from falaj.api.pieces import BLOCK, BUNDLE, GET, PUT, TICKET_HEADER, Tied, Wanted
 from falaj.api.wire import ARGS_HEADER, ELSEWHERE, encode_header
 from falaj.bound import BoundDesk
 from falaj.core import trace
@@ -30,7 +28,7 @@ from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
 from falaj.core.verb import Verb
 from falaj.desks import DESKS
-from falaj.platform import plugin
+from falaj.plugins import plugin
 from falaj.store.codec import from_json, to_json
 
 TRIES = 4
@@ -63,7 +61,11 @@ class RemotePlatform:
         headers = {"user-agent": f"falaj/{falaj.__version__}"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         headers |= {"falaj-purpose": purpose} if purpose else {}
-        verify: ssl.SSLContext | bool = client_context(ca, cert, key) if parts.scheme == "https" else False
+        verify: ssl.SSLContext | bool = False
+        if parts.scheme == "https":
+            from falaj.api.tls import client_context
+
+            verify = client_context(ca, cert, key)
         self.progress: Progress = Silence()
         self.bytes = RemoteBytes(self)
         self._online: Online | None = None

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from typing import Any
 
 from falaj.api.answers import BYTES, REQUEST_HEADER, SECURITY, Send
+from falaj.api.pieces import BLOCK
 from falaj.core.errors import FalajError, Invalid, QuotaExceeded, Unavailable
 from falaj.core.stream import Stream
 
@@ -13,7 +14,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 HELD = 4 << 20
 """Bytes of one body that may wait for the thread that reads it."""
-BLOCK = 1 << 20
 IDLE_S = 30.0
 """A caller that neither sends nor takes a byte for so long has left."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from falaj.cli.login import Login
 from falaj.core.errors import Unauthenticated
 from falaj.core.settings import Oidc
-from falaj.platform import plugin
+from falaj.plugins import plugin
 
 WAIT_S = 300.0
 

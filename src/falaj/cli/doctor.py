@@ -196,7 +196,7 @@ def _sandbox(settings: Settings) -> Finding:
     import tempfile
 
     from falaj.fleet.sandbox import in_words
-    from falaj.platform import plugin
+    from falaj.plugins import plugin
 
     with tempfile.TemporaryDirectory(prefix="falaj-doctor-") as folder:
         try:
@@ -212,7 +212,7 @@ def _sandbox(settings: Settings) -> Finding:
 
 
 def _provider(settings: Settings) -> Finding:
-    from falaj.platform import plugin
+    from falaj.plugins import plugin
 
     provider = plugin("identity", "oidc")("oidc:", settings.oidc)
     try:

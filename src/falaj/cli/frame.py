@@ -39,11 +39,13 @@ class Frame:
 
     def connect(self) -> Any:
         """The platform that this command speaks to."""
+        address, token, ca = self.login()
+        if address.startswith(("http://", "https://")):  # who asks another machine has no need of a house here
+            from falaj.plugins import plugin
+
+            return plugin("remote", "http")(address, token=token, ca=ca, purpose=self.purpose)
         from falaj.platform import connect
 
-        address, token, ca = self.login()
-        if address.startswith(("http://", "https://")):
-            return connect(address, token=token, ca=ca, purpose=self.purpose)
         return connect(address, token=token, purpose=self.purpose)
 
 

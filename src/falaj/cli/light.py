@@ -21,6 +21,9 @@ def start_light() -> None:
     put_off("cryptography.hazmat.primitives.ciphers", __path__=[f"{primitives.__path__[0]}/ciphers"])
     # `uuid` asks for one word, and msgspec for what Python itself has by now.
     put_off("platform", system=lambda: os.uname().sysname)
+    # A command of httpx's own, and with it rich, click and pygments; and a way to pack that no answer of ours has.
+    put_off("httpx._main", main=lambda: None)
+    put_off("zstandard")
     # What `secrets` gives is what the system gives; for numbers within bounds it brings the whole of `random` along.
     put_off("secrets", token_bytes=_token_bytes, token_hex=lambda nbytes=None: _token_bytes(nbytes).hex())
     put_off(

@@ -59,7 +59,8 @@ def restore(frame: Frame, arguments: list[str]) -> int:
 
 def revive(settings: "Settings", source: str, name: str = "", progress: "Progress | None" = None) -> "Revived":
     """A house from a place of backups: ledger, then bytes, then what the log must say of it."""
-    from falaj.platform import House, plugin
+    from falaj.platform import House
+    from falaj.plugins import plugin
     from falaj.store.ledger import Ledger
     from falaj.store.revive import Revival
     from falaj.store.shelf import Shelf
@@ -141,7 +142,7 @@ def _check_key(secrets: Any, record: "Record") -> None:
 
 
 def _settled(house: "House", revival: "Revival") -> "Revived":
-    from falaj.platform import plugin
+    from falaj.plugins import plugin
 
     ctx, own = house.system(), house.settings.zone
     subject = Ref("backup", revival.made.zone, revival.made.name, "r1")

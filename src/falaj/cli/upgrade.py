@@ -41,7 +41,8 @@ def upgrade(frame: Frame, arguments: list[str]) -> int:
     frame, given = read(frame, parser, arguments)
     if frame.at.startswith(("http://", "https://")):
         raise Invalid("the store is looked at from a machine that reaches it", "falaj upgrade check --at FOLDER")
-    from falaj.platform import load_settings, plugin
+    from falaj.platform import load_settings
+    from falaj.plugins import plugin
 
     settings = load_settings(frame.at)
     url = settings.at(settings.store)

@@ -9,7 +9,8 @@ from falaj.api.routes import Ask
 from falaj.console.page import ROOT
 from falaj.console.session import Header, cookie, put
 from falaj.core.errors import Unauthenticated
-from falaj.platform import House, plugin
+from falaj.platform import House
+from falaj.plugins import plugin
 
 CALLBACK = f"{ROOT}/callback"
 _COOKIE, _WAIT_S = "falaj-going", 600
