@@ -54,7 +54,7 @@ _STAMP = struct.Struct("<QqqQI")
 STAMP_BYTES = _STAMP.size
 _MARK = struct.Struct("=QqQqQQQ")
 MARK_BYTES = _MARK.size
-_NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
+_AS_BYTES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 RUN = 1024
 """How many names of a folder are looked at together, at most."""
 _AT_ONCE = 4096
@@ -354,7 +354,7 @@ def listed(fd: int, path: bytes) -> list[bytes]:
             # Some at a time: as texts they take more memory than as bytes, and a folder may have millions.
             while some := list(islice(listing, _AT_ONCE)):
                 found = [each.name + "/" if each.is_dir(follow_symlinks=False) else each.name for each in some]
-                names += "\0".join(found).encode(*_NAMES).split(b"\0")
+                names += "\0".join(found).encode(*_AS_BYTES).split(b"\0")
     except OSError as error:
         raise _unreadable(path, error) from None
     names.sort(reverse=True)
