@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.execute import Attempt, Slot
@@ -129,25 +128,28 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         role = spec.roles[spot.role]
         node = spot.node.partition("/")[2]
         slots.append(Slot(index, node, role.name, amounts_of(role), spot.devices, spot.milli, processes_of(role)))
-    fields: dict[str, Any] = {
-        "id": body["attempt"]["id"],
-        "job": str(record.ref.bare),
-        "tenant": record.key.tenant,
-        "project": record.key.project,
-        "slots": tuple(slots),
-        "command": tuple(spec.command),
-        "framework": spec.framework,
-        "folder": place.base,
-        "env": {**tracing.environment(body), **spec.env},
-        "secret_env": secrets,
-        "image": spec.image,
-        "user": _user(record, cluster),
-        "limit_s": spec.limit_s,
-        "grace_s": spec.grace_s,
-        "launcher": launcher(),
-        "options": dict(spec.options),
-    }
-    return Attempt(**fields, context=_context(Attempt(**fields), body, place, address))
+    context: dict[str, object] = {}
+    made = Attempt(
+        id=body["attempt"]["id"],
+        job=str(record.ref.bare),
+        tenant=record.key.tenant,
+        project=record.key.project,
+        slots=tuple(slots),
+        command=tuple(spec.command),
+        framework=spec.framework,
+        folder=place.base,
+        env={**tracing.environment(body), **spec.env},
+        secret_env=secrets,
+        image=spec.image,
+        user=_user(record, cluster),
+        limit_s=spec.limit_s,
+        grace_s=spec.grace_s,
+        launcher=launcher(),
+        options=dict(spec.options),
+        context=context,
+    )
+    context |= _context(made, body, place, address)  # it tells of the attempt that carries it, which is made once
+    return made
 
 
 def _user(record: Record, cluster: Cluster) -> str:
