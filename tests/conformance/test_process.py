@@ -260,6 +260,19 @@ def test_several_are_launched_at_once_and_each_is_answered_for_itself(lab: Lab) 
         assert lab.lines(one.id, 0) == ["here"]
 
 
+def test_one_among_several_that_cannot_begin_says_why_and_the_others_begin(lab: Lab) -> None:
+    assert isinstance(lab.executor, CanLaunchMany)
+    some = [lab.attempt("sh", "-c", "echo here") for _ in range(6)]
+    for one in some[1:5:3]:
+        Path(lab.executor._root, one.id).write_text("in the way")  # type: ignore[attr-defined]
+    found = lab.executor.launch_all([replace(one, folder="") for one in some])
+    assert [isinstance(one, Unavailable) for one in found] == [False, True, False, False, True, False]
+    assert all("Not a directory" in str(found[at]) for at in (1, 4))
+    for one in (some[0], some[2], some[3], some[5]):
+        assert lab.until(one.id).phase == SUCCEEDED
+        assert lab.lines(one.id, 0) == ["here"]
+
+
 def test_a_nursery_that_is_lost_among_several_loses_and_doubles_nothing(lab: Lab) -> None:
     assert isinstance(lab.executor, CanLaunchMany)
     lab.until(lab.executor.launch(lab.attempt("true")))

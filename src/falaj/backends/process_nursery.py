@@ -3,7 +3,8 @@
 import contextlib
 import json
 import os
-import select
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from falaj.core.errors import Unavailable
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from falaj.worker.nursery import main; sys.exit(main())"
 _SOURCES = str(Path(__file__).parents[2])
-_PATIENCE_S = 20.0
+_PATIENCE_S = 20
 _ROOM = 48 << 10
 """So many bytes of requests we let lie in the pipe, which takes a little more: nobody waits to be read."""
 
@@ -46,7 +47,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers = select.poll()
+        self._answers: socket.socket | None = None
         self._lock = Lock()
 
     def begin(self, births: Sequence[Birth]) -> list[str]:
@@ -57,17 +58,19 @@ class Nursery:
     def close(self) -> None:
         """End it; the launchers go on."""
         process, self._process = self._process, None
-        if process is not None and process.stdin and process.stdout:
+        answers, self._answers = self._answers, None
+        if answers is not None:
+            answers.close()
+        if process is not None and process.stdin:
             with contextlib.suppress(OSError):
                 process.stdin.close()
-            process.stdout.close()
             process.kill()
             process.wait()
 
     def _ask(self, requests: Sequence[bytes]) -> list[str]:
         """What each was answered. Others are asked for before the first has answered, as long as the pipe takes them:
         whoever sleeps between two of them finds nothing of its own in the processor's memory again."""
-        answers, sent, room, trouble = list[str](), 0, _ROOM, "no answer"
+        answers, sent, room, trouble, heard = list[str](), 0, _ROOM, "no answer", b""
         try:
             asked, told = self._pipes()
             while len(answers) < len(requests):
@@ -75,29 +78,35 @@ class Nursery:
                     asked.write(requests[sent])
                     room -= len(requests[sent])
                     sent += 1
-                line = told.readline() if self._answers.poll(1000 * _PATIENCE_S) else b""
-                if not line:
+                # An answer is a byte at least, and most are no more: we sleep until all may be there.
+                part = told.recv(sent - len(answers), socket.MSG_WAITALL)
+                if not part:
                     break
-                room += len(requests[len(answers)])
-                answers.append(line.decode(errors="replace").strip())
+                *lines, heard = (heard + part).split(b"\n")
+                for line in lines:
+                    room += len(requests[len(answers)])
+                    answers.append(line.decode(errors="replace").strip())
         except OSError as error:
-            trouble = str(error.strerror)
+            if not isinstance(error, BlockingIOError):  # that is the end of our patience
+                trouble = str(error.strerror)
         if len(answers) < len(requests):
             # It hangs or is gone: whether a slot began, its own files tell; another nursery is for the next.
             self.close()
         return answers + [trouble] * (len(requests) - len(answers))
 
-    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        if self._process is None or self._process.poll() is not None:
+    def _pipes(self) -> tuple[IO[bytes], socket.socket]:
+        if self._process is None or self._answers is None or self._process.poll() is not None:
             self.close()
             words = [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCES]
             bare = {"PATH": os.environ.get("PATH", os.defpath)}
-            self._process = subprocess.Popen(  # noqa: S603  # nosec B603 - our own interpreter with our own words
-                words, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=bare, start_new_session=True
-            )
-            self._answers = select.poll()  # select() knows no file beyond the first 1,024; a busy platform has more
-            self._answers.register(cast(IO[bytes], self._process.stdout), select.POLLIN)
-        return cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+            # Of a socket, and not of a pipe, so many bytes can be waited for at once.
+            self._answers, theirs = socket.socketpair()
+            self._answers.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE_S, 0))
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603  # nosec B603 - our own interpreter with our own words
+                    words, bufsize=0, stdin=subprocess.PIPE, stdout=theirs.fileno(), env=bare, start_new_session=True
+                )
+        return cast(IO[bytes], self._process.stdin), self._answers
 
 
 def _request(birth: Birth) -> bytes:
