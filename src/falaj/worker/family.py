@@ -163,8 +163,8 @@ def _settle(launcher: int, log: str, cores: Iterable[int]) -> None:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(file, 1)
     os.dup2(1, 2)
-    if cores := set(cores) & os.sched_getaffinity(0):
-        os.sched_setaffinity(0, cores)
+    if (wanted := set(cores)) and (mine := wanted & os.sched_getaffinity(0)):
+        os.sched_setaffinity(0, mine)
     with contextlib.suppress(OSError):  # as bytes: a coding would be loaded anew by every child
         os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), _MORE_LIKELY_KILLED)
 
