@@ -143,7 +143,7 @@ class Lead:
                     changed = True
                     continue
                 # Of each only the last that was said: before it may stand what we said ourselves.
-                changed |= self._reread({key._replace(version=""): key.version for _, key in found})
+                changed |= self._reread({Key(*key[:4]): key[4] for _, key in found})
             # What is before the end we have seen, and need not pass over again.
             self._cursor[kind] = max(self._cursor[kind], end)
         self.dirty |= changed

@@ -214,9 +214,11 @@ class Clusters(Signs, Elastic):
         found = [_cluster(record) for record in records.values()]
         return {cluster.name: cluster for cluster in found if cluster.state != "gone"}
 
-    def node_records(self, tx: Reader) -> Iterator[tuple[Cluster, NodeFacts, float]]:
-        """Every node, with its cluster and when it was last different."""
-        known = self.known(tx)
+    def node_records(
+        self, tx: Reader, clusters: Mapping[str, Cluster] | None = None
+    ) -> Iterator[tuple[Cluster, NodeFacts, float]]:
+        """Every node, with its cluster and when it was last different; `clusters` where they are known already."""
+        known = self.known(tx) if clusters is None else clusters
         for record in every(tx, "node", HOUSE):
             cluster = known.get(record.body["cluster"])
             if cluster is not None:

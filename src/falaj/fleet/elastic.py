@@ -135,9 +135,11 @@ class Elastic:
         found: ScaleKnobs = from_plain(ScaleKnobs, record.body) if record else ScaleKnobs()
         return found
 
-    def imagined(self, tx: Reader) -> Iterator[tuple[Cluster, NodeFacts]]:
+    def imagined(
+        self, tx: Reader, clusters: Mapping[str, Cluster] | None = None
+    ) -> Iterator[tuple[Cluster, NodeFacts]]:
         """Every node that could be bought: what a job may ask for, though it is not there."""
-        known = self.known(tx)
+        known = self.known(tx) if clusters is None else clusters
         for record in every(tx, KIND, HOUSE):
             cluster = known.get(record.key.project)
             if cluster is not None and cluster.state == "open":

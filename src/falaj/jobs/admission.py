@@ -51,12 +51,14 @@ def check_names(asked: Asked) -> None:
         raise Invalid("a job waits for jobs only", "--after job:project/name")
 
 
-def new_body(ctx: Context, clusters: Clusters, staging: Staging, asked: Asked, queue: str, tx: Reader) -> Body:
+def new_body(
+    ctx: Context, known: Mapping[str, Cluster], staging: Staging, asked: Asked, queue: str, tx: Reader
+) -> Body:
     """The record of a new job."""
     actor = ctx.actor
     check_inputs(tx, ctx.tenant, ctx.purpose, asked.inputs.values())
     spec, kept_in = _pin_secrets(ctx, staging, asked.spec)
-    zones = _law(ctx, asked, _reachable(clusters, tx, ctx.tenant, spec), kept_in)
+    zones = _law(ctx, asked, _reachable(known, ctx.tenant, spec), kept_in)
     who = {
         "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
         "purpose": ctx.purpose,
@@ -76,10 +78,11 @@ def new_body(ctx: Context, clusters: Clusters, staging: Staging, asked: Asked, q
     }  # fmt: skip
 
 
-def check_possible(clusters: Clusters, tx: Reader, record: Record, now: float) -> None:
+def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader, record: Record, now: float) -> None:
     """Invalid when no state of the fleet would ever let it start, with the nearest that can."""
-    known, wanted = clusters.known(tx), record.body["spec"]["cluster"]
-    found = [(cluster, facts) for cluster, facts, _ in clusters.node_records(tx)] + list(clusters.imagined(tx))
+    wanted = record.body["spec"]["cluster"]
+    found = [(cluster, facts) for cluster, facts, _ in clusters.node_records(tx, known)]
+    found += clusters.imagined(tx, known)
     nodes = [node_of(cluster, facts) for cluster, facts in found]
     if not nodes or (wanted and all(cluster.name != wanted for cluster, _ in found)):
         return  # nobody looked there yet; it will wait, and `why` will tell
@@ -90,8 +93,7 @@ def check_possible(clusters: Clusters, tx: Reader, record: Record, now: float) -
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)
 
 
-def _reachable(clusters: Clusters, tx: Reader, tenant: str, spec: JobSpec) -> list[Cluster]:
-    known = clusters.known(tx)
+def _reachable(known: Mapping[str, Cluster], tenant: str, spec: JobSpec) -> list[Cluster]:
     if spec.cluster and spec.cluster not in known:
         raise Invalid(f"there is no cluster {spec.cluster[:60]!r}", f"there is: {', '.join(known)}")
     fits = [one for one in known.values() if open_to(one, tenant) and spec.cluster in ("", one.name)]

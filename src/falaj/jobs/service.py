@@ -101,9 +101,10 @@ class Jobs(Accounts, Replays):
                 raise Invalid(
                     f"the queue {rule.name} has no band {spec.band}", "choose a lower one, or another queue", job
                 )
-            body = new_body(ctx, self._clusters, self.staging, asked, rule.name, tx)
+            known = self._clusters.known(tx)
+            body = new_body(ctx, known, self.staging, asked, rule.name, tx)
             record = _draft(ctx, job, body)
-            check_possible(self._clusters, tx, record, ctx.now())
+            check_possible(self._clusters, known, tx, record, ctx.now())
             if not dry:
                 self._start_run(ctx, tx, record, asked)
                 record = tx.put(job, body, terms=life.terms_of(body))
@@ -250,7 +251,8 @@ class Jobs(Accounts, Replays):
                 **old.body, "spec": to_plain(spec), "band": band_of(spec.band), "queue": rule.name, "not_before": 0,
                 "use": {**old.body["use"], "queue": rule.name},
             }  # fmt: skip
-            check_possible(self._clusters, tx, replace(old, rev=old.rev + 1, body=body), ctx.now())
+            known = self._clusters.known(tx)
+            check_possible(self._clusters, known, tx, replace(old, rev=old.rev + 1, body=body), ctx.now())
             return self._save(tx, old, body, "jobs.change", queue=rule.name, band=spec.band)
 
     @verb(reads=("job",))
