@@ -226,3 +226,21 @@ def test_memory_has_an_end_and_keeps_nothing_large(monkeypatch: pytest.MonkeyPat
     memory.forget(keys)
     memory.keep({keys[3]: Seen(Row(keys[3], 1, "", b"x" * (postgres_memory.LARGEST + 1), 0.0), "1")})
     assert memory.recall(keys[3:]) is None
+
+
+def test_memory_counts_what_it_holds_and_not_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_memory, "MOST_BYTES", 100)
+    keys = [Key("t", "k", "p", f"n{n}") for n in range(3)]
+    memory = Memory()
+
+    def keep(key: Key, rev: int) -> None:
+        memory.keep({key: Seen(Row(key, rev, "", b"x" * 40, 0.0), "1")})
+
+    keep(keys[0], 1)
+    for rev in range(1, 10):  # written over, or read again: the same forty bytes
+        memory.forget((keys[1],) if rev % 2 else ())
+        keep(keys[1], rev)
+    assert memory.recall(keys[:2]) is not None
+    keep(keys[2], 1)
+    assert memory.recall(keys[:1]) is None
+    assert memory.recall(keys[2:]) is not None

@@ -20,7 +20,7 @@ from psycopg.pq import ExecStatus, Format
 
 from falaj.backends.postgres_columns import Plan
 from falaj.backends.postgres_group import Groups, Member, PostgresGroup
-from falaj.backends.postgres_memory import Seen, overtaken, read_many
+from falaj.backends.postgres_memory import UNDONE, Seen, overtaken, read_many
 from falaj.backends.postgres_txn import Connection, Glance, PostgresTxn, Riders, addition, failure, quiet
 from falaj.backends.sql.rows import stale
 from falaj.core.errors import FalajError, Stale
@@ -292,7 +292,7 @@ class _Way:
             return
         if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
             self._preparing = b""
-            self._deliver(_Added(0), failure(error_from_result(result), unsure=True))
+            self._deliver(_Added(0), self._why(error_from_result(result)))
         elif self._preparing:
             self._names[self._parcel.plan.text], self._preparing = self._preparing, b""
             self._go(self._parcel)
@@ -300,6 +300,11 @@ class _Way:
             xid = result.get_value(0, 0) if result.ntuples else None
             # Rows bear the lower half of the number.
             self._deliver(_Added(result.command_tuples or 0, str(int(xid) & 0xFFFFFFFF) if xid else ""), None)
+
+    def _why(self, error: psycopg.Error) -> FalajError:
+        if self.strict and error.sqlstate == UNDONE:  # what it was to change is not as it was seen
+            return overtaken()
+        return failure(error, unsure=True)
 
     def _deliver(self, added: _Added, error: FalajError | None) -> None:
         parcel, self._parcel = self._parcel, None

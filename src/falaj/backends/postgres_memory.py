@@ -7,6 +7,7 @@ again on what is read then.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 from falaj.backends.postgres_columns import as_given, columns, plan
@@ -38,6 +39,8 @@ CHANGED = f"""changed AS (UPDATE records AS r SET rev = asked.rev, body = asked.
 """What a statement that writes changes of rows that were read. Where one of them is not as it was it breaks, and undoes
 those that were changed."""
 IF_CHANGED = "(SELECT so FROM whole)"
+UNDONE = "22012"
+"""How it breaks then: it divides by nothing, since the language has no word for that. Nothing else in it divides."""
 Ask = Callable[[str, Sequence[Any]], list[Any]]
 
 
@@ -53,11 +56,13 @@ class Overtaken(Exception):
 
 
 class Memory:
-    """What is remembered. Threads share it: a dictionary, of which each step is whole."""
+    """What is remembered. Threads share it: a dictionary, of which each look is whole; they change it in turn."""
 
     def __init__(self) -> None:
         self._rows: dict[Key, Seen] = {}
         self._bytes = 0
+        """Of the bodies of these rows."""
+        self._turn = Lock()
 
     def recall(self, keys: Iterable[Key]) -> dict[Key, Seen] | None:
         """The rows of keys; None unless all are known."""
@@ -67,16 +72,24 @@ class Memory:
     def keep(self, found: Mapping[Key, Seen | None]) -> None:
         """Remember what was just read."""
         kept = {key: seen for key, seen in found.items() if seen and len(seen.row.body) <= LARGEST}
-        self._bytes += sum(len(seen.row.body) for seen in kept.values())
-        if len(self._rows) + len(kept) > MOST or self._bytes > MOST_BYTES:
-            self._rows.clear()
-            self._bytes = 0
-        self._rows.update(kept)
+        size = sum(len(seen.row.body) for seen in kept.values())
+        with self._turn:
+            self._bytes += size - sum(map(self._size, kept))
+            if len(self._rows) + len(kept) > MOST or self._bytes > MOST_BYTES:
+                self._rows.clear()
+                self._bytes = size
+            self._rows.update(kept)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """They were written, or are not as remembered."""
-        for key in keys:
-            self._rows.pop(key, None)
+        with self._turn:
+            for key in keys:
+                self._bytes -= self._size(key)
+                self._rows.pop(key, None)
+
+    def _size(self, key: Key) -> int:
+        held = self._rows.get(key)
+        return len(held.row.body) if held is not None else 0
 
 
 def read_many(ask: Ask, keys: Sequence[Key]) -> dict[Key, Seen | None]:

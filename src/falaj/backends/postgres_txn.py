@@ -53,8 +53,7 @@ _MAKE = """WITH made AS (INSERT INTO records (tenant, kind, project, name, versi
 _KEPT = 1000
 """So many rows that were read are kept: guard, verb and writing ask for the same ones."""
 NOTHING: Mapping[Key, Seen] = MappingProxyType({})
-# The last: a statement of ours divides by nothing where what it was to change is not as it was seen.
-_RETRY = ("40001", "40P01", "55P03", "22012")
+_RETRY = ("40001", "40P01", "55P03")
 # It warns of errors that it raises as well.
 logging.getLogger("psycopg").setLevel(logging.ERROR)
 logging.getLogger("psycopg.pool").setLevel(logging.WARNING)
