@@ -333,12 +333,38 @@ def test_light_calls_run_on_the_loop_and_are_answered_when_their_group_is_durabl
         assert [one.result().value for one in first] == [1, None]
         assert isinstance(first[1].result().error, ValueError)
         await asyncio.sleep(0)
+        await asyncio.sleep(0)  # they came together, so there is a look at what came with the third
         assert groups.calls == 3
         courier.end(Unavailable("it went away", "call again"))
         assert isinstance(late.result().error, Unavailable)
 
     carrying(groups, story)
     assert groups.sizes == []
+
+
+def test_who_calls_alone_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, gave = Groups(), list[int]()
+    monkeypatch.setattr(lanes_module, "_yield", lambda: gave.append(groups.calls))
+
+    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+        for value in range(2):
+            alone = ask(value)
+            await asyncio.sleep(0)
+            courier.end()
+            assert alone.result().value == value
+        assert gave == []
+        some = [ask(2), ask(3)]
+        await asyncio.sleep(0)
+        courier.end()
+        some += [ask(4)]
+        await asyncio.sleep(0)
+        some += [ask(5)]  # whoever was about to call
+        await asyncio.sleep(0)
+        assert (gave, groups.calls) == ([4], 6)
+        courier.end()
+        assert [one.result().value for one in some] == [2, 3, 4, 5]
+
+    carrying(groups, story)
 
 
 def test_what_cannot_be_carried_is_run_again_by_the_lane() -> None:
