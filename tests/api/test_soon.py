@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from falaj.api import gate, lanes, soon
-from falaj.api.answers import Answer, render
+from falaj.api.answers import BROWSER, SECURITY, Answer, is_program, render
 from falaj.api.app import App
 from falaj.api.lanes import Outcome
 from falaj.api.quick import BODY_BYTES, Quick
@@ -115,8 +115,21 @@ def test_a_known_caller_is_answered_alike_and_without_a_task(known: httpx.Client
     ordinary = said(known, "hello", headers={"content-type": "application/json; charset=utf-8"})
     assert slow == [PATH]
     assert quick.json() == ordinary.json() == "hello for amal"
-    assert list(quick.headers) == list(ordinary.headers)
+    assert {**ordinary.headers, **quick.headers}.keys() == ordinary.headers.keys()
     assert quick.headers["falaj-request"] != ordinary.headers["falaj-request"]
+
+
+@pytest.mark.parametrize("header", sorted(BROWSER))
+def test_what_browsers_heed_is_left_out_for_programs_only(known: httpx.Client, slow: list[str], header: bytes) -> None:
+    browsers = {name.decode() for name, _ in SECURITY}
+    assert set(said(known, "hello").headers) == {"date", "content-type", "content-length", "falaj-request"}
+    value = {"origin": f"http://{known.base_url.netloc.decode()}", "sec-fetch-site": "same-origin"}
+    got = said(known, "hello", headers={header.decode(): value.get(header.decode(), "x")})
+    assert (got.status_code, slow) == (200, [])
+    assert browsers <= set(got.headers)
+    assert browsers <= set(said(known, "none").headers)  # nor for errors
+    assert not is_program({b"host": b"x", b"cookie": b"session=y"})
+    assert not is_program({b"host": b"x"})  # no token is shown
 
 
 def test_errors_are_answered_and_harm_nobody_else(known: httpx.Client, slow: list[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from falaj.api.answers import Answer, head_lines, render
+from falaj.api.answers import JSON, Answer, bare_lines, head_lines, render
 from falaj.api.quick import BODY_BYTES, Quick
 from falaj.api.soon import Soon
 from falaj.core.errors import Invalid, Unavailable
@@ -16,6 +16,7 @@ HEAD_S = 15.0
 """Within so long a head must be whole, from the first byte of the connection on."""
 CONNECTIONS = 4096
 FAREWELL_S = 1.0
+OK = 200
 
 
 def certified(cert: Any) -> str:
@@ -130,20 +131,22 @@ class Connection(HttpToolsProtocol):
         if body:
             super().on_body(bytes(body))
 
-    def _write(self, answer: Answer, more: bytes = b"") -> None:
+    def _write(self, answer: Answer, lines: bytes = b"", more: bytes = b"") -> None:
+        """`lines`: its head, where it is not the usual one; `more` says that it is the last."""
         if self.transport.is_closing():
             return
         defaults = b"".join([b"%s: %s\r\n" % pair for pair in self.server_state.default_headers])
-        self.transport.write(
-            b"".join((STATUS_LINE[answer.status], defaults, head_lines(answer), more, b"\r\n", answer.body))
-        )
+        head = lines or head_lines(answer)
+        self.transport.write(b"".join((STATUS_LINE[answer.status], defaults, head, more, b"\r\n", answer.body)))
         if more:
             self.transport.close()
         self.on_response_complete()
 
     def finish(self, soon: Soon, answer: Answer) -> None:
         """Write what a lane gave; the last word where the connection is to end with it."""
-        self._write(answer, b"" if soon.keep_alive else b"connection: close\r\n")
+        bare = soon.program and answer.status == OK and answer.kind == JSON and not answer.headers
+        lines = bare_lines(answer) if bare else b""
+        self._write(answer, lines, b"" if soon.keep_alive else b"connection: close\r\n")
 
     def part(self) -> None:
         """The answer that is being made is the last one here; a caller that is silent may ask once more."""

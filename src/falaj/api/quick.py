@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from falaj.api.answers import JSON, Answer, Refusal, render
+from falaj.api.answers import JSON, Answer, Refusal, is_program, render
 from falaj.api.lanes import attempt
 from falaj.api.routes import Ask, Call
 from falaj.api.soon import Line, Soon, Taker
@@ -64,7 +64,9 @@ class Quick:
         except (FalajError, Refusal):
             return None
         app.gate.spend(ask)
-        return Soon(app, line, work, ask.request, begun)
+        soon = Soon(app, line, work, ask.request, begun)
+        soon.program = is_program(ask.headers)
+        return soon
 
     def _known(self, scope: MutableMapping[str, Any]) -> Ask | None:
         """A plain request of somebody who is known and may ask now."""

@@ -64,12 +64,14 @@ class Soon:
 
     __slots__ = (
         "_app", "_begun", "_line", "_request", "_tries", "_work", "disconnected", "keep_alive", "message_event",
-        "response_complete",
+        "program", "response_complete",
     )  # fmt: skip
 
     def __init__(self, app: "App", line: Line, work: Work, request: str, begun: float) -> None:
         self._app, self._line, self._work, self._request, self._begun = app, line, work, request, begun
         self._tries = 0
+        self.program = False
+        """Whether it was certainly no browser that asked."""
         self.disconnected = self.response_complete = False
         self.keep_alive = True
         """False once the connection is to end with this answer."""
