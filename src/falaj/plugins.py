@@ -11,11 +11,9 @@ from falaj.core.release import VERSION
 
 EXTRAS = {
     "postgresql": "postgres",
-    "s3": "s3",
     "gs": "s3",
     "az": "s3",
     "memory": "s3",
-    "pkcs11": "pkcs11",
     "lmdb": "features",
     "rediss": "redis",
 }

@@ -406,13 +406,18 @@ def _join_cgroup(path: str) -> None:
 
 def _write(path: str, value: dict[str, object]) -> None:
     """Whole or not at all, for whoever reads meanwhile."""
+    os.rename(drafted(path, value, os.O_TRUNC), path)  # noqa: PTH104
+
+
+def drafted(path: str, value: dict[str, Any], how: int) -> str:
+    """A document in a file of this process's own beside its place, to be moved there; `how`: if one lies there."""
     # Without files and paths as Python has them: a process that was just forked copies every page that they touch.
     draft = f"{path}.{os.getpid()}"
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
     try:
         data = json.dumps(value).encode()
         while data:
             data = data[os.write(file, data) :]
     finally:
         os.close(file)
-    os.rename(draft, path)  # noqa: PTH104
+    return draft

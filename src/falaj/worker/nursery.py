@@ -100,14 +100,7 @@ def _lay(path: str, document: dict[str, Any]) -> dict[str, Any]:
         return {}
     with contextlib.suppress(FileExistsError):
         os.mkdir(path.rpartition("/")[0], 0o700)  # noqa: PTH102 - pathlib takes longer, for every attempt
-    draft = f"{path}.{os.getpid()}"
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        data = json.dumps(document).encode()  # as launch does: files of Python's own touch memory that has to be copied
-        while data:
-            data = data[os.write(file, data) :]
-    finally:
-        os.close(file)
+    draft = launch.drafted(path, document, os.O_EXCL)
     try:
         os.link(draft, path)
     except FileExistsError:
