@@ -19,7 +19,6 @@ from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound, SilentChange
 from falaj.core.label import Label
 from falaj.core.ports import Key, Store
 from falaj.core.ref import Ref
-from falaj.store import groups
 from falaj.store.envelope import open_record
 from falaj.store.ledger import Ledger, Writer
 
@@ -472,30 +471,3 @@ def test_a_file_that_is_no_database_is_corrupt(tmp_path: Path) -> None:
         SqliteStore(f"sqlite:{path}")
     with pytest.raises(Invalid):
         SqliteStore("sqlite:")
-
-
-def test_groups_open_a_record_anew_only_where_it_changed(
-    ledger: Ledger, ctx: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add(ledger, ctx, n=1)
-    opened: list[int] = []
-    unseal = OneKey.unseal
-    monkeypatch.setattr(OneKey, "unseal", lambda *given: opened.append(1) or unseal(*given))
-
-    def seen() -> object:
-        with ledger.group(), ledger.read(ctx) as tx:
-            return tx.need(THING).body["n"]
-
-    assert (seen(), seen(), len(opened)) == (1, 1, 1)
-    with pytest.raises(ZeroDivisionError), ledger.group(), ledger.write(ctx) as tx:  # noqa: PT012
-        tx.put(THING, {"n": 2}, rev=1)
-        assert tx.need(THING).body["n"] == 2
-        raise ZeroDivisionError
-    assert seen() == 1
-    with ledger.write(ctx) as tx:
-        tx.emit("t.changed", tx.put(THING, {"n": 3}, rev=1).ref)
-    opened.clear()
-    assert (seen(), seen(), len(opened)) == (3, 3, 1)
-    monkeypatch.setattr(groups, "OPENED_S", 0.0)
-    ledger.local.until = 0.0
-    assert (seen(), seen(), len(opened)) == (3, 3, 3)

@@ -14,10 +14,6 @@ from falaj.store.fits import can_group
 if TYPE_CHECKING:
     from falaj.store.ledger import Ledger
 
-OPENED_S, MOST_OPENED = 0.25, 1024
-"""So long, and so many, records that groups of a thread opened are kept for the next ones, which ask for the same
-again. Each is one row's only: whoever reads another row under its key opens that."""
-
 
 class Together:
     """The group of one thread; groups inside a group are part of it."""
@@ -94,10 +90,7 @@ def _enter(ledger: "Ledger", group: Group) -> None:
     group.__enter__()
     local = ledger.local
     local.waiting, local.since, local.grouped, local.verbs = [], ledger.since, 0, []
-    now = perf_counter()
-    if now >= local.until or len(local.kept) > MOST_OPENED:
-        local.kept, local.until = {}, now + OPENED_S
-    local.before, local.kinds, local.opened = [], set(), local.kept
+    local.before, local.kinds, local.opened = [], set(), {}
 
 
 def _leave(ledger: "Ledger", group: Group) -> _Left:

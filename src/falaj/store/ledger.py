@@ -220,9 +220,7 @@ class _Local(threading.local):
     verbs: list[str]
     kinds: set[str]
     opened: dict[Key, tuple[Row, Record]] | None = None
-    """What was opened in the group, or in those of the last moment: guard, verb and the next call ask for the same."""
-    kept: dict[Key, tuple[Row, Record]]
-    until: float = 0.0
+    """What was opened in the group: guard and verb ask for the same."""
     spoke: Context | None = None
     voice: Voice | None = None
 
