@@ -6,8 +6,9 @@ Machines are noisy, so both have a turn in every round: throughput is the median
 Nothing is measured before both servers have come to rest: `mlflow server` answers long before all its processes have
 started, and would take the processors from whoever is measured first. The clients share the machine's processors with
 both; what they reach against a server that does nothing at all is told as the limit, and is no bar; nor is what a call
-costs each server in processor time, with its database. A table for people, then one last line of JSON with every bar.
-ROUNDS, SECONDS, RUNS and CLIENTS make it smaller.
+costs each server in processor time, with its database. One client is what somebody who trains sees; so many that they
+fill the machine by themselves is the hardest case, and both are bars. A table for people, then one last line of JSON
+with every bar. ROUNDS, SECONDS, RUNS and CLIENTS (such as 1,2,8) make it smaller.
 
 `mlflow server` as its users start it keeps back the body of each answer until its client has acknowledged the head,
 some 40 ms on Linux: its workers share a socket on which asyncio sets no TCP_NODELAY. That is part of what its users
@@ -40,7 +41,7 @@ from tests.servers.process import free_ports
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 SECONDS = float(os.environ.get("SECONDS", "6"))
 RUNS = int(os.environ.get("RUNS", "10000"))
-CLIENTS = int(os.environ.get("CLIENTS", "8"))
+CLIENTS = [int(num) for num in os.environ.get("CLIENTS", "1,8").split(",")]
 NODELAY = bool(os.environ.get("NODELAY"))
 ACTS = ("log_metric", "log_batch", "search")
 FASTER, QUICKER = 5.0, 1 / 3
@@ -176,22 +177,33 @@ def compare(store: str, program: Path, ours: Side, theirs: Side) -> None:
     """Every act, both sides in every round."""
     rest(*ours.pids, *theirs.pids)
     for act in [act for act in ACTS if act in sys.argv] or ACTS:
-        us_, them_ = [], []
-        for _ in range(ROUNDS):
-            us_.append(load(program, ours, act))
-            them_.append(load(program, theirs, act))
-        (rate, late), (their_rate, their_late) = figures(us_), figures(them_)
-        cost = CPU_MS[f"{act}_{store}"] = {"ours": cost_ms(us_), "peer": cost_ms(them_)}
-        told = {"ours": said(rate, late), "peer": said(their_rate, their_late)}
-        bar(f"{act}_x_{store}", rate / their_rate, FASTER, at_least=True, **told)
-        bar(f"{act}_p99_{store}", late / their_late, QUICKER, at_least=False, **told)
-        told = {side: f"{found:.2f} ms of processor a call" for side, found in cost.items()}
-        print(f"  {f'{act}_cpu_{store}':<26} {told['ours']:<38} {told['peer']:<38} {cost['ours'] / cost['peer']:.2f}")
-        if act != "search":  # which looks at what it is given
-            with limit() as nothing:
-                best = figures([load(program, Side(nothing), act)])
-            LIMITS[f"{act}_{store}"] = {"rate": round(best[0], 1), "p99_ms": round(best[1], 1)}
-            print(f"  {f'{act}_limit_{store}':<26} {said(*best):<38} by a server that does nothing", flush=True)
+        for num in CLIENTS:
+            _compare(f"{act}{{}}_{store}{'' if num == 8 else f'_{num}'}", program, ours, theirs, act, num)
+
+
+def _compare(name: str, program: Path, ours: Side, theirs: Side, act: str, num: int) -> None:
+    """One act by so many clients; bars of eight have a plain name."""
+    us_, them_ = [], []
+    for _ in range(ROUNDS):
+        us_.append(load(program, ours, act, num))
+        them_.append(load(program, theirs, act, num))
+    (rate, late), (their_rate, their_late) = figures(us_), figures(them_)
+    cost = CPU_MS[name.format("")] = {"ours": cost_ms(us_), "peer": cost_ms(them_)}
+    told = {"ours": said(rate, late), "peer": said(their_rate, their_late)}
+    bar(name.format("_x"), rate / their_rate, FASTER, at_least=True, **told)
+    bar(name.format("_p99"), late / their_late, QUICKER, at_least=False, **told)
+    told = {side: f"{found:.2f} ms of processor a call" for side, found in cost.items()}
+    print(f"  {name.format('_cpu'):<26} {told['ours']:<38} {told['peer']:<38} {cost['ours'] / cost['peer']:.2f}")
+    if act != "search":  # which looks at what it is given
+        with limit() as nothing:
+            best = figures([load(program, Side(nothing), act, num)])
+        LIMITS[name.format("")] = {
+            "rate": round(best[0], 1),
+            "p99_ms": round(best[1], 1),
+            "of_peer": round(best[0] / their_rate, 2),
+        }
+        told_limit = f"by a server that does nothing: {best[0] / their_rate:.2f} times the peer"
+        print(f"  {name.format('_limit'):<26} {said(*best):<38} {told_limit}", flush=True)
 
 
 def figures(side: list[Shot]) -> tuple[float, float]:
@@ -210,14 +222,13 @@ def said(rate: float, late: float) -> str:
     return f"{rate:.0f}/s, p99 {late:.1f} ms"
 
 
-def load(program: Path, side: Side, act: str) -> Shot:
-    """Seconds of every call that CLIENTS processes made in SECONDS, all begun at one sign."""
+def load(program: Path, side: Side, act: str, num: int) -> Shot:
+    """Seconds of every call that so many processes made in SECONDS, all begun at one sign."""
     env = {**{key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")}, **side.env}
     env["MLFLOW_DISABLE_TELEMETRY"] = "true"  # its thread and its clients' meet in the environment, and some calls fail
     command = [str(program / "python"), "-c", CLIENT, act, str(SECONDS), side.env["EXPERIMENT"]]
     clients = [
-        subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(CLIENTS)
+        subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(num)
     ]
     for client in clients:
         if client.stdout is None or client.stdout.readline().strip() != "ready":

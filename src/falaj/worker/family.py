@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
 
 from falaj.core.outbox import read_file
 
@@ -37,16 +38,53 @@ def start(
     """Start a child in its own process group, its output appended to `log` (ours where that is empty); of one that is
     `mute` only its complaints. How it gets to its folder, `enter`, may be by way of a cage."""
     launcher = os.getpid()
-    if child := os.fork():
-        return child
+    child = os.fork()
+    if not child:
+        try:
+            settle(launcher)
+        except OSError as error:
+            _complain(words[0], error)
+            os._exit(NOT_EXECUTABLE)
+        become(words, env, folder, log, cores, mute=mute, enter=enter)
+    return child
+
+
+def settle(launcher: int) -> None:
+    """What a child does that knows no more yet than whose it is."""
+    os.setpgid(0, 0)
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() not in (launcher, 0):  # nobody is seen from inside a cage
+        os._exit(128 + signal.SIGKILL)  # it died before we asked to die with it
+    # Python ignores these two; a program that was not told so does not expect it.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with contextlib.suppress(OSError):  # as bytes: a coding would be loaded anew by every child
+        os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), _MORE_LIKELY_KILLED)
+
+
+def become(
+    words: Sequence[str],
+    env: Mapping[str, str],
+    folder: str,
+    log: str,
+    cores: Iterable[int],
+    *,
+    mute: bool,
+    enter: Callable[[str], None] = os.chdir,
+) -> NoReturn:
+    """What it does when it knows its program: it ends as that."""
     code = NOT_EXECUTABLE
     try:
-        _settle(launcher, log, cores)
+        _write_to(log)
+        if (wanted := set(cores)) and (mine := wanted & os.sched_getaffinity(0)):
+            os.sched_setaffinity(0, mine)
         if mute:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if folder:
             enter(folder)
-        _become(words, dict(env))
+        _execute(words, dict(env))
     except FileNotFoundError as error:
         code = NOT_FOUND
         _complain(words[0], error)
@@ -56,7 +94,7 @@ def start(
         os._exit(code)
 
 
-def _become(words: Sequence[str], env: dict[str, str]) -> None:
+def _execute(words: Sequence[str], env: dict[str, str]) -> None:
     """Many machines have python3 and no python, or neither where services look: the launcher's own is one."""
     try:
         os.execvpe(words[0], list(words), env)  # noqa: S606  # nosec B606 - running commands is what we are for
@@ -149,24 +187,11 @@ def look(path: str) -> bytes:
     return read_file(path, 0, 1 << 16)
 
 
-def _settle(launcher: int, log: str, cores: Iterable[int]) -> None:
-    os.setpgid(0, 0)
-    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() not in (launcher, 0):  # nobody is seen from inside a cage
-        os._exit(128 + signal.SIGKILL)  # it died before we asked to die with it
-    # Python ignores these two; a program that was not told so does not expect it.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def _write_to(log: str) -> None:
     if log:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(file, 1)
     os.dup2(1, 2)
-    if (wanted := set(cores)) and (mine := wanted & os.sched_getaffinity(0)):
-        os.sched_setaffinity(0, mine)
-    with contextlib.suppress(OSError):  # as bytes: a coding would be loaded anew by every child
-        os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), _MORE_LIKELY_KILLED)
 
 
 def _complain(word: str, error: OSError) -> None:

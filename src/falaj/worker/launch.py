@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falaj.core.errors import FalajError
-from falaj.worker import family, rendezvous
+from falaj.worker import ahead, family, rendezvous
 from falaj.worker.context import Context, read, understand
 from falaj.worker.outbox import Outbox
 from falaj.worker.sampler import Sampler
@@ -162,6 +162,7 @@ class Launcher:
             return True
         from falaj.worker.cage import Cage, told_in
 
+        ahead.dismiss()  # nobody who was there before it can be brought into it
         self._cage = Cage(told_in(self.context.cage), self._folder, self._slot, str(self._outbox.folder))
         try:
             self._cage.build()
@@ -238,12 +239,15 @@ class Launcher:
 
     def _start(self, words: tuple[str, ...], local: int, what: str, folder: str = "") -> int:
         env = self.environment(local)
-        where = folder or self.context.code or str(self._folder)
-        enter: Callable[[str], None] = os.chdir
+        where, log, mute = folder or self.context.code or str(self._folder), self._log(local), bool(folder)
         if self._cage and not folder:
-            where, enter = self.context.code or self._cage.work or where, self._cage.enter
+            where = self.context.code or self._cage.work or where
             env |= self._cage.environment(env)
-        pid = family.start(words, env, where, self._log(local), self._place.cores, mute=bool(folder), enter=enter)
+            pid = family.start(words, env, where, log, self._place.cores, enter=self._cage.enter)
+        else:
+            pid = ahead.start(words, env, where, log, self._place.cores, mute=mute) or family.start(
+                words, env, where, log, self._place.cores, mute=mute
+            )
         self._alive[pid] = f"{what} ({words[0]})"
         return pid
 
@@ -329,6 +333,7 @@ class Launcher:
 
     def _clear_leftovers(self) -> None:
         """What the processes left behind ends with them."""
+        ahead.dismiss()
         if family.alone():
             return
         family.send(signal.SIGTERM, self._everybody())
@@ -401,7 +406,8 @@ def _there(path: str) -> bool:
 
 def _join_cgroup(path: str) -> None:
     if path:
-        Path(path, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        for pid in (os.getpid(), *ahead.pids()):
+            Path(path, "cgroup.procs").write_text(str(pid), encoding="ascii")
 
 
 def _write(path: str, value: dict[str, object]) -> None:

@@ -1,4 +1,5 @@
-"""The nursery: a process that has loaded the launcher already, and always has a child ready to become one at once.
+"""The nursery: a process that has loaded the launcher already, and always has a child ready to become one at once; that
+has a child too, ready to become the slot's program (worker/ahead.py), where there was time to make it.
 
 An executor of this machine writes for each slot it wants begun how long the request is, in four bytes, and the request,
 {context, slot, log, env, document}; it reads a line when that is claimed: empty, or what went wrong. The first launcher
@@ -15,7 +16,7 @@ import select
 import signal
 from typing import Any
 
-from falaj.worker import cage, launch
+from falaj.worker import ahead, cage, launch
 
 __all__ = ["cage", "main"]  # the cage is only loaded here, so that whoever needs one need not wait
 _STAND_BACK_MS = 5
@@ -35,7 +36,10 @@ def main() -> int:
         heard, told = os.pipe()
         if os.fork() == 0:
             os.close(heard)
+            os.setsid()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if not asked.poll(0):
+                ahead.fork()
                 _rehearse()
             request = _exactly(int.from_bytes(_exactly(4), "big"))
             if request:
@@ -68,8 +72,6 @@ def _exactly(size: int) -> bytes:
 
 
 def _become(request: dict[str, Any], told: int) -> int:
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     answer = os.dup(1)
 
     def begun(trouble: str) -> None:
