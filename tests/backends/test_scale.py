@@ -1,5 +1,6 @@
 """Clusters whose own means make nodes: Ray's autoscaler, and the Cluster API of Kubernetes."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,16 +91,19 @@ def test_rays_own_autoscaler_hears_what_is_wanted(ray_server: RayServer, monkeyp
     kinds = "small:cpus=2000,most=9;big:cpus=4000,gpus=1,memory=1024,most=3"
     ray = RayExecutor(f"{ray_server.address}?token=env:A_RAY_TOKEN", {"kinds": kinds})
 
-    def wanted() -> set[str]:
+    def wanted() -> set[tuple[Any, ...]]:
         address = f"http://127.0.0.1:{ray_server.port}/api/cluster_status"
         headers = {"Authorization": f"Bearer {ray_server.token}"}
         told = httpx.get(address, params={"format": "1"}, headers=headers, trust_env=False, timeout=30).text
-        return {line.strip() for line in told.split("\\n") if "from request_resources()" in line}
+        lines = [line.strip() for line in told.split("\\n") if "from request_resources()" in line]
+        # What one node has comes in any order.
+        return {(*sorted(re.findall(r"'(\w+)': ([\d.]+)", line)), line.split("}: ")[1]) for line in lines}
 
     assert isinstance(ray, CanScale)
     ray.scale("small", 1)
     ray.scale("big", 2)
-    both = {"{'CPU': 4.0, 'GPU': 1.0}: 2 from request_resources()", "{'CPU': 2.0}: 1 from request_resources()"}
+    big = (("CPU", "4.0"), ("GPU", "1.0"), "2 from request_resources()")
+    both = {big, (("CPU", "2.0"), "1 from request_resources()")}
     wait_until(lambda: wanted() == both, 60)
     ray.scale("big", 2)
     ray.scale("big", 0)
