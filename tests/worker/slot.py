@@ -6,11 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from falaj.core.outbox import read_outbox
 from tests.servers.process import wait_until
+
+NURSERY = [sys.executable, "-c", "from falaj.worker.nursery import main; raise SystemExit(main())"]
+
+
+def framed(request: Mapping[str, object]) -> bytes:
+    """A request as a nursery reads it."""
+    data = json.dumps(request).encode()
+    return len(data).to_bytes(4, "big") + data
 
 
 class SlotUnderTest:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +11,7 @@ from typing import IO, Any
 import pytest
 
 from tests.servers.process import wait_until
-from tests.worker.slot import gone, lives
+from tests.worker.slot import NURSERY, framed, gone, lives
 
 WHO = """echo $$
 read -r _ _ _ _ group session _ < /proc/$$/stat
@@ -28,8 +27,7 @@ class Nursery:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        words = [sys.executable, "-c", "from falaj.worker.nursery import main; raise SystemExit(main())"]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(NURSERY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.launcher = child_of(self.process.pid)
         self.child = child_of(self.launcher)
         wait_until(lambda: os.getsid(self.child) == self.launcher and os.getpgid(self.child) == self.child, 20)
@@ -39,9 +37,8 @@ class Nursery:
         slots = [{"index": 0, "processes": more.pop("processes", 1)}]
         document = {"attempt": "a-1", "command": command, "slots": slots, "folder": str(self.folder), **more}
         request = {"context": f"{self.folder}/context.json", "slot": 0, "log": f"{self.folder}/log"}
-        data = json.dumps({**request, "env": dict(os.environ), "document": document}).encode()
         asked, told = self.pipes()
-        asked.write(len(data).to_bytes(4, "big") + data)
+        asked.write(framed({**request, "env": dict(os.environ), "document": document}))
         asked.flush()
         return told.readline().decode().strip()
 

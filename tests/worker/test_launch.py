@@ -18,7 +18,7 @@ import pytest
 from falaj.worker import bundle, launch, nursery
 from falaj.worker.bundle import launcher
 from tests.servers.process import wait_until
-from tests.worker.slot import SlotUnderTest, gone
+from tests.worker.slot import NURSERY, SlotUnderTest, framed, gone
 
 FOREVER = "while :; do sleep 0.05; done"
 
@@ -286,12 +286,11 @@ def test_a_launcher_goes_on_when_whoever_asked_for_it_is_gone(tmp_path: Path) ->
         "log": str(tmp_path / "log"),
         "env": dict(os.environ),
     }
-    words = [sys.executable, "-c", "from falaj.worker.nursery import main; raise SystemExit(main())"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
+    with subprocess.Popen(NURSERY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
         assert nursery.stdin is not None
         assert nursery.stdout is not None
         nursery.stdout.close()
-        nursery.stdin.write(_framed(request))
+        nursery.stdin.write(framed(request))
         nursery.stdin.close()
     wait_until((tmp_path / "slot-0.exit").exists, 20)
     assert (tmp_path / "slot-0.log").read_text() == "work\n"
@@ -324,20 +323,14 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def _begin(folder: Path, document: Mapping[str, object]) -> str:
     """What a nursery answers that is asked for the first slot of an attempt."""
     request = {"context": f"{folder}/context.json", "slot": 0, "log": f"{folder}/log", "env": dict(os.environ)}
-    words = [sys.executable, "-c", "from falaj.worker.nursery import main; raise SystemExit(main())"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
+    with subprocess.Popen(NURSERY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
         assert nursery.stdin is not None
         assert nursery.stdout is not None
-        nursery.stdin.write(_framed(request | {"document": dict(document)}))
+        nursery.stdin.write(framed(request | {"document": dict(document)}))
         nursery.stdin.flush()
         answer = nursery.stdout.readline().decode()
         nursery.stdin.close()
     return answer
-
-
-def _framed(request: Mapping[str, object]) -> bytes:
-    data = json.dumps(request).encode()
-    return len(data).to_bytes(4, "big") + data
 
 
 def test_the_bundle_is_made_once_for_all_who_ask_together() -> None:

@@ -407,7 +407,8 @@ def _there(path: str) -> bool:
 def _join_cgroup(path: str) -> None:
     if path:
         for pid in (os.getpid(), *ahead.pids()):
-            Path(path, "cgroup.procs").write_text(str(pid), encoding="ascii")
+            with contextlib.suppress(ProcessLookupError):  # who waits may have been killed; another will be forked
+                Path(path, "cgroup.procs").write_text(str(pid), encoding="ascii")
 
 
 def _write(path: str, value: dict[str, object]) -> None:
