@@ -54,6 +54,7 @@ def test_usage_is_what_budgets_settled_and_reports_are_its_sums(lab: Lab) -> Non
     (row,) = usage.figures["project"]
     assert (row["name"], row["attempts"]) == ("house/fraud", 4)
     assert row["lost_gpu_hours"] == pytest.approx(wasted[0].lost["gpu_s"] / 3_600_000, abs=1e-4)
+    assert sum("█" in line for line in usage.lines) >= 3, "drawn by queue, project and person"
     cost = lab.here.jobs.report("cost", since="24h")
     assert [row["name"] for row in cost.figures["model"]] == ["model:fraud/scorer@v1"]
     assert "label `price`" in cost.lines[-1]

@@ -23,10 +23,13 @@ def test_one_frame_shows_clusters_queues_nodes_and_gpus(tmp_path: Path) -> None:
         told = {"load": 1.5, "0.busy": 87.0, "0.memory": 40_000.0, "0.memory_total": 80_000.0, "0.temperature": 64.0}
         telemetry.put(node_subject("local/node-1", house.settings.zone), now, told, now)
         telemetry.flush()
-        frame = lab.here.jobs.top(once=True)
+        shown = lab.here.jobs.top(once=True)
+        frame = "\n".join(shown.lines)
         assert "1 clusters, 1 nodes, 2 GPUs" in frame
         for said in ("root/default", "local/node-1", "gpu=1", "87%", "39GiB", "64°C"):
             assert said in frame, frame
+        assert [node.node for node in shown.nodes] == ["local/node-1"]
+        assert shown.figures["local/node-1"]["0.temperature"] == 64.0
         assert "every" in str(refusal(lambda: lab.here.jobs.top(every_s=0)))
         lab.here.jobs.cancel(job.ref)
         lab.done(job)

@@ -18,6 +18,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=partial(formatter, width=columns() - 2), **said)
 
     def error(self, message: str) -> NoReturn:
+        flag, _, rest = message.removeprefix("argument ").partition(": ")
+        if rest == "expected one argument":
+            raise Invalid(f"{flag} has no value", f"a value that begins with a dash is written {flag.split('/')[0]}=-…")
         raise Invalid(message, f"{self.prog} --help")
 
 

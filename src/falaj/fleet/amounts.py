@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
+from typing import Any
 
 from falaj.core.errors import Invalid
 from falaj.schedule.model import BANDS
@@ -13,12 +14,16 @@ _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d|w)?")
 _POWERS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _SPANS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MOST = 1 << 50
+_MEANT = {"cpus": "cpu", "gpus": "gpu", "mem": "memory", "ram": "memory"}
+"""What people type for the resources that every node has; as names of others they would never count."""
 
 
 def amount(name: str, text: str | int | float) -> int:
     """So much of a resource: cpu and gpu in thousandths, memory in MiB, anything else as it is counted."""
     if not _NAME.fullmatch(name):
         raise Invalid(f"{name[:80]!r} is no name of a resource", "cpu, memory, gpu, gpu:MODEL, or what nodes call it")
+    if name in _MEANT:
+        raise Invalid(f"no node has any {name}", f"it is called {_MEANT[name]}")
     if name == "memory":
         return mebibytes(text)
     scale = 1000 if name in ("cpu", "gpu") or name.startswith("gpu:") else 1
@@ -34,6 +39,13 @@ def amount(name: str, text: str | int | float) -> int:
 def amounts(given: Mapping[str, str | int | float]) -> dict[str, int]:
     """Amounts by name, sorted."""
     return {name: amount(name, given[name]) for name in sorted(given)}
+
+
+def by_name(what: str, given: Any, example: str) -> dict[str, Any]:
+    """What people wrote as names and values; a file may hold anything in their place."""
+    if not isinstance(given, Mapping):
+        raise Invalid(f"{what} is {given!r:.60}", f"write names and values, for example {example}")
+    return {str(name): value for name, value in given.items()}
 
 
 def mebibytes(text: str | int | float) -> int:

@@ -1,14 +1,14 @@
 """Queues: the desk of the share tree. Who is guaranteed what, who may borrow how much, and what it may cost."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.verb import verb
-from falaj.fleet.amounts import all_shown, amounts, band
+from falaj.fleet.amounts import all_shown, amounts, band, by_name
 from falaj.fleet.budgets import UNITS, read_budget, read_spent, standing
 from falaj.fleet.records import QueueChange, QueueRule, QueueView
 from falaj.fleet.use import Use, added, house_key, house_of, live_jobs
@@ -128,7 +128,10 @@ class Queues:
         Example:
             falaj queues replace --tree root/default='{"projects": ["*"]}' --dry
         """
-        wanted = {name: described(QueueRule(_checked(name)), _unfold(words)) for name, words in tree.items()}
+        wanted = {
+            name: described(QueueRule(_checked(name)), _unfold(by_name(name, words, "weight=2")))
+            for name, words in tree.items()
+        }
         for name in [*wanted]:
             for path in _way(name):
                 wanted.setdefault(path, QueueRule(path))
@@ -227,7 +230,7 @@ def described(rule: QueueRule, words: Mapping[str, Any]) -> QueueRule:
     changes: dict[str, Any] = {}
     for name in ("guarantee", "limit", "lend"):
         if name in words:
-            given = dict(words[name])
+            given = by_name(f"the {name} of {rule.name}", words[name], "gpu=4")
             kept = {key: value for key, value in getattr(rule, name).items() if key not in given}
             new = amounts({key: value for key, value in given.items() if str(value) != "none"})
             changes[name] = dict(sorted({**kept, **new}.items()))
@@ -315,14 +318,17 @@ def _unfold(more: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in more.items():
         head, dot, rest = name.partition(".")
         if dot:
-            found.setdefault(head, {})[rest] = value
+            found[head] = {**by_name(head, found.get(head, {}), f"{head}.gpu=4"), rest: value}
         else:
             found[name] = value
     return found
 
 
 def _words(value: Any) -> "list[str]":
-    return [word.strip() for word in (value.split(",") if isinstance(value, str) else value) if str(word).strip()]
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise Invalid(f"{value!r:.60} is no list of words", 'for example ["bank/fraud", "bank/risk"]')
+    return [word.strip() for word in words if word.strip()]
 
 
 def _project(word: str) -> str:

@@ -18,7 +18,7 @@ from falaj.core.flow import Flow
 from falaj.core.ref import Ref
 from falaj.flows.plans import check_plan, plan_of
 from falaj.flows.records import FAILED, FUNCTION, OVER, FlowPlan, FlowView, RunView
-from falaj.jobs.errands import LOOK_S, until_over
+from falaj.jobs.errands import LOOK_S, Waited, until_over
 from falaj.jobs.records import JobView
 from falaj.worker.steps import load_file
 
@@ -95,10 +95,12 @@ def wait(
 ) -> tuple[RunView, ...]:
     """Wait until runs are over. Where no server runs, their steps are run meanwhile.
 
+    The exit code is 1 unless all of them succeeded in time.
+
     Example:
         falaj flows wait turn:fraud/retrain-7 --timeout-s 3600
     """
-    return until_over(here, here.flows.look, turns, timeout_s)
+    return Waited(until_over(here, here.flows.look, turns, timeout_s))
 
 
 @errand

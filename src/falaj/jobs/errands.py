@@ -11,7 +11,8 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
-from falaj.jobs.records import JobView, LogPage
+from falaj.fleet.amounts import by_name
+from falaj.jobs.records import SUCCEEDED, JobView, LogPage
 from falaj.jobs.scripts import told_by
 from falaj.jobs.spec import is_spec, name_of, read_file, spec_of
 
@@ -87,10 +88,12 @@ def wait(
 ) -> tuple[JobView, ...]:
     """Wait until jobs are over. Where no server runs, they are run meanwhile.
 
+    The exit code is 1 unless all of them succeeded in time.
+
     Example:
         falaj jobs wait job:fraud/train-1 --timeout-s 3600
     """
-    return until_over(here, here.jobs.show, jobs, timeout_s)
+    return Waited(until_over(here, here.jobs.show, jobs, timeout_s))
 
 
 @errand
@@ -107,8 +110,21 @@ def follow(
     return _waited(here, job, sys.stdout.write, slot)
 
 
+class Waited(tuple[Any, ...]):
+    """What was waited for, as it stands; whether all of it ended well."""
+
+    __slots__ = ()
+
+    @property
+    def ok(self) -> bool:
+        """False when one failed, was cancelled, or is not over yet."""
+        return all(one.state == SUCCEEDED for one in self)
+
+
 def until_over(here: Here, look: Callable[[Ref], Any], which: tuple[Ref, ...], timeout_s: float) -> tuple[Any, ...]:
     """How all of them stand, once they are over or it took too long. Where no server runs, they are run meanwhile."""
+    if not timeout_s >= 0:
+        raise Invalid(f"waiting for {timeout_s} seconds", "a number from 0, which is for ever")
     until = time.monotonic() + timeout_s if timeout_s else float("inf")
     with here.working():
         while True:
@@ -124,6 +140,8 @@ def _words(what: str, flags: dict[str, Any]) -> dict[str, Any]:
         words = read_file(what)
         words.setdefault("folder", str(Path(what).parent))
         return {**words, **flags}
+    if Path(what).is_dir():
+        raise Invalid(f"{what!r:.200} is a folder", "name the script in it, or the command that runs there")
     return {**flags, "command": what}
 
 
@@ -133,7 +151,7 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
     folder = Path(words.pop("folder", "."))
     if isinstance(words.get("deadline"), str):
         words["deadline"] = _moment(words["deadline"])
-    refs = {key: _refs(words.get(key)) for key in ("inputs", "outputs")}
+    refs = {key: _refs(key, words.get(key)) for key in ("inputs", "outputs")}
     command, program = _program(spec_of(words).command, folder)
     if program is not None and (script := _script(command, program)):
         words = told_by(script, words)
@@ -144,7 +162,8 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
         from falaj.catalog.publishing import publish_code
 
         code = publish_code(here, Ref("code", project, name_of(spec)), program).ref
-    after = tuple(Ref.parse(one) for one in words.get("after") or ())
+    first = words.get("after") or ()
+    after = tuple(Ref.parse(one) for one in ([first] if isinstance(first, str | Ref) else first))
     made = here.jobs.add(ref, replace(spec, command=command), code=code, after=after, dry=dry, **refs)
     return cast(JobView, made)
 
@@ -164,7 +183,7 @@ def _program(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], P
                 words = ("python3", *words) if path.suffix == ".py" else ("sh", *words)
             return words, home
         if Path(word).suffix == ".py":
-            raise Invalid(f"there is no file {word!r:.200}", "name a script that exists, or give --code a version")
+            raise Invalid(f"there is no file {word!r:.200}", "name a script that exists")
     return command, None
 
 
@@ -172,8 +191,8 @@ def _script(command: tuple[str, ...], folder: Path) -> Path | None:
     return next((folder / word for word in command if word.endswith(".py") and (folder / word).is_file()), None)
 
 
-def _refs(given: Any) -> dict[str, Ref]:
-    return {str(role): Ref.parse(ref) for role, ref in dict(given or {}).items()}
+def _refs(name: str, given: Any) -> dict[str, Ref]:
+    return {role: Ref.parse(ref) for role, ref in by_name(name, given or {}, "data=dataset:fraud/tx").items()}
 
 
 def _moment(text: str) -> float:

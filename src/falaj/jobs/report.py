@@ -20,10 +20,11 @@ from falaj.fleet.health import NodeHealth
 from falaj.fleet.signs import PoolLoad
 from falaj.fleet.trend import DAY, forecast
 from falaj.fleet.usage import UsageTable
-from falaj.track.draw import draw
+from falaj.track.draw import bar, draw
 
 KINDS = ("capacity", "usage", "cost", "health")
 AHEAD_H = 14 * 24
+_DRAWN = ("money", "gpu_hours", "cpu_hours")
 Row = Sequence[object]
 
 
@@ -53,6 +54,8 @@ def report(
         falaj jobs report cost --since 30d
     """
     seconds(since)
+    if most < 1:
+        raise Invalid(f"{most} lines of each table", "from 1")
     draws = {"capacity": _capacity, "usage": _usage, "cost": _cost, "health": _health}
     if kind not in draws:
         raise Invalid(f"there is no report {kind[:40]!r}", f"one of {', '.join(KINDS)}")
@@ -113,8 +116,15 @@ def _summed(
     for by in ways:
         found = cast(UsageTable, here.jobs.usage(by, since)).rows
         rows = sorted(found, key=lambda row: -row.money) if "money" in names else found
-        head = [by, *(name.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU") for name in names[1:])]
-        lines += [*tabled(head, [[_cell(getattr(row, name)) for name in names] for row in rows[:most]]), ""]
+        head = [by, *map(_titled, names[1:])]
+        # Drawn by the first of its amounts that anybody has: where there are no GPUs, hours of CPUs tell more.
+        drawn = next((name for name in _DRAWN if name in names and any(getattr(row, name) for row in rows)), "")
+        whole = max((getattr(row, drawn) for row in rows), default=0.0) if drawn else 0.0
+        cells = [
+            [*(_cell(getattr(row, name)) for name in names), bar(getattr(row, drawn) / whole) if whole else ""]
+            for row in rows[:most]
+        ]
+        lines += [*tabled([*head, _titled(drawn)], cells), ""]
         figures[by] = [_plain(row) for row in rows]
     return lines, figures
 
@@ -123,8 +133,11 @@ def _health(here: Here, since: str, most: int) -> tuple[list[str], dict[str, Any
     nodes = cast(tuple[NodeHealth, ...], here.clusters.health(every=True))
     found = cast(tuple[Alert, ...], here.clusters.alerts(every=True, since=since))
     ill = [one for one in nodes if one.verdict != "well"]
-    rows = [(one.node, one.verdict, one.score, "; ".join(one.why), one.advice) for one in ill[:most]]
-    lines = tabled(("node", "looks", "score", "why", "what to do"), rows, "no node looks ill")
+    rows = [
+        (one.node, one.verdict, one.score, bar(one.score / 100, 10), "; ".join(one.why), one.advice)
+        for one in ill[:most]
+    ]
+    lines = tabled(("node", "looks", "score", "", "why", "what to do"), rows, "no node looks ill")
     lines += [f"{len(nodes) - len(ill)} of {len(nodes)} nodes look well", ""]
     said = [(_moment(one.since), _moment(one.until), one.kind, one.node, one.job, one.text) for one in found[:most]]
     lines += tabled(("since", "until", "alert", "node", "job", "what"), said, "no alerts")
@@ -150,6 +163,10 @@ def tabled(head: Row, rows: Sequence[Row], nothing: str = "") -> list[str]:
 def _drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
     width = max(20, shutil.get_terminal_size((100, 24)).columns - 14)
     return draw(curves, width, 12, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+
+
+def _titled(name: str) -> str:
+    return name.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU")
 
 
 def _when(full: tuple[int, int]) -> str:

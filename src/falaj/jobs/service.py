@@ -26,6 +26,7 @@ from falaj.jobs.records import (
     FAILED,
     HELD,
     OVER,
+    STATES,
     WAITED_S,
     WAITING,
     Body,
@@ -132,8 +133,12 @@ class Jobs(Accounts, Replays):
             falaj jobs list --state running --project fraud
             falaj jobs list --state waiting --more why=yes --more by=amal
         """
-        if not 0 < limit <= MOST_PAGE or set(more) - {"by", "name", "why"}:
-            raise Invalid(f"a page of {limit} jobs", f"ask for 1 to {MOST_PAGE} and follow `next`; more: by, name, why")
+        if not 0 < limit <= MOST_PAGE:
+            raise Invalid(f"a page of {limit} jobs", f"ask for 1 to {MOST_PAGE} and follow `next`")
+        if unknown := sorted(set(more) - {"by", "name", "why"}):
+            raise Invalid(f"jobs are not listed by {unknown[0][:60]!r}", "more: by, name, why")
+        if state and state not in STATES:
+            raise Invalid(f"no job is ever {state[:40]!r}", f"one of {', '.join(STATES)}")
         wanted = {"state": state, "queue": queue, "by": ctx.actor.id if mine else more.get("by", "")}
         asked: dict[str, Any] = {
             "project": project, "prefix": more.get("name", ""), "cells": ctx.cells("job"), "newest": True,
@@ -164,7 +169,7 @@ class Jobs(Accounts, Replays):
         after: Annotated[str, "where the page before ended; `end` shows the last lines"] = "",
         limit: Annotated[int, "how many lines at most"] = 1000,
     ) -> LogPage:
-        """Read what a job wrote, a page at a time; `falaj jobs follow` goes on as it grows.
+        """Read what a job wrote, a page at a time; with `--follow` it goes on as that grows.
 
         Example:
             falaj jobs logs job:fraud/train-1 --limit 100
@@ -176,6 +181,8 @@ class Jobs(Accounts, Replays):
             body = tx.need(job.bare).body
             known = self._clusters.known(tx)
         tried = views.attempt_of(body, attempt)
+        if not 0 <= attempt <= (newest["number"] if (newest := views.attempt_of(body, 0)) else 0):
+            raise NotFound(f"{job.bare} has no attempt {attempt}", f"falaj jobs show {job.bare} lists them", job)
         if tried is None or tried["cluster"] not in known:
             return LogPage((), after, attempt, body["state"] in OVER)
         if not tried["handle"]:

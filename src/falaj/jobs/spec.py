@@ -11,7 +11,7 @@ from typing import Any
 
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
-from falaj.fleet.amounts import amount, band, mebibytes, seconds
+from falaj.fleet.amounts import amount, band, by_name, mebibytes, seconds
 from falaj.govern.secrets import contains_secret
 from falaj.jobs.records import JobSpec, RoleSpec
 from falaj.schedule.model import WHOLE, Ask, Role, Shape
@@ -52,8 +52,9 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def is_spec(path: str) -> bool:
-    """True when this names a spec file and not a program."""
-    return Path(path).suffix in (".yaml", ".yml", ".toml", ".json") and Path(path).is_file()
+    """True when this names a spec file and not a program or a command line."""
+    file = Path(path)
+    return file.suffix in (".yaml", ".yml", ".toml", ".json") and (file.is_file() or len(path.split()) == 1)
 
 
 def spec_of(words: Mapping[str, Any]) -> JobSpec:
@@ -63,11 +64,12 @@ def spec_of(words: Mapping[str, Any]) -> JobSpec:
     one = {name: words.pop(name) for name in _ROLE_WORDS if name in words}
     if roles is not None and one:
         raise Invalid(f"{next(iter(one))} stands beside roles", "say it in one of the roles")
+    if roles is not None and not isinstance(roles, list | tuple):
+        raise Invalid(f"roles is {roles!r:.60}", "write a list of them, each with name, count and what a slot needs")
     made = (
         [_role(role) for role in roles] if roles is not None else [_role({_ROLE_WORDS[k]: v for k, v in one.items()})]
     )
-    command = words.pop("command", ())
-    plain = {**words, "roles": made, "command": shlex.split(command) if isinstance(command, str) else list(command)}
+    plain = {**words, "roles": made, "command": _command(words.get("command", ()))}
     _checkpoint(plain)
     for name in ("limit", "grace", "every", "save", "restart"):
         if name in plain:
@@ -79,7 +81,8 @@ def spec_of(words: Mapping[str, Any]) -> JobSpec:
             f"a job has no {', '.join(unknown)[:200]}", f"it has: {', '.join(sorted(known | set(REFERENCES)))}"
         )
     for name in ("env", "secrets", "labels", "options"):
-        plain[name] = {str(key): str(value) for key, value in dict(plain.get(name) or {}).items()}
+        given = by_name(name, plain.get(name) or {}, "NAME=value")
+        plain[name] = {key: str(value) for key, value in given.items()}
     return checked(from_plain(JobSpec, plain))
 
 
@@ -190,6 +193,17 @@ def _role(words: Any) -> RoleSpec:
     return made
 
 
+def _command(given: Any) -> list[str]:
+    """The words of a command, from a line or a list of them."""
+    try:
+        words = shlex.split(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise Invalid(f"the command {given!r:.100} cannot be read: {error}", "close every quotation mark") from None
+    if not isinstance(words, list | tuple):
+        raise Invalid(f"command is {given!r:.60}", "write a line, or a list of words: python train.py")
+    return [str(word) for word in words]
+
+
 def _check_role(role: RoleSpec, spec: JobSpec) -> None:
     if not _ROLE.fullmatch(role.name):
         raise Invalid(f"{role.name[:60]!r} is no name of a role", "small letters, digits and dashes")
@@ -241,6 +255,7 @@ def _checkpoint(plain: dict[str, Any]) -> None:
         return
     if isinstance(given, str):
         given = dict(part.partition("=")[::2] for part in given.split(",") if part)
+    given = by_name("checkpoint", given, "every=5m,save=10s,restart=30s")
     unknown = sorted(set(given) - {"every", "save", "restart"})
     if unknown:
         raise Invalid(f"a checkpoint has no {unknown[0]}", "every=5m,save=10s,restart=30s")

@@ -7,11 +7,14 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid
-from falaj.fleet.records import NodeView, QueueView
+from falaj.fleet.alerts import Alert
+from falaj.fleet.records import Cluster, NodeView, QueueView
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -21,12 +24,27 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _QUIT = "qQ\x03\x1b"
 
 
+@dataclass(frozen=True, slots=True)
+class Now:
+    """How things stand: lines for eyes, the rest for programs."""
+
+    TEXT: ClassVar[str] = "lines"
+
+    lines: tuple[str, ...] = ()
+    clusters: tuple[Cluster, ...] = ()
+    queues: tuple[QueueView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What was last measured, by node."""
+    alerts: tuple[Alert, ...] = ()
+
+
 @errand
 def top(
     here: Here,
     once: Annotated[bool, "print it once, and end"] = False,
     every_s: Annotated[float, "look again so often"] = 2.0,
-) -> str:
+) -> Now:
     """Watch clusters, queues with their shares, nodes and GPUs; q ends it.
 
     Example:
@@ -40,34 +58,38 @@ def top(
     if once or not sys.stdout.isatty():
         size = shutil.get_terminal_size((120, 60))
         told = Console(file=io.StringIO(), width=size.columns, force_terminal=False)
-        told.print(_frame(here, 10_000))
+        now = _now(here)
+        told.print(_frame(now, 10_000))
         text: str = told.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.splitlines())
+        return replace(now, lines=tuple(line.rstrip() for line in text.splitlines()))
     with here.working(), _keys() as pressed, Live(screen=True, auto_refresh=False) as live:
         while True:
-            live.update(_frame(here, shutil.get_terminal_size().lines), refresh=True)
+            live.update(_frame(_now(here), shutil.get_terminal_size().lines), refresh=True)
             if pressed(every_s):
-                return ""
+                return Now()
 
 
-def _frame(here: Here, height: int) -> "Group":
+def _now(here: Here) -> Now:
+    figures = {one.node: one.figures for one in here.clusters.figures()}
+    return Now((), here.clusters.list(), here.queues.list(), here.clusters.nodes(), figures, here.clusters.alerts())
+
+
+def _frame(now: Now, height: int) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    clusters, nodes, queues = here.clusters.list(), here.clusters.nodes(), here.queues.list()
-    seen = {one.node: one.figures for one in here.clusters.figures()}
-    alerts = here.clusters.alerts()
+    clusters, nodes, queues, alerts = now.clusters, now.nodes, now.queues, now.alerts
     head = Text(f"{len(clusters)} clusters, {len(nodes)} nodes, {sum(node.gpus for node in nodes)} GPUs", style="bold")
     if alerts:
         head.append(f"   {len(alerts)} alerts: falaj clusters alerts", style="bold yellow")
     room = max(3, height - len(clusters) - len(queues) - 10)
     return Group(
-        head, _clusters(clusters, nodes), _queues(queues), _nodes(nodes[:room], seen),
+        head, _clusters(clusters, nodes), _queues(queues), _nodes(nodes[:room], now.figures),
         *([Text(f"and {len(nodes) - room} nodes more", style="dim")] if len(nodes) > room else []),
     )  # fmt: skip
 
 
-def _clusters(clusters: Any, nodes: "tuple[NodeView, ...]") -> "Table":
+def _clusters(clusters: "tuple[Cluster, ...]", nodes: "tuple[NodeView, ...]") -> "Table":
     table = _table("cluster", "state", "zone", "nodes", "GPUs", "jobs")
     for one in clusters:
         mine = [node for node in nodes if node.node.startswith(f"{one.name}/")]

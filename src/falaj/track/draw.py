@@ -48,6 +48,12 @@ def spark(values: Sequence[float], width: int = 24) -> str:
     return "".join(_BARS[next(bars)] if math.isfinite(value) else " " for value in values)
 
 
+def bar(part: float, width: int = 24) -> str:
+    """A part of a whole as a line of blocks, in eighths of one."""
+    eighths = round(max(0.0, min(1.0, part)) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
 class _Canvas:
     """Cells of 2 by 4 dots, and which curve drew there last."""
 

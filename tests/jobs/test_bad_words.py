@@ -1,0 +1,107 @@
+"""What people type wrong gets one clear answer, before anything is kept: spec files, trees of queues, flags."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import falaj
+from falaj.cli import main
+from falaj.core.errors import Invalid, NotFound
+from falaj.jobs.spec import is_spec, spec_of
+from tests.jobs.lab import Lab
+from tests.town import refusal
+
+SAID = {
+    "roles: 5": "roles is 5",
+    "command: 5": "command is 5",
+    "command: 'echo \"'": "quotation",
+    "env: [a, b]": "env is ['a', 'b']",
+    "checkpoint: 5": "checkpoint is 5",
+    "inputs: foo": "inputs is 'foo'",
+    "after: nobody": "'nobody' is not a reference",
+    "more: {gpus: 1}": "no node has any gpus",
+}
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_a_file_that_holds_something_else_is_told_so(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text if text.startswith("command") else f"{text}\ncommand: echo hello\n")
+    with falaj.connect(str(tmp_path / "house")) as here:
+        wrong = refusal(lambda: here.jobs.submit(str(file)))
+        assert isinstance(wrong, Invalid)
+        assert SAID[text] in wrong.message
+        assert wrong.hint
+        assert here.jobs.list().jobs == ()
+
+
+def test_one_reference_need_not_stand_in_a_list(tmp_path: Path) -> None:
+    with falaj.connect(str(tmp_path / "house")) as here:
+        first = here.jobs.submit("true", name="first", cpus=0.1)
+        file = tmp_path / "job.yaml"
+        file.write_text("command: 'true'\ncpus: 0.1\nafter: job:default/first\n")
+        assert here.jobs.submit(str(file)).after == (first.ref,)
+
+
+def test_a_file_that_is_not_there_and_a_folder_are_no_programs(tmp_path: Path) -> None:
+    with falaj.connect(str(tmp_path / "house")) as here:
+        assert "cannot be read" in str(refusal(lambda: here.jobs.submit(str(tmp_path / "x.yaml"))))
+        assert "is a folder" in str(refusal(lambda: here.jobs.submit(str(tmp_path))))
+    (tmp_path / "my job.toml").write_text("")
+    assert is_spec(str(tmp_path / "my job.toml"))
+    assert not is_spec("python train.py --config a.yaml")
+
+
+def test_a_command_of_numbers_is_its_words() -> None:
+    assert spec_of({"command": ["sleep", 3]}).command == ("sleep", "3")
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"root/a": {"guarantee": 4}}, "the guarantee of root/a is 4"),
+        ({"root/a": 5}, "root/a is 5"),
+        ({"root/a": {"limit": 3, "limit.gpu": 2}}, "limit is 3"),
+        ({"root/a": {"projects": 7}}, "7 is no list of words"),
+        ({"root/a": {"budget": [7]}}, "[7] is no list of words"),
+        ({"root/a": {"limit": {"gpus": 8}}}, "no node has any gpus"),
+    ],
+)
+def test_a_tree_that_is_none_is_told_so(tmp_path: Path, tree: dict[str, Any], said: str) -> None:
+    with falaj.connect(str(tmp_path / "house")) as here:
+        wrong = refusal(lambda: here.queues.replace(tree))
+        assert isinstance(wrong, Invalid)
+        assert said in wrong.message
+        assert wrong.hint
+
+
+def test_questions_about_what_cannot_be(tmp_path: Path) -> None:
+    with falaj.connect(str(tmp_path / "house")) as here:
+        job = here.jobs.submit("true", name="one", cpus=0.1)
+        assert "weird" in str(refusal(lambda: here.jobs.list(state="weird")))
+        assert "'foo'" in str(refusal(lambda: here.jobs.list(more={"foo": "bar"})))
+        assert isinstance(refusal(lambda: here.jobs.logs(job.ref, attempt=77)), NotFound)
+        assert isinstance(refusal(lambda: here.jobs.wait((job.ref,), timeout_s=-1)), Invalid)
+        assert isinstance(refusal(lambda: here.jobs.report("usage", most=-2)), Invalid)
+
+
+def test_the_exit_code_says_how_those_ended_that_were_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab(tmp_path)
+    with lab.here:
+        for name in ("good", "bad"):
+            lab.submit(f"import sys; sys.exit({int(name == 'bad')})", name)
+    at = ["--at", str(tmp_path / "house")]
+    assert main([*at, "jobs", "wait", "job:default/good"]) == 0
+    assert main([*at, "jobs", "wait", "job:default/good", "job:default/bad"]) == 1
+    assert "failed" in capsys.readouterr().out
+    with falaj.connect(at[1]) as here:
+        here.jobs.submit("sleep 600", name="long", cpus=0.1)
+    assert main([*at, "jobs", "wait", "job:default/long", "--timeout-s", "0.3"]) == 1
+
+
+def test_a_value_with_a_dash_is_shown_how_to_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--at", str(tmp_path / "house"), "jobs", "submit", "true", "--limit", "-2h"]) == 2
+    assert "--limit=-" in capsys.readouterr().err
