@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from falaj.schedule.decide import Scheduler, decide
-from falaj.schedule.model import Budget, Knobs, Queue
+from falaj.schedule.model import Ask, Budget, Job, Knobs, Queue, Role, Shape
 from tests.schedule.made import job, node, snapshot
 
 
@@ -265,3 +265,20 @@ def test_a_gang_that_holds_a_part_takes_the_rest_wherever_it_comes_free() -> Non
     assert cluster.cycle(1).reservations[0].at == 100
     cluster.end("y")
     assert started(cluster.cycle(2)) == ["gang"]
+
+
+def test_a_resource_that_no_node_has_keeps_nobody_else_waiting() -> None:
+    """Quotas become more while jobs wait and some take back: whoever counted before must count the same."""
+    rare = [Shape((Role("w", Ask((("cpu", 1000), ("memory", 1000), (f"tpu-{one}", 1)), gpus=4)),)) for one in range(2)]
+    queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": 8000}))
+    it = Scheduler(snapshot(2, [job(f"r{one}", gpus=4) for one in range(6)], queues))
+    it.cycle(0)
+    for number, one in enumerate(rare):
+        it.submit(Job(f"rare-{number}", "root/b", one, 30))
+        it.submit(job(f"owed-{number}", "root/b", gpus=4, submitted=31))
+        it.cycle(60 * (number + 1))
+        for name in sorted(it.stopping):
+            it.change(replace(it.running[name], spots=(), started=0, stopping=0, stopped_for="", charged=()))
+        it.cycle(60 * (number + 1) + 1)
+    assert {"owed-0", "owed-1"} <= set(it.running)
+    assert {"rare-0", "rare-1"} <= set(it.lines.jobs)

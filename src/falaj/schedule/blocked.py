@@ -187,7 +187,7 @@ class Blocked(Board):
             return None  # nobody is blocked
         parked, first = self.parked.get(queue, ()), True
         for rank, number in self.lines.heads(queue):
-            if number not in self.closed or number in parked:
+            if number not in self.closed or number in parked or number in self._lacking:
                 continue
             asked = self._claimed.get((queue, number), set()) & self.lines.jobs.keys()
             if first and rank[-1] not in asked:

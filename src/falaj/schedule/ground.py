@@ -78,6 +78,8 @@ class Ground:
         """Leaves that have nothing the order should know of."""
         self._held_back: dict[str, set[tuple[str, int]]] = {}
         self._amounts: dict[int, list[int]] = {}
+        self._lacking: set[int] = set()
+        """Shapes that ask for something no node has: nobody can make room for them."""
         self._ends: list[tuple[int, str]] = []
         self._refused: dict[str, int] = {}
         self._many: Counter[int] = Counter()
@@ -106,6 +108,8 @@ class Ground:
             shape, whole = self.shapes.all[number], self.tree.capacity
             amount = self.world.quota(shape, None, shape.least).tolist()
             self._amounts[number] = [part if most else 0 for part, most in zip(amount, whole, strict=False)]
+            if self._amounts[number] != amount[: len(whole)]:
+                self._lacking.add(number)
         return self._amounts[number]
 
     def counts(self, job: Job, spots: tuple[Spot, ...], width: int) -> list[int]:
@@ -331,6 +335,7 @@ class Ground:
         return tuple(replace(one, budgets=self.budgets.of(one.name)) if one.budgets else one for one in self._queues)
 
     def _fit(self) -> None:
+        """What jobs ask for may be a resource that the tree never heard of: no node has it, or none had before."""
         if len(self.world.quotas) != len(self.tree.quotas):
             self._plant(self._current())
 
@@ -351,6 +356,7 @@ class Ground:
         self.budgeted = any(queue.budgets for queue in queues)
         self.tree, self.order, self._potential = tree, Order(tree), None
         self._amounts.clear()
+        self._lacking.clear()
         self.parked.clear()
         self._held_back.clear()
         tops = {name: min(tree.queues[row].top_band for row in tree.paths[tree.index[name]]) for name in tree.names}

@@ -97,6 +97,7 @@ class World:
     def mix(self, shape: Shape, weight: int) -> None:
         """So many jobs more (or fewer) of this shape are known: placement keeps room for what is asked for."""
         for number, role in enumerate(shape.roles):
+            self.ask(role.ask)  # what it names is counted from now on, and not from the middle of a decision on
             self._columns.mix.add(role.ask, weight * (role.count if number else shape.least))
 
     def spots(self, rows: Sequence[int], counts: Sequence[int], ask: int, role: int, island: int = -1) -> list[Spot]:
