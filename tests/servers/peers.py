@@ -25,6 +25,9 @@ BENTOML = ("bentoml==1.4.39", "onnxruntime")
 ANSIBLE = ("ansible-core==2.18.6",)
 MODEL_SIGNING = ("model-signing==1.1.1", "pyOpenSSL")
 
+_BIN = "../../../bin/"
+"""Where a program lies, as the record of its package says it."""
+
 
 def peer(name: str, *requirements: str, python: str = sys.executable) -> Path:
     """The `bin` folder of an environment with these packages; Missing when it cannot be installed. `python`: another
@@ -34,11 +37,19 @@ def peer(name: str, *requirements: str, python: str = sys.executable) -> Path:
     home.parent.mkdir(parents=True, exist_ok=True)
     with home.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "ready").is_file():
+        if not (home / "ready").is_file() or not whole(home):
             shutil.rmtree(home, ignore_errors=True)
             _install(home, requirements, python)
             (home / "ready").touch()
     return home / "bin"
+
+
+def whole(home: Path) -> bool:
+    """Whether every program that its packages brought is still there: an environment may have been copied in part."""
+    records = home.glob("lib/python*/site-packages/*.dist-info/RECORD")
+    brought = [line for record in records for line in record.read_text().splitlines() if line.startswith(_BIN)]
+    programs = [line.removeprefix(_BIN).partition(",")[0] for line in brought]
+    return all((home / "bin" / name).exists() for name in ("python", *programs))
 
 
 def _install(home: Path, requirements: tuple[str, ...], python: str) -> None:

@@ -14,6 +14,7 @@ from obstore.store import S3Store
 from tests.servers import fuse, install
 from tests.servers import postgres as postgres_module
 from tests.servers.oidc import OidcServer
+from tests.servers.peers import whole
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import Failed, Missing
 from tests.servers.registry import RegistryServer
@@ -157,3 +158,16 @@ def _verified(server: OidcServer, token: str, audience: str) -> dict[str, object
     key = jwt.PyJWKClient(f"{server.issuer}/jwks").get_signing_key_from_jwt(token)
     claims: dict[str, object] = jwt.decode(token, key, algorithms=["RS256"], audience=audience, issuer=server.issuer)
     return claims
+
+
+def test_a_peer_that_lost_a_program_is_not_whole(tmp_path: Path) -> None:
+    record = tmp_path / "lib/python3.11/site-packages/tool-1.0.dist-info/RECORD"
+    for file in (tmp_path / "bin/python", tmp_path / "bin/tool", record):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    record.write_text("../../../bin/tool,sha256=4MjI,334\ntool/__init__.py,,\n")
+    assert whole(tmp_path)
+
+    (tmp_path / "bin/tool").unlink()
+
+    assert not whole(tmp_path)
