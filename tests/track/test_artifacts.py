@@ -13,6 +13,8 @@ from falaj.track.records import Metric
 from tests.town import LABEL, Town, refusal
 
 EXPERIMENT = "experiment:fraud/scoring"
+_HEAD = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+WEIGHTS = len(_HEAD).to_bytes(8, "little") + _HEAD + b"\0\0\0\0"
 
 
 def test_a_file_comes_back_whole_and_in_ranges(amal: Any, run: Ref) -> None:
@@ -128,6 +130,66 @@ def test_a_folder_becomes_a_version_of_a_model(town: Town, amal: Any) -> None:
     assert sum(one.size for one in new if not one.bundle) < 10_000, "no byte of a file is copied"
     amal.track.attach(run, "model/MLmodel", b"yaml2")
     assert amal.track.register(run, "model", "model:fraud/scorer").version == "v2"
+
+
+MLMODEL = b"""\
+artifact_path: model
+flavors:
+  python_function:
+    loader_module: mlflow.sklearn
+    python_version: 3.11.9
+signature:
+  inputs: '[{"type": "double", "name": "amount", "required": true}, {"type": "string", "name":
+    "it''s a country", "required": false}]'
+  outputs: '[{"type": "tensor", "tensor-spec": {"dtype": "int64", "shape": [-1]}}]'
+  params: null
+"""
+REQUIREMENTS = b"mlflow==3.17.2\nScikit-Learn[alldeps] == 1.9.1 ; python_version > '3'\nnumpy>=2\n# pandas==1\n-r x\n"
+
+
+def test_a_registered_model_is_signed_looked_into_and_described(amal: Any, run: Ref, tmp_path: Any) -> None:
+    files = {"m/MLmodel": MLMODEL, "m/requirements.txt": REQUIREMENTS, "m/model.safetensors": WEIGHTS, "m/empty": b""}
+    for path, data in files.items():
+        amal.track.attach(run, path, data)
+    version = amal.track.register(run, "m", "model:fraud/scorer")
+    card = amal.catalog.show(version).card
+    assert (card.format, card.code_bearing) == ("safetensors", False)
+    assert [one["name"] for one in card.signature["inputs"]] == ["amount", "it's a country"]
+    assert card.signature["outputs"][0]["tensor-spec"]["shape"] == [-1]
+    assert card.environment == {"python": "3.11.9", "mlflow": "3.17.2", "scikit-learn": "1.9.1"}
+    assert "signature    valid, key " in amal.catalog.provenance(version)
+    assert amal.catalog.checkout(str(version), str(tmp_path / "out")).signed
+    rows = {row.rule: row.passed for row in amal.catalog.judge(version, "production").evidence}
+    assert (rows["signature"], rows["safe format"]) == (True, True)
+    assert amal.track.register(run, "m", "model:fraud/scorer") == version, "the same files, and nothing new of them"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"signature: {inputs: '{'}",
+        b"signature: [1]\nflavors: 7",
+        b"a: &a [x]\nsignature: *a",
+        b"a: &a {b: 1}\nsignature: {<<: *a, inputs: *a}",
+        b"signature: !!python/object/apply:os.system ['true']",
+        b"[" * 50_000,
+        b"\xff\xfe",
+        b"signature:\n  inputs: '" + b"[" * 100_000 + b"'",
+        b"x: " + b"y" * (600 << 10),
+    ],
+)
+def test_what_a_stranger_says_of_a_model_is_read_or_left(amal: Any, run: Ref, told: bytes) -> None:
+    for path, data in (("m/MLmodel", told), ("m/requirements.txt", told), ("m/model.safetensors", WEIGHTS)):
+        amal.track.attach(run, path, data)
+    shown = amal.catalog.show(amal.track.register(run, "m", "model:fraud/scorer"))
+    assert (shown.card.signature, shown.card.environment, shown.signed) == ({}, {}, True)
+
+
+def test_a_hostile_file_is_kept_and_told(amal: Any, run: Ref) -> None:
+    amal.track.attach(run, "model.safetensors", b"\xff" * 64)
+    version = amal.track.register(run, "", "model:fraud/scorer")
+    assert amal.catalog.show(version).card.code_bearing
+    assert amal.catalog.judge(version, "staging").state == "refused"
 
 
 def test_a_registered_model_can_be_read(town: Town, amal: Any, run: Ref, tmp_path: Any) -> None:

@@ -1,8 +1,9 @@
 """Looking: the platform's own look at a model's files. A gate believes no publisher about what loading a file does."""
 
 from collections.abc import Mapping
+from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from falaj.catalog.shelf import Shelf, nearest, tree_of
 from falaj.core.context import Context
@@ -14,7 +15,6 @@ from falaj.core.verb import verb
 from falaj.snapshot.records import Tree
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Writer
-from falaj.store.records import Record
 
 if TYPE_CHECKING:
     from falaj.snapshot.read import Fetch
@@ -34,12 +34,16 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The same, by whoever looked."""
+    """The same, by whoever looked; and of files that nobody described, what is to be said of them."""
 
     format: str
     code_bearing: bool
     reasons: tuple[str, ...] = ()
     ok: bool = True
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 by path, as signatures name files."""
+    signature: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Looking(Shelf):
@@ -59,35 +63,38 @@ class Looking(Shelf):
             raise Invalid(f"{name} is no model", "only models are looked into", name)
         with self._ledger.read(ctx) as tx:
             record = self._live(tx, name)
-        found = self._look(ctx, record)
+        found = self.look(ctx, (tree_of(record), nearest(record, ctx)), record.body.get("files") or {})
+        return self._ledger.retry(ctx, lambda tx: self.note_look(tx, ctx, record.ref, found))
 
-        def keep(tx: Writer) -> Looked:
-            now = self._live(tx, record.ref)
-            seen = {"format": found.format, "code_bearing": found.code_bearing, "reasons": found.reasons}
-            self._rewrite(tx, now, seen={**seen, "ok": found.ok, "at": ctx.now()})
-            tx.emit("catalog.inspect", now.ref, format=found.format, code=int(found.code_bearing), ok=int(found.ok))
-            return found
-
-        return self._ledger.retry(ctx, keep)
-
-    def _look(self, ctx: Context, record: Record) -> Looked:
-        zone, tree = nearest(record, ctx), tree_of(record)
-        files, store = record.body.get("files") or {}, self._blobs.open_zone(zone)
+    def look(self, ctx: Context, tree: tuple[Tree, str], files: Mapping[str, str] | None = None) -> Found:
+        """What the files of a tree are that lies in a zone; for whoever may read them. `files`: see `look_into`."""
+        made, zone = tree
+        store = self._blobs.open_zone(zone)
         if isinstance(store, KeepsOut):
             # Its zone's agent looks in our place: it alone can.
-            lies = self._blobs.lies(ctx, zone, [batch.bundle for batch in tree.batches])
-            given = {"tenant": ctx.tenant, "tree": to_plain(tree), "lies": lies, "files": files}
-            found: Found = from_plain(Found, store.look(given))
-        else:
-            found = look_into(tree, lambda digest, start, stop: self._blobs.give(ctx, zone, digest, start, stop), files)
-        return Looked(record.ref, found.format, found.code_bearing, found.reasons, found.ok)
+            lies = self._blobs.lies(ctx, zone, [batch.bundle for batch in made.batches])
+            found: Found = from_plain(
+                Found, store.look({"tenant": ctx.tenant, "tree": to_plain(made), "lies": lies, "files": files})
+            )
+            return found
+        return look_into(made, lambda digest, start, stop: self._blobs.give(ctx, zone, digest, start, stop), files)
+
+    def note_look(self, tx: Writer, ctx: Context, ref: Ref, found: Found) -> Looked:
+        """Keep with a version what was found in its files, in the transaction of whoever looked."""
+        now = self._live(tx, ref)
+        seen = {"format": found.format, "code_bearing": found.code_bearing, "reasons": found.reasons}
+        self._rewrite(tx, now, seen={**seen, "ok": found.ok, "at": ctx.now()})
+        tx.emit("catalog.inspect", now.ref, format=found.format, code=int(found.code_bearing), ok=int(found.ok))
+        return Looked(now.ref, found.format, found.code_bearing, found.reasons, found.ok)
 
 
-def look_into(tree: Tree, fetch: "Fetch", files: Mapping[str, str]) -> Found:
-    """What the files of a tree are. `files` are the digests that were signed, where any were."""
+def look_into(tree: Tree, fetch: "Fetch", files: Mapping[str, str] | None) -> Found:
+    """What the files of a tree are. `files` are the digests that were signed, where any were; None asks for them, and
+    for what the files say of the model."""
     import tempfile
 
     from falaj.catalog.cards import hash_files
+    from falaj.catalog.mlmodel import read_mlmodel
     from falaj.content.formats import inspect
     from falaj.snapshot.checkout import checkout
     from falaj.snapshot.read import Snapshot
@@ -96,10 +103,14 @@ def look_into(tree: Tree, fetch: "Fetch", files: Mapping[str, str]) -> Found:
     with tempfile.TemporaryDirectory(prefix="falaj-look-") as home:
         folder = Path(home) / "model"
         checkout(Snapshot(tree, fetch), folder)
+        there = hash_files(folder) if files is None or files else {}
+        said = read_mlmodel(folder) if files is None else ({}, {})
         try:
             found = inspect(folder)
         except (Invalid, Corrupt) as error:
-            return Found("other", True, (error.message[:500],), ok=False)
-        wrong = bool(files) and files != hash_files(folder)
-    reasons = ("its files are not those that were signed",) if wrong else tuple(found.reasons)
-    return Found(found.format, found.code_bearing or wrong, reasons, not wrong)
+            told = Found("other", True, (error.message[:500],), ok=False)
+        else:
+            wrong = bool(files) and files != there
+            reasons = ("its files are not those that were signed",) if wrong else tuple(found.reasons)
+            told = Found(found.format, found.code_bearing or wrong, reasons, not wrong)
+    return replace(told, files=there, signature=said[0], environment=said[1]) if files is None else told

@@ -231,12 +231,20 @@ def as_version(record: Record, aliases: Mapping[str, str]) -> Version:
         aliases=tuple(sorted(alias for alias, version in aliases.items() if version == record.key.version)),
         inputs={role: Ref.parse(ref) for role, ref in body.get("inputs", {}).items()},
         table=from_plain(Table, table) if table else None,
-        card=from_plain(Card, card) if card else None,
+        card=_card(card, body.get("seen")),
         tags=notes.get("tags", body.get("tags", {})),
         pinned=bool(body.get("pinned")),
         signed=bool(body.get("signature")),
         state=body["state"],
     )
+
+
+def _card(told: Mapping[str, Any] | None, seen: Mapping[str, Any] | None) -> Card | None:
+    """What a publisher said of a model; of its format, what the platform found where it has looked."""
+    card: Card | None = from_plain(Card, told) if told else None
+    if seen is None:
+        return card
+    return replace(card or Card(), format=seen["format"], code_bearing=seen["code_bearing"])
 
 
 def tree_of(record: Record) -> Tree:

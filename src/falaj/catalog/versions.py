@@ -283,5 +283,6 @@ def _same(newest: Record, made: Tree, told: Mapping[str, object], ctx: Context) 
 
 
 def _sources(inputs: Any) -> dict[str, str]:
-    """What it was made from; a run is the same run whatever was noted of it since."""
-    return {role: ref.partition("@")[0] if ref.startswith("run:") else ref for role, ref in (inputs or {}).items()}
+    """What it was made from; a run, or what one logged, is the same whatever was noted of it since."""
+    noted = ("run:", "output:")
+    return {role: ref.partition("@")[0] if ref.startswith(noted) else ref for role, ref in (inputs or {}).items()}

@@ -1,9 +1,13 @@
 """Files of runs: attach, fetch, list, detach; and how a folder of them becomes a version of a model."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import chain, count
 from typing import Annotated
 
+from falaj.catalog.looking import Found
 from falaj.catalog.records import Card, Facts
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid, NotFound
@@ -11,18 +15,20 @@ from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.transfer import Receipt
 from falaj.core.verb import verb
+from falaj.snapshot.records import Tree
 from falaj.store.blobs import Blob, BlobStore
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import assemble, close_intent, open_intent
 from falaj.store.records import Record
 from falaj.store.transfer import bundle_of
 from falaj.track.notebook import Notebook, check_texts
-from falaj.track.reading import find_all, need
+from falaj.track.reading import find_all, made_from, need
 from falaj.track.records import Artifact
 
 LONGEST_PATH, MOST_FILES = 1_000, 10_000
 OWNERS = ("run", "output", "trace")
 """What may have files: a run, a model that one logged, a trace."""
+_NO_ROLE = re.compile(r"[^A-Za-z0-9_. -]+")
 
 
 class Artifacts(Notebook):
@@ -125,6 +131,9 @@ class Artifacts(Notebook):
     ) -> Ref:
         """Make files of a run the next version of a model in the catalog. No byte is copied.
 
+        The platform looks into the files and signs them. The version carries the label of the run as it is now, and
+        what the run used is its lineage.
+
         Example:
             falaj track register run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 model model:fraud/scorer
         """
@@ -141,10 +150,10 @@ class Artifacts(Notebook):
         try:
             from falaj.snapshot.write import compose
 
-            written = compose(files, sink)
-            facts = Facts(message=message, card=self._card(record), tags=check_texts("tag", tags))
-            inputs = {record.key.kind: record.ref, **_ours(record)}
-            return self._catalog.add_version(ctx, model, (written.tree, zone), facts, inputs)
+            tree = (compose(files, sink).tree, zone)
+            found = self._catalog.look(ctx, tree)
+            said = Facts(message=message, tags=check_texts("tag", tags), files=found.files)
+            return self._ledger.retry(ctx, lambda tx: self._add(tx, ctx, run, model, tree, said, found))
         finally:
             self._blobs.project(ctx, lambda tx: close_intent(tx, intent))
 
@@ -155,17 +164,45 @@ class Artifacts(Notebook):
             raise Invalid(f"{thing.bare} is deleted", f"falaj track restore {thing.bare}", thing)
         return record
 
-    def _card(self, record: Record) -> Card:
-        run, body = record.key.name, record.body
-        if record.key.kind == "output":
-            run = body["run"]
-        heads = self.measures.heads(record.key.tenant, run) if run else {}
+    def _add(
+        self, tx: Writer, ctx: Context, owner: Ref, model: Ref, tree: tuple[Tree, str], said: Facts, found: Found
+    ) -> Ref:
+        """The version: made from a run and what that used, as they are now, be it by way of a model it logged."""
+        record = self._owner(tx, owner, live=True)
+        run = self._maker(tx, record)
+        ours = _ours(run) if run is not None else {}
+        inputs = {**ours, record.key.kind: record.ref, **({"run": run.ref} if run is not None else {})}
+        if run is not None:
+            label = run.label if ctx.label is None else ctx.label.join(run.label)
+            ctx = ctx.meaning(ctx.purpose, label)
+        facts = replace(said, card=self._card(record, run, found))
+        version = self._catalog.add_version(ctx, model, tree, facts, inputs)
+        self._catalog.note_look(tx, ctx, version, found)
+        # Each revision has edges of its own: the one taken need not be the one that said what it was made from.
+        used = made_from(run) if run is not None else ()
+        tx.emit("track.register", (run or record).ref, used, version=str(version))
+        if run is not None and run is not record:
+            tx.emit("track.register", record.ref, (run.ref, *used), version=str(version))
+        return version
+
+    def _maker(self, tx: Reader, record: Record) -> Record | None:
+        """The run whose files these are, or that logged the model whose they are."""
+        if record.key.kind == "run":
+            return record
+        id_ = record.body.get("run", "") if record.key.kind == "output" else ""
+        ref = self.run_ref(record.key.tenant, id_) if id_ else None
+        return tx.get(ref) if ref is not None else None
+
+    def _card(self, record: Record, run: Record | None, found: Found) -> Card:
+        heads = self.measures.heads(run.key.tenant, run.key.name) if run is not None else {}
         metrics = {key: metric.value for key, metric in heads.items() if not metric.odd}
         if record.key.kind == "output":
-            own = [one["point"] for one in body["metrics"]]
+            own = [one["point"] for one in record.body["metrics"]]
             metrics |= {one["key"]: one.get("value", 0.0) for one in own if not one.get("odd")}
-        maker = str(Ref("run", record.key.project, run)) if run != record.key.name and run else str(record.ref)
-        return Card(metrics=metrics, params=body["params"], run=maker)
+        return Card(
+            found.format, found.code_bearing, found.signature, metrics, record.body.get("params", {}),
+            found.environment, run=str(run.ref.bare if run is not None and run is not record else record.ref),
+        )  # fmt: skip
 
     def _keep(self, tx: Writer, ctx: Context, run: Ref, path: str, blob: Blob) -> Artifact:
         record = self._owner(tx, run, live=True)
@@ -277,7 +314,13 @@ def _under(files: list[Record], folder: str, run: Ref) -> list[tuple[bytes, Rece
     return sorted(found)
 
 
-def _ours(record: Record) -> Mapping[str, Ref]:
-    """The things of ours that a run used, by role."""
-    used = [(one["name"], Ref.parse(one["ref"])) for one in record.body.get("inputs", ()) if one.get("ref")]
-    return {f"{name}-{n}" if n else name: ref for n, (name, ref) in enumerate(used)}
+def _ours(run: Record) -> Mapping[str, Ref]:
+    """The things of ours that a run used, by role; other people's tools name data as they like."""
+    found: dict[str, Ref] = {}
+    for one in run.body["inputs"]:
+        if one.get("ref"):
+            name = _NO_ROLE.sub("-", one["name"]).lstrip(" .-")[:100] or "data"
+            more = (f"{name}-{n}" for n in count(1))
+            role = next(role for role in chain((name,), more) if role not in found and role not in OWNERS)
+            found[role] = Ref.parse(one["ref"])
+    return found

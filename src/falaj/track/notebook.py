@@ -13,7 +13,7 @@ from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
 from falaj.track.board import Board
 from falaj.track.measures import Measures
-from falaj.track.reading import as_run, digest_of, house, need, terms_of
+from falaj.track.reading import as_run, digest_of, find_all, house, need, terms_of
 from falaj.track.records import DEFAULT, Run
 
 MOST_PARAMS, MOST_TAGS = 10_000, 10_000
@@ -93,6 +93,15 @@ class Notebook:
         old = self._live_run(tx, run)
         made = {**dict(old.body.get("outputs", ())), **models}
         return self._save_run(tx, old, {"outputs": [[name, step] for name, step in made.items()]})
+
+    def _burden(self, tx: Writer, run: Record, inputs: tuple[Ref, ...]) -> None:
+        """What a run logged before it said what it used comes from that all the same, and carries its label."""
+        logged = {one.key: one for one in find_all(tx, "output", terms={"run": run.key.name})}
+        for name, _ in run.body.get("outputs", ()):
+            logged |= {one.key: one for one in tx.find("output", terms={"id": name}, limit=1).records}
+        for old in logged.values():
+            made = tx.put(old.key, old.body, rev=old.rev, label=old.label.join(run.label))
+            tx.emit("outputs.change", made.ref, (run.ref, *inputs), status=old.body["status"])
 
     def _run(self, tx: Reader, run: Ref) -> Record:
         return need(tx, run, "run")

@@ -15,7 +15,7 @@ from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 from falaj.track.notebook import check_texts, check_title
-from falaj.track.reading import need
+from falaj.track.reading import made_from, need
 from falaj.track.records import Metric
 from falaj.track.service import Track
 
@@ -100,7 +100,7 @@ class Outputs:
                 "params": check_texts("param", params), "tags": check_texts("tag", tags),
             }  # fmt: skip
             record = tx.put(Ref(KIND, experiment.project, name), body, terms=_terms(body))
-            tx.emit("outputs.create", record.ref, (tx.need(run.bare).ref,) if run else ())
+            tx.emit("outputs.create", record.ref, _origin(tx.need(run.bare)) if run else ())
         return as_output(record)
 
     @verb(reads=("model",))
@@ -177,7 +177,7 @@ class Outputs:
             tx.emit("outputs.change", record.ref, status=body["status"])
         return as_output(record)
 
-    @verb(writes=("run",), reads=("models",))
+    @verb(writes=("run", "models"))
     def link(
         self,
         ctx: Context,
@@ -185,16 +185,20 @@ class Outputs:
         models: Annotated[tuple[Ref, ...], "the models that it made"],
         steps: Annotated[tuple[int, ...], "at which step each was; 0 when left out"] = (),
     ) -> int:
-        """Say which logged models a run made; gives how many it made in all.
+        """Say which logged models a run made; gives how many it made in all. They carry its label.
 
         Example:
             falaj outputs link run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 output:fraud/m-0f3c2b5a9d8e4f7180
         """
         at = dict(zip(models, steps, strict=False))
         with self._ledger.write(ctx) as tx:
-            pins = tuple(_live(tx, ref).ref for ref in models)
             record = self._track.add_made(tx, run, {ref.name: at.get(ref, 0) for ref in models})
-            tx.emit("outputs.link", record.ref, pins)
+            tx.emit("outputs.link", record.ref, models=len(models))
+            for ref in models:
+                old = _live(tx, ref)
+                body = {**old.body, "run": old.body["run"] or run.name}
+                made = tx.put(old.key, body, rev=old.rev, terms=_terms(body))
+                tx.emit("outputs.link", made.ref, _origin(record))
         return len(record.body["outputs"])
 
     @verb(writes=("model",))
@@ -229,6 +233,11 @@ def _live(tx: Reader, model: Ref) -> Record:
     return record
 
 
+def _origin(run: Record) -> tuple[Ref, ...]:
+    """What a model comes from that a run made: the run, and what that used."""
+    return run.ref, *made_from(run)
+
+
 def _newest(old: Sequence[Mapping[str, Any]], fresh: Sequence[Measured]) -> list[Mapping[str, Any]]:
     """One of each metric on each data: the one of the highest step, and of those the latest."""
     kept: dict[tuple[str, str, str], Mapping[str, Any]] = {}
@@ -251,4 +260,4 @@ def _cursor(place: int, after: str, places: int) -> str:
 
 
 def _terms(body: Mapping[str, Any]) -> dict[str, str]:
-    return {"id": body["id"], "experiment": body["experiment"], "state": body["state"]}
+    return {"id": body["id"], "experiment": body["experiment"], "state": body["state"], "run": body["run"]}

@@ -38,6 +38,12 @@ def find_all(tx: Reader, kind: str, **where: Any) -> Iterator[Record]:
             return
 
 
+def made_from(run: Record) -> tuple[Ref, ...]:
+    """The things of ours that a run used, as exactly as they were named."""
+    used = [Ref.parse(one["ref"]) for one in run.body["inputs"] if one.get("ref")]
+    return tuple(dict.fromkeys(ref for ref in used if ref.pinned))
+
+
 def as_experiment(record: Record) -> Experiment:
     """A record as its readers see it."""
     body = record.body

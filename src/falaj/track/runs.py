@@ -173,6 +173,8 @@ class Runs(Notebook):
                 raise Invalid(f"{len(kept)} inputs of one run", f"at most {MOST_INPUTS}", run)
             record = self._save_run(tx, old, {"inputs": kept})
             tx.emit("track.use", record.ref, inputs)
+            if inputs:
+                self._burden(tx, record, inputs)
         return self._as_run(record)
 
     @verb(reads=("run",))

@@ -49,6 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             ("fatima", "amal", "ml-engineer", "data-steward"),
             ("fatima", "mona", "ml-engineer"),
             ("fatima", "omar", "auditor"),
+            ("fatima", "badr", "approver"),
             ("yusuf", "sara", "ml-engineer"),
         ):
             tokens[name] = replica.as_(tokens[boss]).people.add(name, tuple(roles), jurisdiction="AE").token

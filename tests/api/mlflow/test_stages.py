@@ -33,7 +33,7 @@ def test_a_stage_waits_for_people_and_says_for_whom(place: Place, version: str) 
         wish = {"name": "safe", "version": version, "stage": "Production"}
         got = amal.post(f"{BASE}/model-versions/transition-stage", json=wish)
         assert (got.status_code, got.json()["error_code"]) == (403, "PERMISSION_DENIED")
-        assert "production" in got.json()["message"]
+        assert "waits for 1 more person" in got.json()["message"]
         shown = amal.get(f"{BASE}/model-versions/get", params={"name": "safe", "version": version})
         assert shown.json()["model_version"]["current_stage"] == "None"
         alias = amal.post(
@@ -42,6 +42,10 @@ def test_a_stage_waits_for_people_and_says_for_whom(place: Place, version: str) 
         assert alias.status_code == 403
         got = amal.post(f"{BASE}/model-versions/transition-stage", json={**wish, "stage": "Nowhere"})
         assert got.status_code == 400
+        asked = place.replica.as_(place.tokens["amal"]).catalog.judge(f"model:main/safe@v{version}", "production")
+        place.replica.as_(place.tokens["badr"]).approvals.give(asked.approval, asked.digest)
+        got = amal.post(f"{BASE}/model-versions/transition-stage", json=wish)
+        assert (got.status_code, got.json()["model_version"]["current_stage"]) == (200, "Production"), got.text
 
 
 def test_who_may_not_erase_deletes_no_version(place: Place, version: str) -> None:

@@ -117,8 +117,10 @@ assert list(mlflow.pyfunc.load_model("models:/scorer/3").predict(X)) == list(fit
 client.delete_registered_model_alias("scorer", "champion")
 client.delete_registered_model_alias("scorer", "champion")
 assert code_of(lambda: client.get_model_version_by_alias("scorer", "champion")) == "RESOURCE_DOES_NOT_EXIST"
+refused = message_of(lambda: client.transition_model_version_stage("scorer", "2", "Production"))
+assert "PERMISSION_DENIED" in refused and "may run code" in refused, refused
 refused = message_of(lambda: client.transition_model_version_stage("scorer", "1", "Production"))
-assert "PERMISSION_DENIED" in refused and "production" in refused, refused
+assert "PERMISSION_DENIED" in refused and "waits for 1 more person" in refused, refused
 refused = message_of(lambda: client.set_registered_model_alias("scorer", "production", "1"))
 assert "PERMISSION_DENIED" in refused, refused
 assert client.get_model_version("scorer", "1").current_stage == "None"
