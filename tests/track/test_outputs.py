@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from falaj.cli.tables import cell
 from falaj.core.ref import Ref
-from falaj.track.records import UsedData
+from falaj.track.outputs import Measured
+from falaj.track.records import Metric, UsedData
 from tests.town import LABEL, Town
 
 EXPERIMENT, DATA = "experiment:fraud/scoring", Ref.parse("blob:fraud/tx@v1")
@@ -97,6 +99,12 @@ def test_provenance_names_what_was_written_over_since(town: Town, amal: Any, run
     assert f"output = {before}" in told
     assert f"run = {run}@" in told
     assert "hidden" not in told
+
+
+def test_measurements_are_shown_with_their_names(amal: Any, run: Ref) -> None:
+    made = log_model(amal, run)
+    amal.outputs.change(made, metrics=(Measured(Metric("auc", 0.9, step=3), data="test"),))
+    assert "auc" in cell("metrics", amal.outputs.show(made).metrics)
 
 
 def test_a_pickle_is_told_for_what_it_is(amal: Any, run: Ref) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from falaj.cli import tables
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.track.records import Metric, UsedData
@@ -165,7 +166,8 @@ def test_curves_are_read_in_pages_and_drawn_in_bins(amal: Any, run: Ref) -> None
     page = amal.track.history(run, "a", limit=600)
     rest = amal.track.history(run, "a", limit=600, after=page.next)
     assert [point.step for point in (*page.points, *rest.points)] == list(range(1000))
-    assert rest.next == ""
+    assert (rest.next, page.total, rest.total) == ("", None, None), "nobody has counted them"
+    assert amal.track.history(run, "a").total == 1000
     drawn = amal.track.history(run, "a", bins=10)
     assert (len(drawn.points), drawn.total) == (20, 1000)
     assert amal.track.history(run, "nothing").points == ()
@@ -364,3 +366,12 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     assert again.track.show(run) == before == again.track.list().runs[0]
     assert len(again.track.history(run, "a").points) == 100
     house.close()
+
+
+def test_a_curve_is_printed_as_it_was_measured(amal: Any, run: Ref, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, value in enumerate((0.5, math.nan, -math.inf)):
+        amal.track.log(run, metrics=(Metric("odd", value, 7.0, step),))
+    tables.put(amal.track.history(run, "odd"))
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert ["total", "3"] in lines
+    assert [line[1] for line in lines[-3:]] == ["0.5", "nan", "-inf"]

@@ -154,7 +154,8 @@ class Measures:
         columns = self._columns(self._arrived(run), metric, read_cursor(after), limit + 1)
         page = columns[:limit]
         more = len(columns) > limit
-        return Curve(metric, tuple(_metric(metric, one) for one in page), write_cursor(page.spot(-1)) if more else "")
+        points, whole = tuple(_metric(metric, one) for one in page), not after and not more
+        return Curve(metric, points, write_cursor(page.spot(-1)) if more else "", len(points) if whole else None)
 
     def curves(
         self, run: tuple[str, str], metrics: Sequence[str], bins: int, span: Span | None = None

@@ -33,6 +33,11 @@ class Measured:
     digest: str = ""
     run: str = ""
 
+    @property
+    def brief(self) -> str:
+        """The measurement in a word, for lists."""
+        return f"{self.point.key}={self.point.brief}{f' on {self.data}' if self.data else ''}"
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

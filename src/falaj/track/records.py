@@ -37,6 +37,8 @@ class Experiment:
 class Metric:
     """One point. JSON knows no NaN and no infinity: those stand in `odd`, and `value` is 0. Read `number`."""
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ("key", "number", "at", "step")
+
     key: str
     value: float = 0.0
     at: float = 0.0
@@ -170,8 +172,8 @@ class Curve:
     key: str
     points: tuple[Metric, ...]
     next: str = ""
-    total: int = 0
-    """How many points there are; known when the curve was down-sampled."""
+    total: int | None = None
+    """How many points there are; of a curve in pages nobody counts them, unless one page is all of it."""
 
 
 @dataclass(frozen=True, slots=True)

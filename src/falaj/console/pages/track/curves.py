@@ -29,7 +29,7 @@ def series(curve: Curve, name: str, by: str) -> Series:
     points = curve.points
     xs = [one.at if by == "time" else float(one.step) for one in points]
     values = [None if one.odd else one.value for one in points]
-    if curve.total <= len(points):
+    if curve.total is None or curve.total <= len(points):
         return Series(name, xs, values)
     groups = [values[n : n + _EACH] for n in range(0, len(points), _EACH)]
     known = [[one for one in group if one is not None] for group in groups]
