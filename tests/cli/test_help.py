@@ -63,7 +63,9 @@ def test_every_example_of_every_verb_can_be_typed() -> None:
     from falaj.cli.frame import Frame
     from falaj.cli.parsing import read
     from falaj.cli.verbs import example, given, parser_of
+    from falaj.core.bind import options
     from falaj.core.errors import FalajError, Invalid
+    from falaj.core.ref import Ref
 
     wrong = []
     for name in DESKS:
@@ -75,13 +77,16 @@ def test_every_example_of_every_verb_can_be_typed() -> None:
                     continue
                 try:
                     _, found = read(Frame(name), parser_of(name, verb), words[3:], plain=False)
-                    given(name, verb, found)
+                    taken = given(name, verb, found)
+                    for param in verb.params:
+                        if Ref in options(param.type) and param.name in taken:
+                            Ref.parse(taken[param.name].rstrip("…"))  # an id may be cut short
                 except Invalid as error:
                     if "cannot be read" not in error.message:
                         wrong.append(f"{line}: {error}")
                 except FalajError as error:
                     wrong.append(f"{line}: {error}")
-    assert wrong == []
+    assert wrong == [], "\n".join(wrong)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class Artifacts(Notebook):
         what the run used is its lineage.
 
         Example:
-            falaj track register run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 model model:fraud/scorer
+            falaj track register run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 model:fraud/scorer model
         """
         if model.kind != "model" or model.version:
             raise Invalid(f"{model} names no model", "for example model:fraud/scorer, without a version", model)
