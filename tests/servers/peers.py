@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.servers.process import COMPONENTS, Missing
 
-MLFLOW = ("mlflow==3.17.2", "scikit-learn==1.9.1")
+MLFLOW = ("mlflow==3.17.2", "scikit-learn==1.9.1", "psutil==7.2.2")
+"""psutil: what the client measures of its machine it measures by that."""
 DVC = ("dvc==3.67.1",)
 OXEN = ("oxenai==0.65.1",)
 TRITON = ("nvidia-pytriton==0.7.0", "onnxruntime", "setuptools<80")

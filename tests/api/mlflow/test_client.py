@@ -1,6 +1,6 @@
 """The MLflow client of the current release against a server of ours, unchanged but for its address and token."""
 
-from tests.api.mlflow.conftest import Client
+from tests.api.mlflow.conftest import Client, Place
 
 
 def test_experiments_runs_metrics_search_and_artefacts(client: Client) -> None:
@@ -9,3 +9,12 @@ def test_experiments_runs_metrics_search_and_artefacts(client: Client) -> None:
 
 def test_autolog_logged_models_registry_and_traces(client: Client) -> None:
     client("models.py")
+
+
+def test_what_the_client_measures_of_its_machine(place: Place, client: Client) -> None:
+    found = client("system.py")
+    assert {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= set(found["keys"])
+    here = place.replica.as_(place.tokens["amal"])
+    (run,) = (one for one in here.track.list().runs if one.id == found["run"])
+    curve = here.track.history(run.ref, "system/cpu_utilization_percentage")
+    assert curve.total >= found["points"] >= 3
