@@ -20,7 +20,8 @@ NAME, AT, GONE = "falaj.name", "falaj.at", "falaj.gone"
 SOURCE, RUN, MODEL = "falaj.source", "falaj.run", "falaj.model"
 OURS = (NAME, AT, GONE, SOURCE, RUN, MODEL)
 """Tags that keep what MLflow says of a model or a version and we have no field for; clients do not see them."""
-NO_PROMPT = {"mlflow.prompt.is_prompt": "false"}
+PROMPT = "mlflow.prompt.is_prompt"
+NO_PROMPT = {PROMPT: "false"}
 """Clients ask for models that are no prompts; a clause about a tag that is not there would be false."""
 _RUNS = re.compile(r"runs:/([0-9a-f]{32})(?:/(.+))?")
 _LOGGED = re.compile(r"models:/(m-[0-9a-f]{32})/?")
@@ -68,11 +69,11 @@ def version_ref(visit: Visit, asked: One) -> Ref:
 
 def _create(visit: Visit, asked: One) -> Any:
     """A name without versions yet."""
-    ref = model_ref(visit, asked.name)
+    ref, owned = model_ref(visit, asked.name), _owned(asked)
     known: Named | None = visit.look("catalog", "about", name=ref)
     if known is not None and GONE not in known.tags:
         raise Conflict(f"there is a model {asked.name[:80]!r}", "add a version to it, or choose another name")
-    tags = _owned(asked) | ({NAME: full_name(asked.name, visit.workspace)} if is_digested(ref) else {})
+    tags = owned | ({NAME: full_name(asked.name, visit.workspace)} if is_digested(ref) else {})
     return _say(visit, ref, about=asked.description, tags=tags, drop=(GONE,))
 
 
@@ -223,6 +224,9 @@ def _own(key: str) -> str:
 
 
 def _owned(asked: One) -> dict[str, str]:
+    """The tags of a new model or version. Clients keep prompts as models, too: those are refused before one is made."""
+    if any(pair.key == PROMPT and pair.value.lower() == "true" for pair in asked.tags):
+        raise Invalid("prompts are not kept here", "keep them with the code, or as files of a run")
     return {_own(key): value for key, value in mapping(asked.tags, 100_000).items()}
 
 

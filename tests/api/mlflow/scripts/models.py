@@ -156,6 +156,9 @@ for source in (
         "INVALID_PARAMETER_VALUE",
         "RESOURCE_DOES_NOT_EXIST",
     ), source
+# Prompts are models to the client; none is begun.
+refused = message_of(lambda: mlflow.genai.register_prompt("greeting", "hello {{ name }}"))
+assert "INVALID_PARAMETER_VALUE" in refused and "prompts are not kept here" in refused, refused
 client.delete_logged_model(info.model_id)
 assert code_of(lambda: client.get_logged_model(info.model_id)) == "RESOURCE_DOES_NOT_EXIST"
 # The version stands on its own: it is in the catalog.
