@@ -85,13 +85,11 @@ class Origins(Shelf):
         return FORMS[form](told)
 
     def _origin(self, tx: Reader, role: str, ref: Ref, sees: Callable[[str], bool]) -> Origin:
-        if not sees(str(ref)):
-            return Origin(role, HIDDEN)
         # Runs and what they log are written over: of the revision that was used, what it is now must do.
-        record = tx.get(ref) or tx.get(ref.bare)
-        return (
-            Origin(role, str(ref), str(record.body.get("root", "")), record.label) if record else Origin(role, HIDDEN)
-        )
+        record = (tx.get(ref) or tx.get(ref.bare)) if sees(str(ref)) else None
+        if record is None:
+            return Origin(role, HIDDEN)
+        return Origin(role, str(ref), str(record.body.get("root", "")), record.label)
 
     def _deeds(self, ctx: Context, ref: Ref) -> tuple[Deed, ...]:
         """Who published, moved, copied and deleted it, oldest first. Asked for act by act: reads are far more."""

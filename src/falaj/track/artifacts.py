@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import chain, count
 from typing import Annotated
 
@@ -142,7 +141,7 @@ class Artifacts(Notebook):
         folder = check_path(path) if path else ""
         with self._ledger.read(ctx) as tx:
             record = self._owner(tx, run, live=True)
-            files = _under(self._files(tx, record), folder, run)
+            files, maker = _under(self._files(tx, record), folder, run), self._maker(tx, record)
         zone = record.zone
         ctx.permit("read", str(run.bare), zone)
         sink = _Sink(ctx, self._blobs, str(model.bare), zone)
@@ -152,8 +151,9 @@ class Artifacts(Notebook):
 
             tree = (compose(files, sink).tree, zone)
             found = self._catalog.look(ctx, tree)
-            said = Facts(message=message, tags=check_texts("tag", tags), files=found.files)
-            return self._ledger.retry(ctx, lambda tx: self._add(tx, ctx, run, model, tree, said, found))
+            card = self._card(record, maker, found)
+            facts = Facts(message=message, card=card, tags=check_texts("tag", tags), files=found.files)
+            return self._ledger.retry(ctx, lambda tx: self._add(tx, ctx, run, model, tree, facts, found))
         finally:
             self._blobs.project(ctx, lambda tx: close_intent(tx, intent))
 
@@ -165,7 +165,7 @@ class Artifacts(Notebook):
         return record
 
     def _add(
-        self, tx: Writer, ctx: Context, owner: Ref, model: Ref, tree: tuple[Tree, str], said: Facts, found: Found
+        self, tx: Writer, ctx: Context, owner: Ref, model: Ref, tree: tuple[Tree, str], facts: Facts, found: Found
     ) -> Ref:
         """The version: made from a run and what that used, as they are now, be it by way of a model it logged."""
         record = self._owner(tx, owner, live=True)
@@ -175,7 +175,6 @@ class Artifacts(Notebook):
         if run is not None:
             label = run.label if ctx.label is None else ctx.label.join(run.label)
             ctx = ctx.meaning(ctx.purpose, label)
-        facts = replace(said, card=self._card(record, run, found))
         version = self._catalog.add_version(ctx, model, tree, facts, inputs)
         self._catalog.note_look(tx, ctx, version, found)
         # Each revision has edges of its own: the one taken need not be the one that said what it was made from.
