@@ -1,6 +1,7 @@
 """Queues: declared, changed, applied whole; what cannot be is refused before anything is written."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import falaj
 from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.fleet.amounts import amount, mebibytes, seconds
-from falaj.fleet.budgets import read_budget, window_of
+from falaj.fleet.budgets import read_budget, window_end, window_of
 from falaj.fleet.queues import queue_for, read_rules
 from tests.town import refusal
 
@@ -102,5 +103,12 @@ def test_windows_begin_where_people_expect() -> None:
     now = 1_794_738_000.0  # 2026-11-15, a Sunday
     assert [window_of(one, now) for one in ("day", "week", "month")] == ["2026-11-15", "2026-11-09", "2026-11-01"]
     assert window_of("30d", now) == window_of("30d", now + 86_400 * (29 - (int(now) // 86_400) % 30))
+    ends = [datetime.fromtimestamp(window_end(one, now), UTC) for one in ("day", "week", "month")]
+    assert [day.strftime("%Y-%m-%d %H") for day in ends] == ["2026-11-16 00", "2026-11-16 00", "2026-12-01 00"]
+    assert (
+        window_of("30d", window_end("30d", now) - 1)
+        == window_of("30d", now)
+        != window_of("30d", window_end("30d", now))
+    )
     rule = read_budget("money=2.5/week")
     assert (rule.amount, rule.stops, rule.brief) == (2_500_000, False, "money=2.5/week:best-effort")

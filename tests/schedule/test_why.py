@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import NotFound
 from falaj.schedule import why as module
+from falaj.schedule.changes import altered, changed
 from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Budget, Job, Node, Queue, Reason, Snapshot
-from falaj.schedule.why import changed, explain, possible, reasons, starts
-from tests.schedule.made import job, node, shape, snapshot
+from falaj.schedule.model import NEVER, Ask, Budget, Job, Node, Queue, Reason, Role, Shape, Snapshot
+from falaj.schedule.why import explain, possible, reasons, starts
+from tests.schedule.made import ask, job, node, shape, snapshot
 
 
 def settled(facts: Snapshot) -> Snapshot:
@@ -83,6 +84,84 @@ def test_a_budget_that_says_stop() -> None:
     assert (reason.code, reason.change) == ("budget", (("budget:root/a:gpu_s", "3000000"),))
 
 
+def test_a_band_is_tried_however_much_a_slot_asks_for() -> None:
+    facts = settled(snapshot([node("n", 4)], [job("a", gpus=4), job("b", gpus=4, submitted=1)]))
+    assert why(facts, "b").change == (("band", "3"),)
+    low = (Queue("root/a", top_band=2),)
+    facts = settled(snapshot([node("n", 4)], [job("a", gpus=4), job("b", gpus=4, submitted=1)], low))
+    assert why(facts, "b").change == (("after", "a"),), "no band that its queue does not have"
+
+
+def test_who_keeps_is_blamed_and_no_other() -> None:
+    queues = (
+        Queue("root/default"), Queue("root/bank/fraud", guarantee={"gpu": 4000}),
+        Queue("root/bank/risk", guarantee={"gpu": 4000}, lend={"gpu": 0}),
+    )  # fmt: skip
+    runs = [
+        job("d", "root/default", gpus=4, limit_s=700), job("f", "root/bank/fraud", gpus=2, limit_s=500),
+        job("r", "root/bank/risk", gpus=2, limit_s=100),
+    ]  # fmt: skip
+    board = Scheduler(snapshot([node(name, 4) for name in "abc"], runs, queues))
+    assert len(board.cycle(0).starts) == 3
+    board.submit(job("w", "root/bank/fraud", gpus=4, submitted=1))
+    board.submit(job("v", "root/default", gpus=3, submitted=1))
+    board.cycle(1)
+    for name in "wv":
+        reason = why(board.snapshot(1), name)
+        assert (reason.code, reason.text.split()[0]) == ("guarantee-of-others", "root/bank/risk")
+        # What its owner gives back stays his; fraud's end, and no earlier one, leaves enough.
+        assert reason.starts == 500
+
+
+def test_a_queue_may_lend_what_it_keeps() -> None:
+    queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": 8000}, lend={"gpu": 0}))
+    reason = why(settled(snapshot(1, [job("a")], queues)), "a")
+    assert (reason.code, reason.change) == ("guarantee-of-others", (("lend:root/b:gpu", "1000"),))
+
+
+def test_no_start_is_promised_that_a_budget_does_not_allow() -> None:
+    def told(amount: int, limit_s: int) -> Reason:
+        budget = Budget("gpu_s", amount, spent=amount - 1_000_000, stops=True, ends=5000)
+        queues = (Queue("root/a", budgets=(budget,)), Queue("root/b"))
+        board = Scheduler(settled(snapshot(1, [job("runs", "root/b", gpus=8, limit_s=100)], queues)))
+        board.submit(job("a", gpus=4, limit_s=limit_s, submitted=1))
+        return why(board.snapshot(1), "a")
+
+    assert (told(4_000_000, 1000).code, told(4_000_000, 1000).starts) == ("budget", 5000)
+    assert told(3_999_999, 1000).starts == NEVER, "no window will ever cover it"
+    assert told(4_000_000, 100).starts == 100
+
+
+def test_a_limit_and_the_budget_above_it_are_raised_together() -> None:
+    tight = Queue("root", budgets=(Budget("gpu_s", 100_000, stops=True),))
+    queues = (tight, Queue("root/a", limit={"gpu": 1000}))
+    facts = settled(snapshot(1, [job("a", limit_s=60), job("b", submitted=1, limit_s=60)], queues))
+    assert why(facts, "b").change == (("limit:root/a:gpu", "2000"), ("budget:root:gpu_s", "20000"))
+
+
+def test_what_somebody_closed_can_be_opened() -> None:
+    facts = snapshot([node("n", open=False), node("m", open=False)], [job("a")])
+    assert (explain(facts, "a").code, explain(facts, "a").change) == ("place", ())
+    reason = explain(facts, "a", closed=("c/m",))
+    assert reason.change == (("open", "c/m"),)
+    assert starts(changed(facts, "a", reason.change), "a")
+
+
+def test_amounts_are_said_as_people_write_them() -> None:
+    queues = (Queue("root/a", budgets=(Budget("gpu_s", 7_200_000, stops=True),), limit={"cpu": 3000}),)
+    text = why(settled(snapshot(1, [job("a", gpus=4, limit_s=3600)], queues)), "a")
+    assert (text.text, text.fix) == (
+        "the budget of root/a lacks 2 gpu-hours for it", "raise the budget of root/a by 2 gpu-hours"
+    )  # fmt: skip
+    busy = [job("x", gpus=1, cpu=60_000), job("y", gpus=1, cpu=9000, submitted=1)]
+    assert why(settled(snapshot(1, busy)), "y").fix == "ask for 4 CPUs a slot"
+    facts = settled(snapshot(1, [job("x", gpus=7), job("y", gpus=4, submitted=1)]))
+    assert why(facts, "y").text == "it needs 4 GPUs where 1 is free"
+    never = possible([node("n")], queues, job("z", cpu=4500))
+    assert never is not None
+    assert never.text == "it needs 4.5 CPUs, and root/a may never have more than 3 CPUs"
+
+
 def test_places_held_for_another() -> None:
     facts = settled(snapshot(1, [job("a", gpus=6, limit_s=1000)]))
     cluster = Scheduler(facts)
@@ -132,6 +211,33 @@ def test_what_can_never_run_is_refused_with_the_nearest_that_can() -> None:
     assert "least" in refused(job("odd", low=3, high=2)).text
     assert "thousandths" in refused(job("part", milli=1000)).text
     assert refused(job("zone", zones=("mars",))).change == (), "the law is not ours to change"
+
+
+def test_the_nearest_request_is_named_whatever_is_too_much() -> None:
+    small = [node("n", 0, amounts={"cpu": 8000, "memory": 15_500})]
+    large = [node("n", 4), node("m", 4)]
+
+    def nearest(nodes: list[Node], one: Job) -> str:
+        reason = possible(nodes, (Queue("root/a"),), one)
+        assert reason is not None
+        assert possible(nodes, (Queue("root/a"),), altered(one, reason.change)) is None
+        return reason.fix
+
+    tpu, tib = (Shape((Role("worker", Ask((("cpu", 1000), more))),)) for more in (("tpu", 4), ("memory", 10 << 20)))
+    gang = Shape((Role("chief", ask(0)), Role("worker", ask(gpus=8), 4)))
+    for nodes, one, said in (
+        (small, job("a", gpus=1), "no GPU a slot"),
+        (small, job("a", gpus=0, cpu=64_000), "8 CPUs a slot"),
+        (small, job("a", gpus=0, cpu=9000), "8 CPUs a slot"),
+        (small, job("a", shape=tib), "15GiB of memory a slot"),
+        (large, job("a", device_mib=200_000), "78GiB of memory on each GPU"),
+        (large, job("a", labels=(("rack", "r9"),)), "no label rack=r9 of its nodes"),
+        (large, job("a", shape=tpu), "no tpu a slot"),
+        (large, job("a", gpus=2, models=("A10",)), "any model of GPU"),
+        (small, job("a", gpus=2, cpu=90_000), "no GPU a slot and 8 CPUs a slot"),
+        (large, job("a", shape=gang), "2 of 8 GPUs a slot of worker"),
+    ):  # fmt: skip
+        assert nearest(nodes, one) == f"ask for {said}"
 
 
 # I16

@@ -7,6 +7,7 @@ from typing import Any
 
 from falaj.core.errors import Invalid
 from falaj.schedule.model import BANDS
+from falaj.schedule.words import shown
 
 _NAME = re.compile(r"[a-z][a-z0-9._/-]{0,62}(:[A-Za-z0-9][A-Za-z0-9 ._-]{0,62})?")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]i?B?|B)?", re.IGNORECASE)
@@ -82,15 +83,6 @@ def band(text: str | int) -> int:
     if word.isdigit() and int(word) < len(BANDS):
         return int(word)
     raise Invalid(f"{word[:40]!r} is no band", f"one of {', '.join(BANDS)}")
-
-
-def shown(name: str, value: int) -> str:
-    """An amount as people read it."""
-    if name == "memory":
-        return f"{value / 1024:g}GiB" if value >= 1024 else f"{value}MiB"
-    if name in ("cpu", "gpu") or name.startswith("gpu:"):
-        return f"{value / 1000:g}"
-    return str(value)
 
 
 def all_shown(values: Mapping[str, int]) -> dict[str, str]:

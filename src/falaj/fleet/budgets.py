@@ -11,14 +11,11 @@ from falaj.core.errors import Invalid
 from falaj.fleet.records import BudgetRule
 from falaj.fleet.use import added, every, house_key
 from falaj.schedule.model import Budget
+from falaj.schedule.words import BUDGETS
 from falaj.store.ledger import Reader, Writer
 
 MOST_DIGITS = 15
-UNITS: Mapping[str, tuple[str, int]] = {
-    "gpu-hours": ("gpu_s", 3_600_000),
-    "cpu-hours": ("cpu_s", 3_600_000),
-    "money": ("money", 1_000_000),
-}
+UNITS: Mapping[str, tuple[str, int]] = {word: (unit, scale) for unit, (word, scale) in BUDGETS.items()}
 """As people say it: what the scheduler calls it, and how many of its units one is."""
 _RULE = re.compile(
     r"(gpu-hours|cpu-hours|money)=([0-9]+(?:\.[0-9]+)?)/(day|week|month|[1-9][0-9]{0,3}d)(?::(stop|best-effort))?"
@@ -39,14 +36,25 @@ def read_budget(text: str) -> BudgetRule:
 
 def window_of(window: str, now: float) -> str:
     """The window a moment lies in, by the day it began."""
+    return _began(window, now).strftime("%Y-%m-%d")
+
+
+def window_end(window: str, now: float) -> int:
+    """When the window is over that a moment lies in."""
+    day = _began(window, now)
+    if window == "month":
+        return int((day + timedelta(days=31)).replace(day=1).timestamp())
+    days = {"day": 1, "week": 7}.get(window) or int(window[:-1])
+    return int((day + timedelta(days=days)).timestamp())
+
+
+def _began(window: str, now: float) -> datetime:
     day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if window == "month":
-        day = day.replace(day=1)
-    elif window == "week":
-        day -= timedelta(days=day.weekday())
-    elif window != "day":
-        day -= timedelta(days=(int(now) // 86_400) % int(window[:-1]))
-    return day.strftime("%Y-%m-%d")
+        return day.replace(day=1)
+    if window == "week":
+        return day - timedelta(days=day.weekday())
+    return day if window == "day" else day - timedelta(days=(int(now) // 86_400) % int(window[:-1]))
 
 
 def standing(
@@ -60,6 +68,7 @@ def standing(
             spent.get(_slot(rule, now), 0),
             held.get(UNITS[rule.unit][0], 0),
             rule.stops,
+            window_end(rule.window, now),
         )
         for rule in rules
     )

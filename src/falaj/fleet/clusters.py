@@ -16,12 +16,13 @@ from falaj.core.ports import Series
 from falaj.core.settings import Settings
 from falaj.core.verb import verb
 from falaj.fleet import sandbox
-from falaj.fleet.amounts import all_shown, shown
+from falaj.fleet.amounts import all_shown
 from falaj.fleet.elastic import Elastic
 from falaj.fleet.records import Checked, Cluster, NodeView
 from falaj.fleet.signs import Signs
 from falaj.fleet.use import added, every, house_key, house_of, uses
 from falaj.govern.secrets import contains_secret
+from falaj.schedule.words import shown
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record

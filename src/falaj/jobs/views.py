@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from falaj.core.ref import Ref
-from falaj.fleet.amounts import shown
 from falaj.jobs.facts import spec_in
 from falaj.jobs.records import HELD, OVER, STARTING, STOPPING, WAITING, Body, JobView, Tried
 from falaj.schedule.model import BANDS
+from falaj.schedule.words import shown
 from falaj.store.records import Record
 
 

@@ -27,6 +27,7 @@ from falaj.schedule.place import place
 from falaj.schedule.profile import amounts, slots_in
 from falaj.schedule.reclaim import Victims
 from falaj.schedule.rights import Claim
+from falaj.schedule.words import BUDGETS, counted, spendable
 
 Refusal = tuple[str, str, int]
 Found = tuple[tuple[Spot, ...], list[int], Charge | None]
@@ -365,7 +366,8 @@ def refused(queue: str, refusal: Refusal) -> Reason:
     """In words, which quota or budget holds a job of this queue back."""
     name, quota, missing = refusal
     if quota.startswith(BUDGET):
-        return Reason("budget", f"the budget of {name} lacks {missing} {quota.removeprefix(BUDGET)} for it")
+        unit = quota.removeprefix(BUDGET)
+        return Reason("budget", f"the budget of {name} lacks {spendable(unit, missing)} {BUDGETS[unit][0]} for it")
     own = queue == name or queue.startswith(name + "/")
     code, word = ("limit", "is at its limit") if own else ("guarantee-of-others", "keeps what it is promised")
-    return Reason(code, f"{name} {word} of {quota}: {missing} more would be needed")
+    return Reason(code, f"{name} {word} of {quota}: {counted(quota, missing)} more would be needed")

@@ -167,7 +167,8 @@ class Ground:
         """A quota holds a line back: until one of its queues gives something back."""
         self.parked.setdefault(queue, {})[number] = refusal
         name = refusal[0]
-        top = name if queue == name or queue.startswith(name + "/") else name.rpartition("/")[0]
+        # What others keep may be made good by whatever anybody gives back.
+        top = name if queue == name or queue.startswith(name + "/") else queue.partition("/")[0]
         self._held_back.setdefault(top, set()).add((queue, number))
 
     def reopen(self) -> None:

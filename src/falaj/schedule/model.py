@@ -183,6 +183,8 @@ class Budget:
     """Charged at admission for what runs now, not settled yet."""
     stops: bool = False
     """When it is used up: True, jobs wait; False, they go on as best effort."""
+    ends: int = NEVER
+    """When its window is over, and it begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +327,7 @@ class Reason:
     fix: str = ""
     """The smallest change that starts it now, in words."""
     change: tuple[tuple[str, str], ...] = ()
-    """The same for machines: (`width`, `2`), (`gpus`, `1`), (`limit:root/bank:gpu`, `6000`), (`band`, `3`), …"""
+    """The same for machines: see changes.py."""
     starts: int = NEVER
     """When it is expected to start."""
 

@@ -93,17 +93,26 @@ class Tree:
 
     def _kept_back(self, row: int, change: list[int]) -> tuple[str, str, int] | None:
         """Who keeps what it needs, where there would be enough if nobody did."""
-        path = {*self.paths[row]}
         for at, more in self._claims(row, change):
             for quota, part in enumerate(more):
                 ceiling = min(self.limit[at][quota], self.capacity[quota])
                 over = self._below[at][quota] + part - ceiling
                 if part <= 0 or over <= 0 or self.usage[at][quota] + change[quota] > ceiling:
                     continue
-                kept = [(self._claim(other, quota) - self.usage[other][quota], -other) for other in self.children[at]]
-                _, most = max(pair for pair in kept if -pair[1] not in path)
-                return self.names[-most], self.quotas[quota], over
+                return self.names[self._keeper(row, at, quota)], self.quotas[quota], over
         return None
+
+    def _keeper(self, row: int, until: int, quota: int) -> int:
+        """Who keeps most that it does not use, of all beside a path up to one of its rows; not whoever stands above it
+        and keeps it for its sake."""
+        path = [*self.paths[row], self.top]
+        above = path[: path.index(until) + 1]
+        rows = [other for at in above for other in self.children[at] if other not in path]
+        most = max(rows, key=lambda other: (self._claim(other, quota) - self.usage[other][quota], -other))
+        while self._below[most][quota] >= self._kept[most][quota] and self.children[most]:
+            rows = self.children[most]
+            most = max(rows, key=lambda other: (self._claim(other, quota) - self.usage[other][quota], -other))
+        return most
 
     def _claims(self, row: int, change: list[int]) -> list[tuple[int, list[int]]]:
         """By how much what lies below each row of the path grows, as the leaf's use does."""

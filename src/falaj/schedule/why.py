@@ -10,19 +10,37 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from falaj.core.errors import NotFound
-from falaj.schedule.blocked import BUDGET, refused
+from falaj.schedule.blocked import BUDGET, Refusal, refused
+from falaj.schedule.changes import Change, Fix, altered, changed, less, merged, ways
 from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import BANDS, GPU, NEVER, WHOLE, Ask, Job, Node, Queue, Reason, Role, Shape, Snapshot
+from falaj.schedule.model import (
+    BANDS,
+    BEST_EFFORT,
+    GPU,
+    NEVER,
+    WHOLE,
+    Ask,
+    Job,
+    Node,
+    Queue,
+    Reason,
+    Shape,
+    Snapshot,
+    Spot,
+)
 from falaj.schedule.place import place
 from falaj.schedule.share import Tree
+from falaj.schedule.words import BUDGETS, counted, spendable
 from falaj.schedule.world import World
 
-Change = tuple[tuple[str, str], ...]
-Fix = tuple[str, Change]
 SOON = "its turn is now: it starts with the next decision"
 MOST_TRIES = 24
-"""So many changes are tried before none is told."""
+"""So many changes of one kind are tried."""
+_MOST_RAISED = 4
+"""So many limits and budgets are raised for one job."""
 _MOST_PROVEN = 1000
+_QUOTAS = ("limit", "budget", "guarantee-of-others")
+NOTHING: Fix = ("", ())
 
 
 class _Proven(NamedTuple):
@@ -36,8 +54,11 @@ _PROVEN = [_Proven(([], []), set())]
 """The last fleet that was asked of."""
 
 
-def explain(source: Snapshot | Scheduler, job_id: str) -> Reason:
-    """Why a job waits, when it will start, and what would start it now."""
+def explain(source: Snapshot | Scheduler, job_id: str, closed: Collection[str] = ()) -> Reason:
+    """Why a job waits, when it will start, and what would start it now.
+
+    `closed` are the nodes and clusters that somebody closed, and can open again.
+    """
     facts = source if isinstance(source, Snapshot) else source.snapshot(source.now)
     job = next((one for one in facts.jobs if one.id == job_id), None)
     if job is None:
@@ -48,15 +69,13 @@ def explain(source: Snapshot | Scheduler, job_id: str) -> Reason:
     never = possible(facts.nodes, facts.queues, job)
     if never is not None:
         return never
-    board = Scheduler(facts)
+    board = _Asked(facts)
     board.cycle(facts.now)
     if job_id in board.running:
         return Reason("capacity", SOON, starts=facts.now)
-    reason = _reason(board, job)
-    for text, change in _fixes(board, job, reason.code)[:MOST_TRIES]:
-        if starts(changed(facts, job_id, change), job_id):
-            return replace(reason, fix=text, change=change)
-    return reason
+    reason = board.reason(job)
+    text, change = _Fixes(facts, board, job).best(reason.code, closed)
+    return replace(reason, fix=text, change=change)
 
 
 def reasons(facts: Snapshot, job_ids: Collection[str]) -> dict[str, Reason]:
@@ -65,7 +84,7 @@ def reasons(facts: Snapshot, job_ids: Collection[str]) -> dict[str, Reason]:
     if not waiting:
         return {}
     alone = _alone(facts.nodes, facts.queues)
-    board = Scheduler(facts)
+    board = _Asked(facts)
     board.cycle(facts.now)
     found: dict[str, Reason] = {}
     for job in waiting:
@@ -75,37 +94,13 @@ def reasons(facts: Snapshot, job_ids: Collection[str]) -> dict[str, Reason]:
         elif job.id in board.running:
             found[job.id] = Reason("capacity", SOON, starts=facts.now)
         else:
-            found[job.id] = _reason(board, job)
+            found[job.id] = board.reason(job)
     return found
 
 
 def starts(facts: Snapshot, job_id: str) -> bool:
     """Does a job start, given these facts, or is room made for it?"""
-    plan = Scheduler(facts).cycle(facts.now)
-    wanted = [one.wanted_by for one in plan.evictions] + [one.wanted_by for one in plan.resizes]
-    return job_id in wanted or any(start.job == job_id for start in plan.starts)
-
-
-def changed(facts: Snapshot, job_id: str, change: Change) -> Snapshot:
-    """The facts after a change that a reason told of."""
-    for name, value in change:
-        kind, _, rest = name.partition(":")
-        if kind == "limit":
-            queue, _, quota = rest.partition(":")
-            queues = [
-                replace(one, limit={**one.limit, quota: int(value)}) if one.name == queue else one
-                for one in facts.queues
-            ]
-            facts = replace(facts, queues=tuple(queues))
-        elif kind == "budget":
-            facts = replace(facts, queues=tuple(_richer(one, rest, int(value)) for one in facts.queues))
-        elif kind == "after":
-            gone = set(value.split(","))
-            facts = replace(facts, jobs=tuple(one for one in facts.jobs if one.id not in gone))
-        else:
-            jobs = [_altered(one, kind, value) if one.id == job_id else one for one in facts.jobs]
-            facts = replace(facts, jobs=tuple(jobs))
-    return facts
+    return _begins(Scheduler(facts), job_id)
 
 
 def possible(nodes: Sequence[Node], queues: Sequence[Queue], job: Job) -> Reason | None:
@@ -126,167 +121,244 @@ def possible(nodes: Sequence[Node], queues: Sequence[Queue], job: Job) -> Reason
             proven = _PROVEN[0] = _Proven(facts, set())
         proven.asked.add(asked)
         return None
-    for fix, change in _narrower(job):
-        if not _never(world, tree, _with(job, change)):
-            return Reason("impossible", text, f"ask for {fix}", change)
-    return Reason("impossible", text)
+
+    def helps(change: Change) -> bool:
+        return not _never(world, tree, altered(job, change))
+
+    # First with less of something, then without it, then with less of several things.
+    singles = (way for whole in (False, True) for way in ways(job.shape, whole=whole))
+    fix = next((found for way in singles if (found := way.nearest(helps)) is not None), None) or less(job, helps)
+    return Reason("impossible", text, f"ask for {fix[0]}", fix[1]) if fix else Reason("impossible", text)
 
 
 # reasons
 
 
-def _reason(board: Scheduler, job: Job) -> Reason:
-    """The one word that says most."""
-    number, shape = board.lines.numbers[job.id], job.shape
-    if job.id in board.lines.resting:
-        return Reason("backing-off", "its cluster refused it; it is tried again later", starts=job.not_before)
-    refusal = board.parked.get(job.queue, {}).get(number) or board.tree.refusal(job.queue, board.amount(number))
-    if refusal is not None:
-        return _refused(board, job, refusal)
-    if board.waited_for(job.id):
-        return Reason("stopping", "others are being stopped to make room for it", starts=board.turns.of[job.id].at)
-    at = board.turns.of[job.id].at if job.id in board.turns.of else _earliest(board, job)
-    lent = board.turns.lend(0)
-    fits, loose = (
-        place(board.world, shape, shape.least),
-        place(board.world, replace(shape, required=False), shape.least),
-    )
-    room = _room(board, shape)
-    board.turns.take_back(lent)
-    if fits is not None:
-        return Reason("reservation", "the places it fits in are held for jobs that come before it", starts=at)
-    if shape.required and loose is not None:
-        return Reason("topology", f"no {shape.level} has room for all of it, though the whole has", starts=at)
-    return replace(room, starts=at)
+class _Asked(Scheduler):
+    """A scheduler of one's own, to be asked about its jobs."""
+
+    def __init__(self, facts: Snapshot) -> None:
+        super().__init__(facts)
+        self._when: dict[tuple[str, int], int] = {}
+        """By leaf and shape, when quotas let one more of it in."""
+
+    def reason(self, job: Job) -> Reason:
+        """The one word that says most."""
+        if job.id in self.lines.resting:
+            return Reason("backing-off", "its cluster refused it; it is tried again later", starts=job.not_before)
+        at, _ = self._turn(job)
+        fits, refusal = self.look(job)
+        if refusal is not None:
+            return replace(refused(job.queue, refusal), starts=max(at, self._allowed(job, refusal)))
+        if self.waited_for(job.id):
+            return Reason("stopping", "others are being stopped to make room for it", starts=at)
+        if fits:
+            return Reason("reservation", "the places it fits in are held for jobs that come before it", starts=at)
+        lent = self.turns.lend(0)
+        room = self._room_for(job.shape)
+        self.turns.take_back(lent)
+        return replace(room, starts=at)
+
+    def look(self, job: Job) -> tuple[bool, Refusal | None]:
+        """Would it fit if nothing were held for others, and the quota or budget that refuses it."""
+        refusal = self.tree.refusal(job.queue, self.amount(self.lines.numbers[job.id]))
+        if refusal is not None:
+            return False, refusal
+        lent = self.turns.lend(0)
+        found, refusal = self._find(job)
+        self.turns.take_back(lent)
+        if found is None and refusal is None and (spots := self._turn(job)[1]):
+            refusal = self._afford(job, spots)[1]  # who has no room yet may not be able to pay for it, either
+        return found is not None, refusal
+
+    def _turn(self, job: Job) -> tuple[int, tuple[Spot, ...]]:
+        """When and where there is room for it; never, where that is not known."""
+        turn = self.turns.of.get(job.id)
+        if turn is not None and turn.spots:
+            return turn.at, turn.spots
+        return self.profile.earliest(job.shape, job.shape.least, self.now) or (NEVER, ())
+
+    def _allowed(self, job: Job, refusal: Refusal) -> int:
+        """When what refuses it lets it in: as what runs ends, or when a budget's window is over."""
+        if refusal[1].startswith(BUDGET):
+            unit = refusal[1].removeprefix(BUDGET)
+            short = [one for one in self.budgets.of(refusal[0]) if one.unit == unit]
+            # What it costs is what is missing and what is left.
+            ends = [one.ends for one in short if refusal[2] <= one.spent + one.held]
+            return max(ends) if ends else NEVER
+        line = job.queue, self.lines.numbers[job.id]
+        if line not in self._when:
+            self._when[line] = self._let_in(job.queue, self.amount(line[1]))
+        return self._when[line]
+
+    def _let_in(self, queue: str, amount: list[int]) -> int:
+        """When quotas let a leaf have so much more, if what runs ends as expected and nobody else takes it."""
+        ends = sorted((self.profile.end(one.id), one.id) for one in self.running.values())
+        gone = list[str]()
+        at = NEVER
+        for end, one in ends:
+            gone.append(one)
+            self.tree.charge(self.running[one].queue, self._counted[one], -1)
+            if self.tree.refusal(queue, amount) is None:
+                at = end
+                break
+        for one in gone:
+            self.tree.charge(self.running[one].queue, self._counted[one])
+        return at
+
+    def _room_for(self, shape: Shape) -> Reason:
+        """No place has room for all of it, too little is free, or in too small pieces, or nothing of it is open."""
+        if shape.required and place(self.world, replace(shape, required=False), shape.least) is not None:
+            return Reason("topology", f"no {shape.level} has room for all of it, though the whole has")
+        ask = shape.roles[0].ask
+        suits = self.profile.suiting(ask)
+        rows = [row for row in np.flatnonzero(suits.any(axis=1)).tolist() if self.world.nodes[row].open]
+        if not rows:
+            return Reason("place", "every node it could run on is closed, ill or does not answer")
+        each = ask.gpus * WHOLE or ask.milli
+        if not each:
+            return Reason("capacity", "too little is free")
+        need, free = shape.least * each, int(self.world.dev[rows].clip(0)[suits[rows]].sum())
+        verb = "is" if free == WHOLE else "are"
+        if free >= need:
+            text = f"{counted(GPU, free)} {verb} free for its {need / WHOLE:g}, in pieces that are too small"
+            return Reason("fragmented", text)
+        return Reason("capacity", f"it needs {counted(GPU, need)} where {free / WHOLE:g} {verb} free")
 
 
-def _refused(board: Scheduler, job: Job, refusal: tuple[str, str, int]) -> Reason:
-    below = refusal[0]
-    ends = sorted(board.profile.end(one.id) for one in board.running.values() if one.queue.startswith(below))
-    return replace(refused(job.queue, refusal), starts=ends[0] if ends else NEVER)
-
-
-def _earliest(board: Scheduler, job: Job) -> int:
-    turn = board.profile.earliest(job.shape, job.shape.least, board.now)
-    return turn[0] if turn else NEVER
-
-
-def _room(board: Scheduler, shape: Shape) -> Reason:
-    """Too little is free, or enough in too small pieces, or nothing of the kind is open."""
-    ask = shape.roles[0].ask
-    suits = board.profile.suiting(ask)
-    rows = [row for row in np.flatnonzero(suits.any(axis=1)).tolist() if board.world.nodes[row].open]
-    if not rows:
-        return Reason("place", "every node it could run on is closed or ill")
-    each = ask.gpus * WHOLE or ask.milli
-    need = shape.least * each
-    free = int(board.world.dev[rows].clip(0)[suits[rows]].sum()) if each else 0
-    if each and free >= need:
-        return Reason("fragmented", f"{free} milli-GPU are free for its {need}, in pieces that are too small")
-    return Reason("capacity", f"it needs {need} milli-GPU where {free} are free" if each else "too little is free")
+def _begins(board: Scheduler, job_id: str) -> bool:
+    plan = board.cycle(board.now)
+    wanted = [one.wanted_by for one in plan.evictions] + [one.wanted_by for one in plan.resizes]
+    return job_id in wanted or any(start.job == job_id for start in plan.starts)
 
 
 # changes
 
 
-def _fixes(board: Scheduler, job: Job, code: str) -> list[Fix]:
-    """Changes that may start it, the smallest first."""
-    if code == "backing-off":
-        return [("try it again at once", (("not_before", "0"),))]
-    found: list[Fix] = []
-    if code in ("limit", "budget", "guarantee-of-others"):
-        found += _quotas(board, job)
-    found += [(f"ask for {text}", change) for text, change in _narrower(job) if code != "budget"]
-    for band in range(job.shape.band + 1, len(BANDS)):
-        found.append((f"raise it to the band {BANDS[band]}", (("band", str(band)),)))
-    return found[: MOST_TRIES - 9] + list(_waits(board, job))
+class _Fixes:
+    """Changes that may start a job, each tried on a copy of the facts."""
+
+    def __init__(self, facts: Snapshot, board: _Asked, job: Job) -> None:
+        self._facts, self._board, self._job = facts, board, job
+        self._known: dict[Change, bool] = {}
+        self._left = 0
+
+    def best(self, code: str, closed: Collection[str]) -> Fix:
+        """The smallest change that starts it; nothing where none was found."""
+        if code == "backing-off":
+            return "try it again at once", (("not_before", "0"),)
+        return next(filter(None, self._in_turn(code, closed)), NOTHING)
+
+    def _in_turn(self, code: str, closed: Collection[str]) -> Iterator[Fix | None]:
+        raised = self._raised() if code in _QUOTAS else NOTHING
+        gentle = code != "guarantee-of-others"  # to ask for less is gentler than to take what somebody keeps
+        if raised[1] and gentle:
+            yield self._whole(raised)
+        if code == "place":
+            yield from (self._whole((f"open {name}", (("open", name),))) for name in closed)
+        yield self._less(NOTHING, code)
+        if raised[1]:
+            yield self._whole(raised)
+            yield self._less(raised, code)
+        yield self._waits(raised)
+
+    def _helps(self, change: Change) -> bool:
+        """Does it start then? Every kind of change has its own share of tries."""
+        if change not in self._known and self._left > 0:
+            self._left -= 1
+            self._known[change] = starts(changed(self._facts, self._job.id, change), self._job.id)
+        return self._known.get(change, False)
+
+    def _whole(self, fix: Fix) -> Fix | None:
+        self._left += 1
+        return fix if self._helps(fix[1]) else None
+
+    def _less(self, base: Fix, code: str) -> Fix | None:
+        """Ask for less, or stand in another band."""
+        before = f"{base[0]}, and " if base[0] else ""
+        for way in ways(self._job.shape, whole=False):
+            self._left = MOST_TRIES
+            found = way.nearest(lambda change: self._helps(merged(base[1], change)))
+            if found is not None:
+                return f"{before}ask for {found[0]}", merged(base[1], found[1])
+        tree, band = self._board.tree, self._job.shape.band
+        top = min(tree.queues[row].top_band for row in tree.paths[tree.index[self._job.queue]])
+        # What is best effort is not charged.
+        for other in (*range(band + 1, top + 1), *((BEST_EFFORT,) if code == "budget" and band else ())):
+            word = "raise" if other > band else "lower"
+            fix = f"{before}{word} it to the band {BANDS[other]}", merged(base[1], (("band", str(other)),))
+            if self._whole(fix) is not None:
+                return fix
+        return None
+
+    def _raised(self) -> Fix:
+        """What refuses it raised, one quota or budget after the other, until nothing does; nothing where that cannot
+        be."""
+        board, texts, change = self._board, dict[str, str](), Change()
+        for times in range(_MOST_RAISED):
+            _, refusal = board.look(self._job)
+            step = _raise(board.tree, self._job.queue, refusal, times) if refusal is not None else None
+            if step is None:
+                break
+            key, worth, text = step
+            if key.startswith("budget:"):
+                worth += int(dict(change).get(key, "0"))
+            texts[key] = text(worth)
+            change = merged(change, ((key, str(worth)),))
+            board = _Asked(changed(self._facts, self._job.id, change))
+            if _begins(board, self._job.id):
+                self._known[change] = True
+                break
+        return " and ".join(texts.values()), change
+
+    def _waits(self, base: Fix) -> Fix | None:
+        """Wait for the end of as few jobs as it takes: of those that run, the soonest first; of those that come before
+        it, too, at last."""
+        board, job = self._board, self._job
+        ends = sorted((board.profile.end(one.id), one.id) for one in board.running.values())
+        before = sorted((one.submitted, one.id) for one in board.lines.jobs.values() if one.id != job.id)
+        near = [name for _, name in (*ends, *before)]
+        self._left = MOST_TRIES
+
+        def fix(count: int) -> Fix:
+            text = f"{near[0]} ends" if count == 1 else f"{count} jobs are over, {near[count - 1]} the last"
+            text = f"{base[0]}, and wait until {text}" if base[0] else f"wait until {text}"
+            return text, merged(base[1], (("after", ",".join(near[:count])),))
+
+        few, many = 0, 1
+        while many < len(near) and not self._helps(fix(many)[1]):
+            few, many = many, 4 * many
+        many = min(many, len(near))
+        if not many or not self._helps(fix(many)[1]):
+            return None
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = (few, middle) if self._helps(fix(middle)[1]) else (middle, many)
+        return fix(many)
 
 
-def _quotas(board: Scheduler, job: Job) -> Iterator[Fix]:
-    number = board.lines.numbers[job.id]
-    refusal = board.parked.get(job.queue, {}).get(number) or board.tree.refusal(job.queue, board.amount(number))
-    if refusal is None:
-        return
-    queue, quota, missing = refusal
+def _raise(tree: Tree, queue: str, refusal: Refusal, times: int) -> tuple[str, int, Callable[[int], str]] | None:
+    """What to raise to how much, and how that is said. Others may take what is raised: each time it is more."""
+    name, quota, missing = refusal
     if quota.startswith(BUDGET):
         unit = quota.removeprefix(BUDGET)
-        yield f"raise the budget of {queue} by {missing} {unit}", ((f"budget:{queue}:{unit}", str(missing)),)
-    elif job.queue == queue or job.queue.startswith(queue + "/"):
-        limit = board.tree.limit[board.tree.index[queue]][board.tree.quotas.index(quota)]
-        for more in (missing, 2 * missing, 4 * missing, 16 * missing):
-            yield (
-                f"raise the limit of {queue} to {limit + more} {quota}",
-                ((f"limit:{queue}:{quota}", str(limit + more)),),
-            )
-
-
-def _waits(board: Scheduler, job: Job) -> Iterator[Fix]:
-    """Wait for the end of one job, or of as many as it takes; of those that come before it too, at last."""
-    ends = sorted((board.profile.end(one.id), one.id) for one in board.running.values())
-    before = sorted((one.submitted, one.id) for one in board.lines.jobs.values() if one.id != job.id)
-    near, count = [name for _, name in (*ends, *before)], 1
-    while count < 4 * len(near):
-        some = near[:count]
-        text = f"{some[0]} ends" if len(some) == 1 else f"{len(some)} jobs are over, {some[-1]} the last"
-        yield f"wait until {text}", (("after", ",".join(some)),)
-        count *= 4
-
-
-def _narrower(job: Job) -> Iterator[Fix]:
-    """Smaller or freer requests, the nearest first."""
-    first = job.shape.roles[0]
-    if job.shape.required:
-        yield f"any {job.shape.level} instead of one", (("level", ""),)
-    for width in _steps(job.shape.least):
-        yield f"{width} of {job.shape.least} {first.name} slots", (("width", str(width)),)
-    for gpus in _steps(first.ask.gpus):
-        yield f"{gpus} of {first.ask.gpus} GPUs a slot", (("gpus", str(gpus)),)
-    if first.ask.models:
-        yield "any model of GPU", (("models", ""),)
-    for name, amount in first.ask.amounts:
-        for less in _steps(amount):
-            yield f"{less} {name} a slot", ((name, str(less)),)
-
-
-def _steps(most: int) -> list[int]:
-    """Whole numbers below: all of them when they are few, halves when not."""
-    if most <= 16:
-        return list(range(most - 1, 0, -1))
-    return [most * part // 8 for part in range(7, 0, -1)]
-
-
-def _with(job: Job, change: Change) -> Job:
-    for kind, value in change:
-        job = _altered(job, kind, value)
-    return job
-
-
-def _altered(job: Job, kind: str, value: str) -> Job:
-    if kind == "not_before":
-        return replace(job, not_before=int(value))
-    shape, first = job.shape, job.shape.roles[0]
-    shapes: dict[str, Callable[[], Shape]] = {
-        "width": lambda: replace(_first(shape, replace(first, count=int(value))), low=0, high=0),
-        "level": lambda: replace(shape, level=value, required=False),
-        "band": lambda: replace(shape, band=int(value)),
-        "gpus": lambda: _first(shape, replace(first, ask=replace(first.ask, gpus=int(value)))),
-        "models": lambda: _first(shape, replace(first, ask=replace(first.ask, models=()))),
-    }
-    amounts = tuple((name, int(value) if name == kind else amount) for name, amount in first.ask.amounts)
-    other = shapes.get(kind, lambda: _first(shape, replace(first, ask=replace(first.ask, amounts=amounts))))
-    return replace(job, shape=other())
-
-
-def _first(shape: Shape, role: Role) -> Shape:
-    return replace(shape, roles=(role, *shape.roles[1:]))
-
-
-def _richer(queue: Queue, which: str, more: int) -> Queue:
-    name, _, unit = which.partition(":")
-    if queue.name != name:
-        return queue
-    budgets = (replace(one, amount=one.amount + more) if one.unit == unit else one for one in queue.budgets)
-    return replace(queue, budgets=tuple(budgets))
+        said = BUDGETS[unit][0]
+        return (
+            f"budget:{name}:{unit}",
+            missing,
+            lambda more: f"raise the budget of {name} by {spendable(unit, more)} {said}",
+        )
+    row = tree.index[name]
+    if queue == name or queue.startswith(name + "/"):
+        limit = tree.limit[row][tree.quotas.index(quota)] + (missing << times)
+        return f"limit:{name}:{quota}", limit, lambda most: f"raise the limit of {name} to {counted(quota, most)}"
+    keeper = tree.queues[row]
+    promised = keeper.guarantee.get(quota, 0)
+    lent = keeper.lend.get(quota, promised)
+    more = min(lent + (missing << times), promised)
+    return (
+        (f"lend:{name}:{quota}", more, lambda most: f"let {name} lend {counted(quota, most)}") if more > lent else None
+    )
 
 
 # what can never be
@@ -306,7 +378,8 @@ def _never(world: World, tree: Tree, job: Job) -> str:
     for row in tree.paths[tree.index[job.queue]]:
         for quota, need, limit in zip(tree.quotas, amount, tree.limit[row], strict=False):
             if need > limit:
-                return f"it needs {need} {quota}, and {tree.names[row]} may never have more than {limit}"
+                most = counted(quota, limit)
+                return f"it needs {counted(quota, need)}, and {tree.names[row]} may never have more than {most}"
     if place(world, job.shape, job.shape.least) is None:
         return "no set of nodes could hold it, even if nothing else ran"
     return ""
