@@ -78,7 +78,7 @@ DESKS: dict[str, Desk] = {
         {
             "see": "list show why usage figures",
             "read": "logs",
-            "write": "add cancel retry change tell",
+            "write": "add cancel retry change loosen tell",
             "operate": "history",
         },
         ("job",),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from falaj.cli.tables import put
+from falaj.cli.tables import cell, put
 from falaj.core.verb import verbs_of
 from falaj.desks import DESKS
 from falaj.govern.records import Zone
@@ -26,3 +26,7 @@ def test_a_list_is_narrow_and_json_is_whole(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.splitlines()[0].split("\t") == [name.replace("_", " ") for name in Zone.COLUMNS]
     put(zones, as_json=True)
     assert "dir:somewhere" in capsys.readouterr().out
+
+
+def test_a_moment_that_nobody_knows_is_shown_as_nothing() -> None:
+    assert [cell(name, 0.0) for name in ("starts_at", "ended_at", "ended", "price")] == ["", "", "", "0.0"]

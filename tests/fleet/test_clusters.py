@@ -51,9 +51,9 @@ def test_a_zone_and_a_cluster_must_be_there(here: Any) -> None:
 
 
 def test_a_cluster_that_does_not_answer_is_told_of(here: Any) -> None:
-    here.clusters.add("far", "nobody:", more={})
+    here.clusters.add("far", "ray:http://127.0.0.1:1", more={"insecure": "loopback"})
     checked = here.clusters.check("far")
-    assert (checked.ok, "nobody" in checked.problem) == (False, True)
+    assert (checked.ok, "does not answer" in checked.problem) == (False, True), checked
 
 
 def test_a_drained_node_takes_nothing_new(tmp_path: Path) -> None:
@@ -74,3 +74,41 @@ def test_a_drained_node_takes_nothing_new(tmp_path: Path) -> None:
         assert lab.done(waiting).state == "succeeded"
         here.jobs.cancel(running.ref)
         lab.done(running)
+
+
+@pytest.mark.parametrize(
+    ("address", "more"),
+    [
+        ("foo:bar", {}),
+        ("ray:http://1.2.3.4:8265", {"token": "secret://house/home/ops/ray"}),
+        ("ray:https://head:8265", {}),
+        ("slurm:", {}),
+        ("process:?nodes=-3", {}),
+    ],
+)
+def test_an_address_under_which_nothing_can_run_is_refused_at_once(
+    here: Any, address: str, more: dict[str, str]
+) -> None:
+    assert isinstance(refusal(lambda: here.clusters.add("two", address, more=more)), Invalid)
+    assert isinstance(
+        refusal(lambda: here.clusters.change("local", {"address": address, "folder": "", **more})), Invalid
+    )
+    assert [one.address for one in here.clusters.list()] == ["process:"]
+
+
+def test_what_a_cluster_that_does_not_answer_says_is_shown_and_blamed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here, here.working():
+        lab.one_node()
+        until(here.clusters.nodes, lambda nodes: len(nodes) == 1)
+        here.clusters.add("far", "ray:http://127.0.0.1:1", more={"insecure": "loopback"})
+        (far,) = until(lambda: [one for one in here.clusters.list() if one.trouble], lambda found: len(found) == 1)
+        assert far.name == "far"
+        job = lab.submit("print(1)", cluster="far")
+        why = here.jobs.why(job.ref)
+        assert (why.reason, why.commands) == ("place", ("falaj clusters check far",))
+        assert "far does not answer" in why.text
+        assert far.trouble.split()[0] in here.jobs.top(once=True)
+        here.clusters.change("far", {"address": "process:?nodes=1&cpus=1000&memory=512", "insecure": ""})
+        assert lab.done(job).state == "succeeded"
+        assert [one.trouble for one in here.clusters.list()] == ["", ""]

@@ -31,6 +31,9 @@ def test_a_queue_is_added_changed_and_removed(here: Any) -> None:
     assert [one.name for one in here.queues.list()] == ["root", "root/bank", "root/bank/fraud", "root/default"]
     changed = here.queues.change("root/bank/fraud", {"limit.gpu": "12", "limit.memory": "none", "lend.gpu": "1"})
     assert (changed.limit, changed.lend, changed.guarantee) == ({"gpu": "12"}, {"gpu": "1"}, {"gpu": "4"})
+    more = here.queues.change("root/bank/fraud", {"budget.gpu-hours": "+0.5", "budget.money": "12"})
+    assert [one.partition(" (")[0] for one in more.budget] == ["gpu-hours=500.5/month:stop", "money=12/30d:best-effort"]
+    assert isinstance(refusal(lambda: here.queues.change("root/bank", {"budget.money": "+1"})), Invalid)
     assert isinstance(refusal(lambda: here.queues.remove("root/bank")), Invalid)
     assert here.queues.remove("root/bank/fraud") == "root/bank/fraud"
     assert isinstance(refusal(lambda: here.queues.show("root/bank/fraud")), NotFound)

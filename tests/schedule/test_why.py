@@ -142,8 +142,8 @@ def test_a_limit_and_the_budget_above_it_are_raised_together() -> None:
 def test_what_somebody_closed_can_be_opened() -> None:
     facts = snapshot([node("n", open=False), node("m", open=False)], [job("a")])
     assert (explain(facts, "a").code, explain(facts, "a").change) == ("place", ())
-    reason = explain(facts, "a", closed=("c/m",))
-    assert reason.change == (("open", "c/m"),)
+    reason = explain(facts, "a", closed={"c/m": ["c/m"]})
+    assert reason.change == (("open:c/m", "c/m"),)
     assert starts(changed(facts, "a", reason.change), "a")
 
 

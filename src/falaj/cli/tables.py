@@ -81,6 +81,8 @@ def cell(name: str, value: Any) -> str:
         and (name in ("at", "expires", "until", "since", "started", "ended", "due", "received") or name.endswith("_at"))
     ):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    if value == 0.0 and isinstance(value, float) and (name in ("started", "ended") or name.endswith("_at")):
+        return ""  # a moment that nobody knows, or that has not come
     if isinstance(value, (tuple, list, frozenset, set)):
         return ", ".join(
             sorted(map(str, value)) if isinstance(value, (frozenset, set)) else (cell("", v) for v in value)

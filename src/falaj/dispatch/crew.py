@@ -235,7 +235,8 @@ class Crew:
         except (FalajError, *BROKEN) as error:
             reason = str(error) if isinstance(error, FalajError) else f"its executor is faulty: {error!r:.200}"
             log.warning("cluster trouble", extra={"cluster": self.cluster.name, "during": what, "reason": reason})
-            if isinstance(error, Unavailable) or not isinstance(error, FalajError):
+            blind = self._executor is None or what == "look"  # whatever it is, we cannot see what is there
+            if blind or isinstance(error, Unavailable) or not isinstance(error, FalajError):
                 self._report("silent", text=reason)
             self._due = {"nodes": time.monotonic() + NODES_S, "poll": time.monotonic() + NODES_S}
             for attempt in list(self._begun):

@@ -91,6 +91,8 @@ class JobsLoop:
         self._unsaved: dict[str, tuple[Mapping[str, Any], ...]] = {}
         """What attempts said of their progress since it was last written down."""
         self._told: dict[str, Mapping[str, NodeFacts]] = {}
+        self._silent: dict[str, str] = {}
+        """What was last written down of clusters that do not answer; empty of those that do."""
         self._left: list[Callable[[], None]] = []
         """What takes away what attempts left whose ends are durable."""
 
@@ -355,8 +357,10 @@ class JobsLoop:
         if report.kind == "silent":
             mine = [node for node in self._lead.nodes.values() if node.cluster == cluster.name]
             self._lead.set_nodes(cluster, [replace(node, open=False) for node in mine])
+            self._keep_trouble(cluster.name, report.text)
             return
         self._stuck.pop(cluster.name, None)
+        self._keep_trouble(cluster.name, "")
         self._note_away(report)
         self._lead.set_nodes(cluster, [node_of(cluster, facts) for facts in report.nodes.values()])
         if self._told.get(cluster.name) != report.nodes:
@@ -387,6 +391,14 @@ class JobsLoop:
         with self._ledger.project(self._turn.ctx) as tx:
             self._lead.guard(tx)
             self._clusters.write_nodes(tx, report.cluster, report.nodes)
+
+    def _keep_trouble(self, cluster: str, why: str) -> None:
+        """Write down that a cluster does not answer, or does again, once for each change."""
+        if self._silent.get(cluster) != why:
+            with self._ledger.project(self._turn.ctx) as tx:
+                self._lead.guard(tx)
+                self._clusters.write_trouble(tx, cluster, why[:500])
+            self._silent[cluster] = why
 
     def _refused(self, record: Record, report: Report, now: float) -> None:
         fail = life.failed if report.final else life.refused
@@ -519,7 +531,7 @@ class JobsLoop:
     def _drop_crews(self) -> None:
         for crew in self._crews.values():
             crew.retire()
-        self._crews, self._ordered, self._strange, self._told = {}, {}, {}, {}
+        self._crews, self._ordered, self._strange, self._told, self._silent = {}, {}, {}, {}, {}
         self._away = {}
         self._unsaved = {}
         self._inbox = queue.SimpleQueue()

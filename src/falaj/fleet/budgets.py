@@ -31,7 +31,7 @@ def read_budget(text: str) -> BudgetRule:
     unit, number, window, then = found.groups()
     if len(number) > MOST_DIGITS:
         raise Invalid(f"{text[:80]!r} is no budget", f"numbers have at most {MOST_DIGITS} digits")
-    return BudgetRule(unit, int(float(number) * UNITS[unit][1]), window, then == "stop")
+    return BudgetRule(unit, round(float(number) * UNITS[unit][1]), window, then == "stop")
 
 
 def window_of(window: str, now: float) -> str:

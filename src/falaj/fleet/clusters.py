@@ -32,6 +32,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]{0,15}:[^\s]{0,500}")
 _PASSWORD = re.compile(r"//[^/@\s]+:[^/@\s]+@")
 _NOTHING: dict[str, str] = {}
+_TROUBLE = "trouble"
 
 
 class Clusters(Signs, Elastic):
@@ -73,6 +74,7 @@ class Clusters(Signs, Elastic):
         if not _NAME.fullmatch(name):
             raise Invalid(f"{name[:60]!r} is no name of a cluster", "small letters, digits and dashes, at most 32")
         made = self._housed(_described(Cluster(name, _checked(address), zone or ctx.zone), more))
+        self._try_address(made)
         with self._ledger.write(_house(ctx)) as tx:
             self._check_zone(tx, made.zone)
             known = _records(tx)
@@ -95,6 +97,10 @@ class Clusters(Signs, Elastic):
         Example:
             falaj clusters change local --more tenants=bank,clinic --more state=open
         """
+        with self._ledger.read(_house(ctx)) as tx:
+            planned = self._housed(_described(self._need(tx, name)[0], more))
+        if set(more) - {"tenants", "state", "zone"}:
+            self._try_address(planned)
         with self._ledger.write(_house(ctx)) as tx:
             old, record = self._need(tx, name)
             made = self._housed(_described(old, more))
@@ -115,6 +121,8 @@ class Clusters(Signs, Elastic):
             self._check_idle(tx, name)
             for node in every(tx, "node", HOUSE, {"cluster": name}):
                 tx.delete(node.key, node.rev)
+            if (told := tx.key(house_key(_TROUBLE, name))) is not None:
+                tx.delete(told.key, told.rev)
             return self._save(tx, replace(old, state="gone"), "clusters.remove", record)
 
     @verb()
@@ -124,8 +132,9 @@ class Clusters(Signs, Elastic):
         Example:
             falaj clusters list
         """
-        with self._ledger.read(ctx) as tx:
-            return tuple(_shown(ctx, cluster) for cluster in self.known(tx).values())
+        with self._ledger.read(house_of(ctx)) as tx:
+            known, silent = self.known(tx).values(), self.troubles(tx)
+        return tuple(_shown(ctx, replace(cluster, trouble=silent.get(cluster.name, ""))) for cluster in known)
 
     @verb()
     def show(self, ctx: Context, name: Annotated[str, "the cluster"]) -> Cluster:
@@ -134,8 +143,9 @@ class Clusters(Signs, Elastic):
         Example:
             falaj clusters show local
         """
-        with self._ledger.read(ctx) as tx:
-            return _shown(ctx, self._need(tx, name.removeprefix(f"cluster:{HOUSE}/"))[0])
+        with self._ledger.read(house_of(ctx)) as tx:
+            found = self._need(tx, name.removeprefix(f"cluster:{HOUSE}/"))[0]
+            return _shown(ctx, replace(found, trouble=self.troubles(tx).get(found.name, "")))
 
     @verb()
     def nodes(self, ctx: Context, cluster: Annotated[str, "of one cluster only"] = "") -> tuple[NodeView, ...]:
@@ -148,8 +158,9 @@ class Clusters(Signs, Elastic):
             known = self.known(tx)
             if cluster and cluster not in known:
                 raise _missing(cluster)
-            held = uses(self._ledger, tx)
+            held, silent = uses(self._ledger, tx), self.troubles(tx)
             rows = [row for row in self.node_records(tx) if row[0].name == (cluster or row[0].name)]
+        rows = [(where, replace(one, ready=one.ready and where.name not in silent), seen) for where, one, seen in rows]
         return tuple(_node_view(where, facts, seen, held) for where, facts, seen in rows)
 
     @verb(group="operate")
@@ -238,6 +249,19 @@ class Clusters(Signs, Elastic):
                 key = house_key("node", name, cluster)
                 tx.put(key, body, rev=known.rev if known else None, terms={"cluster": cluster})
 
+    def troubles(self, tx: Reader) -> dict[str, str]:
+        """The clusters that do not answer, and what went wrong."""
+        return {record.key.name: record.body["why"] for record in every(tx, _TROUBLE, HOUSE)}
+
+    def write_trouble(self, tx: Writer, cluster: str, why: str) -> None:
+        """A cluster does not answer, or (empty) does again; the same again writes nothing."""
+        key = house_key(_TROUBLE, cluster)
+        old = tx.key(key)
+        if why and (old is None or old.body["why"] != why):
+            tx.put(key, {"why": why}, rev=old.rev if old else None)
+        elif not why and old is not None:
+            tx.delete(key, old.rev)
+
     def executor(self, ctx: Context, cluster: Cluster) -> Executor:
         """The executor of a cluster, opened; secrets in its options are resolved here and kept nowhere."""
         here = replace(house_of(ctx), zone=cluster.zone)
@@ -272,6 +296,18 @@ class Clusters(Signs, Elastic):
     def _first(self) -> Cluster:
         """The cluster of a fresh house. It runs where our keys lie, so only the people who run the house may use it."""
         return Cluster("local", "process:", self._zone, tenants=(HOUSE,), folder=self._folder)
+
+    def _try_address(self, cluster: Cluster) -> None:
+        """Invalid where nothing could ever be run under this address. Nobody is spoken to, and no secret is read."""
+        if cluster.address.startswith("slurm:") and not cluster.folder:
+            raise Invalid("Slurm needs a folder that its nodes share with the platform", "--more folder=/shared/falaj")
+        folder = {"folder": cluster.folder} if cluster.address.startswith("process:") else {}
+        try:
+            self._opener(cluster.address, {**folder, **cluster.options}).close()
+        except Invalid:
+            raise
+        except FalajError:
+            return  # what is missing here may come: the address can be one
 
     def _check_idle(self, tx: Reader, name: str) -> None:
         busy = sum(any(node.startswith(f"{name}/") for node in use.nodes) for use in uses(self._ledger, tx))
@@ -369,7 +405,10 @@ def _shown(ctx: Context, cluster: Cluster) -> Cluster:
         return cluster
     kind = cluster.address.partition(":")[0]
     tenants = (ctx.tenant,) if cluster.tenants and open_to(cluster, ctx.tenant) else ()
-    return Cluster(cluster.name, f"{kind}:", cluster.zone, tenants, drained=cluster.drained, state=cluster.state)
+    trouble = "it does not answer" if cluster.trouble else ""
+    return Cluster(
+        cluster.name, f"{kind}:", cluster.zone, tenants, drained=cluster.drained, state=cluster.state, trouble=trouble
+    )  # fmt: skip
 
 
 def _node_view(cluster: Cluster, facts: NodeFacts, seen: float, held: "list[Any]") -> NodeView:

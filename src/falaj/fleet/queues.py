@@ -10,7 +10,7 @@ from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.verb import verb
 from falaj.fleet.amounts import all_shown, amounts, band, by_name
 from falaj.fleet.budgets import UNITS, read_budget, read_spent, standing
-from falaj.fleet.records import QueueChange, QueueRule, QueueView
+from falaj.fleet.records import BudgetRule, QueueChange, QueueRule, QueueView
 from falaj.fleet.use import Use, added, house_key, house_of, live_jobs
 from falaj.schedule.model import BANDS, Queue
 from falaj.store.codec import from_plain, to_plain
@@ -70,7 +70,8 @@ class Queues:
         ctx: Context,
         name: Annotated[str, "the queue"],
         more: Annotated[
-            dict[str, str], "guarantee.gpu=4, limit.gpu=8, weight=2, projects=a/b,a/c, budget=…, top_band=high"
+            dict[str, str],
+            "guarantee.gpu=4, limit.gpu=8, weight=2, projects=a/b,a/c, budget.gpu-hours=+50, top_band=high",
         ],
     ) -> QueueView:
         """Change a queue; what is not named stays. An amount of `none` is taken away.
@@ -241,8 +242,24 @@ def described(rule: QueueRule, words: Mapping[str, Any]) -> QueueRule:
     if "projects" in words:
         changes["projects"] = tuple(dict.fromkeys(_project(word) for word in _words(words["projects"])))
     if "budget" in words:
-        changes["budgets"] = tuple(read_budget(word) for word in _words(words["budget"]) if word != "none")
+        changes["budgets"] = _budgets(rule, words["budget"])
     return replace(rule, **changes)
+
+
+def _budgets(rule: QueueRule, words: Any) -> tuple[BudgetRule, ...]:
+    """Budgets as people write them; or, by unit, how much those that it has are, or (+) by how much they grow."""
+    if not isinstance(words, Mapping):
+        return tuple(read_budget(word) for word in _words(words) if word != "none")
+    budgets = rule.budgets
+    for unit, text in words.items():
+        if all(one.unit != unit for one in budgets):
+            raise Invalid(f"{rule.name} has no budget of {unit[:40]}", f"--more budget={unit}=500/month:stop")
+        amount = read_budget(f"{unit}={str(text).removeprefix('+')}/day").amount
+        more = str(text).startswith("+")
+        budgets = tuple(
+            replace(one, amount=amount + (one.amount if more else 0)) if one.unit == unit else one for one in budgets
+        )
+    return budgets
 
 
 def _check_tree(tree: Mapping[str, QueueRule]) -> None:

@@ -12,7 +12,7 @@ from falaj.core.execute import Device
 class Cluster:
     """One executor's address, in one zone."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "address", "zone", "state", "tenants")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "address", "zone", "state", "tenants", "trouble")
 
     name: str
     address: str
@@ -28,6 +28,8 @@ class Cluster:
     drained: tuple[str, ...] = ()
     state: str = "open"
     """open, or closed: what runs there may end, nothing new starts."""
+    trouble: str = ""
+    """What went wrong when it was last spoken to; empty when it answered. Seen, never declared."""
 
 
 @dataclass(frozen=True, slots=True)

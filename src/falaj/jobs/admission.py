@@ -1,7 +1,8 @@
 """Asking for a job: everything is pinned and checked before a line is written."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from falaj.catalog.records import KINDS
 from falaj.core.context import Context
@@ -16,7 +17,7 @@ from falaj.govern.refusals import check_inputs
 from falaj.jobs import tracing
 from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
-from falaj.jobs.spec import name_of
+from falaj.jobs.spec import checked, name_of
 from falaj.jobs.staging import Staging
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
@@ -91,6 +92,35 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
     reason = possible(nodes, queues_of(tx, (), now), job_of(record, known))
     if reason is not None:
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)
+
+
+def loosened(spec: JobSpec, more: Mapping[str, str]) -> JobSpec:
+    """The spec with other demands; those of a role are the first one's, unless it is named."""
+    words = dict(more)
+    name = words.pop("role", spec.roles[0].name)
+    if name not in [role.name for role in spec.roles]:
+        raise Invalid(f"it has no role {name[:40]!r}", f"it has {', '.join(role.name for role in spec.roles)}")
+    any_ = {key: "" if value == "any" else value for key, value in words.items()}
+    readers: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "workers": ("count", _number(int)), "gpus": ("gpus", _number(float)), "cpus": ("cpus", _number(float)),
+        "memory": ("memory", str), "gpu_memory": ("gpu_memory", str),
+        "gpu_model": ("gpu_models", lambda text: tuple(filter(None, text.split(",")))),
+    }  # fmt: skip
+    if strange := sorted(set(any_) - {*readers, "topology"}):
+        raise Invalid(f"nothing is called {strange[0][:40]!r}", f"topology, role, {', '.join(readers)}")
+    changes = {readers[key][0]: readers[key][1](value) for key, value in any_.items() if key in readers}
+    roles = tuple(replace(role, **changes) if role.name == name else role for role in spec.roles)
+    return checked(replace(spec, roles=roles, topology=any_.get("topology", spec.topology)))
+
+
+def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise Invalid(f"{text[:40]!r} is no number", "for example 2") from None
+
+    return read
 
 
 def _reachable(known: Mapping[str, Cluster], tenant: str, spec: JobSpec) -> list[Cluster]:

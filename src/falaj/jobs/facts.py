@@ -36,7 +36,10 @@ def snapshot(ledger: Ledger, clusters: Clusters, tx: Reader, now: float) -> Snap
     known = clusters.known(tx)
     records = list(live_jobs(ledger, tx))
     jobs = [job_of(record, known) for record in records if record.body["state"] != HELD]
-    nodes = tuple(node_of(cluster, facts) for cluster, facts, _ in clusters.node_records(tx))
+    silent = clusters.troubles(tx)
+    nodes = tuple(
+        node_of(cluster, facts, answers=cluster.name not in silent) for cluster, facts, _ in clusters.node_records(tx)
+    )
     return Snapshot(int(now), nodes, queues_of(tx, [r.body for r in records], now), tuple(jobs), past_of(ledger, tx))
 
 

@@ -17,9 +17,9 @@ from falaj.fleet.clusters import Clusters
 from falaj.fleet.queues import queue_for, read_rules
 from falaj.fleet.samples import Hearing
 from falaj.fleet.use import house_of
-from falaj.jobs import life, tracing, views
+from falaj.jobs import life, tracing, views, waits
 from falaj.jobs.accounts import Accounts
-from falaj.jobs.admission import Asked, check_names, check_possible, new_body
+from falaj.jobs.admission import Asked, check_names, check_possible, loosened, new_body
 from falaj.jobs.facts import snapshot, spec_in
 from falaj.jobs.records import (
     CANCELLED,
@@ -50,7 +50,6 @@ from falaj.track.records import Metric
 from falaj.track.service import Track
 
 MOST_PAGE, MOST_LINES, MOST_FACTS = 1_000, 10_000, 5_000
-NO_NODES = "no cluster has told of its nodes yet"
 _NOTHING: dict[str, str] = {}
 TOLD_S = 10.0
 """A job's progress is written down at most so often."""
@@ -245,9 +244,7 @@ class Jobs(Accounts, Replays):
             falaj jobs change job:fraud/train-1 --workers 2
         """
         with self._ledger.write(ctx) as tx:
-            old = _need(tx, job)
-            if old.body["state"] not in (WAITING, HELD):
-                raise Conflict(f"{job.bare} is {old.body['state']}", "only a job that waits can be changed", job)
+            old = _waiting(tx, job)
             spec = _changed(spec_in(old), {"count": workers, "gpus": gpus, "cpus": cpus, "memory": memory}, band)
             rule = queue_for(read_rules(tx), ctx.tenant, job.project, queue or old.body["queue"])
             if band_of(spec.band) > rule.top_band:
@@ -262,6 +259,29 @@ class Jobs(Accounts, Replays):
             check_possible(self._clusters, known, tx, replace(old, rev=old.rev + 1, body=body), ctx.now())
             return self._save(tx, old, body, "jobs.change", queue=rule.name, band=spec.band)
 
+    @verb(writes=("job",))
+    def loosen(
+        self,
+        ctx: Context,
+        job: Annotated[Ref, "a job that waits"],
+        more: Annotated[
+            dict[str, str],
+            "topology=any, gpu_model=any, gpu_memory=40GiB; or role=NAME with workers, gpus, cpus, memory",
+        ],
+    ) -> JobView:
+        """Change what a waiting job demands beyond amounts of its first role, as `falaj jobs why` suggests.
+
+        Example:
+            falaj jobs loosen job:fraud/train-1 --more topology=any
+            falaj jobs loosen job:fraud/train-1 --more role=worker --more gpus=2
+        """
+        with self._ledger.write(ctx) as tx:
+            old = _waiting(tx, job)
+            body: Body = {**old.body, "spec": to_plain(loosened(spec_in(old), more)), "not_before": 0}
+            known = self._clusters.known(tx)
+            check_possible(self._clusters, known, tx, replace(old, rev=old.rev + 1, body=body), ctx.now())
+            return self._save(tx, old, body, "jobs.loosen", **{name: value[:100] for name, value in more.items()})
+
     @verb(reads=("job",))
     def why(self, ctx: Context, job: Annotated[Ref, "which job"]) -> Why:
         """Say why a job waits: one reason, when it will start, and the smallest change that would start it now.
@@ -270,27 +290,7 @@ class Jobs(Accounts, Replays):
             falaj jobs why job:fraud/train-1
         """
         with self._ledger.read(house_of(ctx)) as tx:
-            record = tx.need(job.bare, ctx.tenant)
-            body = record.body
-            if body["state"] != WAITING:
-                return Why(record.ref.bare, body["state"], body["state"], views.standing(body))
-            facts = snapshot(self._ledger, self._clusters, tx, ctx.now())
-            bought = self._clusters.bought_for(tx, body["id"])
-        if not facts.nodes:
-            text = bought or NO_NODES
-            return Why(record.ref.bare, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
-        from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
-
-        reason = explain(facts, body["id"])
-        if bought and reason.code == "impossible":
-            reason = replace(reason, code="capacity", text=bought, fix="", change=())
-        elif bought:
-            reason = replace(reason, text=f"{reason.text}; {bought}")
-        starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
-        commands = views.commands(record.ref.bare, reason.change)
-        return Why(
-            record.ref.bare, WAITING, reason.code, reason.text, reason.fix, commands, dict(reason.change), starts
-        )
+            return waits.why(ctx, self._ledger, self._clusters, tx, tx.need(job.bare, ctx.tenant))
 
     @verb(group="write", once=True)
     def tell(
@@ -374,7 +374,7 @@ class Jobs(Accounts, Replays):
         with self._ledger.read(house_of(ctx)) as tx:
             facts = snapshot(self._ledger, self._clusters, tx, ctx.now())
         if not facts.nodes:
-            return dict.fromkeys(ids, Reason("capacity", NO_NODES))
+            return dict.fromkeys(ids, Reason("capacity", waits.NO_NODES))
         from falaj.schedule.why import reasons  # arrays: as in `why`
 
         return reasons(facts, ids)
@@ -413,6 +413,13 @@ def _need(tx: Reader, job: Ref) -> Record:
     if job.kind != "job":
         raise Invalid(f"{job} names no job", "for example job:fraud/train-1", job)
     return tx.need(job.bare)
+
+
+def _waiting(tx: Reader, job: Ref) -> Record:
+    found = _need(tx, job)
+    if found.body["state"] not in (WAITING, HELD):
+        raise Conflict(f"{job.bare} is {found.body['state']}", "only a job that waits can be changed", job)
+    return found
 
 
 def _changed(spec: JobSpec, role: Mapping[str, Any], band: str | None) -> JobSpec:

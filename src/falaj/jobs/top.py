@@ -90,12 +90,13 @@ def _frame(now: Now, height: int) -> "Group":
 
 
 def _clusters(clusters: "tuple[Cluster, ...]", nodes: "tuple[NodeView, ...]") -> "Table":
-    table = _table("cluster", "state", "zone", "nodes", "GPUs", "jobs")
+    table = _table("cluster", "state", "zone", "nodes", "GPUs", "jobs", "trouble")
     for one in clusters:
         mine = [node for node in nodes if node.node.startswith(f"{one.name}/")]
         ready = sum(node.state == "open" for node in mine)
         jobs = sum(node.jobs for node in mine)
-        table.add_row(one.name, one.state, one.zone, f"{ready}/{len(mine)}", str(sum(n.gpus for n in mine)), str(jobs))
+        gpus = str(sum(node.gpus for node in mine))
+        table.add_row(one.name, one.state, one.zone, f"{ready}/{len(mine)}", gpus, str(jobs), one.trouble)
     return table
 
 

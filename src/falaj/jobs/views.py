@@ -1,13 +1,14 @@
 """Jobs as people see them: a record as a view, a state in words, a fix as commands."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from falaj.core.ref import Ref
 from falaj.jobs.facts import spec_in
 from falaj.jobs.records import HELD, OVER, STARTING, STOPPING, WAITING, Body, JobView, Tried
 from falaj.schedule.model import BANDS
-from falaj.schedule.words import shown
+from falaj.schedule.words import BUDGETS, shown, spendable
 from falaj.store.records import Record
 
 
@@ -79,26 +80,29 @@ def standing(body: Body) -> str:
     if body["note"] or body["state"] in OVER:
         return str(body["note"])
     words = {
-        WAITING: "", HELD: "waits for other jobs", STARTING: "its files are brought to where it runs",
+        WAITING: "", HELD: f"waits for {', '.join(body['after'])}", STARTING: "its files are brought to where it runs",
         STOPPING: f"is being stopped: {((body['attempt'] or {}).get('stop') or {}).get('why', '')}",
     }  # fmt: skip
     return words.get(body["state"], "")
 
 
 def fixes(ref: Ref, change: Iterable[tuple[str, str]]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """A fix as calls: desk, verb and arguments of each. What only time or another request can change is none."""
+    """A fix as calls: desk, verb and arguments of each. What only time can change is none."""
     found, mine, again = list[tuple[str, dict[str, Any]]](), dict[str, Any](), False
+    roles: dict[str, dict[str, str]] = {}
     for name, value in change:
         kind, _, rest = name.partition(":")
-        if kind in ("limit", "guarantee", "lend"):
-            queue, _, quota = rest.partition(":")
-            more = {f"{kind}.{quota}": shown(quota, int(value))}
-            found.append(("queues.change", {"name": queue, "more": more}))
-        elif name in _WORDS:
-            word, worth = _WORDS[name]
-            mine[word] = worth(value)
+        word, _, role = name.partition("@")
+        if kind in _ELSEWHERE:
+            found += _ELSEWHERE[kind](rest, value)
+        elif word in _WORDS and not role:
+            mine[_WORDS[word][0]] = _WORDS[word][1](value)
+        elif word in _WORDS or word in _DEMANDS:
+            text, worth = _WORDS.get(word) or _DEMANDS[word]
+            roles.setdefault(role, {"role": role} if role else {})[text] = f"{worth(value)}".removesuffix(".0")
         again = again or name == "not_before"
-    return (*([("jobs.change", {"job": ref, **mine})] if mine or again else []), *found)
+    calls = [("jobs.change", {"job": ref, **mine})] if mine or again else []
+    return (*calls, *(("jobs.loosen", {"job": ref, "more": more}) for more in roles.values()), *found)
 
 
 def commands(ref: Ref, change: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -107,18 +111,56 @@ def commands(ref: Ref, change: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _typed(call: str, given: dict[str, Any]) -> str:
-    first = given.pop("job" if call == "jobs.change" else "name")
-    words = given.items() if call == "jobs.change" else [("more", f"{k}={v}") for k, v in given["more"].items()]
-    flags = [f"--{name} {value:g}" if isinstance(value, float) else f"--{name} {value}" for name, value in words]
+    first = given.pop("job", "") or given.pop("name", "") or given.pop("node", "")
+    more = [("more", f"{key}={value}") for key, value in given.pop("more", {}).items()]
+    flags = [
+        f"--{name} {value:g}" if isinstance(value, float) else f"--{name} {value}"
+        for name, value in (*given.items(), *more)
+    ]
     return " ".join(["falaj", *call.split("."), str(first), *flags])
 
 
+def _quota(kind: str, rest: str, value: str) -> list[tuple[str, dict[str, Any]]]:
+    queue, _, quota = rest.partition(":")
+    return [("queues.change", {"name": queue, "more": {f"{kind}.{quota}": shown(quota, int(value))}})]
+
+
+def _budget(rest: str, value: str) -> list[tuple[str, dict[str, Any]]]:
+    queue, _, unit = rest.partition(":")
+    more = {f"budget.{BUDGETS[unit][0]}": f"+{spendable(unit, int(value))}"}
+    return [("queues.change", {"name": queue, "more": more})]
+
+
+def _open(name: str, _nodes: str) -> list[tuple[str, dict[str, Any]]]:
+    if "/" in name:
+        return [("clusters.open", {"node": name})]
+    return [("clusters.change", {"name": name, "more": {"state": "open"}})]
+
+
+def _cancel(_: str, jobs: str) -> list[tuple[str, dict[str, Any]]]:
+    return [("jobs.cancel", {"job": job}) for job in jobs.split(",") if ":" in job]
+
+
+_ELSEWHERE: dict[str, Callable[[str, str], list[tuple[str, dict[str, Any]]]]] = {
+    **{kind: partial(_quota, kind) for kind in ("limit", "guarantee", "lend")},
+    "budget": _budget,
+    "open": _open,
+    "after": _cancel,
+}
+"""What is changed for a job elsewhere than in its own request."""
 _WORDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "width": ("workers", int),
     "gpus": ("gpus", float),
+    "milli": ("gpus", lambda value: int(value) / 1000),
     "band": ("band", lambda value: BANDS[int(value)]),
     "queue": ("queue", str),
     "cpu": ("cpus", lambda value: int(value) / 1000),
     "memory": ("memory", lambda value: shown("memory", int(value))),
 }
 """What the scheduler calls a part of a request, and what `jobs.change` takes for it."""
+_DEMANDS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "level": ("topology", lambda value: value or "any"),
+    "models": ("gpu_model", lambda value: value or "any"),
+    "device_mib": ("gpu_memory", lambda value: shown("memory", int(value))),
+}
+"""The same of `jobs.loosen`."""

@@ -2,7 +2,7 @@
 
 A change is pairs for machines: (`width`, `2`), (`gpus@worker`, `1`) of another role than the first, (`band`, `3`),
 (`limit:root/bank:gpu`, `6000`), (`lend:root/bank:gpu`, `2000`), (`budget:root/bank:gpu_s`, how much more),
-(`open`, nodes), (`cluster`, one that is closed), (`after`, jobs that are over).
+(`open:hall`, the nodes of a cluster or the one node that take work then), (`after`, jobs that are over).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +108,7 @@ def changed(facts: Snapshot, job_id: str, change: Change) -> Snapshot:
         if kind in ("limit", "lend", "budget"):
             queues = tuple(_queue(one, kind, rest, int(value)) for one in facts.queues)
             facts = replace(facts, queues=queues)
-        elif kind in ("open", "cluster"):
+        elif kind == "open":
             facts = replace(facts, nodes=tuple(_opened(one, value.split(",")) for one in facts.nodes))
         elif kind == "after":
             gone = set(value.split(","))
@@ -174,7 +174,7 @@ def _queue(queue: Queue, kind: str, which: str, value: int) -> Queue:
 
 
 def _opened(node: Node, names: Sequence[str]) -> Node:
-    return replace(node, open=True) if node.name in names or node.cluster in names else node
+    return replace(node, open=True) if node.name in names else node
 
 
 def _of_role(shape: Shape, number: int, role: Role, whole: bool) -> Iterator[Way]:

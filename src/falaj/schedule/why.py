@@ -3,7 +3,7 @@
 A change is only told after it was made, on a copy, and the scheduler decided again: then it did start.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -54,10 +54,10 @@ _PROVEN = [_Proven(([], []), set())]
 """The last fleet that was asked of."""
 
 
-def explain(source: Snapshot | Scheduler, job_id: str, closed: Collection[str] = ()) -> Reason:
+def explain(source: Snapshot | Scheduler, job_id: str, closed: Mapping[str, Sequence[str]] | None = None) -> Reason:
     """Why a job waits, when it will start, and what would start it now.
 
-    `closed` are the nodes and clusters that somebody closed, and can open again.
+    `closed` are the nodes and clusters that somebody closed and can open again, with the nodes that take work then.
     """
     facts = source if isinstance(source, Snapshot) else source.snapshot(source.now)
     job = next((one for one in facts.jobs if one.id == job_id), None)
@@ -74,7 +74,7 @@ def explain(source: Snapshot | Scheduler, job_id: str, closed: Collection[str] =
     if job_id in board.running:
         return Reason("capacity", SOON, starts=facts.now)
     reason = board.reason(job)
-    text, change = _Fixes(facts, board, job).best(reason.code, closed)
+    text, change = _Fixes(facts, board, job).best(reason.code, closed or {})
     return replace(reason, fix=text, change=change)
 
 
@@ -243,19 +243,21 @@ class _Fixes:
         self._known: dict[Change, bool] = {}
         self._left = 0
 
-    def best(self, code: str, closed: Collection[str]) -> Fix:
+    def best(self, code: str, closed: Mapping[str, Sequence[str]]) -> Fix:
         """The smallest change that starts it; nothing where none was found."""
         if code == "backing-off":
             return "try it again at once", (("not_before", "0"),)
         return next(filter(None, self._in_turn(code, closed)), NOTHING)
 
-    def _in_turn(self, code: str, closed: Collection[str]) -> Iterator[Fix | None]:
+    def _in_turn(self, code: str, closed: Mapping[str, Sequence[str]]) -> Iterator[Fix | None]:
         raised = self._raised() if code in _QUOTAS else NOTHING
         gentle = code != "guarantee-of-others"  # to ask for less is gentler than to take what somebody keeps
         if raised[1] and gentle:
             yield self._whole(raised)
         if code == "place":
-            yield from (self._whole((f"open {name}", (("open", name),))) for name in closed)
+            doors = [(f"open {name}", ((f"open:{name}", ",".join(nodes)),)) for name, nodes in closed.items()]
+            yield from map(self._whole, doors[:MOST_TRIES])
+            yield self._whole((f"open {', '.join(closed)}", tuple(pair for _, change in doors for pair in change)))
         yield self._less(NOTHING, code)
         if raised[1]:
             yield self._whole(raised)

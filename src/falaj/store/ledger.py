@@ -39,7 +39,9 @@ from falaj.store.fits import can_group, can_ride
 from falaj.store.groups import Aside, Together, tell
 from falaj.store.records import Fact, Lines, Page, Record
 
-PROJECTIONS = frozenset({"tile", "checkpoint", "outcome", "object", "spent", "node", "budget", "ailment", "scaling"})
+PROJECTIONS = frozenset(
+    {"tile", "checkpoint", "outcome", "object", "spent", "node", "trouble", "budget", "ailment", "scaling"}
+)
 """Kinds that are derived from events or from bytes outside: a change of them alone needs no event."""
 
 _OPEN = Label()

@@ -11,6 +11,9 @@ from falaj.core.ref import Ref
 from falaj.jobs.records import Why
 from falaj.jobs.views import fixes
 
+_PRESSED = ("jobs.change", "queues.change")
+"""What has a button here; what stops others, or opens what somebody closed, is typed."""
+
 
 def waiting(view: View, job: Ref) -> Html:
     """The card on a job's page."""
@@ -25,7 +28,8 @@ def waiting(view: View, job: Ref) -> Html:
 def _fix(view: View, why: Why) -> Html:
     if not why.fix:
         return EMPTY
-    t, calls = view.t, fixes(why.job, why.change.items())
+    t = view.t
+    calls = [(call, given) for call, given in fixes(why.job, why.change.items()) if call in _PRESSED]
     head = h.h3(t("jobs.would_start"))
     said = h.p(view.english(why.fix))
     if calls:

@@ -1,0 +1,104 @@
+"""Why a job waits, told to who asks: names in place of ids, clusters that do not answer, and the fix as it is typed."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from falaj.core.context import Context
+from falaj.core.ref import Ref
+from falaj.fleet.clusters import Clusters, open_to
+from falaj.fleet.records import Cluster
+from falaj.jobs import views
+from falaj.jobs.facts import snapshot, spec_in
+from falaj.jobs.records import HELD, SUCCEEDED, WAITING, Why
+from falaj.schedule.model import NEVER, Reason
+from falaj.store.ledger import Ledger, Reader
+from falaj.store.records import Record
+
+NO_NODES = "no cluster has told of its nodes yet"
+_FEW = 3
+"""So many jobs are named that it could wait for."""
+
+
+def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Record) -> Why:
+    """One reason, when it starts, and the smallest change that would start it now."""
+    body, ref = record.body, record.ref.bare
+    if body["state"] == HELD:
+        return Why(ref, HELD, HELD, _held(tx, record))
+    if body["state"] != WAITING:
+        return Why(ref, body["state"], body["state"], views.standing(body))
+    facts = snapshot(ledger, clusters, tx, ctx.now())
+    bought = clusters.bought_for(tx, body["id"])
+    silent = _silent(clusters, tx, record)
+    if not facts.nodes:
+        text = bought or _said(silent) or NO_NODES
+        return Why(ref, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
+    from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
+
+    reason = explain(facts, body["id"], _closed(clusters, tx))
+    if bought and reason.code == "impossible":
+        reason = replace(reason, code="capacity", text=bought, fix="", change=())
+    elif bought:
+        reason = replace(reason, text=f"{reason.text}; {bought}")
+    elif silent and reason.code in ("impossible", "place"):
+        look = tuple(f"falaj clusters check {name}" for name in silent)
+        return Why(ref, WAITING, "place", _said(silent), "look what it answers", look)
+    starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
+    reason = _named(ctx, tx, reason)
+    commands = views.commands(ref, reason.change)
+    return Why(ref, WAITING, reason.code, reason.text, reason.fix, commands, dict(reason.change), starts)
+
+
+def _held(tx: Reader, record: Record) -> str:
+    """Which jobs it waits for, and how they stand."""
+    found = {name: tx.get(Ref.parse(name), record.key.tenant) for name in record.body["after"]}
+    states = {name: one.body["state"] if one else "gone" for name, one in found.items()}
+    return "waits for " + ", ".join(f"{name} ({state})" for name, state in states.items() if state != SUCCEEDED)
+
+
+def _silent(clusters: Clusters, tx: Reader, record: Record) -> dict[str, str]:
+    """The clusters it could run on that do not answer, or never told of nodes, and what went wrong."""
+    known, wanted = clusters.known(tx), spec_in(record).cluster
+    mine = [one.name for one in known.values() if open_to(one, record.key.tenant) and wanted in ("", one.name)]
+    told = {cluster.name for cluster, _, _ in clusters.node_records(tx, known)}
+    told |= {cluster.name for cluster, _ in clusters.imagined(tx, known)}
+    troubles = clusters.troubles(tx)
+    return {name: troubles.get(name, "") for name in mine if name in troubles or name not in told}
+
+
+def _said(silent: Mapping[str, str]) -> str:
+    return "; ".join(
+        f"{name} does not answer: {trouble}" if trouble else f"{name} has told of no nodes yet"
+        for name, trouble in silent.items()
+    )
+
+
+def _closed(clusters: Clusters, tx: Reader) -> dict[str, list[str]]:
+    """What somebody closed and can open again, with the nodes that take work then."""
+    found: dict[str, list[str]] = {}
+    for cluster, facts, _ in clusters.node_records(tx):
+        name = f"{cluster.name}/{facts.name}"
+        opened = _door(cluster, facts.name)
+        if facts.ready and opened:
+            found.setdefault(opened, []).append(name)
+    return found
+
+
+def _door(cluster: Cluster, node: str) -> str:
+    """What keeps a node closed: itself, or its cluster; nothing, or both of them, is none."""
+    drained, closed = node in cluster.drained, cluster.state != "open"
+    return "" if drained == closed else f"{cluster.name}/{node}" if drained else cluster.name
+
+
+def _named(ctx: Context, tx: Reader, reason: Reason) -> Reason:
+    """Jobs by their names, where there are few and they may be seen."""
+    ids = dict(reason.change).get("after", "").split(",")
+    if ids == [""]:
+        return reason
+    found = [tx.find("job", tenant=ctx.tenant, terms={"id": one}, cells=ctx.cells("job")).records for one in ids[:_FEW]]
+    names = [str(records[0].ref.bare) for records in found if records]
+    head = reason.fix.partition("wait until ")[0]
+    if len(names) < len(ids):
+        return replace(reason, fix=f"{head}wait until {len(ids)} {'job is' if len(ids) == 1 else 'jobs are'} over")
+    them = "it ends, or cancel it" if len(names) == 1 else "they end, or cancel them"
+    change = tuple((key, ",".join(names) if key == "after" else value) for key, value in reason.change)
+    return replace(reason, fix=f"{head}wait for {' and '.join(names)} until {them}", change=change)

@@ -1,0 +1,43 @@
+"""What a job that waits is told, with names that people know and commands that can be typed."""
+
+from pathlib import Path
+
+from falaj.core.errors import Invalid
+from tests.jobs.lab import Lab, until
+from tests.town import refusal
+
+
+def test_each_is_told_what_to_type(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here, here.working():
+        lab.one_node()
+        until(here.clusters.nodes, lambda nodes: len(nodes) == 1 and nodes[0].cpu == "1")
+        here.queues.change("root/default", {"top_band": "normal"})
+        first = lab.submit("import time; time.sleep(600)", "first", cpus=1)
+        lab.until(first, lambda job: job.state == "running")
+        second = lab.submit("print(1)", "second", cpus=0.1)
+        why = here.jobs.why(second.ref)
+        assert why.commands == (f"falaj jobs cancel {first.ref}",), why
+        assert str(first.ref) in why.fix
+        third = lab.submit("print(1)", "third", after=(second.ref,))
+        assert here.jobs.why(third.ref).text == f"waits for {second.ref} (waiting)"
+        assert lab.show(third).note == f"waits for {second.ref}"
+        here.clusters.drain("local/node-1")
+        here.jobs.cancel(first.ref)
+        lab.done(first)
+        assert here.jobs.why(second.ref).commands == ("falaj clusters open local/node-1",)
+        here.clusters.open("local/node-1")
+        assert lab.done(second, third).state == "succeeded"
+
+
+def test_demands_are_taken_back_and_other_roles_changed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here:
+        roles = [{"name": "chief", "cpus": 1}, {"name": "worker", "count": 4, "gpus": 2, "gpu_models": ["H100"]}]
+        job = here.jobs.add("job:default/a", {"command": ["true"], "roles": roles, "topology": "rack:required"})
+        wanted = {"role": "worker", "gpus": "1", "workers": "2", "gpu_model": "any", "topology": "any"}
+        spec = here.jobs.loosen(job.ref, wanted).spec
+        assert (spec.topology, spec.roles[1].count, spec.roles[1].gpus, spec.roles[1].gpu_models) == ("", 2, 1.0, ())
+        assert spec.roles[0] == job.spec.roles[0]
+        for wrong in ({"role": "nobody"}, {"colour": "red"}, {"gpus": "many"}):
+            assert isinstance(refusal(lambda wrong=wrong: here.jobs.loosen(job.ref, wrong)), Invalid)
