@@ -129,17 +129,10 @@ class Queues:
         Example:
             falaj queues replace --tree root/default='{"projects": ["*"]}' --dry
         """
-        wanted = {
-            name: described(QueueRule(_checked(name)), _unfold(by_name(name, words, "weight=2")))
-            for name, words in tree.items()
-        }
-        for name in [*wanted]:
-            for path in _way(name):
-                wanted.setdefault(path, QueueRule(path))
+        wanted = tree_of(tree)
         with self._ledger.write(_house(ctx)) as tx:
             before = {rule.name: rule for rule in read_rules(tx)}
             changes = tuple(_compared(before, wanted))
-            _check_tree(wanted)
             if changes and not dry:
                 self._save(tx, wanted, "queues.replace", ROOT)
         return changes
@@ -183,6 +176,18 @@ def read_rules(tx: Reader) -> tuple[QueueRule, ...]:
     """Every queue, parents first; a fresh house has one for everybody."""
     record = tx.key(_TREE)
     return _FRESH if record is None else from_plain(tuple[QueueRule, ...], record.body["queues"])
+
+
+def tree_of(words: Mapping[str, Any]) -> dict[str, QueueRule]:
+    """Exactly the queues that a file names, with those on the way to them; Invalid where that can be no tree."""
+    wanted = {
+        name: described(QueueRule(_checked(name)), _unfold(by_name(name, of, "weight=2"))) for name, of in words.items()
+    }
+    for name in [*wanted]:
+        for path in _way(name):
+            wanted.setdefault(path, QueueRule(path))
+    _check_tree(wanted)
+    return wanted
 
 
 def as_queues(

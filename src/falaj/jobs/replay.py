@@ -11,7 +11,7 @@ from falaj.fleet.records import QueueRule
 from falaj.fleet.signs import window
 from falaj.fleet.use import tenants
 from falaj.jobs.facts import spec_in
-from falaj.jobs.records import JobSpec
+from falaj.jobs.records import OVER, Body, JobSpec
 from falaj.store.ledger import Ledger, Reader
 
 MOST = 50_000
@@ -21,7 +21,7 @@ _PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class PastJob:
-    """A job that ran, without its name: what it asked for and what it took."""
+    """A job that ran or waits, without its name: what it asked for and what it took."""
 
     queue: str
     home: str
@@ -32,6 +32,7 @@ class PastJob:
     template: str
     submitted: float
     ran_s: int
+    """0 of one that has not run yet: nobody knows how long it will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ class Replays:
         with self._ledger.read(ctx) as tx:
             rules = read_rules(tx)
             for tenant in tenants(self._ledger):
-                found += _of(tx, tenant, start)
+                found += _of(tx, tenant, start, ctx.now())
         found.sort(key=lambda job: (job.submitted, job.template))
         return Chronicle(rules, tuple(found[-MOST:]))
 
 
-def _of(tx: Reader, tenant: str, start: float) -> list[PastJob]:
+def _of(tx: Reader, tenant: str, start: float, now: float) -> list[PastJob]:
     found: list[PastJob] = []
     after = ""
     while len(found) < MOST:
@@ -75,16 +76,23 @@ def _of(tx: Reader, tenant: str, start: float) -> list[PastJob]:
             body = record.body
             if record.at < start:
                 return found
-            if body["ran_s"] and body["submitted"] >= start:
+            ran_s = _ran(body, now)
+            if (ran_s or body["state"] not in OVER) and body["submitted"] >= start:
                 zones = None if body["zones"] is None else tuple(body["zones"])
                 home = f"{tenant}/{record.key.project}"
                 found.append(
                     PastJob(
                         body["queue"], home, body["band"], spec_in(record), zones, body["template"], body["submitted"],
-                        body["ran_s"],
+                        ran_s,
                     )
                 )  # fmt: skip
         after = page.next
         if not after:
             break
     return found
+
+
+def _ran(body: Body, now: float) -> int:
+    """How long it ran, with the attempt that lasts."""
+    began = (body["attempt"] or {}).get("started") or 0.0
+    return int(body["ran_s"] + (max(1.0, now - began) if began else 0.0))

@@ -91,7 +91,7 @@ def _capacity(here: Here, since: str, most: int) -> tuple[list[str], dict[str, A
             if ahead:
                 curves.append(("expected", _peaks(np.array(ahead.middle), len(values))))
                 curves.append(("and 9 of 10 times at most", _peaks(np.array(ahead.high), len(values))))
-            lines += ["", f"{pool.pool} by day", _drawn(curves)]
+            lines += ["", f"{pool.pool} by day", drawn(curves)]
     head = ("pool", "capacity", "in use", "waiting", "mean use", "largest piece", "in pieces", "runs full")
     return [*tabled(head, rows), *lines], figures
 
@@ -160,7 +160,8 @@ def tabled(head: Row, rows: Sequence[Row], nothing: str = "") -> list[str]:
     return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in texts]
 
 
-def _drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+def drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    """Curves as wide as the terminal."""
     width = max(20, shutil.get_terminal_size((100, 24)).columns - 14)
     return draw(curves, width, 12, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
 
