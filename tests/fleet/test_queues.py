@@ -12,6 +12,7 @@ from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.fleet.amounts import amount, mebibytes, seconds
 from falaj.fleet.budgets import read_budget, window_end, window_of
 from falaj.fleet.queues import queue_for, read_rules
+from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
 
@@ -115,3 +116,17 @@ def test_windows_begin_where_people_expect() -> None:
     )
     rule = read_budget("money=2.5/week")
     assert (rule.amount, rule.stops, rule.brief) == (2_500_000, False, "money=2.5/week:best-effort")
+
+
+def test_what_a_child_is_promised_is_its_parents_and_brings_cores(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here, here.working():
+        lab.one_node(cpus=8000, gpus=4)
+        until(here.clusters.nodes, lambda nodes: len(nodes) == 1 and nodes[0].gpus == 4)
+        here.queues.add("root/bank/fraud", guarantee={"gpu": "2"}, projects=("house/lab",))
+        job = lab.submit("import time; time.sleep(600)", project="lab", gpus=2, cpus=5)
+        lab.until(job, lambda one: one.state == "running")
+        shown = {one.name: one.borrowed for one in here.queues.list()}
+        assert shown["root/bank"] == shown["root/bank/fraud"] == {"cpu": "1"}, "half the GPUs bring half the cores"
+        here.jobs.cancel(job.ref)
+        lab.done(job)

@@ -35,6 +35,7 @@ def test_demands_are_taken_back_and_other_roles_changed(tmp_path: Path) -> None:
     with lab.here as here:
         roles = [{"name": "chief", "cpus": 1}, {"name": "worker", "count": 4, "gpus": 2, "gpu_models": ["H100"]}]
         job = here.jobs.add("job:default/a", {"command": ["true"], "roles": roles, "topology": "rack:required"})
+        assert job.width == 5, "slots of all roles"
         wanted = {"role": "worker", "gpus": "1", "workers": "2", "gpu_model": "any", "topology": "any"}
         spec = here.jobs.loosen(job.ref, wanted).spec
         assert (spec.topology, spec.roles[1].count, spec.roles[1].gpus, spec.roles[1].gpu_models) == ("", 2, 1.0, ())

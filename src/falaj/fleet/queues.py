@@ -11,8 +11,9 @@ from falaj.core.verb import verb
 from falaj.fleet.amounts import all_shown, amounts, band, by_name
 from falaj.fleet.budgets import UNITS, read_budget, read_spent, standing
 from falaj.fleet.records import BudgetRule, QueueChange, QueueRule, QueueView
-from falaj.fleet.use import Use, added, house_key, house_of, live_jobs
+from falaj.fleet.use import Use, added, every, house_key, house_of, live_jobs
 from falaj.schedule.model import BANDS, Queue
+from falaj.schedule.promises import promised
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 
@@ -165,11 +166,13 @@ class Queues:
             rules = read_rules(tx)
             bodies = [record.body for record in live_jobs(self._ledger, tx)]
             spent = read_spent(tx)
+            owed = promised({rule.name: rule.guarantee for rule in rules}, _capacity(tx, rules))
         held = [
             (Use(b["use"]["queue"], bool(b["use"]["nodes"]), b["use"]["nodes"]), b["use"]["charge"]) for b in bodies
         ]
         seen = {path for rule in rules if _sees(ctx, rule) for path in _way(rule.name)}
-        return tuple(_view(rule, held, spent.get(rule.name, {}), ctx.now()) for rule in rules if rule.name in seen)
+        seen_rules = [rule for rule in rules if rule.name in seen]
+        return tuple(_view(rule, held, owed[rule.name], spent.get(rule.name, {}), ctx.now()) for rule in seen_rules)
 
 
 def read_rules(tx: Reader) -> tuple[QueueRule, ...]:
@@ -311,10 +314,28 @@ def _said(rule: QueueRule | None, other: QueueRule | None) -> str:
     )
 
 
-def _view(rule: QueueRule, held: "list[tuple[Use, dict[str, int]]]", spent: Mapping[str, int], now: float) -> QueueView:
+def _capacity(tx: Reader, rules: Iterable[QueueRule]) -> dict[str, int]:
+    """All there is of what guarantees bring along; nothing where there is none."""
+    total: dict[str, int] = {}
+    for record in every(tx, "node", HOUSE) if any(rule.guarantee for rule in rules) else ():
+        facts = record.body["facts"]
+        models = [device["model"] for device in facts["devices"] if device.get("model")]
+        total = added(total, facts["amounts"], *({"gpu": 1000, f"gpu:{model}": 1000} for model in models))
+    return total
+
+
+def _view(
+    rule: QueueRule,
+    held: "list[tuple[Use, dict[str, int]]]",
+    owed: Mapping[str, int],
+    spent: Mapping[str, int],
+    now: float,
+) -> QueueView:
     mine = [(use, charge) for use, charge in held if f"{use.queue}/".startswith(f"{rule.name}/")]
     used = added(*(use.amounts for use, _ in mine))
-    over = {name: value - rule.guarantee.get(name, 0) for name, value in used.items() if ":" not in name}
+    over = {
+        name: value - owed.get(name, rule.guarantee.get(name, 0)) for name, value in used.items() if ":" not in name
+    }
     charged = added(*(charge for _, charge in mine))
     counted = zip(rule.budgets, standing(rule.budgets, spent, charged, now), strict=True)
     left = tuple(

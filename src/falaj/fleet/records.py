@@ -121,7 +121,7 @@ class QueueView:
     projects: tuple[str, ...]
     used: Mapping[str, str]
     borrowed: Mapping[str, str]
-    """What it uses beyond its guarantee."""
+    """What it uses beyond what it is promised: its guarantee, what that brings along, and those of queues below it."""
     waiting: int
     running: int
     budget: tuple[str, ...]

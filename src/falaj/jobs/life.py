@@ -155,7 +155,7 @@ def _ended(body: Body, outcome: str, why: str, code: int, now: float) -> Body:
     tried = {
         "number": attempt["number"], "id": attempt["id"], "cluster": attempt["cluster"], "handle": attempt["handle"],
         "nodes": sorted({row[0] for row in attempt["spots"]}), "code": code,
-        "width": sum(row[1] == 0 for row in attempt["spots"]), "started": attempt["started"], "ended": now,
+        "width": len(attempt["spots"]), "started": attempt["started"], "ended": now,
         "admitted": attempt["admitted"],
         "outcome": f"{outcome}: {why}"[:500] if why else outcome, "slots": len(attempt["spots"]),
     }  # fmt: skip

@@ -122,6 +122,7 @@ class JobView:
     queue: str
     band: str
     width: int
+    """Slots of all its roles, that it has or asks for."""
     progress: str
     note: str
     """Why it waits, or how it ended."""

@@ -16,13 +16,12 @@ def job(record: Record) -> JobView:
     """A job as its people see it."""
     body, spec = record.body, spec_in(record)
     attempt = body["attempt"]
-    width = sum(row[1] == 0 for row in attempt["spots"]) if attempt else 0
     return JobView(
         ref=record.ref.bare,
         state=body["state"],
         queue=body["queue"],
         band=BANDS[attempt["band"] if attempt else body["band"]],
-        width=width or spec.roles[0].count,
+        width=len(attempt["spots"]) if attempt else sum(role.count for role in spec.roles),
         progress=progress(body),
         note=standing(body),
         submitted_at=body["submitted"],
@@ -52,8 +51,10 @@ def attempts(body: Body) -> list[dict[str, Any]]:
     if now is None:
         return list(body["attempts"])
     nodes = sorted({row[0] for row in now["spots"]})
-    width = sum(row[1] == 0 for row in now["spots"])
-    return [*body["attempts"], {**now, "nodes": nodes, "width": width, "ended": 0.0, "outcome": "", "code": 0}]
+    return [
+        *body["attempts"],
+        {**now, "nodes": nodes, "width": len(now["spots"]), "ended": 0.0, "outcome": "", "code": 0},
+    ]
 
 
 def attempt_of(body: Body, number: int) -> dict[str, Any] | None:

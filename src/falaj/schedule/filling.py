@@ -8,10 +8,10 @@ content, sum up, and read off the level at which a quota is full. One pass a quo
 import numpy as np
 from numpy.typing import NDArray
 
+from falaj.schedule.promises import ONE
+
 Amounts = NDArray[np.int64]
 
-ONE = 1 << 22
-"""All of a capacity, as a share. A demand is cut at 2^40, so that a product of both fits 63 bits."""
 FINE, STEEP = 14, 14
 """More bits, for shares by weight and for slopes."""
 _NEVER = np.int64(1 << 62)

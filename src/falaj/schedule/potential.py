@@ -15,7 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from falaj.schedule.filling import ONE, Amounts
+from falaj.schedule.filling import Amounts
+from falaj.schedule.promises import ONE
 from falaj.schedule.share import Row, Tree
 
 Change = tuple[int, Row, Row]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from falaj.core.errors import Corrupt, Invalid
-from falaj.schedule.filling import FINE, ONE, Amounts, fill
-from falaj.schedule.model import GPU, Queue
+from falaj.schedule.filling import FINE, Amounts, fill
+from falaj.schedule.model import Queue
+from falaj.schedule.promises import ONE, brought
 
 Row = Sequence[int]
 """An amount of each quota of a tree."""
@@ -226,24 +227,8 @@ class Tree:
         return out
 
     def _guarantee(self, queue: Queue) -> list[int]:
-        """Its guarantee and what goes along: GPUs with those of each model, the same part of all that is not GPUs."""
-        whole = dict(zip(self.quotas, self.capacity, strict=True))
-        # A model that no node has any more is as good as one that none ever had.
-        there = {quota for quota, most in whole.items() if most or not quota.startswith("gpu:")}
-        given = {quota: amount for quota, amount in queue.guarantee.items() if quota in there}
-        models = sum(amount for quota, amount in given.items() if quota.startswith("gpu:"))
-        gpus = max(given.get(GPU, 0), models)
-        parts = [(amount * ONE // max(whole[quota], 1)) for quota, amount in given.items()]
-        part = min(max(parts, default=0), ONE)
-        out = []
-        for quota in self.quotas:
-            if quota == GPU:
-                out.append(gpus)
-            elif quota.startswith("gpu:"):
-                out.append(given.get(quota, 0 if models else min(gpus, whole[quota])))
-            else:
-                out.append(given.get(quota, whole[quota] * part // ONE))
-        return out
+        """Its guarantee and what goes along."""
+        return [*brought(queue.guarantee, dict(zip(self.quotas, self.capacity, strict=True))).values()]
 
     def _keep(self, queue: Queue) -> list[int]:
         """What it does not lend of its guarantee."""
