@@ -425,6 +425,8 @@ def _waiting(tx: Reader, job: Ref) -> Record:
 def _changed(spec: JobSpec, role: Mapping[str, Any], band: str | None) -> JobSpec:
     """The spec with a first role that asks for something else."""
     first = replace(spec.roles[0], **{name: value for name, value in role.items() if value is not None})
+    if not first.gpus:
+        first = replace(first, gpu_models=(), gpu_memory="")  # of no GPU nothing can be demanded
     low, high = spec.min_workers, spec.max_workers
     fitted = replace(
         spec,

@@ -3,6 +3,7 @@
 A change is only told after it was made, on a copy, and the scheduler decided again: then it did start.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -297,11 +298,15 @@ class _Fixes:
         """What refuses it raised, one quota or budget after the other, until nothing does; nothing where that cannot
         be."""
         board, texts, change = self._board, dict[str, str](), Change()
-        for times in range(_MOST_RAISED):
+        before = Counter[tuple[str, str]]()
+        for _ in range(_MOST_RAISED):
             _, refusal = board.look(self._job)
-            step = _raise(board.tree, self._job.queue, refusal, times) if refusal is not None else None
+            if refusal is None:
+                break
+            step = _raise(board.tree, self._job.queue, refusal, before[refusal[:2]])
             if step is None:
                 break
+            before[refusal[:2]] += 1
             key, worth, text = step
             if key.startswith("budget:"):
                 worth += int(dict(change).get(key, "0"))
@@ -340,7 +345,7 @@ class _Fixes:
 
 
 def _raise(tree: Tree, queue: str, refusal: Refusal, times: int) -> tuple[str, int, Callable[[int], str]] | None:
-    """What to raise to how much, and how that is said. Others may take what is raised: each time it is more."""
+    """What to raise to how much, and how that is said. Others may take what is raised: the next time it is more."""
     name, quota, missing = refusal
     if quota.startswith(BUDGET):
         unit = quota.removeprefix(BUDGET)
