@@ -108,7 +108,7 @@ def test_what_a_cluster_that_does_not_answer_says_is_shown_and_blamed(tmp_path: 
         why = here.jobs.why(job.ref)
         assert (why.reason, why.commands) == ("place", ("falaj clusters check far",))
         assert "far does not answer" in why.text
-        assert far.trouble.split()[0] in here.jobs.top(once=True)
+        assert far.trouble.split()[0] in "\n".join(here.jobs.top(once=True).lines)
         here.clusters.change("far", {"address": "process:?nodes=1&cpus=1000&memory=512", "insecure": ""})
         assert lab.done(job).state == "succeeded"
         assert [one.trouble for one in here.clusters.list()] == ["", ""]
