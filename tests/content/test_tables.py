@@ -174,6 +174,91 @@ def test_infinity_and_nan_have_no_mean(tmp_path: Path) -> None:
     assert columns(found)["b"] == Column("b", "DOUBLE", 0, 1)
 
 
+class TestCsvThatDoesNotFit:
+    """A file is described as its header says or not at all, and then the line that stands in the way is named."""
+
+    ROWS = "".join(f"{number},x{number},{number}\n" for number in range(5000))
+
+    @pytest.mark.parametrize(("text", "said"), [
+        ("id,a\n1,2\n3,4,5", "line 3 has 3 fields, and the first row 2"),
+        ("id,a,b\n1,2,3\n3,4\n", "line 3 has 2 fields, and the first row 3"),
+        ("id,a,b,c\n1,2,3\n4,5,6\n", "line 2 has 3 fields, and the first row 4"),
+        ("id\n1,2\n3,4\n", "line 2 has 2 fields, and the first row 1"),
+        ("# made by hand\n\nid,a\n1,2\n3\n", "line 5 has 1 field, and the first row 2"),
+        ("id,a,b\n" + ROWS.replace("\n99,x99,", "\n99,x99,7,"), "line 101 has 4 fields, and the first row 3"),
+        ("id,a,b\n" + ROWS.replace("\n4900,x4900,", "\n4900,"), "line 4,902 has 2 fields, and the first row 3"),
+        ("id,a,b\n" + ROWS * 8 + "1,2,3,4\n", "line 40,002 has 4 fields, and the first row 3"),
+        ('id,a\n1,"two\nlines"\n2,3,4\n', "line 4 has 3 fields, and the first row 2"),
+        ("id,a\r\n1,2\r\n3,4\r5,6\r\n", "line 3 ends in a carriage return alone"),
+        ("id,a\n1,2\r\n3,x\udcff\n", "line 3 is no text in UTF-8"),
+        ('id,a\r\n1,"x" y\n2,3\n', "line 2 has quotes that do not match"),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+    def test_the_line_is_named(self, tmp_path: Path, text: str, said: str, ending: str) -> None:
+        data = text.encode(errors="surrogateescape")
+        (tmp_path / "good.csv").write_text("id,a\n1,2\n")
+        (tmp_path / f"odd one.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+        with pytest.raises(Invalid) as error:
+            here(tmp_path / f"odd one.{ending}")
+        assert error.value.message.startswith(f"in 'odd one.{ending}' {said}")
+
+    def test_the_file_is_named(self, tmp_path: Path) -> None:
+        for number in range(3):
+            (tmp_path / f"day={number}").mkdir()
+            (tmp_path / f"day={number}" / "part.csv").write_text("id,a\n" + "1,2\n" * 9 + "1,2,3\n" * (number == 1))
+        with pytest.raises(Invalid, match=r"in 'day=1/part.csv' line 11 has 3 fields, and the first row 2"):
+            describe(tmp_path)
+
+    @pytest.mark.parametrize("odd", ["\r\n", "\n"])
+    @pytest.mark.parametrize("at", [0, 99, 4900])
+    def test_lines_may_end_in_two_ways(self, tmp_path: Path, odd: str, at: int) -> None:
+        usual = "\n" if odd == "\r\n" else "\r\n"
+        lines = ["id,a,b", *self.ROWS.splitlines()]
+        (tmp_path / "t.csv").write_bytes(
+            "".join(f"{x}{odd if n == at else usual}" for n, x in enumerate(lines)).encode()
+        )
+        found = here(tmp_path)
+        assert found.rows == 5000
+        assert columns(found)["b"] == Column("b", "BIGINT", 0, columns(found)["b"].distinct, "0", "4999", 2499.5)
+
+    def test_an_empty_file_has_no_columns(self, tmp_path: Path) -> None:
+        for text in ("", "\n\r\n", "# nothing\n"):
+            (tmp_path / "t.csv").write_text(text)
+            assert here(tmp_path) == Table(0, (), "csv", 1)
+        (tmp_path / "u.csv").write_text("id,a\n1,2\n")
+        found = here(tmp_path)
+        assert (found.rows, found.files, list(columns(found))) == (1, 2, ["id", "a"])
+
+    def test_what_still_is_read(self, tmp_path: Path) -> None:
+        """Comments, quotes that come late, texts with commas under one name, files that are written differently."""
+        (tmp_path / "a.csv").write_text("# made by hand\nid,a\n" + "1,x\n" * 30_000 + '2,"y, ""z"\n')
+        (tmp_path / "b.csv").write_text("a;id\nw;3\n")
+        found = columns(here(tmp_path))
+        assert (found["id"].high, found["a"].high, found["a"].low) == ("3", 'y, "z', "w")
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c" / "t.csv").write_text("text\nHello, world\nfoo\n")
+        assert here(tmp_path / "c").columns == (Column("text", "VARCHAR", 0, 2, "Hello, world", "foo"),)
+
+    @given(data=st.data())
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_it_is_right_or_it_is_refused(self, tmp_path: Path, data: st.DataObject) -> None:
+        width = data.draw(st.integers(1, 4))
+        odd = data.draw(st.sampled_from([(), (1, 2, 3, 4, 5)]))
+        widths = data.draw(st.lists(st.sampled_from((width, *odd)), min_size=1, max_size=30))
+        ends = data.draw(st.lists(st.sampled_from(["\n", "\r\n"]), min_size=len(widths) + 1, max_size=len(widths) + 1))
+        sign = data.draw(st.sampled_from(",;\t|"))
+        rows = [[f"c{n}" for n in range(width)], *([str(n) for n in range(each)] for each in widths)]
+        text = "".join(sign.join(row) + end for row, end in zip(rows, ends, strict=True))
+        (tmp_path / "t.csv").write_bytes(text.encode())
+        misfit = next((line for line, each in enumerate(widths, 2) if each != width), 0)
+        if misfit and (width > 1 or sign == ","):
+            with pytest.raises(Invalid, match=f"in 't.csv' line {misfit} has "):
+                here(tmp_path)
+        elif not misfit:
+            found = here(tmp_path)
+            assert (found.rows, [c.name for c in found.columns]) == (len(widths), rows[0])
+
+
 class TestPeople:
     SECRET = "secret-784-1990-1234567-1"
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from falaj.content.delimited import LINE_BYTES, MEND, Head, check_rows, find_head
 from falaj.core.errors import FalajError, Invalid, from_wire
 
 MAX_COLUMNS = 4096
@@ -28,12 +29,10 @@ LIMIT_S = 900.0
 _MEMORY = "1GiB"
 _DATA_BYTES = 4 << 30
 _FOOTER_BYTES = 64 << 20
-_LINE_BYTES = 2_000_000
 _SAMPLE = 20_480
 _READ = 1 << 20
 _TOLD = 3
 """The exit code of a child that says in its answer what is wrong."""
-_LEFT_OUT = "check the files with the tool that wrote them"
 _FORMATS = {
     **dict.fromkeys((".parquet", ".parq", ".pq"), "parquet"),
     **dict.fromkeys((".csv", ".csv.gz", ".csv.zst"), "csv"),
@@ -62,6 +61,23 @@ class Relation:
     """Names and DuckDB's types, in the order of the table."""
     names: str = ""
     """The files behind it as SQL lists them, where the engine opens them itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a file of CSV is written, and the columns it has."""
+
+    delimiter: str
+    skip: int
+    header: bool
+    columns: tuple[tuple[str, str], ...]
+    more: str = ""
+    """What else the engine is to be told."""
+
+    @property
+    def options(self) -> str:
+        """The same, for the engine. Quotes are left to it: they may come late in a file."""
+        return f"delim={quoted(self.delimiter)}, skip={self.skip}, header={self.header}{self.more}"
 
 
 def find_table(source: Path) -> TableFiles | None:
@@ -95,7 +111,7 @@ def ask(module: str, question: object, answer: type[T]) -> T:
     if done.returncode == _TOLD:
         raise from_wire(msgspec.json.decode(done.stdout, type=dict[str, str]))
     if done.returncode:
-        raise Invalid("what lies there as a table breaks whatever reads it, or needs too much memory", _LEFT_OUT)
+        raise Invalid("what lies there as a table breaks whatever reads it, or needs too much memory", MEND)
     return msgspec.json.decode(done.stdout, type=answer)
 
 
@@ -157,12 +173,14 @@ class Duck:
         """What `work` makes of the files, read in the first way that fits all of their rows."""
         import duckdb
 
-        ways = list(self._ways(files, self._linked(files)))
-        for way in ways[:-1]:
-            # Types were guessed from the first rows and a later row is of another type.
-            with contextlib.suppress(duckdb.ConversionException, duckdb.InvalidInputException):
+        failed: Exception | None = None
+        for way in self._ways(files, self._linked(files)):
+            try:
                 return work(way())
-        return work(ways[-1]())
+            except (duckdb.ConversionException, duckdb.InvalidInputException) as error:
+                # Types were guessed from the first rows and a later row is of another type.
+                failed = error
+        raise failed or _malformed()
 
     def _ways(self, files: TableFiles, links: list[str]) -> Iterator[Callable[[], Relation]]:
         names = f"[{', '.join(map(quoted, links))}]"
@@ -172,14 +190,66 @@ class Duck:
             _check_footers(links)
             self._check_schemas(names)
             yield lambda: self._relation("read_parquet(FILES, hive_partitioning=false, union_by_name=true)", names)
+        elif files.format == "jsonl":
+            _check_lines(links)
+            _check_columns(self._relation(_JSON[0], quoted(link)).columns for link in links)
+            for options in _JSON:
+                yield partial(self._relation, options, names)
         else:
             _check_lines(links)
-            self._check_headers(files.format, links)
-            for options in _OPTIONS[files.format]:
-                yield partial(self._relation, options, names)
+            yield from self._delimited(files.format, dict(zip(links, _told_names(files.paths), strict=True)))
+
+    def _delimited(self, form: str, names: Mapping[str, str]) -> Iterator[Callable[[], Relation]]:
+        """CSV and its like. Files without a word in them add nothing; alone they are a table without columns."""
+        heads = {link: head for link, name in names.items() if (head := find_head(link, name, form)) is not None}
+        if not heads:
+            yield lambda: Relation(lambda: "(SELECT 1 WHERE false)", ())
+            return
+        dialects = {link: self._dialect(form, link, head) for link, head in heads.items()}
+        if all(dialects.values()):
+            yield from self._looks(dialects)
+        # The engine reads strictly, and could not: the line that stopped it is named here. What else may stop it is
+        # that lines end in different ways. Reading less strictly it takes those, and it would drop fields too many.
+        mixed = dict[str, Dialect | None]()
+        for link, head in heads.items():
+            known, skip = dialects[link], head.line - 1
+            sign = known.delimiter if known else head.delimiter
+            if check_rows(link, names[link], skip, sign):
+                mixed[link] = self._sniff(link, f"delim={quoted(sign)}, skip={skip}{_LOOSE}", _LOOSE)
+        if mixed:
+            yield from self._looks(dialects | mixed)
+
+    def _dialect(self, form: str, link: str, head: Head) -> "Dialect | None":
+        """How a file is written, as the engine guesses; nothing when it cannot, or when the header says otherwise."""
+        import duckdb
+
+        try:
+            found = self._sniff(link, "delim='\t'" if form == "tsv" else "auto_detect=true", "")
+        except duckdb.InvalidInputException:
+            return None
+        return found if found.skip < head.line and (len(found.columns) > 1 or head.width == 1) else None
+
+    def _sniff(self, link: str, options: str, more: str) -> "Dialect":
+        sniffed = f"sniff_csv({quoted(link)}, sample_size={_SAMPLE}, max_line_size={LINE_BYTES}, {options})"
+        ((delimiter, skip, header, columns),) = self.select(f"delimiter, skiprows, hasheader, columns FROM {sniffed}")
+        return Dialect(delimiter, skip, header, tuple((each["name"], each["type"]) for each in columns), more)
+
+    def _looks(self, dialects: "Mapping[str, Dialect | None]") -> Iterator[Callable[[], Relation]]:
+        _check_columns(dialect.columns for dialect in dialects.values() if dialect)
+        groups: dict[str, list[str]] = {}
+        for link, dialect in dialects.items():
+            if dialect is None:
+                raise _malformed()
+            groups.setdefault(dialect.options, []).append(quoted(link))
+        for look in _LOOKS:
+            ways = (f"[{', '.join(links)}], {_CSV}, {options}, {look}" for options, links in groups.items())
+            scan = " UNION ALL BY NAME ".join(f"FROM read_csv({way})" for way in ways)
+            yield partial(self._scanned, f"({scan})")
 
     def _relation(self, reader: str, names: str) -> Relation:
-        scan = reader.replace("FILES", names)
+        return self._scanned(reader.replace("FILES", names), names)
+
+    def _scanned(self, scan: str, names: str = "") -> Relation:
         return _bounded(Relation(lambda: scan, self.types(f"FROM {scan} LIMIT 0"), names))
 
     def _arrow(self, links: list[str]) -> Relation:
@@ -211,11 +281,6 @@ class Duck:
         whole = "concat_ws('|', name, type, type_length, repetition_type, scale, precision, logical_type)"
         leaves = f"list_sort(list({whole}) FILTER (coalesce(num_children, 0) = 0))"
         if len(self.select(f"DISTINCT {leaves} FROM parquet_schema({names}) GROUP BY file_name")) > 1:
-            raise _mixed()
-
-    def _check_headers(self, form: str, links: list[str]) -> None:
-        wide = (self._relation(_OPTIONS[form][0], quoted(link)).columns for link in links)
-        if len({tuple(sorted(name for name, _ in columns)) for columns in wide}) > 1:
             raise _mixed()
 
 
@@ -251,16 +316,13 @@ _CONFIG: dict[str, Any] = {"memory_limit": _MEMORY, "threads": 2, **dict.fromkey
 # conclude that there is none.
 _SETTINGS = ("TimeZone='UTC'", "enable_progress_bar=false", "disabled_optimizers='statistics_propagation'")
 _LOCKS = ("enable_external_access=false", "lock_configuration=true")
-_CSV = f"FILES, hive_partitioning=false, max_line_size={_LINE_BYTES}"
+_CSV = f"hive_partitioning=false, max_line_size={LINE_BYTES}"
 _LOOKS = (f"sample_size={_SAMPLE}", "sample_size=-1", "all_varchar=true")
-_OPTIONS = {
-    "csv": tuple(f"read_csv({_CSV}, {look})" for look in _LOOKS),
-    "tsv": tuple(f"read_csv({_CSV}, delim='\t', {look})" for look in _LOOKS),
-    "jsonl": tuple(
-        f"read_json(FILES, format='newline_delimited', hive_partitioning=false, union_by_name=true, sample_size={size})"
-        for size in (_SAMPLE, -1)
-    ),
-}
+_LOOSE = r""", quote='"', escape='"', new_line='\r\n', strict_mode=false"""
+_JSON = tuple(
+    f"read_json(FILES, format='newline_delimited', hive_partitioning=false, union_by_name=true, sample_size={size})"
+    for size in (_SAMPLE, -1)
+)
 
 
 def quoted(text: str) -> str:
@@ -320,9 +382,9 @@ def _check_footers(links: list[str]) -> None:
             end = file.read(8)
         length = int.from_bytes(end[:4], "little")
         if len(end) < 8 or end[4:] not in (b"PAR1", b"PARE") or length > size - 12:
-            raise Invalid("a file that is called Parquet is none, or was cut off", _LEFT_OUT)
+            raise Invalid("a file that is called Parquet is none, or was cut off", MEND)
         if length > _FOOTER_BYTES:
-            raise Invalid("a Parquet file describes more columns and row groups than we read", _LEFT_OUT)
+            raise Invalid("a Parquet file describes more columns and row groups than we read", MEND)
 
 
 def _check_lines(links: list[str]) -> None:
@@ -335,8 +397,19 @@ def _check_lines(links: list[str]) -> None:
             while block := file.read(_READ):
                 last = max(block.rfind(b"\n"), block.rfind(b"\r"))
                 open_line = open_line + len(block) if last < 0 else len(block) - last - 1
-                if open_line > _LINE_BYTES:
-                    raise Invalid(f"a line is longer than {_LINE_BYTES:,} bytes", _LEFT_OUT)
+                if open_line > LINE_BYTES:
+                    raise Invalid(f"a line is longer than {LINE_BYTES:,} bytes", MEND)
+
+
+def _told_names(paths: tuple[str, ...]) -> list[str]:
+    """What people call these files, without the folder that all lie in."""
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120
+    return [os.path.relpath(path, root) for path in paths]
+
+
+def _check_columns(files: Iterable[Iterable[tuple[str, Any]]]) -> None:
+    if len({tuple(sorted(name for name, _ in columns)) for columns in files}) > 1:
+        raise _mixed()
 
 
 def _bounded(relation: Relation) -> Relation:
@@ -349,8 +422,12 @@ def _mixed() -> Invalid:
     return Invalid("the table files have different columns", "publish each table as a dataset of its own")
 
 
+def _malformed() -> Invalid:
+    return Invalid("the files cannot be read as a table: they are malformed, or of a kind we do not know", MEND)
+
+
 def _slow() -> Invalid:
-    return Invalid(f"the table was not read within {LIMIT_S / 60:.0f} minutes", _LEFT_OUT)
+    return Invalid(f"the table was not read within {LIMIT_S / 60:.0f} minutes", MEND)
 
 
 def _failure(error: Exception) -> FalajError:
@@ -359,10 +436,10 @@ def _failure(error: Exception) -> FalajError:
     if isinstance(error, duckdb.InterruptException):
         return _slow()
     if isinstance(error, (duckdb.OutOfMemoryException, MemoryError)):
-        return Invalid(f"reading the table needs more memory than {_MEMORY}", _LEFT_OUT)
+        return Invalid(f"reading the table needs more memory than {_MEMORY}", MEND)
     if isinstance(error, OSError) and not isinstance(error, FalajError):
-        return Invalid(f"the table cannot be read ({error.strerror or 'no more is known'})", _LEFT_OUT)
-    return Invalid("the files cannot be read as a table: they are malformed, or of a kind we do not know", _LEFT_OUT)
+        return Invalid(f"the table cannot be read ({error.strerror or 'no more is known'})", MEND)
+    return _malformed()
 
 
 def _duckdb() -> Any:
