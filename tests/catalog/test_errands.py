@@ -479,6 +479,46 @@ def test_what_is_personal_by_now_is_not_shown_from_before(town: Town, tmp_path: 
     assert "a@x.org" not in repr(diff)
 
 
+def test_what_was_declared_is_remembered_while_it_cannot_be_read(town: Town, tmp_path: Path) -> None:
+    """Through a version that cannot be read, one that is no table, one in another zone and one without the column."""
+    amal, data = town.as_("amal"), tmp_path / "t.csv"
+    good = rows_of("id,email", "1,a@x.ae", "2,b@x.ae", "3,c@x.ae")
+
+    def publish(text: str, **more: Any) -> tuple[Any, str]:
+        data.write_text(text)
+        done = amal.catalog.publish("dataset:fraud/kept", str(data), **more)
+        table = amal.catalog.show(done.ref).table
+        assert "x.ae" not in repr(table)
+        return table, done.note
+
+    publish(good, columns={"email": "personal"})
+    table, note = publish(good + "4,d@x.ae,9\n")
+    assert note == "published without a schema: in 't.csv' line 5 has 3 fields, and the first row 2"
+    assert (table.rows, [(c.name, c.type, c.category) for c in table.columns]) == (None, [("email", "", "personal")])
+    table, note = publish("", zone="eu-west")
+    assert (table.rows, [(c.name, c.type) for c in table.columns]) == (0, [("email", "")])
+    table, note = publish(good.replace("\n2", "\r\n2"))
+    assert (table.rows, [(c.name, c.category, c.low) for c in table.columns]) == (
+        3, [("id", "", "1"), ("email", "personal", "")],
+    )  # fmt: skip
+    table, note = publish(good.replace("email", "mail"))
+    assert [(c.name, c.type, c.low) for c in table.columns] == [
+        ("id", "BIGINT", ""), ("mail", "VARCHAR", ""), ("email", "", ""),
+    ]  # fmt: skip
+    assert "the column 'email' was declared personal and is not there" in note
+    diff = amal.catalog.diff("dataset:fraud/kept@v4", "dataset:fraud/kept@v5", rows=True)
+    assert "x.ae" not in repr(diff)
+    publish(good.replace("email", "mail").replace("3,c", "3,e"))
+    diff = amal.catalog.diff("dataset:fraud/kept@v5", "dataset:fraud/kept@v6", rows=True)
+    assert (diff.rows_added, diff.rows_removed) == (1, 1)
+    assert "x.ae" not in repr(diff)
+    for columns in ({"email": "gone", "mail": ""}, {"mail": "gone"}):
+        assert isinstance(refusal(lambda said=columns: publish(good.replace("email", "mail"), columns=said)), Invalid)
+    table, note = publish(good.replace("email", "mail"), columns={"email": "gone", "mail": "personal"})
+    assert [(c.name, c.category, c.low) for c in table.columns] == [("id", "", "1"), ("mail", "personal", "")]
+    assert note == ""
+
+
 def test_a_broken_table_is_published_without_a_schema(town: Town, tmp_path: Path) -> None:
     amal, data = town.as_("amal"), tmp_path / "table"
     data.mkdir()

@@ -162,6 +162,17 @@ def test_people_are_not_shown(tmp_path: Path) -> None:
     assert {shift.column for shift in found.statistics} == {"v"}
 
 
+def test_nothing_is_shown_while_a_declared_column_is_on_neither_side(tmp_path: Path) -> None:
+    before, after = pa.table({"id": [1, 2], "mail": ["a@x", "b@x"]}), pa.table({"id": [1, 3], "mail": ["c@x", "d@x"]})
+    found = diff(tmp_path, before, after, "id", email="personal")
+    assert counts(found) == (1, 1, 1)
+    assert "@x" not in repr(found)
+    assert {value for one in found.samples for value in (*one.before.values(), *one.after.values())} == {HIDDEN}
+    assert found.statistics == ()
+    other = pa.table({"email": ["e@x", "f@x"]})
+    assert diff(tmp_path, before, before.append_column("email", other["email"]), "id", email="personal").samples == ()
+
+
 def test_types_that_changed(tmp_path: Path) -> None:
     before = pa.table({"i": pa.array([1, 2], pa.int32()), "n": [1.0, 2.5], "s": [1, 2], "l": [[1], [2]]})
     after = pa.table({"i": pa.array([1, 2], pa.int64()), "n": [1, 2], "s": ["1", "x"], "l": ["[1]", "[2]"]})

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from falaj.content import duck, tables
 from falaj.content.duck import find_table
 from falaj.content.records import Column, Table
-from falaj.content.tables import describe, describe_files, guess
+from falaj.content.tables import Question, describe, describe_files, guess
 from falaj.core.errors import Invalid, NotFound
 
 NAN = float("nan")
@@ -49,7 +49,7 @@ def here(path: Path, **categories: str) -> Table:
     """The same as `describe`, without a child process."""
     files = find_table(path)
     assert files is not None
-    return describe_files(files, categories)
+    return describe_files(Question(files, categories, {}))
 
 
 def columns(table: Table) -> dict[str, Column]:
@@ -299,6 +299,20 @@ class TestPeople:
         self.write(tmp_path)
         with pytest.raises(NotFound, match="emial"):
             describe(tmp_path / "0", {"emial": "personal"})
+
+    def test_while_a_column_of_earlier_versions_is_not_found_no_values_are_shown(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        for folder in sorted(tmp_path.iterdir()):
+            found = describe(folder, {"home": "sensitive"}, {"EMAIL": "personal", "iban": "personal"})
+            assert found is not None
+            assert self.SECRET not in repr(found)
+            assert {(c.distinct, c.low, c.high, c.mean) for c in found.columns} == {(None, "", "", None)}
+            assert found.columns[-1] == Column("iban", "", category="personal")
+            assert (columns(found)["Email"].category, columns(found)["id"].category) == ("personal", "")
+            found = describe(folder, {"home": "sensitive"}, {"EMAIL": "personal"})
+            assert found is not None
+            assert self.SECRET not in repr(found)
+            assert columns(found)["id"].low == "1"
 
     def test_an_error_quotes_no_row(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_bytes(b"a,b\n1,2\n" + self.SECRET.encode() + b",\xff\xfe\n")

@@ -79,7 +79,7 @@ def publish(
     ] = None,
     message: Annotated[str, "what is new in it, for those who read the list"] = "",
     zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
-    columns: Annotated[dict[str, str] | None, "of a table: columns that are personal or sensitive"] = None,
+    columns: Annotated[dict[str, str] | None, "of a table: columns that are personal or sensitive, or gone"] = None,
     metrics: Annotated[
         dict[str, float] | None, "of a model: how good it is; card.json in its folder may say so too"
     ] = None,
@@ -171,7 +171,7 @@ def _attempt(here: Here, order: Order, memory: Path | None) -> Published:
         begun: Begun = here.catalog.begin(order.name, zone=order.zone)
         base = _open_base(here, begun)
         written = _write(here, order, (begun.ticket, base), memory, seen and seen.plan, task.advance)
-    table, note = _table(order, base, written)
+    table, note = _table(here, order, base, written)
     facts = replace(order.facts, table=table)
     ref = _commit(here, order, Made(begun.ticket, written.tree, written.receipts), facts, base.ref if base else None)
     tree = written.tree
@@ -224,39 +224,59 @@ def _commit(here: Here, order: Order, made: Made, facts: Facts, base: Ref | None
     return cast(Ref, here.catalog.commit(order.name, made, **said))
 
 
-def _table(order: Order, base: Opened | None, written: "Written") -> tuple[Table | None, str]:
+def _table(here: Here, order: Order, base: Opened | None, written: "Written") -> tuple[Table | None, str]:
     """What the files say of their rows; and what a person should know of that."""
     if order.name.kind != "dataset":
         return None, ""
-    before = base.table if base is not None else None
     if base is not None and base.tree.root == written.tree.root and not order.columns:
-        return before, ""  # the very same files: what was found out about them still holds
-    from falaj.content.tables import guess
+        return base.table, ""  # the very same files: what was found out about them still holds
+    from falaj.content.tables import absent, guess
 
+    known = _declared(here, order, base)
     try:
-        found = order.source.table or _described(order, before)
+        found, why = order.source.table or _described(order, known), ""
     except (Invalid, Corrupt, NotFound) as error:
         if order.columns:
             raise Invalid(error.message, error.hint, order.name) from error
-        return None, f"published without a schema: {error.message}"
+        found, why = None, f"published without a schema: {error.message}"
     if found is None:
-        return None, ""
-    return replace(found, source=order.source.pinned or found.source), "; ".join(guess(found.columns))
+        # The next version may hold the columns again that were declared.
+        return Table(None, absent(known), "", 0) if known else None, why
+    notes = "; ".join((*_unseen(found), *guess(found.columns)))
+    return replace(found, source=order.source.pinned or found.source), notes
 
 
-def _described(order: Order, before: Table | None) -> Table | None:
-    """A column that was declared personal stays so, until it is gone."""
-    from falaj.content.tables import describe
+def _declared(here: Here, order: Order, base: Opened | None) -> dict[str, str]:
+    """Which columns were declared for the versions before, but for those that are said to be gone."""
+    before = base.table if base is not None else None
+    if base is None:
+        with suppress(Denied, NotFound):  # the newest version may lie in another zone
+            before = here.catalog.show(order.name).table
+    said = {name.casefold() for name in order.columns}
+    columns = before.columns if before else ()
+    return {each.name: each.category for each in columns if each.category and each.name.casefold() not in said}
 
-    path, given = order.source.path, dict(order.columns)
-    known = {column.name: column.category for column in (before.columns if before else ()) if column.category}
-    try:
-        table = describe(path, {**known, **given})
-    except NotFound:
-        table = describe(path, given)
-        there = {column.name for column in (table.columns if table else ())}
-        table = describe(path, {name: kind for name, kind in known.items() if name in there} | given)
+
+def _described(order: Order, known: Mapping[str, str]) -> Table | None:
+    """A column that was declared personal stays so for every version after, until somebody says that it is gone."""
+    from falaj.content.tables import GONE, describe
+
+    path, given = order.source.path, {name: kind for name, kind in order.columns.items() if kind != GONE}
+    if not all(given.values()):
+        raise Invalid("a column is declared as nothing", f"personal, sensitive, or {GONE}")
+    table = describe(path, given, known)
     if table is None and given:
         hint = "columns are those of Parquet, CSV, Arrow or JSON-lines files"
         raise Invalid(f"there is no table in {str(path)!r:.200}", hint)
+    gone = {name.casefold() for name in order.columns} - {name.casefold() for name in given}
+    for column in table.columns if table else ():
+        if column.name.casefold() in gone:
+            raise Invalid(f"the column {column.name!r:.80} is not gone", "declare it personal or sensitive")
     return table
+
+
+def _unseen(table: Table) -> Iterable[str]:
+    for column in table.columns:
+        if not column.type:
+            what = f"the column {column.name!r:.80} was declared {column.category} and is not there"
+            yield f"{what}: no values of the table are kept until it is, or is said to be gone (--columns NAME=gone)"

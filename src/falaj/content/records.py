@@ -9,6 +9,7 @@ class Column:
 
     name: str
     type: str
+    """Empty where the column was declared for an earlier version and is not in this one."""
     nulls: int = 0
     distinct: int | None = None
     low: str = ""
@@ -22,7 +23,8 @@ class Column:
 class Table:
     """What is known of the rows in a tree."""
 
-    rows: int
+    rows: int | None
+    """None when the files cannot be read as one table, and all that is known is what was declared before."""
     columns: tuple[Column, ...]
     format: str = "parquet"
     files: int = 1

@@ -139,6 +139,9 @@ class _Comparison:
         self._duck = duck
         self._sides = (before, after)
         self._question = question
+        found = {field.name.casefold() for side in self._sides for field in fields_of(side, {})}
+        # Under which name the values of a declared column lie that neither side has, nobody can tell.
+        self._veiled = any(name.casefold() not in found for name in question.categories)
         self._names = [{name.casefold(): (name, kind) for name, kind in side.columns} for side in self._sides]
         both = [key for key in self._names[0] if key in self._names[1]]
         self._shared = [self._share(f"c{number}", key) for number, key in enumerate(both)]
@@ -184,7 +187,7 @@ class _Comparison:
 
     def _is_hidden(self, name: str) -> bool:
         inside = any(declared.casefold().startswith(f"{name.casefold()}.") for declared in self._question.categories)
-        return inside or bool(category_of(name, self._question.categories))
+        return self._veiled or inside or bool(category_of(name, self._question.categories))
 
     def _key_columns(self, names: Sequence[str]) -> list[_Shared]:
         shared = {column.name.casefold(): column for column in self._shared}
@@ -246,7 +249,8 @@ class _Comparison:
             return
         fields = (fields_of(side, self._question.categories) for side in self._sides)
         seen = (Seen({found: {} for found in of_side}) for of_side in fields)
-        measured = (measure(self._duck, *each) for each in zip(self._sides, seen, strict=True))
+        sides = zip(self._sides, seen, strict=True)
+        measured = (measure(self._duck, side, columns, not self._veiled) for side, columns in sides)
         left, right = ({column.name: column for column in columns} for columns in measured)
         for name in left:
             for statistic in ("nulls", "distinct", "low", "high", "mean") if name in right else ():

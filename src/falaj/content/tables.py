@@ -1,7 +1,8 @@
 """What is known of the rows of a version: its columns, their types, and statistics taken in one pass.
 
 A column that somebody declared personal or sensitive, and all that lies inside it, is described by name, type and
-number of nulls alone: bounds, means and counts of distinct values can show a person.
+number of nulls alone: bounds, means and counts of distinct values can show a person. While a column that was declared
+for an earlier version is not found, nobody can tell under which name its values lie, and all columns are described so.
 
 Parquet files know much of this themselves. Row counts, nulls and exact bounds come from their footers; what is left is
 read once, and of a table beyond `READ_BYTES` nothing is read, so that its columns have no mean and no distinct count.
@@ -19,6 +20,8 @@ from falaj.content.records import Column, Table
 from falaj.core.errors import NotFound
 
 CATEGORIES = ("personal", "sensitive")
+GONE = "gone"
+"""Said of a column that was declared and will not come back."""
 READ_BYTES = 16 << 30
 _BOUND = 64
 _GROUP = 400
@@ -32,14 +35,21 @@ TIMES = frozenset({"timestamp", "timestamp with time zone", "timestamp_s", "time
 _ORDERED = NUMBERS | TIMES | {"varchar", "uuid", "time", "enum"}
 
 
-def describe(source: Path, categories: Mapping[str, str] | None = None) -> Table | None:
+def describe(
+    source: Path, categories: Mapping[str, str] | None = None, before: Mapping[str, str] | None = None
+) -> Table | None:
     """The table that lies at `source`: a file, or a folder whose table files share one schema. None: there is none.
 
-    `categories` says which columns are personal or sensitive. Invalid says why files that look like a table cannot be
-    described; NotFound that a declared column is not there.
+    `categories` says which columns are personal or sensitive, and `before` which ones were in earlier versions. Invalid
+    says why files that look like a table cannot be described; NotFound that a column of `categories` is not there.
     """
     files = find_table(source)
-    return None if files is None else ask(__name__, Question(files, dict(categories or {})), Table)
+    return None if files is None else ask(__name__, Question(files, dict(categories or {}), dict(before or {})), Table)
+
+
+def absent(declared: Mapping[str, str]) -> tuple[Column, ...]:
+    """Columns that were declared and are not there, as records remember them."""
+    return tuple(Column(name, "", category=category) for name, category in sorted(declared.items()))
 
 
 def guess(columns: Iterable[Column]) -> tuple[str, ...]:
@@ -47,7 +57,7 @@ def guess(columns: Iterable[Column]) -> tuple[str, ...]:
     return tuple(
         f"the column {column.name!r} looks like {what}: declare it personal if it is"
         for column in columns
-        if not column.category and (what := _looks(column))
+        if column.type and not column.category and (what := _looks(column))
     )
 
 
@@ -57,6 +67,7 @@ class Question:
 
     files: TableFiles
     categories: dict[str, str]
+    before: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +104,10 @@ class Seen:
     rows: int | None = None
 
 
-def describe_files(files: TableFiles, categories: Mapping[str, str]) -> Table:
+def describe_files(question: Question) -> Table:
     """The same in this process, for those who are in a child already."""
-    with opened(files) as duck:
-        return duck.read(files, lambda relation: _table(duck, files, relation, categories))
+    with opened(question.files) as duck:
+        return duck.read(question.files, lambda relation: _table(duck, relation, question))
 
 
 def fields_of(relation: Relation, categories: Mapping[str, str]) -> list[Field]:
@@ -128,13 +139,20 @@ def measure(duck: Duck, relation: Relation, seen: Seen, whole: bool = True) -> t
     return tuple(_column(field, known, seen.rows or 0) for field, known in seen.fields.items())
 
 
-def _table(duck: Duck, files: TableFiles, relation: Relation, categories: Mapping[str, str]) -> Table:
-    fields = fields_of(relation, categories)
-    _check_declared(fields, categories)
+def _table(duck: Duck, relation: Relation, question: Question) -> Table:
+    files = question.files
+    fields = fields_of(relation, question.before | question.categories)
+    for name, category in _missing(fields, question.categories).items():
+        raise NotFound(f"the table has no column {name!r:.80}", f"it was declared {category}; check the spelling")
+    missing = _missing(fields, question.before)
     seen = Seen({field: {} for field in fields})
     if files.format == "parquet":
         _read_footers(duck, relation, seen)
-    columns = measure(duck, relation, seen, files.format != "parquet" or files.size_bytes <= READ_BYTES)
+    whole = files.format != "parquet" or files.size_bytes <= READ_BYTES
+    columns = measure(duck, relation, seen, whole and not missing)
+    if missing:
+        bare = (Column(each.name, each.type, each.nulls, category=each.category) for each in columns)
+        columns = (*bare, *absent(missing))
     return Table(seen.rows or 0, columns, files.format, len(files.paths))
 
 
@@ -146,11 +164,9 @@ def _below(path: tuple[str, ...], kind: Any, above: str, categories: Mapping[str
             yield from _below((*path, name), child, category, categories)
 
 
-def _check_declared(fields: Sequence[Field], categories: Mapping[str, str]) -> None:
+def _missing(fields: Sequence[Field], declared: Mapping[str, str]) -> dict[str, str]:
     names = {field.name.casefold() for field in fields}
-    for name, category in categories.items():
-        if name.casefold() not in names:
-            raise NotFound(f"the table has no column {name!r:.80}", f"it was declared {category}; check the spelling")
+    return {name: category for name, category in declared.items() if name.casefold() not in names}
 
 
 def _asks(field: Field, known: Known, whole: bool) -> Iterator[tuple[str, str]]:
@@ -255,4 +271,4 @@ def _looks(column: Column) -> str:
 
 
 if __name__ == "__main__":
-    reply(Question, lambda question: describe_files(question.files, question.categories))
+    reply(Question, describe_files)

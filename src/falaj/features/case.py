@@ -173,8 +173,8 @@ def less(before: Table | None, gone: Sequence[Any], columns: Sequence[str]) -> T
     The key of people is personal: bounds of it would be the names of two of them. A bound that a row reached which is
     gone may have been theirs alone, and goes; so do means and counts of what differs.
     """
-    if before is None:
-        return None
+    if before is None or before.rows is None:
+        return before
     kept = []
     for one in before.columns:
         values = [

@@ -64,7 +64,7 @@ def radius(here: Here, breach: Annotated[Ref, "which breach"]) -> Radius:
         users.update(_users(here, thing))
     keys = keys_of_people(here)
     tables = {
-        str(one.ref): one.table.rows if one.table else 0
+        str(one.ref): (one.table.rows or 0) if one.table else 0
         for one in datasets_of(here)
         if str(one.ref) in things and naming(one, keys)
     }
