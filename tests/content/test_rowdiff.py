@@ -186,6 +186,7 @@ def test_types_that_changed(tmp_path: Path) -> None:
 def test_nothing_in_common(tmp_path: Path) -> None:
     found = diff(tmp_path, pa.table({"a": [1, 2]}), pa.table({"b": [1]}))
     assert (found.rows_before, found.rows_after) == (2, 1)
+    assert counts(found) == (1, 2, 0)
     assert (found.columns_added, found.columns_removed) == (("b",), ("a",))
     assert found.samples == ()
 

@@ -3,7 +3,8 @@
 With a key, rows are matched by it, and a match that is not equal is a change. Rows under a key that occurs twice on a
 side cannot be matched; they are compared as a multiset, as all rows are when there is no key. Null equals null, NaN
 equals NaN, 0.0 equals -0.0, times with zones are compared as instants. A column whose type changed is compared in the
-smallest type that holds both. Columns that only one side has do not make rows differ.
+smallest type that holds both. Columns that only one side has do not make rows differ; where there are no others, all
+rows were removed and all are new.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,7 +152,7 @@ class _Comparison:
     def result(self, nothing_before: bool, nothing_after: bool) -> TableDiff:
         """Compare. A side without files is an empty table of the other's columns."""
         for side, empty in enumerate((nothing_before, nothing_after)):
-            columns = ", ".join(column.sides[side] for column in self._shared) or "1 AS nothing"
+            columns = ", ".join(column.sides[side] for column in self._shared) or f"{side} AS nothing"
             limit = "LIMIT 0" if empty else ""
             self._duck.make(f"VIEW side{side}", f"FROM {self._sides[side].scan()} SELECT {columns} {limit}")
         rows = [self._count(f"side{side}") for side in (0, 1)]
