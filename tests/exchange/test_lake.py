@@ -3,10 +3,12 @@
 import contextlib
 import hashlib
 import json
+import os
 import struct
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,31 @@ class TestDelta:
         for name, version, words in ((str(tmp_path / "nope"), None, "no Delta table"), (table, 99, "no version 99")):
             with pytest.raises(NotFound, match=words):
                 read_delta(name, version, tmp_path / "out")
+
+    def test_a_time_gives_the_version_of_then(self, table: str, tmp_path: Path) -> None:
+        made = {entry["version"]: entry["timestamp"] for entry in DeltaTable(table).history()}
+        for log in (Path(table) / "_delta_log").iterdir():
+            os.utime(log)  # as a copy of the table has them
+        for version, when in made.items():
+            if when < made.get(version + 1, when + 1):
+                then = datetime.fromtimestamp(when / 1000, UTC)
+                for time in (then.isoformat(), then.replace(tzinfo=None).isoformat()):
+                    assert read_delta(table, time, tmp_path / f"{time}").source == f"delta:{version}"
+        assert read_delta(table, "2999-01-01", tmp_path / "late").source == "delta:3"
+
+    def test_a_time_before_the_table_was(self, table: str, tmp_path: Path) -> None:
+        for time in ("1999-01-01T00:00:00Z", "1999-01-01"):
+            with pytest.raises(NotFound, match=f"no version of {time} or before; its oldest is of 20"):
+                read_delta(table, time, tmp_path / "out")
+            with pytest.raises(NotFound, match="or before"), open_source(f"delta:{table}@{time}"):
+                pass
+        with pytest.raises(Invalid, match="no time"):
+            read_delta(table, "2027-13-01", tmp_path / "out")
+        with (
+            pytest.raises(NotFound, match="'yesterday' is no version or time"),
+            open_source(f"delta:{table}@yesterday"),
+        ):
+            pass
 
     @pytest.mark.parametrize("path", ["../secret.parquet", "%2E%2E/secret.parquet", "file:///etc/secret.parquet"])
     def test_a_table_cannot_point_outside_itself(self, tmp_path: Path, path: str) -> None:

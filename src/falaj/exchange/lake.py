@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
@@ -64,11 +65,14 @@ def read_delta(table: str, version: int | str | None, out: Path) -> LakeSnapshot
     try:
         opened = deltalake.DeltaTable(table)
         if version is not None:
-            opened.load_as_version(version)
+            opened.load_as_version(_version_at(opened, version) if isinstance(version, str) else version)
         parts = _mapped_parts(opened) if _is_mapped(opened) else _delta_parts(opened)
         return _write(f"delta:{opened.version()}", _plain(opened.schema().to_arrow()), parts, out)
     except deltalake.exceptions.TableNotFoundError:
-        raise NotFound("there is no Delta table", "name the folder or URL that holds _delta_log") from None
+        pin = table.rpartition("@")[2] if "@" in table.rpartition("/")[2] else ""
+        what = f", and {pin!r:.80} is no version or time" if pin else ""
+        hint = "name the folder or URL that holds _delta_log, then @12 or @2027-03-01T12:00:00Z"
+        raise NotFound(f"there is no Delta table{what}", hint) from None
     except FileNotFoundError:
         raise NotFound(_GONE, _LATER) from None
     except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
@@ -95,6 +99,25 @@ def read_iceberg(table: str, snapshot: int | None, out: Path) -> LakeSnapshot:
         raise NotFound(_GONE, _LATER) from None
     except (OSError, ValueError, NotImplementedError) as error:
         raise _failure(error) from None
+
+
+def _version_at(table: Any, time: str) -> int | datetime:
+    """The newest version at a time, as commits say when they were made: deltalake goes by the times of their files,
+    which a copy changes, and takes the oldest version where none is old enough."""
+    try:
+        at = datetime.fromisoformat(time)
+    except ValueError:
+        raise Invalid(f"{time!r:.80} is no time", "write it as 2027-03-01T12:00:00Z") from None
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    made = {entry["version"]: entry["timestamp"] for entry in table.history() if "timestamp" in entry}
+    if not made:
+        return at
+    found = [version for version, when in made.items() if when <= at.timestamp() * 1000]
+    if not found:
+        oldest = f"{datetime.fromtimestamp(min(made.values()) / 1000, UTC):%FT%TZ}"
+        hint = "name a later time, or a version"
+        raise NotFound(f"the Delta table has no version of {time} or before; its oldest is of {oldest}", hint)
+    return int(max(found))
 
 
 Part = tuple[str, Callable[[], Iterable[Any]]]
