@@ -212,7 +212,7 @@ def described(path: str, oid: str = "0" * 32, **more: Any) -> dict[str, Any]:
         (described("x/../../secret"), "leads out of the project"),
         (described("."), "leads out of the project"),
         (described("a\0b"), "leads out"),
-        (described("x" * 5000), "leads out"),
+        (described("x" * 5000), "has 5,000 characters"),
         ({**described("x"), "wdir": "/etc"}, "leads out of the project"),
         ({**described("x"), "wdir": "../.."}, "leads out of the project"),
         ({**described("x"), "wdir": "${where}"}, "do not read"),

@@ -19,9 +19,11 @@ MOST_DOCUMENT = 64 << 20
 
 
 def inside(root: Path, text: str) -> Path:
-    """Where `text` lies under `root`; Invalid when it is absolute, climbs out or names nothing."""
+    """Where `text` lies under `root`; Invalid when it is absolute, climbs out, names nothing or is too long."""
+    if len(text) > LONGEST:
+        raise Invalid(f"the path {text!r:.120} has {len(text):,} characters", f"whoever wrote it may use {LONGEST:,}")
     path = PurePosixPath(text)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text or len(text) > LONGEST:
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text:
         raise Invalid(f"the path {text!r:.120} leads out of its folder", "whoever wrote it must name files below it")
     return root.joinpath(*path.parts)
 
