@@ -326,6 +326,10 @@ def test_an_archive_in_an_archive_is_not_entered(tmp_path: Path) -> None:
         archive.addfile(tarfile.TarInfo("../x"))
     (tmp_path / "m.zip").write_bytes(made.getvalue())
     assert inspect(tmp_path).format == "other"
+    (tmp_path / "m.zip").rename(tmp_path / "m.tar.gz")
+    (tmp_path / "m.tar.gz").write_bytes(gzip.compress(made.getvalue()))
+    seen = inspect(tmp_path)
+    assert (seen.format, seen.code_bearing, seen.reasons) == ("other", True, ("'m.tar.gz' is of no format known here",))
 
 
 def test_too_many_files_and_entries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
