@@ -1,5 +1,6 @@
 """The catalog's pages: what a reader finds on them, and what is kept from whoever may not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,22 @@ def test_rows_are_read_by_whoever_may_read_them(platform: Ground, amal: Visitor)
     auditor = platform.visitor("omar").get(f"{DATA}@v3/files").main
     assert auditor.one(".notice.denied")
     assert not auditor.all("#preview")
+
+
+def test_nothing_is_shown_while_a_declared_column_is_not_found(platform: Ground, amal: Visitor, tmp_path: Path) -> None:
+    here, file = platform.as_("amal"), tmp_path / "t.csv"
+    name, pages = "dataset:fraud/renamed", []
+    for text in ("id,email\n71,a@x.ae\n", "id,mail\n72,b@x.ae\n", "id,mail\n73,c@x.ae,9\n"):
+        file.write_text(text)
+        ref = here.catalog.publish(name, str(file), columns={} if pages else {"email": "personal"}).ref
+        pages.append([amal.get(f"/console/catalog/{ref}{page}").main for page in ("", "/files")])
+    assert "71" in pages[0][1].one("#preview").text
+    for version, files in pages[1:]:
+        assert not {"72", "73"} & set(files.one("#preview").text.split())
+        assert "x.ae" not in version.text + files.text
+        row = {row["id"]: row for row in version.one("#schema").all("tbody tr")}["column-email"]
+        assert "personal" in row.text
+    assert "column-id" not in {row["id"] for row in pages[2][0].one("#schema").all("tbody tr")}
 
 
 def test_files_are_handed_out_as_files(platform: Ground, amal: Visitor) -> None:

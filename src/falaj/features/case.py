@@ -127,7 +127,7 @@ class Case:
             with suppress(NotFound, Denied):
                 picks = self.here.features.show(service).definition["picks"]
                 names |= {pick["keys"].get(self.person.field.name, self.person.field.name): None for pick in picks}
-        there = {column.name for column in (version.table.columns if version.table else ())}
+        there = {column.name for column in (version.table.columns if version.table else ()) if column.type}
         return tuple(name for name in names if name in there)
 
     def publish(self, before: Version, folder: Path) -> Ref:

@@ -87,7 +87,8 @@ def clear_tables(
             columns = naming(version, keys)
             wanted |= {(version.ref.bare, column): None for column in columns}
             if columns and version.table and version.table.format != "parquet":
-                cleared.kept[version.ref] = f"it names people and is {version.table.format}: look at it by hand"
+                form = version.table.format or "no table that can be read"
+                cleared.kept[version.ref] = f"it names people and is {form}: look at it by hand"
     for name, column in wanted:
         key = Field(column, "string")
         whom = Person(EntityDef("privacy/person", (key,), column), key, subject)

@@ -95,9 +95,11 @@ def _look(view: View, opened: Opened, snapshot: Snapshot, entry: Entry) -> Html:
     path = text_of(entry.path)
     seen = look(path, entry.size, lambda most: snapshot.read(entry, 0, min(most, entry.size)))
     heading = join(view.t("catalog.preview"), " ", h.bdi(printable(path)))
-    hidden = (
-        {column.name: column.category for column in opened.table.columns if column.category} if opened.table else {}
-    )
+    declared = [column for column in (opened.table.columns if opened.table else ()) if column.category]
+    hidden = {column.name: column.category for column in declared}
+    if not all(column.type for column in declared):
+        # A declared column is not found: under which name its values lie nobody can tell.
+        hidden |= dict.fromkeys(seen.columns, "personal")
     return parts.card(heading, _seen(view, seen, hidden, entry), id="preview")
 
 

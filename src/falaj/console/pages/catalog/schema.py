@@ -25,7 +25,10 @@ def schema(view: View, version: Version) -> Html:
     )  # fmt: skip
     rows = [_row(view, version, table, one) for one in table.columns[:_MOST]]
     more = len(table.columns) > _MOST and h.p(t("catalog.more", n=len(table.columns) - _MOST), class_="soft")
-    about = h.p(t("catalog.table_of", rows=table.rows, n=len(table.columns), format=table.format), class_="soft")
+    there = sum(bool(one.type) for one in table.columns)
+    about = None
+    if table.rows is not None:
+        about = h.p(t("catalog.table_of", rows=table.rows, n=there, format=table.format), class_="soft")
     return parts.card(t("catalog.schema"), about, parts.table(view, columns, rows, t("catalog.schema")), more or None,
                       id="schema")  # fmt: skip
 
@@ -34,6 +37,8 @@ def _row(view: View, version: Version, table: Table, one: Column) -> Row:
     walk = h.a(view.t("console.lineage"), href=at(version.ref, "lineage", column=one.name))
     private = h.span(view.t.of("catalog.category", one.category), class_="badge warn") if one.category else ""
     nulls = view.percent(one.nulls / table.rows) if table.rows else view.number(one.nulls)
+    if not one.type:
+        nulls = EMPTY  # it was declared for an earlier version, and is not in this one
     hidden = h.span(view.t("catalog.not_kept"), class_="soft small") if one.category else ""
     cells = (
         h.bdi(one.name), one.type, private, nulls,
