@@ -215,6 +215,23 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+def test_no_byte_is_sent_where_its_label_may_not_lie(
+    here: Any, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In process and over HTTP: by the label that is given, and by those of what it was made from."""
+    over_http = request.node.callspec.params["here"] == "over HTTP"
+    owner = request.getfixturevalue("replica").as_() if over_http else request.getfixturevalue("town").as_("admin")
+    owner.zones.add("abroad", "IE-D", "IE", regimes=("EU-GDPR",), max_class=2, store=f"dir:{tmp_path}/abroad")
+    name = names(request)
+    source = here.catalog.publish(f"{name}-in", str(folder), label="AE-CBUAE").ref
+    for said in ({"label": "AE-CBUAE"}, {"inputs": {"data": source}}):
+        denied = refusal(lambda said=said: here.catalog.publish(name, str(folder), zone="abroad", **said))
+        assert isinstance(denied, Denied)
+        assert "AE-CBUAE" in denied.message
+    assert not [each for each in (tmp_path / "abroad").rglob("*") if each.is_file()]
+    assert here.catalog.publish(name, str(folder), zone="abroad").ref.version == "v1"
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_published_is_named(town: Town, case: str, tmp_path: Path) -> None:
     make, word = BAD[case]

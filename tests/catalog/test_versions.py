@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -309,3 +310,78 @@ def test_many_publish_one_name_at_once(town: Town, name: str) -> None:
     ref = Ref.parse(name)
     newest = [each for each in catalog.list(project=ref.project).versions if each.ref.bare == ref]
     assert [each.ref.version for each in newest] == ["v12"], "two versions are the newest"
+
+
+LAWFUL_AT_HOME = "AE-CBUAE,purpose=fraud"
+
+
+def lying(town: Town, zone: str) -> dict[str, int]:
+    """How many objects lie in a zone, by state."""
+    return {each.state: each.objects for each in town.as_("ola").store.space() if each.zone == zone}
+
+
+def test_nothing_is_sent_where_its_label_may_not_lie(town: Town, project: str) -> None:
+    """The label that is given, those of its inputs, and that of the version before: each is asked of the place."""
+    amal, before = town.as_("amal"), lying(town, "eu-west")
+    held = publish(amal, f"dataset:{project}/held", label=LAWFUL_AT_HOME)
+    asked: list[Callable[[], Any]] = [
+        lambda: amal.catalog.begin(f"dataset:{project}/z", zone="eu-west", label=LAWFUL_AT_HOME),
+        lambda: amal.catalog.begin(f"dataset:{project}/z", zone="eu-west", inputs={"data": held}),
+        lambda: amal.catalog.begin(held.bare, zone="eu-west"),
+    ]
+    for ask in asked:
+        denied = refusal(ask)
+        assert isinstance(denied, Denied)
+        assert "AE-CBUAE" in denied.message
+    told = [each.body for each in town.events(verb="guard.deny") if f"dataset:{project}/" in each.body["about"]]
+    assert [(each["action"], each["about"]) for each in told] == [
+        ("catalog.begin", f"dataset:{project}/z"),
+        ("catalog.begin", f"dataset:{project}/z"),
+        ("catalog.begin", f"dataset:{project}/held"),
+    ]
+    assert lying(town, "eu-west") == before
+
+
+def test_what_an_older_client_sent_is_dropped_where_it_may_not_lie(tmp_path: Path) -> None:
+    """It says the label at the end only: the commit is refused, which is recorded, and the bytes go at once."""
+    town = Town(tmp_path)
+    try:
+        amal = town.as_("amal")
+        shared = publish(amal, "dataset:fraud/open", "open rows", zone="eu-west")
+        before = lying(town, "eu-west")
+        for text in ("rows", "open rows"):
+            made = tree_of(amal, amal.catalog.begin("dataset:fraud/z", zone="eu-west").ticket, text)
+            denied = refusal(lambda made=made: amal.catalog.commit("dataset:fraud/z", made, label=LAWFUL_AT_HOME))
+            assert isinstance(denied, Denied)
+            assert lying(town, "eu-west") == before, "what others hold stays, the rest is gone"
+        taken = tree_of(amal, amal.catalog.begin("dataset:fraud/y", zone="eu-west").ticket, "rows")
+        refusal(lambda: amal.catalog.commit("dataset:fraud/y", taken, label=LAWFUL_AT_HOME))
+        assert isinstance(refusal(lambda: amal.catalog.commit("dataset:fraud/y", taken)), Conflict)
+        events = town.events(verb="guard.deny")
+        assert [(each.body["action"], each.body["about"]) for each in events] == [
+            ("catalog.commit", "dataset:fraud/z"),
+            ("catalog.commit", "dataset:fraud/z"),
+            ("catalog.commit", "dataset:fraud/y"),
+        ]
+        replayed = amal.policy.explain(events[0].id)
+        assert (replayed.allowed, replayed.same) == (False, True)
+        ticket = amal.catalog.open(shared).ticket
+        assert b"".join(amal.bytes.get(ticket, amal.catalog.open(shared).tree.batches[0].shard)) == b"shard open rows"
+        files = [each for each in (tmp_path / "eu-west").rglob("*") if each.is_file()]
+        assert len(files) == sum(before.values())
+    finally:
+        town.close()
+
+
+def test_what_was_refused_waits_while_others_put_there(tmp_path: Path) -> None:
+    """Who was told a moment ago that bytes are there can still build on them; once they had the time, they go."""
+    town = Town(tmp_path)
+    try:
+        amal, mona = town.as_("amal"), town.as_("mona")
+        ticket = mona.catalog.begin("model:fraud/m", zone="eu-west").ticket
+        made = tree_of(amal, amal.catalog.begin("dataset:fraud/z", zone="eu-west").ticket, "rows")
+        theirs = tree_of(mona, ticket, "rows")
+        assert isinstance(refusal(lambda: amal.catalog.commit("dataset:fraud/z", made, label=LAWFUL_AT_HOME)), Denied)
+        assert mona.catalog.commit("model:fraud/m", theirs).version == "v1"
+    finally:
+        town.close()

@@ -162,13 +162,21 @@ def carry_out(here: Here, order: Order) -> Published:
             return _attempt(here, order, memory)
 
 
+def begin(here: Here, order: Order) -> Begun:
+    """Ask whether it may lie there with all that will be said of it, before any byte goes; gives the ticket."""
+    said = {"label": order.label, "inputs": dict(order.inputs)}
+    # A house of the release before does not know these words, and need not hear of what is not said.
+    given = {word: value for word, value in said.items() if value}
+    return cast(Begun, here.catalog.begin(order.name, zone=order.zone, **given))
+
+
 def _attempt(here: Here, order: Order, memory: Path | None) -> Published:
     with here.progress.task(f"publishing {order.name}") as task:
         seen = look_again(order.source.path, memory) if memory is not None else None
         if seen is not None and seen.root and (ref := _confirmed(here, order, seen.root)) is not None:
             task.advance(seen.size_bytes)
             return Published(ref, seen.num_files, seen.size_bytes, 0, seen.num_files)
-        begun: Begun = here.catalog.begin(order.name, zone=order.zone)
+        begun = begin(here, order)
         base = _open_base(here, begun)
         written = _write(here, order, (begun.ticket, base), memory, seen and seen.plan, task.advance)
     table, note = _table(here, order, base, written)

@@ -26,20 +26,25 @@ _LIST = Ref("list", "catalog", "versions")
 class Versions(Shelf):
     """How versions come in and are found again."""
 
-    @verb(writes=("name",), into="zone", outside=True)
+    @verb(writes=("name",), reads=("inputs",), into="zone", outside=True)
     def begin(
         self,
         ctx: Context,
         name: Annotated[Ref, "what is to be published, for example dataset:fraud/tx"],
         zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
+        label: Annotated[Label | None, "what the law says of it, as the commit will say"] = None,
+        inputs: Annotated[dict[str, Ref] | None, "what it was made from, as the commit will say"] = None,
     ) -> Begun:
         """Ask to publish: gives the ticket to send bytes under, and the newest version to build on.
 
-        `falaj catalog publish` does this and all that follows. What is sent and never committed is taken back.
+        Refused before a byte is sent where what carries that label, those of the inputs and that of the version before
+        may not lie. `falaj catalog publish` does this and all that follows. What is sent and never committed is taken
+        back.
 
         Example:
-            falaj catalog begin dataset:fraud/tx
+            falaj catalog begin dataset:fraud/tx --label AE-PDPL,sensitive
         """
+        del label, inputs  # the guard has joined them into ctx.label, and asked whether that may lie there
         check_kind(name)
         place, thing = zone or ctx.zone, str(name.bare)
         ticket = self._transfers.begin(ctx, thing, place, ctx.permit("write", thing, place))
@@ -75,7 +80,7 @@ class Versions(Shelf):
         zone = self._transfers.zone_of(ctx, made.ticket)
         if self._transfers.thing_of(ctx, made.ticket) != thing:
             raise Denied("the ticket is for another thing", "begin again", name)
-        ctx.permit("write", thing, zone)  # the label may be stricter now than when the publish began
+        self._check_place(ctx, thing, zone, made)
         if base is not None and base.bare != name:
             # Who may see another thing may not read it, and a version hands out all that it holds.
             raise Denied(f"{base} is another thing", f"build on a version of {name}, or send everything", base)
@@ -189,6 +194,20 @@ class Versions(Shelf):
         """The record holds what was sent from now on; an intent that cannot be closed runs out by itself."""
         with suppress(FalajError):
             self._transfers.end(ctx, ticket)
+
+    def _check_place(self, ctx: Context, thing: str, zone: str, made: Made) -> None:
+        """Once more: the label may be stricter than when the publish began, and older clients name none then."""
+        try:
+            ctx.permit("write", thing, zone)
+        except Denied:
+            with self._ledger.write(ctx) as tx:
+                tx.after(lambda durable: self._dropped(ctx, made))
+            raise
+
+    def _dropped(self, ctx: Context, made: Made) -> None:
+        """What lies where it may not goes at once; what cannot go now is left to the collector."""
+        with suppress(FalajError):
+            self._transfers.drop(ctx, made.ticket, made.receipts[:MOST_BATCHES])
 
     def _check_batches(self, tx: Reader, ctx: Context, zone: str, made: Made, base: Ref | None) -> None:
         """Every batch is new and paid for by a receipt, or held by the version that this one is built on."""

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from falaj.asof.sealed import NAME_BYTES, Keys, joined, new_keys, pack_keys, unpack_keys
-from falaj.catalog.publishing import Order, Sink
+from falaj.catalog.publishing import Order, Sink, begin
 from falaj.catalog.reading import open_version
-from falaj.catalog.records import Begun, Facts, Made, Version, VersionPage
+from falaj.catalog.records import Facts, Made, Version, VersionPage
 from falaj.catalog.sources import Source
 from falaj.core.data import dataclass
 from falaj.core.errand import Here
@@ -207,7 +207,7 @@ def versions_of(here: Here, name: Ref) -> Iterator[Version]:
 
 def publish_apart(here: Here, order: Order) -> Ref:
     """Publish the next version of a name so that it shares no stored bytes with any version before it."""
-    begun: Begun = here.catalog.begin(order.name, zone=order.zone)
+    begun = begin(here, order)
     with here.progress.task(f"publishing {order.name}") as task:
         done = publish_folder(order.source.path, Sink(here, begun.ticket), advance=task.advance)
     return _commit(here, order, Made(begun.ticket, done.tree, done.receipts), None)
@@ -216,7 +216,7 @@ def publish_apart(here: Here, order: Order) -> Ref:
 def publish_amended(here: Here, order: Order, base: Held | None, changed: Changes) -> Ref:
     """Publish the next version of a name: another one with some files changed, so that it shares no stored bytes with
     it but those that lie beside nothing else. The source of the order is not looked at."""
-    begun: Begun = here.catalog.begin(order.name, zone=order.zone)
+    begun = begin(here, order)
     ref, snapshot = base or (None, None)
     done = amend(snapshot, changed, Sink(here, begun.ticket))
     return _commit(here, order, Made(begun.ticket, done.tree, done.receipts), ref)

@@ -88,8 +88,18 @@ class Guard:
         except _Refused as refused:
             self.record_denial(replace(ctx, decision=refused.decision), action, refused.why)
             raise refused.told from None
+        try:
+            return self._run(desk, room, verb, ctx, things, arguments)
+        except _Barred as barred:
+            # A verb under way was refused a movement and let that stand: as much a fact as a refusal at the door.
+            self.record_denial(replace(ctx, decision=barred.decision), action, barred)
+            raise
+
+    def _run(
+        self, desk: str, room: object, verb: Verb, ctx: Context, things: Sequence[Thing], arguments: Mapping[str, Any]
+    ) -> Any:
+        action, run = f"{desk}.{verb.name}", getattr(room, verb.name)
         subject = next((t.ref for t in things if t.record is not None), None) or desk_ref(desk)
-        run = getattr(room, verb.name)
         if verb.often and not ctx.keyed:
             self._tallied(action, ctx, subject)
             return run(ctx, **arguments)
@@ -175,7 +185,7 @@ class Guard:
     def _ruled(self, action: str, ctx: Context, things: Sequence[Thing], decision: Decision | None) -> Context:
         return ctx.ruled(
             decision,
-            lambda op, name, zone: self._permit(ctx, things, op, name, zone),
+            lambda op, name, zone: self._permit(action, ctx, things, (op, name, zone)),
             lambda kind: self._scope(action, ctx, kind),
         )
 
@@ -214,15 +224,18 @@ class Guard:
         author = thing is not None and thing.record is not None and thing.record.author == ctx.actor.id
         return _facts(ctx.tenant, placed, tenant_active, actor_active, author, self._step_up, ctx.purpose)
 
-    def _permit(self, ctx: Context, things: Sequence[Thing], op: str, name: str, zone: str) -> Permit:
+    def _permit(self, action: str, ctx: Context, things: Sequence[Thing], wanted: tuple[str, str, str]) -> Permit:
         """A permit about a thing the call declared, and no other; place() is asked about exactly this movement."""
+        op, name, zone = wanted
         thing = next((t for t in things if str(t.asked.bare) == name), None)
         if thing is None:
             raise Denied(f"this call never named {name}", "declare it in the verb's reads or writes", name)
         move = thing.move(ctx, op, zone)
         verdict = self._residency.verdict(move, ctx.now())
         if not verdict.allowed:
-            raise Denied("; ".join(verdict.reasons), verdict.hint, name)
+            facts = self._known(ctx, thing, placed=False)
+            decision = self._authorizer.decide(ctx.actor, action, thing.cell(ctx.label), facts)
+            raise _Barred(decision, Denied("; ".join(verdict.reasons), verdict.hint, name))
         policy = self._authorizer.rules(ctx.tenant).hash
         return self._permits.issue(
             op, name, ctx.tenant, thing.zone, zone, label=move.label.digest, policy=policy, now=ctx.now()
@@ -319,6 +332,14 @@ class Guard:
 
 _GUARD = desk_ref("guard")
 _facts = lru_cache(maxsize=4096)(Facts)
+
+
+class _Barred(Denied):
+    """A movement that place() refuses to a verb under way. Verbs that only ask whether it may be take it for Denied."""
+
+    def __init__(self, decision: Decision, why: Denied) -> None:
+        super().__init__(why.message, why.hint, why.ref)
+        self.decision = decision
 
 
 class _Refused(Exception):

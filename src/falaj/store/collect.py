@@ -20,6 +20,7 @@ from falaj.store.objects import (
     BROKEN,
     CONDEMNED,
     DELETING,
+    FRESH_S,
     LIVE,
     READABLE,
     WRITING,
@@ -128,6 +129,24 @@ class Collector:
             with self._ledger.read(ctx) as tx:
                 verdict = judge(thing, _reached(tx, reach, thing), horizon)
             total = _plus(total, self._act(ctx, thing, verdict)) if verdict != KEEP else total
+        return total
+
+    def drop(self, ctx: Context, zone: str, digest: str) -> Collected:
+        """Delete a bundle that was refused, without a grace: itself, and of its pieces what was written for it alone.
+
+        What was written a moment ago is condemned only while others put or copy into the zone: they may have been told
+        that these bytes are there, which nothing shows so soon.
+        """
+        with self._ledger.read(ctx) as tx:
+            whole = find_object(tx, ctx.tenant, zone, digest)
+            if whole is None or not whole.bundle:
+                return Collected()
+            parts = [part for one in whole.parts if (part := find_object(tx, ctx.tenant, zone, one)) is not None]
+            shared = any(intent.zone == zone for intent in intents(tx, ctx.tenant))
+        total, still = Collected(), ctx.now() - (FRESH_S if shared else 0.0)
+        for thing in (whole, *parts) if _untouched(whole) else ():
+            if _untouched(thing):
+                total = _plus(total, self._act(ctx, thing, DELETE if thing.at <= still else CONDEMN))
         return total
 
     def scrub(
@@ -282,6 +301,12 @@ class Collector:
             for ref in refs or (_DESK,):
                 tx.emit("store.broken", ref, digest=digest_of(thing.digest), place=thing.zone, problem=problem)
         return [Broken(digest_of(thing.digest), thing.zone, problem, refs)]
+
+
+def _untouched(thing: Object) -> bool:
+    """True while nobody but its writer had to do with it: whoever holds bytes, or finds them there, revises them."""
+    # A bundle is tied, and an agent's piece noted, in one step; ours are claimed and settled.
+    return thing.state == LIVE and thing.rev <= (1 if thing.bundle or not thing.dek else 2)
 
 
 def _reached(tx: Reader, reach: Reach, thing: Object) -> bool:

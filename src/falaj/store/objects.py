@@ -31,7 +31,7 @@ WRITING, LIVE, BROKEN, CONDEMNED, DELETING = "writing", "live", "broken", "conde
 READABLE = frozenset({LIVE, BROKEN, CONDEMNED})
 """A broken object is still tried: most of it may be whole, and what broke may have been the way to it."""
 _OBJECTS, _INTENTS, _CURSORS = "store", "intents", "cursors"
-_FRESH_S = 60.0
+FRESH_S = 60.0
 """So long is a touch as good as a new one; it must be far below the collector's grace."""
 _OPEN = Label()
 
@@ -211,7 +211,7 @@ def settle(tx: Writer, wanted: Object, attempt: Attempt) -> Attempt | None:
 
 def _refresh(tx: Writer, old: Object, now: float) -> None:
     """Keep bytes from the collector for another grace; not again within a minute, so that writers do not collide."""
-    if old.state != LIVE or now - old.at >= _FRESH_S:
+    if old.state != LIVE or now - old.at >= FRESH_S:
         save(tx, replace(old, state=LIVE))
 
 
@@ -249,7 +249,7 @@ def refresh_intent(tx: Writer, key: Key, now: float) -> None:
         raise Conflict(
             "the write stood still so long that it was given up", "write again; parts already there are kept"
         )
-    if now - record.at >= _FRESH_S:
+    if now - record.at >= FRESH_S:
         tx.put(key, record.body, rev=record.rev, label=_OPEN)
 
 

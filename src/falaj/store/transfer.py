@@ -132,6 +132,17 @@ class Transfers:
         ticket = self._admit(ctx, text, "write")
         self._blobs.project(ctx, lambda tx: close_intent(tx, intent_key(ctx.tenant, ticket.intent)))
 
+    def drop(self, ctx: Context, text: str, receipts: tuple[Receipt, ...]) -> None:
+        """The act was refused: bundles that were sent for it, and were nobody else's, go at once."""
+        from falaj.store.collect import Collector
+
+        ticket = self._admit(ctx, text, "write")
+        self.end(ctx, text)
+        collector = Collector(self._blobs)
+        for receipt in receipts:
+            self._permits.accept(receipt, ctx.tenant, ticket.zone, ticket.thing)
+            collector.drop(ctx, ticket.zone, hex_of(receipt.digest))
+
     def _admit(self, ctx: Context, text: str, op: str) -> Ticket:
         return self._permits.admit(text, op, _holder(ctx.actor), ctx.now())
 
