@@ -157,7 +157,7 @@ class House:
         self.transfers = Transfers(self.blobs, permits)
         self.desks: Desks = Desks(
             {
-                "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring),
+                "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring, settings.registries),
                 "track": lambda: (ledger, self.blobs, self._series(), self.catalog),
                 "outputs": lambda: (ledger, self.track),
                 "store": lambda: (ledger, self.blobs, self._collector(), self._kept()),

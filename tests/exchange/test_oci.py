@@ -114,7 +114,7 @@ def test_a_version_goes_in_and_comes_out_elsewhere(
     source = folder_of(tmp_path / "source", FILES)
     (source / "model.onnx").chmod(0o755)
     ref = amal.catalog.publish("dataset:fraud/oci", str(source), label=LABEL, message="first").ref
-    done = amal.catalog.push(ref, place)
+    done = amal.catalog.push(ref, place, country="AE")
     assert (done.place, done.num_files, done.moved_bytes > 200) == (f"{place}:v1", 4, True)
     host, _, repository = place.partition("/")
     assert httpx.get(f"http://{host}/v2/{repository}/tags/list").json()["tags"] == ["v1"]
@@ -123,7 +123,7 @@ def test_a_version_goes_in_and_comes_out_elsewhere(
     assert {layer["annotations"][TITLE] for layer in manifest["layers"]} == set(FILES)
     assert manifest["config"]["mediaType"] == ARTEFACT
     posts = oci_registry.requests("POST")
-    again = amal.catalog.push(ref, place)
+    again = amal.catalog.push(ref, place, country="AE")
     assert (again.moved_bytes, again.digest, oci_registry.requests("POST")) == (0, done.digest, posts)
     other = Town(tmp_path / "other")
     try:
@@ -145,7 +145,7 @@ def test_a_version_goes_in_and_comes_out_elsewhere(
 def test_by_digest_and_by_a_tag_that_is_not_there(town: Town, place: str, tmp_path: Path) -> None:
     amal = town.as_("amal")
     ref = amal.catalog.publish("dataset:fraud/digest", str(folder_of(tmp_path / "s", FILES)), label=LABEL).ref
-    done = amal.catalog.push(ref, f"{place}:mine")
+    done = amal.catalog.push(ref, f"{place}:mine", country="AE")
     repository = done.place.removesuffix(":mine")
     assert amal.catalog.pull("dataset:fraud/digest2", f"{repository}@{done.digest}").num_files == 4
     assert isinstance(refusal(lambda: amal.catalog.pull("dataset:fraud/x", f"{repository}:none")), NotFound)
@@ -162,10 +162,10 @@ def test_many_files_are_one_tar_and_the_same_each_time(town: Town, place: str, t
     (source / ("long" * 30)).mkdir()
     (source / ("long" * 30) / ("name" * 30)).write_bytes(b"long")
     ref = amal.catalog.publish("dataset:fraud/many", str(source), label=LABEL).ref
-    done = amal.catalog.push(ref, place)
+    done = amal.catalog.push(ref, place, country="AE")
     (layer,) = manifest_of(place)["layers"]
     assert (layer["mediaType"], layer["annotations"]) == (TAR, {TITLE: "many.tar", UNPACK: "true"})
-    assert amal.catalog.push(ref, f"{place}:again").digest == done.digest
+    assert amal.catalog.push(ref, f"{place}:again", country="AE").digest == done.digest
     back = amal.catalog.pull("dataset:fraud/many2", f"{place}:v1")
     assert amal.catalog.show(back.ref).root == amal.catalog.show(ref).root
 
@@ -174,7 +174,7 @@ def test_a_flipped_byte_is_found(town: Town, oci_registry: RegistryServer, place
     amal = town.as_("amal")
     files = {"a": os.urandom(1000), "b": os.urandom(1000)}
     ref = amal.catalog.publish("dataset:fraud/flip", str(folder_of(tmp_path / "s", files)), label=LABEL).ref
-    amal.catalog.push(ref, place)
+    amal.catalog.push(ref, place, country="AE")
     blob = oci_registry.blob(manifest_of(place)["layers"][1]["digest"])
     whole = blob.read_bytes()
     for spoiled in (bytes([whole[0] ^ 1]) + whole[1:], whole[:-1], whole + b"x", b""):
@@ -191,7 +191,49 @@ def test_no_link_goes_out(town: Town, place: str, tmp_path: Path) -> None:
     source = folder_of(tmp_path / "s", {"a": b"a"})
     (source / "b").symlink_to("a")
     ref = amal.catalog.publish("dataset:fraud/linked", str(source), label=LABEL).ref
-    assert "is a link" in refusal(lambda: amal.catalog.push(ref, place)).message
+    assert "is a link" in refusal(lambda: amal.catalog.push(ref, place, country="AE")).message
+
+
+def test_what_may_not_leave_stays(town: Town, oci_registry: RegistryServer, place: str, tmp_path: Path) -> None:
+    """A push is a movement: place() is asked where the registry stands, before a byte is sent, and a no is recorded."""
+    amal = town.as_("amal")
+    source = str(folder_of(tmp_path / "s", {"a": b"rows of a bank"}))
+    ref = amal.catalog.publish("dataset:fraud/stays", source, label="AE-CBUAE,secret,purpose=fraud").ref
+    posts = oci_registry.requests("POST")
+    unknown = refusal(lambda: amal.catalog.push(ref, place))
+    assert isinstance(unknown, Denied)
+    assert "--country AE" in unknown.hint
+    abroad = refusal(lambda: amal.catalog.push(ref, place, country="us"))
+    assert isinstance(abroad, Denied)
+    assert "AE-CBUAE" in abroad.message
+    assert isinstance(refusal(lambda: amal.catalog.push(ref, place, country="Utopia")), Invalid)
+    assert oci_registry.requests("POST") == posts
+    told = [event.body for event in town.events(verb="guard.deny") if event.body["about"] == "dataset:fraud/stays"]
+    assert [each["action"] for each in told] == ["catalog.carry"] * 2
+    assert isinstance(refusal(lambda: town.as_("amal", "").catalog.push(ref, place, country="AE")), Denied)
+    assert amal.catalog.push(ref, place, country="ae").num_files == 1
+    [gone] = [event.body for event in town.events(verb="catalog.carry") if event.subject == ref]
+    assert (gone["to"], gone["country"]) == (f"{place}:v1", "AE")
+    free = amal.catalog.publish("dataset:fraud/free", source).ref
+    assert amal.catalog.push(free, f"{place}-free").num_files == 1, "what is open may go to the unknown"
+
+
+def test_the_installation_knows_where_a_registry_stands(
+    oci_registry: RegistryServer, place: str, tmp_path: Path
+) -> None:
+    """Whoever pushes there need not say it, and cannot say otherwise."""
+    town = Town(tmp_path / "town", registries={oci_registry.host: "AE", "ghcr.example": "US"})
+    try:
+        amal = town.as_("amal")
+        source = str(folder_of(tmp_path / "s", {"a": b"rows"}))
+        ref = amal.catalog.publish("dataset:fraud/known", source, label="AE-CBUAE,purpose=fraud").ref
+        assert amal.catalog.push(ref, place).num_files == 1
+        assert isinstance(refusal(lambda: amal.catalog.push(ref, "ghcr.example/bank/tx")), Denied)
+        for same in ("ghcr.example", "GHCR.example", "ghcr.example:443"):
+            lie = refusal(lambda same=same: amal.catalog.push(ref, f"{same}/bank/tx", country="AE"))
+            assert "stands in US" in lie.message
+    finally:
+        town.close()
 
 
 def safetensors() -> bytes:
@@ -205,7 +247,7 @@ def test_a_models_signature_goes_along_and_counts(town: Town, place: str, tmp_pa
     ref = mona.catalog.publish("model:fraud/signed", str(source), label=LABEL).ref
     opened = mona.catalog.open(ref)
     assert opened.signature
-    mona.catalog.push(ref, place)
+    mona.catalog.push(ref, place, country="AE")
     assert [layer["mediaType"] for layer in manifest_of(place)["layers"]][-1] == SIGNATURE
     back = mona.catalog.pull("model:fraud/back", f"{place}:v1")
     assert (back.num_files, back.signature) == (2, "by the key that came with it")
@@ -232,7 +274,7 @@ def test_oras_pulls_ours_and_we_pull_its(town: Town, oci_registry: RegistryServe
         pytest.skip(str(missing))
     amal = town.as_("amal")
     ref = amal.catalog.publish("dataset:fraud/oras", str(folder_of(tmp_path / "s", FILES)), label=LABEL).ref
-    amal.catalog.push(ref, place)
+    amal.catalog.push(ref, place, country="AE")
     work = folder_of(tmp_path / "work", {"one.bin": b"one", "tree/two.txt": b"two", "tree/deep/three.txt": b"3"})
     script = (
         "import oras.client, sys\n"
@@ -442,12 +484,12 @@ def test_a_password_is_asked_for(
     amal = town.as_("amal")
     ref = amal.catalog.publish("dataset:fraud/guarded", str(folder_of(tmp_path / "s", FILES)), label=LABEL).ref
     place = f"{guarded.host}/bank/tx"
-    assert isinstance(refusal(lambda: amal.catalog.push(ref, place)), Unauthenticated)
-    assert PASSWORD in refusal(lambda: amal.catalog.push(ref, place, user=USER)).hint
+    assert isinstance(refusal(lambda: amal.catalog.push(ref, place, country="AE")), Unauthenticated)
+    assert PASSWORD in refusal(lambda: amal.catalog.push(ref, place, user=USER, country="AE")).hint
     monkeypatch.setenv(PASSWORD, "wrong")
-    assert isinstance(refusal(lambda: amal.catalog.push(ref, place, user=USER)), Denied)
+    assert isinstance(refusal(lambda: amal.catalog.push(ref, place, user=USER, country="AE")), Denied)
     monkeypatch.setenv(PASSWORD, SECRET)
-    assert amal.catalog.push(ref, place, user=USER).num_files == 4
+    assert amal.catalog.push(ref, place, user=USER, country="AE").num_files == 4
     assert isinstance(refusal(lambda: amal.catalog.pull("dataset:fraud/g", f"{place}:v1")), Unauthenticated)
     monkeypatch.delenv(PASSWORD)
     # As `docker login` leaves it.
@@ -501,9 +543,9 @@ def test_a_token_is_fetched_where_the_registry_says(
         token = {"realm": f"http://{issuer}/token", "service": "tests", "issuer": "tests", "rootcertbundle": str(pem)}
         with RegistryServer({"token": token}) as server:
             place = f"{server.host}/bank/tx"
-            assert isinstance(refusal(lambda: amal.catalog.push(ref, place)), Unauthenticated)
+            assert isinstance(refusal(lambda: amal.catalog.push(ref, place, country="AE")), Unauthenticated)
             monkeypatch.setenv(PASSWORD, SECRET)
-            assert amal.catalog.push(ref, place, user=USER).num_files == 4
+            assert amal.catalog.push(ref, place, user=USER, country="AE").num_files == 4
             assert asked[-1] == {"service": ["tests"], "scope": ["repository:bank/tx:pull,push"]}
             assert amal.catalog.pull("dataset:fraud/token2", f"{place}:v1", user=USER).num_files == 4
             assert asked[-1]["scope"] == ["repository:bank/tx:pull"]

@@ -59,7 +59,7 @@ BYTES: dict[str, Callable[[Any, Ref, str], Any]] = {
     "cat": lambda here, ref, _: list(here.catalog.cat(ref, FILE)),
     "verify": lambda here, ref, _: here.catalog.verify(ref),
     "diff": lambda here, ref, _: here.catalog.diff(ref, ref),
-    "carry": lambda here, ref, _: here.catalog.carry(ref, "a place abroad"),
+    "carry": lambda here, ref, _: here.catalog.carry(ref, "a place", "AE"),
     "copy": lambda here, ref, _: here.catalog.copy(ref, to="eu-west"),
 }
 """Every way to the bytes of a version."""

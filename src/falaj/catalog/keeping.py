@@ -13,6 +13,8 @@ from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.grants import outside
+from falaj.govern.regimes import JURISDICTION
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import close_intent, open_intent, refresh_intent
 from falaj.store.records import Record
@@ -164,19 +166,24 @@ class Keeping(Shelf):
         ctx: Context,
         name: Annotated[Ref, "which version; the newest when none is given"],
         to: Annotated[str, "where it goes, as those who read the log shall see it"],
+        country: Annotated[str, "whose law holds there: a country, AE-DIFC or AE-ADGM"] = "",
     ) -> Version:
         """Say that you carry a version out of the platform, and where to; whoever may not, hears it here.
 
-        `falaj catalog push` does this before it sends anything.
+        Allowed only where its label may go, or where a transfer grant with two approvers says so. Without a country
+        only what is open goes; of hosts in the setting `registries` the platform knows it. `falaj catalog push` does
+        this before it sends anything.
 
         Example:
-            falaj catalog carry model:fraud/scorer@v7 registry.example/fraud/scorer:v7
+            falaj catalog carry model:fraud/scorer@v7 registry.example/fraud/scorer:v7 --country AE
         """
         if not 0 < len(to) <= 500:
             raise Invalid("a place of no or too many letters", "name where it goes in at most 500 characters", name)
+        law = self._law_at(to, country)
+        ctx.permit("egress", str(name.bare), outside(law))
         with self._ledger.write(ctx) as tx:
             record = self._live(tx, name)
-            tx.emit("catalog.carry", record.ref, to=to)
+            tx.emit("catalog.carry", record.ref, to=to, country=law)
             return as_version(record, self._aliases(tx, name))
 
     @verb(reads=("name",), group="write")
@@ -209,6 +216,17 @@ class Keeping(Shelf):
         with self._ledger.read(ctx) as tx:
             ref = self._pinned(tx, name)
             return tuple(map(Ref.parse, self._seen(ctx, ref, self._made_from(tx, ref))))
+
+    def _law_at(self, to: str, country: str) -> str:
+        """Whose law holds where something goes: as this installation knows it of the host, else as its carrier says."""
+        host, said = to.partition("/")[0].lower().removesuffix(":443"), country.upper()
+        known = self._registries.get(host, "")
+        if said and not JURISDICTION.fullmatch(said):
+            raise Invalid(f"{country!r:.40} is no country", "two letters such as AE, or AE-DIFC or AE-ADGM")
+        if known and said not in ("", known):
+            hint = "leave --country out; whoever runs this installation can change the setting `registries`"
+            raise Invalid(f"{host} stands in {known}, as this installation is set", hint)
+        return known or said
 
     def _set_pin(self, ctx: Context, name: Ref, *, pinned: bool) -> Version:
         with self._ledger.write(ctx) as tx:

@@ -164,10 +164,8 @@ def carry_out(here: Here, order: Order) -> Published:
 
 def begin(here: Here, order: Order) -> Begun:
     """Ask whether it may lie there with all that will be said of it, before any byte goes; gives the ticket."""
-    said = {"label": order.label, "inputs": dict(order.inputs)}
-    # A house of the release before does not know these words, and need not hear of what is not said.
-    given = {word: value for word, value in said.items() if value}
-    return cast(Begun, here.catalog.begin(order.name, zone=order.zone, **given))
+    inputs = dict(order.inputs) or None
+    return cast(Begun, here.catalog.begin(order.name, zone=order.zone, label=order.label, inputs=inputs))
 
 
 def _attempt(here: Here, order: Order, memory: Path | None) -> Published:

@@ -51,13 +51,21 @@ class Shelf:
     """The furniture every part of the catalog stands on."""
 
     def __init__(
-        self, ledger: Ledger, blobs: BlobStore, transfers: Transfers, approvals: Approvals, keyring: Keyring
+        self,
+        ledger: Ledger,
+        blobs: BlobStore,
+        transfers: Transfers,
+        approvals: Approvals,
+        keyring: Keyring,
+        registries: Mapping[str, str],
     ) -> None:
+        """`registries` says under whose law hosts stand that versions are carried to."""
         self._ledger = ledger
         self._blobs = blobs
         self._transfers = transfers
         self._approvals = approvals
         self._keyring = keyring
+        self._registries = registries
 
     def _write_head(self, tx: Writer, name: Ref, changes: Mapping[str, Any], now: float = 0.0) -> Record:
         """Change the one mutable record of a name; made at `now` when it is not there."""

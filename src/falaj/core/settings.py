@@ -123,6 +123,8 @@ class Settings:
     """Providers, separated by commas, asked in order."""
     federation: tuple[str, ...] = ()
     """Issuers whose tokens tenants may let their build systems exchange. We call no address that a tenant names."""
+    registries: Mapping[str, str] = field(default_factory=dict)
+    """Where OCI registries stand, for example { "harbor.bank.example" = "AE" }: who pushes there need not say so."""
     secrets: str = "file:{home}/keys"
     step_up: bool = False
     """Demand more than one factor of people who approve, govern, erase, or read what is sensitive."""

@@ -98,22 +98,24 @@ def push(
     to: Annotated[str, "registry.example/project/repository:tag; the version is the tag when none is given"],
     user: Annotated[str, "who you are there; the password is in FALAJ_REGISTRY_PASSWORD"] = "",
     authority: Annotated[str, "a PEM file, where the registry's certificate is not signed publicly"] = "",
+    country: Annotated[str, "whose law holds where the registry stands: a country, AE-DIFC or AE-ADGM"] = "",
 ) -> Carried:
     """Push a version into an OCI registry (Harbor, Nexus, any other) as an artefact that ORAS can pull.
 
     Each file is a layer; more than a hundred are one tar. The description carries label, card and tags, and a model's
     signature goes along. What the registry holds already is not sent. Without --user, what `docker login` left counts.
-    The bytes leave the platform, which records where to: its labels follow them in writing only.
+    The bytes leave the platform, which asks whether the label lets them go to that country and records where they went;
+    of registries in its setting `registries` it knows the country. Labels follow the bytes in writing only.
 
     Example:
-        falaj catalog push model:fraud/scorer@v7 registry.example/fraud/scorer:v7 --user robot
+        falaj catalog push model:fraud/scorer@v7 registry.example/fraud/scorer:v7 --user robot --country AE
     """
     from falaj.exchange.oci import Sender
     from falaj.exchange.registry import Place, Registry
 
     opened, snapshot = open_version(here, name)
     place = Place.parse(to, opened.ref.version)
-    version = here.catalog.carry(opened.ref, str(place))
+    version = here.catalog.carry(opened.ref, str(place), country)
     with (
         Registry(place, user, authority, write=True) as registry,
         tempfile.TemporaryDirectory(prefix="falaj-push-") as folder,

@@ -19,6 +19,8 @@ from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import Verb
+from falaj.govern.grants import outside_of
+from falaj.govern.place import OUTWARD
 from falaj.govern.policy import Authorizer, Facts
 from falaj.govern.records import Move, Verdict
 from falaj.govern.things import Thing, desk_ref, desk_thing, label_of, missing, things_of
@@ -226,11 +228,11 @@ class Guard:
 
     def _permit(self, action: str, ctx: Context, things: Sequence[Thing], wanted: tuple[str, str, str]) -> Permit:
         """A permit about a thing the call declared, and no other; place() is asked about exactly this movement."""
-        op, name, zone = wanted
+        op, name, to = wanted
         thing = next((t for t in things if str(t.asked.bare) == name), None)
         if thing is None:
             raise Denied(f"this call never named {name}", "declare it in the verb's reads or writes", name)
-        move = thing.move(ctx, op, zone)
+        move = thing.move(ctx, op, "", outside_of(to)) if op in OUTWARD else thing.move(ctx, op, to)
         verdict = self._residency.verdict(move, ctx.now())
         if not verdict.allowed:
             facts = self._known(ctx, thing, placed=False)
@@ -238,7 +240,7 @@ class Guard:
             raise _Barred(decision, Denied("; ".join(verdict.reasons), verdict.hint, name))
         policy = self._authorizer.rules(ctx.tenant).hash
         return self._permits.issue(
-            op, name, ctx.tenant, thing.zone, zone, label=move.label.digest, policy=policy, now=ctx.now()
+            op, name, ctx.tenant, thing.zone, to, label=move.label.digest, policy=policy, now=ctx.now()
         )
 
     def _scope(self, action: str, ctx: Context, kind: str) -> frozenset[str]:

@@ -139,7 +139,9 @@ def _outward(case: _Case) -> None:
             case.deny(
                 f"{move.op}-jurisdiction-unknown",
                 "nobody can say under which law the receiver is, and only open things go to the unknown",
-                "sign in where the identity provider says where you are, or have it set for your account",
+                "sign in where the identity provider says where you are, or have it set for your account"
+                if move.op == "view"
+                else "say whose law holds where it goes: a country, AE-DIFC or AE-ADGM, for example --country AE",
             )
         _regimes(case, None, "")
     elif src is not None and move.jurisdiction == src.jurisdiction:

@@ -46,6 +46,7 @@ def bundle(
     revision: Annotated[int, "which revision; the one with the traffic when left out"] = 0,
     keys: Annotated[int, "how many keys to make for callers"] = 1,
     to: Annotated[str, "where it goes, for those who read the log"] = "",
+    country: Annotated[str, "whose law holds there: a country, AE-DIFC or AE-ADGM; where you are when left out"] = "",
 ) -> Bundled:
     """Pack an endpoint as one signed file that serves by itself: the model, the server, keys of callers.
 
@@ -53,7 +54,7 @@ def bundle(
     bytes but for its manifest, which says when and by whom it was made.
 
     Example:
-        falaj serve bundle endpoint:fraud/score --out edge.tar --to "branch 12"
+        falaj serve bundle endpoint:fraud/score --out edge.tar --to "branch 12" --country AE
     """
     path = Path(out).expanduser()
     if path.exists():
@@ -63,7 +64,7 @@ def bundle(
     packed: Packed = here.serve.pack(endpoint, hashes, to or path.name, revision)
     manifest = json.loads(packed.manifest)
     model = Ref.parse(manifest["model"])
-    here.catalog.carry(model, to or path.name)
+    here.catalog.carry(model, to or path.name, country or here.people.whoami().jurisdiction)
     with tempfile.TemporaryDirectory(prefix="falaj-bundle-") as scratch:
         folder = Path(scratch, "model")
         here.catalog.checkout(model, str(folder))
