@@ -103,6 +103,19 @@ def test_a_judgement_asks_nobody_and_says_where_a_wish_stands(town: Town, name: 
     assert isinstance(refusal(lambda: catalog.judge(version, "experiment")), Invalid)
 
 
+def test_a_judgement_says_what_failed_since_people_were_asked(town: Town, name: str, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    version = model(amal, "1", name)
+    asked = catalog.promote(version, "production")
+    town.as_("salem").catalog.require(f"gate:{project}/production", ("bias", "1 approval"))
+    told = catalog.judge(version)
+    assert (told.state, told.ok, told.why) == ("refused", False, "attestation bias: nobody attested bias")
+    assert told.approval == asked.approval, "the question is still open"
+    catalog.attest(version, "bias", True)
+    again = catalog.judge(version)
+    assert (again.state, again.ok) == ("waiting", True)
+
+
 def test_lists_find_names_by_text_and_by_alias(town: Town, name: str, project: str) -> None:
     amal, catalog = town.as_("amal"), town.as_("amal").catalog
     v1, v2 = model(amal, "1", name), model(amal, "2", name)

@@ -140,7 +140,7 @@ class Demands(Shelf):
         """Say what the gate of a stage finds of a version now, and whether people are asked. Nobody is, by this.
 
         The state is done (it is there), waiting or emergency (people are asked), ready (promote brings it there, or
-        asks them), or refused, with what is missing.
+        asks them), or refused, with what is missing: also while people are asked, if it failed since.
 
         Example:
             falaj catalog judge model:fraud/scorer@v7 --stage production
@@ -154,12 +154,13 @@ class Demands(Shelf):
             rows = judge(rules, self._case(tx, ctx, record, rules, holder))
             before = record.ref.at(holder) if holder else None
             told = Promotion(record.ref, stage, "ready", evidence=rows, before=before)
+            failed = "; ".join(f"{row.rule}: {row.found}" for row in rows if not row.passed)
             wish = kept_wish(tx, record.ref, stage)
             if wish is not None and wish.state in (WAITING, EMERGENCY):
                 stands, approval = heard(tx, ctx, wish), approval_ref(ACTION, wish.digest)
                 told = replace(told, approval=approval, digest=wish.digest, until=wish.until or stands.until)
-                return replace(told, state=wish.state, why=stands.why)
-            failed = "; ".join(f"{row.rule}: {row.found}" for row in rows if not row.passed)
+                if wish.state == EMERGENCY or not failed:
+                    return replace(told, state=wish.state, why=stands.why)
             if record.body["stage"] == stage:
                 return replace(told, state="done", why=f"it is in {stage} already")
             return replace(told, state="refused", why=failed, ok=False) if failed else told
