@@ -243,6 +243,17 @@ def test_what_cannot_be_published_is_named(town: Town, case: str, tmp_path: Path
     assert isinstance(refusal(lambda: town.as_("amal").catalog.show("dataset:fraud/bad")), NotFound)
 
 
+@pytest.mark.parametrize("source", ["", " ", "delta:", "dvc: "])
+def test_nothing_is_not_the_folder_one_stands_in(
+    town: Town, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    error = refusal(lambda: town.as_("amal").catalog.publish("dataset:fraud/unset", source))
+    assert isinstance(error, Invalid)
+    assert "name" in error.message
+    assert isinstance(refusal(lambda: town.as_("amal").catalog.show("dataset:fraud/unset")), NotFound)
+
+
 def test_an_unreadable_file_is_named(town: Town, tmp_path: Path) -> None:
     if os.getuid() == 0:
         pytest.skip("root may read everything")
@@ -391,6 +402,9 @@ def test_the_command_line(town: Town, folder: Path, tmp_path: Path) -> None:
     same = falaj("diff", "dataset:fraud/cli@v1", "dataset:fraud/cli", "--json")
     assert json.loads(same.stdout)["files"] == []
     assert falaj("verify", "dataset:fraud/cli").returncode == 0
+    for words in (("fraud/cli",), ("dataset:fraud/cli",), ("--name", "dataset:fraud/cli")):
+        assert "dataset:fraud/cli@v1" in falaj("list", *words).stdout, words
+    assert falaj("list", "dataset:fraud/cli", "more").returncode == 2
     wrong = falaj("publish", "dataset:fraud/cli", str(tmp_path / "nowhere"))
     assert (wrong.returncode, "Traceback" in wrong.stderr) == (Invalid.exit_code, False)
     for verb in ("publish", "checkout", "cat", "files", "diff", "verify"):

@@ -292,6 +292,24 @@ def test_lists_walk_through_every_kind_and_show_no_more_than_one_may_see(town: T
         assert isinstance(refusal(act), Invalid)
 
 
+def test_every_version_of_a_name_however_it_is_written(town: Town, name: str, project: str) -> None:
+    amal, bare = town.as_("amal"), f"one-{project}"
+    mine, other = f"dataset:{project}/{bare}", f"dataset:{project}-too/{bare}"
+    made = {str(publish(amal, each, text)) for each in (mine,) for text in ("1", "2")}
+    publish(amal, other)
+
+    def listed(**said: str) -> set[str]:
+        return {str(each.ref) for each in amal.catalog.list(**said).versions}
+
+    assert listed(name=mine) == listed(name=f"{project}/{bare}") == listed(name=bare, project=project) == made
+    assert listed(name=mine, kind="dataset", project=project) == made
+    assert listed(name=mine, search="one") == {f"{mine}@v2"}
+    assert listed(name=bare) == {*made, f"{other}@v1"}
+    assert listed(name=f"model:{project}/{bare}") == set()
+    for wrong in ({"name": f"{mine}@v1"}, {"name": mine, "kind": "model"}, {"name": mine, "project": "other"}):
+        assert isinstance(refusal(lambda wrong=wrong: listed(**wrong)), Invalid)
+
+
 def test_many_publish_one_name_at_once(town: Town, name: str) -> None:
     def act(n: int) -> str:
         for _ in range(20):

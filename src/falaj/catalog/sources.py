@@ -61,11 +61,18 @@ def source(scheme: str) -> Callable[[F], F]:
 def open_source(text: str) -> Iterator[Source]:
     """What a text names: a folder, a file, or another tool's table or project."""
     scheme, colon, rest = text.partition(":")
+    if not text.strip():
+        # A variable of the shell that is not set: taken for a path it would be the folder one stands in.
+        raise Invalid("no folder or file is named", "name one; the folder you are in is .")
     if colon and scheme not in _OPENERS and not Path(text).exists():
         # Modules of this desk that most calls do without: other tools' forms are opened there.
         for module in DESKS["catalog"].errands:
             import_module(module)
     if colon and scheme in _OPENERS:
+        if not rest.strip():
+            raise Invalid(
+                f"{text!r:.40} names nothing", f"write what it opens after the colon, for example {scheme}:./it"
+            )
         with _OPENERS[scheme](rest) as found:
             yield found
         return

@@ -158,7 +158,7 @@ class Versions(Shelf):
         ctx: Context,
         kind: Annotated[str, "dataset, model or code; all of them when left out"] = "",
         project: Annotated[str, "of one project only"] = "",
-        name: Annotated[str, "every version of this one name"] = "",
+        name: Annotated[str, "every version of this one name: dataset:fraud/tx, fraud/tx, or tx in every project"] = "",
         search: Annotated[str, "only names with this text in them"] = "",
         alias: Annotated[str, "only what has this alias or holds this stage, each at that version"] = "",
         after: Annotated[str, "where the page before ended"] = "",
@@ -168,13 +168,15 @@ class Versions(Shelf):
 
         Example:
             falaj catalog list --project fraud
+            falaj catalog list dataset:fraud/tx
         """
         wanted = {"live": "yes"} if name else {"newest": "yes"}
+        of = _named(kind, project, name)
         with self._ledger.read(ctx) as tx:
             if search or alias:
-                found, following = self._chosen(tx, ctx, (kind, project, name), (search, alias), (after, limit))
+                found, following = self._chosen(tx, ctx, of, (search, alias), (after, limit))
             else:
-                found, following = self._page(tx, ctx, (kind, project, name), wanted, after, limit)
+                found, following = self._page(tx, ctx, of, wanted, after, limit)
             shown = [as_version(record, self._aliases(tx, record.ref)) for record in found]
             sees = sight(self._ledger, ctx, _LIST)
             return VersionPage(tuple(covered(version, sees) for version in shown), following)
@@ -264,6 +266,18 @@ class Versions(Shelf):
 
         signature, key = sign_model(self._keyring, ctx.tenant, zone, str(version), facts.files)
         return {"signature": signature, "key": key}
+
+
+def _named(kind: str, project: str, name: str) -> tuple[str, str, str]:
+    """Kind, project and name as a list is asked for them; a name may be a whole reference and say all three."""
+    if "@" in name:
+        raise Invalid(f"{name[:200]!r} names one version", "falaj catalog show shows it; leave out what follows @")
+    said, colon, rest = name.rpartition(":")
+    of, slash, bare = rest.rpartition("/")
+    clash = (colon and kind and kind != said) or (slash and project and project != of)
+    if (colon and not slash) or clash:
+        raise Invalid(f"{name[:200]!r} is no name there", "write dataset:fraud/tx, or --kind dataset --project fraud")
+    return said or kind, of or project, bare
 
 
 def _terms(made: Tree, zone: str, pins: Mapping[str, Ref]) -> dict[str, str]:

@@ -194,8 +194,9 @@ def parser_of(name: str, verb: Verb) -> "argparse.ArgumentParser":
 
 
 def usage(name: str, verb: Verb) -> str:
-    """One line that shows what is required, in order."""
+    """One line that shows what is typed in order, and what else is required."""
     words = [f"{_shown(p, _one(p.type))}{' ...' if _many(p.type) else ''}" for p in in_order(verb)]
+    words += [f"[{_shown(p, _one(p.type))}]" for p in _last(verb)]
     words += [f"{_flag(p)} KEY=VALUE" for p in verb.params if p.required and not _positional(p)]
     return " ".join([f"falaj {name} {typed(verb)}", *words, "[flags]"])
 
@@ -205,11 +206,16 @@ def in_order(verb: Verb) -> list[Param]:
     return sorted((p for p in verb.params if _positional(p)), key=_order)
 
 
+def _last(verb: Verb) -> list[Param]:
+    """What may follow them without its flag: the one name that a list can be of."""
+    return [p for p in verb.params if verb.name == "list" and p.name == "name" and not p.required]
+
+
 def given(desk_name: str, verb: Verb, found: Any) -> dict[str, Any]:
     """What was typed, by parameter."""
     words: list[str] = list(found.in_order)
     taken = {p.name: getattr(found, p.name) for p in verb.params if getattr(found, p.name, None) is not None}
-    for param in in_order(verb):
+    for param in (*in_order(verb), *_last(verb)):
         if param.name not in taken and words:
             taken[param.name] = words if _many(param.type) else words.pop(0)
             words = [] if _many(param.type) else words
