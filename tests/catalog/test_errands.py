@@ -174,6 +174,20 @@ def test_a_part_of_a_version(here: Any, folder: Path, tmp_path: Path, request: p
     assert isinstance(refusal(lambda: here.catalog.checkout(name, str(tmp_path / "no"), paths=("nowhere",))), NotFound)
 
 
+def test_what_a_checkout_will_not_bring_back_is_said_at_once(here: Any, tmp_path: Path, request: Any) -> None:
+    """A link that leads out, and empty folders."""
+    source, name = tmp_path / "odd", names(request)
+    (source / "empty").mkdir(parents=True)
+    (source / "out").symlink_to("../elsewhere")
+    (source / "kept.txt").write_text("kept")
+    note = here.catalog.publish(name, str(source)).note
+    assert "lead out of the folder, which no checkout writes: out" in note
+    assert "empty folders, which are not kept: empty/" in note
+    assert "--paths" in refusal(lambda: here.catalog.checkout(name, str(tmp_path / "whole"))).hint
+    here.catalog.checkout(name, str(tmp_path / "part"), paths=("kept.txt",))
+    assert (tmp_path / "part/kept.txt").read_text() == "kept"
+
+
 def test_a_single_file(here: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     name = names(request)
     file = tmp_path / "alone.bin"

@@ -197,8 +197,10 @@ def published(source: Path, tmp_path: Path) -> tuple[dict[str, str], str]:
     return {**kept, "FALAJ_HOME": str(home), "FALAJ_TOKEN": town.tokens["amal"], "FALAJ_CACHE": str(tmp_path)}, str(ref)
 
 
-def command(ref: str, at: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "falaj", "--purpose", "fraud", "catalog", "mount-read", ref, str(at), *more]
+def command(env: dict[str, str], ref: str, at: Path, *more: str) -> list[str]:
+    """As people type it: the platform's address behind the verb, too."""
+    words = ["--purpose", "fraud", "catalog", "mount-read", ref, str(at), "--at", env["FALAJ_HOME"], *more]
+    return [sys.executable, "-m", "falaj", *words]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -207,7 +209,7 @@ def test_a_mount_is_read_by_anybody_and_ends_cleanly(
 ) -> None:
     env, ref = published
     at = tmp_path / "at"
-    with subprocess.Popen(command(ref, at), env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command(env, ref, at), env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             wait_until(lambda: os.path.ismount(at) or process.poll() is not None, 30)
             assert process.poll() is None, process.communicate()
@@ -242,7 +244,12 @@ def test_a_mount_in_the_background(published: tuple[dict[str, str], str], source
     at = tmp_path / "at"
     at.mkdir()
     done = subprocess.run(
-        command(ref, at, "--background", "--json"), env=env, check=False, capture_output=True, text=True, timeout=60
+        command(env, ref, at, "--background", "--json"),
+        env=env,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     try:
         assert done.returncode == 0, done.stderr
@@ -252,6 +259,6 @@ def test_a_mount_in_the_background(published: tuple[dict[str, str], str], source
         subprocess.run(["fusermount3", "-u", str(at)], check=False)
     assert list(at.iterdir()) == []
     failed = subprocess.run(
-        command("dataset:fraud/none", at, "--background"), env=env, check=False, capture_output=True, text=True
+        command(env, "dataset:fraud/none", at, "--background"), env=env, check=False, capture_output=True, text=True
     )
     assert failed.returncode == 5

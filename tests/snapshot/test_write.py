@@ -50,6 +50,24 @@ def test_an_empty_folder_is_a_tree_too(tmp_path: Path, warehouse: Warehouse) -> 
     assert files_of(warehouse, done) == {}
 
 
+def test_what_is_not_kept_or_not_written_again_is_told(tmp_path: Path, warehouse: Warehouse) -> None:
+    folder = tmp_path / "in"
+    (folder / "a/b/c").mkdir(parents=True)
+    (folder / "hollow").mkdir()
+    (folder / "a/file").write_bytes(b"x")
+    (folder / "a/inside").symlink_to("../a/file")
+    (folder / "out").symlink_to("/etc/passwd")
+    told = publish_folder(folder, warehouse).notes
+    assert told == (
+        "links that lead out of the folder, which no checkout writes: out",
+        "empty folders, which are not kept: a/b/c/ and 1 more",
+    )
+    (folder / "out").unlink()
+    (folder / "hollow").rmdir()
+    (folder / "a/b/c/file").write_bytes(b"y")
+    assert publish_folder(folder, warehouse).notes == ()
+
+
 def test_the_root_depends_on_names_modes_and_contents_only(tmp_path: Path, warehouse: Warehouse) -> None:
     """Invariant 15: not on the order of writing, on times, or on where the bytes lie."""
     roots = set()

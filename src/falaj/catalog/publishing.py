@@ -119,7 +119,7 @@ def publish(
             facts = replace(facts, card=card, files=hash_files(found.path))
         done = carry_out(here, Order(name, found, facts, label, used, zone, columns or {}))
     if name.kind == "model":
-        done = replace(done, note="; ".join(here.catalog.inspect(done.ref).reasons))
+        done = replace(done, note="; ".join(filter(None, (done.note, *here.catalog.inspect(done.ref).reasons))))
     return replace(done, seconds=round(time.monotonic() - began, 3))
 
 
@@ -181,6 +181,7 @@ def _attempt(here: Here, order: Order, memory: Path | None) -> Published:
     facts = replace(order.facts, table=table)
     ref = _commit(here, order, Made(begun.ticket, written.tree, written.receipts), facts, base.ref if base else None)
     tree = written.tree
+    note = "; ".join(filter(None, (*written.notes, note)))
     return Published(ref, tree.num_files, tree.size_bytes, written.new_bytes, written.kept_files, note=note)
 
 

@@ -65,7 +65,7 @@ def import_dvc(
     with open_dvc(project, only) as source:
         facts = Facts(message, tags=source.tags)
         done = carry_out(here, Order(name, source, facts, label, zone=zone))
-    return replace(done, seconds=time.monotonic() - begun)
+    return replace(done, seconds=round(time.monotonic() - begun, 3))
 
 
 @errand
@@ -170,7 +170,7 @@ def pull(
 def mount_read(
     here: Here,
     name: Annotated[Ref, "which version; the newest when none is given"],
-    at: Annotated[str, "an empty folder, or one that is not there yet"],
+    to: Annotated[str, "an empty folder, or one that is not there yet"],
     background: Annotated[bool, "come back once it is mounted; `fusermount3 -u FOLDER` ends it"] = False,
 ) -> Mounted:
     """Mount a version as a read-only folder: bytes are fetched, and checked, when somebody reads them.
@@ -183,7 +183,7 @@ def mount_read(
     from falaj.exchange.mount import View, mount, ready, start_behind
 
     opened, snapshot = open_version(here, name)
-    folder, made = ready(at)
+    folder, made = ready(to)
     try:
         if background:
             return Mounted(opened.ref, str(folder), start_behind(folder))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.core.errors import Invalid, NotFound, Unavailable
-from falaj.snapshot.format import PACK_BYTES, Entry, shown
+from falaj.snapshot.format import PACK_BYTES, Entry, shown, stays_inside
 from falaj.snapshot.read import Run, Snapshot
 from falaj.snapshot.scribes import Scribes
 from falaj.snapshot.target import LargeFile, Record, SmallFile, Target
@@ -97,8 +97,9 @@ class _Work:
         """The next entry, in order of paths."""
         self._num_files += 1
         self._size_bytes += entry.size
-        if entry.kind == "link" and not _stays_inside(entry.path, entry.target):
-            raise Invalid(f"the link {shown(entry.path)} leads out of the folder", "check out the other paths only")
+        if entry.kind == "link" and not stays_inside(entry.path, entry.target):
+            hint = "a checkout of the other paths leaves it out: --paths PATH,PATH"
+            raise Invalid(f"the link {shown(entry.path)} leads out of the folder", hint)
         if self._target.stands(entry, self._snapshot):
             self._kept += 1
             self._advance(entry.size)
@@ -244,11 +245,3 @@ def _at(snapshot: Snapshot, path: bytes) -> Iterable[Entry]:
         return (snapshot.entry(path),)
     except NotFound:
         return snapshot.entries(path + b"/" if path else b"")
-
-
-def _stays_inside(path: bytes, target: bytes) -> bool:
-    if target.startswith(b"/") or b"\0" in target:
-        return False
-    parts = [part for part in target.split(b"/") if part not in {b"", b"."}]
-    climbs = next((at for at, part in enumerate(parts) if part != b".."), len(parts))
-    return climbs <= path.count(b"/") and b".." not in parts[climbs:]

@@ -296,6 +296,15 @@ def shown(path: bytes) -> str:
     return text if len(text) <= 240 else f"{text[:200]}…{text[-39:]}"
 
 
+def stays_inside(path: bytes, target: bytes) -> bool:
+    """Whether a link at a path cannot lead out of the folder: it climbs at its beginning only, and not above that."""
+    if target.startswith(b"/") or b"\0" in target:
+        return False
+    parts = [part for part in target.split(b"/") if part not in {b"", b"."}]
+    climbs = next((at for at, part in enumerate(parts) if part != b".."), len(parts))
+    return climbs <= path.count(b"/") and b".." not in parts[climbs:]
+
+
 def _refused(path: bytes, last: bytes) -> Invalid:
     if len(path) > PATH_BYTES:
         return Invalid(f"{shown(path)} is {len(path)} bytes long", f"a path has at most {PATH_BYTES}")

@@ -62,6 +62,8 @@ class Written:
     new_chunks: int = 0
     read_files: int = 0
     kept_files: int = 0
+    notes: tuple[str, ...] = ()
+    """What a person should know of what was passed: links that no checkout writes, folders that are not kept."""
 
 
 class TakenBack(Exception):

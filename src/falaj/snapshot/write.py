@@ -6,11 +6,12 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from falaj.core.transfer import Receipt
 from falaj.snapshot.again import look_at
-from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, raw
+from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, raw, shown, stays_inside
 from falaj.snapshot.lists import Lists
 from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
@@ -108,6 +109,7 @@ class _Folder:
         self._closed: list[tuple[KeptPage, frozenset[int]]] = []
         self._open = _OpenPage()
         self._cut, self._whole = -1, False
+        self._outward, self._empty = _Some(), _Some()
 
     @property
     def fingerprint(self) -> bytes:
@@ -119,13 +121,17 @@ class _Folder:
     def publish(self, folder: Path) -> Written:
         """The whole pass."""
         with Lists(self._state) as lists:
-            for run in runs(folder, self._plan.cuts, lists.of):
+            for run in runs(folder, self._plan.cuts, partial(self._names, lists)):
                 if not self._takes(run.cut):
                     for found in meet(run):
                         self._add(found)
         done = self._out.finish(self._pages.finish(), self._num_files, self._size_bytes)
         self._advance(self._done)
-        return replace(done, read_files=self._read, kept_files=self._kept)
+        notes = (
+            self._outward.told("links that lead out of the folder, which no checkout writes"),
+            self._empty.told("empty folders, which are not kept"),
+        )
+        return replace(done, read_files=self._read, kept_files=self._kept, notes=tuple(filter(None, notes)))
 
     def kept_pages(self) -> list[KeptPage]:
         """Every page that ends by itself and not with the folder, for the next publish."""
@@ -135,6 +141,12 @@ class _Folder:
         """Keep bytes of a file, and say so now and then."""
         self._tell(len(data))
         return self._out.chunk(data)
+
+    def _names(self, lists: Lists, fd: int, path: bytes) -> list[bytes]:
+        names = lists.of(fd, path)
+        if path and not names:
+            self._empty.add(path)
+        return names
 
     def _takes(self, cut: int) -> bool:
         """Whether the files before a cut are those of an unchanged page that can stand here as it is."""
@@ -184,7 +196,10 @@ class _Folder:
     def _entry(self, found: Found) -> tuple[int, bytes, bytes, bool]:
         stamp = stamp_of(found.stat)
         if stat.S_ISLNK(found.stat.st_mode):
-            return LINK, read_link(found), stamp, is_settled(stamp, time.time_ns())
+            target = read_link(found)
+            if not stays_inside(found.path, target):
+                self._outward.add(found.path)
+            return LINK, target, stamp, is_settled(stamp, time.time_ns())
         mode = EXECUTABLE if found.stat.st_mode & stat.S_IXUSR else FILE
         body = self._state.match(found.path, stamp)
         if body is not None and self._out.holds(body):
@@ -205,6 +220,22 @@ class _Folder:
         if self._done >= _TELL_BYTES:
             self._advance(self._done)
             self._done = 0
+
+
+class _Some:
+    """Paths of one sort: how many there were, and the first."""
+
+    def __init__(self) -> None:
+        self._first, self._count = b"", 0
+
+    def add(self, path: bytes) -> None:
+        """One more."""
+        self._first, self._count = self._first or path, self._count + 1
+
+    def told(self, what: str) -> str:
+        """In words; nothing where there was none."""
+        more = f" and {self._count - 1} more" if self._count > 1 else ""
+        return f"{what}: {shown(self._first)}{more}" if self._count else ""
 
 
 class _OpenPage:
