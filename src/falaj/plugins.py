@@ -22,16 +22,21 @@ EXTRAS = {
 
 def plugin(port: str, scheme: str) -> Any:
     """What a URL scheme means for a port; ours and strangers' come in by the same door."""
+    module, _, name = registered(port, scheme).partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise lacking(f"{scheme}:", EXTRAS.get(scheme, scheme), error) from error
+
+
+def registered(port: str, scheme: str) -> str:
+    """Where what speaks a scheme would be loaded from; Invalid where nobody does."""
     known = _own_entry_points().get(f"falaj.{port}", {})
     path = known.get(scheme) or _strange_entry_points(port).get(scheme)
     if path is None:
         names = sorted({*known, *_strange_entry_points(port)})
         raise Invalid(f"nothing here speaks {scheme!r:.40} as a {port}", f"known: {', '.join(names)}")
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise lacking(f"{scheme}:", EXTRAS.get(scheme, scheme), error) from error
+    return path
 
 
 @cache

@@ -58,7 +58,13 @@ def test_deletion_leaves_a_tombstone_and_nothing_to_read(town: Town, name: str) 
     assert (stone.state, stone.stage, stone.message, stone.zones) == ("deleted", "destroyed", "consent withdrawn", ())
     assert (stone.root, stone.label) == (opened.tree.root, amal.catalog.show(v1).label)
     assert (stone.table, stone.card, stone.tags) == (None, None, {})
-    assert amal.catalog.show(v2).state == "deleted"
+    shown = amal.catalog.show(v2)
+    assert (shown.state, shown.deleted_by, shown.deleted_at > amal.catalog.show(v1).made_at) == (
+        "deleted",
+        "salem",
+        True,
+    )
+    assert (amal.catalog.show(v1).deleted_by, amal.catalog.show(v1).deleted_at) == ("", 0.0)
     for act in (
         lambda: amal.catalog.open(v2),
         lambda: list(amal.bytes.get(opened.ticket, opened.tree.batches[0].shard)),

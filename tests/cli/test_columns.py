@@ -1,8 +1,16 @@
 """What a list shows to people: a few columns that exist, while a program gets everything."""
 
+import sys
+from dataclasses import fields, replace
+
 import pytest
 
+from falaj.catalog.life_records import Binding, Promotion
+from falaj.catalog.records import Version
 from falaj.cli.tables import cell, put
+from falaj.content.records import Column, Table
+from falaj.core.label import Label
+from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import DESKS
 from falaj.govern.records import Zone
@@ -30,3 +38,58 @@ def test_a_list_is_narrow_and_json_is_whole(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_moment_that_nobody_knows_is_shown_as_nothing() -> None:
     assert [cell(name, 0.0) for name in ("starts_at", "ended_at", "ended", "price")] == ["", "", "", "0.0"]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
+    """What is printed is printed for eyes."""
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    return capsys
+
+
+VERSION = Version(
+    Ref.parse("dataset:fraud/tx@v1"), "b3:0", 1, 10, "experiment", Label(), ("home",), "amal", 1.8e9,
+    table=Table(3, tuple(Column(f"column{n}", "BIGINT", low=str(n)) for n in range(9)), "csv"),
+    tags={f"tag{n}": "x" * 20 for n in range(9)},
+)  # fmt: skip
+
+
+def test_a_record_is_readable_in_a_terminal(terminal: pytest.CaptureFixture[str]) -> None:
+    put(VERSION)
+    lines = terminal.readouterr().out.splitlines()
+    begins = [line.split() for line in lines]
+    for n in range(9):
+        assert [f"column{n}", "BIGINT"] in [words[:2] for words in begins], "a column has a line of its own"
+        assert sum(f"tag{n}=" in line for line in lines) == 1
+    assert ["table"] in begins
+    assert max(map(len, lines)) <= 120
+
+
+def test_a_pipe_has_a_line_for_each_field(capsys: pytest.CaptureFixture[str]) -> None:
+    put(VERSION)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [each.name.replace("_", " ") for each in fields(Version)]
+
+
+def test_long_values_are_cut_in_a_terminal_only(
+    terminal: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = replace(VERSION, message="m" * 6000)
+    put((long,))
+    said = terminal.readouterr().out
+    assert "…" in said
+    assert 150 < said.count("m") < 300
+    put((long,), as_json=True)
+    assert "m" * 6000 in terminal.readouterr().out
+    monkeypatch.undo()
+    put((long,))
+    assert "m" * 6000 in terminal.readouterr().out
+
+
+def test_what_has_no_end_yet_shows_none(capsys: pytest.CaptureFixture[str]) -> None:
+    put((Binding("production", VERSION.ref, 1.8e9),))
+    [_, line] = capsys.readouterr().out.splitlines()
+    assert line.split("\t")[2:4] == ["2027-01-15 08:00:00Z", ""]
+    put(Promotion(VERSION.ref, "production", "done"))
+    assert "until\t\n" in capsys.readouterr().out

@@ -236,6 +236,16 @@ def test_the_installation_knows_where_a_registry_stands(
         town.close()
 
 
+def test_a_registry_that_cannot_be_reached_is_told_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # a port on which nobody listens
+        with Registry(Place.parse(f"127.0.0.1:{taken.getsockname()[1]}/bank/tx")) as registry:
+            error = refusal(registry.manifest)
+    assert isinstance(error, Unavailable)
+    assert "cannot be reached" in error.message
+    assert "port" in error.hint
+
+
 def safetensors() -> bytes:
     header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(8)

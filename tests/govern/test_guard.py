@@ -62,6 +62,24 @@ def test_a_refusal_is_an_event(stocked: Town) -> None:
     assert (event.actor, event.body["action"], event.body["about"]) == ("fatima", "store.get", BLOB)
 
 
+def test_the_log_about_a_thing_has_what_was_refused(stocked: Town) -> None:
+    """Refusals are found by what they are about, among what was done to it; also where it never came to be."""
+    amal, log = stocked.as_("amal"), stocked.as_("omar").audit.log
+    refusal(lambda: stocked.as_("fatima").store.get(BLOB))
+    refusal(lambda: amal.store.put("blob:fraud/never", b"x", label="AE-CBUAE", zone="eu-west"))
+    refusal(lambda: amal.store.put(f"{BLOB}2", b"x", label="AE-CBUAE", zone="eu-west"))
+    amal.store.show(BLOB)
+    told = [(each.verb, each.actor) for each in log(BLOB).entries]
+    assert told[:2] == [("store.show", "amal"), ("guard.deny", "fatima")]
+    assert [each for each in told if each[0] == "guard.deny"] == [("guard.deny", "fatima")]
+    assert [each.body["action"] for each in log("blob:fraud/never").entries] == ["store.put"]
+    assert [each.verb for each in log(BLOB, verb="store.show guard.deny").entries] == ["store.show", "guard.deny"]
+    assert {each.verb for each in log(BLOB, verb="store.show").entries} == {"store.show"}
+    assert [each.verb for each in log(BLOB, actor="fatima").entries] == ["guard.deny"]
+    first = log(BLOB, limit=1)
+    assert [each.verb for each in log(BLOB, older=first.older, limit=1).entries] == ["guard.deny"]
+
+
 def test_another_tenant_cannot_tell_that_a_thing_exists(stocked: Town) -> None:
     there = refusal(lambda: stocked.as_("sara").store.get(BLOB))
     nowhere = refusal(lambda: stocked.as_("sara").store.get("blob:fraud/nothing"))

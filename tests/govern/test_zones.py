@@ -128,6 +128,8 @@ def test_a_tenant_sees_the_place_and_not_where_its_machines_answer(here: Town) -
         ({"regimes": ("EU-GDPR",)}, "cannot be cleared for EU-GDPR"),
         ({"max_class": 4}, "class"),
         ({"store": "no address"}, "address"),
+        ({"store": "file:///srv/eu"}, "speaks .file."),
+        ({"more": {"store": "ftp://eu"}}, "speaks .ftp."),
         ({"more": {"custody": "somewhere"}}, "held"),
         ({"more": {"custody": "external"}}, "place"),
         ({"more": {"key_jurisdiction": "AE"}}, "place"),

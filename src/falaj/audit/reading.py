@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping
+from heapq import merge
 
 from falaj.audit.merkle import TILE_WIDTH
 from falaj.audit.prove import index_of, number_at
@@ -15,6 +16,7 @@ from falaj.store.envelope import open_event
 from falaj.store.ledger import Ledger
 
 PAGE = 1000
+DENY = "guard.deny"
 _SLACK_S = 3600.0
 """Events may enter the log out of the order of their clocks, but not by more than this."""
 
@@ -22,8 +24,12 @@ _SLACK_S = 3600.0
 class Backwards:
     """One log from its end: windows of growing width, each asked of the store with the filters in the query."""
 
-    def __init__(self, ledger: Ledger, log: Log, where: Mapping[str, str], since: float = 0.0) -> None:
+    def __init__(
+        self, ledger: Ledger, log: Log, where: Mapping[str, str], since: float = 0.0, refused: str = ""
+    ) -> None:
+        """With `refused`, a reference, refusals about it are found as well: their subject is the guard's desk."""
         self._ledger, self._log, self._where, self._since = ledger, log, dict(where), since
+        self._refused = refused if DENY in where.get("verb", DENY).split() else ""
 
     def newest(self, limit: int, older: str = "") -> tuple[list[EventRow], str]:
         """At most `limit` rows, newest first, and the cursor of what is older (empty at the end)."""
@@ -67,10 +73,21 @@ class Backwards:
         return pos + "\x7f"
 
     def _window(self, after: str, bound: str) -> Iterator[EventRow]:
+        rows = self._rows(after, bound, self._where)
+        if not self._refused:
+            return rows
+        said = {name: value for name, value in self._where.items() if name == "actor"}
+        denials = self._rows(after, bound, {**said, "verb": DENY})
+        return merge(rows, filter(self._tells, denials), key=lambda row: row.pos)
+
+    def _tells(self, row: EventRow) -> bool:
+        """Whether a refusal is about the reference; without a version, about any of its versions."""
+        about = str(open_event(self._ledger.cipher, row).event.body.get("about", ""))
+        return about == self._refused or ("@" not in self._refused and about.startswith(f"{self._refused}@"))
+
+    def _rows(self, after: str, bound: str, where: Mapping[str, str]) -> Iterator[EventRow]:
         while True:
-            rows = self._ledger.store.events(
-                after, tenant=self._log.tenant, zone=self._log.zone, limit=PAGE, **self._where
-            )
+            rows = self._ledger.store.events(after, tenant=self._log.tenant, zone=self._log.zone, limit=PAGE, **where)
             for row in rows:
                 if bound and row.pos >= bound:
                     return

@@ -63,7 +63,7 @@ class Audit(Vouching):
         limit: Annotated[int, "how many"] = 50,
         zone: Zone = "",
     ) -> Entries:
-        """Show what happened, newest first.
+        """Show what happened, newest first. About a thing that is also what was refused to be done to it.
 
         Example:
             falaj audit log --about dataset:fraud/transactions --limit 20
@@ -71,9 +71,9 @@ class Audit(Vouching):
         if not 0 < limit <= 1000:
             raise Invalid(f"a page of {limit} events", "ask for 1 to 1000 and go on with --older")
         log = self._log(ctx, zone)
-        rows, cursor = reading.Backwards(self._ledger, log, reading.filters(about, verb, actor), since).newest(
-            limit, older
-        )
+        refused = about if ":" in about else ""
+        where = reading.filters(about, verb, actor)
+        rows, cursor = reading.Backwards(self._ledger, log, where, since, refused).newest(limit, older)
         return Entries(tuple(reading.entry_of(self._ledger, row) for row in rows), cursor)
 
     @verb(group="audit")

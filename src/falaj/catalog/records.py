@@ -82,6 +82,8 @@ class Version:
     signed: bool = False
     state: str = "live"
     """live, or deleted: a tombstone keeps its name, label, root and reason."""
+    deleted_by: str = ""
+    deleted_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

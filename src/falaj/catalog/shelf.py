@@ -244,6 +244,8 @@ def as_version(record: Record, aliases: Mapping[str, str]) -> Version:
         pinned=bool(body.get("pinned")),
         signed=bool(body.get("signature")),
         state=body["state"],
+        deleted_by=body.get("deleted_by", ""),
+        deleted_at=body.get("deleted_at", 0.0),
     )
 
 

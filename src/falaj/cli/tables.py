@@ -11,6 +11,11 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 
 Row = list[str]
+_MOMENTS = frozenset({"at", "expires", "until", "since", "started", "ended", "due", "received"})
+_LONG = 200
+"""So much of a value a table of many shows in a terminal; --json, a pipe and a single record show all of it."""
+_WIDE = 100
+"""What is longer is shown line by line in a terminal, where it is made of several."""
 
 
 def put(value: Any, *, as_json: bool = False) -> None:
@@ -63,7 +68,7 @@ def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
     for name in title:
         table.add_column(name, style="bold" if records and name == title[0] else None, overflow="fold")
     for row in lines:
-        table.add_row(*row)
+        table.add_row(*(row if records else map(_cut, row)))
     Console().print(table)
 
 
@@ -75,14 +80,9 @@ def cell(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, Label):
         return value.words
-    if (
-        isinstance(value, float)
-        and value > 1e9
-        and (name in ("at", "expires", "until", "since", "started", "ended", "due", "received") or name.endswith("_at"))
-    ):
-        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    if value == 0.0 and isinstance(value, float) and (name in ("started", "ended") or name.endswith("_at")):
-        return ""  # a moment that nobody knows, or that has not come
+    if isinstance(value, float) and (name in _MOMENTS or name.endswith("_at")) and (value > 1e9 or not value):
+        # 0 is no moment, or none yet.
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if value else ""
     if isinstance(value, (tuple, list, frozenset, set)):
         return ", ".join(
             sorted(map(str, value)) if isinstance(value, (frozenset, set)) else (cell("", v) for v in value)
@@ -136,14 +136,37 @@ def _put_one(value: Any) -> None:
         if found[cursor]:
             sys.stderr.write(f"more: --{'older' if cursor == 'older' else 'after'} {found[cursor]}\n")
         return
+    # In a terminal what is a record itself has a part of its own; programs that read a pipe count on one line each.
+    apart = [(name, inner) for name, inner in pairs if sys.stdout.isatty() and _is_large(name, inner)]
+    shown = cell if not sys.stdout.isatty() else _lines
     rows(
         ["", ""],
-        [[name.replace("_", " "), cell(name, inner)] for name, inner in pairs if (name, inner) not in lists],
+        [[name.replace("_", " "), shown(name, inner)] for name, inner in pairs if (name, inner) not in lists + apart],
         records=True,
     )
-    for name, inner in lists:
+    for name, inner in lists + apart:
         sys.stdout.write(f"\n{name.replace('_', ' ')}\n")
-        _put_many(inner)
+        (_put_many if (name, inner) in lists else _put_one)(inner)
+
+
+def _is_large(name: str, value: Any) -> bool:
+    """Whether a value is a record of many parts, which nobody can read as one line."""
+    record = is_dataclass(value) and not isinstance(value, (type, Label)) and not getattr(value, "brief", "")
+    return record and len(cell(name, value)) > _WIDE
+
+
+def _lines(name: str, value: Any) -> str:
+    """One value of a record for a terminal."""
+    text = cell(name, value)
+    if len(text) <= _WIDE:
+        return text
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}={cell('', inner)}" for key, inner in value.items() if key != "facts")
+    return "\n".join(cell("", inner) for inner in value) if isinstance(value, (tuple, list)) else text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
 
 
 def _flat(text: str) -> str:

@@ -226,6 +226,10 @@ class Registry:
         except httpx.HTTPError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise Denied(f"nobody we trust vouches for {self._place.host}", "give --authority FILE") from error
+            if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+                why = str(error) or "nobody answered in time"
+                hint = "check its name and port, and whether this machine may call it (a proxy is named in HTTPS_PROXY)"
+                raise Unavailable(f"{self._place.host} cannot be reached: {why:.200}", hint) from error
             raise Unavailable(f"{self._place.host} does not answer: {type(error).__name__}", "try again") from error
         raise Unavailable(f"{self._place.host} sends us around in circles", "ask whoever runs it")
 

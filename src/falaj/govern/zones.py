@@ -33,6 +33,7 @@ from falaj.govern.records import (
     Zone,
 )
 from falaj.govern.regimes import JURISDICTION, canonical
+from falaj.plugins import registered
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record, going_on
@@ -317,6 +318,8 @@ class Zones(Copies):
     def _save(self, tx: Writer, zone: Zone, said: str, old: Record | None = None) -> Zone:
         if zone.backup_zone:
             _zone(tx, zone.backup_zone)
+        if zone.store and (old is None or old.body["store"] != zone.store):
+            registered("blobs", zone.store.partition(":")[0])  # said now, and not when the first bytes come
         record = tx.put(_key(zone.id), to_plain(zone), rev=old.rev if old else None, label=Label())
         tx.emit(
             said,
