@@ -63,6 +63,7 @@ def test_a_record_is_readable_in_a_terminal(terminal: pytest.CaptureFixture[str]
         assert [f"column{n}", "BIGINT"] in [words[:2] for words in begins], "a column has a line of its own"
         assert sum(f"tag{n}=" in line for line in lines) == 1
     assert ["table"] in begins
+    assert "message" not in [words[0] for words in begins if words], "what says nothing is not shown"
     assert max(map(len, lines)) <= 120
 
 

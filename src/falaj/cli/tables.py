@@ -61,12 +61,12 @@ def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # A terminal is narrow: a column that says nothing is not shown.
+    # A terminal is narrow: a column that says nothing is not shown, nor is a field of a record.
     kept = [n for n in range(len(title)) if records or any(row[n] for row in lines)]
-    title, lines = [title[n] for n in kept], [[row[n] for n in kept] for row in lines]
+    title, lines = [title[n] for n in kept], [[row[n] for n in kept] for row in lines if not records or any(row[1:])]
     table = Table(show_header=not records, box=None, pad_edge=False, header_style="bold")
-    for name in title:
-        table.add_column(name, style="bold" if records and name == title[0] else None, overflow="fold")
+    for at, name in enumerate(title):
+        table.add_column(name, style="bold" if records and not at else None, overflow="fold")
     for row in lines:
         table.add_row(*(row if records else map(_cut, row)))
     Console().print(table)
