@@ -12,8 +12,9 @@ class Board(Ground):
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(snapshot)
-        for job in snapshot.jobs:
-            self.submit(job)
+        with self.lines.loading():
+            for job in snapshot.jobs:
+                self.submit(job)
         for turn in snapshot.reservations:
             self._restore(turn)
         # What became free just before the snapshot is not known: every turn is looked at once.

@@ -61,11 +61,13 @@ class Budgets:
 
     def hold(self, queue: str, costs: Charge) -> None:
         """A job starts: so much is charged, and open."""
-        self._move(queue, dict(costs), {})
+        if costs:
+            self._move(queue, dict(costs), {})
 
     def settle(self, queue: str, held: Charge, costs: Charge) -> None:
         """It ended: what was held for it is given up, what it cost is spent, be it more or less."""
-        self._move(queue, {unit: -amount for unit, amount in held}, dict(costs))
+        if held or costs:
+            self._move(queue, {unit: -amount for unit, amount in held}, dict(costs))
 
     def of(self, queue: str) -> tuple[Budget, ...]:
         """The budgets of a queue as they stand."""

@@ -28,6 +28,7 @@ class Columns:
     def __init__(self) -> None:
         self.types = Types()
         self.mix = Mix()
+        self._version = 0
         self.clear()
 
     def clear(self) -> None:
@@ -88,7 +89,11 @@ class Columns:
         self._slots: Ints = np.zeros((len(self.types.unit), 0), np.int64)
         self._pieces: Pieces | None = None
         self._shelved = self._counted = self._valued = 0
+        self._think_anew()
+
+    def _think_anew(self) -> None:
         self._scored.fill(0)
+        self._version += 1
 
     def _keep(self, states: Ints, room: int) -> None:
         picked = np.zeros(room, np.int64)
@@ -114,9 +119,16 @@ class Columns:
         fits: Flags = (self._counts[asks[:, None], states] > 0).max(axis=1, initial=False)
         return fits
 
+    def totals(self, asks: Ints, states: Ints) -> Ints:
+        """By ask: how many slots of it fit in all these states together."""
+        self._count()
+        many = np.bincount(states)
+        live = np.flatnonzero(many)
+        totals: Ints = (self._counts[asks[:, None], live] * many[live]).sum(axis=1)
+        return totals
+
     def scores(self, ask: int, states: Ints) -> Ints:
-        """How much an ask likes these states; NOWHERE where it does not fit."""
-        self._score(ask)
+        """How much an ask likes these states, as `score` worked it out; NOWHERE where it does not fit."""
         scores: Ints = self._scores[ask].take(states)
         return scores
 
@@ -150,11 +162,11 @@ class Columns:
         """What places are worth, with what is asked for as it is now."""
         self._shelve()
         if self.mix.weigh(self.types) or self._pieces is None:
-            self._pieces, self._valued = Pieces(self.mix, self.types, *self._alike(0)), 0
-            self._scored.fill(0)
+            self._pieces, self._valued = Pieces(self.mix, self.types, self._prices, *self._alike(0)), 0
+            self._think_anew()
         if self._valued < self.size:
             if self._pieces.size < len(self._shelf):
-                self._pieces.extend(Pieces(self.mix, self.types, *self._alike(self._pieces.size)))
+                self._pieces.extend(Pieces(self.mix, self.types, self._prices, *self._alike(self._pieces.size)))
             new = slice(self._valued, self.size)
             cpu, memory = self._free[new, 0], self._free[new, 1]
             self._worth[new] = self._pieces.worth(self.mix, self._piece[new], 0, cpu, memory)
@@ -183,19 +195,18 @@ class Columns:
         self._counts[asks, states] = np.maximum(room, 0)
         self._counts[asks, NOTHING] = 0
 
-    def _score(self, ask: int) -> None:
-        """Work out how an ask likes the states that are new to it."""
+    def score(self, ask: int) -> int:
+        """Work out how an ask likes the states that are new to it; another answer: it was worked out anew for all."""
         self._count()
         pieces = self._worthy()
         start, stop = int(self._scored[ask]), self.size
         if start == stop:
-            return
+            return self._version
         states, wish = slice(start, stop), int(self.types.wish[ask])
         free, rows, need = self._free[states], self._piece[states], self.types.need[ask].tolist()
         worth = pieces.worth(self.mix, rows, wish + 1, free[:, 0] - need[0], free[:, 1] - need[1])
         loss = (self._worth[states] - worth) // self.mix.total
-        base = self._prices[min(self.types.per[wish], 1)].take(self._type[states])
-        score = joined(base, loss, pieces.misfit[wish].take(rows))
+        score = joined(pieces.base[wish].take(rows), loss)
         self._scores[ask, states] = np.where(self._counts[ask, states] > 0, score, NOWHERE)
-        self._scores[ask, NOTHING] = NOWHERE
         self._scored[ask] = stop
+        return self._version

@@ -132,11 +132,12 @@ class Forecast:
     def end(self, job: Job, shape_key: str, now: int) -> int:
         """When it is over at P90; something is always expected, and doubled as often as it was exceeded."""
         left = self.left(job, shape_key, now)
-        if left is not None:
-            return now + left[1]
+        return now + (self.unknown(job, now) if left is None else left[1])
+
+    def unknown(self, job: Job, now: int) -> int:
+        """Seconds that a job is taken to run still, of which nobody knows anything."""
         ran = job.ran_s + (max(now - job.started, 0) if job.spots else 0)
-        whole = job.limit_s or _outrun(UNKNOWN_S, ran)
-        return now + max(whole - ran, 1)
+        return max((job.limit_s or _outrun(UNKNOWN_S, ran)) - ran, 1)
 
     def _by_steps(self, job: Job, shape_key: str) -> tuple[int, int] | None:
         """From when its steps were last counted, by its own speed once that is sure, else by its predecessors'."""

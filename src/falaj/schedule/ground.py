@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
+from itertools import zip_longest
 
 import numpy as np
 
@@ -80,6 +81,8 @@ class Ground:
         self._amounts: dict[int, list[int]] = {}
         self._lacking: set[int] = set()
         """Shapes that ask for something no node has: nobody can make room for them."""
+        self._placed: dict[tuple[int, int, str], list[int]] = {}
+        """What a shape counts with so many slots on devices of one model."""
         self._ends: list[tuple[int, str]] = []
         self._refused: dict[str, int] = {}
         self._many: Counter[int] = Counter()
@@ -113,12 +116,19 @@ class Ground:
         return self._amounts[number]
 
     def counts(self, job: Job, spots: tuple[Spot, ...], width: int) -> list[int]:
-        """What a job in these places counts, by quota."""
-        shape = job.shape
+        """What a waiting job counts in these places, where it would have this width; by quota."""
+        shape, number = job.shape, self.lines.numbers[job.id]
         if width == shape.least and all(len(role.ask.models) == 1 or not _devices(role.ask) for role in shape.roles):
-            return self.amount(self.lines.numbers[job.id])
-        amount: list[int] = self.world.quota(shape, spots, width).tolist()
-        return amount
+            return self.amount(number)
+        model = self.world.model_of(spots)
+        if model is None:
+            amount: list[int] = self.world.quota(shape, spots, width).tolist()
+            return amount
+        name = number, width, model
+        known = self._placed.get(name)
+        if known is None or len(known) != len(self.world.quotas):
+            known = self._placed[name] = self.world.quota(shape, spots, width).tolist()
+        return known
 
     def start(self, job: Job, start: Start, amount: list[int]) -> None:
         """Let a waiting job run there from now on."""
@@ -126,8 +136,8 @@ class Ground:
         if start.band != job.shape.band:
             self._asked[job.id] = job.shape
             job = self._reshaped(job, replace(job.shape, band=start.band))
-        job = replace(
-            job, spots=start.spots, started=self.now, saved=0, resized=self.now, not_before=0, charged=start.charged
+        job = job.changed(
+            spots=start.spots, started=self.now, saved=0, resized=self.now, not_before=0, charged=start.charged
         )  # fmt: skip
         self.world.take(start.spots, job.shape.roles)
         self.turns.drop(job.id)
@@ -191,11 +201,13 @@ class Ground:
             some = [any(world.room(ask, row) for row in self.rows) for ask in asks]
         else:
             some = world.fits(asks, self.rows).tolist()
-        return [
-            number
-            for number, ask, fits in zip(ranked, asks, some, strict=True)
-            if fits and (shapes[number].least == 1 or int(world.counts(ask).sum()) >= shapes[number].least)
-        ]
+        found = [(number, ask) for number, ask, fits in zip(ranked, asks, some, strict=True) if fits]
+        gangs = [(number, ask) for number, ask in found if shapes[number].least > 1]
+        if gangs:
+            totals = world.totals([ask for _, ask in gangs])
+            short = {one for (one, _), most in zip(gangs, totals, strict=True) if most < shapes[one].least}
+            return [number for number, _ in found if number not in short]
+        return [number for number, _ in found]
 
     def overdue(self) -> None:
         """Expect more of what runs longer than was expected."""
@@ -248,7 +260,7 @@ class Ground:
     def _expect(self, job: Job) -> None:
         """Know how long it will run; where nothing else of it changed, nothing else is touched."""
         left = self.forecast.left(job, self._key(job), self.now)
-        end = self.forecast.end(job, self._key(job), self.now) if left is None else self.now + left[1]
+        end = self.now + (self.forecast.unknown(job, self.now) if left is None else left[1])
         middle = None if left is None else left[0]
         if self.table.jobs.get(job.id) is job:
             before = self.profile.end(job.id)
@@ -358,6 +370,7 @@ class Ground:
         self.tree, self.order, self._potential = tree, Order(tree), None
         self._amounts.clear()
         self._lacking.clear()
+        self._placed.clear()
         self.parked.clear()
         self._held_back.clear()
         tops = {name: min(tree.queues[row].top_band for row in tree.paths[tree.index[name]]) for name in tree.names}
@@ -388,10 +401,8 @@ class Ground:
     def _want(self, job: Job, sign: int) -> None:
         self._stale = True
         amount = self.amount(self.shapes.number(job.shape))
-        wants = self.demand.setdefault(job.queue, [0] * len(amount))
-        wants += [0] * (len(amount) - len(wants))
-        for quota, part in enumerate(amount):
-            wants[quota] += sign * part
+        wants = self.demand.get(job.queue, ())
+        self.demand[job.queue] = [have + sign * part for have, part in zip_longest(wants, amount, fillvalue=0)]
 
     def _restore(self, turn: Reservation) -> None:
         job = self.lines.jobs.get(turn.job)

@@ -8,20 +8,36 @@ class Kin:
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, None]] = {}
+        """By the narrowest cell."""
+        self._within: dict[str, dict[str, None]] = {}
+        """By each wider cell: the narrowest in it."""
 
     def add(self, template: str, key: str, job: str) -> None:
         """A job of a template and shape."""
-        for cell in cells(template, key):
-            self._jobs.setdefault(cell, {})[job] = None
+        own, *wider = cells(template, key)
+        mine = self._jobs.get(own)
+        if mine is not None:
+            mine[job] = None
+            return
+        self._jobs[own] = {job: None}
+        for cell in wider:
+            self._within.setdefault(cell, {})[own] = None
 
     def drop(self, template: str, key: str, job: str) -> None:
         """It is gone."""
-        for cell in cells(template, key):
-            mine = self._jobs[cell]
-            del mine[job]
-            if not mine:
-                del self._jobs[cell]
+        own, *wider = cells(template, key)
+        mine = self._jobs[own]
+        del mine[job]
+        if mine:
+            return
+        del self._jobs[own]
+        for cell in wider:
+            inside = self._within[cell]
+            del inside[own]
+            if not inside:
+                del self._within[cell]
 
     def of(self, changed: Cells) -> list[str]:
         """The jobs that rest on one of these cells, sorted."""
-        return sorted({job for cell in changed for job in self._jobs.get(cell, ())})
+        owns = {own for cell in changed for own in self._within.get(cell, (cell,))}
+        return sorted({job for own in owns for job in self._jobs.get(own, ())})

@@ -6,7 +6,7 @@ what a change costs does not depend on how many wait.
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import contextmanager
 from heapq import heappop, heappush
 
 from falaj.schedule.forecast import Cells, Forecast, key, pool, size
@@ -51,7 +51,7 @@ class Shapes:
     def shared(self, job: Job) -> Job:
         """The same job with the one shape that stands for all equal ones: it is known by sight, without comparing."""
         shape = self.all[self.number(job.shape)]
-        return job if job.shape is shape else replace(job, shape=shape)
+        return job if job.shape is shape else job.changed(shape=shape)
 
 
 class Line:
@@ -121,6 +121,22 @@ class Lines:
         self._brief: dict[int, list[tuple[int, Rank]]] = {}
         self._alarms: list[tuple[int, str]] = []
         self._wakes: list[tuple[int, str]] = []
+        self._loading = False
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While very many come, leaves are not kept sorted; they are sorted once, at the end."""
+        self._loading = True
+        try:
+            yield
+        finally:
+            self._loading = False
+            for queue, leaf in self.leaves.items():
+                heads = [(line.head(), number) for number, line in leaf.lines.items()]
+                leaf.order = sorted([(head, number) for head, number in heads if head is not None])
+                leaf.lines = {number: leaf.lines[number] for _, number in leaf.order}
+                for number in leaf.lines:
+                    self.behind.setdefault(number, set()).add(queue)
 
     def put(self, job: Job) -> None:
         """Let a job wait, or wait with other facts."""
@@ -145,7 +161,7 @@ class Lines:
             return job
         self._kin.drop(job.template, self._shapes.keys[number], job_id)
         line = self.leaves[job.queue].lines[number]
-        before = line.head()
+        before = None if self._loading else line.head()
         line.drop(job_id)
         self._sort(job.queue, line, before)
         return job
@@ -226,7 +242,9 @@ class Lines:
 
     def _enter(self, job: Job) -> None:
         number = self.numbers[job.id]
-        leaf = self.leaves.setdefault(job.queue, Leaf())
+        leaf = self.leaves.get(job.queue)
+        if leaf is None:
+            leaf = self.leaves[job.queue] = Leaf()
         if number not in leaf.lines:
             leaf.lines[number] = Line(number)
         self._kin.add(job.template, self._shapes.keys[number], job.id)
@@ -249,14 +267,16 @@ class Lines:
             -self._band(job.queue, job.shape), 0 if urgent else 1, job.deadline if urgent else 0,
             service, job.submitted, job.id,
         )  # fmt: skip
-        run_s = self._forecast.end(job, self._shapes.keys[number], 0) if left is None else left[1]
+        run_s = self._forecast.unknown(job, 0) if left is None else left[1]
         if line.ranks.get(job.id) != rank or line.runs[job.id] != run_s:
-            before = line.head()
+            before = None if self._loading else line.head()
             line.put(rank, run_s)
             heappush(self._brief.setdefault(number, []), (run_s, rank))
             self._sort(job.queue, line, before)
 
     def _sort(self, queue: str, line: Line, before: Rank | None) -> None:
+        if self._loading:
+            return
         leaf, after = self.leaves[queue], line.head()
         if before == after:
             return

@@ -89,7 +89,7 @@ class Mix:
 
     def offset(self, cpu: Ints, memory: Ints) -> Ints:
         """Where in a part of `worth` the ranks for so much free CPU and memory begin."""
-        row = np.searchsorted(self._cpu, cpu, "right") * self._rows + np.searchsorted(self._memory, memory, "right")
+        row = self._cpu.searchsorted(cpu, "right") * self._rows + self._memory.searchsorted(memory, "right")
         offset: Ints = row * self._ranks
         return offset
 

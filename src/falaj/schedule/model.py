@@ -6,6 +6,8 @@ same to the scheduler is their shape: it places shapes, and keeps lines of jobs 
 
 from collections.abc import Mapping
 from dataclasses import field, fields
+from operator import attrgetter
+from typing import Any
 
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
@@ -157,10 +159,17 @@ class Job:
     charged: tuple[tuple[str, int], ...] = ()
     """What is held for it in budgets, by unit; given up for what it cost when it ends."""
 
+    def changed(self, **facts: Any) -> "Job":
+        """The same job with other facts: what `dataclasses.replace` makes, in less time."""
+        known = [*_FACTS(self)]
+        for name, fact in facts.items():
+            known[_AT[name]] = fact
+        return Job(*known)
+
     @property
     def width(self) -> int:
         """Slots of the first role it has now."""
-        return sum(1 for spot in self.spots if spot.role == 0)
+        return sum([spot.role == 0 for spot in self.spots])
 
     @property
     def risks(self) -> int:
@@ -168,6 +177,10 @@ class Job:
         if self.resumes and self.save_s:
             return NEVER
         return self.saved if self.resumes and self.saved else self.started
+
+
+_FACTS = attrgetter(*Job.__slots__)
+_AT = {name: at for at, name in enumerate(Job.__slots__)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def _one(world: World, ask: Ask, allowed: Flags | None) -> tuple[Spot, ...] | No
 def _few(world: World, ask: Ask, want: int) -> tuple[Spot, ...] | None:
     """A few slots anywhere in the one cluster there is: one best node after another, as a gang would be placed."""
     number = world.ask(ask)
-    scores = world.scores(number)  # our own: they are gathered anew for whoever asks
+    scores = world.scores(number).copy()
     rows, fill = list[int](), list[int]()
     while want > 0:
         row = int(scores.argmax()) if len(scores) else -1

@@ -16,6 +16,8 @@ from falaj.schedule.world import World
 Gains = tuple[Ints, Ints, Ints]
 Turn = tuple[int, tuple[Spot, ...]]
 _MANY = 1 << 20
+_LATEST = 1 << 62
+"""No moment is so late, not even one that does not come."""
 
 
 class Profile:
@@ -41,9 +43,9 @@ class Profile:
     def put(self, name: str, spots: Sequence[Spot], roles: Sequence[Role], end: int, there: int | None = None) -> None:
         """Let a job, or a turn, use its places until then; all but the first `there` the world does not know of."""
         self.drop(name)
+        needs = self._world.needs(roles)
         self._fit()
         rows, users = self._rows.setdefault(name, []), self._spots.setdefault(name, [])
-        needs = [amounts(self._world, role.ask) for role in roles]
         for spot in spots:
             if spot.node not in self._world.index:
                 continue
@@ -51,7 +53,8 @@ class Profile:
             rows.append(row)
             self._node[row], self._end[row], self._amount[row] = node, end, needs[spot.role]
             users += [(node, column) for column in self._world.places(spot)]
-        self._owed[name] = rows[there:] if there is not None else []
+        if there is not None and rows[there:]:
+            self._owed[name] = rows[there:]
         self._grow()
         for user in users:
             self._users.setdefault(user, {})[name] = end
@@ -189,13 +192,13 @@ class _Search:
         """When and where more slots of an ask come to fit: nodes, times, how many."""
         (nodes, rows), (end, amount), size = order, facts, len(self._free)
         fresh, late = rows < size, np.maximum(rows - size, 0)
-        times = np.where(fresh, self._now, np.maximum(end[late], self._now))
-        first = np.searchsorted(nodes, nodes)
-        count = np.where(suits.any(axis=1), _MANY, 0)[nodes]
+        times = np.where(fresh, self._now, np.maximum(end.take(late), self._now))
+        first = np.flatnonzero(fresh).take(nodes)  # every node has one row as it is now, before all others
+        count = np.where(suits.any(axis=1), _MANY, 0).take(nodes)
         for column, need in enumerate(amounts(self._world, ask).tolist()):
             if need:
-                total = np.cumsum(np.where(fresh, self._free[nodes, column], amount[late, column]))
-                total -= np.where(first > 0, total[first - 1], 0)
+                total = np.where(fresh, self._free[:, column].take(nodes), amount[:, column].take(late)).cumsum()
+                total -= np.where(first > 0, total.take(first - 1), 0)
                 np.minimum(count, total // need, out=count)
         if ask.gpus or ask.milli:
             np.minimum(count, self._room(ask, suits, nodes, times), out=count)
@@ -207,8 +210,8 @@ class _Search:
     def _room(self, ask: Ask, suits: Flags, nodes: Ints, times: Ints) -> Ints:
         """How many slots the devices of each row's node have room for at its time."""
         room = np.zeros(len(nodes), np.int64)
-        for device in range(self._ready.shape[1]):
-            room += suits[nodes, device] & (self._ready[nodes, device] <= times)
+        for ready in np.ascontiguousarray(np.where(suits, self._ready, _LATEST).T):
+            room += ready.take(nodes) <= times
         return room * (WHOLE // ask.milli) if ask.milli else room // ask.gpus
 
     def choose(self, ask: Ask, suits: Flags, want: int, domains: Small, gains: Gains) -> Turn | None:

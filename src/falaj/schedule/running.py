@@ -39,8 +39,7 @@ class Running:
         self.elastic: set[str] = set()
         """Those that may have more slots than they have."""
         self.table = np.zeros((64, 15), np.int64, "F")  # columns are read whole, rows one by one
-        self.amounts = np.zeros((64, len(tree.quotas)), np.int64)
-        self.base = np.zeros_like(self.amounts)
+        self._both = np.zeros((2, 64, len(tree.quotas)), np.int64)
         """Amounts by quota, now and at the smallest width."""
         self._totals = np.zeros((2, tree.top, len(BANDS), len(tree.quotas)), np.int64)
         """The sums of both, by leaf and band."""
@@ -64,29 +63,44 @@ class Running:
             row = len(self.ids)
             self.ids.append("")
             if row == len(self.table):
-                self.table, self.amounts, self.base = _twice(self.table), _twice(self.amounts), _twice(self.base)
+                self.table, self._both = _twice(self.table), np.pad(self._both, ((0, 0), (0, row), (0, 0)))
         self.jobs[job.id], self.ids[row], self.rows[job.id] = job, job.id, row
+        seen = self._left(job, left_s, now, size)
         self.table[row] = (
             self._tree.leaf(job.queue), job.shape.band, not (job.shape.preemptible or job.shape.band == 0), size,
             job.started, job.risks, job.save_s + job.restart_s,
-            job.evictions, job.deadline, job.resized, 0, 0, 0, len(extra), job.shape.most - job.width,
+            job.evictions, job.deadline, job.resized, *seen, len(extra), job.shape.most - job.width,
         )  # fmt: skip
         if job.shape.most > job.width:
             self.elastic.add(job.id)
-        self.expect(job, left_s, now)
-        self.amounts[row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
-        self.base[row] = (
-            self._world.quota(job.shape, firm(job.shape, job.spots), job.shape.least) if extra else self.amounts[row]
-        )
-        self._count(row, 1)
+        self._both[:, row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
+        if extra:
+            self._both[1, row] = self._world.quota(job.shape, firm(job.shape, job.spots), job.shape.least)
+        total = self._total(row)
+        total += self._both[:, row]
         self._enter(row, job, extra)
+
+    @property
+    def amounts(self) -> Amounts:
+        """By row and quota."""
+        amounts: Amounts = self._both[0]
+        return amounts
+
+    @property
+    def base(self) -> Amounts:
+        """The same at the smallest width."""
+        base: Amounts = self._both[1]
+        return base
 
     def expect(self, job: Job, left_s: int | None, now: int) -> None:
         """A job that runs as before will run for so long, if that is known."""
         row = self.rows[job.id]
-        size = int(self.table[row, Col.SIZE])
-        left = job.served + (now - job.started) * size // WHOLE if left_s is None else left_s * size // WHOLE
-        self.table[row, Col.LEFT : Col.SEEN + 1] = left, 1 if left_s is None else -1, now
+        self.table[row, Col.LEFT : Col.SEEN + 1] = self._left(job, left_s, now, int(self.table[row, Col.SIZE]))
+
+    def _left(self, job: Job, left_s: int | None, now: int, size: int) -> tuple[int, int, int]:
+        if left_s is None:
+            return job.served + (now - job.started) * size // WHOLE, 1, now
+        return left_s * size // WHOLE, -1, now
 
     def promise(self, job: Job, spots: tuple[Spot, ...], now: int) -> None:
         """Others make room for it there: until it starts it counts for its queue like what runs, and is left alone."""
@@ -101,7 +115,8 @@ class Running:
         row = self.rows.pop(job_id)
         del self.jobs[job_id]
         self.elastic.discard(job_id)
-        self._count(row, -1)
+        total = self._total(row)
+        total -= self._both[:, row]
         self.table[row, Col.LEAF] = -1
         self._free_rows.append(row)
         for entry in self._mine.pop(job_id):
@@ -135,14 +150,11 @@ class Running:
             self._at = np.array([self._seen.get(name, -1) for name in self._nodes], np.int64)
         return self._at[self.entries[:, Lay.NODE]] if len(self._at) else np.full(len(self.entries), -1)
 
-    def _count(self, row: int, sign: int) -> None:
-        where = self.table[row, Col.LEAF], self.table[row, Col.BAND]
-        for totals, parts in zip(self._totals, (self.amounts, self.base), strict=True):
-            total = totals[where]  # a view: what is added to it is added there
-            if sign > 0:
-                total += parts[row]
-            else:
-                total -= parts[row]
+    def _total(self, row: int) -> Amounts:
+        """Both sums that a row counts in: a view, what is added to it is added there."""
+        leaf, band = self.table[row, : Col.BAND + 1].tolist()
+        total: Amounts = self._totals[:, leaf, band]
+        return total
 
     def _enter(self, row: int, job: Job, extra: tuple[Spot, ...]) -> None:
         sums: dict[str, list[int]] = {}

@@ -30,7 +30,7 @@ class Pieces:
     Arrays are by wish, row and device; wish 0 is to leave all as it is, the others count from 1.
     """
 
-    def __init__(self, mix: Mix, types: Types, kinds: Ints, dev: Ints) -> None:
+    def __init__(self, mix: Mix, types: Types, costs: Ints, kinds: Ints, dev: Ints) -> None:
         dev = np.maximum(dev, 0)
         unit, per = types.unit[:, None, None], types.per[:, None]
         suits = types.suits.take(types.kinds[kinds], axis=1)
@@ -50,12 +50,14 @@ class Pieces:
         self.place: Ints = start + rank
         """Where in the table of worths each device is to be looked up."""
         self.idle: Ints = self.amount.sum(axis=2)
-        self.misfit: Ints = _misfits(types, kinds, dev).astype(np.int64) << _MISFIT
+        price = costs[np.minimum(types.per, 1)].take(kinds, axis=1)
+        self.base: Ints = price - (_misfits(types, kinds, dev).astype(np.int64) << _MISFIT)
+        """By wish and row: the part of a score that does not depend on what would be lost."""
 
     @property
     def size(self) -> int:
         """How many rows there are."""
-        return len(self.misfit[0])
+        return len(self.base[0])
 
     def extend(self, more: "Pieces") -> None:
         """Rows of others after these."""
@@ -104,9 +106,9 @@ def _misfits(types: Types, kinds: Ints, dev: Ints) -> Flags:
     return misfits
 
 
-def joined(base: Ints, loss: Ints, misfit: Ints) -> Ints:
+def joined(base: Ints, loss: Ints) -> Ints:
     """One score of its parts; the higher the better."""
-    return base - (loss << _LOSS) - misfit
+    return base - (loss << _LOSS)
 
 
 def prices(nodes: Sequence[Node]) -> Ints:

@@ -44,6 +44,8 @@ class Types:
         """Forget the types, as when nodes are told apart by more than before."""
         self.nodes: list[Node] = []
         """One of each type."""
+        self.models: list[str | None] = []
+        """By type: the model of all its devices, empty where it has none; None where they are of several."""
         self.kinds: npt.NDArray[np.int16] = np.zeros((0, self.width), np.int16)
         """By type and device: its kind, -1 where there is none."""
         self.islands: Small = np.zeros((0, self.width), np.int32)
@@ -111,6 +113,8 @@ class Types:
     def _new(self, sign: tuple[object, ...], node: Node) -> int:
         number = self._numbers[sign] = len(self.nodes)
         self.nodes.append(node)
+        models = {one.model for one in node.devices} or {""}
+        self.models.append(models.pop() if len(models) == 1 else None)
         kinds, islands = np.full((1, self.width), -1, np.int16), np.full((1, self.width), -1, np.int32)
         order = {island: at for at, island in enumerate(sorted({one.island for one in node.devices}))}
         alike: dict[tuple[str, int, int], list[int]] = {}

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from falaj.core.errors import Conflict, Corrupt, NotFound
 from falaj.schedule.columns import NOTHING, Columns
 from falaj.schedule.devices import slots
+from falaj.schedule.kept import Kept
 from falaj.schedule.model import GPU, WHOLE, Ask, Node, Role, Shape, Spot
 from falaj.schedule.traits import Flags, Ints, Small
 
@@ -26,7 +27,7 @@ _ROWS = ("free", "dev", "_all", "_whole", "_floor", "_type_of", "_state", "_empt
 _SPARE = 4
 """States are swept when there are so many times more of them than nodes, and some."""
 _SLACK = 1024
-_CUTS, _FEW = 10_000, 4
+_CUTS, _ASKS, _FEW = 10_000, 10_000, 4
 Cut = tuple[int, int, int, int, int, bytes]
 """Type, ask, how many slots, what is left on the device that is best to cut, island, and what is left on all."""
 
@@ -41,6 +42,9 @@ class World:
             raise Conflict("two nodes have one name", "name every node once")
         self._columns = Columns()
         self._types = self._columns.types
+        self._kept = Kept(self._columns)
+        self._seen: dict[int, tuple[Ask, int]] = {}
+        """Asks by sight: comparing them takes longer."""
         self._types.widen(self.nodes)
         self._journal: list[Callable[[], None]] = []
         self._marks = 0
@@ -68,14 +72,30 @@ class World:
 
     def ask(self, ask: Ask) -> int:
         """The number of an ask; equal asks have one."""
+        seen = self._seen.get(id(ask))
+        if seen is not None and seen[0] is ask:
+            return seen[1]
         number, fresh = self._types.ask(ask)
         if fresh:
             self._again()
+        if len(self._seen) >= _ASKS:
+            self._seen.clear()
+        self._seen[id(ask)] = ask, number
         return number
+
+    def needs(self, roles: Sequence[Role]) -> list[Ints]:
+        """What one slot of each of these takes of each resource."""
+        asks = [self.ask(role.ask) for role in roles]  # all of them first: a new one may widen the rows
+        return [self._types.need[ask] for ask in asks]
 
     def counts(self, ask: int) -> Small:
         """How many slots of this ask fit on each node now."""
         return self._columns.counts(ask, self._state)
+
+    def totals(self, asks: Sequence[int]) -> list[int]:
+        """By ask: how many slots of it fit now, on all nodes together."""
+        totals: list[int] = self._columns.totals(np.array(asks, np.int64), self._state).tolist()
+        return totals
 
     def room(self, ask: int, row: int) -> int:
         """How many of them fit on one node."""
@@ -91,8 +111,8 @@ class World:
         return self._columns.counts(ask, self._empty)
 
     def scores(self, ask: int) -> Ints:
-        """How much this ask would like each node now; NOWHERE when not one slot fits."""
-        return self._columns.scores(ask, self._state)
+        """How much this ask would like each node now; NOWHERE when not one slot fits. Not to be written to."""
+        return self._kept.scores(ask, self._state)
 
     def mix(self, shape: Shape, weight: int) -> None:
         """So many jobs more (or fewer) of this shape are known: placement keeps room for what is asked for."""
@@ -164,7 +184,7 @@ class World:
 
     def take(self, spots: Sequence[Spot], roles: Sequence[Role]) -> None:
         """These places are taken from now on."""
-        known = all(device in self._places[self.row(spot.node)] for spot in spots for device in spot.devices)
+        known = all(self._places[self.row(spot.node)].keys() >= {*spot.devices} for spot in spots)
         rows = self._move(spots, roles, -1)
         if not known or not _within(rows, self.free) or not _within(rows, self.dev, self._floor):
             self._move(spots, roles, 1)
@@ -183,18 +203,18 @@ class World:
             raise Corrupt(f"more would be given back on {spots[0].node} than it has", "report this: it is a defect")
 
     def _move(self, spots: Sequence[Spot], roles: Sequence[Role], sign: int) -> list[int]:
-        asks = [self.ask(role.ask) for role in roles]
+        more = [sign * need for need in self.needs(roles)]
         rows = [self.index[spot.node] for spot in spots]
         touched = sorted(set(rows))
         if self._marks:
             self._journal.append(partial(self._restore, touched, self.free[touched], self.dev[touched]))
-        need, free, dev = self._types.need, self.free, self.dev
         for row, spot in zip(rows, spots, strict=True):
-            free[row] += sign * need[asks[spot.role]]
+            free, dev, places, milli = self.free[row], self.dev[row], self._places[row], sign * spot.milli
+            free += more[spot.role]  # a view: what is added to it is added there
             for device in spot.devices:
-                place = self._places[row].get(device)
+                place = places.get(device)
                 if place is not None:
-                    dev[row, place] += sign * spot.milli
+                    dev[place] += milli
         self._restate(touched)
         return touched
 
@@ -252,6 +272,7 @@ class World:
         self.nodes.insert(row, node)
         for name in _ROWS:
             setattr(self, name, np.insert(getattr(self, name), row, 0, axis=0))
+        self._kept.clear(len(self.nodes))
         self._places.insert(row, {})
         self.index = {one.name: at for at, one in enumerate(self.nodes)}
         self._set(row, node)
@@ -263,6 +284,7 @@ class World:
             setattr(self, name, np.delete(getattr(self, name), row, axis=0))
         for rows in (self.nodes, self._places):
             del rows[row]
+        self._kept.clear(len(self.nodes))
         self.index = {one.name: at for at, one in enumerate(self.nodes)}
         self._domains.clear()
         self._one = None
@@ -271,6 +293,7 @@ class World:
         """Lay all rows out anew: some node or ask has a resource, a device or a label that none had before."""
         types, size = self._types, len(self.nodes)
         self._columns.clear()
+        self._kept.clear(size)
         self._cuts.clear()
         self.free, self.dev = _padded(self.free, len(types.resources), 0), _padded(self.dev, types.width, -1)
         self._all: Ints = np.zeros((size, len(types.resources)), np.int64)
@@ -303,8 +326,9 @@ class World:
         self._restate(rows)
 
     def _restate(self, rows: Sequence[int]) -> None:
-        columns = self._columns
+        columns, kept = self._columns, self._kept
         for row in rows:
+            kept.move(row)
             if self.nodes[row].open:
                 self._state[row] = columns.state(int(self._type_of[row]), self.free[row], self.dev[row])
             else:
@@ -342,13 +366,16 @@ class World:
 
     def pools(self) -> Mapping[str, int]:
         """All there is of what queues count, closed nodes included."""
-        total = Counter(dict.fromkeys(self.quotas, 0))
-        for node in self.nodes:
-            total.update(node.amounts)
+        total = dict.fromkeys(self.quotas, 0)
+        many = np.bincount(self._type_of, minlength=len(self._types.nodes)).tolist()
+        for node, count in zip(self._types.nodes, many, strict=True):  # nodes of one type have the same
+            for name, amount in node.amounts.items():
+                total[name] += count * amount
             for device in node.devices:
                 if device.model:
-                    total.update({GPU: WHOLE, f"{GPU}:{device.model}": WHOLE})
-        return dict(total)
+                    total[GPU] += count * WHOLE
+                    total[f"{GPU}:{device.model}"] += count * WHOLE
+        return total
 
     def quota(self, shape: Shape, spots: Sequence[Spot] | None, width: int) -> Ints:
         """What a job counts against quotas, by `quotas`: in its places, or at least, wherever it will be put."""
@@ -367,6 +394,12 @@ class World:
             for device in spot.devices:
                 total[f"{GPU}:{self.model(spot.node, device)}"] += spot.milli
         return np.array([total[name] for name in self.quotas], np.int64)
+
+    def model_of(self, spots: Sequence[Spot]) -> str | None:
+        """The model of all devices of the nodes of these places; None where there are several."""
+        kinds, index, models = self._type_of, self.index, self._types.models
+        found = {models[kinds[index[spot.node]]] for spot in spots}
+        return found.pop() if len(found) == 1 else None
 
     def model(self, name: str, device: int) -> str:
         """The model of a device of a node; empty when one of them is gone."""
