@@ -65,19 +65,19 @@ class Running:
             if row == len(self.table):
                 self.table, self._both = _twice(self.table), np.pad(self._both, ((0, 0), (0, row), (0, 0)))
         self.jobs[job.id], self.ids[row], self.rows[job.id] = job, job.id, row
-        seen = self._left(job, left_s, now, size)
+        leaf, shape, wider = self._tree.leaf(job.queue), job.shape, job.shape.most - job.width
         self.table[row] = (
-            self._tree.leaf(job.queue), job.shape.band, not (job.shape.preemptible or job.shape.band == 0), size,
-            job.started, job.risks, job.save_s + job.restart_s,
-            job.evictions, job.deadline, job.resized, *seen, len(extra), job.shape.most - job.width,
+            leaf, shape.band, not (shape.preemptible or shape.band == 0), size,
+            job.started, job.risks, job.save_s + job.restart_s, job.evictions, job.deadline, job.resized,
+            *_left(job, left_s, now, size), len(extra), wider,
         )  # fmt: skip
-        if job.shape.most > job.width:
+        if wider > 0:
             self.elastic.add(job.id)
-        self._both[:, row] = self._world.quota(job.shape, job.spots, 0) if amount is None else amount
+        both, total = self._both[:, row], self._totals[:, leaf, shape.band]  # views
+        both[:] = self._world.quota(shape, job.spots, 0) if amount is None else amount
         if extra:
-            self._both[1, row] = self._world.quota(job.shape, firm(job.shape, job.spots), job.shape.least)
-        total = self._total(row)
-        total += self._both[:, row]
+            both[1] = self._world.quota(shape, firm(shape, job.spots), shape.least)
+        total += both
         self._enter(row, job, extra)
 
     @property
@@ -95,12 +95,7 @@ class Running:
     def expect(self, job: Job, left_s: int | None, now: int) -> None:
         """A job that runs as before will run for so long, if that is known."""
         row = self.rows[job.id]
-        self.table[row, Col.LEFT : Col.SEEN + 1] = self._left(job, left_s, now, int(self.table[row, Col.SIZE]))
-
-    def _left(self, job: Job, left_s: int | None, now: int, size: int) -> tuple[int, int, int]:
-        if left_s is None:
-            return job.served + (now - job.started) * size // WHOLE, 1, now
-        return left_s * size // WHOLE, -1, now
+        self.table[row, Col.LEFT : Col.SEEN + 1] = _left(job, left_s, now, int(self.table[row, Col.SIZE]))
 
     def promise(self, job: Job, spots: tuple[Spot, ...], now: int) -> None:
         """Others make room for it there: until it starts it counts for its queue like what runs, and is left alone."""
@@ -115,7 +110,8 @@ class Running:
         row = self.rows.pop(job_id)
         del self.jobs[job_id]
         self.elastic.discard(job_id)
-        total = self._total(row)
+        leaf, band = self.table[row, : Col.BAND + 1].tolist()
+        total = self._totals[:, leaf, band]
         total -= self._both[:, row]
         self.table[row, Col.LEAF] = -1
         self._free_rows.append(row)
@@ -150,12 +146,6 @@ class Running:
             self._at = np.array([self._seen.get(name, -1) for name in self._nodes], np.int64)
         return self._at[self.entries[:, Lay.NODE]] if len(self._at) else np.full(len(self.entries), -1)
 
-    def _total(self, row: int) -> Amounts:
-        """Both sums that a row counts in: a view, what is added to it is added there."""
-        leaf, band = self.table[row, : Col.BAND + 1].tolist()
-        total: Amounts = self._totals[:, leaf, band]
-        return total
-
     def _enter(self, row: int, job: Job, extra: tuple[Spot, ...]) -> None:
         sums: dict[str, list[int]] = {}
         cores = [cores_of(role.ask) for role in job.shape.roles]
@@ -179,6 +169,13 @@ class Running:
     def _size(self, job: Job) -> int:
         devices = sum([len(spot.devices) * spot.milli for spot in job.spots])
         return devices or sum([cores_of(job.shape.roles[spot.role].ask) for spot in job.spots]) or WHOLE
+
+
+def _left(job: Job, left_s: int | None, now: int, size: int) -> tuple[int, int, int]:
+    """Service left, whether it falls or grows, and when that was seen."""
+    if left_s is None:
+        return job.served + (now - job.started) * size // WHOLE, 1, now
+    return left_s * size // WHOLE, -1, now
 
 
 def cores_of(ask: Ask) -> int:

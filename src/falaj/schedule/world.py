@@ -203,14 +203,17 @@ class World:
             raise Corrupt(f"more would be given back on {spots[0].node} than it has", "report this: it is a defect")
 
     def _move(self, spots: Sequence[Spot], roles: Sequence[Role], sign: int) -> list[int]:
-        more = [sign * need for need in self.needs(roles)]
+        needs = self.needs(roles)
         rows = [self.index[spot.node] for spot in spots]
         touched = sorted(set(rows))
         if self._marks:
             self._journal.append(partial(self._restore, touched, self.free[touched], self.dev[touched]))
         for row, spot in zip(rows, spots, strict=True):
             free, dev, places, milli = self.free[row], self.dev[row], self._places[row], sign * spot.milli
-            free += more[spot.role]  # a view: what is added to it is added there
+            if sign > 0:  # views: what is added to them is added there
+                free += needs[spot.role]
+            else:
+                free -= needs[spot.role]
             for device in spot.devices:
                 place = places.get(device)
                 if place is not None:
