@@ -94,3 +94,13 @@ def test_nobody_sees_what_jobs_of_others_used(tmp_path: Path) -> None:
         assert town.as_("amal").jobs.usage("project").rows == ()
     finally:
         town.close()
+
+
+def test_a_job_that_a_whole_budget_would_not_pay_for_is_refused_with_the_limit_it_would(lab: Lab) -> None:
+    lab.here.clusters.change("local", {"address": "process:?nodes=1&cpus=2000&memory=2048&gpus=2&model=H100"})
+    lab.here.clusters.check("local")
+    lab.here.queues.change("root/default", {"budget": "gpu-hours=1/day:stop"})
+    error = refusal(lambda: lab.submit("pass", gpus=2, limit="1h"))
+    assert "root/default" in str(error)
+    assert "--limit 1800s" in error.hint
+    lab.submit("pass", gpus=2, limit="30m")

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt
 from falaj.core.execute import Device
-from falaj.schedule.budget import Budgets, Exhausted, charge
+from falaj.schedule.budget import Budgets, Exhausted, beyond, charge
 from falaj.schedule.model import Ask, Budget, Node, Queue, Role, Spot
+from tests.schedule.made import job, shape
 
 ROLES = (Role("worker", Ask((("cpu", 4000),), gpus=2)),)
 NODES = {"n": Node("n", "c", "z", {"cpu": 64_000}, tuple(Device(k, "A") for k in range(8)), price=8_000_000)}
@@ -46,9 +47,9 @@ def test_all_that_was_charged_is_settled_or_open(jobs: list[tuple[int, int, int]
     budgets = Budgets(queues)
     opened: list[tuple[int, int, int]] = []
     spent = dict.fromkeys(range(3), 0)
-    for job in jobs:
-        budgets.hold(names[job[0]], (("gpu_s", job[1]),))
-        opened.append(job)
+    for one in jobs:
+        budgets.hold(names[one[0]], (("gpu_s", one[1]),))
+        opened.append(one)
         while opened and chance.random() < 0.5:
             leaf, held, cost = opened.pop(chance.randrange(len(opened)))
             budgets.settle(names[leaf], (("gpu_s", held),), (("gpu_s", cost),))
@@ -57,3 +58,17 @@ def test_all_that_was_charged_is_settled_or_open(jobs: list[tuple[int, int, int]
             (budget,) = budgets.of(name)
             assert budget.held == sum(one[1] for one in opened if one[0] in below)
             assert budget.spent == 5 + sum(spent[leaf] for leaf in below)
+
+
+def test_what_a_whole_budget_would_not_cover_and_for_how_long_it_would() -> None:
+    queues = (
+        Queue("root", budgets=(Budget("gpu_s", 3_600_000, spent=3_000_000, stops=True),)),
+        Queue("root/a", budgets=(Budget("cpu_s", 1_000, stops=False),)),
+        Queue("root/b", budgets=(Budget("gpu_s", 60_000, stops=True), Budget("money", 1, stops=True))),
+    )
+    assert beyond(queues, job("long", "root/a", 2, limit_s=1801)) == ("root", "gpu_s", 1800)
+    assert beyond(queues, job("fits", "root/a", 2, limit_s=1800)) is None, "what is spent comes back"
+    assert beyond(queues, job("elastic", "root/a", shape=shape(2, 9, low=1, high=9), limit_s=1800)) is None
+    assert beyond(queues, job("below", "root/b", 2, limit_s=31)) == ("root/b", "gpu_s", 30)
+    assert beyond(queues, job("open", "root/b", 2)) is None, "nobody knows how long it runs"
+    assert beyond(queues, job("free", "root/b", 2, limit_s=9999, band=0)) is None

@@ -87,11 +87,18 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
     nodes = [node_of(cluster, facts) for cluster, facts in found]
     if not nodes or (wanted and all(cluster.name != wanted for cluster, _ in found)):
         return  # nobody looked there yet; it will wait, and `why` will tell
+    from falaj.schedule.budget import beyond
     from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list
 
-    reason = possible(nodes, queues_of(tx, (), now), job_of(record, known))
+    queues, job = queues_of(tx, (), now), job_of(record, known)
+    reason = possible(nodes, queues, job)
     if reason is not None:
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)
+    if (short := beyond(queues, job)) is not None:
+        queue, unit, most = short
+        text = f"{job.limit_s} s of it cost more {unit.removesuffix('_s')} time than all of the budget of {queue}"
+        hint = f"it covers --limit {most}s, or longer with less" if most else "ask for less"
+        raise Invalid(text, hint, record.ref.bare)
 
 
 def loosened(spec: JobSpec, more: Mapping[str, str]) -> JobSpec:

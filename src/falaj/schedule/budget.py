@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from falaj.core.errors import Corrupt
-from falaj.schedule.model import CPU, GPU, WHOLE, Budget, Node, Queue, Role, Spot
+from falaj.schedule.model import BEST_EFFORT, CPU, GPU, WHOLE, Budget, Job, Node, Queue, Role, Shape, Spot
 
 Charge = tuple[tuple[str, int], ...]
 """Amounts by unit, sorted: cpu_s and gpu_s in thousandths of a second of one, money in micro-units."""
@@ -29,6 +29,29 @@ def charge(nodes: Mapping[str, Node], roles: Sequence[Role], spots: Iterable[Spo
             money += node.price * part * seconds // max(whole * HOUR, 1)
     amounts = {"cpu_s": cores * seconds, f"{GPU}_s": devices * seconds, "money": money}
     return tuple(sorted((unit, amount) for unit, amount in amounts.items() if amount))
+
+
+def rates(shape: Shape) -> Charge:
+    """What a second of a shape costs at its smallest width, wherever it is: devices and cores. Not what is paid."""
+    counts = [shape.least, *(role.count for role in shape.roles[1:])]
+    asks = list(zip(counts, (role.ask for role in shape.roles), strict=True))
+    cores = sum(count * dict(ask.amounts).get(CPU, 0) for count, ask in asks)
+    devices = sum(count * (ask.gpus * WHOLE or ask.milli) for count, ask in asks)
+    return tuple((unit, rate) for unit, rate in (("cpu_s", cores), (f"{GPU}_s", devices)) if rate)
+
+
+def beyond(queues: Iterable[Queue], job: Job) -> tuple[str, str, int] | None:
+    """The budget that would not even cover a job's limit if all of it were left; its unit, and the seconds it covers.
+
+    None where one may: where it has no limit it costs what others like it will run; and money depends on the place."""
+    above = [one for one in queues if f"{job.queue}/".startswith(f"{one.name}/")]
+    if min([job.shape.band, *(one.top_band for one in above)]) == BEST_EFFORT:
+        return None  # nobody pays for it
+    rate = dict(rates(job.shape))
+    stops = [(queue.name, one) for queue in above for one in queue.budgets if one.stops and one.unit in rate]
+    found = [(one.amount // rate[one.unit], name, one.unit) for name, one in stops]
+    most, name, unit = min(found, default=(job.limit_s, "", ""))
+    return (name, unit, most) if most < job.limit_s else None
 
 
 @dataclass(frozen=True, slots=True)
