@@ -454,7 +454,7 @@ def test_git_is_asked_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     (code / ".gitattributes").write_text("*.py filter=trap diff=trap\n")
     git("add", ".")
     git("commit", "-qm", "one")
-    git("remote", "add", "origin", "https://amal:token@git.example.org/fraud.git")
+    git("remote", "add", "origin", "https://amal:token@git.example.org/fraud.git")  # pragma: allowlist secret
     for setting in ("filter.trap.clean", "filter.trap.process", "diff.trap.command", "diff.trap.textconv"):
         git("config", setting, f"touch {trap}; cat")
     git("config", "core.fsmonitor", f"touch {trap}; false")

@@ -34,8 +34,8 @@ def test_a_fresh_house_has_its_own_processes(here: Any) -> None:
     [
         ("Two", "process:", {}),
         ("two", "not an address", {}),
-        ("two", "ray:https://me:secret@head:1", {}),
-        ("two", "ray:https://head:1", {"token": "AKIAABCDEFGHIJKLMNOP"}),
+        ("two", "ray:https://me:secret@head:1", {}),  # pragma: allowlist secret
+        ("two", "ray:https://head:1", {"token": "AKIAABCDEFGHIJKLMNOP"}),  # pragma: allowlist secret
         ("two", "process:", {"state": "sleepy"}),
     ],
 )
