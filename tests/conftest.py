@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """All the examples a property asks for are drawn in full tests."""
     test = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)  # of one that stands in a class, too
     asked = getattr(test, "_hypothesis_internal_use_settings", None)
     if "not slow" in item.config.option.markexpr and asked is not None and asked.max_examples > FEW:
         test._hypothesis_internal_use_settings = settings(asked, max_examples=FEW)
