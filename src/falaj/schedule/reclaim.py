@@ -131,6 +131,9 @@ class Reclaim:
         alone = self._gone(case, amount, {})
         if alone:
             yield alone
+            # What elastic jobs lose by shrinking may be too much, where stopping others would not be.
+            whole = replace(case.right, shrink=np.zeros_like(case.right.shrink))
+            yield self._gone(replace(case, right=whole), amount, {})
             for items in self._offers(case):
                 yield self._gone(case, amount, items)
 
