@@ -171,7 +171,9 @@ class Reclaim:
         if on_path:  # its limit counts what lies below it
             at = tree.index[refusal[0]]
             rows = rows[[at in tree.paths[leaf] for leaf in table[rows, Col.LEAF].tolist()]]
-        order = rows[np.lexsort((rows, right.price[rows], table[rows, Col.BAND]))][:_LOOK].tolist()
+        # Of equals the first by name: rows are given as jobs come, and another scheduler saw them come otherwise.
+        bands, prices = table[:, Col.BAND].tolist(), right.price.tolist()
+        order = sorted(rows.tolist(), key=lambda row: (bands[row], prices[row], self._running.ids[row]))[:_LOOK]
         narrow = [(row, loose(self._job(row))) for row in order if right.shrink[row]]
         return [*narrow, *((row, self._job(row).spots) for row in order if right.evict[row])]
 
