@@ -1,9 +1,8 @@
 """The scheduler as one would write it first: every job of every queue is looked at again for every start.
 
-No lines, no parking, no heaps, nothing remembered. It knows no turns, victims or deadlines, and only budgets that stop.
+No lines, no parking, no heaps, nothing remembered. It knows no turns, victims, budgets or deadlines.
 """
 
-from falaj.schedule.budget import Budgets, Charge, charge
 from falaj.schedule.ground import roughly
 from falaj.schedule.model import Job, Snapshot, Spot
 from falaj.schedule.place import place
@@ -19,7 +18,6 @@ class Naive:
         for job in facts.jobs:
             self.world.mix(job.shape, 0)
         self.tree = Tree(facts.queues, self.world.pools())
-        self.budgets = Budgets(facts.queues)
         self.waiting: dict[str, list[Job]] = {}
         counts: dict[object, int] = {}
         for job in facts.jobs:
@@ -43,11 +41,9 @@ class Naive:
         starts = []
         while (queue := self._neediest(self.tree.top)) is not None:
             for job in self.waiting[queue]:
-                found = self._places(job)
-                if found is not None:
-                    spots, costs = found
+                spots = self._places(job)
+                if spots is not None:
                     starts.append((job.id, spots))
-                    self.budgets.hold(queue, costs)
                     self.world.take(spots, job.shape.roles)
                     self.tree.charge(queue, self.world.quota(job.shape, spots, 0).tolist())
                     self.waiting[queue].remove(job)
@@ -70,14 +66,11 @@ class Naive:
                 best = need if best is None else min(best, need)
         return best[3] if best else None
 
-    def _places(self, job: Job) -> tuple[tuple[Spot, ...], Charge] | None:
+    def _places(self, job: Job) -> tuple[Spot, ...] | None:
         if self.tree.refusal(job.queue, self.world.quota(job.shape, None, job.shape.least).tolist()):
             return None
         for width in (max(job.shape.roles[0].count, job.shape.least), job.shape.least):
             spots = place(self.world, job.shape, width)
             if spots and not self.tree.refusal(job.queue, self.world.quota(job.shape, spots, width).tolist()):
-                nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
-                costs = charge(nodes, job.shape.roles, spots, job.limit_s)
-                if self.budgets.exhausted(job.queue, costs) is None:
-                    return spots, costs
+                return spots
         return None

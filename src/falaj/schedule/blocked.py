@@ -1,14 +1,11 @@
 """What becomes of jobs that do not fit: others make room, they get a turn, or they are lent what is held for one."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 import numpy as np
 
 from falaj.schedule.board import Board
-from falaj.schedule.budget import BUDGET, Charge, charge
+from falaj.schedule.budget import Charge, charge
 from falaj.schedule.columns import Flags, Ints
 from falaj.schedule.forecast import pool, size
 from falaj.schedule.ground import MANY_LEAVES
@@ -35,15 +32,13 @@ from falaj.schedule.words import BUDGETS, counted, spendable
 Refusal = tuple[str, str, int]
 Found = tuple[tuple[Spot, ...], list[int], Charge | None]
 """Places, what they count against quotas, what they cost; no costs: best effort."""
-MADE = "others make room for it"
+BUDGET = "budget:"
 TICK_S = 30
 """So often those are looked at again for whom nobody had to make room."""
 GRACE_S = 30
 LONGEST_WAIT_S = 7 * 86_400
 MOST_CLAIMS = 8
 """So many searches for victims a cycle; two where there are very many leaves."""
-_LOOK = 64
-"""So many are looked at behind one that asks for room, where a budget refuses some of them."""
 MOST_ROUNDS = 4
 """So often a cycle looks at what it freed itself."""
 
@@ -66,13 +61,9 @@ class Blocked(Board):
         self._plan = Draft()
         self._open: set[int] = set()
         self._unsettled: set[str] = set()
-        self._late: set[str] = set()
-        """Leaves that wanted room after a cycle's last search for victims."""
         self._tick = -1
         self._claimed: dict[tuple[str, int], set[str]] = {}
         """By line, who asked for room, until something of their leaf or the clock moves on."""
-        self._cleared: dict[str, str] = {}
-        """Those for whom others make room, and their leaves: what that leaves of a quota is theirs."""
         self._asked_at: dict[str, int] = {}
         self._closed_at: dict[int, int] = {}
         self._tried: dict[int, tuple[int, str]] = {}
@@ -100,12 +91,10 @@ class Blocked(Board):
             allowed: Flags | None = self._lasting(job)
             while (spots := place(self.world, job.shape, width, allowed)) is not None:
                 amount = self.counts(job, spots, width)
-                refusal = self._refusal(job, amount)
+                refusal = self.tree.refusal(job.queue, amount)
                 if refusal is None:
                     costs, refusal = self._afford(job, spots)
-                    if refusal is None:
-                        return (spots, amount, costs), None
-                    break  # narrower it costs less
+                    return (None, refusal) if refusal else ((spots, amount, costs), None)
                 narrower = self._without(refusal[1], allowed)
                 if narrower is None:
                     break
@@ -117,7 +106,7 @@ class Blocked(Board):
         if not self.budgeted or self.band(job.queue, job.shape) == BEST_EFFORT:
             return (), None
         nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
-        costs = charge(nodes, job.shape.roles, spots, self.pays_s(job))
+        costs = charge(nodes, job.shape.roles, spots, job.limit_s or self.run_s(job))
         spent = self.budgets.exhausted(job.queue, costs)
         if spent is None:
             return costs, None
@@ -141,87 +130,23 @@ class Blocked(Board):
         return rest if allowed is None else rest & allowed
 
     def _hold_back(self, job: Job, number: int, refusal: Refusal) -> None:
-        """A quota refuses it, and with it its line; or a budget, and with it those of its line that cost no less."""
-        if refusal[1].startswith(BUDGET):
-            self.refuse(job, number, refusal)
-        else:
-            self.park(job.queue, number, refusal)
-        if not self.waited_for(job.id):
-            self.turns.drop(job.id)
-
-    def _refusal(self, job: Job, amount: list[int]) -> Refusal | None:
-        """The quota that refuses a job so much: as things are, or as they will be when those go who make room."""
-        refusal = self.tree.refusal(job.queue, amount)
-        if refusal is not None or not self._cleared or not self.tree.bounded:
-            return refusal
-        with self._made_way(job.id):
-            return self.tree.refusal(job.queue, amount)
-
-    @contextmanager
-    def _made_way(self, but: str) -> Iterator[None]:
-        """The tree as it will be when those are gone who make room, and those run for whom they do."""
-        comes = (self._cleared.keys() & self.lines.jobs.keys()) - {but}
-        moves = [(self._cleared[one], self.amount(self.lines.numbers[one]), 1) for one in sorted(comes)]
-        goes = [one for one in sorted(self.stopping) if self.running[one].stopped_for in comes]
-        moves += [(self.running[one].queue, self._counted[one], -1) for one in goes]
-        for queue, amount, sign in moves:
-            self.tree.charge(queue, amount, sign)
-        try:
-            yield
-        finally:
-            for queue, amount, sign in reversed(moves):
-                self.tree.charge(queue, amount, -sign)
-
-    def _clear_for(self) -> dict[str, str]:
-        """Those for whom others make room, or made it and they could not start yet; as facts tell, and nothing else."""
-        waited = {self.running[one].stopped_for for one in self.stopping}
-        found = [turn.job for turn in self.turns.all() if turn.cause == MADE or turn.job in waited]
-        return {one: self.lines.jobs[one].queue for one in found}
-
-    def _welcome(self) -> list[str]:
-        """Those for whom room was made, soonest first, where all who had to go are gone: it is their turn, or not."""
-        for one in [one for one in self._cleared if one not in self.turns.of or one not in self.lines.jobs]:
-            self._forgo(one)
-        free = self._cleared.keys() - {self.running[one].stopped_for for one in self.stopping}
-        return sorted(free, key=lambda one: (self.turns.of[one].at, one))
-
-    def _forgo(self, job_id: str) -> None:
-        """What was kept of a quota for a job is anybody's."""
-        name = self._cleared.pop(job_id, "")
-        while name:
-            self._release(name)
-            name = name.rpartition("/")[0]
-
-    def _heads(self, queue: str) -> Sequence[tuple[Rank, int]]:
-        """The first jobs of a leaf's lines that no budget is known to refuse, best first."""
-        heads, dear = self.lines.heads(queue), self.dear.get(queue)
-        if not dear:
-            return heads
-        found = {number: self.lines.cheaper(queue, number, most) for number, (most, _) in dear.items()}
-        rest = [one for one in heads if one[1] not in dear]
-        return sorted([*rest, *((rank, number) for number, rank in found.items() if rank is not None)])
-
-    def _held(self, job: Job, number: int) -> bool:
-        """Is a quota or a budget known to refuse it?"""
-        return number in self.parked.get(job.queue, ()) or self.too_dear(job, number) is not None
+        self.park(job.queue, number, refusal)
+        self.turns.drop(job.id)
 
     def _redeem(self, job_id: str) -> None:
         """A turn has come, or all its places are free: start, or wait on with the cause written down."""
         job, turn = self.lines.jobs[job_id], self.turns.of[job_id]
         number = self.lines.numbers[job_id]
-        refusal = self._refusal(job, self.amount(number))
+        refusal = self.tree.refusal(job.queue, self.amount(number))
         if refusal is not None:
             self._hold_back(job, number, refusal)
             return
         self.turns.lend(NEVER, (job_id,))
-        found, refusal = self._find(job)
+        found, _ = self._find(job)
         if found is not None:
             self._start(job, found, f"its turn, reserved for {turn.at}")
             return
         self.turns.take_back([job_id])
-        if refusal is not None and refusal[1].startswith(BUDGET):
-            self._hold_back(job, number, refusal)
-            return
         if not turn.spots or turn.at <= self.now:
             self._reserve(job, turn.cause if not turn.spots else "what runs there takes longer than expected")
 
@@ -259,20 +184,18 @@ class Blocked(Board):
     def _claimant(self, queue: str) -> tuple[Job, int] | None:
         """The first blocked job of a leaf, while nobody was asked to make room for it; then those behind it, as far as
         others make room for all before them and a guarantee covers them all: it is met at once, not one by one."""
-        parked, first = self.parked.get(queue, ()), True
-        if not self.closed and not parked:
+        if not self.closed:
             return None  # nobody is blocked
-        for rank, number in self._heads(queue):
-            if number in self._lacking or (number not in self.closed and number not in parked):
+        parked, first = self.parked.get(queue, ()), True
+        for rank, number in self.lines.heads(queue):
+            if number not in self.closed or number in parked or number in self._lacking:
                 continue
             asked = self._claimed.get((queue, number), set()) & self.lines.jobs.keys()
             if first and rank[-1] not in asked:
                 return self.lines.jobs[rank[-1]], number
             if not all(map(self.waited_for, asked)) or not self._owed(queue, number):
                 return None
-            near = islice(self.lines.best(queue, number), _LOOK if self.dear.get(queue) else None)
-            free = (one for one in near if self.too_dear(self.lines.jobs[one], number) is None)
-            behind = next((one for one in free if one not in asked), None)
+            behind = next((one for one in self.lines.best(queue, number) if one not in asked), None)
             if behind is not None:
                 return self.lines.jobs[behind], number
             first = False
@@ -289,18 +212,18 @@ class Blocked(Board):
     def _settle(self, queue: str, before: Rank | None = None) -> None:
         """Make room for the first blocked job of a leaf, and give turns: to those that stand before one that starts."""
         claimant = self._claimant(queue)
-        if claimant is not None and (before is None or self._heads(queue)[0][0] < before):
+        if claimant is not None and (before is None or self.lines.heads(queue)[0][0] < before):
             self._claim(*claimant)
         if not self._turns_left():
             return
-        for rank, number in list(self._heads(queue)):
+        for rank, number in list(self.lines.heads(queue)):
             if before is not None and rank >= before:
                 return
             if number in self.closed and number not in self.parked.get(queue, ()):
                 job = self.lines.jobs[rank[-1]]
                 room = self.turns.room(self.shapes.pools[number])
                 if room and job.id not in self.turns.of and self._deserves(job, number):
-                    refusal = self._refusal(job, self.amount(number))
+                    refusal = self.tree.refusal(queue, self.amount(number))
                     if refusal is not None:
                         self._hold_back(job, number, refusal)
                         continue
@@ -319,17 +242,13 @@ class Blocked(Board):
     def _claim(self, job: Job, number: int) -> None:
         """Have others make room for it, where that is lawful."""
         if self._plan.claims >= self._most_claims():
-            self._late.add(job.queue)
             return
         self._claimed.setdefault((job.queue, number), set()).add(job.id)
         self._asked_at[job.queue] = self.now
-        if self.waited_for(job.id):
+        if self.waited_for(job.id) or self.tree.refusal(job.queue, self.amount(number)) is not None:
             return
         self._plan.claims += 1
-        short = self._refusal(job, self.amount(number)) is not None
-        if not short and self._some(number) and self._lend(self.run_s(job), job.submitted, job.id, number):
-            return
-        if self.too_dear(job, number) is not None:
+        if self._some(number) and self._lend(self.run_s(job), job.submitted, job.id, number):
             return
         lent = self.turns.lend(NEVER, (job.id,))
         left = self.forecast.left(job, self.shapes.keys[number], self.now)
@@ -339,15 +258,9 @@ class Blocked(Board):
             self.lines.urgent(job.id), self.run_s(job),
         )  # fmt: skip
         stays = self._lasting(job)
-        with self._made_way(job.id):
-            victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
+        victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
         self.turns.take_back(lent)
-        if victims is None:
-            return
-        costs, refusal = self._afford(job, victims.spots)
-        if refusal is not None:
-            self._hold_back(job, number, refusal)
-        elif costs is not None:  # else it would be best effort, which disturbs nobody
+        if victims is not None:
             self._make_room(job, victims)
 
     def _make_room(self, job: Job, victims: Victims) -> None:
@@ -358,8 +271,7 @@ class Blocked(Board):
             self._evict(evict)
         self.reclaimed += [(name, self.now, milli) for name, milli in victims.taken]
         at = self.now + max((evict.grace_s for evict in victims.evictions), default=0)
-        turn = Reservation(job.id, at, victims.spots, MADE)
-        self._cleared[job.id] = job.queue
+        turn = Reservation(job.id, at, victims.spots, "others make room for it")
         self.turns.put(turn, pool(job.shape), job.shape.roles, self.run_s(job))
 
     def _reserve(self, job: Job, cause: str = "") -> None:
@@ -381,7 +293,7 @@ class Blocked(Board):
             last, lent = max(turn.at for turn in self.turns.of.values()), False
             short = []
             for number in self.closed if self.turns.holds else ():
-                brief = self.lines.brief(number, self._held)
+                brief = self.lines.brief(number, self.parked)
                 if brief is None or self.now + brief[0] > last:
                     continue
                 if self._tried.get(number) != (self.turns.version, brief[1].id):
@@ -395,7 +307,7 @@ class Blocked(Board):
     def _lend(self, run_s: int, _submitted: int, job_id: str, number: int) -> bool:
         """Start a short job in places that are held for turns after its end."""
         job = self.lines.jobs[job_id]
-        refusal = self._refusal(job, self.amount(number))
+        refusal = self.tree.refusal(job.queue, self.amount(number))
         if refusal is not None:
             self._hold_back(job, number, refusal)
             return False
@@ -403,12 +315,10 @@ class Blocked(Board):
         band = self.band(job.queue, job.shape)
         lower = [one for one in self.turns.of if self._band(one) < band]
         lent = self.turns.lend(self.now + run_s, {job.id, *lower}, suits)
-        found, refusal = self._find(job)
+        found, _ = self._find(job)
         if found is not None:
             self._start(job, found, "nobody before it needs the places so soon")
         self.turns.take_back(lent)
-        if refusal is not None and refusal[1].startswith(BUDGET):
-            self._hold_back(job, number, refusal)
         nodes = {spot.node for spot in found[0]} if found is not None else set()
         for one in lower if nodes else ():
             if any(spot.node in nodes for spot in self.turns.of[one].spots):

@@ -8,27 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from falaj.core.errors import Corrupt
-from falaj.schedule.model import (
-    BEST_EFFORT,
-    CPU,
-    GPU,
-    NEVER,
-    WHOLE,
-    Budget,
-    Job,
-    Node,
-    Queue,
-    Role,
-    Shape,
-    Spot,
-)  # fmt: skip
+from falaj.schedule.model import BEST_EFFORT, CPU, GPU, WHOLE, Budget, Job, Node, Queue, Role, Shape, Spot
 
 Charge = tuple[tuple[str, int], ...]
 """Amounts by unit, sorted: cpu_s and gpu_s in thousandths of a second of one, money in micro-units."""
 
 HOUR = 3600
-BUDGET = "budget:"
-"""How the name of a quota begins that is a budget, before its unit."""
 
 
 def charge(nodes: Mapping[str, Node], roles: Sequence[Role], spots: Iterable[Spot], seconds: int) -> Charge:
@@ -96,14 +81,6 @@ class Budgets:
             if more and missing > 0 and (found is None or (budget.stops and not found.stops)):
                 found = Exhausted(name, budget.unit, missing, budget.stops)
         return found
-
-    def covers(self, queue: str, each: Charge) -> int:
-        """For how many seconds all budgets that stop cover such costs a second; those that count money aside."""
-        rate, most = dict(each), NEVER
-        for _, _, budget in self._above(queue):
-            if budget.stops and budget.unit in rate:
-                most = min(most, max(budget.amount - budget.spent - budget.held, 0) // rate[budget.unit])
-        return most
 
     def hold(self, queue: str, costs: Charge) -> None:
         """A job starts: so much is charged, and open."""

@@ -13,7 +13,7 @@ from itertools import zip_longest
 import numpy as np
 
 from falaj.core.errors import Invalid
-from falaj.schedule.budget import BUDGET, Budgets, charge, rates
+from falaj.schedule.budget import Budgets, charge
 from falaj.schedule.forecast import Forecast, pool
 from falaj.schedule.kin import Kin
 from falaj.schedule.lines import Lines, Shapes
@@ -71,8 +71,6 @@ class Ground:
         self.rows: list[int] = []
         self.parked: dict[str, dict[int, tuple[str, str, int]]] = {}
         """By leaf: the lines that a quota holds back, and which."""
-        self.dear: dict[str, dict[int, tuple[int, tuple[str, str, int]]]] = {}
-        """By leaf: the lines that a budget refused, from how many seconds on it does, and which."""
         self.leaving = {node.name for node in snapshot.nodes if node.leaving < NEVER}
         self.freed: set[str] = set()
         self.fresh: set[str] = set()
@@ -182,24 +180,6 @@ class Ground:
         # What others keep may be made good by whatever anybody gives back.
         top = name if queue == name or queue.startswith(name + "/") else queue.partition("/")[0]
         self._held_back.setdefault(top, set()).add((queue, number))
-
-    def refuse(self, job: Job, number: int, refusal: tuple[str, str, int]) -> None:
-        """A budget does not cover a job: nor those of its line that are charged for as long, until it is given back
-        something. What it does cover is known where it counts devices or cores; not where it counts money."""
-        lines = self.dear.setdefault(job.queue, {})
-        most = min(self.pays_s(job), self.budgets.covers(job.queue, rates(job.shape)) + 1)
-        if number not in lines or most < lines[number][0]:
-            lines[number] = most, refusal
-        self._held_back.setdefault(refusal[0], set()).add((job.queue, number))
-
-    def too_dear(self, job: Job, number: int) -> tuple[str, str, int] | None:
-        """The budget that is known not to cover a waiting job, and what it lacks for it."""
-        known = self.dear.get(job.queue, {}).get(number)
-        if known is None or self.pays_s(job) < known[0]:
-            return None
-        least = tuple((unit, rate * self.pays_s(job)) for unit, rate in rates(job.shape))
-        spent = self.budgets.exhausted(job.queue, least)
-        return (spent.queue, f"{BUDGET}{spent.unit}", spent.missing) if spent and spent.stops else known[1]
 
     def reopen(self) -> None:
         """Look at what was freed: which shapes may fit again?"""
@@ -352,8 +332,7 @@ class Ground:
 
     def _release(self, name: str) -> None:
         for queue, number in self._held_back.pop(name, ()):
-            known = self.parked.get(queue, {}).pop(number, None), self.dear.get(queue, {}).pop(number, None)
-            if any(known):
+            if self.parked.get(queue, {}).pop(number, None) is not None:
                 self.fresh.add(queue)
 
     def _moved(self, nodes: set[str]) -> None:
@@ -393,7 +372,6 @@ class Ground:
         self._lacking.clear()
         self._placed.clear()
         self.parked.clear()
-        self.dear.clear()
         self._held_back.clear()
         tops = {name: min(tree.queues[row].top_band for row in tree.paths[tree.index[name]]) for name in tree.names}
         self.lines.rerank(sorted(name for name in leaves if tops[name] != self._tops.get(name)))
@@ -433,10 +411,6 @@ class Ground:
 
     def _key(self, job: Job) -> str:
         return self.shapes.keys[self.shapes.number(job.shape)]
-
-    def pays_s(self, job: Job) -> int:
-        """For how long its budgets are charged when it starts: its limit, else as long as it is expected to run."""
-        return job.limit_s or self.run_s(job)
 
     def run_s(self, job: Job) -> int:
         """How long it will run at P90."""
