@@ -18,7 +18,7 @@ from falaj.core.flow import Flow
 from falaj.core.ref import Ref
 from falaj.flows.plans import check_plan, plan_of
 from falaj.flows.records import FAILED, FUNCTION, OVER, FlowPlan, FlowView, RunView
-from falaj.jobs.errands import LOOK_S, Waited, until_over
+from falaj.jobs.errands import LOOK_S, until_over
 from falaj.jobs.records import JobView
 from falaj.worker.steps import load_file
 
@@ -100,7 +100,7 @@ def wait(
     Example:
         falaj flows wait turn:fraud/retrain-7 --timeout-s 3600
     """
-    return Waited(until_over(here, here.flows.look, turns, timeout_s))
+    return until_over(here, here.flows.look, turns, timeout_s)
 
 
 @errand

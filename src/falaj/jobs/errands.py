@@ -93,7 +93,7 @@ def wait(
     Example:
         falaj jobs wait job:fraud/train-1 --timeout-s 3600
     """
-    return Waited(until_over(here, here.jobs.show, jobs, timeout_s))
+    return until_over(here, here.jobs.show, jobs, timeout_s)
 
 
 @errand
@@ -121,14 +121,14 @@ class Waited(tuple[Any, ...]):
         return all(one.state == SUCCEEDED for one in self)
 
 
-def until_over(here: Here, look: Callable[[Ref], Any], which: tuple[Ref, ...], timeout_s: float) -> tuple[Any, ...]:
+def until_over(here: Here, look: Callable[[Ref], Any], which: tuple[Ref, ...], timeout_s: float) -> Waited:
     """How all of them stand, once they are over or it took too long. Where no server runs, they are run meanwhile."""
     if not timeout_s >= 0:
         raise Invalid(f"waiting for {timeout_s} seconds", "a number from 0, which is for ever")
     until = time.monotonic() + timeout_s if timeout_s else float("inf")
     with here.working():
         while True:
-            found = tuple(look(ref) for ref in which)
+            found = Waited(look(ref) for ref in which)
             if all(one.over for one in found) or time.monotonic() > until:
                 return found
             time.sleep(LOOK_S)
