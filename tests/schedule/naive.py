@@ -1,10 +1,15 @@
 """The scheduler as one would write it first: every job of every queue is looked at again for every start.
 
-No lines, no parking, no heaps, nothing remembered. It knows no turns, victims, budgets or deadlines.
+No lines, no parking, no heaps, nothing remembered. It knows no turns, victims or deadlines, and only budgets that stop.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from falaj.schedule.budget import Budgets, Charge, charge
 from falaj.schedule.ground import roughly
-from falaj.schedule.model import Job, Snapshot, Spot
+from falaj.schedule.model import Job, Shape, Snapshot, Spot
 from falaj.schedule.place import place
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
@@ -13,37 +18,52 @@ from falaj.schedule.world import World
 class Naive:
     """One decision over a snapshot."""
 
-    def __init__(self, facts: Snapshot) -> None:
+    def __init__(self, facts: Snapshot, asleep: Iterable[str] = ()) -> None:
+        """`asleep`: leaves that are known to have nothing to start: nobody asks what they would start next."""
         self.world = World(facts.nodes)
         for job in facts.jobs:
             self.world.mix(job.shape, 0)
         self.tree = Tree(facts.queues, self.world.pools())
+        self.budgets = Budgets(facts.queues)
         self.waiting: dict[str, list[Job]] = {}
-        counts: dict[object, int] = {}
+        self.counts = Counter(job.shape for job in facts.jobs)
         for job in facts.jobs:
-            counts[job.shape] = counts.get(job.shape, 0) + 1
             if job.spots:
                 self.world.hold(job.spots, job.shape.roles)
                 self.tree.charge(job.queue, self.world.quota(job.shape, job.spots, job.width).tolist())
             else:
                 self.waiting.setdefault(job.queue, []).append(job)
-        for shape, count in counts.items():
-            self.world.mix(shape, roughly(count))  # type: ignore[arg-type]
+        for shape, count in self.counts.items():
+            self.world.mix(shape, roughly(count))
         for jobs in self.waiting.values():
             jobs.sort(key=self._rank)
-        self.done: set[str] = set()
+        self.done = set(asleep)
+        for job in [job for name in self.done for job in self.waiting.get(name, ())]:
+            assert self._places(job) is None, f"{job.id} could start, and nobody looks at it"
+
+    def _band(self, job: Job) -> int:
+        tops = [self.tree.queues[row].top_band for row in self.tree.paths[self.tree.index[job.queue]]]
+        return min(job.shape.band, *tops)
 
     def _rank(self, job: Job) -> tuple[int, int, int, str]:
-        tops = [self.tree.queues[row].top_band for row in self.tree.paths[self.tree.index[job.queue]]]
-        return -min(job.shape.band, *tops), job.served, job.submitted, job.id
+        return -self._band(job), job.served, job.submitted, job.id
+
+    def _weigh(self, shape: Shape, more: int) -> None:
+        before = roughly(self.counts[shape])
+        self.counts[shape] += more
+        self.world.mix(shape, roughly(self.counts[shape]) - before)
 
     def decide(self) -> list[tuple[str, tuple[Spot, ...]]]:
         starts = []
         while (queue := self._neediest(self.tree.top)) is not None:
             for job in self.waiting[queue]:
-                spots = self._places(job)
-                if spots is not None:
+                found = self._places(job)
+                if found is not None:
+                    spots, costs = found
                     starts.append((job.id, spots))
+                    self._weigh(job.shape, -1)
+                    self._weigh(replace(job.shape, band=self._band(job)), 1)
+                    self.budgets.hold(queue, costs)
                     self.world.take(spots, job.shape.roles)
                     self.tree.charge(queue, self.world.quota(job.shape, spots, 0).tolist())
                     self.waiting[queue].remove(job)
@@ -62,15 +82,19 @@ class Naive:
             if leaf is not None:
                 first = self.waiting[leaf][0].shape
                 want = self.world.quota(first, None, first.least).tolist()
+                want = [part if most else 0 for part, most in zip(want, self.tree.capacity, strict=True)]
                 need = (self.tree.level(child, want), self.tree.spent[child], child, leaf)
                 best = need if best is None else min(best, need)
         return best[3] if best else None
 
-    def _places(self, job: Job) -> tuple[Spot, ...] | None:
+    def _places(self, job: Job) -> tuple[tuple[Spot, ...], Charge] | None:
         if self.tree.refusal(job.queue, self.world.quota(job.shape, None, job.shape.least).tolist()):
             return None
         for width in (max(job.shape.roles[0].count, job.shape.least), job.shape.least):
             spots = place(self.world, job.shape, width)
             if spots and not self.tree.refusal(job.queue, self.world.quota(job.shape, spots, width).tolist()):
-                return spots
+                nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
+                costs = charge(nodes, job.shape.roles, spots, job.limit_s)
+                if self.budgets.exhausted(job.queue, costs) is None:
+                    return spots, costs
         return None

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from falaj.schedule.budget import Charge, Exhausted
 from falaj.schedule.decide import Scheduler, decide
 from falaj.schedule.model import Ask, Budget, Job, Knobs, Queue, Role, Shape
-from tests.schedule.made import job, node, snapshot
+from tests.schedule.made import job, node, shape, snapshot
 
 
 def started(plan: object) -> list[str]:
@@ -282,3 +283,54 @@ def test_a_resource_that_no_node_has_keeps_nobody_else_waiting() -> None:
         it.cycle(60 * (number + 1) + 1)
     assert {"owed-0", "owed-1"} <= set(it.running)
     assert {"rare-0", "rare-1"} <= set(it.lines.jobs)
+
+
+def test_a_budget_refuses_whom_it_cannot_pay_and_nobody_else_of_the_line() -> None:
+    queues = (Queue("root/a", budgets=(Budget("gpu_s", 3_600_000, stops=True),)),)
+    jobs = [job("dear", gpus=4, limit_s=1800), job("brief", gpus=4, submitted=1, limit_s=60)]
+    cluster = Scheduler(snapshot(1, jobs, queues))
+    assert started(cluster.cycle(0)) == ["brief"]
+    cluster.submit(job("briefer", gpus=4, submitted=2, limit_s=30))
+    assert started(cluster.cycle(1)) == ["briefer"]
+    cluster.queues((Queue("root/a", budgets=(Budget("gpu_s", 9_000_000, stops=True),)),))
+    cluster.end("brief", "briefer")
+    assert started(cluster.cycle(2)) == ["dear"], "as soon as the budget covers it"
+
+
+# C9 for budgets: very many that cannot be paid for hide the one that can, and are looked at again in every cycle.
+def test_very_many_that_cannot_be_paid_for_cost_a_look_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = (Queue("root/a", budgets=(Budget("gpu_s", 150_000, stops=True),)),)
+    jobs = [job(f"dear{number:04}", limit_s=1000 + number % 7, submitted=number) for number in range(3000)]
+    cluster = Scheduler(snapshot(2, jobs, queues))
+    looks, usual = list[str](), cluster.budgets.exhausted
+
+    def exhausted(queue: str, costs: Charge) -> Exhausted | None:
+        looks.append(queue)
+        return usual(queue, costs)
+
+    monkeypatch.setattr(cluster.budgets, "exhausted", exhausted)
+    for now in range(5):
+        assert not cluster.cycle(now).starts
+    for number in range(2):
+        cluster.submit(job(f"brief{number}", limit_s=60, submitted=9999 + number))
+        assert started(cluster.cycle(9 + number)) == [f"brief{number}"]
+    cluster.end("brief0")
+    assert not cluster.cycle(20).starts
+    assert len(looks) <= 6
+
+
+def test_an_elastic_job_is_as_narrow_as_its_budget_asks() -> None:
+    queues = (Queue("root/a", budgets=(Budget("gpu_s", 250_000, stops=True),)),)
+    wide = job("wide", shape=shape(1, 4, low=2, high=4), limit_s=100)
+    assert [len(start.spots) for start in decide(snapshot(1, [wide], queues)).starts] == [2]
+
+
+def test_no_turn_and_no_room_is_made_for_a_job_that_cannot_be_paid_for() -> None:
+    queues = (Queue("root/a", budgets=(Budget("gpu_s", 90_000, stops=True),)), Queue("root/b"))
+    cluster = Scheduler(snapshot(1, [job("low", "root/b", 8, band=0)], queues))
+    cluster.cycle(0)
+    cluster.submit(job("dear", gpus=8, band=3, submitted=1, limit_s=1000))
+    plan = cluster.cycle(100)
+    assert not plan.evictions
+    cluster.submit(job("brief", gpus=8, band=3, submitted=2, limit_s=10))
+    assert [one.wanted_by for one in cluster.cycle(130).evictions] == ["brief"]

@@ -1,21 +1,13 @@
-"""Elastic width: how wide to start, when to grow, and that it does not flap."""
+"""Elastic width: when to grow, and that it does not flap."""
 
 from dataclasses import replace
 
-from falaj.schedule.elastic import Growth, start_width
+from falaj.schedule.elastic import Growth
 from falaj.schedule.model import Job, Knobs, Queue
 from falaj.schedule.place import place
 from tests.schedule.closed import NOW, Closed, gang
 
 A, B = "root/a", "root/b"
-
-
-def test_it_starts_as_wide_as_the_idle_lasts_for_all_who_wait() -> None:
-    shape = gang(1, 8, low=2)
-    assert start_width(shape, idle=16_000, waiting=2000) == 8  # alone
-    assert start_width(shape, idle=16_000, waiting=8000) == 4  # everybody gets twice what they need
-    assert start_width(shape, idle=16_000, waiting=16_000) == 2
-    assert start_width(gang(1, 8), idle=64_000, waiting=8000) == 8
 
 
 def grown(cluster: Closed, knobs: Knobs = Knobs()) -> dict[str, int]:  # noqa: B008 - frozen

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from falaj.core.execute import Device
+from falaj.schedule.budget import charge
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import key, pool, size
 from falaj.schedule.model import (
@@ -36,6 +38,7 @@ from tests.schedule.made import ask, node
 from tests.schedule.naive import Naive
 
 LEAVES = ("root/a", "root/b/c", "root/b/d", "root/e")
+MIG = "MIG-1g.10gb"
 SHAPES = (
     Shape((Role("w", ask(1)),)),
     Shape((Role("w", ask(2), 2),)),
@@ -47,30 +50,71 @@ SHAPES = (
     Shape((Role("chief", ask(0), 1), Role("w", ask(2), 2))),
     Shape((Role("w", ask(1, models=("A10",))),), band=0),
     Shape((Role("w", ask(2, spot=True)),)),
+    Shape((Role("w", ask(1, models=(MIG,)), 2),)),
+    Shape((Role("w", ask(1)),), band=0),
+    Shape((Role("w", ask(1, models=(MIG, "A10"))),), band=3, preemptible=False),
 )
 THINGS = range(5)
 EXEMPT = (WHY["guarantee"], WHY["band"], "its node leaves")
 """Why more may be lost, and sooner, than otherwise."""
 
 
+@st.composite
+def budgets(draw: st.DrawFn) -> tuple[Budget, ...]:
+    """One or two, of which some stop work and some make it best effort."""
+    units = draw(st.lists(st.sampled_from(("gpu_s", "cpu_s", "money")), min_size=1, max_size=2, unique=True))
+    amounts = {"gpu_s": (100_000, 2_000_000, 40_000_000), "cpu_s": (500_000, 9_000_000), "money": (30_000, 9_000_000)}
+    return tuple(Budget(unit, draw(st.sampled_from(amounts[unit])), stops=draw(st.booleans())) for unit in units)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[Queue, ...]:
+    """Any limits, guarantees, lending and budgets, on leaves and above them."""
+    few = st.sampled_from((0, 0, 1, 2, 4, 8, 12))
+    found = []
+    for name in ("root", "root/b", *LEAVES):
+        limit, promise = draw(few) * WHOLE, draw(few) * WHOLE
+        promise = min(promise, limit) if limit else promise
+        kept = draw(st.sampled_from((None, None, 0, 1000)))
+        facts = {"gpu": promise} if promise and name != "root" else {}
+        found.append(
+            Queue(
+                name, draw(st.integers(1, 3)), facts, {"gpu": limit} if limit else {},
+                {"gpu": kept} if facts and kept is not None else {},
+                draw(st.sampled_from((4, 4, 3, 2))), draw(st.one_of(st.just(()), budgets())),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def usual(limit: int = 0, promise: int = 0) -> tuple[Queue, ...]:
+    """One of these trees, in which what once went wrong went wrong."""
+    return (
+        Queue("root/a", limit={"gpu": limit * 1000} if limit else {}),
+        Queue("root/b/c", guarantee={"gpu": promise * 1000}),
+        Queue("root/b/d", weight=2),
+        Queue("root/e", guarantee={"gpu": 2000}, lend={"gpu": 0}, top_band=2),
+    )
+
+
+def sliced(name: str) -> Node:
+    """A node with two whole devices, and a third that is cut into slices."""
+    whole = node(name, 2, price=3_000_000)
+    return replace(whole, devices=(*whole.devices, *(Device(2 + one, MIG, 10_000) for one in range(7))))
+
+
 class Fleet(RuleBasedStateMachine):
     """A scheduler, and the world it is told of."""
 
-    @initialize(
-        limit=st.integers(0, 12), promise=st.integers(0, 8), budget=st.booleans(), ratio=st.sampled_from((0, 2))
-    )
-    def build(self, limit: int, promise: int, budget: bool, ratio: int) -> None:
+    @initialize(queues=trees(), ratio=st.sampled_from((0, 2)), slices=st.booleans())
+    def build(self, queues: tuple[Queue, ...], ratio: int, slices: bool) -> None:
         self.now, self.made, self.lost, self.waits = 1000, 0, {}, {}
         self.taken: list[tuple[str, int, int]] = []
-        spend = (Budget("gpu_s", 40_000_000, stops=True),) if budget else ()
-        self.queues = (
-            Queue("root/a", limit={"gpu": limit * 1000} if limit else {}, budgets=spend),
-            Queue("root/b/c", guarantee={"gpu": promise * 1000}),
-            Queue("root/b/d", weight=2),
-            Queue("root/e", guarantee={"gpu": 2000}, lend={"gpu": 0}, top_band=2),
-        )
-        self.nodes = [node(f"n{one}", labels={"rack": f"r{one // 2}"}) for one in range(3)]
+        self.queues = queues
+        price = 8_000_000 if any(one.unit == "money" for queue in queues for one in queue.budgets) else 0
+        self.nodes = [node(f"n{one}", labels={"rack": f"r{one // 2}"}, price=price) for one in range(3)]
         self.nodes += [node("x", 4, "A10"), node("s", 4, spot=True)]
+        self.nodes += [sliced("m")] if slices else []
         knobs = Knobs(progress_ratio=ratio, min_run_s=10, depth=3, patience=0)
         self.it = Scheduler(Snapshot(self.now, tuple(self.nodes), self.queues, (), knobs=knobs))
         self.turns: dict[str, int] = {}
@@ -85,6 +129,12 @@ class Fleet(RuleBasedStateMachine):
         self.made += 1
         facts = {"steps": 100, "step_us": 2_000_000} if more else {"deadline": self.now + 3000}
         self.it.submit(Job(f"j{self.made:04}", leaf, shape, self.now, f"u/{limit}", limit_s=limit, **facts))
+
+    @rule(leaf=st.sampled_from(LEAVES), shape=st.sampled_from(SHAPES), count=st.integers(2, 5))
+    def crowd(self, leaf: str, shape: Shape, count: int) -> None:
+        """Many of one line, that do not cost the same."""
+        for limit in (500, 50, 5, 0, 300)[:count]:
+            self.submit(leaf, shape, limit, more=False)
 
     @rule(which=st.integers(0, 99))
     def end(self, which: int) -> None:
@@ -109,9 +159,9 @@ class Fleet(RuleBasedStateMachine):
             facts = {"stopping": 0, "stopped_for": "", "started": 0, "evictions": job.evictions + 1}
             self.it.change(replace(job, spots=(), charged=(), **facts))
 
-    @rule(which=st.integers(0, 4))
+    @rule(which=st.integers(0, 5))
     def lose(self, which: int) -> None:
-        one = self.nodes[which]
+        one = self.nodes[which % len(self.nodes)]
         if one.name in self.it.world.index and len(self.lost) < 2:
             self.lost[one.name] = one
             self.it.lose(one.name)
@@ -124,16 +174,19 @@ class Fleet(RuleBasedStateMachine):
         name = min(self.lost)
         self.it.node(replace(self.lost.pop(name), leaving=self.now + 200 if leaving else NEVER))
 
-    @rule(which=st.integers(0, 4), open_=st.booleans())
+    @rule(which=st.integers(0, 5), open_=st.booleans())
     def drain(self, which: int, open_: bool) -> None:
-        name = self.nodes[which].name
+        name = self.nodes[which % len(self.nodes)].name
         if name in self.it.world.index:
             self.it.node(replace(self.it.world.nodes[self.it.world.index[name]], open=open_))
 
-    @rule(limit=st.integers(4, 12))
-    def requota(self, limit: int) -> None:
-        used = self.it.tree.usage[self.it.tree.index["root/a"]][self.it.tree.quotas.index("gpu")]
-        self.queues = (replace(self.queues[0], limit={"gpu": max(limit * 1000, used)}), *self.queues[1:])
+    @rule(limit=st.integers(4, 12), which=st.integers(0, 5))
+    def requota(self, limit: int, which: int) -> None:
+        """Another limit; and for all budgets another window."""
+        one = self.queues[which % len(self.queues)]
+        used = self.it.tree.usage[self.it.tree.index[one.name]][self.it.tree.quotas.index("gpu")]
+        most = max(limit * 1000, used, one.guarantee.get("gpu", 0))
+        self.queues = tuple(replace(old, limit={"gpu": most}) if old is one else old for old in self.queues)
         self.it.queues(self.queues)
 
     @rule(seconds=st.sampled_from((20, 300, 3000)), limit=st.sampled_from((0, 50, 500)))
@@ -170,24 +223,33 @@ class Fleet(RuleBasedStateMachine):
         else:
             raise AssertionError("I7: it goes on deciding with nothing new")
         self.quiet()
+        if twin is not None:
+            self.orderly()
 
     def judge(self, plan: Plan) -> None:
         """I2, I6, I8, I9: what a plan may say."""
         for start in plan.starts:
             job = self.it.running[start.job]
-            assert job.shape.least <= job.width <= job.shape.most
-            assert len(start.spots) == job.width + sum(role.count for role in job.shape.roles[1:])
+            width = sum(spot.role == 0 for spot in start.spots)
+            assert job.shape.least <= min(width, job.width) <= max(width, job.width) <= job.shape.most
+            assert len(start.spots) == width + sum(role.count for role in job.shape.roles[1:])
             for spot in start.spots:
                 self.suits(job.shape.roles[spot.role].ask, self.it.world.nodes[self.it.world.index[spot.node]], spot)
+            for name, budget in above(self.it, job.queue) if start.charged else ():
+                short = budget.spent + budget.held > budget.amount and budget.unit in dict(start.charged)
+                assert not (budget.stops and short), f"I15: {name} spends more {budget.unit} than it has"
             racks = {self.it.world.nodes[self.it.world.index[spot.node]].labels.get("rack") for spot in start.spots}
             assert len(racks) == 1 or not job.shape.required
         later = {turn.job: turn.at for turn in plan.reservations}
         for turn in plan.reservations:
             assert turn.at <= self.turns.get(turn.job, NEVER) or turn.cause, "I6: a turn moved without a cause"
         self.turns = later
+        moved = {one.job for one in (*plan.evictions, *plan.resizes)}
+        assert moved.isdisjoint(one.job for one in plan.starts), "I8: started and disturbed at once"
         for evict in plan.evictions:
             assert evict.wanted_by in self.it.turns.of or not evict.wanted_by, "I8: for whom?"
-            assert self.it.running[evict.job].shape.preemptible or self.it.running[evict.job].shape.band == 0
+            gone = self.it.running[evict.job].shape
+            assert gone.preemptible or gone.band == 0 or evict.why == "its node leaves", "I2: it must not be disturbed"
         for wanted_by, evictions in groupby(plan.evictions, lambda one: one.wanted_by):
             self.bounded(wanted_by, [one for one in evictions if one.why not in EXEMPT])
 
@@ -219,14 +281,40 @@ class Fleet(RuleBasedStateMachine):
         assert not wanted.models or models <= set(wanted.models)
 
     def quiet(self) -> None:
-        """I5: nothing idle, outside turns, fits a job that may start."""
+        """I5: nothing idle, outside turns, fits a job that its own quotas and budgets let start.
+
+        But for those who stand behind one of their line for whom others make room."""
+        cleared = {(job.queue, job.shape) for job in map(self.it.lines.jobs.get, self.it._cleared) if job}
         for job in self.it.lines.jobs.values():
-            if job.id in self.it.lines.resting or self.it.leaving:
+            if job.id in self.it.lines.resting or self.it.leaving or (job.queue, job.shape) in cleared:
                 continue
             spots = place(self.it.world, job.shape, job.shape.least)
             if spots is not None:
                 amount = self.it.world.quota(job.shape, spots, job.shape.least).tolist()
-                assert self.it.parked.get(job.queue) or self.it.tree.refusal(job.queue, amount), f"{job.id} could start"
+                assert self.it._refusal(job, amount) or unpaid(self.it, job, spots), f"I5: {job.id} could start"
+
+    def orderly(self) -> None:
+        """The first blocked job of a leaf does not wait for a quota that one who must give way to it takes up."""
+        it = self.it
+        for queue in it.lines.leaves:
+            heads = it._heads(queue)
+            job = it.lines.jobs[heads[0][0][-1]] if heads else None
+            if job is None or it.leaving or it.waited_for(job.id) or it._cleared:
+                continue
+            band, amount = it.band(queue, job.shape), it.amount(it.lines.numbers[job.id])
+            spots = place(it.world, job.shape, job.shape.least)
+            if not band or spots is None or it.tree.refusal(queue, amount) is None:
+                continue
+            if unpaid(it, job, spots) or unpaid(it, job, spots, stops=False):
+                continue
+            taken = it.world.quota(job.shape, spots, job.shape.least).tolist()
+            for one in it.running.values():
+                mine = one.queue == queue and one.shape.preemptible and one.shape.band < band
+                if not one.stopping and (mine or one.shape.band == 0):
+                    it.tree.charge(one.queue, it._counted[one.id], -1)
+                    refusal = it.tree.refusal(queue, taken)
+                    it.tree.charge(one.queue, it._counted[one.id])
+                    assert refusal is not None, f"{one.id} takes up what {job.id} of a higher band may have"
 
     @invariant()
     def conserved(self) -> None:
@@ -244,8 +332,25 @@ class Fleet(RuleBasedStateMachine):
         for row in range(tree.top):
             assert all(used <= most for used, most in zip(tree.usage[row], tree.limit[row], strict=True))
         for queue in tree.names:
-            held = sum(dict(j.charged).get("gpu_s", 0) for j in self.it.running.values() if j.queue == queue)
-            assert sum(one.held for one in self.it.budgets.of(queue) if one.unit == "gpu_s") in (0, held), "I15"
+            below = [one for one in self.it.running.values() if f"{one.queue}/".startswith(f"{queue}/")]
+            for budget in self.it.budgets.of(queue):
+                assert budget.held == sum(dict(one.charged).get(budget.unit, 0) for one in below), "I15"
+
+
+def above(it: Scheduler, queue: str) -> list[tuple[str, Budget]]:
+    """The budgets that a job of a queue is charged to."""
+    names = [name for name in it.tree.names if f"{queue}/".startswith(f"{name}/")]
+    return [(name, budget) for name in names for budget in it.budgets.of(name)]
+
+
+def unpaid(it: Scheduler, job: Job, spots: tuple[Spot, ...], *, stops: bool = True) -> bool:
+    """Does a budget stop it, charged by itself, in these places? Or one that does not stop make it best effort?"""
+    nodes = {spot.node: it.world.nodes[it.world.index[spot.node]] for spot in spots}
+    costs = dict(charge(nodes, job.shape.roles, spots, job.limit_s or it.run_s(job)))
+    return it.band(job.queue, job.shape) > 0 and any(
+        one.stops is stops and costs.get(one.unit) and one.spent + one.held + costs[one.unit] > one.amount
+        for _, one in above(it, job.queue)
+    )
 
 
 def forget(it: Scheduler) -> None:
@@ -254,6 +359,7 @@ def forget(it: Scheduler) -> None:
         it.closed,
         it.reopened,
         it.parked,
+        it.dear,
         it._held_back,
         it._tried,
         it._closed_at,
@@ -286,26 +392,45 @@ TestFleet = pytest.mark.timeout(600)(Fleet.TestCase)
 TestLongFleet = pytest.mark.slow(pytest.mark.timeout(7200)(LongFleet.TestCase))
 
 PLAIN = Knobs(depth=0, progress_ratio=0, min_run_s=NEVER, grow=False)
-KINDS = [replace(shape, band=2, low=0, high=0) for shape in SHAPES]
-"""Nobody has to make room for anybody."""
+KINDS = [replace(shape, band=max(shape.band, 1), preemptible=False) for shape in SHAPES]
+"""Nobody has to make room for anybody, whatever the band."""
+
+
+class Watched(Scheduler):
+    """Tells which leaves it knew to have nothing to start before it let any start."""
+
+    slept: frozenset[str]
+
+    def _admit(self, most: int) -> None:
+        self.slept = frozenset(self.asleep)
+        super()._admit(most)
 
 
 # I17
 @settings(max_examples=int(os.environ.get("FALAJ_EXAMPLES", "8")), deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(2, 50), st.integers(5, 200))
 def test_lines_and_parking_decide_what_looking_at_every_job_decides(chance: Random, nodes: int, jobs: int) -> None:
-    queues = (Queue("root/a", limit={"gpu": 12_000}), Queue("root/b/c", weight=3), Queue("root/b/d"), Queue("root/e"))
+    def purse(unit: str) -> tuple[Budget, ...]:
+        return (Budget(unit, chance.choice((300_000, 3_000_000, 90_000_000)), stops=True),) * chance.randint(0, 1)
+
+    queues = (
+        Queue("root", budgets=purse("cpu_s")), Queue("root/a", limit={"gpu": 12_000}, budgets=purse("gpu_s")),
+        Queue("root/b", budgets=purse("gpu_s")), Queue("root/b/c", weight=3, budgets=purse("cpu_s")),
+        Queue("root/b/d", top_band=chance.choice((1, 2, 4))), Queue("root/e", guarantee={"gpu": 2000}, lend={"gpu": 0}),
+    )  # fmt: skip
     made = [node(f"n{one}", chance.choice((4, 8)), chance.choice(("H100", "A10"))) for one in range(nodes)]
-    it = Scheduler(Snapshot(0, tuple(made), queues, (), knobs=PLAIN))
+    it = Watched(Snapshot(0, tuple(made), queues, (), knobs=PLAIN))
     number = 0
     for now in range(4):
         for _ in range(jobs // 4):
             number += 1
-            it.submit(Job(f"j{number:03}", chance.choice(LEAVES), chance.choice(KINDS), number))
+            kind, seconds = chance.choice(KINDS), chance.choice((5, 60, 600, 3600))
+            it.submit(Job(f"j{number:03}", chance.choice(LEAVES), kind, number, limit_s=seconds))
         for name in chance.sample(sorted(it.running), len(it.running) // 3):
             it.end(name)
-        naive = Naive(it.snapshot(now)).decide()
+        facts = it.snapshot(now)
         plan = it.cycle(now)
+        naive = Naive(facts, it.slept).decide()
         assert [(start.job, start.spots) for start in plan.starts] == naive
         assert not plan.evictions
 
@@ -313,10 +438,10 @@ def test_lines_and_parking_decide_what_looking_at_every_job_decides(chance: Rand
 def test_what_a_job_keeps_when_it_shrinks_is_never_free() -> None:
     """A turn waits for places of an elastic job, some of which it keeps when it makes room for somebody else."""
     fleet = Fleet()
-    fleet.build(limit=3, promise=5, budget=False, ratio=0)
+    fleet.build(usual(3, 5), ratio=0, slices=False)
     for leaf, shape, limit, more in (("root/a", 2, 0, False), ("root/b/d", 1, 0, True), ("root/a", 7, 500, True)):
         fleet.submit(leaf=leaf, shape=SHAPES[shape], limit=limit, more=more)
-    fleet.requota(limit=9)
+    fleet.requota(limit=9, which=0)
     fleet.lose(which=2)
     fleet.lose(which=0)
     fleet.submit(leaf="root/e", shape=SHAPES[4], limit=50, more=True)
@@ -328,7 +453,7 @@ def test_what_a_job_keeps_when_it_shrinks_is_never_free() -> None:
 
 def test_a_turn_that_came_just_before_a_restart_is_not_passed_over() -> None:
     fleet = Fleet()
-    fleet.build(limit=0, promise=0, budget=False, ratio=0)
+    fleet.build(usual(), ratio=0, slices=False)
     fleet.drain(which=1, open_=False)
     fleet.submit(leaf="root/a", shape=SHAPES[6], limit=0, more=False)
     fleet.submit(leaf="root/b/c", shape=SHAPES[0], limit=0, more=False)
@@ -340,7 +465,7 @@ def test_a_turn_that_came_just_before_a_restart_is_not_passed_over() -> None:
 
 def test_a_model_that_is_gone_takes_no_share_from_whoever_waits_for_it() -> None:
     fleet = Fleet()
-    fleet.build(limit=0, promise=0, budget=False, ratio=0)
+    fleet.build(usual(), ratio=0, slices=False)
     fleet.drain(which=2, open_=False)
     for leaf, shape in (("root/b/c", 2), ("root/b/d", 8), ("root/b/d", 0), ("root/a", 4)):
         fleet.submit(leaf=leaf, shape=SHAPES[shape], limit=50 if leaf != "root/b/c" else 0, more=False)

@@ -6,10 +6,12 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import NEVER, Ask, Knobs, Queue, Role, Shape
 from falaj.schedule.potential import Potential
 from falaj.schedule.share import Tree
 from tests.schedule.closed import BOLD, NOW, Closed, gang
+from tests.schedule.made import job, snapshot
 
 A, B = "root/a", "root/b"
 
@@ -92,17 +94,13 @@ def test_c2_what_is_freed_is_for_whom_it_was_freed() -> None:
 
 def test_c2_what_is_promised_counts_before_it_starts() -> None:
     """While its victims save and stop, a queue cannot claim for others what it was given already."""
-    cluster = filled()
-    for number in range(5):
-        cluster.submit(f"b{number}", B, gang(2), 36_000)
-    for number in range(4):
-        found = cluster.victims(f"b{number}")
-        assert found
-        for one in found.evictions:
-            cluster.waiting[one.job] = cluster.stop(one.job)
-        cluster.running.promise(cluster.waiting.pop(f"b{number}"), found.spots, NOW)
-        cluster.world.take(found.spots, gang(2).roles)
-    assert cluster.victims("b4") is None
+    queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": 8000}))
+    it = Scheduler(snapshot(2, [job(f"a{one}", "root/a", 2, limit_s=36_000) for one in range(8)], queues))
+    assert len(it.cycle(0).starts) == 8
+    for one in range(5):
+        it.submit(job(f"b{one}", "root/b", 2, limit_s=36_000))
+    plans = [it.cycle(now) for now in (1000, 1001, 1030, 1060)]
+    assert [[one.wanted_by for one in plan.evictions] for plan in plans] == [["b0", "b1", "b2", "b3"], [], [], []]
 
 
 def test_c3_nobody_is_stopped_for_a_job_that_would_not_start_even_so() -> None:

@@ -1,13 +1,16 @@
 """What becomes of jobs that do not fit: others make room, they get a turn, or they are lent what is held for one."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
 from falaj.schedule.board import Board
-from falaj.schedule.budget import Charge, charge
+from falaj.schedule.budget import BUDGET, MONEY, Charge, charge
 from falaj.schedule.columns import Flags, Ints
-from falaj.schedule.forecast import pool, size
+from falaj.schedule.forecast import size
 from falaj.schedule.ground import MANY_LEAVES
 from falaj.schedule.lines import Rank
 from falaj.schedule.model import (
@@ -32,13 +35,15 @@ from falaj.schedule.words import BUDGETS, counted, spendable
 Refusal = tuple[str, str, int]
 Found = tuple[tuple[Spot, ...], list[int], Charge | None]
 """Places, what they count against quotas, what they cost; no costs: best effort."""
-BUDGET = "budget:"
+MADE = "others make room for it"
 TICK_S = 30
 """So often those are looked at again for whom nobody had to make room."""
 GRACE_S = 30
 LONGEST_WAIT_S = 7 * 86_400
 MOST_CLAIMS = 8
 """So many searches for victims a cycle; two where there are very many leaves."""
+_LOOK = 64
+"""So many are looked at behind one that asks for room, where a budget refuses some of them."""
 MOST_ROUNDS = 4
 """So often a cycle looks at what it freed itself."""
 
@@ -50,6 +55,10 @@ class Draft:
     starts: list[Start] = field(default_factory=list)
     resizes: list[Resize] = field(default_factory=list)
     evictions: list[Evict] = field(default_factory=list)
+    redeemed: dict[str, Reservation] = field(default_factory=dict)
+    """The turns of those that start because theirs came."""
+    lost: dict[str, Reservation] = field(default_factory=dict)
+    """Turns that were, and what became of them: should another be given, it does not come later without a cause."""
     claims: int = 0
 
 
@@ -61,9 +70,13 @@ class Blocked(Board):
         self._plan = Draft()
         self._open: set[int] = set()
         self._unsettled: set[str] = set()
+        self._late: set[str] = set()
+        """Leaves that wanted room after a cycle's last search for victims."""
         self._tick = -1
         self._claimed: dict[tuple[str, int], set[str]] = {}
         """By line, who asked for room, until something of their leaf or the clock moves on."""
+        self._cleared: dict[str, str] = {}
+        """Those for whom others make room, and their leaves: what that leaves of a quota is theirs."""
         self._asked_at: dict[str, int] = {}
         self._closed_at: dict[int, int] = {}
         self._tried: dict[int, tuple[int, str]] = {}
@@ -91,13 +104,16 @@ class Blocked(Board):
             allowed: Flags | None = self._lasting(job)
             while (spots := place(self.world, job.shape, width, allowed)) is not None:
                 amount = self.counts(job, spots, width)
-                refusal = self.tree.refusal(job.queue, amount)
+                refusal = self._refusal(job, amount)
                 if refusal is None:
                     costs, refusal = self._afford(job, spots)
-                    return (None, refusal) if refusal else ((spots, amount, costs), None)
-                narrower = self._without(refusal[1], allowed)
+                    if refusal is None:
+                        return (spots, amount, costs), None
+                    narrower = self._cheaper_than(spots, allowed) if refusal[1] == f"{BUDGET}{MONEY}" else None
+                else:
+                    narrower = self._without(refusal[1], allowed)
                 if narrower is None:
-                    break
+                    break  # with fewer slots it costs less
                 allowed = narrower
         return None, refusal
 
@@ -106,7 +122,7 @@ class Blocked(Board):
         if not self.budgeted or self.band(job.queue, job.shape) == BEST_EFFORT:
             return (), None
         nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
-        costs = charge(nodes, job.shape.roles, spots, job.limit_s or self.run_s(job))
+        costs = charge(nodes, job.shape.roles, spots, self.pays_s(job))
         spent = self.budgets.exhausted(job.queue, costs)
         if spent is None:
             return costs, None
@@ -129,24 +145,101 @@ class Blocked(Board):
         rest = np.array([all(one.model != model for one in node.devices) for node in self.world.nodes], np.bool_)
         return rest if allowed is None else rest & allowed
 
+    def _cheaper_than(self, spots: tuple[Spot, ...], allowed: Flags | None) -> Flags | None:
+        """The allowed nodes that cost less than the dearest of these places; None when that costs nothing."""
+        prices = self.world.prices(any(spot.devices for spot in spots))
+        rest: Flags = prices < prices[[self.world.index[spot.node] for spot in spots]].max()
+        return (rest if allowed is None else rest & allowed) if rest.any() else None
+
     def _hold_back(self, job: Job, number: int, refusal: Refusal) -> None:
-        self.park(job.queue, number, refusal)
-        self.turns.drop(job.id)
+        """A quota refuses it, and with it its line; or a budget, and with it those of its line that cost no less."""
+        if refusal[1].startswith(BUDGET):
+            self.refuse(job, number, refusal)
+        else:
+            self.park(job.queue, number, refusal)
+        self._unsettled.add(job.queue)  # another may be the first of it now for whom others make room
+        if not self.waited_for(job.id):
+            self._lose(self.turns.drop(job.id), "a quota or a budget had refused it")
+
+    def _lose(self, turn: Reservation | None, cause: str) -> None:
+        if turn is not None:
+            self._plan.lost[turn.job] = replace(turn, cause=cause)
+
+    def _refusal(self, job: Job, amount: list[int]) -> Refusal | None:
+        """The quota that refuses a job so much: as things are, or as they will be when those go who make room."""
+        refusal = self.tree.refusal(job.queue, amount)
+        if refusal is not None or not self._cleared or not self.tree.bounded:
+            return refusal
+        with self._made_way(job.id):
+            return self.tree.refusal(job.queue, amount)
+
+    @contextmanager
+    def _made_way(self, but: str) -> Iterator[None]:
+        """The tree as it will be when those are gone who make room, and those run for whom they do."""
+        comes = (self._cleared.keys() & self.lines.jobs.keys()) - {but}
+        moves = [(self._cleared[one], self.amount(self.lines.numbers[one]), 1) for one in sorted(comes)]
+        goes = [one for one in sorted(self.stopping) if self.running[one].stopped_for in comes]
+        moves += [(self.running[one].queue, self._counted[one], -1) for one in goes]
+        for queue, amount, sign in moves:
+            self.tree.charge(queue, amount, sign)
+        try:
+            yield
+        finally:
+            for queue, amount, sign in reversed(moves):
+                self.tree.charge(queue, amount, -sign)
+
+    def _clear_for(self) -> None:
+        """Know for whom others make room, or made it and they could not start yet; as facts tell, and nothing else."""
+        waited, before = {self.running[one].stopped_for for one in self.stopping}, self._cleared
+        found = [turn.job for turn in self.turns.all() if turn.cause == MADE or turn.job in waited]
+        self._cleared = {one: self.lines.jobs[one].queue for one in found}
+        for one in sorted(before.keys() - self._cleared.keys()):
+            self._release_above(before[one])
+
+    def _welcome(self) -> list[str]:
+        """Those for whom room was made, soonest first, where all who had to go are gone: it is their turn, or not."""
+        for one in [one for one in self._cleared if one not in self.turns.of or one not in self.lines.jobs]:
+            self._forgo(one)
+        free = self._cleared.keys() - {self.running[one].stopped_for for one in self.stopping}
+        return sorted(free, key=lambda one: (self.turns.of[one].at, one))
+
+    def _forgo(self, job_id: str) -> None:
+        """What was kept of a quota for a job is anybody's."""
+        self._release_above(self._cleared.pop(job_id, ""))
+
+    def _heads(self, queue: str) -> Sequence[tuple[Rank, int]]:
+        """The first jobs of a leaf's lines that no budget is known to refuse, best first."""
+        heads, dear = self.lines.heads(queue), self.dear.get(queue)
+        if not dear:
+            return heads
+        found = {number: self.lines.cheaper(queue, number, most) for number, (most, _) in dear.items()}
+        rest = [one for one in heads if one[1] not in dear]
+        return sorted([*rest, *((rank, number) for number, rank in found.items() if rank is not None)])
+
+    def _held(self, job: Job, number: int) -> bool:
+        """Is a quota or a budget known to refuse it? Or do others make room for it, which must not be in vain?"""
+        if job.id in self._cleared or number in self.parked.get(job.queue, ()):
+            return True
+        return self.too_dear(job, number) is not None
 
     def _redeem(self, job_id: str) -> None:
         """A turn has come, or all its places are free: start, or wait on with the cause written down."""
         job, turn = self.lines.jobs[job_id], self.turns.of[job_id]
         number = self.lines.numbers[job_id]
-        refusal = self.tree.refusal(job.queue, self.amount(number))
+        refusal = self._refusal(job, self.amount(number))
         if refusal is not None:
             self._hold_back(job, number, refusal)
             return
         self.turns.lend(NEVER, (job_id,))
-        found, _ = self._find(job)
+        found, refusal = self._find(job)
         if found is not None:
             self._start(job, found, f"its turn, reserved for {turn.at}")
+            self._plan.redeemed[job_id] = turn
             return
         self.turns.take_back([job_id])
+        if refusal is not None and refusal[1].startswith(BUDGET):
+            self._hold_back(job, number, refusal)
+            return
         if not turn.spots or turn.at <= self.now:
             self._reserve(job, turn.cause if not turn.spots else "what runs there takes longer than expected")
 
@@ -184,18 +277,20 @@ class Blocked(Board):
     def _claimant(self, queue: str) -> tuple[Job, int] | None:
         """The first blocked job of a leaf, while nobody was asked to make room for it; then those behind it, as far as
         others make room for all before them and a guarantee covers them all: it is met at once, not one by one."""
-        if not self.closed:
-            return None  # nobody is blocked
         parked, first = self.parked.get(queue, ()), True
-        for rank, number in self.lines.heads(queue):
-            if number not in self.closed or number in parked or number in self._lacking:
+        if not self.closed and not parked:
+            return None  # nobody is blocked
+        for rank, number in self._heads(queue):
+            if number in self._lacking or (number not in self.closed and number not in parked):
                 continue
             asked = self._claimed.get((queue, number), set()) & self.lines.jobs.keys()
             if first and rank[-1] not in asked:
                 return self.lines.jobs[rank[-1]], number
             if not all(map(self.waited_for, asked)) or not self._owed(queue, number):
                 return None
-            behind = next((one for one in self.lines.best(queue, number) if one not in asked), None)
+            near = islice(self.lines.best(queue, number), _LOOK if self.dear.get(queue) else None)
+            free = (one for one in near if self.too_dear(self.lines.jobs[one], number) is None)
+            behind = next((one for one in free if one not in asked), None)
             if behind is not None:
                 return self.lines.jobs[behind], number
             first = False
@@ -212,18 +307,18 @@ class Blocked(Board):
     def _settle(self, queue: str, before: Rank | None = None) -> None:
         """Make room for the first blocked job of a leaf, and give turns: to those that stand before one that starts."""
         claimant = self._claimant(queue)
-        if claimant is not None and (before is None or self.lines.heads(queue)[0][0] < before):
+        if claimant is not None and (before is None or self._heads(queue)[0][0] < before):
             self._claim(*claimant)
         if not self._turns_left():
             return
-        for rank, number in list(self.lines.heads(queue)):
+        for rank, number in list(self._heads(queue)):
             if before is not None and rank >= before:
                 return
             if number in self.closed and number not in self.parked.get(queue, ()):
                 job = self.lines.jobs[rank[-1]]
                 room = self.turns.room(self.shapes.pools[number])
                 if room and job.id not in self.turns.of and self._deserves(job, number):
-                    refusal = self.tree.refusal(queue, self.amount(number))
+                    refusal = self._refusal(job, self.amount(number))
                     if refusal is not None:
                         self._hold_back(job, number, refusal)
                         continue
@@ -242,13 +337,17 @@ class Blocked(Board):
     def _claim(self, job: Job, number: int) -> None:
         """Have others make room for it, where that is lawful."""
         if self._plan.claims >= self._most_claims():
+            self._late.add(job.queue)
             return
         self._claimed.setdefault((job.queue, number), set()).add(job.id)
         self._asked_at[job.queue] = self.now
-        if self.waited_for(job.id) or self.tree.refusal(job.queue, self.amount(number)) is not None:
+        if self.waited_for(job.id):
             return
         self._plan.claims += 1
-        if self._some(number) and self._lend(self.run_s(job), job.submitted, job.id, number):
+        short = self._refusal(job, self.amount(number)) is not None
+        if not short and self._some(number) and self._lend(self.run_s(job), job.submitted, job.id, number):
+            return
+        if self.too_dear(job, number) is not None:
             return
         lent = self.turns.lend(NEVER, (job.id,))
         left = self.forecast.left(job, self.shapes.keys[number], self.now)
@@ -258,21 +357,46 @@ class Blocked(Board):
             self.lines.urgent(job.id), self.run_s(job),
         )  # fmt: skip
         stays = self._lasting(job)
-        victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
+        with self._made_way(job.id):
+            victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
         self.turns.take_back(lent)
-        if victims is not None:
+        if victims is None:
+            return
+        costs, refusal = self._afford(job, victims.spots)
+        if refusal is not None:
+            self._hold_back(job, number, refusal)
+        elif costs is not None:  # else it would be best effort, which disturbs nobody
             self._make_room(job, victims)
 
     def _make_room(self, job: Job, victims: Victims) -> None:
+        """Disturb those; who would only have started in this plan does not, or not as wide."""
+        starts = {start.job: start for start in self._plan.starts}
         for resize in victims.resizes:
-            self._plan.resizes.append(resize)
-            self.resize(resize)
-        for evict in victims.evictions:
+            if resize.job in starts:
+                self._narrow(starts[resize.job], resize.spots)
+            else:
+                self._plan.resizes.append(resize)
+                self.resize(resize)
+        stops = [evict for evict in victims.evictions if evict.job not in starts]
+        for evict in stops:
             self._evict(evict)
         self.reclaimed += [(name, self.now, milli) for name, milli in victims.taken]
-        at = self.now + max((evict.grace_s for evict in victims.evictions), default=0)
-        turn = Reservation(job.id, at, victims.spots, "others make room for it")
-        self.turns.put(turn, pool(job.shape), job.shape.roles, self.run_s(job))
+        at = self.now + max((evict.grace_s for evict in stops), default=0)
+        self._cleared[job.id] = job.queue
+        self._restore(Reservation(job.id, at, victims.spots, MADE))
+        for evict in stops:  # they may leave more than it takes
+            self._release_above(self.running[evict.job].queue)
+        for evict in [evict for evict in victims.evictions if evict.job in starts]:
+            self._plan.starts.remove(starts[evict.job])
+            self._withdraw(evict.job, 0)
+            self._lose(self._plan.redeemed.pop(evict.job, None), evict.why)
+
+    def _narrow(self, start: Start, spots: tuple[Spot, ...]) -> None:
+        """Let what starts in this plan have fewer places, and pay for these."""
+        job = self.running[start.job]
+        costs = charge(self._nodes_of(job), job.shape.roles, spots, self.pays_s(job)) if start.charged else ()
+        self._move(replace(job, spots=spots, charged=costs))
+        self._plan.starts[self._plan.starts.index(start)] = replace(start, spots=spots, charged=costs)
 
     def _reserve(self, job: Job, cause: str = "") -> None:
         """Reserve the first time and places at which it fits; an earlier turn stays as it is, unless for a cause."""
@@ -281,10 +405,11 @@ class Blocked(Board):
         if turn is None:
             self.turns.drop(job.id)
         elif old is None or turn[0] < old.at or cause:
+            lost = self._plan.lost.get(job.id)
+            if old is None and lost is not None:
+                old, cause = lost, lost.cause
             later = "" if old is None else cause if turn[0] > old.at else old.cause
-            self.turns.put(
-                Reservation(job.id, *turn, later), pool(job.shape), job.shape.roles, self.run_s(job)
-            )  # fmt: skip
+            self._restore(Reservation(job.id, *turn, later))
 
     def _backfill(self, most: int) -> None:
         """Lend what is held for turns to what is over before they come, the shortest first."""
@@ -293,7 +418,7 @@ class Blocked(Board):
             last, lent = max(turn.at for turn in self.turns.of.values()), False
             short = []
             for number in self.closed if self.turns.holds else ():
-                brief = self.lines.brief(number, self.parked)
+                brief = self.lines.brief(number, self._held)
                 if brief is None or self.now + brief[0] > last:
                     continue
                 if self._tried.get(number) != (self.turns.version, brief[1].id):
@@ -307,18 +432,20 @@ class Blocked(Board):
     def _lend(self, run_s: int, _submitted: int, job_id: str, number: int) -> bool:
         """Start a short job in places that are held for turns after its end."""
         job = self.lines.jobs[job_id]
-        refusal = self.tree.refusal(job.queue, self.amount(number))
+        refusal = self._refusal(job, self.amount(number))
         if refusal is not None:
             self._hold_back(job, number, refusal)
             return False
         suits = np.logical_or.reduce([self.profile.suiting(role.ask).any(axis=1) for role in job.shape.roles])
         band = self.band(job.queue, job.shape)
-        lower = [one for one in self.turns.of if self._band(one) < band]
+        lower = [one for one in self.turns.of if self._band(one) < band and one not in self._cleared]
         lent = self.turns.lend(self.now + run_s, {job.id, *lower}, suits)
-        found, _ = self._find(job)
+        found, refusal = self._find(job)
         if found is not None:
             self._start(job, found, "nobody before it needs the places so soon")
         self.turns.take_back(lent)
+        if refusal is not None and refusal[1].startswith(BUDGET):
+            self._hold_back(job, number, refusal)
         nodes = {spot.node for spot in found[0]} if found is not None else set()
         for one in lower if nodes else ():
             if any(spot.node in nodes for spot in self.turns.of[one].spots):

@@ -46,6 +46,8 @@ class Board(Ground):
         if job.shape is not old.shape:
             self._weigh(old.shape, -1)
             self._weigh(job.shape, 1)
+        if not job.spots:
+            self._asked.pop(job.id, None)  # what it asks for now is what it says
         if old.spots and old.spots == job.spots and old.queue == job.queue and old.charged == job.charged:
             self.running[job.id] = job
             self._expect(job)
@@ -74,13 +76,18 @@ class Board(Ground):
 
     def undo(self, job_id: str) -> None:
         """Its cluster refused the places it was given: they are free, and it tries again later and later."""
+        if job_id in self.running:
+            times = self._refused[job_id] = self._refused.get(job_id, 0) + 1
+            self._withdraw(job_id, self.now + min(1 << times, 600))
+
+    def _withdraw(self, job_id: str, rest: int) -> None:
+        """It did not start after all: it waits again, as it came; from then on."""
         job = self._leave(job_id)
         if job is not None:
-            times = self._refused[job_id] = self._refused.get(job_id, 0) + 1
-            rest = self.now + min(1 << times, 600)
             job = self._reshaped(job, self._asked.pop(job_id)) if job_id in self._asked else job
-            job = replace(job, spots=(), started=0, stopping=0, stopped_for="", charged=())
-            self._enter(replace(job, not_before=rest))
+            self._enter(
+                replace(job, spots=(), started=0, stopping=0, stopped_for="", charged=(), not_before=rest)
+            )  # fmt: skip
 
     def node(self, node: Node) -> None:
         """A node comes or changes."""

@@ -8,12 +8,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from falaj.core.errors import Corrupt
-from falaj.schedule.model import BEST_EFFORT, CPU, GPU, WHOLE, Budget, Job, Node, Queue, Role, Shape, Spot
+from falaj.schedule.model import (
+    BEST_EFFORT,
+    CPU,
+    GPU,
+    NEVER,
+    WHOLE,
+    Budget,
+    Job,
+    Node,
+    Queue,
+    Role,
+    Shape,
+    Spot,
+)  # fmt: skip
 
 Charge = tuple[tuple[str, int], ...]
 """Amounts by unit, sorted: cpu_s and gpu_s in thousandths of a second of one, money in micro-units."""
 
 HOUR = 3600
+BUDGET = "budget:"
+"""How the name of a quota begins that is a budget, before its unit."""
+MONEY = "money"
 
 
 def charge(nodes: Mapping[str, Node], roles: Sequence[Role], spots: Iterable[Spot], seconds: int) -> Charge:
@@ -27,8 +43,15 @@ def charge(nodes: Mapping[str, Node], roles: Sequence[Role], spots: Iterable[Spo
         if node is not None and node.price:
             part, whole = (milli, len(node.devices) * WHOLE) if node.devices else (cpu, node.amounts.get(CPU, 0))
             money += node.price * part * seconds // max(whole * HOUR, 1)
-    amounts = {"cpu_s": cores * seconds, f"{GPU}_s": devices * seconds, "money": money}
+    amounts = {"cpu_s": cores * seconds, f"{GPU}_s": devices * seconds, MONEY: money}
     return tuple(sorted((unit, amount) for unit, amount in amounts.items() if amount))
+
+
+def price(node: Node, devices: bool) -> int:
+    """What an hour of one of its devices costs a job that has some, or of one of its cores where it has none."""
+    if node.devices:
+        return node.price // len(node.devices) if devices else 0
+    return node.price * WHOLE // max(node.amounts.get(CPU, 0), 1)
 
 
 def rates(shape: Shape) -> Charge:
@@ -81,6 +104,14 @@ class Budgets:
             if more and missing > 0 and (found is None or (budget.stops and not found.stops)):
                 found = Exhausted(name, budget.unit, missing, budget.stops)
         return found
+
+    def covers(self, queue: str, each: Charge) -> int:
+        """For how many seconds all budgets that stop cover such costs a second; those that count money aside."""
+        rate, most = dict(each), NEVER
+        for _, _, budget in self._above(queue):
+            if budget.stops and budget.unit in rate:
+                most = min(most, max(budget.amount - budget.spent - budget.held, 0) // rate[budget.unit])
+        return most
 
     def hold(self, queue: str, costs: Charge) -> None:
         """A job starts: so much is charged, and open."""

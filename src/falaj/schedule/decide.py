@@ -22,6 +22,7 @@ class Scheduler(Blocked):
         self.fresh |= self.lines.advance(now)
         self.reclaimed = [one for one in self.reclaimed if now - one[1] < self.knobs.reclaim_window_s]
         self.overdue()
+        self._clear_for()
         self._clear()
         for _ in range(MOST_ROUNDS):
             self._round(most)
@@ -33,7 +34,7 @@ class Scheduler(Blocked):
 
     def _grow(self) -> None:
         """Let elastic jobs have what nobody waits for."""
-        if any(self.lines.behind.get(number) for number in self.closed):
+        if self._cleared or any(self.lines.behind.get(number) for number in self.closed):
             return
         growth = Growth(self.world, self.tree, self.table, place, self.knobs)
         for resize in growth.grow(self.now, self._staying()):
@@ -42,12 +43,16 @@ class Scheduler(Blocked):
 
     def _round(self, most: int) -> None:
         """Look at what changed; turns first, then everybody's best, then who is blocked, then who is brief."""
+        cleared = self._welcome()
         turns = [*self.turns.ready(self.freed), *self._hopeful()]
         self.reopen()
         for queue in sorted(self.fresh):
             self.rank(queue)
         self._remember(self.now // TICK_S)
         self._open = {one for one, leaves in self.lines.behind.items() if leaves and one not in self.closed}
+        for job_id in cleared:
+            self._redeem(job_id)
+            self._forgo(job_id)
         for job_id in dict.fromkeys((*turns, *self.turns.due(self.now))):
             if job_id in self.turns.of:
                 self._redeem(job_id)
@@ -60,8 +65,8 @@ class Scheduler(Blocked):
         stale = self.fresh if tick == self._tick else {queue for queue, _ in self._claimed} | self.fresh
         for name in [name for name in self._claimed if name[0] in stale]:
             del self._claimed[name]
-        self._unsettled |= stale & self.lines.leaves.keys()
-        self._tick, self.fresh = tick, set()
+        self._unsettled |= (stale | self._late) & self.lines.leaves.keys()
+        self._tick, self.fresh, self._late = tick, set(), set()
 
     def _clear(self) -> None:
         """Stop what would outlast its node."""
@@ -78,20 +83,27 @@ class Scheduler(Blocked):
             queue = self.order.first()
             if queue is None:
                 return
-            best = self.lines.first(queue, self._open, self.parked.get(queue, ()))
+            best = self._first(queue)
             if best is None:
                 self.rest(queue)
                 continue
-            if queue in self._unsettled and best != self.lines.heads(queue)[0]:
+            if queue in self._unsettled and best != self._heads(queue)[0]:
                 self._unsettled.discard(queue)
                 self._settle(queue, best[0])
                 continue
             self._try(*best)
 
+    def _first(self, queue: str) -> tuple[Rank, int] | None:
+        """The best job of a leaf that may start, for all that is known."""
+        parked = self.parked.get(queue, ())
+        if not self.dear.get(queue):
+            return self.lines.first(queue, self._open, parked)
+        return next((one for one in self._heads(queue) if one[1] in self._open and one[1] not in parked), None)
+
     def _try(self, rank: Rank, number: int) -> None:
-        """Start the first job of a line, or know why not: its quota, or that its shape fits nowhere."""
+        """Start a job, or know why not: its quota or budget refuses it, or its shape fits nowhere."""
         job = self.lines.jobs[rank[-1]]
-        refusal = self.tree.refusal(job.queue, self.amount(number))
+        refusal = self._refusal(job, self.amount(number))
         if refusal is not None:
             self._hold_back(job, number, refusal)
             return

@@ -1,4 +1,4 @@
-"""How wide elastic jobs are: as wide as the idle lasts for all who wait when they start, wider when it surely pays.
+"""How wide elastic jobs get: wider than they started where nobody waits for the room and it surely pays.
 
 Making room again is not here: whoever is blocked takes width before anything else (reclaim.py).
 """
@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from falaj.schedule.model import WHOLE, Job, Knobs, Resize, Shape, Spot
+from falaj.schedule.model import WHOLE, Job, Knobs, Resize, Spot
 from falaj.schedule.reclaim import Place
 from falaj.schedule.rights import lost_s
 from falaj.schedule.running import Col, Running
@@ -21,17 +21,6 @@ WORTH = 2
 """A resize must gain so many times what it costs."""
 YIELD = 9
 """A slot more does so many tenths of the work of one that is there: nobody scales perfectly."""
-
-
-def start_width(shape: Shape, idle: int, waiting: int) -> int:
-    """How wide to start it, where so much is idle (in milli-devices) and all who wait, with it, need so much at least.
-
-    Beyond what all need, everybody gets a part as large as what they need is.
-    """
-    spare = idle - waiting
-    if shape.most == shape.least or spare <= 0:
-        return shape.least
-    return min(shape.most, shape.least + spare * shape.least // max(waiting, 1))
 
 
 class Growth:

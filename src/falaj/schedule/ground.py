@@ -13,7 +13,7 @@ from itertools import zip_longest
 import numpy as np
 
 from falaj.core.errors import Invalid
-from falaj.schedule.budget import Budgets, charge
+from falaj.schedule.budget import BUDGET, MONEY, Budgets, charge, rates
 from falaj.schedule.forecast import Forecast, pool
 from falaj.schedule.kin import Kin
 from falaj.schedule.lines import Lines, Shapes
@@ -71,6 +71,8 @@ class Ground:
         self.rows: list[int] = []
         self.parked: dict[str, dict[int, tuple[str, str, int]]] = {}
         """By leaf: the lines that a quota holds back, and which."""
+        self.dear: dict[str, dict[int, tuple[int, tuple[str, str, int]]]] = {}
+        """By leaf: the lines that a budget refused, from how many seconds on it does, and which."""
         self.leaving = {node.name for node in snapshot.nodes if node.leaving < NEVER}
         self.freed: set[str] = set()
         self.fresh: set[str] = set()
@@ -78,6 +80,8 @@ class Ground:
         self.asleep: set[str] = set()
         """Leaves that have nothing the order should know of."""
         self._held_back: dict[str, set[tuple[str, int]]] = {}
+        self._costly: set[tuple[str, int]] = set()
+        """Lines that a budget of money refused: on cheaper nodes they cost less."""
         self._amounts: dict[int, list[int]] = {}
         self._lacking: set[int] = set()
         """Shapes that ask for something no node has: nobody can make room for them."""
@@ -181,6 +185,29 @@ class Ground:
         top = name if queue == name or queue.startswith(name + "/") else queue.partition("/")[0]
         self._held_back.setdefault(top, set()).add((queue, number))
 
+    def refuse(self, job: Job, number: int, refusal: tuple[str, str, int]) -> None:
+        """A budget does not cover a job: nor those of its line that are charged for as long, until it is given back
+        something. What it does cover is known where it counts devices or cores; not where it counts money."""
+        lines = self.dear.setdefault(job.queue, {})
+        most = min(self.pays_s(job), self.budgets.covers(job.queue, rates(job.shape)) + 1)
+        if number not in lines or most < lines[number][0]:
+            lines[number] = most, refusal
+        if refusal[1] == f"{BUDGET}{MONEY}":
+            self._costly.add((job.queue, number))
+        name = job.queue
+        while name:  # what it does cover is what all of them cover
+            self._held_back.setdefault(name, set()).add((job.queue, number))
+            name = name.rpartition("/")[0]
+
+    def too_dear(self, job: Job, number: int) -> tuple[str, str, int] | None:
+        """The budget that is known not to cover a waiting job, and what it lacks for it."""
+        known = self.dear.get(job.queue, {}).get(number)
+        if known is None or self.pays_s(job) < known[0]:
+            return None
+        least = tuple((unit, rate * self.pays_s(job)) for unit, rate in rates(job.shape))
+        spent = self.budgets.exhausted(job.queue, least)
+        return (spent.queue, f"{BUDGET}{spent.unit}", spent.missing) if spent and spent.stops else known[1]
+
     def reopen(self) -> None:
         """Look at what was freed: which shapes may fit again?"""
         self.freed |= self.turns.released
@@ -188,10 +215,20 @@ class Ground:
         self.freed.clear()
         self.turns.released.clear()
         self.rows = sorted({*rows, *(self.rows if self.reopened else ())})
+        if self._costly and rows:
+            self._cheaper(rows)
         for number in self.fitting(self.closed) if rows else ():
             self.closed.discard(number)
             self.reopened.add(number)
             self.fresh |= self.lines.behind.get(number, set()) & self.asleep
+
+    def _cheaper(self, rows: list[int]) -> None:
+        """What was freed may cost less than what was too dear: look again whom a budget of money refused."""
+        prices = [self.world.prices(devices) for devices in (True, False)]
+        if any((one[rows] < one.max(initial=0)).any() for one in prices):
+            for queue, number in self._costly:
+                self._allow(queue, number)
+            self._costly.clear()
 
     def fitting(self, numbers: set[int]) -> list[int]:
         """Those of these shapes that fitted nowhere and may fit, thanks to what was freed since."""
@@ -240,6 +277,7 @@ class Ground:
         after = roughly(self._many[number])
         if before != after:
             self.world.mix(shape, after - before)
+            self._fit()
 
     def _reshaped(self, job: Job, shape: Shape) -> Job:
         """The job with another shape, which it is known by from now on."""
@@ -320,20 +358,26 @@ class Ground:
         if not self.used[job.queue]:
             del self.used[job.queue]
         self.fresh.add(job.queue)
-        name = job.queue
-        while name:
-            self._release(name)
-            name = name.rpartition("/")[0]
-        self._release("")
+        self._release_above(job.queue)
 
     def _nodes_of(self, job: Job) -> dict[str, Node]:
         world = self.world
         return {spot.node: world.nodes[world.index[spot.node]] for spot in job.spots if spot.node in world.index}
 
+    def _release_above(self, name: str) -> None:
+        """Something of a queue's quota, or of those above it, is given back: look again whom they hold back."""
+        while name:
+            self._release(name)
+            name = name.rpartition("/")[0]
+
     def _release(self, name: str) -> None:
         for queue, number in self._held_back.pop(name, ()):
-            if self.parked.get(queue, {}).pop(number, None) is not None:
-                self.fresh.add(queue)
+            self._allow(queue, number)
+
+    def _allow(self, queue: str, number: int) -> None:
+        known = self.parked.get(queue, {}).pop(number, None), self.dear.get(queue, {}).pop(number, None)
+        if any(known):
+            self.fresh.add(queue)
 
     def _moved(self, nodes: set[str]) -> None:
         """Nodes are others than they were: so is the capacity that shares are parts of."""
@@ -372,7 +416,9 @@ class Ground:
         self._lacking.clear()
         self._placed.clear()
         self.parked.clear()
+        self.dear.clear()
         self._held_back.clear()
+        self._costly.clear()
         tops = {name: min(tree.queues[row].top_band for row in tree.paths[tree.index[name]]) for name in tree.names}
         self.lines.rerank(sorted(name for name in leaves if tops[name] != self._tops.get(name)))
         self._tops = tops
@@ -411,6 +457,10 @@ class Ground:
 
     def _key(self, job: Job) -> str:
         return self.shapes.keys[self.shapes.number(job.shape)]
+
+    def pays_s(self, job: Job) -> int:
+        """For how long its budgets are charged when it starts: its limit, else as long as it is expected to run."""
+        return job.limit_s or self.run_s(job)
 
     def run_s(self, job: Job) -> int:
         """How long it will run at P90."""

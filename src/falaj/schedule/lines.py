@@ -5,10 +5,11 @@ what a change costs does not depend on how many wait.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 
+from falaj.schedule.cheap import Cheap
 from falaj.schedule.forecast import Cells, Forecast, key, pool, size
 from falaj.schedule.kin import Kin
 from falaj.schedule.model import NEVER, WHOLE, Job, Shape
@@ -57,13 +58,14 @@ class Shapes:
 class Line:
     """Jobs of one leaf and one shape, best first."""
 
-    __slots__ = ("_heap", "ranks", "runs", "shape")
+    __slots__ = ("_heap", "cheap", "ranks", "runs", "shape")
 
     def __init__(self, shape: int) -> None:
         self.shape = shape
         self.ranks: dict[str, Rank] = {}
         self.runs: dict[str, int] = {}
         self._heap: list[Rank] = []
+        self.cheap: Cheap | None = None
 
     def put(self, rank: Rank, run_s: int) -> None:
         """Let a job stand in the line, or stand elsewhere in it."""
@@ -215,8 +217,20 @@ class Lines:
         """The jobs of one of its lines, best first."""
         return self.leaves[queue].lines[number].best()
 
-    def brief(self, number: int, parked: Mapping[str, Container[int]]) -> tuple[int, Job] | None:
-        """The shortest job of a shape whose line is not parked, and how long it runs at P90."""
+    def cheaper(self, queue: str, number: int, below: int) -> Rank | None:
+        """The best job of a line that is charged for less than so many seconds."""
+        leaf = self.leaves.get(queue)
+        line = leaf.lines.get(number) if leaf else None
+        if line is None:
+            return None
+        if line.cheap is None:
+            line.cheap = Cheap()
+            for job_id, rank in line.ranks.items():
+                line.cheap.put(rank, self.jobs[job_id].limit_s or line.runs[job_id])
+        return line.cheap.best(line.ranks, below)
+
+    def brief(self, number: int, held: Callable[[Job, int], bool]) -> tuple[int, Job] | None:
+        """The shortest job of a shape that nothing else holds back, and how long it runs at P90."""
         heap, found = self._brief.get(number, []), None
         kept: list[tuple[int, Rank]] = []
         while heap and found is None and len(kept) < _LOOK:
@@ -224,7 +238,7 @@ class Lines:
             job = self.jobs.get(rank[-1])
             line = self.leaves[job.queue].lines.get(number) if job else None
             if job and line and line.ranks.get(job.id) == rank and line.runs[job.id] == run_s:
-                if number not in parked.get(job.queue, ()):
+                if not held(job, number):
                     found = run_s, job
                     break
                 kept.append(heap[0])
@@ -271,6 +285,8 @@ class Lines:
         if line.ranks.get(job.id) != rank or line.runs[job.id] != run_s:
             before = None if self._loading else line.head()
             line.put(rank, run_s)
+            if line.cheap is not None:
+                line.cheap.put(rank, job.limit_s or run_s)
             heappush(self._brief.setdefault(number, []), (run_s, rank))
             self._sort(job.queue, line, before)
 

@@ -53,7 +53,8 @@ class _Lines:
         bands = running.table[row, Col.BAND]
         kind = np.where(shrinks, 0, np.where(bands == BEST_EFFORT, 1, np.where(bands < band, 2, 3)))
         price = kind * _CLASS + right.price[row] * use // np.maximum(running.table[row, Col.SIZE], 1)
-        order = np.lexsort((row, right.price[row] * WHOLE // np.maximum(running.table[row, Col.SIZE], 1), kind, node))
+        dear = right.price[row] * WHOLE // np.maximum(running.table[row, Col.SIZE], 1)
+        order = np.lexsort((running.table[row, Col.NAME], dear, kind, node))
         self._row, self._node, self._shrinks = row[order], node[order], shrinks[order]
         free, counts = _free(world, ask, devices), world.counts(number).astype(np.int64)
         self._steps(free, use[order], price[order], max(_units(ask, devices), 1), counts)

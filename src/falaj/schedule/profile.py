@@ -263,7 +263,7 @@ def slots_in(suits: Flags, needs: Ints, ask: Ask, free: Ints, dev: Ints) -> Ints
     for column in np.flatnonzero(needs).tolist():
         np.minimum(room, free[:, column] // needs[column], out=room)
     if ask.gpus or ask.milli:
-        parts = np.where(suits, dev, 0) // (ask.milli or WHOLE)
+        parts = np.where(suits, np.maximum(dev, 0), 0) // (ask.milli or WHOLE)  # below 0: there is no such device
         np.minimum(room, parts.sum(axis=1) // (ask.gpus or 1), out=room)
     return np.maximum(room, 0)
 

@@ -6,7 +6,7 @@ the job has its places in what is freed, and the final set is lawful.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,13 +18,15 @@ from falaj.schedule.model import BEST_EFFORT, CPU, GPU, WHOLE, Evict, Job, Knobs
 from falaj.schedule.offers import offers
 from falaj.schedule.potential import Change, Potential
 from falaj.schedule.rights import BAND_RIGHT, CAUSES, GUARANTEE, PROGRESS, SHARE, Claim, Rights, lost_s, rights
-from falaj.schedule.running import Col, Running, firm
+from falaj.schedule.running import Col, Running, firm, loose
 from falaj.schedule.share import Tree
 from falaj.schedule.world import World
 
 MARGIN_S = 30
 """Grace beyond the time that saving takes."""
 _TRIES = 2
+_LOOK = 256
+"""So many are looked at, gentlest and cheapest first, for what a quota lacks."""
 WHY = {
     "width": "a job that waits needs the room it grew into",
     "band": "a job of a higher band waits",
@@ -59,6 +61,8 @@ class _Case:
     reclaimed: Sequence[tuple[str, int, int]]
     right: Rights
     allowed: NDArray[np.bool_] | None
+    short: bool
+    """True when a quota refuses the job, so that some must go who count against it, wherever they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class Reclaim:
         if shape.band == BEST_EFFORT or not self._running.jobs:
             return None
         amount = self._world.quota(shape, None, claim.width).tolist()
+        short = self._tree.refusal(claim.job.queue, amount) is not None
         full = rights(claim, self._running, potential, amount, self._knobs, now)
         gentle = np.where(full.evict == BAND_RIGHT, BAND_RIGHT, 0)
         # Those of its own queue are cheap to overtake, and yet it may not pay: then others owe it what they owe.
@@ -109,14 +114,66 @@ class Reclaim:
             if any((evict == one).all() for one in stages[:at]):
                 continue
             right = replace(full, evict=evict)
-            case = _Case(claim, potential, now, reclaimed, right, allowed)
-            for items in offers(self._world, self._running, claim, right, _TRIES):
+            case = _Case(claim, potential, now, reclaimed, right, allowed, short)
+            for items in self._enough(case, amount) if short else self._offers(case):
                 found = self._tried(case, items) if items else None
                 if found and self._lawful(case, *found):
                     return self._victims(case, *found)
         return None
 
     # a set that is enough, and no more
+
+    def _offers(self, case: _Case) -> Iterator[Items]:
+        return offers(self._world, self._running, case.claim, case.right, _TRIES)
+
+    def _enough(self, case: _Case, amount: list[int]) -> Iterator[Items]:
+        """Those whom its quotas need gone, gentlest and cheapest first: alone, then with those who give it room."""
+        alone = self._gone(case, amount, {})
+        if alone:
+            yield alone
+            # What elastic jobs lose by shrinking may be too much, where stopping others would not be.
+            whole = replace(case.right, shrink=np.zeros_like(case.right.shrink))
+            yield self._gone(replace(case, right=whole), amount, {})
+            for items in self._offers(case):
+                yield self._gone(case, amount, items)
+
+    def _gone(self, case: _Case, amount: list[int], items: Items) -> Items:
+        """These, and as many more as let it in; nobody when all are too few. The tree stays as it is."""
+        queue, out = case.claim.job.queue, dict(items)
+        charged = [self._loss(row, freed, case.now) for row, freed in items.items()]
+        for loss in charged:
+            self._tree.charge(self._tree.names[loss.leaf], loss.now, -1)
+        refusal = self._tree.refusal(queue, amount)
+        for row, freed in self._counting(case, refusal) if refusal else ():
+            if row in out and len(out[row]) >= len(freed):
+                continue
+            loss = self._loss(row, freed, case.now)
+            before = self._loss(row, out[row], case.now).now if row in out else 0
+            loss = replace(loss, now=loss.now - before)
+            self._tree.charge(self._tree.names[loss.leaf], loss.now, -1)
+            charged.append(loss)
+            then = self._tree.refusal(queue, amount)
+            if then == refusal:  # it counts elsewhere: what it gives up is of no use
+                self._tree.charge(self._tree.names[loss.leaf], charged.pop().now)
+                continue
+            out[row], refusal = freed, then
+            if refusal is None:
+                break
+        for loss in charged:
+            self._tree.charge(self._tree.names[loss.leaf], loss.now)
+        return out if refusal is None else {}
+
+    def _counting(self, case: _Case, refusal: tuple[str, str, int]) -> list[tuple[int, tuple[Spot, ...]]]:
+        """Those that may give something up of what a quota lacks, and what: width, best effort, lower bands, others."""
+        tree, table, right = self._tree, self._running.table, case.right
+        on_path = tree.index[refusal[0]] in tree.paths[tree.leaf(case.claim.job.queue)]
+        rows = np.flatnonzero((table[:, Col.LEAF] >= 0) & ((right.evict > 0) | (right.shrink > 0)))
+        if on_path:  # its limit counts what lies below it
+            at = tree.index[refusal[0]]
+            rows = rows[[at in tree.paths[leaf] for leaf in table[rows, Col.LEAF].tolist()]]
+        order = rows[np.lexsort((table[rows, Col.NAME], right.price[rows], table[rows, Col.BAND]))][:_LOOK].tolist()
+        narrow = [(row, loose(self._job(row))) for row in order if right.shrink[row]]
+        return [*narrow, *((row, self._job(row).spots) for row in order if right.evict[row])]
 
     def _tried(self, case: _Case, items: Items) -> tuple[tuple[Spot, ...], Items] | None:
         """The job's places once these are given up, and which of them it takes; the world stays as it is."""
@@ -131,9 +188,8 @@ class Reclaim:
 
     def _spared(self, case: _Case, spots: tuple[Spot, ...], items: Items) -> tuple[tuple[Spot, ...], Items]:
         """Leave out whatever can be, the dearest first, as long as the job still has its places."""
-        dear = sorted(
-            items, key=lambda row: (self._running.table[row, Col.BAND], case.right.price[row], row), reverse=True
-        )
+        table, price = self._running.table, case.right.price
+        dear = sorted(items, key=lambda row: (table[row, Col.BAND], price[row], table[row, Col.NAME]), reverse=True)
         for row in dear:
             roles = self._job(row).shape.roles
             for part in self._parts(case, row, items[row]):
@@ -141,11 +197,15 @@ class Reclaim:
                 self._world.hold(part, roles)
                 other: tuple[Spot, ...] | None = spots
                 if not inside.isdisjoint(spot.node for spot in part):
-                    other = self._place(self._world, case.claim.job.shape, case.claim.width, self._only(inside))
+                    near = case.allowed if case.short else self._only(inside)  # else there is room elsewhere
+                    other = self._place(self._world, case.claim.job.shape, case.claim.width, near)
+                kept = _without(items[row], part)
+                if other is not None and case.short and not self._lets_in(case, other, items | {row: kept}):
+                    other = None
                 if other is None:
                     self._world.give(part, roles)
                     continue
-                spots, items[row] = other, _without(items[row], part)
+                spots, items[row] = other, kept
                 if not items[row]:
                     break
         return spots, {row: freed for row, freed in items.items() if freed}
@@ -173,6 +233,9 @@ class Reclaim:
             and self._bounded(case, items)
             and self._in_time(case, items)
         )
+
+    def _lets_in(self, case: _Case, spots: tuple[Spot, ...], items: Items) -> bool:
+        return self._admitted(case, spots, [self._loss(row, freed, case.now) for row, freed in items.items()])
 
     def _admitted(self, case: _Case, spots: tuple[Spot, ...], losses: Sequence[_Loss]) -> bool:
         """Its quotas let it in, once the others are out."""

@@ -112,7 +112,7 @@ def _above(
     quota, spare = potential.spare(cause, running.by_leaf())
     leaf = table[rows, Col.LEAF]
     part = running.amounts[rows, quota[leaf]]
-    order = np.lexsort((rows, price[rows] * WHOLE // np.maximum(part, 1), table[rows, Col.BAND], leaf))
+    order = np.lexsort((table[rows, Col.NAME], price[rows] * WHOLE // np.maximum(part, 1), table[rows, Col.BAND], leaf))
     rows, leaf, part = rows[order], leaf[order], part[order]
     sure = cause == "guarantee"
     some = (part if sure else 1) <= spare[leaf]

@@ -1,7 +1,8 @@
 """What runs, as a table: one row a job, and one entry for each node it lies on. For searching many at once."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,13 @@ from falaj.schedule.world import World
 class Col:
     """Columns of the table, one row a job."""
 
-    LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA, ROOM = (
-        range(15)
-    )
+    (
+        LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA, ROOM,
+        NAME,
+    ) = range(16)  # fmt: skip
     """SINCE when work would be lost; seconds to save and RESTART; service LEFT when last SEEN, and whether it falls or
-    grows; slots beyond its smallest width, and up to its greatest."""
+    grows; slots beyond its smallest width, and up to its greatest; a number of its name, for ties: rows are given as
+    jobs come, and a scheduler made anew saw them come otherwise."""
 
 
 class Lay:
@@ -38,7 +41,7 @@ class Running:
         self.rows: dict[str, int] = {}
         self.elastic: set[str] = set()
         """Those that may have more slots than they have."""
-        self.table = np.zeros((64, 15), np.int64, "F")  # columns are read whole, rows one by one
+        self.table = np.zeros((64, Col.NAME + 1), np.int64, "F")  # columns are read whole, rows one by one
         self._both = np.zeros((2, 64, len(tree.quotas)), np.int64)
         """Amounts by quota, now and at the smallest width."""
         self._totals = np.zeros((2, tree.top, len(BANDS), len(tree.quotas)), np.int64)
@@ -69,7 +72,7 @@ class Running:
         self.table[row] = (
             leaf, shape.band, not (shape.preemptible or shape.band == 0), size,
             job.started, job.risks, job.save_s + job.restart_s, job.evictions, job.deadline, job.resized,
-            *_left(job, left_s, now, size), len(extra), wider,
+            *_left(job, left_s, now, size), len(extra), wider, number_of(job.id),
         )  # fmt: skip
         if wider > 0:
             self.elastic.add(job.id)
@@ -96,12 +99,6 @@ class Running:
         """A job that runs as before will run for so long, if that is known."""
         row = self.rows[job.id]
         self.table[row, Col.LEFT : Col.SEEN + 1] = _left(job, left_s, now, int(self.table[row, Col.SIZE]))
-
-    def promise(self, job: Job, spots: tuple[Spot, ...], now: int) -> None:
-        """Others make room for it there: until it starts it counts for its queue like what runs, and is left alone."""
-        self.put(replace(job, spots=spots), None, now)
-        row = self.rows[job.id]
-        self.table[row, [Col.FIXED, Col.EXTRA, Col.ROOM]] = 1, 0, 0
 
     def drop(self, job_id: str) -> None:
         """It runs no longer, or is being stopped."""
@@ -176,6 +173,12 @@ def _left(job: Job, left_s: int | None, now: int, size: int) -> tuple[int, int, 
     if left_s is None:
         return job.served + (now - job.started) * size // WHOLE, 1, now
     return left_s * size // WHOLE, -1, now
+
+
+@lru_cache(65_536)
+def number_of(name: str) -> int:
+    """A number that is the same for a name wherever it is worked out, and of another name another."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=7).digest())
 
 
 def cores_of(ask: Ask) -> int:

@@ -47,6 +47,8 @@ class Tree:
         self.guarantee = self._promises(self._guarantee)
         self._kept = self._promises(self._keep)
         self._keepers = any(self._kept[-1])
+        self.bounded = self._keepers or any(queue.limit for queue in self.queues)
+        """May anybody be refused anything?"""
         # A row claims what lies below it (its use; of an inner one, its children's claims) and at least what it keeps.
         self._below = [self._sum(rows, self._kept) for rows in self.children]
         self.spent = [queue.usage for queue in self.queues]

@@ -3,7 +3,7 @@
 A type is all nodes that no ask can tell apart when they are empty. A wish is all asks that want the same of devices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,7 @@ class Types:
         fresh = bool(names or set(ask.labels) - self._marks)
         self._marks.update(ask.labels)
         self._name(names)
+        self._models(ask.models)
         need = np.array([[amounts.get(name, 0) for name in self.resources]], np.int64)
         self.need = np.concatenate([self.need, need])
         self.wish = np.append(self.wish, np.int32(self._wish(ask)))
@@ -90,13 +91,16 @@ class Types:
         self.quotas += sorted(names)
         self.need = np.pad(self.need, ((0, 0), (0, len(names))))
 
+    def _models(self, models: Iterable[str]) -> None:
+        """Count devices of these models, were they only asked for: a scheduler may know them from a node that went."""
+        self.quotas += sorted({f"{GPU}:{model}" for model in models} - set(self.quotas))
+
     def widen(self, nodes: Sequence[Node]) -> bool:
         """Get ready for what these nodes have; True when rows get wider by it."""
         names = {name for node in nodes for name in node.amounts} - set(self.resources)
-        models = {f"{GPU}:{device.model}" for node in nodes for device in node.devices if device.model}
         width = max((len(node.devices) for node in nodes), default=0)
         self._name(names)
-        self.quotas += sorted(models - set(self.quotas))
+        self._models(device.model for node in nodes for device in node.devices if device.model)
         wider = bool(names) or width > self.width
         self.width = max(width, self.width)
         return wider

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.core.errors import Conflict, Corrupt, NotFound
+from falaj.schedule.budget import price
 from falaj.schedule.columns import NOTHING, Columns
 from falaj.schedule.devices import slots
 from falaj.schedule.kept import Kept
@@ -365,7 +366,11 @@ class World:
         if self._marks:
             self._journal.append(undo)
 
-    # quotas
+    # quotas and prices
+
+    def prices(self, devices: bool) -> Ints:
+        """What an hour on each node costs a job that has devices, or has none: by device, or by core."""
+        return np.array([price(node, devices) for node in self._types.nodes], np.int64).take(self._type_of)
 
     def pools(self) -> Mapping[str, int]:
         """All there is of what queues count, closed nodes included."""

@@ -201,7 +201,8 @@ def late(board: Scheduler, kinds: Iterable[NodeKind], knobs: ScaleKnobs) -> list
     boots = min((kind.boot_s for kind in kinds), default=0)
     found: list[str] = []
     for job in sorted(board.lines.jobs.values(), key=lambda job: (job.submitted, job.id)):
-        parked = board.lines.numbers[job.id] in board.parked.get(job.queue, ())
+        number = board.lines.numbers[job.id]
+        parked = number in board.parked.get(job.queue, ()) or board.too_dear(job, number) is not None
         if parked or job.not_before > board.now:
             continue
         if job.id not in board.turns.of and board.turns.room(pool(job.shape)):
