@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,44 @@ def test_two_checkouts_do_not_mix(tmp_path: Path, warehouse: Warehouse) -> None:
     checkout(snapshot, tmp_path / "out", advance=meanwhile)
     assert [type(error) for error in refused] == [Conflict]
     assert checkout(snapshot, tmp_path / "out").kept == 1
+
+
+def test_nothing_is_made_beside_the_folder(tmp_path: Path, warehouse: Warehouse) -> None:
+    """Whoever may write a folder need not be allowed to write the one above, or another file system."""
+    (above := tmp_path / "above").mkdir()
+    (above / "out").mkdir()
+    above.chmod(0o555)
+    seen: list[str] = []
+    try:
+        snapshot = publish(fill(tmp_path / "f", FILES), warehouse)
+        checkout(snapshot, above / "out", advance=lambda _bytes: seen.extend(os.listdir(above)))  # noqa: PTH208
+    finally:
+        above.chmod(0o755)
+    assert content(above / "out") == content(tmp_path / "f")
+    assert set(seen) == {"out"}
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no other file system here")
+def test_onto_another_file_system(tmp_path: Path, warehouse: Warehouse) -> None:
+    snapshot = publish(fill(tmp_path / "f", FILES), warehouse)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        checkout(snapshot, Path(other) / "out")
+        assert content(Path(other) / "out") == content(tmp_path / "f")
+        assert checkout(snapshot, Path(other) / "out").kept == len(FILES)
+
+
+def test_a_folder_that_appears_meanwhile_keeps_what_is_in_it(tmp_path: Path, warehouse: Warehouse) -> None:
+    tree = publish_folder(fill(tmp_path / "f", {b"d/one": b"1", b"d/two": b"2"}), warehouse).tree
+    mine = tmp_path / "out/d/two/mine"
+
+    def fetch(digest: str, start: int, stop: int | None) -> object:
+        if (tmp_path / "out/d").exists() and not mine.exists():
+            fill(tmp_path / "out", {b"d/two/mine": b"of somebody"})
+        return warehouse.fetch(digest, start, stop)
+
+    with pytest.raises(Unavailable, match="two cannot be written"):
+        checkout(Snapshot(tree, fetch), tmp_path / "out")  # type: ignore[arg-type]
+    assert mine.read_bytes() == b"of somebody"
 
 
 def test_interrupted_it_goes_on(tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,7 @@ def test_no_two_have_one_name(tmp_path: Path, warehouse: Warehouse) -> None:
 
 def test_a_name_that_is_taken_stays_whose_it_is(tmp_path: Path, folder: int) -> None:
     (tmp_path / "new-0").write_bytes(b"of somebody")
+    (tmp_path / "f0").write_bytes(b"to be replaced")
     with closing(Scribe(folder, b"new-0")) as scribe:
         scribe.write(orders(folder, 1))
         with pytest.raises(FileExistsError):
@@ -205,3 +206,38 @@ def test_they_end_with_who_started_them(tmp_path: Path) -> None:
                 return
         except Conflict:
             assert time.monotonic() < deadline
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import falaj.snapshot.checkout as module
+from falaj.snapshot.write import publish_folder
+from tests.snapshot.warehouse import Warehouse
+module._MANY = 1
+source, out = map(Path, sys.argv[1:])
+warehouse = Warehouse(out.with_name("store"))
+module.checkout(warehouse.open(publish_folder(source, warehouse).tree), out)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 100, 250, 500])
+def test_killed_at_any_moment_no_half_file_has_a_name(tmp_path: Path, warehouse: Warehouse, count: int) -> None:
+    source, out = fill(tmp_path / "f", MANY | {b"large": noise(3_000_000, 9)}), tmp_path / "out"
+    whole, home = content(source), Path(__file__).parents[2]
+    command = [sys.executable, "-c", KILLED, str(source), str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=home) as owner:
+        deadline = time.monotonic() + 60
+        while sum(len(names) for at, _, names in os.walk(out) if not at.endswith(".falaj")) < count:
+            assert owner.poll() is None
+            assert time.monotonic() < deadline
+        owner.kill()
+    assert owner.returncode == -signal.SIGKILL
+    # Its scribes may write a message to the end: whatever appears meanwhile is whole as well.
+    for path, found in content(out).items():
+        assert found == whole[path]
+    snapshot = warehouse.open(publish_folder(source, warehouse).tree)
+    assert checkout(snapshot, out).kept >= count
+    assert content(out) == whole
+    assert [name for name in os.listdir(out / ".falaj") if name.startswith("new-")] == []  # noqa: PTH208

@@ -68,7 +68,8 @@ def checkout(
                 work.add(entry)
             return work.finish()
     except OSError as error:
-        what = shown(os.fsencode(error.filename)) if isinstance(error.filename, str | bytes) else str(folder)
+        name = error.filename2 or error.filename  # of a rename, where it should have led to
+        what = shown(os.fsencode(name)) if isinstance(name, str | bytes) else str(folder)
         raise Unavailable(f"{what} cannot be written: {error.strerror}", f"look at {folder}, then repeat") from error
 
 
