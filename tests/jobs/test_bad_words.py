@@ -9,7 +9,7 @@ import falaj
 from falaj.cli import main
 from falaj.core.errors import Invalid, NotFound
 from falaj.jobs.spec import is_spec, spec_of
-from tests.jobs.lab import Lab
+from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
 SAID = {
@@ -84,6 +84,34 @@ def test_questions_about_what_cannot_be(tmp_path: Path) -> None:
         assert isinstance(refusal(lambda: here.jobs.logs(job.ref, attempt=77)), NotFound)
         assert isinstance(refusal(lambda: here.jobs.wait((job.ref,), timeout_s=-1)), Invalid)
         assert isinstance(refusal(lambda: here.jobs.report("usage", most=-2)), Invalid)
+
+
+@pytest.mark.parametrize("rule", ["", ":required", ":preferred"])
+def test_what_no_node_is_in_keeps_no_slots_together(tmp_path: Path, rule: str) -> None:
+    lab = Lab(tmp_path)
+    file = tmp_path / "job.toml"
+    file.write_text(f'command = "true"\ntopology = "moon{rule}"\n')
+    with lab.here as here:
+        for wrong in (lambda: here.jobs.submit(str(file)), lambda: lab.submit("", topology=f"moon{rule}")):
+            assert "in any moon" in refusal(wrong).message, "before any node was seen, too"
+        here.jobs.cancel(lab.submit("", "early", topology=f"rack{rule}").ref)
+        here.clusters.change("local", {"address": "process:?nodes=2&cpus=1000&memory=1024&labels=row:7"})
+        bought = "process:?nodes=0&most=2&cpus=1000&memory=1024&labels=aisle:3"
+        here.clusters.add("pool", bought, more={"tenants": "*"})
+        with here.working():
+            until(here.clusters.nodes, lambda nodes: len(nodes) == 2)
+            until(here.clusters.scaling, lambda kinds: len(kinds) == 1)
+        for level in ("moon", "rack"):
+            error = refusal(lambda level=level: lab.submit("", topology=f"{level}{rule}"))
+            assert (type(error), f"in any {level}" in error.message) == (Invalid, True)
+            assert "node, island, cluster, zone, aisle" in error.hint
+            assert "row" in error.hint
+        for level in ("node", "island", "cluster", "zone", "row", "aisle"):
+            lab.submit("", level, topology=f"{level}{rule}")
+        error = refusal(lambda: lab.submit("", topology=f"aisle{rule}", cluster="local"))
+        assert "in any aisle" in error.message, "which only nodes of another cluster are in"
+        assert isinstance(refusal(lambda: here.jobs.loosen("job:default/row", {"topology": "moon"})), Invalid)
+        assert here.jobs.loosen("job:default/row", {"topology": "any"}).spec.topology == ""
 
 
 def test_the_exit_code_says_how_those_ended_that_were_waited_for(

@@ -1,6 +1,6 @@
 """Asking for a job: everything is pinned and checked before a line is written."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,13 @@ from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import checked, name_of
 from falaj.jobs.staging import Staging
+from falaj.schedule.model import Node, Shape
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
+
+_LEVELS = ("node", "island", "cluster", "zone")
+"""What every node is in; any other level is a label of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,14 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
     found = [(cluster, facts) for cluster, facts, _ in clusters.node_records(tx, known)]
     found += clusters.imagined(tx, known)
     nodes = [node_of(cluster, facts) for cluster, facts in found]
+    job = job_of(record, known)
+    _check_level(job.shape, nodes, record.ref.bare)
     if not nodes or (wanted and all(cluster.name != wanted for cluster, _ in found)):
         return  # nobody looked there yet; it will wait, and `why` will tell
     from falaj.schedule.budget import beyond
     from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list
 
-    queues, job = queues_of(tx, (), now), job_of(record, known)
+    queues = queues_of(tx, (), now)
     reason = possible(nodes, queues, job)
     if reason is not None:
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)
@@ -118,6 +124,22 @@ def loosened(spec: JobSpec, more: Mapping[str, str]) -> JobSpec:
     changes = {readers[key][0]: readers[key][1](value) for key, value in any_.items() if key in readers}
     roles = tuple(replace(role, **changes) if role.name == name else role for role in spec.roles)
     return checked(replace(spec, roles=roles, topology=any_.get("topology", spec.topology)))
+
+
+def _check_level(shape: Shape, nodes: Iterable[Node], job: Ref) -> None:
+    """Invalid where slots shall lie together in something that no node is in: a wish for it would count for nothing."""
+    if not shape.level:
+        return
+    ask = shape.roles[0].ask
+    mine = [node for node in nodes if not ask.clusters or node.cluster in ask.clusters]
+    mine = [node for node in mine if ask.zones is None or node.zone in ask.zones]
+    said = {name for node in mine for name, value in node.labels.items() if value}
+    # Labels are not known before a node was seen; that there are racks is then taken on trust.
+    found = sorted(said, key=lambda name: ("/" in name, name)) if mine else ["rack"]
+    levels = dict.fromkeys((*_LEVELS, *found))
+    if shape.level not in levels:
+        hint = f"choose one of {', '.join(levels):.300}; or leave it out"
+        raise Invalid(f"no node that was seen where it may run is in any {shape.level}", hint, job)
 
 
 def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
