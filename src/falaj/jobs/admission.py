@@ -20,6 +20,7 @@ from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import checked, name_of
 from falaj.jobs.staging import Staging
 from falaj.schedule.model import Node, Shape
+from falaj.schedule.words import BUDGETS, spendable
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
@@ -93,7 +94,7 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
     _check_level(job.shape, nodes, record.ref.bare)
     if not nodes or (wanted and all(cluster.name != wanted for cluster, _ in found)):
         return  # nobody looked there yet; it will wait, and `why` will tell
-    from falaj.schedule.budget import beyond
+    from falaj.schedule.budget import beyond, rates
     from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list
 
     queues = queues_of(tx, (), now)
@@ -102,7 +103,8 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)
     if (short := beyond(queues, job)) is not None:
         queue, unit, most = short
-        text = f"{job.limit_s} s of it cost more {unit.removesuffix('_s')} time than all of the budget of {queue}"
+        cost = f"{spendable(unit, dict(rates(job.shape))[unit] * job.limit_s)} {BUDGETS[unit][0]}"
+        text = f"{job.limit_s} s of it cost {cost}, more than the whole budget of {queue}"
         hint = f"it covers --limit {most}s, or longer with less" if most else "ask for less"
         raise Invalid(text, hint, record.ref.bare)
 
