@@ -37,6 +37,17 @@ def test_a_fresh_house_has_its_own_processes(here: Any) -> None:
         ("two", "ray:https://me:secret@head:1", {}),  # pragma: allowlist secret
         ("two", "ray:https://head:1", {"token": "AKIAABCDEFGHIJKLMNOP"}),  # pragma: allowlist secret
         ("two", "process:", {"state": "sleepy"}),
+        ("two", "process:", {"folder": "attempts"}),
+        ("two", "process:", {"checkpoints": "shared/saved"}),
+        ("two", "process:", {"cgroup": "falaj"}),
+        ("two", "process:?labels=rack", {}),
+        ("two", "process:?processes=many", {}),
+        ("two", "agent:elsewhere", {}),
+        ("two", "ray:https://head:1", {"token": "secret://ray"}),
+        ("two", "ray:https://head:1", {"token": "secret://house/elsewhere/ops/ray"}),
+        ("two", "ray:https://head:1", {"token": "secret://house/home/ops/ray", "insecure": "maybe"}),
+        ("two", "ray:https://head:1", {"token": "secret://house/home/ops/ray", "ca": "/nowhere/ca.pem"}),
+        ("two", "kubernetes:https://head:1", {"token": "secret://house/home/ops/ray", "object": "podset"}),
     ],
 )
 def test_what_cannot_be_is_refused(here: Any, name: str, address: str, more: dict[str, str]) -> None:
@@ -48,6 +59,18 @@ def test_a_zone_and_a_cluster_must_be_there(here: Any) -> None:
     assert isinstance(refusal(lambda: here.clusters.add("two", "process:", "moon")), NotFound)
     assert isinstance(refusal(lambda: here.clusters.show("two")), NotFound)
     assert isinstance(refusal(lambda: here.clusters.add("local", "process:")), Conflict)
+
+
+def test_tenants_and_nodes_must_be_there(here: Any) -> None:
+    for act in (
+        lambda: here.clusters.change("local", {"tenants": "house,bank"}),
+        lambda: here.clusters.add("two", "process:", more={"tenants": "bank"}),
+        lambda: here.clusters.open("local/nobody"),
+    ):
+        assert isinstance(refusal(act), NotFound)
+    here.people.add_tenant("bank", "fatima")
+    assert here.clusters.change("local", {"tenants": "house,bank"}).tenants == ("bank", "house")
+    assert here.clusters.change("local", {"tenants": "*"}).tenants == ("*",)
 
 
 def test_a_cluster_that_does_not_answer_is_told_of(here: Any) -> None:

@@ -19,6 +19,8 @@ from tests.town import refusal
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Any]:
     with falaj.connect(str(tmp_path / "house")) as made:
+        for tenant in ("bank", "clinic"):
+            made.people.add_tenant(tenant, "admin")
         yield made
 
 
@@ -77,6 +79,27 @@ def test_children_are_not_promised_more_than_their_parent(here: Any) -> None:
     here.queues.add("root/bank", guarantee={"gpu": "4"})
     here.queues.add("root/bank/a", guarantee={"gpu": "3"})
     assert isinstance(refusal(lambda: here.queues.add("root/bank/b", guarantee={"gpu": "2"})), Invalid)
+    here.queues.add("root/clinic", limit={"cpu": "2"})
+    error = refusal(lambda: here.queues.add("root/clinic/a/b", guarantee={"cpu": "3"}))
+    assert "more cpu than the limit of root/clinic" in error.message
+
+
+def test_jobs_of_nobody_are_not_taken(here: Any) -> None:
+    here.queues.add("root/a", projects=("bank/x",))
+    for act in (
+        lambda: here.queues.add("root/b", projects=("bnak/x",)),
+        lambda: here.queues.change("root/a", {"projects": "bank/x,bnak/*"}),
+        lambda: here.queues.replace({"root/a": {"projects": ["bnak/x"]}}, dry=True),
+        lambda: here.queues.replace({"root/a": {"projects": ["bnak/x"]}}),
+    ):
+        error = refusal(act)
+        assert (type(error), "no tenant 'bnak'" in error.message) == (NotFound, True)
+    here.queues.change("root/a", {"projects": "bank/*,house/y,*"})
+
+
+def test_amounts_beside_those_of_flags_are_added_to_them(here: Any) -> None:
+    made = here.queues.add("root/a", guarantee={"cpu": "4"}, more={"guarantee.gpu": "2", "lend.gpu": "1"})
+    assert (made.guarantee, made.lend) == ({"cpu": "4", "gpu": "2"}, {"gpu": "1"})
 
 
 def test_a_queue_with_jobs_stays(here: Any) -> None:

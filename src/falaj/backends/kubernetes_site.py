@@ -34,6 +34,7 @@ class Site(NamedTuple):
     runtime_class: str = ""
 
 
+OBJECTS = ("job", "jobset", "trainjob")
 OPEN = ("object", "queue", "priority_class", "runtime")
 _CONNECT = ("token", "ca", "cert", "key", "namespace", "path", "context")
 KNOWN = (*_CONNECT, *(name for name in Site._fields if name != "namespace"))
@@ -52,6 +53,8 @@ def site_of(namespace: str, given: Mapping[str, str]) -> Site:
         uid = int(given.get("uid", "10001"))
     except ValueError as error:
         raise Invalid(f"kubernetes: {error}", "egress=10.0.0.0/8,open or uid=10001") from None
+    if given.get("object", "job") not in OBJECTS:
+        raise Invalid(f"kubernetes: {given['object']!r:.40} is no object", f"object is one of {', '.join(OBJECTS)}")
     if not NAME.fullmatch(namespace) or uid <= 0 or any(not path.startswith("/") for _, path in claims):
         hint = "namespace=falaj&uid=10001&claims=data:/data"
         raise Invalid("kubernetes: the namespace is no name, the uid is root, or a claim has no path", hint)

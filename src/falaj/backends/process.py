@@ -67,6 +67,9 @@ from falaj.core.outbox import Facts, last_lines, read_file, read_outbox
 from falaj.core.ports import open_url
 
 _KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "labels", "folder", "cgroup", *CAGE_OPTIONS)
+_NUMBERS = ("nodes", "most", "cpus", "memory", "gpus", "gpu_memory", "processes", "file_mib", "tmp_mib", "shm_mib")
+_WORDS = {**dict.fromkeys(_NUMBERS, "[0-9]+"), "cgroup": "/.*", "labels": "([^:,]+:[^:,]+(,|$))*"}
+"""What the words of an address must be like."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
@@ -85,9 +88,11 @@ class ProcessExecutor:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         path, _, query = open_url(url)[1].partition("?")
         wanted = {"folder": path} | dict(parse_qsl(query)) | {name: str(value) for name, value in options.items()}
-        numbers = [wanted.get(name, "0") for name in ("nodes", "most", "cpus", "memory", "gpus", "gpu_memory")]
-        if set(wanted) - set(_KNOWN) or not all(number.isdigit() for number in numbers):
-            raise Invalid(f"the address {url!r} says something we do not know", f"it may say {', '.join(_KNOWN)}")
+        if strange := sorted(set(wanted) - set(_KNOWN)):
+            raise Invalid(f"process: does not know {', '.join(strange)}", f"it knows {', '.join(_KNOWN)}")
+        if wrong := [name for name in wanted if name in _WORDS and not re.fullmatch(_WORDS[name], wanted[name])]:
+            hint = "numbers are whole, a cgroup is a whole path, labels are rack:7,price:20"
+            raise Invalid(f"process: {wrong[0]} is {wanted[wrong[0]]!r:.60}", hint)
         self._root = Path(wanted["folder"] or "~/.falaj/process").expanduser()
         with _may_fail("the folder of attempts cannot be made"):
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)

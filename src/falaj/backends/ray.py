@@ -69,7 +69,9 @@ class RayExecutor(RayScaling):
         self._python = shlex.quote(given.get("python", "python"))
         if parts.scheme not in ("http", "https") or not parts.hostname or (parts.scheme == "http" and not here):
             raise Invalid("ray: needs an https address, or http on loopback", "for example ray:https://head:8265")
-        self._bare = given.get("insecure") == "loopback" and here
+        if given.get("insecure", "loopback") != "loopback":
+            raise Invalid(f"ray: insecure is {given['insecure']!r:.40}", "insecure=loopback, or leave it out")
+        self._bare = "insecure" in given and here
         if not given.get("token") and not self._bare:
             raise Invalid("ray: needs the cluster's token", "ray:https://head:8265?token=env:RAY_AUTH_TOKEN")
         token = given.get("token", "")
@@ -77,7 +79,10 @@ class RayExecutor(RayScaling):
         if token and ("token" not in options or token.startswith(("env:", "file:"))):
             token = credential(token, "token")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        context = ssl.create_default_context(cafile=given.get("ca") or None)
+        try:
+            context = ssl.create_default_context(cafile=given.get("ca") or None)
+        except OSError as error:
+            raise Invalid(f"ray: the certificate cannot be used: {error}", "ca is a PEM file of authorities") from None
         base = f"{parts.scheme}://{parts.netloc}"
         self._http = httpx.Client(base_url=base, headers=headers, verify=context, timeout=TIMEOUT_S, trust_env=False)
         self._trusted = self._bare

@@ -20,8 +20,8 @@ from falaj.fleet.amounts import all_shown
 from falaj.fleet.elastic import Elastic
 from falaj.fleet.records import Checked, Cluster, NodeView
 from falaj.fleet.signs import Signs
-from falaj.fleet.use import added, every, house_key, house_of, uses
-from falaj.govern.secrets import contains_secret
+from falaj.fleet.use import added, check_tenants, every, house_key, house_of, uses
+from falaj.govern.secrets import contains_secret, names_secret
 from falaj.schedule.words import shown
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
@@ -76,7 +76,7 @@ class Clusters(Signs, Elastic):
         made = self._housed(_described(Cluster(name, _checked(address), zone or ctx.zone), more))
         self._try_address(made)
         with self._ledger.write(_house(ctx)) as tx:
-            self._check_zone(tx, made.zone)
+            _check_named(tx, made)
             known = _records(tx)
             if not known:
                 self._save(tx, self._first(), "clusters.add")
@@ -106,7 +106,7 @@ class Clusters(Signs, Elastic):
             made = self._housed(_described(old, more))
             if (made.folder, made.zone) != (old.folder, old.zone):
                 self._check_idle(tx, name)
-            self._check_zone(tx, made.zone)
+            _check_named(tx, made, old.tenants)
             return self._save(tx, made, "clusters.change", record)
 
     @verb(group="operate")
@@ -331,15 +331,11 @@ class Clusters(Signs, Elastic):
         name, _, which = node.partition("/")
         with self._ledger.write(_house(ctx)) as tx:
             old, record = self._need(tx, name)
-            if drained and tx.key(house_key("node", which, name)) is None:
+            if which not in old.drained and tx.key(house_key("node", which, name)) is None:
                 raise NotFound(f"{name} has no node {which[:80]!r}", f"falaj clusters nodes --cluster {name}")
             marked = {*old.drained, which} if drained else {*old.drained} - {which}
             verb_name = "clusters.drain" if drained else "clusters.open"
             return self._save(tx, replace(old, drained=tuple(sorted(marked))), verb_name, record, node=node)
-
-    def _check_zone(self, tx: Reader, zone: str) -> None:
-        if tx.key(house_key("zone", zone)) is None:
-            raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
 
     def _save(self, tx: Writer, cluster: Cluster, said: str, old: Record | None = None, node: str = "") -> Cluster:
         record = tx.put(house_key("cluster", cluster.name), to_plain(cluster), rev=old.rev if old else None)
@@ -352,8 +348,21 @@ def open_to(cluster: Cluster, tenant: str) -> bool:
     return not cluster.tenants or tenant in cluster.tenants or "*" in cluster.tenants
 
 
+def _check_named(tx: Reader, cluster: Cluster, before: tuple[str, ...] = ()) -> None:
+    """NotFound or Invalid where it names a zone or tenants that are not there, or another zone's agent."""
+    if tx.key(house_key("zone", cluster.zone)) is None:
+        raise NotFound(f"there is no zone {cluster.zone!r:.60}", "falaj zones list shows them")
+    check_tenants(tx, set(cluster.tenants) - set(before))
+    kind, _, where = cluster.address.partition(":")
+    if kind == "agent" and where != cluster.zone:
+        raise Invalid(f"the agent of {where[:60]} runs nothing in {cluster.zone}", f"agent:{cluster.zone}, or --zone")
+
+
 def _described(cluster: Cluster, more: Mapping[str, str]) -> Cluster:
     changes: dict[str, Any] = {name: more[name] for name in ("zone", "folder", "checkpoints") if name in more}
+    for name in ("folder", "checkpoints"):
+        if name in more and not more[name].startswith(("/", "~/")) and more[name]:
+            raise Invalid(f"the {name} {more[name][:80]!r} begins nowhere", "write the whole path: /shared/falaj")
     if "address" in more:
         changes["address"] = _checked(more["address"])
     if "tenants" in more:
@@ -367,6 +376,8 @@ def _described(cluster: Cluster, more: Mapping[str, str]) -> Cluster:
     for name, value in options.items():
         if contains_secret(f"{name}={value}"):
             raise Invalid(f"{name} holds a secret", "put it on the shelf and name it: secret://house/zone/project/name")
+        if value.startswith("secret://") and not names_secret(value, HOUSE, zone := changes.get("zone", cluster.zone)):
+            raise Invalid(f"{name} names no secret of {zone[:60]}", f"write secret://{HOUSE}/{zone[:60]}/project/name")
     return replace(cluster, options={name: value for name, value in options.items() if value}, **changes)
 
 

@@ -11,7 +11,7 @@ from falaj.core.verb import verb
 from falaj.fleet.amounts import all_shown, amounts, band, by_name
 from falaj.fleet.budgets import UNITS, read_budget, read_spent, standing
 from falaj.fleet.records import BudgetRule, QueueChange, QueueRule, QueueView
-from falaj.fleet.use import Use, added, every, house_key, house_of, live_jobs
+from falaj.fleet.use import Use, added, check_tenants, every, house_key, house_of, live_jobs
 from falaj.schedule.model import BANDS, Queue
 from falaj.schedule.promises import promised
 from falaj.store.codec import from_plain, to_plain
@@ -55,7 +55,7 @@ class Queues:
                 --budget gpu-hours=500/month:stop
         """
         words = {"guarantee": guarantee, "limit": limit, "weight": weight, "projects": projects, "budget": budget}
-        made = described(QueueRule(_checked(name)), {**words, **_unfold(more)})
+        made = described(QueueRule(_checked(name)), _unfold({**words, **more}))
         with self._ledger.write(_house(ctx)) as tx:
             tree = {rule.name: rule for rule in read_rules(tx)}
             if name in tree:
@@ -134,12 +134,14 @@ class Queues:
         with self._ledger.write(_house(ctx)) as tx:
             before = {rule.name: rule for rule in read_rules(tx)}
             changes = tuple(_compared(before, wanted))
+            _check_takers(tx, wanted)
             if changes and not dry:
                 self._save(tx, wanted, "queues.replace", ROOT)
         return changes
 
     def _save(self, tx: Writer, tree: Mapping[str, QueueRule], said: str, name: str) -> None:
         _check_tree(tree)
+        _check_takers(tx, tree)
         self._check_homes(tx, tree)
         old = tx.key(_TREE)
         body = {"queues": to_plain([tree[path] for path in sorted(tree)])}
@@ -270,6 +272,12 @@ def _budgets(rule: QueueRule, words: Any) -> tuple[BudgetRule, ...]:
     return budgets
 
 
+def _check_takers(tx: Reader, tree: Mapping[str, QueueRule]) -> None:
+    """NotFound where a queue takes jobs of a tenant that is not there, and did not do so before."""
+    before = {word for rule in read_rules(tx) for word in rule.projects}
+    check_tenants(tx, {word.partition("/")[0] for rule in tree.values() for word in {*rule.projects} - before})
+
+
 def _check_tree(tree: Mapping[str, QueueRule]) -> None:
     parents = {name.rpartition("/")[0] for name in tree}
     for name, rule in tree.items():
@@ -278,10 +286,10 @@ def _check_tree(tree: Mapping[str, QueueRule]) -> None:
         if name != ROOT and name.rpartition("/")[0] not in tree:
             raise Invalid(f"{name} would hang in the air", "remove the queues below it first")
         for key, value in rule.guarantee.items():
-            if value > rule.limit.get(key, value):
-                raise Invalid(
-                    f"{name} is guaranteed more {key} than its limit", "raise the limit or lower the guarantee"
-                )
+            for path in _way(name):
+                if path in tree and value > tree[path].limit.get(key, value):
+                    whose = "its limit" if path == name else f"the limit of {path}"
+                    raise Invalid(f"{name} is guaranteed more {key} than {whose}", "raise that or lower the guarantee")
     for parent in parents & set(tree):
         below = added(*(rule.guarantee for name, rule in tree.items() if name.rpartition("/")[0] == parent))
         over = [key for key, value in tree[parent].guarantee.items() if below.get(key, 0) > value]

@@ -3,10 +3,11 @@
 The room of jobs writes it; desks of the fleet and the scheduler read it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.data import dataclass
+from falaj.core.errors import NotFound
 from falaj.core.ports import Key
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
@@ -47,6 +48,13 @@ def house_of(ctx: Context) -> Context:
 def tenants(ledger: Ledger) -> list[str]:
     """Every tenant that ever did anything."""
     return sorted({tenant for tenant, _ in ledger.logs()})
+
+
+def check_tenants(tx: Reader, names: Iterable[str]) -> None:
+    """NotFound unless each of these is a tenant of the installation; * is all of them."""
+    for name in names:
+        if name not in (HOUSE, "*") and tx.key(house_key("tenant", name)) is None:
+            raise NotFound(f"there is no tenant {name!r:.60}", "falaj people list-tenants; add-tenant takes one in")
 
 
 def every(tx: Reader, kind: str, tenant: str, terms: Mapping[str, str] | None = None) -> Iterator[Record]:

@@ -187,6 +187,12 @@ def contains_secret(text: str) -> bool:
     return _TELLTALES.search(text) is not None
 
 
+def names_secret(reference: str, tenant: str, zone: str) -> bool:
+    """True when this can name a secret of a tenant that is used in a zone; whether it is there is another question."""
+    parts = _REFERENCE.fullmatch(reference)
+    return parts is not None and (parts["tenant"], parts["zone"]) == (tenant, zone)
+
+
 def _checked(secret: Ref) -> Ref:
     if secret.kind != "secret" or secret.version:
         raise Invalid(f"{secret} is no name of a secret", "write secret:project/name, without a version", secret)
