@@ -57,6 +57,40 @@ def test_a_command_of_numbers_is_its_words() -> None:
     assert spec_of({"command": ["sleep", 3]}).command == ("sleep", "3")
 
 
+CHIEF = {"name": "chief", "cpus": 1}
+
+
+def test_the_first_role_says_how_it_may_shrink_and_grow() -> None:
+    worker = {"name": "worker", "count": 4, "min_workers": 2, "max_workers": 8}
+    spec = spec_of({"command": "true", "roles": [worker, CHIEF]})
+    assert (spec.min_workers, spec.max_workers, spec.roles[0].count) == (2, 8, 4)
+    beside = spec_of({"command": "true", "min_workers": 2, "roles": [{"name": "worker", "count": 4}, CHIEF]})
+    assert (beside.min_workers, beside.max_workers) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"roles": [CHIEF, {"name": "worker", "count": 4, "min_workers": 2}]}, "only the first can say it"),
+        ({"roles": [{**CHIEF, "max_workers": 2}], "max_workers": 3}, "beside the roles"),
+        ({"roles": [CHIEF, {"name": "worker", "count": 4}], "min_workers": 1}, "chief has 1 either way"),
+    ],
+)
+def test_a_width_that_nobody_would_heed_is_told_so(words: dict[str, Any], said: str) -> None:
+    error = refusal(lambda: spec_of({"command": "true", **words}))
+    assert isinstance(error, Invalid)
+    assert said in error.message
+    assert "rank 0" in error.hint
+
+
+def test_a_job_with_nothing_left_to_shrink_can_be_changed(tmp_path: Path) -> None:
+    with falaj.connect(str(tmp_path / "house")) as here:
+        roles = [{"name": "worker", "count": 4, "cpus": 0.1}, CHIEF]
+        job = here.jobs.add("job:default/a", {"command": ["true"], "roles": roles, "min_workers": 2})
+        assert here.jobs.change(job.ref, workers=3).spec.min_workers == 2
+        assert here.jobs.change(job.ref, workers=2).spec.min_workers == 0
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [

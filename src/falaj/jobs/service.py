@@ -427,15 +427,11 @@ def _changed(spec: JobSpec, role: Mapping[str, Any], band: str | None) -> JobSpe
     first = replace(spec.roles[0], **{name: value for name, value in role.items() if value is not None})
     if not first.gpus:
         first = replace(first, gpu_models=(), gpu_memory="")  # of no GPU nothing can be demanded
-    low, high = spec.min_workers, spec.max_workers
-    fitted = replace(
-        spec,
-        roles=(first, *spec.roles[1:]),
-        band=band or spec.band,
-        min_workers=min(low, first.count) if low else 0,
-        max_workers=max(high, first.count) if high else 0,
-    )
-    return checked(fitted)
+    low, high = min(spec.min_workers, first.count), spec.max_workers and max(spec.max_workers, first.count)
+    if {low, high} <= {0, first.count}:
+        low = high = 0  # nothing is left to shrink or grow
+    roles = (first, *spec.roles[1:])
+    return checked(replace(spec, roles=roles, band=band or spec.band, min_workers=low, max_workers=high))
 
 
 def _metric(fact: Mapping[str, Any]) -> Metric | None:

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,10 @@ def spec_of(words: Mapping[str, Any]) -> JobSpec:
         raise Invalid(f"{next(iter(one))} stands beside roles", "say it in one of the roles")
     if roles is not None and not isinstance(roles, list | tuple):
         raise Invalid(f"roles is {roles!r:.60}", "write a list of them, each with name, count and what a slot needs")
-    made = (
-        [_role(role) for role in roles] if roles is not None else [_role({_ROLE_WORDS[k]: v for k, v in one.items()})]
-    )
+    if roles is None:
+        made = [_role({_ROLE_WORDS[k]: v for k, v in one.items()})]
+    else:
+        made = [_role(role) for role in _widths(roles, words)]
     plain = {**words, "roles": made, "command": _command(words.get("command", ()))}
     _checkpoint(plain)
     for name in ("limit", "grace", "every", "save", "restart"):
@@ -170,10 +171,25 @@ def name_of(spec: JobSpec) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", program).strip("-._")[:40] or "job"
 
 
+_WIDTHS = ("min_workers", "max_workers")
 _ROLE_WORDS = {
     "workers": "count", "cpus": "cpus", "memory": "memory", "gpus": "gpus", "gpu_model": "gpu_models",
     "gpu_models": "gpu_models", "gpu_memory": "gpu_memory", "processes": "processes", "more": "more",
 }  # fmt: skip
+
+
+def _widths(roles: Sequence[Any], words: dict[str, Any]) -> list[Any]:
+    """The roles without what the first says of its width, which is of the whole job; no other can shrink and grow."""
+    bare = []
+    for number, role in enumerate(roles):
+        own = {name: role[name] for name in _WIDTHS if name in role} if isinstance(role, Mapping) else {}
+        if own and (number or set(own) & set(words)):
+            said = f"{next(iter(own))} stands in the role {role.get('name', 'worker')!r:.40}"
+            hint = "write the role first that shall shrink and grow; rank 0 is then one of its slots"
+            raise Invalid(f"{said}, and {'beside the roles' if not number else 'only the first can say it'}", hint)
+        words |= own
+        bare.append({name: value for name, value in role.items() if name not in own} if own else role)
+    return bare
 
 
 def _role(words: Any) -> RoleSpec:
@@ -224,6 +240,10 @@ def _check_numbers(spec: JobSpec) -> None:
         raise Invalid(
             f"from {low} over {count} to {high} workers", "min-workers is at most workers, max-workers at least"
         )
+    if len(spec.roles) > 1 and (spec.min_workers or spec.max_workers) and low == high:
+        first = spec.roles[0].name
+        said = f"min_workers and max_workers are about the first role, and {first} has {count} either way"
+        raise Invalid(said, "write the role first that shall shrink and grow; rank 0 is then one of its slots")
     if not 0 <= spec.retries <= MOST_RETRIES or any(not 0 <= code <= 255 for code in spec.retry_on):
         raise Invalid(f"{spec.retries} retries on {spec.retry_on}", f"at most {MOST_RETRIES}, exit codes from 0 to 255")
     if (
