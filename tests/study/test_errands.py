@@ -115,6 +115,11 @@ def test_any_trial_can_be_kept_by_hand_and_nothing_else(lab: Lab) -> None:
         assert str(made) == "model:default/m@v2"
         assert show(made).root == show(second.outputs["model"]).root
         assert show(made).card.params["x"] == "2"
+        with lab.here.house.ledger.read(lab.here.house.system()) as tx:
+            kept, published = (tx.need(ref).body for ref in (made, second.outputs["model"]))
+        missing = {"key", "signature", "seen", "files"} - set(kept)
+        assert not missing, "a gate asks for all of it"
+        assert {**kept["seen"], "at": 0} == {**published["seen"], "at": 0}
         keep = lab.here.sweeps.keep
         for version, name in (
             ("model:default/m@v1", "model:default/n"),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Annotated
 
+from falaj.catalog.looking import Found
 from falaj.catalog.records import Card, Facts
 from falaj.catalog.service import Catalog
 from falaj.catalog.shelf import tree_of
@@ -177,6 +178,10 @@ class Sweeps:
                 "trial": source.ref, "run": Ref.parse(trial.body["run"]),
             }  # fmt: skip
             made = self._catalog.add_version(ctx, name, (tree_of(source), source.zone), facts, made_from)
+            if (seen := source.body.get("seen")) is not None:
+                # The files are the trial's, and so is what the platform found in them.
+                found = Found(seen["format"], seen["code_bearing"], tuple(seen["reasons"]), seen["ok"])
+                self._catalog.note_look(tx, ctx, made, found)
             tx.emit("sweeps.keep", made, (record.ref, source.ref), trial=trial.body["number"])
         return made
 
