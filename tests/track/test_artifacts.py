@@ -1,13 +1,16 @@
 """Files of runs: paths that stay inside, bytes that stay alive, folders that become models."""
 
 import time
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.ref import Ref
+from falaj.platform import House, Platform, load_settings
 from falaj.store.objects import objects_after
 from falaj.track.records import Metric
 from tests.town import LABEL, Town, refusal
@@ -130,6 +133,27 @@ def test_a_folder_becomes_a_version_of_a_model(town: Town, amal: Any) -> None:
     assert sum(one.size for one in new if not one.bundle) < 10_000, "no byte of a file is copied"
     amal.track.attach(run, "model/MLmodel", b"yaml2")
     assert amal.track.register(run, "model", "model:fraud/scorer").version == "v2"
+
+
+def test_where_a_version_may_lie_is_asked_of_the_label_it_gets(
+    town: Town, amal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town.as_("salem").store.put("blob:fraud/tx", b"rows", label=LABEL)
+    with closing(House(load_settings(str(tmp_path), {"zone": "eu-west"}))) as abroad:
+        there = Platform(abroad, town.actor("amal"), "fraud")
+        run = there.track.start(EXPERIMENT).ref
+        there.track.attach(run, "model/weights", b"w")
+        look = abroad.catalog.look
+
+        def meanwhile(*given: Any) -> Any:
+            amal.track.use(run, inputs=("blob:fraud/tx",))
+            return look(*given)
+
+        monkeypatch.setattr(abroad.catalog, "look", meanwhile)
+        error = refusal(lambda: there.track.register(run, "model", "model:fraud/scorer"))
+        assert (isinstance(error, Denied), "AE-PDPL" in error.message) == (True, True), error
+        assert isinstance(refusal(lambda: amal.catalog.show("model:fraud/scorer")), NotFound)
+        assert town.events(verb="guard.deny")[-1].body["action"] == "track.register"
 
 
 MLMODEL = b"""\

@@ -6,6 +6,7 @@ from dataclasses import replace
 from falaj.catalog.stages import Stages
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, FalajError
+from falaj.core.label import Label
 from falaj.core.permit import Permit
 from falaj.core.ref import Ref
 from falaj.govern.guard import Residency
@@ -59,10 +60,10 @@ class StageLoop:
         asked = replace(ctx, asker=self._asker(ctx, promotion))
         self._ledger.retry(asked, lambda tx: self._catalog.settle(asked, promotion))
 
-    def _asker(self, ctx: Context, promotion: Ref) -> Callable[[str, str, str], Permit]:
+    def _asker(self, ctx: Context, promotion: Ref) -> Callable[[str, str, str, Label | None], Permit]:
         """place() about the version of this promotion; what it gives is an answer, and opens nothing."""
 
-        def ask(op: str, thing: str, zone: str) -> Permit:
+        def ask(op: str, thing: str, zone: str, _label: Label | None) -> Permit:
             move = self._catalog.movement(ctx, promotion, op, zone)
             verdict = self._residency.verdict(move, ctx.now())
             if not verdict.allowed:

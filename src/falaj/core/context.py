@@ -77,8 +77,9 @@ class Context:
     label: Label | None = None
     """What the thing being written must carry: the join of its inputs' labels and the one declared."""
     permits: tuple[Permit, ...] = ()
-    asker: Callable[[str, str, str], Permit] | None = None
-    """The guard's window: asks place() about one more movement of a thing this call named."""
+    asker: Callable[[str, str, str, Label | None], Permit] | None = None
+    """The guard's window: asks place() about one more movement of a thing this call named, with what a written one
+    shall carry."""
     cells: Callable[[str], frozenset[str]] = _unasked
     """The cells of a kind that this caller may see; lists put them into their query."""
 
@@ -89,7 +90,7 @@ class Context:
     def ruled(
         self,
         decision: Decision | None,
-        asker: Callable[[str, str, str], Permit],
+        asker: Callable[[str, str, str, Label | None], Permit],
         cells: Callable[[str], frozenset[str]],
     ) -> "Context":
         """The same caller with the guard's decision and windows; written out, since every call passes here."""
@@ -111,7 +112,7 @@ class Context:
             if permit.op == op and permit.thing == thing and permit.dst == zone:
                 return permit
         if self.asker is not None:
-            return self.asker(op, thing, zone)
+            return self.asker(op, thing, zone, self.label)
         raise Denied(
             f"there is no permit to {op} {thing} in zone {zone}", "this is a path that did not pass the guard", thing
         )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from falaj.core.bind import options
 from falaj.core.context import Actor, Context, Decision
 from falaj.core.errors import Conflict, Denied, FalajError
+from falaj.core.label import Label
 from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
@@ -187,7 +188,7 @@ class Guard:
     def _ruled(self, action: str, ctx: Context, things: Sequence[Thing], decision: Decision | None) -> Context:
         return ctx.ruled(
             decision,
-            lambda op, name, zone: self._permit(action, ctx, things, (op, name, zone)),
+            lambda op, name, zone, label: self._permit(action, _carrying(ctx, label), things, (op, name, zone)),
             lambda kind: self._scope(action, ctx, kind),
         )
 
@@ -330,6 +331,13 @@ class Guard:
             self._change(tx)
             tx.emit(action, subject, phase="outcome", result=str(result) if isinstance(result, Ref) else "done")
         return result
+
+
+def _carrying(ctx: Context, label: Label | None) -> Context:
+    """The same call, writing what must carry more by now than when it was let in; never less."""
+    if label is None or label is ctx.label:
+        return ctx
+    return ctx.meaning(ctx.purpose, label if ctx.label is None else ctx.label.join(label))
 
 
 _GUARD = desk_ref("guard")

@@ -175,6 +175,8 @@ class Artifacts(Notebook):
         if run is not None:
             label = run.label if ctx.label is None else ctx.label.join(run.label)
             ctx = ctx.meaning(ctx.purpose, label)
+        # What the run is said to have used since the guard looked may keep the version from where the run lies.
+        ctx.permit("write", str(model.bare), tree[1])
         version = self._catalog.add_version(ctx, model, tree, facts, inputs)
         self._catalog.note_look(tx, ctx, version, found)
         # Each revision has edges of its own: the one taken need not be the one that said what it was made from.
