@@ -9,7 +9,7 @@ from typing import Annotated
 from falaj.catalog.life_records import Binding, Named, NamedPage
 from falaj.catalog.limits import MESSAGE, check_tags, check_text
 from falaj.catalog.records import STAGES, Version
-from falaj.catalog.shelf import HEAD, Act, Shelf, as_named, as_version, check_kind, missing
+from falaj.catalog.shelf import AT, HEAD, Act, Shelf, as_named, as_version, check_kind, missing
 from falaj.core.context import Context
 from falaj.core.errors import Invalid
 from falaj.core.event import Event
@@ -72,14 +72,15 @@ class Names(Shelf):
         after: Annotated[str, "where the page before ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
     ) -> NamedPage:
-        """List the names you may see, those without a version too.
+        """List the names you may see, those without a version too. A model that was renamed is listed once.
 
         Example:
             falaj catalog names --kind model --project fraud
         """
         with self._ledger.read(ctx) as tx:
             found, following = self._page(tx, ctx, (kind, project, ""), HEAD, after, limit)
-        return NamedPage(tuple(map(as_named, found)), following)
+        named = map(as_named, found)
+        return NamedPage(tuple(one for one in named if one.newest or AT not in one.tags), following)
 
     @verb(reads=("name",), group="write")
     def annotate(

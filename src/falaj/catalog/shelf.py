@@ -27,6 +27,8 @@ from falaj.store.transfer import Transfers
 
 HEAD = {"head": "yes"}
 """The term by which the names themselves are found."""
+AT = "falaj.at"
+"""The tag of a name under which nothing lies: it says which one it stands for since that was renamed."""
 FINDABLE = "findable"
 """What a head says of itself when every tombstone of its versions is found by its reason."""
 MOST_TRAIL = 100

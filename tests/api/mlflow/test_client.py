@@ -9,9 +9,11 @@ def test_experiments_runs_metrics_search_and_artefacts(client: Client) -> None:
 
 def test_autolog_logged_models_registry_and_traces(place: Place, client: Client) -> None:
     client("models.py")
-    named = {str(one.ref): one.tags for one in place.replica.as_(place.tokens["amal"]).catalog.names("model").names}
+    catalog = place.replica.as_(place.tokens["amal"]).catalog
+    named = {str(one.ref): one.tags for one in catalog.names("model").names}
     assert "model:main/greeting" not in named, "what was refused leaves nothing"
-    assert named["model:main/renamed"]["falaj.at"] == "model:main/other"
+    assert ("model:main/renamed" in named, named["model:main/other"]["falaj.name"]) == (False, "renamed")
+    assert catalog.about("model:main/renamed").tags["falaj.at"] == "model:main/other"
 
 
 def test_what_the_client_measures_of_its_machine(place: Place, client: Client) -> None:

@@ -12,11 +12,12 @@ from falaj.api.mlflow.ids import output_ref, run_ref
 from falaj.api.mlflow.names import check_model_name, full_name, is_digested, name_of, ref_of, shown_name
 from falaj.catalog.life_records import Named
 from falaj.catalog.records import Version
+from falaj.catalog.shelf import AT
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
 
 STAGES = {"experiment": "None", "staging": "Staging", "production": "Production", "retired": "Archived"}
-NAME, AT, GONE = "falaj.name", "falaj.at", "falaj.gone"
+NAME, GONE = "falaj.name", "falaj.gone"
 SOURCE, RUN, MODEL = "falaj.source", "falaj.run", "falaj.model"
 OURS = (NAME, AT, GONE, SOURCE, RUN, MODEL)
 """Tags that keep what MLflow says of a model or a version and we have no field for; clients do not see them."""
