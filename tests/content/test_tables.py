@@ -250,13 +250,25 @@ class TestCsvThatDoesNotFit:
         rows = [[f"c{n}" for n in range(width)], *([str(n) for n in range(each)] for each in widths)]
         text = "".join(sign.join(row) + end for row, end in zip(rows, ends, strict=True))
         (tmp_path / "t.csv").write_bytes(text.encode())
+        # A larger file that begins with the same line must hide nothing of it.
+        beside = data.draw(st.sampled_from([0, 50]))
+        alike = [rows[0], *([[str(n) for n in range(width)]] * beside)]
+        (tmp_path / "u.csv").write_bytes("".join(sign.join(row) + ends[0] for row in alike).encode() * bool(beside))
         misfit = next((line for line, each in enumerate(widths, 2) if each != width), 0)
         if misfit and (width > 1 or sign == ","):
             with pytest.raises(Invalid, match=f"in 't.csv' line {misfit} has "):
                 here(tmp_path)
         elif not misfit:
             found = here(tmp_path)
-            assert (found.rows, [c.name for c in found.columns]) == (len(widths), rows[0])
+            assert (found.rows, [c.name for c in found.columns]) == (len(widths) + beside, rows[0])
+
+    def test_files_that_begin_alike_are_guessed_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        looked, sniff = [], duck.Duck._sniff
+        monkeypatch.setattr(duck.Duck, "_sniff", lambda *given: looked.append(given[1]) or sniff(*given))
+        for number in range(20):
+            (tmp_path / f"{number:02}.csv").write_text("id,a,b\n" + self.ROWS[: 13 * number + 2].rpartition("\n")[0])
+        (tmp_path / "other.csv").write_text("b;a;id\n1;2;3\n")
+        assert (here(tmp_path).files, len(looked)) == (21, 2)
 
 
 class TestPeople:

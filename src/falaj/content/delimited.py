@@ -26,6 +26,8 @@ class Head:
     delimiter: str
     """The one of the usual delimiters that cuts it into most fields."""
     width: int
+    text: str
+    """As it stands there, with its end."""
 
 
 def find_head(path: str, name: str, form: str) -> Head | None:
@@ -35,7 +37,7 @@ def find_head(path: str, name: str, form: str) -> Head | None:
             if line.strip() and not line.startswith("#"):
                 widths = {sign: len(next(csv.reader([line], delimiter=sign))) for sign in _DELIMITERS[form]}
                 delimiter = max(widths, key=lambda sign: widths[sign])
-                return Head(lines.number, delimiter, widths[delimiter])
+                return Head(lines.number, delimiter, widths[delimiter], line)
     return None
 
 

@@ -205,7 +205,7 @@ class Duck:
         if not heads:
             yield lambda: Relation(lambda: "(SELECT 1 WHERE false)", ())
             return
-        dialects = {link: self._dialect(form, link, head) for link, head in heads.items()}
+        dialects = self._dialects(form, heads)
         if all(dialects.values()):
             yield from self._looks(dialects)
         # The engine reads strictly, and could not: the line that stopped it is named here. What else may stop it is
@@ -218,6 +218,23 @@ class Duck:
                 mixed[link] = self._sniff(link, f"delim={quoted(sign)}, skip={skip}{_LOOSE}", _LOOSE)
         if mixed:
             yield from self._looks(dialects | mixed)
+
+    def _dialects(self, form: str, heads: Mapping[str, Head]) -> "dict[str, Dialect | None]":
+        """How each file is written. To guess takes the engine longer than to read a small file, so of those that begin
+        with the same line only the largest is looked at: where a row of another does not fit, the reader stops."""
+        alike: dict[Head | str, list[str]] = {}
+        for link, head in heads.items():
+            alike.setdefault(head if head.line == 1 and head.width > 1 else link, []).append(link)
+        found = dict[str, Dialect | None]()
+        for links in alike.values():
+            largest = max(links, key=os.path.getsize)
+            told = self._dialect(form, largest, heads[largest])
+            # A line that is no header may be the same by chance, and one that is may stand above what cannot be read.
+            sure = told is not None and told.header
+            found |= {
+                link: told if sure or link == largest else self._dialect(form, link, heads[link]) for link in links
+            }
+        return {link: found[link] for link in heads}
 
     def _dialect(self, form: str, link: str, head: Head) -> "Dialect | None":
         """How a file is written, as the engine guesses; nothing when it cannot, or when the header says otherwise."""
