@@ -59,6 +59,24 @@ def test_nodes_are_bought_for_jobs_and_given_back(lab: Lab) -> None:
     assert len(events) == len(cheap.history)
 
 
+def test_a_node_that_went_is_opened_also_by_the_next_look(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, failed = lab.here.house.desks["clusters"], list[str]()
+    usual = desk.mark
+
+    def mark(ctx: Any, node: str, *, drained: bool) -> None:
+        if not drained and not failed:
+            failed.append(node)
+            raise Unavailable("the store is away", "try again")
+        usual(ctx, node, drained=drained)
+
+    monkeypatch.setattr(desk, "mark", mark)
+    pool(lab, "cheap", price=1_000_000_000, boot_s=60)
+    lab.here.clusters.tune(wait="1s", idle="1s", keep="1s", gap="1s")
+    lab.done(lab.submit("print(1)", cpus=1))
+    until(lambda: failed, len)
+    until(lambda: lab.here.clusters.show("cheap"), lambda cluster: cluster.drained == ())
+
+
 def test_a_budget_is_kept_and_why_tells_of_it(lab: Lab) -> None:
     pool(lab, "cheap", price=1_000_000, boot_s=5)
     lab.here.clusters.tune(hourly=1, wait="1s", gap="1s")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from falaj.core.context import HOUSE, Context
-from falaj.core.errors import Conflict, FalajError, NotFound
+from falaj.core.errors import FalajError, NotFound
 from falaj.core.execute import CanScale, NodeFacts
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.elastic import KIND, WAITS
@@ -63,8 +63,10 @@ class ScalingLoop:
             old = {record.body["kind"]: record for record in every(tx, KIND, HOUSE) if record.key != WAITS}
             facts = snapshot(self._ledger, self._clusters, tx, now)
         review = self._review(facts, makings, old, knobs)
+        # Once it is written that a node went, no later look asks for it to be opened.
+        self._mark(ctx, review.open, drained=False)
         self._write(ctx, makings, old, review)
-        self._mark(ctx, review)
+        self._mark(ctx, review.close, drained=True)
         # A cluster is told of all its kinds when one of them changes: some take it for the whole of what is wanted.
         due = {making.cluster.name for name, making in makings.items() if _due(old.get(name), review.standings[name])}
         for name, making in makings.items():
@@ -116,11 +118,10 @@ class ScalingLoop:
             if (last.body["jobs"] if last else {}) != waits:
                 tx.put(WAITS, {"kind": "", "jobs": waits}, rev=last.rev if last else None)
 
-    def _mark(self, ctx: Context, review: Review) -> None:
-        for nodes, drained in ((review.open, False), (review.close, True)):
-            for node in nodes:
-                with suppress(NotFound, Conflict):  # it is gone, or somebody marks others: the next look sees
-                    self._clusters.mark(ctx, node, drained=drained)
+    def _mark(self, ctx: Context, nodes: tuple[str, ...], *, drained: bool) -> None:
+        for node in nodes:
+            with suppress(NotFound):  # it is gone
+                self._clusters.mark(ctx, node, drained=drained)
 
     # Writes become orders.
 

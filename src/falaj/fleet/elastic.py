@@ -127,7 +127,7 @@ class Elastic:
 
     def mark(self, ctx: Context, node: str, *, drained: bool) -> None:
         """Let nothing new start on a node that goes, or let it be."""
-        self._mark(ctx, node, drained=drained)
+        self._ledger.retry(ctx, lambda _: self._mark(ctx, node, drained=drained))  # somebody may mark others
 
     def scale_knobs(self, tx: Reader) -> ScaleKnobs:
         """The rules as they are."""
