@@ -30,6 +30,19 @@ def test_each_is_told_what_to_type(tmp_path: Path) -> None:
         assert lab.done(second, third).state == "succeeded"
 
 
+def test_where_nobody_looked_yet_nothing_is_impossible(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here:
+        with here.working():
+            until(here.clusters.nodes, lambda nodes: len(nodes) == 1)
+        here.zones.add("hall", "AE-DU", "AE", store=f"dir:{tmp_path}/hall")
+        here.clusters.add("new", "agent:hall", "hall")
+        for more in ({"zone": "hall"}, {"cluster": "new"}):
+            why = here.jobs.why(lab.submit("print(1)", next(iter(more)), cpus=64, **more).ref)
+            assert why.text == "new has told of no nodes yet"
+        assert isinstance(refusal(lambda: lab.submit("print(1)", cpus=6400, cluster="local")), Invalid)
+
+
 def test_demands_are_taken_back_and_other_roles_changed(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     with lab.here as here:

@@ -1,6 +1,6 @@
 """Asking for a job: everything is pinned and checked before a line is written."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import checked, name_of
 from falaj.jobs.staging import Staging
-from falaj.schedule.model import Node, Shape
+from falaj.schedule.model import Node
 from falaj.schedule.words import BUDGETS, spendable
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
@@ -86,14 +86,16 @@ def new_body(
 
 def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader, record: Record, now: float) -> None:
     """Invalid when no state of the fleet would ever let it start, with the nearest that can."""
-    wanted = record.body["spec"]["cluster"]
     found = [(cluster, facts) for cluster, facts, _ in clusters.node_records(tx, known)]
     found += clusters.imagined(tx, known)
     nodes = [node_of(cluster, facts) for cluster, facts in found]
     job = job_of(record, known)
-    _check_level(job.shape, nodes, record.ref.bare)
-    if not nodes or (wanted and all(cluster.name != wanted for cluster, _ in found)):
-        return  # nobody looked there yet; it will wait, and `why` will tell
+    ask = job.shape.roles[0].ask
+    mine = [node for node in nodes if node.cluster in ask.clusters] if ask.clusters else nodes
+    mine = [node for node in mine if node.zone in ask.zones] if ask.zones is not None else mine
+    _check_level(job.shape.level, mine, record.ref.bare)
+    if not mine:
+        return  # nobody looked there yet, or its agent only just came; it will wait, and `why` will tell
     from falaj.schedule.budget import beyond, rates
     from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list
 
@@ -128,20 +130,17 @@ def loosened(spec: JobSpec, more: Mapping[str, str]) -> JobSpec:
     return checked(replace(spec, roles=roles, topology=any_.get("topology", spec.topology)))
 
 
-def _check_level(shape: Shape, nodes: Iterable[Node], job: Ref) -> None:
+def _check_level(level: str, nodes: list[Node], job: Ref) -> None:
     """Invalid where slots shall lie together in something that no node is in: a wish for it would count for nothing."""
-    if not shape.level:
+    if not level:
         return
-    ask = shape.roles[0].ask
-    mine = [node for node in nodes if not ask.clusters or node.cluster in ask.clusters]
-    mine = [node for node in mine if ask.zones is None or node.zone in ask.zones]
-    said = {name for node in mine for name, value in node.labels.items() if value}
+    said = {name for node in nodes for name, value in node.labels.items() if value}
     # Labels are not known before a node was seen; that there are racks is then taken on trust.
-    found = sorted(said, key=lambda name: ("/" in name, name)) if mine else ["rack"]
+    found = sorted(said, key=lambda name: ("/" in name, name)) if nodes else ["rack"]
     levels = dict.fromkeys((*_LEVELS, *found))
-    if shape.level not in levels:
+    if level not in levels:
         hint = f"choose one of {', '.join(levels):.300}; or leave it out"
-        raise Invalid(f"no node that was seen where it may run is in any {shape.level}", hint, job)
+        raise Invalid(f"no node that was seen where it may run is in any {level}", hint, job)
 
 
 def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
