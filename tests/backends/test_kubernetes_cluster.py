@@ -41,7 +41,7 @@ def kube(plane: ControlPlane) -> Iterator[KubernetesExecutor]:
 
 
 def _end(plane: ControlPlane, handle: str, slot: int, code: int) -> None:
-    """Say of a pod what its kubelet would, had it run anything."""
+    """Say of a pod what its kubelet would, had it run anything; the kubelet must be silent, or it says otherwise."""
     found = plane.call(
         "GET", f"/api/v1/namespaces/default/pods?labelSelector=falaj.dev/attempt={handle},falaj.dev/slot={slot}"
     )
@@ -90,9 +90,10 @@ def test_two_nodes_of_eight_gpus_are_taken_and_given_back(plane: ControlPlane, k
 
     plane.restart()
     kube.checkpoint(handle)
-    _end(plane, handle, 0, 0)
-    _end(plane, handle, 1, 0)
-    done = wait_for(kube, handle, lambda status: status.phase == SUCCEEDED)
+    with plane.silent(*NODES):
+        _end(plane, handle, 0, 0)
+        _end(plane, handle, 1, 0)
+        done = wait_for(kube, handle, lambda status: status.phase == SUCCEEDED)
     assert ([one.code for one in done.exits], done.ended - done.started) == ([0, 0], 9)
     for each in (handle, crowd):
         kube.forget(each)
@@ -114,9 +115,10 @@ def test_a_failed_slot_ends_its_gang_and_a_deleted_job_is_lost(plane: ControlPla
     wait_until(lambda: len(_pods(plane, bad)) == 2, 60)
     gone = kube.launch(attempt(slots("gpu-1", cpu=100), "pass"))
     wait_for(kube, gone, lambda status: status.phase == RUNNING)
-    _end(plane, bad, 1, 9)
-    # No launcher is there to obey: it is deleted when its grace is over.
-    done = wait_for(kube, bad, lambda status: status.phase == FAILED, 120)
+    with plane.silent(NODES[1]):
+        _end(plane, bad, 1, 9)
+        # No launcher is there to obey: it is deleted when its grace is over.
+        done = wait_for(kube, bad, lambda status: status.phase == FAILED, 120)
     assert {one.index: one.code for one in done.exits}[1] == 9
     plane.call("DELETE", f"/apis/batch/v1/namespaces/default/jobs/{gone}-0", {"propagationPolicy": "Background"})
     assert "deleted" in wait_for(kube, gone, lambda status: status.phase == LOST, 120).reason

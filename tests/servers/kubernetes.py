@@ -8,8 +8,10 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import ssl
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,19 @@ class ControlPlane(_OnEtcd):
         wait_until(
             lambda: self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default").is_success, self.ready_s
         )
+
+    @contextlib.contextmanager
+    def silent(self, *nodes: str) -> Iterator[None]:
+        """Kubelets held still, so that what is said of their pods stands: they write over it what they know."""
+        for name in nodes:
+            self._others[name].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for name in nodes:
+                self._others[name].send_signal(signal.SIGCONT)
+            for name in nodes:
+                wait_until(lambda name=name: self._node_is_ready(name), self.ready_s)
 
     def _node_is_ready(self, name: str) -> bool:
         """Ready, no longer kept free by the controllers, and with its GPUs, which a young kubelet may write over."""
