@@ -15,9 +15,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "compliance.py"
 @pytest.mark.timeout(300)
 def test_it_audits_and_renews_its_token(tmp_path: Path) -> None:
     with Replica(tmp_path / "house", {"FALAJ_SANDBOX": "off"}) as server:
+        boss = server.as_(server.as_().people.add_tenant("bank", "fatima").token)
         for cluster in server.as_().clusters.list():
             server.as_().clusters.change(cluster.name, {"tenants": "bank"})
-        boss = server.as_(server.as_().people.add_tenant("bank", "fatima").token)
         mona = server.as_(boss.people.add("mona", ("ml-engineer",), jurisdiction="AE").token)
         token = boss.people.add("nightly-audit", ("auditor",), service=True, jurisdiction="AE").token
         keeper = boss.people.add("nightly-keeper", ("ml-engineer",), service=True, projects=("compliance",)).token

@@ -57,6 +57,7 @@ def test_a_click_starts_a_waiting_job_a_log_grows_and_a_click_cancels(
         page = tab.page
         lab.one_node(cpus=1000)
         cloud = "process:?nodes=0&most=3&cpus=1000&memory=1024&labels=price:1000000000"
+        lab.here.people.add_tenant("clinic", "yusuf")
         lab.here.clusters.add("cloud", cloud, more={"folder": str(tmp_path / "cloud"), "tenants": "clinic"})
         talks = lab.submit(TALKS.format(folder=tmp_path), "talks", cpus=0.5)
         lab.until(talks, lambda job: job.state == "running")

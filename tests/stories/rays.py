@@ -19,11 +19,11 @@ def bank_on_ray(tmp_path: Path, ray_server: RayServer) -> Iterator[Lab]:
         admin = server.as_()
         keeper = server.as_(admin.people.add("sami", ("security-officer",)).token)
         token = keeper.secrets.put("secret:ops/rays", ray_server.token).reference
+        boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
         more = {"token": token.partition("#")[0], "tenants": "bank", "checkpoints": str(tmp_path / "everywhere")}
         admin.clusters.add("rays", ray_server.address, more=more)
         until(lambda: admin.clusters.nodes("rays"), lambda nodes: len(nodes) == len(NODES))
         assert ray_server.token not in str(admin.clusters.list())
-        boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
         amal = boss.people.add("amal", ("data-scientist",), jurisdiction="AE").token
         with falaj.connect(server.url, token=amal, purpose="fraud") as here:
             yield Lab(tmp_path, here)

@@ -49,11 +49,11 @@ def bank(
 ) -> Iterator[tuple[Replica, dict[str, str]]]:
     """A server that knows the hall, and two people of the bank: one has an account there, `amal` has none."""
     with Replica(tmp_path_factory.mktemp("house")) as server:
+        boss = server.as_(server.as_().people.add_tenant("bank", "fatima").token)
         more = (f"folder={shared}", "tenants=bank")
         words = [word for one in more for word in ("--more", one)]
         falaj(server, server.token, "clusters", "add", "hall", slurm_server.address, *words)
         assert server.as_().clusters.check("hall").ok
-        boss = server.as_(server.as_().people.add_tenant("bank", "fatima").token)
         tokens = {
             name: boss.people.add(name, ("data-scientist",), jurisdiction="AE").token for name in (unix_user, "amal")
         }
@@ -131,6 +131,7 @@ def test_where_tenants_share_a_site_a_name_is_not_enough(
 ) -> None:
     """Anybody may call a person of another tenant by the name of somebody who has an account."""
     server, tokens = bank
+    server.as_().people.add_tenant("clinic", "yusuf")
     server.as_().clusters.change("hall", {"tenants": "bank,clinic"})
     lab = Lab(tmp_path, server.as_(tokens[unix_user]))
     job = lab.done(lab.submit("print('never')", "nobody", project="fraud"))

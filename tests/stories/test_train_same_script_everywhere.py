@@ -58,8 +58,8 @@ def test_on_processes(tmp_path: Path) -> None:
 def test_on_slurm(tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_user: str) -> None:
     with Replica(tmp_path / "house") as server:
         admin = server.as_()
-        admin.clusters.add("hall", slurm_server.address, more={"folder": str(shared), "tenants": "bank"})
         boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
+        admin.clusters.add("hall", slurm_server.address, more={"folder": str(shared), "tenants": "bank"})
         someone = boss.people.add(unix_user, ("data-scientist",), jurisdiction="AE").token
         trained(Lab(tmp_path, server.as_(someone)), tmp_path, cpus=1, env=everything())
 

@@ -61,8 +61,8 @@ def test_training_set_on_slurm(
 ) -> None:
     with Replica(tmp_path / "house") as server:
         admin = server.as_()
-        admin.clusters.add("hall", slurm_server.address, more={"folder": str(shared), "tenants": "bank"})
         boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
+        admin.clusters.add("hall", slurm_server.address, more={"folder": str(shared), "tenants": "bank"})
         lab = Lab(tmp_path, server.as_(boss.people.add(unix_user, ("data-scientist",), jurisdiction="AE").token))
         lay_ground(lab.here, tmp_path, monkeypatch)
         spread(lab, tmp_path, "hall", 2)

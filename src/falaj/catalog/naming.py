@@ -79,8 +79,7 @@ class Names(Shelf):
         """
         with self._ledger.read(ctx) as tx:
             found, following = self._page(tx, ctx, (kind, project, ""), HEAD, after, limit)
-        named = map(as_named, found)
-        return NamedPage(tuple(one for one in named if one.newest or AT not in one.tags), following)
+        return NamedPage(tuple(one for one in map(as_named, found) if one.newest or AT not in one.tags), following)
 
     @verb(reads=("name",), group="write")
     def annotate(

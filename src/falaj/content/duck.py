@@ -231,9 +231,8 @@ class Duck:
             told = self._dialect(form, largest, heads[largest])
             # A line that is no header may be the same by chance, and one that is may stand above what cannot be read.
             sure = told is not None and told.header
-            found |= {
-                link: told if sure or link == largest else self._dialect(form, link, heads[link]) for link in links
-            }
+            for link in links:
+                found[link] = told if sure or link == largest else self._dialect(form, link, heads[link])
         return {link: found[link] for link in heads}
 
     def _dialect(self, form: str, link: str, head: Head) -> "Dialect | None":

@@ -78,8 +78,7 @@ class Context:
     """What the thing being written must carry: the join of its inputs' labels and the one declared."""
     permits: tuple[Permit, ...] = ()
     asker: Callable[[str, str, str, Label | None], Permit] | None = None
-    """The guard's window: asks place() about one more movement of a thing this call named, with what a written one
-    shall carry."""
+    """The guard's window: asks place() about one more movement of a thing this call named, which carries the label."""
     cells: Callable[[str], frozenset[str]] = _unasked
     """The cells of a kind that this caller may see; lists put them into their query."""
 

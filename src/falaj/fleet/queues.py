@@ -288,8 +288,7 @@ def _check_tree(tree: Mapping[str, QueueRule]) -> None:
         for key, value in rule.guarantee.items():
             for path in _way(name):
                 if path in tree and value > tree[path].limit.get(key, value):
-                    whose = "its limit" if path == name else f"the limit of {path}"
-                    raise Invalid(f"{name} is guaranteed more {key} than {whose}", "raise that or lower the guarantee")
+                    raise Invalid(f"{name} is guaranteed more {key} than the limit of {path}", "raise it or lower that")
     for parent in parents & set(tree):
         below = added(*(rule.guarantee for name, rule in tree.items() if name.rpartition("/")[0] == parent))
         over = [key for key, value in tree[parent].guarantee.items() if below.get(key, 0) > value]

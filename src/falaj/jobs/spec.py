@@ -66,10 +66,8 @@ def spec_of(words: Mapping[str, Any]) -> JobSpec:
         raise Invalid(f"{next(iter(one))} stands beside roles", "say it in one of the roles")
     if roles is not None and not isinstance(roles, list | tuple):
         raise Invalid(f"roles is {roles!r:.60}", "write a list of them, each with name, count and what a slot needs")
-    if roles is None:
-        made = [_role({_ROLE_WORDS[k]: v for k, v in one.items()})]
-    else:
-        made = [_role(role) for role in _widths(roles, words)]
+    asked = [{_ROLE_WORDS[k]: v for k, v in one.items()}] if roles is None else _widths(roles, words)
+    made = [_role(role) for role in asked]
     plain = {**words, "roles": made, "command": _command(words.get("command", ()))}
     _checkpoint(plain)
     for name in ("limit", "grace", "every", "save", "restart"):
@@ -241,8 +239,7 @@ def _check_numbers(spec: JobSpec) -> None:
             f"from {low} over {count} to {high} workers", "min-workers is at most workers, max-workers at least"
         )
     if len(spec.roles) > 1 and (spec.min_workers or spec.max_workers) and low == high:
-        first = spec.roles[0].name
-        said = f"min_workers and max_workers are about the first role, and {first} has {count} either way"
+        said = f"min_workers and max_workers are of the first role, and {spec.roles[0].name} has {count} either way"
         raise Invalid(said, "write the role first that shall shrink and grow; rank 0 is then one of its slots")
     if not 0 <= spec.retries <= MOST_RETRIES or any(not 0 <= code <= 255 for code in spec.retry_on):
         raise Invalid(f"{spec.retries} retries on {spec.retry_on}", f"at most {MOST_RETRIES}, exit codes from 0 to 255")
