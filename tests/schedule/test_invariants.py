@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from falaj.core.execute import Device
 from falaj.schedule.budget import charge
+from falaj.schedule.changes import changed
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import key, pool, size
 from falaj.schedule.model import (
@@ -33,6 +34,7 @@ from falaj.schedule.model import (
 )  # fmt: skip
 from falaj.schedule.place import place
 from falaj.schedule.reclaim import WHY
+from falaj.schedule.why import SOON, explain, starts
 from falaj.schedule.world import World
 from tests.schedule.made import ask, node
 from tests.schedule.naive import Naive
@@ -225,6 +227,20 @@ class Fleet(RuleBasedStateMachine):
         self.quiet()
         if twin is not None:
             self.orderly()
+
+    @rule(which=st.integers(0, 99))
+    def ask(self, which: int) -> None:
+        """I16: whoever waits is told one reason, and the change that is told with it does start the job."""
+        self.cycle(seconds=0)
+        waiting, facts = sorted(self.it.lines.jobs), self.it.snapshot(self.now)
+        if waiting:
+            name = waiting[which % len(waiting)]
+            reason = explain(facts, name, {one.name: [one.name] for one in facts.nodes if not one.open})
+            assert reason.code, name
+            assert reason.text not in ("", SOON), f"I16: {name} waits, and {reason.text!r}"
+            assert reason.starts >= self.now
+            if reason.change and reason.code != "impossible":
+                assert starts(changed(facts, name, reason.change), name), f"I16: {reason.fix} does not start {name}"
 
     def judge(self, plan: Plan) -> None:
         """I2, I6, I8, I9: what a plan may say."""

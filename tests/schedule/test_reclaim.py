@@ -10,8 +10,8 @@ from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import NEVER, Ask, Knobs, Queue, Role, Shape
 from falaj.schedule.potential import Potential
 from falaj.schedule.share import Tree
+from tests.schedule import made
 from tests.schedule.closed import BOLD, NOW, Closed, gang
-from tests.schedule.made import job, snapshot
 
 A, B = "root/a", "root/b"
 
@@ -95,10 +95,11 @@ def test_c2_what_is_freed_is_for_whom_it_was_freed() -> None:
 def test_c2_what_is_promised_counts_before_it_starts() -> None:
     """While its victims save and stop, a queue cannot claim for others what it was given already."""
     queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": 8000}))
-    it = Scheduler(snapshot(2, [job(f"a{one}", "root/a", 2, limit_s=36_000) for one in range(8)], queues))
+    jobs = [made.job(f"a{one}", "root/a", 2, limit_s=36_000) for one in range(8)]
+    it = Scheduler(made.snapshot(2, jobs, queues))
     assert len(it.cycle(0).starts) == 8
     for one in range(5):
-        it.submit(job(f"b{one}", "root/b", 2, limit_s=36_000))
+        it.submit(made.job(f"b{one}", "root/b", 2, limit_s=36_000))
     plans = [it.cycle(now) for now in (1000, 1001, 1030, 1060)]
     assert [[one.wanted_by for one in plan.evictions] for plan in plans] == [["b0", "b1", "b2", "b3"], [], [], []]
 

@@ -13,7 +13,7 @@ from falaj.schedule import why as module
 from falaj.schedule.changes import altered, changed
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import NEVER, Ask, Budget, Job, Node, Queue, Reason, Role, Shape, Snapshot
-from falaj.schedule.why import explain, possible, reasons, starts
+from falaj.schedule.why import SOON, explain, possible, reasons, starts
 from tests.schedule.made import ask, job, node, shape, snapshot
 
 
@@ -179,10 +179,19 @@ def test_one_rack_has_no_room() -> None:
     assert reason.code in ("topology", "capacity", "fragmented")
 
 
+def test_nodes_that_go_before_a_job_would_be_over_are_no_room_for_it() -> None:
+    leaving = [replace(node("n"), leaving=100)]
+    assert explain(snapshot(leaving, [job("a", limit_s=50)]), "a").text == SOON
+    reason = explain(snapshot(leaving, [job("a", limit_s=500)]), "a")
+    assert (reason.code, reason.text) == ("place", "every node it could run on goes before it would be over")
+
+
 def test_a_job_that_backs_off() -> None:
     facts = snapshot(1, [job("a", not_before=50)])
     reason = why(facts, "a")
     assert (reason.code, reason.starts, reason.change) == ("backing-off", 50, (("not_before", "0"),))
+    full = snapshot(1, [job("a", gpus=2, not_before=50), job("b", gpus=7, limit_s=9)])
+    assert why(settled(full), "a").fix == "try it again at once, and ask for 1 of 2 GPUs a slot"
 
 
 def test_what_runs_and_what_is_unknown() -> None:

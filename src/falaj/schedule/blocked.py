@@ -56,7 +56,7 @@ class Draft:
     resizes: list[Resize] = field(default_factory=list)
     evictions: list[Evict] = field(default_factory=list)
     redeemed: dict[str, Reservation] = field(default_factory=dict)
-    """The turns of those that start because theirs came."""
+    """The turns of those that start."""
     lost: dict[str, Reservation] = field(default_factory=dict)
     """Turns that were, and what became of them: should another be given, it does not come later without a cause."""
     claims: int = 0
@@ -93,6 +93,8 @@ class Blocked(Board):
             band, why = BEST_EFFORT, f"{why}; as best effort, for its budget is used up"
         start = Start(job.id, spots, band, why, costs or ())
         self._plan.starts.append(start)
+        if job.id in self.turns.of:
+            self._plan.redeemed[job.id] = self.turns.of[job.id]
         self.start(job, start, amount)
         self.rank(job.queue)
         self._unsettled.add(job.queue)
@@ -234,7 +236,6 @@ class Blocked(Board):
         found, refusal = self._find(job)
         if found is not None:
             self._start(job, found, f"its turn, reserved for {turn.at}")
-            self._plan.redeemed[job_id] = turn
             return
         self.turns.take_back([job_id])
         if refusal is not None and refusal[1].startswith(BUDGET):

@@ -157,7 +157,7 @@ class _Asked(Scheduler):
         if fits:
             return Reason("reservation", "the places it fits in are held for jobs that come before it", starts=at)
         lent = self.turns.lend(0)
-        room = self._room_for(job.shape)
+        room = self._room_for(job)
         self.turns.take_back(lent)
         return replace(room, starts=at)
 
@@ -208,15 +208,19 @@ class _Asked(Scheduler):
             self.tree.charge(self.running[one].queue, self._counted[one])
         return at
 
-    def _room_for(self, shape: Shape) -> Reason:
+    def _room_for(self, job: Job) -> Reason:
         """No place has room for all of it, too little is free, or in too small pieces, or nothing of it is open."""
-        if shape.required and place(self.world, replace(shape, required=False), shape.least) is not None:
+        shape, stays = job.shape, self._lasting(job)
+        if shape.required and place(self.world, replace(shape, required=False), shape.least, stays) is not None:
             return Reason("topology", f"no {shape.level} has room for all of it, though the whole has")
         ask = shape.roles[0].ask
         suits = self.profile.suiting(ask)
         rows = [row for row in np.flatnonzero(suits.any(axis=1)).tolist() if self.world.nodes[row].open]
         if not rows:
             return Reason("place", "every node it could run on is closed, ill or does not answer")
+        rows = [row for row in rows if stays is None or stays[row]]
+        if not rows:
+            return Reason("place", "every node it could run on goes before it would be over")
         each = ask.gpus * WHOLE or ask.milli
         if not each:
             return Reason("capacity", "too little is free")
@@ -248,8 +252,16 @@ class _Fixes:
     def best(self, code: str, closed: Mapping[str, Sequence[str]]) -> Fix:
         """The smallest change that starts it; nothing where none was found."""
         if code == "backing-off":
-            return "try it again at once", (("not_before", "0"),)
+            return self._again(closed)
         return next(filter(None, self._in_turn(code, closed)), NOTHING)
+
+    def _again(self, closed: Mapping[str, Sequence[str]]) -> Fix:
+        """Try it again at once; and whatever else it takes then."""
+        text, change = fix = "try it again at once", (("not_before", "0"),)
+        if self._whole(fix) is not None:
+            return fix
+        rest = explain(changed(self._facts, self._job.id, change), self._job.id, closed)
+        return (f"{text}, and {rest.fix}", merged(change, rest.change)) if rest.change else NOTHING
 
     def _in_turn(self, code: str, closed: Mapping[str, Sequence[str]]) -> Iterator[Fix | None]:
         raised = self._raised() if code in _QUOTAS else NOTHING
