@@ -160,7 +160,7 @@ class Blocked(Board):
         else:
             self.park(job.queue, number, refusal)
         self._unsettled.add(job.queue)  # another may be the first of it now for whom others make room
-        if not self.waited_for(job.id):
+        if job.id in self.turns.of and not self.waited_for(job.id):
             self._lose(self.turns.drop(job.id), "a quota or a budget had refused it")
 
     def _lose(self, turn: Reservation | None, cause: str) -> None:
