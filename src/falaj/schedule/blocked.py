@@ -95,6 +95,11 @@ class Blocked(Board):
         self._plan.starts.append(start)
         if job.id in self.turns.of:
             self._plan.redeemed[job.id] = self.turns.of[job.id]
+        for evict in [
+            one for one in self._plan.evictions if one.wanted_by == job.id
+        ]:  # it needs nobody's place, after all
+            self._plan.evictions.remove(evict)
+            self.spare(evict.job)
         self.start(job, start, amount)
         self.rank(job.queue)
         self._unsettled.add(job.queue)
@@ -439,7 +444,8 @@ class Blocked(Board):
             return False
         suits = np.logical_or.reduce([self.profile.suiting(role.ask).any(axis=1) for role in job.shape.roles])
         band = self.band(job.queue, job.shape)
-        lower = [one for one in self.turns.of if self._band(one) < band and one not in self._cleared]
+        turns = [turn.job for turn in self.turns.all()]
+        lower = [one for one in turns if self._band(one) < band and one not in self._cleared]
         lent = self.turns.lend(self.now + run_s, {job.id, *lower}, suits)
         found, refusal = self._find(job)
         if found is not None:

@@ -158,6 +158,12 @@ class Ground:
         self.stopping.add(evict.job)
         self.table.drop(evict.job)
 
+    def spare(self, job_id: str) -> None:
+        """A job that was to be stopped runs on."""
+        self.running[job_id] = replace(self.running[job_id], stopping=0, stopped_for="")
+        self.stopping.discard(job_id)
+        self._expect(self.running[job_id])
+
     def resize(self, resize: Resize) -> None:
         """A job has other places from now on."""
         if resize.job in self.running:
