@@ -161,6 +161,24 @@ def test_a_change_voids_what_people_said(town: Town, name: str, project: str) ->
     assert catalog.show(f"{name}@production").ref == v2, "the evidence was not looked at again"
 
 
+def test_an_emptied_stage_is_not_filled_with_less_than_it_held(town: Town, name: str, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    town.as_("salem").catalog.require(f"gate:{project}/production", ("auc >= current",))
+    v1, v2, v3 = (model(amal, str(auc), name, metrics={"auc": auc}) for auc in (0.8, 0.9, 0.7))
+    assert [catalog.promote(each, "production").state for each in (v1, v2)] == ["done", "done"]
+    assert catalog.promote(v2, "retired").state == "done"
+    for answer in (catalog.judge(v3, "production"), catalog.promote(v3, "production")):
+        assert (answer.state, answer.before) == ("refused", None)
+        assert f"auc is 0.7, and of {v2} 0.9" in answer.why
+    assert not catalog.promote(v1, "production").ok, "what held it last is the measure, not what held it first"
+    # What held it last is not measured against itself; and of what is gone nobody knows anything.
+    assert catalog.promote(v2, "production").state == "done"
+    catalog.promote(v2, "retired")
+    town.as_("salem").catalog.delete(v2, "not needed")
+    assert catalog.promote(v3, "production").state == "refused"
+    assert catalog.promote(v1, "production").state == "done"
+
+
 def test_asking_twice_takes_no_voice_away_and_a_no_ends_it(town: Town, name: str, project: str) -> None:
     catalog = town.as_("amal").catalog
     town.as_("salem").catalog.require(f"gate:{project}/production", ("2 approvals",))

@@ -151,7 +151,7 @@ class Demands(Shelf):
             record = self._live(tx, name)
             rules = self._rules(tx, record.key.project, stage)
             holder = self._aliases(tx, record.ref).get(stage, "")
-            rows = judge(rules, self._case(tx, ctx, record, rules, holder))
+            rows = judge(rules, self._case(tx, ctx, record, rules, stage))
             before = record.ref.at(holder) if holder else None
             told = Promotion(record.ref, stage, "ready", evidence=rows, before=before)
             failed = "; ".join(f"{row.rule}: {row.found}" for row in rows if not row.passed)
@@ -168,9 +168,9 @@ class Demands(Shelf):
     def _rules(self, tx: Reader, project: str, stage: str) -> tuple[Rule, ...]:
         return _rules_of(stage, tx.get(Ref(GATE, project, stage)))
 
-    def _case(self, tx: Reader, ctx: Context, record: Record, rules: tuple[Rule, ...], holder: str) -> Case:
+    def _case(self, tx: Reader, ctx: Context, record: Record, rules: tuple[Rule, ...], stage: str) -> Case:
         """What is known of a version, as far as these rules ask."""
-        current = tx.get(record.ref.at(holder)) if holder else None
+        current = self._rival(tx, record, stage)
         attested = {each.kind: each for each in _attestations(tx, record.ref)}
         asked = {rule.kind for rule in rules}
         return Case(
@@ -184,6 +184,14 @@ class Demands(Shelf):
             refused={zone: _refused(ctx, record, zone) for zone in _zones(record, rules)},
             assessed=_assessed(tx, record.key.project, ctx.now()) if ASSESSED in asked else "",
         )
+
+    def _rival(self, tx: Reader, record: Record, stage: str) -> Record | None:
+        """What a version is compared with: what holds the stage, else what held it last. Otherwise whoever empties a
+        stage first could fill it with anything."""
+        now = self._aliases(tx, record.ref).get(stage)
+        past = [each for each in reversed(self._trail(tx, record.ref, stage)) if each != record.key.version]
+        found = (tx.get(record.ref.at(version)) for version in ([now] if now else past))
+        return next((one for one in found if one is not None and one.body["state"] == "live"), None)
 
 
 def _zones(record: Record, rules: tuple[Rule, ...]) -> set[str]:

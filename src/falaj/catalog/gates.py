@@ -1,7 +1,7 @@
 """Gates: what a project demands before a version enters a stage. Pure: the rules as people write them, the judgement.
 
     auc >= 0.8                       a metric against a number
-    auc >= current                   against the version that holds the stage now
+    auc >= current                   against the version that holds the stage, or held it last
     latency_ms <= 1.1 * current + 2  against it, with room
     signature                        signed, and the signature is true
     safe format                      loading it runs no code; of a model in production this is always demanded
@@ -89,7 +89,7 @@ class Case:
     kind: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     holder: str = ""
-    """The version that holds the stage now, and what is measured of it."""
+    """The version that holds the stage, or held it last, and what is measured of it."""
     current: Mapping[str, float] = field(default_factory=dict)
     unsigned: str = ""
     """Why its signature does not count; empty when it does."""

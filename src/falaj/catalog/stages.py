@@ -170,7 +170,7 @@ class Stages(Demands):
         if record.body["stage"] == wish.stage and (holder == record.key.version or wish.stage not in ALIASED):
             return self._there(tx, wish)
         rules = self._rules(tx, record.key.project, wish.stage)
-        rows = judge(rules, self._case(tx, ctx, record, rules, holder))
+        rows = judge(rules, self._case(tx, ctx, record, rules, wish.stage))
         before = record.ref.at(holder) if holder else None
         told = Promotion(record.ref, wish.stage, WAITING, evidence=rows, before=before)
         failed = [f"{row.rule}: {row.found}" for row in rows if not row.passed]
