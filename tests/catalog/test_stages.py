@@ -179,6 +179,29 @@ def test_an_emptied_stage_is_not_filled_with_less_than_it_held(town: Town, name:
     assert catalog.promote(v1, "production").state == "done"
 
 
+def test_provenance_tells_what_came_of_every_wish(town: Town, name: str, project: str) -> None:
+    amal, catalog = town.as_("amal"), town.as_("amal").catalog
+    town.as_("salem").catalog.require(f"gate:{project}/production", ("2 approvals",))
+    v1, v2 = model(amal, "1", name), model(amal, "2", name)
+    approve(town, catalog.promote(v1, "production", "the first"), "badr", "bilal")
+    pass_time(town)
+    asked = catalog.promote(v2, "production", "in a hurry", emergency=True)
+    approve(town, asked, "badr")
+    pass_time(town)
+    town.as_("dana").approvals.refuse(asked.approval, "no emergency at all")
+    pass_time(town)
+    told = catalog.provenance(v2)
+    assert "promote production by amal, approved by badr: in a hurry" in told
+    assert "promote production: lapsed, asked by amal: dana refused it" in told
+    catalog.promote(v1, "retired", "too old")
+    told = [line for line in catalog.provenance(v1).splitlines() if "amal" in line]
+    assert [line.split(" ", 5)[5] for line in told[-3:]] == [
+        "promote production by amal, approved by badr, bilal: the first",
+        "promote out of production by amal: too old",
+        "promote retired by amal: too old",
+    ]
+
+
 def test_asking_twice_takes_no_voice_away_and_a_no_ends_it(town: Town, name: str, project: str) -> None:
     catalog = town.as_("amal").catalog
     town.as_("salem").catalog.require(f"gate:{project}/production", ("2 approvals",))

@@ -17,6 +17,7 @@ from falaj.catalog.statements import (
     as_slsa,
     as_text,
 )
+from falaj.catalog.wishes import DONE, LAPSED, REFUSED
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, Invalid
 from falaj.core.event import Event
@@ -40,7 +41,7 @@ FORMS: dict[str, Callable[[Provenance], str]] = {
     "svg": partial(_drawn, form="svg"),
     "dot": partial(_drawn, form="dot"),
 }
-DEEDS = ("catalog.publish", "catalog.attest", "catalog.point", "catalog.copy", "catalog.delete")
+DEEDS = ("catalog.publish", "catalog.attest", "catalog.promote", "catalog.point", "catalog.copy", "catalog.delete")
 MOST_DEEDS = 1000
 
 
@@ -142,8 +143,15 @@ def _deed(event: Event) -> Deed | None:
     if body.get("phase", "done") != "done" or body.get("unchanged"):
         return None
     what = event.verb.partition(".")[2]
-    if what == "point":
-        what = f"{body.get('how', what)} {body.get('alias', '')}"
+    if what == "promote":
+        # What came of a wish is told by the word that it moved, unless it moved none; what waits is no deed yet.
+        state, stage = body.get("state", ""), body.get("stage", "")
+        if state not in (REFUSED, LAPSED) and (state, stage) != (DONE, "retired"):
+            return None
+        what = f"promote {stage}{'' if state == DONE else f': {state}, asked'}"
+    elif what == "point":
+        way = body.get("alias", "") if body.get("to") else f"out of {body.get('alias', '')}"
+        what = f"{body.get('how', what)} {way}"
     elif what == "attest":
         what = f"attest {body.get('kind', '')}: {'passed' if body.get('passed') == '1' else 'failed'},"
     approved = tuple(name for name in body.get("people", "").split(",") if name)
