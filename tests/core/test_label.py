@@ -80,6 +80,22 @@ def test_plain_fields_come_back(a: Label) -> None:
     assert Label.parse(a) is a
 
 
+def test_how_long_it_is_kept_is_written_and_read() -> None:
+    label = Label.parse("sensitive,min-retain=90d,max-retain=87601h")
+    assert (label.min_retain_s, label.max_retain_s) == (90 * 86_400, 87_601 * 3600)
+    assert label.words == "sensitive,min-retain=90d,max-retain=87601h"
+    assert Label.parse("min-retain=0s,max-retain=0s") == Label(max_retain_s=0)
+    for wrong in ("90", "d", "-1d", "1.5d", "9w", "", "9" * 10 + "d"):
+        with pytest.raises(Invalid, match="no part of a label"):
+            Label.parse(f"min-retain={wrong}")
+
+
+@given(st.integers(0, 10**8), st.one_of(st.none(), st.integers(0, 10**8)))
+def test_what_is_kept_how_long_comes_back(least: int, most: int | None) -> None:
+    label = Label(min_retain_s=least, max_retain_s=most)
+    assert Label.parse(label.words) == label
+
+
 def test_as_people_write_it() -> None:
     label = Label.parse("AE-PDPL, AE-HEALTH,sensitive,purpose=fraud,purpose=care,category=health,origin=AE,hold=case-7")
     assert label == Label(

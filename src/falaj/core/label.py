@@ -11,6 +11,8 @@ OPEN, CONFIDENTIAL, SENSITIVE, SECRET = range(4)
 CLASS_NAMES = ("open", "confidential", "sensitive", "secret")
 ANY = frozenset({"*"})
 _NONE: frozenset[str] = frozenset()
+_RETAIN = {"min-retain": "min_retain_s", "max-retain": "max_retain_s"}
+_UNITS = {"d": 86_400, "h": 3600, "s": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Label:
         """The label as people write it, and as `parse` reads it."""
         many = {"category": self.categories, "purpose": self.purposes - ANY, "origin": self.origin, "hold": self.holds}
         said = [f"{key}={value}" for key, values in many.items() for value in sorted(values)]
+        said += [f"min-retain={_span(self.min_retain_s)}"] if self.min_retain_s else []
+        said += [f"max-retain={_span(self.max_retain_s)}"] if self.max_retain_s is not None else []
         return ",".join([*sorted(self.regimes), CLASS_NAMES[self.classification], *said])
 
     @property
@@ -81,7 +85,7 @@ class Label:
 
     @staticmethod
     def parse(text: "str | Label | dict[str, object]") -> "Label":
-        """Read a label as people write it: `AE-PDPL,sensitive,purpose=fraud,category=health`, or its JSON fields."""
+        """Read a label as people write it: `AE-PDPL,sensitive,purpose=fraud,min-retain=90d`, or its JSON fields."""
         if isinstance(text, Label):
             return text
         if isinstance(text, dict):
@@ -141,18 +145,24 @@ def _from_words(words: Iterable[str]) -> Label:
         "holds": set(),
     }
     keys = {"category": "categories", "purpose": "purposes", "origin": "origin", "hold": "holds"}
-    level = OPEN
+    level, spans = OPEN, dict[str, int]()
     for word in words:
         key, equals, value = word.partition("=")
         if word.lower() in CLASS_NAMES:
             level = CLASS_NAMES.index(word.lower())
         elif equals and key in keys and value:
             many[keys[key]].add(value)
+        elif key in _RETAIN and len(value) <= 10 and value[:-1].isdecimal() and value[-1] in _UNITS:
+            spans[_RETAIN[key]] = int(value[:-1]) * _UNITS[value[-1]]
         elif not equals and word == word.upper():
             many["regimes"].add(word)
         else:
-            raise Invalid(
-                f"{word!r} is no part of a label", "for example AE-PDPL,sensitive,purpose=fraud,category=health"
-            )
+            hint = "for example AE-PDPL,sensitive,purpose=fraud,category=health,min-retain=90d (or 12h, 30s)"
+            raise Invalid(f"{word!r} is no part of a label", hint)
     purposes = frozenset(many.pop("purposes")) or ANY
-    return _from_dict({"classification": level, "purposes": purposes, **many})
+    return _from_dict({"classification": level, "purposes": purposes, **many, **spans})
+
+
+def _span(seconds: int) -> str:
+    unit = next(each for each, size in _UNITS.items() if seconds % size == 0)
+    return f"{seconds // _UNITS[unit]}{unit}"
