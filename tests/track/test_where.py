@@ -42,6 +42,8 @@ THING = Thing(
         ("", True),
         ("  ", True),
         ("metrics.acc > 0.9", True),
+        ("tags.mlflow.runName = 'first'", True),
+        ("tags.`mlflow.runName` ILIKE 'F%' and tag.mlflow.runName != 'second'", True),
         ("metrics.acc >= 0.95 AND metrics.acc <= 0.95", True),
         ("metric.acc < 0.9", False),
         ("metrics.acc = 0.95 and params.lr = '0.1'", True),

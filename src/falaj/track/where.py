@@ -60,7 +60,10 @@ Pick = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class Words:
-    """What may be asked of one kind of thing: its attributes, which of them are numbers, and other names for them."""
+    """What may be asked of one kind of thing: its attributes, which of them are numbers, and other names for them.
+
+    A name that ends in a dot is one for a family; one of a tag says where the platform keeps what clients see as a tag.
+    """
 
     attributes: frozenset[str]
     numbers: frozenset[str]
@@ -74,6 +77,7 @@ RUNS = Words(
     (
         ("name", "run_name"), ("run name", "run_name"), ("id", "run_id"), ("run id", "run_id"), ("user", "user_id"),
         ("created", "start_time"), ("started", "start_time"), ("ended", "end_time"),
+        ("tags.mlflow.runName", "run_name"),
     ),
     frozenset({"metrics", "params", "tags", "attributes", "datasets"}),
 )  # fmt: skip
@@ -222,7 +226,8 @@ class _Reader:
         if token.kind != "word":
             self.wrong("a name, such as metrics.acc", token)
         head, dot, key = token.text.partition(".")
-        family = _FAMILIES.get(head.lower()) if dot else "attributes"
+        names = dict(self._words.names)
+        family = names.get(f"{head.lower()}.") or _FAMILIES.get(head.lower()) if dot else "attributes"
         if family is None or family not in self._words.families:
             self.wrong(f"a name that begins with {', '.join(sorted(self._words.families))}", token)
         if dot and not key:
@@ -234,7 +239,8 @@ class _Reader:
             return family, self._attribute(key if dot else token.text, token)
         if family == "datasets" and key not in ("name", "digest", "context"):
             self.wrong("dataset.name, dataset.digest or dataset.context", token)
-        return family, key
+        known = names.get(f"{family}.{key}")
+        return ("attributes", known) if known else (family, key)
 
     def wrong(self, wanted: str, token: _Token | None = None) -> NoReturn:
         """Say where the text goes wrong."""

@@ -184,6 +184,8 @@ assert trace.info.state == "OK" and trace.info.request_preview
 client.set_trace_tag(trace.info.trace_id, "seen", "yes")
 assert client.get_trace(trace.info.trace_id).info.tags["seen"] == "yes"
 assert len(mlflow.search_traces(locations=[experiment], filter_string="tags.seen = 'yes'", return_type="list")) == 1
+for asked in ("trace.name = 'outer call'", "trace.timestamp_ms > 0 AND metadata.mlflow.user LIKE '%'"):
+    assert mlflow.search_traces(locations=[experiment], filter_string=asked, return_type="list"), asked
 assert len(mlflow.search_traces(locations=[experiment], max_results=1, return_type="list")) == 1
 client.delete_trace_tag(trace.info.trace_id, "seen")
 feedback = mlflow.log_feedback(trace_id=trace.info.trace_id, name="right", value=True)

@@ -140,7 +140,7 @@ assert len(ids("tags.`set` = 'search' AND params.model = 'net'")) == 9
 assert len(ids("tags.set = 'search' and params.model != 'net' and attributes.status = 'RUNNING'")) == 16
 assert ids("attributes.run_name = 'search-07'") == ["search-07"]
 assert (
-    ids("attributes.run_name LIKE 'search-1%' and tags.odd = '1'", order_by=["attributes.run_name DESC"])[0]
+    ids("tags.mlflow.runName LIKE 'search-1%' and tags.odd = '1'", order_by=["attributes.run_name DESC"])[0]
     == "search-19"
 )
 assert ids(f"attributes.run_id IN ('{batch}')") == [got.info.run_name]
