@@ -308,6 +308,20 @@ def test_no_link_goes_out(dvc: Dvc, town: Town, tmp_path: Path) -> None:
     assert not (project / "links").exists()
 
 
+def test_no_name_goes_out_that_breaks_dvc(dvc: Dvc, town: Town, tmp_path: Path) -> None:
+    source, project = tmp_path / "source", tmp_path / "project"
+    source.mkdir()
+    (source / "all right ü\n").write_text("a")
+    Path(os.fsdecode(os.fsencode(source) + b"/bad\xff")).write_text("b")
+    project.mkdir()
+    dvc(project, "init", "-q", "--no-scm")
+    amal = town.as_("amal")
+    ref = amal.catalog.publish("dataset:fraud/odd", str(source), label=LABEL).ref
+    said = refusal(lambda: amal.catalog.export_dvc(ref, str(project / "odd"))).message
+    assert r"'bad\\xff' is no UTF-8" in said
+    assert not list(project.glob("odd*")), "half of an output is in the project"
+
+
 def test_a_page_that_would_fill_the_memory_is_read(tmp_path: Path) -> None:
     """Mappings merged into each other again and again: 2^40 entries, if anybody made them."""
     levels = [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 41)]

@@ -84,8 +84,11 @@ def export_dvc(
     data = Path(to).expanduser().absolute()
     project = project_of(data.parent)
     opened, snapshot = open_version(here, name)
-    if any(entry.kind == "link" for entry in snapshot.entries()):
-        raise Invalid(f"{opened.ref} has symbolic links, and DVC keeps none", "export a version without", opened.ref)
+    for entry in snapshot.entries():
+        if entry.kind == "link":
+            raise Invalid(f"{opened.ref} has symbolic links, and DVC keeps none", "export one without", opened.ref)
+        if (path := entry.path.decode("utf-8", "backslashreplace")).encode() != entry.path:
+            raise Invalid(f"{path[:200]!r} is no UTF-8, and DVC keeps no such names", "rename it, publish", opened.ref)
     with here.progress.task(f"writing {opened.ref}", opened.tree.size_bytes) as task:
         out = checkout(snapshot, data, advance=task.advance)
     return Carried(opened.ref, str(data), write_out(project, data), out.num_files, out.size_bytes)
