@@ -85,6 +85,8 @@ def test_standing(case: str) -> None:
 def test_what_is_missing_is_said_in_words() -> None:
     assert standing(replace(ASKED, dpo=1), NOW).why == "it waits for 2 more people, 1 of the role dpo"
     assert standing(replace(ASKED, dpo=1, voices=(BADR, EMAN)), NOW + 9).why == "it waits for 1 of the role dpo"
+    hurry = standing(replace(ASKED, emergency=True), NOW).why
+    assert hurry == "it waits for 2 more people; an emergency: the first of them lets it go on, for 24 hours"
     emergency = standing(replace(ASKED, emergency=True, voices=(BADR,)), NOW + 9)
     assert (emergency.ratify, emergency.until) == (True, NOW + 1 + EMERGENCY_S)
 

@@ -30,6 +30,8 @@ MAX_NEEDS = 9
 KIND, PROJECT = "approval", "approvals"
 _ACTION = r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}"
 _DIGEST = r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}"
+_OTHER = "the digest is another one than was asked about"
+_CAN = "another person with the role approver or dpo can"
 
 
 def standing(approval: Approval, now: float) -> Standing:
@@ -56,7 +58,8 @@ def standing(approval: Approval, now: float) -> Standing:
         return said(
             "emergency", min(deadline, approval.expires), "one person gave it; others must ratify it", ratify=True
         )
-    return said("waiting", approval.expires, _missing(missing, missing_dpo))
+    hurry = "; an emergency: the first of them lets it go on, for 24 hours" if approval.emergency else ""
+    return said("waiting", approval.expires, _missing(missing, missing_dpo) + hurry)
 
 
 def may_speak(approval: Approval, voice: Voice) -> str:
@@ -71,7 +74,7 @@ def may_speak(approval: Approval, voice: Voice) -> str:
         return "an author does not approve the own work"
     if not set(voice.roles) & set(approval.roles):
         return f"this needs one of the roles {', '.join(approval.roles)}"
-    return "" if voice.digest == approval.digest else "the digest is another one than was asked about"
+    return "" if voice.digest == approval.digest else _OTHER
 
 
 def stricter(approval: Approval, barred: tuple[str, ...] = (), needs: int = 0, dpo: int = 0) -> Approval:
@@ -368,7 +371,8 @@ def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
         raise Denied("only people of this tenant approve here", "ask one of its approvers", ref)
     why = may_speak(approval, voice)
     if why:
-        raise Denied(f"your voice does not count here: {why}", "another person with the role approver or dpo can", ref)
+        can = f"look at what is asked: falaj approvals show {ref.bare}" if why == _OTHER else _CAN
+        raise Denied(f"your voice does not count here: {why}", can, ref)
     if voice.says == "give" and any(v.person == voice.person for v in approval.voices):
         raise Conflict("you have approved it already", "another person must", ref)
 
