@@ -74,6 +74,8 @@ def test_deletion_leaves_a_tombstone_and_nothing_to_read(town: Town, name: str) 
         lambda: amal.catalog.show(f"{name}@champion"),
     ):
         assert isinstance(refusal(act), NotFound)
+    told = refusal(lambda: amal.catalog.open(v2))
+    assert (told.message, str(v2) in told.hint) == (f"{v2} was deleted", True), "as if it had never been"
     assert [each.ref for each in amal.catalog.list(name="tx", project=v1.project).versions] == [v1]
     assert amal.catalog.show(name).ref == v1, "the newest of those that are left"
     assert publish(amal, name, "three").version == "v3", "a number was used twice"

@@ -95,7 +95,7 @@ class Shelf:
         """The record of a version that can be used, or NotFound."""
         record = tx.get(self._pinned(tx, name))
         if record is None or name.kind not in KINDS or record.body.get("state") != "live":
-            raise missing(name)
+            raise missing(name) if record is None or record.body.get("state") != "deleted" else gone(record)
         return record
 
     def _aliases(self, tx: Reader, name: Ref) -> dict[str, str]:
@@ -191,9 +191,10 @@ def missing(name: Ref) -> NotFound:
     return NotFound(f"there is no {name}", "falaj catalog list shows what there is", name)
 
 
-def gone(record: Record) -> Conflict:
+def gone(record: Record) -> NotFound:
     """The one way to say that a version was deleted."""
-    return Conflict(f"{record.ref} was deleted", "falaj catalog list shows what there is", record.ref)
+    hint = f"falaj catalog show {record.ref} says when, why and by whom"
+    return NotFound(f"{record.ref} was deleted", hint, record.ref)
 
 
 def open_label(label: Label) -> Label:

@@ -35,7 +35,7 @@ from falaj.catalog.wishes import (
     taken_up,
 )
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Denied, Invalid
+from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.govern.approvals import approval_ref
@@ -275,7 +275,7 @@ class Stages(Demands):
         return to or trail[-1]
 
     def _check_fit(self, tx: Reader, record: Record, alias: str) -> None:
-        """Denied or Conflict unless it may come back as it is, without asking anybody."""
+        """Denied or NotFound unless it may come back as it is, without asking anybody."""
         if record.body["state"] != "live":
             raise gone(record)
         if record.restricted:
@@ -317,7 +317,7 @@ class Stages(Demands):
 
     def _fitting(self, tx: Reader, version: Ref, stage: str) -> Record | None:
         record = tx.need(version)
-        with suppress(Denied, Conflict):
+        with suppress(Denied, NotFound):
             self._check_fit(tx, record, stage)
             return record
         return None
