@@ -249,8 +249,9 @@ def test_an_author_has_no_second_account(place_: Town) -> None:
 
 def test_a_person_speaks_once_and_about_what_was_asked(place_: Town) -> None:
     ref = ask(place_)
-    with pytest.raises(Denied, match="another one"):
+    with pytest.raises(Denied, match="another one") as other:
         place_.approvals.give(approver(place_, "badr"), ref, OTHER)
+    assert "falaj approvals show" in other.value.hint
     place_.approvals.give(approver(place_, "badr"), ref)
     with pytest.raises(Conflict, match="already"):
         place_.approvals.give(approver(place_, "badr"), ref)
