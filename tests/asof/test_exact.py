@@ -42,7 +42,7 @@ def test_float_sums_and_means_are_the_nearest_to_the_truth(values: list[float]) 
     means = [nearest(truth / int(n)) for truth, n in zip(truths, hi - lo, strict=True)]
     assert exact.sums(of, lo, hi).tobytes() == np.array(sums).tobytes()
     assert exact.means(of, lo, hi).tobytes() == np.array(means).tobytes()
-    whole = [sum(map(exact.exactly, values[i:j])) for i, j in zip(lo, hi, strict=True)]
+    whole = [int(truth / Fraction(2) ** exact.UNIT) for truth in truths]
     assert [exact.rounded(total) for total in whole] == sums
     assert [exact.rounded_mean(total, int(n)) for total, n in zip(whole, hi - lo, strict=True)] == means
     width, shift, data = exact.packed(of, lo, hi)

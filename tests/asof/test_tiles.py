@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.asof import tiles, tilestate
+from falaj.asof.ranges import take
 from falaj.asof.records import EXPIRED, FUTURE, MISSING, NOT_FOUND, PRESENT, Window
 from falaj.asof.windows import hop_of, out_type, windowed_columns
 from falaj.core.errors import Corrupt, Invalid
@@ -18,10 +19,27 @@ from tests.asof.windows_oracle import DTYPES, Row, clustered, column, oracle, sa
 NAMES = tuple(cases.TYPES)
 
 
+def empty(windows):
+    """A key without rows."""
+    none = np.array([], np.int64)
+    shape = tiles.shape_of(tuple(windows))
+    cells = {name: column([], DTYPES.get(name, object)) for name in shape.columns}
+    return tiles.unpack(tiles.build(np.array([0, 0]), none, none, none, cells, windows, MISSING)[0], windows)
+
+
 def add(state, rows, now):
     ranks = [np.array([row[i] for row in rows], np.int64) for i in (1, 2, 3)]
     cells = {name: column([row.cells[name] for row in rows], DTYPES[name]) for name in NAMES}
-    return tiles.add(state, *ranks, cells, now)
+    return taken_in(state, *ranks, cells, now)
+
+
+def taken_in(state, event, created, seq, columns, now):
+    """The state with more rows of its key, in any order."""
+    order = np.lexsort((seq, created, event))
+    used = {name: (take(columns[name][0], order), columns[name][1][order]) for name in state.shape.columns}
+    ranks, ends, windows = (event[order], created[order], seq[order]), np.array([0, len(order)]), state.shape.windows
+    (data,) = tiles.build(ends, *ranks, used, windows, max(now, state.until_us))
+    return tiles.merge(state, tiles.unpack(data, state.shape))
 
 
 def agrees(state, rows, windows, now) -> None:
@@ -41,7 +59,7 @@ def test_any_split_order_and_merging_gives_the_truth(rows, windows, moments, rng
     moments.sort()
     left = list(rows)
     rng.shuffle(left)
-    states = [tiles.empty(windows) for _ in range(rng.randint(1, 3))]
+    states = [empty(windows) for _ in range(rng.randint(1, 3))]
     given_ = []
     for now in moments:
         for place, before in enumerate(states):
@@ -115,7 +133,7 @@ ROWS = [row(e, e, f=e / 3, i=e, t=e, s=f"é{e % 4}") for e in (-30, 0, 5, 20, 21
 @given(st.data())
 def test_hostile_bytes_are_refused_or_answered_never_more(data) -> None:
     """Whatever bytes lie there, there is an answer of the right types, or Corrupt (or a sum that is refused)."""
-    fine = tiles.pack(add(tiles.empty(WINDOWS), ROWS, 45))
+    fine = tiles.pack(add(empty(WINDOWS), ROWS, 45))
     broken = bytearray(fine)
     for _ in range(data.draw(st.integers(0, 4))):
         broken[data.draw(st.integers(12, len(broken) - 1))] = data.draw(st.integers(0, 255))
@@ -141,15 +159,15 @@ def test_what_is_no_state_is_corrupt(data) -> None:
 def test_a_state_of_other_windows_is_not_read_nor_merged() -> None:
     others = WINDOWS[:3]
     with pytest.raises(Corrupt, match="other windows"):
-        tiles.unpack(tiles.pack(tiles.empty(WINDOWS)), others)
+        tiles.unpack(tiles.pack(empty(WINDOWS)), others)
     with pytest.raises(Invalid):
-        tiles.merge(tiles.empty(WINDOWS), tiles.empty(others))
+        tiles.merge(empty(WINDOWS), empty(others))
     with pytest.raises(Invalid):
-        tiles.answer(add(tiles.empty(others), ROWS, 45), WINDOWS, 45)
+        tiles.answer(add(empty(others), ROWS, 45), WINDOWS, 45)
 
 
 def test_some_windows_in_another_order() -> None:
-    state = add(tiles.empty(WINDOWS), ROWS, 45)
+    state = add(empty(WINDOWS), ROWS, 45)
     every, _ = tiles.answer(state, None, 45)
     some, _ = tiles.answer(state, [WINDOWS[5], WINDOWS[1]], 45)
     assert some == [every[5], every[1]]
@@ -157,12 +175,12 @@ def test_some_windows_in_another_order() -> None:
 
 def test_names_do_not_matter_to_bytes() -> None:
     renamed = tuple(Window("x" + w.name, w.how, w.of, w.over_us, w.hop_us, w.type, w.n) for w in WINDOWS)
-    data = tiles.pack(add(tiles.empty(WINDOWS), ROWS, 45))
+    data = tiles.pack(add(empty(WINDOWS), ROWS, 45))
     assert tiles.answer(tiles.unpack(data, renamed), None, 45) == tiles.answer(tiles.unpack(data, WINDOWS), None, 45)
 
 
 def test_status() -> None:
-    state = tiles.empty(WINDOWS)
+    state = empty(WINDOWS)
     assert tiles.standing(state, 0) == NOT_FOUND
     state = add(state, [row(100, f=1.0)], 50)
     assert tiles.standing(state, 99) == FUTURE
@@ -178,7 +196,7 @@ def test_status() -> None:
 
 
 def test_a_clock_that_is_behind_gets_the_last_change() -> None:
-    state = add(tiles.empty(WINDOWS), ROWS, 45)
+    state = add(empty(WINDOWS), ROWS, 45)
     assert tiles.answer(state, None, 30) == tiles.answer(state, None, 45)
 
 
@@ -188,8 +206,8 @@ def test_too_many_values_are_refused(monkeypatch) -> None:
     monkeypatch.setattr("falaj.asof.tiles.MOST_VALUES", 3)
     rows = [row(40, i, s=str(i)) for i in range(4)]
     with pytest.raises(Invalid, match="different values of 's'"):
-        add(tiles.empty(WINDOWS), rows, 45)
-    state = add(tiles.empty(WINDOWS), rows[:3], 45)
+        add(empty(WINDOWS), rows, 45)
+    state = add(empty(WINDOWS), rows[:3], 45)
     with pytest.raises(Invalid, match="different values of 's'"):
         add(state, rows[3:], 45)
     later = [row(100 + i, i) for i in range(4)]
@@ -201,7 +219,7 @@ def test_too_many_values_are_refused(monkeypatch) -> None:
 
 def test_a_sum_that_does_not_fit_is_refused() -> None:
     windows = (Window("s", "sum", "i", 50, 5, "int64"),)
-    state = add(tiles.empty(windows), [row(0, 0, i=1 << 62)], 0)
+    state = add(empty(windows), [row(0, 0, i=1 << 62)], 0)
     assert tiles.answer(state, None, 0)[0] == [1 << 62]
     with pytest.raises(Invalid, match="64 bits"):
         tiles.answer(add(state, [row(1, 1, i=1 << 62)], 1), None, 1)
@@ -219,7 +237,7 @@ def test_default_hops_over_months_and_a_clock_change() -> None:
     change, rng = 1_711_846_800_000_000, np.random.default_rng(4)
     moments = change - np.concatenate([rng.integers(-day, 100 * day, 150), rng.integers(-(10**7), 10**8, 50)])
     rows = [row(int(e), i, f=float(rng.normal()), s=str(i % 30)) for i, e in enumerate(moments)]
-    state = add(tiles.empty(windows), rows[:100], change - day)
+    state = add(empty(windows), rows[:100], change - day)
     state = add(tiles.unpack(tiles.pack(state), windows), rows[100:], change)
     for now in (change, change + 1, change + 3_600_000_000, change + 40 * day):
         agrees(state, rows, windows, now)
@@ -240,7 +258,7 @@ def test_many_rows_in_many_parts(seed: int) -> None:
         for i, (e, n) in enumerate(zip(rng.integers(-100, 100, 300), rng.integers(0, 9, 300).tolist(), strict=True))
     ]
     shares = [[rows[i] for i in share] for share in np.array_split(rng.permutation(300), 6)]
-    parts = [add(tiles.empty(windows), share, 60) for share in shares]
+    parts = [add(empty(windows), share, 60) for share in shares]
     for part, share in zip(parts, shares, strict=True):
         agrees(part, share, windows, 60)
     while len(parts) > 1:
@@ -254,7 +272,7 @@ def test_lists_can_be_counted() -> None:
     windows = (Window("n", "count", "l", 50, 5, "int64"),)
     cells = {"l": ([[1.0], None, [], [2.0]], np.array([True, False, True, True]))}
     ranks = np.array([0, 1, 2, 9])
-    state = tiles.add(tiles.empty(windows), ranks, ranks, ranks, cells, 5)
+    state = taken_in(empty(windows), ranks, ranks, ranks, cells, 5)
     assert [tiles.answer(state, None, now)[0] for now in (5, 9)] == [[2], [3]]
     offline = windowed_columns(np.array([0, 4]), ranks, ranks, cells, np.zeros(2, int), np.array([5, 9]), None, windows)
     assert offline[0][0].tolist() == [2, 3]

@@ -55,16 +55,6 @@ def compare(now: ColumnStats, then: ColumnStats) -> Drift:
     return Drift(verdict, index, noise, step, distance, float(measures.js(ours, theirs)))
 
 
-def psi(now: ColumnStats, then: ColumnStats) -> float:
-    """Population stability index over the bins of `then`."""
-    return float(measures.psi(*_shares(now, then)))
-
-
-def js(now: ColumnStats, then: ColumnStats) -> float:
-    """Jensen-Shannon distance over the bins of `then`: 0 is the same, 1 has nothing in common."""
-    return float(measures.js(*_shares(now, then)))
-
-
 def ks(now: ColumnStats, then: ColumnStats) -> float | None:
     """The largest difference of the cumulated shares; None where either has no finite number."""
     _, ours, theirs, _ = aligned(now.numbers, then.numbers)

@@ -84,12 +84,6 @@ def packed(of: Running, lo: Ints, hi: Ints) -> tuple[int, int, bytes]:
     return 4 * len(rows), of.unit - UNIT, np.ascontiguousarray(rows.T).astype("<u4").tobytes()
 
 
-def exactly(value: float) -> int:
-    """A finite float in units of 2^-1074."""
-    top, below = float(value).as_integer_ratio()
-    return top << (-UNIT - (below.bit_length() - 1))
-
-
 def plus(total: int, unit: int, more: int, more_unit: int) -> tuple[int, int]:
     """total * 2^unit + more * 2^more_unit, as such a pair."""
     if not total:

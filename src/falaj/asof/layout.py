@@ -88,10 +88,6 @@ class Layout:
         fixed: list[bytes] = rows.view(f"V{self.size}").tolist()
         return list(map(b"".join, zip(fixed, *tails, strict=True))) if tails else fixed
 
-    def decode(self, row: bytes) -> list[Any]:
-        """The values of one row, None where null."""
-        return [column[0] for column in self.decoder(tuple(self.types)).columns([row])[0]]
-
     def decoder(self, wanted: Sequence[str]) -> "Decoder":
         """What reads these fields, made once."""
         return Decoder(self, wanted)

@@ -106,17 +106,6 @@ def say_span(us: int) -> str:
     return "".join(parts) or "0s"
 
 
-def say_moment(us: int) -> str:
-    """ISO text in UTC, to the second where nothing finer is there; a bare number beyond the calendar."""
-    if us == MISSING:
-        return "never"
-    try:
-        when = _EPOCH + timedelta(microseconds=int(us))
-    except OverflowError:
-        return f"{us}us"
-    return when.isoformat(timespec="auto").replace("+00:00", "Z")
-
-
 def _parsed(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)

@@ -84,11 +84,6 @@ class Checked:
     """What keeps rows apart."""
     findings: tuple[Finding, ...] = ()
 
-    @property
-    def refused(self) -> tuple[Finding, ...]:
-        """Why none of these rows may come in."""
-        return tuple(one for one in self.findings if one.action == REFUSE)
-
 
 @dataclass(frozen=True, slots=True)
 class Expected:
@@ -101,22 +96,6 @@ class Expected:
     """Of microseconds, or a time; empty: there is none."""
     zone: str = ""
     """Of times without one."""
-
-
-def check(
-    table: Any,
-    rules: Sequence[RuleLike],
-    now_us: int,
-    reference: Mapping[str, ColumnStats] | None = None,
-    *,
-    fields: Sequence[Field] = (),
-    keys: Sequence[str] = (),
-    event: str = "event",
-) -> Checked:
-    """Look at rows that are all there is of an arrival."""
-    watch = Watch(rules, now_us, reference, Expected(fields, keys, event))
-    seen = watch.take(table)
-    return Checked(seen.table, seen.good, seen.why, watch.finish())
 
 
 def split(table: Any, checked: Checked) -> tuple[Any, Any]:

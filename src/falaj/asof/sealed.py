@@ -12,8 +12,6 @@ equal nonces among 2^32 blocks of one key are less likely than 2^-33; a nonce co
 repeat when a killed writer writes the same segment again with other rows.
 """
 
-import hashlib
-import hmac
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -136,13 +134,6 @@ def unpack_keys(data: bytes | memoryview) -> Keys:
         raise Corrupt("these bytes are no table of keys", "restore it from a backup, or use a newer release")
     names = np.frombuffer(data, _NAME, count, _HEAD)
     return Keys(names, np.frombuffer(data, _KEY, count, _HEAD + count * NAME_BYTES))
-
-
-def pseudonym(pepper: bytes, subject: bytes) -> bytes:
-    """What the tables call a person; nobody can tell who it is, or try names out, without the pepper."""
-    if len(pepper) < KEY_BYTES:
-        raise Invalid(f"a pepper of {len(pepper)} bytes", f"at least {KEY_BYTES}, random")
-    return hmac.digest(pepper, subject, hashlib.sha256)[:NAME_BYTES]
 
 
 def bound_to(tenant: str, zone: str, rows: str, segment: str) -> bytes:

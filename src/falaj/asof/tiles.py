@@ -1,7 +1,7 @@
 """Windows online: one small state a key, the same numbers as training sets have (asof/windows.py), bit for bit.
 
-    state = add(empty(windows), event, created, seq, columns, now_us)
-    data = pack(merge(unpack(older, windows), state))
+    newer = build(starts, event, created, seq, columns, windows, now_us)[0]
+    data = pack(merge(unpack(older, windows), unpack(newer, windows)))
     values, valid = answer(unpack(data, windows), windows, now_us)
 
 Rows may come in any order, split and brought together in any way. A row whose event is later than now is held, and
@@ -17,11 +17,8 @@ from functools import lru_cache, reduce
 from operator import add as plus
 from typing import Any
 
-import numpy as np
-
 from falaj.asof import exact
-from falaj.asof.exact import UNIT, Ints
-from falaj.asof.ranges import Columns, take
+from falaj.asof.exact import UNIT
 from falaj.asof.records import EXPIRED, FUTURE, NOT_FOUND, PRESENT, Window
 from falaj.asof.tilebuild import build
 from falaj.asof.tilestate import (
@@ -38,7 +35,6 @@ from falaj.asof.tilestate import (
     State,
     cells_of,
     corrupt,
-    empty,
     hop_of_numbers,
     pack,
     shape_of,
@@ -50,10 +46,8 @@ from falaj.core.errors import Invalid
 
 __all__ = [
     "State",
-    "add",
     "answer",
     "build",
-    "empty",
     "merge",
     "newest",
     "pack",
@@ -66,17 +60,6 @@ __all__ = [
 _LEAST, _MOST, _LOW = -(1 << 63), (1 << 63) - 1, (1 << 32) - 1
 _KINDS = {"float32": FLOATS, "float64": FLOATS, "string": TEXTS, "bytes": TEXTS}
 _JOINS: dict[str, tuple[Callable[[int, int], int], int]] = {"min": (min, _MOST), "max": (max, _LEAST)}
-
-
-def add(state: State, event: Ints, created: Ints, seq: Ints, columns: Columns, now_us: int) -> State:
-    """The state with more rows of its key, in any order."""
-    shape = state.shape
-    order = np.lexsort((seq, created, event))
-    used = {name: (take(columns[name][0], order), columns[name][1][order]) for name in shape.columns}
-    starts = np.array([0, len(order)])
-    now_us = max(now_us, state.until_us)
-    (data,) = build(starts, event[order], created[order], seq[order], used, shape.windows, now_us)
-    return merge(state, unpack(data, shape))
 
 
 def merge(a: State, b: State) -> State:

@@ -210,15 +210,6 @@ def cells_of(kind: int, raw: Sequence[Any]) -> Cells:
     return Cells(kind, len(raw), ends.astype("<u4").tobytes() + b"".join(raw))
 
 
-def empty(windows: Sequence[Window]) -> State:
-    """A key without rows."""
-    shape = shape_of(tuple(windows))
-    none = Kept((), (), (), Cells(INTS, 0, b""))
-    hops = [hop_of_numbers((), [((), 0)] * len(hop.parts)) for hop in shape.hops]
-    distinct, last = ([none for _ in kept] for kept in (shape.distinct, shape.last))
-    return State(shape, MISSING, None, MISSING, hops, distinct, last, none)
-
-
 def pack(state: State) -> bytes:
     """The state as bytes."""
     head: list[Any] = [_MAGIC, state.shape.digest, state.until_us, *(state.newest or (MISSING,) * 3), state.seen_seq]
