@@ -106,7 +106,10 @@ def main() -> None:
         start = time.perf_counter()
         span, signer = pack.Span(0, log.head.number), signers.newest("bank", "home")[1]
         entries = pack.files(log, span, partial(facts, ledger), signer, ())
-        pack.write_folder(entries, Path(scratch) / "pack")
+        for name, data in entries:
+            path = Path(scratch) / "pack" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
         exported = time.perf_counter() - start
         files = sorted((Path(scratch) / "pack" / "events").glob("*.jsonl"))
         hashing(files)

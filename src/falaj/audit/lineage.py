@@ -31,7 +31,6 @@ class Lineage:
         self._made_from: dict[str, list[Edge]] = {}
         self._went_into: dict[str, list[Edge]] = {}
         self._versions: dict[str, list[str]] = {}
-        self.num_edges = 0
 
     def add(self, subject: str, inputs: Iterable[str], verb: str, event: str, at: float) -> None:
         """Take in one event: `subject` was made from `inputs`."""
@@ -44,7 +43,6 @@ class Lineage:
                     self._versions.setdefault(thing.partition("@")[0], []).append(thing)
             self._made_from.setdefault(subject, []).append(edge)
             self._went_into.setdefault(source, []).append(edge)
-            self.num_edges += 1
 
     def around(self, ref: str, direction: str = BOTH, depth: int = 0, limit: int = MAX_NODES) -> Graph:
         """The graph around a thing (all its versions when none is named), `depth` steps far; 0 is as far as it goes."""
@@ -59,28 +57,9 @@ class Lineage:
         nodes = tuple(Node(ref, steps) for ref, steps in depths.items())
         return Graph(ref, nodes, tuple(edges.values()), whole)
 
-    def ancestors(self, ref: str) -> set[str]:
-        """Everything the thing was made from, at any distance."""
-        return self._reach(ref, self._made_from, lambda edge: edge.input)
-
-    def descendants(self, ref: str) -> set[str]:
-        """Everything made from the thing, at any distance."""
-        return self._reach(ref, self._went_into, lambda edge: edge.output)
-
     def starts(self, ref: str) -> list[str]:
         """The thing itself, or every version of it the graph knows."""
         return [ref] if "@" in ref else self._versions.get(ref, [ref])
-
-    def _reach(self, ref: str, table: dict[str, list[Edge]], step: Callable[[Edge], str]) -> set[str]:
-        starts = self.starts(ref)
-        seen, stack = set(starts), list(starts)
-        while stack:
-            for edge in table.get(stack.pop(), ()):
-                there = step(edge)
-                if there not in seen:
-                    seen.add(there)
-                    stack.append(there)
-        return seen - set(starts)
 
 
 def _walk(

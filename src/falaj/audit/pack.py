@@ -110,16 +110,6 @@ def zip_stream(entries: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
     yield _zip_end(count, len(directory), offset)
 
 
-def write_folder(entries: Iterable[tuple[str, bytes]], folder: Path) -> None:
-    """The files in a new folder."""
-    if folder.exists() and any(folder.iterdir()):
-        raise Invalid("the folder is not empty", "name a new folder for the pack")
-    for name, data in entries:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
 def _zip_end(count: int, size: int, start: int) -> bytes:
     wide = b""
     if count >= 0xFFFF or size >= 0xFFFFFFFF or start >= 0xFFFFFFFF:
