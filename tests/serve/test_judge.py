@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.serve.judge import FINE, WAIT, WORSE, Metric, Tally, evidence, interval, judge, needed, read
+from falaj.serve.judge import FINE, WAIT, WORSE, Metric, Tally, evidence, interval, judge, read
 
 ERRORS = Metric("errors", 0.01, least=50)
 TRIALS, PEEKS = 150, 40
@@ -61,11 +61,17 @@ def test_the_interval_holds_the_truth_at_all_looks_together() -> None:
     assert missed / 60 <= 0.1
 
 
+def met(rate: float, worse: float, share: float, total: float) -> str:
+    """What is said after so many requests, rates met exactly."""
+    base, arm = total * (1 - share), total * share
+    return read(ERRORS, "", Tally(base, base * rate), Tally(arm, arm * worse), (0.05, 0.05)).verdict
+
+
 def test_plain_differences_are_found_soon() -> None:
-    assert needed(0.001, 0.001, ERRORS, 0.5) < 3_000
-    assert needed(0.01, 0.05, ERRORS, 0.5) < 3_000
-    assert needed(0.001, 1.0, ERRORS, 0.1) < 1_000
-    assert needed(0.05, 0.06, ERRORS, 0.5) == float("inf"), "exactly at the margin nothing can be said"
+    assert met(0.001, 0.001, 0.5, 3_000) == FINE
+    assert met(0.01, 0.05, 0.5, 3_000) == WORSE
+    assert met(0.001, 1.0, 0.1, 1_000) == WORSE
+    assert met(0.05, 0.06, 0.5, 1e9) == WAIT, "exactly at the margin nothing can be said"
 
 
 def test_power_in_trials_and_not_only_on_paper() -> None:

@@ -36,15 +36,6 @@ class Arms:
         arm = self._slots[slot]
         return self.names[arm], self.revisions[arm]
 
-    def share(self, arm: str) -> float:
-        """What an arm has, to the slot."""
-        return self._slots.count(self.names.index(arm)) / SLOTS if arm in self.names else 0.0
-
-
-def arm_of(route: Route, key: bytes | None = None) -> str:
-    """The arm for one request of a caller with this key; by chance without one."""
-    return arms_of(route).pick(key)[0]
-
 
 def arms_of(route: Route) -> Arms:
     """The arms of a route; the same shares give the same object, so it costs little to ask each time."""

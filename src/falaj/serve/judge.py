@@ -143,25 +143,6 @@ def interval(base: Tally, tally: Tally, alpha: float) -> tuple[float, float]:
     return low, high
 
 
-def needed(rate: float, worse: float, metric: Metric, share: float, alpha: float = 0.05) -> float:
-    """About how many requests of both arms together until an arm with such rates is decided on; inf: never.
-
-    Rates are taken to be met exactly, so half of all trials take longer.
-    """
-
-    def decided(total: float) -> bool:
-        base, arm = total * (1 - share), total * share
-        reading = read(metric, "", Tally(base, base * rate), Tally(arm, arm * worse), (alpha, alpha))
-        return reading.verdict != WAIT
-
-    total = 100.0
-    while not decided(total):
-        total *= 1.1
-        if total > 1e9:
-            return inf
-    return total
-
-
 def _turning(low: float, high: float, refuted: Callable[[float], bool]) -> float:
     """Where a claim about the margin stops being refuted."""
     for _ in range(_TURNS // 2):

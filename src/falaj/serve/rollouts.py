@@ -38,7 +38,6 @@ from falaj.store.ledger import Writer
 from falaj.store.records import Record
 
 EVERY_S = 1.0
-TIDY_S = 60.0
 MOST_LABELS, MOST_LINES, MOST_KEYS = 100_000, 10_000, 10_000
 
 
