@@ -161,7 +161,7 @@ GRANTED = move(purpose="fraud")
 def test_a_grant_that_fits_opens_the_way_and_obliges() -> None:
     verdict = judge(GRANTED, grant())
     assert verdict.allowed
-    assert (verdict.grant, verdict.rules) == ("g-1", ("granted:AE-PDPL",))
+    assert (verdict.grants, verdict.rules) == (("g-1",), ("granted:AE-PDPL",))
     assert set(verdict.obligations) == {"notify_dpo", f"until:{NOW + DAY:.0f}", "encrypt"}
 
 

@@ -73,13 +73,6 @@ class Accounts:
             person = Person(admin, roles=("operator", "tenant-admin"), since=ctx.now())
             return self.admit(tx, ctx, HOUSE, person, PERSON_HOURS)
 
-    def ensure_tenant(self, ctx: Context, name: str, title: str = "") -> None:
-        """Make a tenant without people unless it exists: the one a laptop's owner works in."""
-        if name != HOUSE and self._kept.get(tenant_key(name)) is None:
-            with self._ledger.write(ctx) as tx:
-                if tx.key(tenant_key(name)) is None:
-                    self.make_tenant(tx, ctx, name, title)
-
     def make_tenant(self, tx: Writer, ctx: Context, name: str, title: str) -> None:
         """Take a tenant in; Conflict when the name is taken."""
         key = tenant_key(checked_name(name))

@@ -190,11 +190,6 @@ class Verdict:
     obligations: tuple[str, ...] = ()
     grants: tuple[str, ...] = ()
 
-    @property
-    def grant(self) -> str:
-        """The grant that opened the way, where one did."""
-        return self.grants[0] if self.grants else ""
-
 
 class Places(NamedTuple):
     """The snapshot place() decides over: zones by id, regimes by name and alias, one tenant's grants in force."""

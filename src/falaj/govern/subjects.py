@@ -88,13 +88,6 @@ class Subjects:
             tx.after(lambda durable: self._table.drop(slot))
         return slot.subject
 
-    def forgotten(self, tenant: str, zone: str, subject: str) -> float:
-        """When the subject was forgotten; 0 when not."""
-        slot = Slot(tenant, zone, "subject", self.pseudonym(tenant, zone, subject))
-        with self._table.ledger.read(self._table.context(tenant, zone)) as tx:
-            record = tx.key(slot.key)
-        return float(record.body.get("forgotten", 0.0)) if record is not None else 0.0
-
 
 def _aad(slot: Slot, version: int) -> bytes:
     return bound("payload", slot.tenant, slot.zone, slot.subject, version)
