@@ -67,12 +67,9 @@ def test_what_signature_and_docstring_say() -> None:
     assert put.summary == "Put a thing on the shelf."
     assert "falaj shelf put" in put.doc
     assert [p.name for p in put.params] == ["name", "label", "inputs", "zone", "why", "limits", "size"]
-    assert (put.param("name").type, put.param("name").help, put.param("name").required) == (
-        Ref,
-        "what it is called",
-        True,
-    )
-    assert (put.param("inputs").required, put.param("inputs").default) == (False, ())
+    name, inputs = put.params[0], put.params[2]
+    assert (name.type, name.help, name.required) == (Ref, "what it is called", True)
+    assert (inputs.required, inputs.default) == (False, ())
     assert put.result is Ref
 
 

@@ -72,10 +72,6 @@ class Frontier:
             node = node_hash(left, node)
         return node
 
-    def copy(self) -> "Frontier":
-        """A frontier that grows apart from this one."""
-        return Frontier(self.size, list(self.hashes))
-
 
 def check_size(size: int) -> None:
     """Invalid unless a log can have that many events."""

@@ -108,9 +108,3 @@ def due(cell: bytes, now_us: int) -> bytes | None:
     """The row that stands now, if any does."""
     soon = after(now_us)
     return max((row for row in rows_in(cell) if row < soon), key=lambda row: row[:RANK_BYTES], default=None)
-
-
-def has_later(cell: bytes, now_us: int) -> bool:
-    """Whether a row waits for its time."""
-    soon = after(now_us)
-    return any(row >= soon for row in rows_in(cell))

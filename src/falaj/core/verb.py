@@ -50,10 +50,6 @@ class Verb:
         """True when it only looks: at what is known, and not at bytes."""
         return self.group in ("see", "audit") and not self.writes and not self.outside
 
-    def param(self, name: str) -> Param:
-        """The parameter of that name."""
-        return next(p for p in self.params if p.name == name)
-
 
 def verb(
     *,
