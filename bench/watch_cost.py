@@ -32,13 +32,13 @@ from serve_load import Shot, Target, burst, rss_mib, started  # noqa: E402
 from falaj.core.sheet import TensorSpec  # noqa: E402
 from falaj.drift.profile import profile_of, to_json  # noqa: E402
 from falaj.drift.records import FILE  # noqa: E402
-from falaj.infer.columns import named  # noqa: E402
 from falaj.infer.engine import Engine  # noqa: E402
 from falaj.infer.queue import Key, Waiting  # noqa: E402
 from falaj.infer.records import Config, Counting, ModelConfig  # noqa: E402
 from falaj.infer.watching import Watching  # noqa: E402
 from falaj.oip.tensors import Ask, Given  # noqa: E402
 from tests.infer import models  # noqa: E402
+from tests.infer.naming import named  # noqa: E402
 
 SMALL = "--small" in sys.argv
 ROUNDS, BURSTS, SECONDS = (1, 2, 0.5) if SMALL else (7, 40, 0.5)

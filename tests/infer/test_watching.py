@@ -18,13 +18,14 @@ from falaj.drift.records import FILE, Profile
 from falaj.drift.tally import Tally
 from falaj.infer import carrying, watching
 from falaj.infer.carrying import Carrier
-from falaj.infer.columns import CHOSEN, chosen, columns_of, named, scores_of
+from falaj.infer.columns import CHOSEN, chosen, scores_of
 from falaj.infer.engine import Engine
 from falaj.infer.queue import Key, Waiting
 from falaj.infer.records import Arrays, Config, Counting, ModelConfig
 from falaj.infer.watching import Governor, Watching, fitting
 from falaj.oip.hop import HopClient, HopServer
 from tests.infer import models
+from tests.infer.naming import columns_of, named
 from tests.infer.running import Doubler, ask_of, asked, on_loop, until
 
 RANDOM = np.random.default_rng(1)

@@ -124,11 +124,6 @@ class Watching:
             return taken
 
     @property
-    def share(self) -> float:
-        """Of the runs, how many are counted."""
-        return self._governor.share
-
-    @property
     def size_bytes(self) -> int:
         """What it takes of memory."""
         return self._matrix.nbytes + self._words.nbytes + self._tally.size_bytes
