@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from falaj.train import cpus
 
@@ -89,11 +88,6 @@ def test_choices_hold_one_and_all() -> None:
     found = cpus.choices()
     assert found[0] == 1
     assert found == tuple(sorted(set(found)))
-
-
-def test_images_want_their_channels_innermost() -> None:
-    assert cpus.wants_channels_last(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)))
-    assert not cpus.wants_channels_last(torch.nn.Linear(3, 8))
 
 
 APPLIED = """

@@ -131,13 +131,6 @@ def has_bf16(flags: str = "") -> bool:
     return bool(_BF16 & set((flags or _read(Path("/proc/cpuinfo"))).split()))
 
 
-def wants_channels_last(module: object) -> bool:
-    """Whether a module's images are faster with their channels innermost: it convolves, and through oneDNN or cuDNN."""
-    import torch
-
-    return isinstance(module, torch.nn.Module) and any(isinstance(one, torch.nn.Conv2d) for one in module.modules())
-
-
 def _keep_to(cores: Iterable[int]) -> bool:
     # The mask is a thread's own: those that libraries started when they were loaded are asked one by one.
     try:

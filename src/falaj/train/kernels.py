@@ -25,12 +25,6 @@ def fold(
     _fold[(triton.cdiv(size, BLOCK),)](total, grad, scale, bad, limit, size, first, block=BLOCK, num_warps=WARPS)
 
 
-def unfold(total: torch.Tensor, grad: torch.Tensor, scale: float) -> None:
-    """The sum as a gradient again: `grad = total * scale`."""
-    size = grad.numel()
-    _unfold[(triton.cdiv(size, BLOCK),)](total, grad, scale, size, block=BLOCK, num_warps=WARPS)
-
-
 def adamw(
     param: torch.Tensor, master: torch.Tensor, grad: torch.Tensor, moments: tuple[torch.Tensor, torch.Tensor],
     rates: tuple[float, float, float, float, float], corrections: tuple[float, float], divisor: torch.Tensor,
@@ -66,15 +60,6 @@ def _fold(  # type: ignore[no-untyped-def]
     tl.store(total + places, whole, mask=inside)
     if tl.min(good.to(tl.int32), axis=0) == 0:
         tl.store(bad, 1)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _unfold(total, grad, scale, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = places < size
-    # From 64 bits, whatever the sum: the same on every rank.
-    value = tl.load(total + places, mask=inside, other=0).to(tl.float64) * scale
-    tl.store(grad + places, value.to(tl.float32).to(grad.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
