@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 HOLDERS = ("blob", "dataset", "model", "code", "artifact")
 """Every kind of record that keeps bytes alive by the digests in its terms."""
-CHUNK = 1 << 20
 T = TypeVar("T")
 
 

@@ -8,7 +8,6 @@ not served, a late row never hides a newer one and a correction always wins. A r
 """
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -339,8 +338,3 @@ def _of_column(kind: str) -> str:
     plain = {"double": "float64", "float": "float32", "large_string": "string", "binary": "bytes", "int16": "int32"}
     found = plain.get(kind, kind)
     return found if found in SCALARS else ""
-
-
-def dump(text: str, target: Path) -> None:
-    """Keep what `describe` said, for a machine without Feast."""
-    target.write_text(json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n")
