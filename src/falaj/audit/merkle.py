@@ -58,6 +58,11 @@ class Tiles:
         self._read = read
         self._held: dict[tuple[int, int], Sequence[bytes]] = {}
 
+    @property
+    def num_read(self) -> int:
+        """How many tiles were needed so far."""
+        return len(self._held)
+
     def subtree(self, height: int, index: int) -> bytes:
         """The hash of the perfect subtree of this height at this place."""
         level, inner = divmod(height, TILE_HEIGHT)
