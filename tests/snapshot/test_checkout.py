@@ -94,12 +94,24 @@ def test_folders_of_empty_files_are_not_all_open_at_once(
     assert 4 <= max(opened) <= 16
 
 
-def test_sparse_files_and_composed_blobs(tmp_path: Path, warehouse: Warehouse) -> None:
+def test_composed_blobs(tmp_path: Path, warehouse: Warehouse) -> None:
     blob = noise(17 << 20)
     sent = [(b"x/large", warehouse.put((blob,))), (b"y", warehouse.put((blob,))), (b"z", warehouse.put((b"small",)))]
     checkout(warehouse.open(compose(sent, warehouse).tree), tmp_path / "out")
     assert (tmp_path / "out/x/large").read_bytes() == blob == (tmp_path / "out/y").read_bytes()
     assert (tmp_path / "out/z").read_bytes() == b"small"
+
+
+def test_holes_of_a_sparse_file_take_no_room(tmp_path: Path, warehouse: Warehouse) -> None:
+    (tmp_path / "in").mkdir()
+    with (tmp_path / "in/sparse").open("wb") as file:
+        file.write(b"begin")
+        file.seek(64 << 20)
+        file.write(noise(1 << 20))
+        file.truncate(96 << 20)
+    checkout(publish(tmp_path / "in", warehouse), tmp_path / "out")
+    assert (tmp_path / "out/sparse").read_bytes() == (tmp_path / "in/sparse").read_bytes()
+    assert (tmp_path / "out/sparse").stat().st_blocks * 512 < 4 << 20
 
 
 def test_some_paths_only(tmp_path: Path, warehouse: Warehouse) -> None:

@@ -245,8 +245,9 @@ class LargeFile:
         os.ftruncate(self._fd, entry.size)
 
     def write(self, at: int, data: bytes | memoryview) -> None:
-        """Write one chunk; threads may do so at once."""
-        hand.write_at(self._fd, data, at)
+        """Write one chunk; threads may do so at once. What is nothing but zeros stays a hole, as it may have been."""
+        if data[0] or data != bytes(len(data)):
+            hand.write_at(self._fd, data, at)
 
     def finish(self, target: Target) -> Record:
         """Put it in its place."""
