@@ -36,7 +36,9 @@ def over(phase: str, code: int = 0, why: str = "") -> Status:
         (over(FAILED, 1), {"failures": 1}, "failed", {"failures": 2}),
         (over(FAILED, 1), {"spec": {"retries": 9, "retry_on": [2]}}, "failed", {}),
         (over(FAILED, 75), {"failures": 1}, "waiting", {"failures": 1, "losses": 1}),
-        (over(FAILED, 85), {"failures": 1}, "waiting", {"failures": 1, "losses": 0, "not_before": 0}),
+        (over(FAILED, 85), {"failures": 1}, "waiting", {"failures": 1, "losses": 1, "not_before": 111}),
+        (over(FAILED, 85), {"losses": 3}, "waiting", {"losses": 4, "not_before": 127}),
+        (over(FAILED, 85), {"losses": life.MOST_LOSSES}, "failed", {}),
         (over(LOST), {}, "waiting", {"losses": 1, "not_before": 111}),
         (over(LOST), {"losses": life.MOST_LOSSES}, "failed", {}),
         (over(FAILED, 143, "time limit of 2 s"), {}, "failed", {"failures": 0}),
@@ -70,6 +72,28 @@ def test_how_it_ends_when_it_was_asked_to(why: str, phase: str, state: str) -> N
         int(why == life.EVICT and phase == FAILED),
         0,
     )
+
+
+def test_who_gives_its_place_up_after_a_while_or_gets_further_never_waits_for_that() -> None:
+    body = running(losses=life.MOST_LOSSES)
+    late = life.ended(body, over(FAILED, 85), 101.0 + life.BRIEF_S)
+    assert (late["state"], late["losses"], late["not_before"]) == ("waiting", 0, 0)
+    further = life.absorbed(body, [{"kind": "progress", "step": 1, "steps": 9, "at": 102.0}])
+    assert life.ended(further, over(FAILED, 85), 103.0)["not_before"] == 103
+
+
+def test_an_attempt_tells_from_where_it_begins_and_only_what_was_never_reached_is_further() -> None:
+    def told(body: life.Body, *steps: int) -> life.Body:
+        return life.absorbed(body, [{"kind": "progress", "step": step, "steps": 99, "at": 102.0} for step in steps])
+
+    body = told(running(), 0, 50)
+    for lost in range(1, 4):
+        body = life.ended(body, over(FAILED, 75), 111.0)
+        body = life.launched(life.admitted(body, SPOTS, "train-1", 2, 112.0), "h", 113.0)
+        body = {**told(body, 10, 50, 20), "use": running()["use"]}
+        assert (body["step"], body["losses"]) == (50, lost), "it begins anew and gets no further than before"
+    assert told({**body, "step_at": 0.0}, 10)["step"] == 10
+    assert told(body, 51)["losses"] == 0
 
 
 def test_a_cancellation_outdoes_an_eviction_and_never_the_other_way() -> None:

@@ -27,6 +27,8 @@ KEPT_ATTEMPTS = 20
 MOST_LOSSES = 50
 """A job that is lost so often in a row without getting further is not unlucky."""
 LONGEST_BACKOFF_S = 300
+BRIEF_S = 60
+"""Who gives a place up sooner than this, and got no further, may do so for ever: it waits longer each time."""
 CANCEL, EVICT, RESIZE, LIMIT, ORPHAN = "cancelled", "evicted", "resized", "time limit", "superseded"
 _ENDS = {CANCEL: CANCELLED, LIMIT: FAILED}
 
@@ -83,6 +85,7 @@ def refused(body: Body, reason: str, now: float) -> Body:
 def ended(body: Body, status: Status, now: float) -> Body:
     """The attempt is over; the job may be, or is queued again."""
     code = next((one.code for one in status.exits if one.code), 0)
+    brief = now - body["attempt"]["started"] < BRIEF_S
     why = next((one.reason for one in status.exits if one.code and one.reason), "") or status.reason
     stop = (body["attempt"]["stop"] or {}).get("why", "")
     if status.phase == ENDED_WELL and stop not in _ENDS:
@@ -93,12 +96,13 @@ def ended(body: Body, status: Status, now: float) -> Body:
         return _finish(body, _ENDS[stop], stop, now)
     if stop:
         return _waiting(body, f"{stop}, and queued again", 0) | {"evictions": body["evictions"] + (stop == EVICT)}
-    if code == YIELDED:
-        return _waiting(body, "it gave its place up, and is queued again", 0)
+    if code == YIELDED and not brief:
+        return _waiting(body, "it gave its place up, and is queued again", 0) | {"losses": 0}
     if LIMIT in why:
         return _finish(body, FAILED, why, now)
-    if status.phase == LOST or code == TRY_AGAIN:
-        return _lost(body, why or f"exit code {code}", now)
+    if status.phase == LOST or code in (TRY_AGAIN, YIELDED):
+        said = "gave its place up" if code == YIELDED else "lost" if status.phase == LOST else "asked to be tried again"
+        return _lost(body, said, why or f"exit code {code}", now)
     return _failed(body, code, why, now)
 
 
@@ -127,10 +131,13 @@ def absorbed(body: Body, facts: Iterable[Mapping[str, Any]]) -> Body:
     for fact in facts:
         kind, at = fact.get("kind"), _number(fact.get("at"))
         step = int(_number(fact.get("step")))
-        if kind == "progress" and step >= body["step"]:
+        # The first that an attempt tells may be less than the last one told: it begins where it saved, or anew.
+        if kind == "progress" and (step >= body["step"] or not body["step_at"]):
             if body["step_at"] and step > body["step"]:
                 body["step_us"] = max(1, int((at - body["step_at"]) * 1e6 / (step - body["step"])))
-            body |= {"step": step, "step_at": at, "losses": 0}
+            furthest = int(body.get("furthest", body["step"]) or 0)
+            body |= {"furthest": max(step, furthest), "losses": 0 if step > furthest else body["losses"]}
+            body |= {"step": step, "step_at": at}
             body["steps"] = int(_number(fact.get("steps"))) or body["steps"]
         elif kind == "checkpoint":
             body["saved"] = max(at, body["saved"])
@@ -175,12 +182,12 @@ def _finish(body: Body, state: str, note: str, now: float) -> Body:
     return {**body, "state": state, "note": note[:500], "ended": now}
 
 
-def _lost(body: Body, why: str, now: float) -> Body:
+def _lost(body: Body, said: str, why: str, now: float) -> Body:
     losses = body["losses"] + 1
     if losses > MOST_LOSSES:
-        return _finish(body, FAILED, f"lost {losses} times without getting further: {why}", now)
+        return _finish(body, FAILED, f"{said} {losses} times without getting further: {why}", now)
     wait = 0 if losses == 1 else min(LONGEST_BACKOFF_S, 2**losses)
-    return _waiting(body, f"lost, and queued again: {why}", now + wait) | {"losses": losses}
+    return _waiting(body, f"{said}, and queued again: {why}", now + wait) | {"losses": losses}
 
 
 def _failed(body: Body, code: int, why: str, now: float) -> Body:
