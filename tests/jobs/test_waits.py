@@ -43,6 +43,31 @@ def test_where_nobody_looked_yet_nothing_is_impossible(tmp_path: Path) -> None:
         assert isinstance(refusal(lambda: lab.submit("print(1)", cpus=6400, cluster="local")), Invalid)
 
 
+def test_one_that_rests_is_told_what_happened_to_it(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here, here.working():
+        job = lab.submit("raise SystemExit(75)", "again")
+        lab.until(job, lambda job: job.state == "waiting" and len(job.attempts) == 2)
+        why = here.jobs.why(job.ref)
+    assert (why.reason, why.starts_at > 0) == ("backing-off", True), why
+    assert why.text.startswith("asked to be tried again, and queued again: rank 0"), why.text
+
+
+def test_one_that_a_pool_at_zero_could_hold_is_not_called_impossible(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here:
+        with here.working():
+            here.clusters.add("pool", "process:?nodes=0&most=2&cpus=1000&memory=1024")
+            until(here.clusters.scaling, len)
+        roles = [{"name": "worker", "count": 2, "cpus": 1}]
+        job = here.jobs.add("job:default/a", {"command": ["true"], "cluster": "pool", "roles": roles})
+        why = here.jobs.why(job.ref)
+    assert (why.reason, why.text) == (
+        "capacity",
+        "no node is there that could hold it; pool can make some, if it pays",
+    )
+
+
 def test_demands_are_taken_back_and_other_roles_changed(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     with lab.here as here:

@@ -30,13 +30,16 @@ def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Re
     bought = clusters.bought_for(tx, body["id"])
     silent = _silent(clusters, tx, record)
     if not facts.nodes:
-        text = bought or _said(silent) or NO_NODES
+        text = bought or _said(silent) or _makers(clusters, tx, record) or NO_NODES
         return Why(ref, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
     from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
 
     reason = explain(facts, body["id"], _closed(clusters, tx))
-    if bought and reason.code == "impossible":
-        reason = replace(reason, code="capacity", text=bought, fix="", change=())
+    if reason.code == "backing-off" and body["note"]:
+        # The scheduler knows that it rests, and only the job whether it was refused, was lost, or failed.
+        reason = replace(reason, text=f"{body['note']}; it waits a while first")
+    elif reason.code == "impossible" and (text := bought or ("" if silent else _makers(clusters, tx, record))):
+        reason = replace(reason, code="capacity", text=text, fix="", change=())
     elif bought:
         reason = replace(reason, text=f"{reason.text}; {bought}")
     elif silent and reason.code in ("impossible", "place"):
@@ -57,12 +60,22 @@ def _held(tx: Reader, record: Record) -> str:
 
 def _silent(clusters: Clusters, tx: Reader, record: Record) -> dict[str, str]:
     """The clusters it could run on that do not answer, or never told of nodes, and what went wrong."""
-    known, wanted = clusters.known(tx), spec_in(record).cluster
-    mine = [one.name for one in known.values() if open_to(one, record.key.tenant) and wanted in ("", one.name)]
+    known = clusters.known(tx)
+    mine = [one.name for one in known.values() if _takes(one, record)]
     told = {cluster.name for cluster, _, _ in clusters.node_records(tx, known)}
     told |= {cluster.name for cluster, _ in clusters.imagined(tx, known)}
     troubles = clusters.troubles(tx)
     return {name: troubles.get(name, "") for name in mine if name in troubles or name not in told}
+
+
+def _makers(clusters: Clusters, tx: Reader, record: Record) -> str:
+    """Where nodes for it could be made, until the loop that buys them has looked at it; empty when nowhere."""
+    names = sorted({cluster.name for cluster, _ in clusters.imagined(tx) if _takes(cluster, record)})
+    return f"no node is there that could hold it; {', '.join(names)} can make some, if it pays" if names else ""
+
+
+def _takes(cluster: Cluster, record: Record) -> bool:
+    return open_to(cluster, record.key.tenant) and spec_in(record).cluster in ("", cluster.name)
 
 
 def _said(silent: Mapping[str, str]) -> str:
