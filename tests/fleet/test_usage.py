@@ -72,6 +72,13 @@ def test_rows_are_sums_and_name_who_wasted_what() -> None:
     assert [spell.charged for spell in spells] == [True, True, False]
 
 
+def test_what_was_lost_adds_up_where_some_jobs_have_gpus_and_some_none() -> None:
+    hour = 3_600_000
+    spells = [ended("failed", {"gpu_s": hour, "cpu_s": hour}, 3600), ended("failed", {"cpu_s": 5 * hour}, 3600)]
+    (row,) = table(spells, "queue", {})
+    assert sum(row.lost_to.values()) == row.lost_gpu_hours == 1
+
+
 def test_entries_of_attempts_that_end_together_lie_in_one_record_for_each_that_may_see_them(tmp_path: Path) -> None:
     store = SqliteStore(f"sqlite:{tmp_path}/ledger.db")
     ledger, ctx = Ledger(store), house_context("jobs")

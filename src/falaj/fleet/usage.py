@@ -69,7 +69,7 @@ class UsageRow:
     cpu_hours: float
     money: float
     lost_to: Mapping[str, float] = field(default_factory=dict)
-    """Lost GPU-hours (CPU-hours where there is no GPU) by how attempts ended."""
+    """Lost GPU-hours (CPU-hours where no GPU was used at all) by how attempts ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ def _names(one: Spell, by: str, made: Mapping[str, tuple[str, ...]]) -> tuple[st
 def _row(name: str, mine: list[Spell], idle_s: float) -> UsageRow:
     cost, lost = added(*(one.cost for one in mine)), added(*(one.lost for one in mine))
     causes: dict[str, float] = {}
+    unit = _GPU if cost.get(_GPU) else _CPU  # one for all of a row: GPU-hours and CPU-hours are no sum
     for one in mine:
-        unit = _GPU if one.cost.get(_GPU) else _CPU
         if one.lost.get(unit):
             causes[one.outcome] = causes.get(one.outcome, 0.0) + one.lost[unit] / _UNITS[unit]
     return UsageRow(
