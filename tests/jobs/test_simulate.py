@@ -10,7 +10,7 @@ from falaj.core.errors import Denied, Invalid
 from falaj.fleet.queues import tree_of
 from falaj.fleet.records import Cluster, QueueRule
 from falaj.jobs.replay import PastJob
-from falaj.jobs.simulate import _verdict, played
+from falaj.jobs.simulate import _verdict, _whose, played
 from falaj.jobs.spec import spec_of
 from falaj.schedule.model import NORMAL
 from falaj.simulator.trace import machines
@@ -49,7 +49,21 @@ def test_jobs_of_a_queue_that_is_gone_go_where_their_project_goes() -> None:
     rules = _rules({"root": {}, "root/all": {"projects": ["*"]}})
     assert played((_past("a", 0, 10, 1),), rules, list(machines(1, 8))).queues == {"root/all": pytest.approx(10, abs=1)}
     lost = played((_past("a", 0, 10, 1),), _rules({"root/b": {"projects": ["t/b"]}}), list(machines(1, 8)))
-    assert (lost.jobs, lost.never) == (0, {"no queue takes them": 1})
+    assert (lost.jobs, lost.never) == (0, {"nowhere": 1})
+
+
+def test_those_who_change_queues_are_compared_with_themselves() -> None:
+    jobs = (_past("a", 0, 100, 1), _past("b", 0, 100, 99), _past("b", 0, 900, 1), _past("c", 0, 100, 1))
+    now = _rules({f"root/{name}": {"projects": [f"t/{name}"]} for name in "abc"})
+    then = _rules({"root/a": {"projects": ["t/a", "t/b"]}})
+    whose = _whose(jobs, {"now": now, "changed": then})
+    nodes = list(machines(1, 8))
+    before, after = (played(jobs, rules, nodes, whose=whose) for rules in (now, then))
+    moved, gone = "root/b -> root/a", "root/c -> nowhere"
+    assert (before.never, after.never) == ({moved: 1}, {moved: 1, gone: 1})
+    assert [_verdict(name, before, after) for name in ("root/a", moved, gone)] == [
+        "the same", "the same", "loses: 1 job never starts",
+    ]  # fmt: skip
 
 
 def test_jobs_that_never_start_are_counted_as_a_loss() -> None:

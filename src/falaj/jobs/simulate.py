@@ -1,6 +1,7 @@
 """Try a change of queues on what happened: the same jobs, the same nodes, the same scheduler, another tree."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import median
 from typing import Annotated
@@ -22,7 +23,7 @@ from falaj.simulator.replan import POLICIES, replan
 from falaj.simulator.trace import Load, Trace, replayed
 
 FAIR = "fair"
-NOWHERE = "no queue takes them"
+NOWHERE = "nowhere"
 _UNKNOWN_S = 3600
 
 
@@ -57,12 +58,12 @@ def simulate(
     trees = {"now": past.rules}
     if change:
         trees["changed"] = tuple(tree_of(read_tree(change)).values())
-    outcomes = {}
+    outcomes, whose = {}, _whose(past.jobs, trees)
     with here.progress.task("simulate", len(trees) * len(wanted), "policies") as task:
         for name in wanted:
             # Queues are nothing to the other policies: a change of them changes nothing.
             for tree, rules in trees.items() if name == FAIR else [("now", past.rules)]:
-                outcomes[tree if name == FAIR else name] = played(past.jobs, rules, nodes, clusters, name)
+                outcomes[tree if name == FAIR else name] = played(past.jobs, rules, nodes, clusters, name, whose)
                 task.advance(1)
     lines = [*_summary(outcomes), "", *_queues(outcomes), *_unplayed(trees), "", *_plot(outcomes)]
     return Report("simulate", since, tuple(lines), {name: asdict(one) for name, one in outcomes.items()})
@@ -74,21 +75,30 @@ def played(
     nodes: list[Node],
     clusters: Mapping[str, Cluster] | None = None,
     policy: str = FAIR,
+    whose: Sequence[str] = (),
 ) -> Outcome:
-    """What would have come of these jobs. Budgets begin unspent and never end: only shares are played."""
+    """What would have come of these jobs, counted for whom each is. Budgets begin unspent and never end: only shares
+    are played."""
     bare = tuple(replace(rule, budgets=()) for rule in rules)
     start = int(min(job.submitted for job in jobs))
     homes = [_home(job, bare) for job in jobs]
-    takes = _guessed(jobs)
+    takes, whose = _guessed(jobs), whose or [home or NOWHERE for home in homes]
     loads = [
-        _load(f"job-{n:06}", job, home, start, takes[n], _where(job, clusters or {}))
+        replace(_load(f"job-{n:06}", job, home, start, takes[n], _where(job, clusters or {})), whose=whose[n])
         for n, (job, home) in enumerate(zip(jobs, homes, strict=True))
         if home
     ]
     trace = replayed(nodes, as_queues(bare, {}, {}, 0.0), loads)
     outcome = _run(trace, policy)
-    lost = homes.count("")
-    return replace(outcome, never={**outcome.never, NOWHERE: lost}) if lost else outcome
+    lost = Counter(name for name, home in zip(whose, homes, strict=True) if not home)
+    return replace(outcome, never=dict(sorted((lost + Counter(outcome.never)).items())))
+
+
+def _whose(jobs: Iterable[PastJob], trees: Mapping[str, tuple[QueueRule, ...]]) -> list[str]:
+    """By their queues in every tree: those who go from one to another are compared with themselves, and with nobody
+    who was there before."""
+    ways = [[_home(job, rules) or NOWHERE for rules in trees.values()] for job in jobs]
+    return [" -> ".join(dict.fromkeys(way)) for way in ways]
 
 
 def _run(trace: Trace, policy: str) -> Outcome:
@@ -176,7 +186,7 @@ def _verdict(name: str, now: Outcome, other: Outcome) -> str:
         )
     before, after = now.queues.get(name), other.queues.get(name)
     if not before or not after:
-        return _stuck(other.never.get(name, 0)) or ("its jobs go elsewhere" if before else "takes jobs of others")
+        return _stuck(other.never.get(name, 0))
     part = after / before - 1
     return "the same" if abs(part) < 0.005 else f"{'gains' if part < 0 else 'loses'} {abs(part):.0%}"
 

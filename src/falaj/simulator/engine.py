@@ -178,12 +178,12 @@ class Engine:
 
     def _ended(self, life: Life, now: int) -> None:
         life.advance(now)
-        job = life.job
+        job, whose = life.job, life.load.whose or life.job.queue
         life.number += 1
         self.scheduler.end(job.id)
         self._learn(job, now)
         self._fates.append(
-            Fate(job.id, job.queue, job.submitted, life.first, now, life.ran, job.evictions, gpus_of(life.load))
+            Fate(job.id, whose, job.submitted, life.first, now, life.ran, job.evictions, gpus_of(life.load))
         )
 
     def _learn(self, job: Job, now: int) -> None:

@@ -49,7 +49,7 @@ class Outcome:
 def measure(policy: str, trace: Trace, fates: Sequence[Fate]) -> Outcome:
     """The numbers of a run."""
     over = {fate.job for fate in fates}
-    never = Counter(load.job.queue for load in trace.loads if load.job.id not in over)
+    never = Counter(load.whose or load.job.queue for load in trace.loads if load.job.id not in over)
     jct = sorted(fate.ended - fate.submitted for fate in fates) or [0.0]
     waits = [fate.started - fate.submitted for fate in fates] or [0.0]
     start = min((fate.submitted for fate in fates), default=0)

@@ -114,4 +114,5 @@ def _start(chosen: list[Life], before: list[Life], now: float) -> None:
 
 def _fate(life: Life, now: float) -> Fate:
     job = life.load.job
-    return Fate(job.id, job.queue, job.submitted, life.started, now, life.ran, life.moved, gpus_of(life.load))
+    whose = life.load.whose or job.queue
+    return Fate(job.id, whose, job.submitted, life.started, now, life.ran, life.moved, gpus_of(life.load))

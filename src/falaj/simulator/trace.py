@@ -23,6 +23,8 @@ class Load:
     """How long it runs at its declared width when nobody disturbs it."""
     loses: bool = False
     """True when an eviction throws its work since the last checkpoint away; else it saves before it goes."""
+    whose: str = ""
+    """Whom it is counted for, where that is not its queue."""
 
 
 @dataclass(frozen=True, slots=True)
