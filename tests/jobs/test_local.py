@@ -32,6 +32,23 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield made
 
 
+@pytest.mark.parametrize("git", [False, True])
+def test_the_root_key_of_a_platform_beside_a_script_never_becomes_code(tmp_path: Path, git: bool) -> None:
+    lab = Lab(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    (tmp_path / "server.key").write_text("a key of somebody else")
+    if git:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    with lab.here as here:
+        wrong = refusal(lambda: here.jobs.submit(str(script)))
+        assert isinstance(wrong, Invalid)
+        assert "house/keys/falaj.1.key is a root key" in str(wrong)
+        if git:
+            (tmp_path / ".gitignore").write_text("house\n")
+            assert here.jobs.submit(str(script)).state == "waiting", "what git ignores is not taken along"
+
+
 def test_a_job_reads_what_is_pinned_and_publishes_what_it_makes(lab: Lab) -> None:
     data = lab.home / "data"
     data.mkdir()
