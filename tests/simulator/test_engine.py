@@ -58,6 +58,22 @@ def test_work_done_and_work_lost_are_the_seconds_that_were_held(
         assert abs((life.ran - load.work_s) * width - lost) <= width * (1 + life.job.evictions), load.job.id
 
 
+def test_what_is_held_for_one_for_whom_others_went_goes_to_no_later_turn() -> None:
+    """A gang of the whole fleet and the two halves that it displaces went round for ever at one moment."""
+    wants = [
+        ("a", 1, 3, 555, 1889, True), ("c", 8, 1, 720, 2498, False), ("b", 16, 3, 236, 481, False),
+        ("c", 16, 3, 1694, 1075, False), ("b", 2, 3, 224, 2922, False), ("b", 16, 3, 1582, 957, False),
+        ("a", 4, 2, 1809, 1691, True), ("a", 2, 3, 1233, 736, False), ("a", 1, 2, 1100, 1440, False),
+        ("c", 8, 2, 584, 2374, False),
+    ]  # fmt: skip
+    made = []
+    for number, (queue, gpus, band, at, work, saves) in enumerate(wants):
+        facts = {"resumes": True, "save_s": 5} if saves else {}
+        job = Job(f"j{number:02}", f"root/{queue}", Shape(slots(gpus, 8), band=band), at, **facts)
+        made.append(Load(job, float(work), loses=not saves))
+    assert Engine(replayed(machines(2, 8), QUEUES, made)).run().jobs == len(made)
+
+
 def test_who_is_done_before_it_has_saved_is_done() -> None:
     """One that is to give way, and has less to do than to save, ends: nothing of it runs again."""
     first = Load(Job("low", "root/a", Shape(slots(16, 8), band=2), 0, resumes=True, save_s=5), 303.0, loses=False)

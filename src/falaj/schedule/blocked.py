@@ -365,33 +365,30 @@ class Blocked(Board):
         stays = self._lasting(job)
         with self._made_way(job.id):
             victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
-        self.turns.take_back(lent)
-        if victims is None:
-            return
-        costs, refusal = self._afford(job, victims.spots)
+        costs, refusal = (None, None) if victims is None else self._afford(job, victims.spots)
+        if victims is not None and costs is not None:  # else it would be best effort, which disturbs nobody
+            self._make_room(job, victims)
+        self.turns.take_back(lent)  # after that: what is free of its places is its own, and not a later turn's
         if refusal is not None:
             self._hold_back(job, number, refusal)
-        elif costs is not None:  # else it would be best effort, which disturbs nobody
-            self._make_room(job, victims)
 
     def _make_room(self, job: Job, victims: Victims) -> None:
         """Disturb those; who would only have started in this plan does not, or not as wide."""
         starts = {start.job: start for start in self._plan.starts}
+        stops = [evict for evict in victims.evictions if evict.job not in starts]
+        at = self.now + max((evict.grace_s for evict in stops), default=0)
+        self._cleared[job.id] = job.queue
+        self._restore(Reservation(job.id, at, victims.spots, MADE))
         for resize in victims.resizes:
             if resize.job in starts:
                 self._narrow(starts[resize.job], resize.spots)
             else:
                 self._plan.resizes.append(resize)
                 self.resize(resize)
-        stops = [evict for evict in victims.evictions if evict.job not in starts]
         for evict in stops:
             self._evict(evict)
+            self._release_above(self.running[evict.job].queue)  # they may leave more than it takes
         self.reclaimed += [(name, self.now, milli) for name, milli in victims.taken]
-        at = self.now + max((evict.grace_s for evict in stops), default=0)
-        self._cleared[job.id] = job.queue
-        self._restore(Reservation(job.id, at, victims.spots, MADE))
-        for evict in stops:  # they may leave more than it takes
-            self._release_above(self.running[evict.job].queue)
         for evict in [evict for evict in victims.evictions if evict.job in starts]:
             self._plan.starts.remove(starts[evict.job])
             self._withdraw(evict.job, 0)

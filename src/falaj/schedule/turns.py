@@ -78,18 +78,24 @@ class Turns:
         return turn
 
     def put(self, turn: Reservation, pool: str, roles: tuple[Role, ...], run_s: int) -> None:
-        """Give a job its turn, or another one."""
-        self.drop(turn.job)
+        """Give a job its turn, or another one: what it held, and what is free, goes only to turns that come sooner."""
+        old = self._take_out(turn.job)
         self.version += 1
         self.of[turn.job] = turn
         self._facts[turn.job] = (pool, roles, run_s)
         self._pools[pool] = self._pools.get(pool, 0) + 1
         for spot in turn.spots:
             self._near.setdefault(spot.node, set()).add(turn.job)
+        self.hold(spot.node for spot in (*turn.spots, *(old.spots if old else ())))
         self._enter(turn.job)
 
     def drop(self, job: str) -> Reservation | None:
         """Take a job's turn away; what was held for it is free."""
+        turn = self._take_out(job)
+        self.hold(spot.node for spot in (turn.spots if turn else ()))
+        return turn
+
+    def _take_out(self, job: str) -> Reservation | None:
         turn = self.of.get(job)
         if turn is None:
             return None
@@ -100,7 +106,6 @@ class Turns:
         for spot in turn.spots:
             self._near[spot.node].discard(job)
             self.released.add(spot.node)
-        self.hold(spot.node for spot in turn.spots)
         return turn
 
     def leave(self, node: str) -> None:
